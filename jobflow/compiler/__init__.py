@@ -1,0 +1,1 @@
+"""From a job to the plans of its ranks: pure functions, each to a new type."""

@@ -1,0 +1,118 @@
+"""What can go wrong, as a tree; every class says when.
+
+    JobflowError
+    ├── ShapeError          operands of an op do not fit together            (also ValueError)
+    ├── DtypeError          an op does not take this kind of number          (also TypeError)
+    ├── SbpError            no signature, or no route, for a wanted layout   (also ValueError)
+    ├── PlacementError      a device that does not exist, ranks twice        (also ValueError)
+    ├── ConfigError         an option with an unknown name or a wrong value  (also ValueError, AssertionError, AttributeError)
+    ├── ArgumentError       a job was called with the wrong arguments        (also ValueError, AssertionError)
+    ├── JobError            a job is declared or used in a way it cannot be  (also AssertionError, NotImplementedError)
+    ├── DuplicateNameError  two things of one job have one name              (also AssertionError)
+    ├── PlanError           a plan is inconsistent: a defect of jobflow or ranks that disagree
+    ├── CheckpointError     a checkpoint is missing, damaged or does not fit (also AssertionError, RuntimeError)
+    ├── RankError           a rank failed while running; carries its number and its message
+    └── AbortedError        this rank was told to stop because another one failed
+
+The second bases are the kinds of exception that programs written for the legacy system expect.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+class JobflowError(Exception):
+    """Base of everything jobflow raises on purpose."""
+
+
+class ShapeError(JobflowError, ValueError):
+    """Operands of an op do not fit together."""
+
+
+class DtypeError(JobflowError, TypeError):
+    """An op does not take this kind of number."""
+
+
+class SbpError(JobflowError, ValueError):
+    """No signature of an op, or no route between layouts, satisfies what was asked for."""
+
+
+class PlacementError(JobflowError, ValueError):
+    """A placement names devices that do not exist, or names one twice."""
+
+
+class ConfigError(JobflowError, ValueError, AssertionError, AttributeError):
+    """An option has an unknown name or a wrong value."""
+
+
+class ArgumentError(JobflowError, ValueError, AssertionError):
+    """A job was called with arguments that do not match its declaration."""
+
+
+class JobError(JobflowError, AssertionError, NotImplementedError):
+    """A job is declared, or used, in a way it cannot be."""
+
+
+class DuplicateNameError(JobflowError, AssertionError):
+    """Two variables or ops of one job carry one name."""
+
+
+class PlanError(JobflowError):
+    """A plan is inconsistent: found by the verifier before anything runs."""
+
+
+class CheckpointError(JobflowError, AssertionError, RuntimeError):
+    """A checkpoint is missing, damaged, or does not fit the variables."""
+
+
+class RankError(JobflowError):
+    """A rank failed while it was running; the first failure is the one that is shown."""
+
+    def __init__(self, rank: int, message: str) -> None:
+        super().__init__(f"rank {rank}: {message}")
+        self.rank = rank
+        self.message = message
+
+    def __reduce__(self) -> tuple[type[RankError], tuple[int, str]]:
+        return RankError, (self.rank, self.message)
+
+
+class AbortedError(JobflowError):
+    """This rank was told to stop because another one failed."""
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """A line of the user's program; prints as ``model.py:41``."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{os.path.basename(self.file)}:{self.line}"
+
+
+NOWHERE = SourceLine("<jobflow>", 0)
+
+
+def user_line() -> SourceLine:
+    """The innermost line on the stack that is not jobflow's own."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_PACKAGE):
+            return SourceLine(frame.f_code.co_filename, frame.f_lineno)
+        frame = frame.f_back  # type: ignore[assignment]
+    return NOWHERE
+
+
+def did_you_mean(name: str, legal: Iterable[str]) -> str:
+    """`; did you mean "x"?` for the legal name closest to a wrong one, else an empty string."""
+    close = difflib.get_close_matches(name, sorted(legal), n=1)
+    return f'; did you mean "{close[0]}"?' if close else ""

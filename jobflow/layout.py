@@ -1,0 +1,317 @@
+"""How a logical tensor lies on ranks: S/B/P, placements, layouts, rules.  The only place that knows how an axis is cut.
+
+An axis of `size` elements is cut among n ranks in balance: the first `size mod n` ranks get one element more, so
+
+    cut(7, 3) == ((0, 3), (3, 5), (5, 7))        cut(2, 3) == ((0, 1), (1, 2), (2, 2))
+
+and a rank may get an empty piece.  On a mesh of several dimensions the pieces of one dimension are cut again by the next.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from jobflow.errors import PlacementError, SbpError
+from jobflow.types import Array, TensorType
+
+
+class Reduction(enum.Enum):
+    """How the local values of a partial tensor combine."""
+
+    SUM = "sum"
+    MAX = "max"
+    MIN = "min"
+
+    @property
+    def ufunc(self) -> np.ufunc:
+        return {"sum": np.add, "max": np.maximum, "min": np.minimum}[self.value]
+
+    def identity(self, dtype: Any) -> Any:
+        """The value that changes nothing: 0, or the lowest or highest number of a NumPy dtype."""
+        if self is Reduction.SUM:
+            return 0
+        kind = np.dtype(dtype)
+        if kind.kind == "f":
+            return -np.inf if self is Reduction.MAX else np.inf
+        limits = np.iinfo(kind)
+        return limits.min if self is Reduction.MAX else limits.max
+
+
+SUM, MAX, MIN = Reduction.SUM, Reduction.MAX, Reduction.MIN
+
+
+@dataclass(frozen=True)
+class Split:
+    """Each rank holds one balanced piece along `axis`."""
+
+    axis: int
+
+    def __str__(self) -> str:
+        return f"S({self.axis})"
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """Each rank holds the whole tensor."""
+
+    def __str__(self) -> str:
+        return "B"
+
+
+@dataclass(frozen=True)
+class Partial:
+    """The logical value is the reduction of the ranks' values."""
+
+    reduce: Reduction = SUM
+
+    def __str__(self) -> str:
+        return "P" if self.reduce is SUM else f"P({self.reduce.value})"
+
+
+Sbp = Split | Broadcast | Partial
+B = Broadcast()
+P = Partial()
+
+
+@cache
+def S(axis: int) -> Split:  # noqa: N802 - the field's own letter
+    return Split(axis)
+
+
+@cache
+def cut(size: int, n: int) -> tuple[tuple[int, int], ...]:
+    """The balanced (start, stop) pieces of an axis of `size` elements among n ranks."""
+    each, extra = divmod(size, n)
+    starts = [rank * each + min(rank, extra) for rank in range(n + 1)]
+    return tuple(zip(starts[:-1], starts[1:], strict=True))
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which ranks, in which order, arranged as a grid of `mesh` ranks per mesh dimension."""
+
+    tag: str
+    ranks: tuple[int, ...]
+    mesh: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.mesh:
+            object.__setattr__(self, "mesh", (len(self.ranks),))
+        if len(set(self.ranks)) != len(self.ranks):
+            raise PlacementError(f"placement {self.tag}{list(self.ranks)} names a rank twice")
+        if math.prod(self.mesh) != len(self.ranks):
+            raise PlacementError(f"placement {self.tag}{list(self.ranks)}: {len(self.ranks)} ranks do not fill a mesh of {self.mesh}")
+
+    def __str__(self) -> str:
+        ranks = self.ranks
+        run = len(ranks) > 1 and ranks == tuple(range(ranks[0], ranks[-1] + 1))
+        listed = f"{ranks[0]}-{ranks[-1]}" if run else ",".join(map(str, ranks))
+        grid = "" if len(self.mesh) == 1 else ":" + "x".join(map(str, self.mesh))
+        return f"{self.tag}[{listed}{grid}]"
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+    def coordinates(self, rank: int) -> tuple[int, ...]:
+        """Where `rank` stands on the mesh."""
+        return tuple(int(i) for i in np.unravel_index(self.ranks.index(rank), self.mesh))
+
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Box:
+    """The part of a logical tensor that one rank holds: a (start, stop) per axis, and the logical shape."""
+
+    spans: tuple[Span, ...]
+    whole: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(stop - start for start, stop in self.spans)
+
+    @property
+    def start(self) -> tuple[int, ...]:
+        return tuple(start for start, _ in self.spans)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.shape == self.whole
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        return tuple(slice(*span) for span in self.spans)
+
+    def meet(self, other: Box) -> Box:
+        """The part that both hold (possibly empty)."""
+        spans = []
+        for (a, b), (c, d) in zip(self.spans, other.spans, strict=True):
+            start = max(a, c)
+            spans.append((start, max(start, min(b, d))))
+        return Box(tuple(spans), self.whole)
+
+    def within(self, outer: Box) -> tuple[slice, ...]:
+        """Slices that pick this box out of the array that holds `outer`."""
+        return tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(self.spans, outer.spans, strict=True))
+
+    @property
+    def is_empty(self) -> bool:
+        return any(a >= b for a, b in self.spans)
+
+
+def whole_box(shape: Sequence[int]) -> Box:
+    return Box(tuple((0, n) for n in shape), tuple(shape))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Placement and one S/B/P per mesh dimension; prints as ``cpu[0-3]:S(0)``."""
+
+    placement: Placement
+    sbp: tuple[Sbp, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.sbp) != len(self.placement.mesh):
+            raise SbpError(f"{len(self.sbp)} sbp for a mesh of {len(self.placement.mesh)} dimensions on {self.placement}")
+
+    def __str__(self) -> str:
+        return f"{self.placement}:{','.join(map(str, self.sbp))}"
+
+    @property
+    def is_partial(self) -> bool:
+        return any(isinstance(sbp, Partial) for sbp in self.sbp)
+
+    @property
+    def is_whole(self) -> bool:
+        """True if every rank holds the full value."""
+        return all(isinstance(sbp, Broadcast) for sbp in self.sbp)
+
+    def box(self, shape: Sequence[int], rank: int) -> Box:
+        """The part of a tensor of logical `shape` that `rank` holds."""
+        spans = [(0, n) for n in shape]
+        for sbp, n, i in zip(self.sbp, self.placement.mesh, self.placement.coordinates(rank), strict=True):
+            if isinstance(sbp, Split):
+                start, stop = spans[sbp.axis]
+                a, b = cut(stop - start, n)[i]
+                spans[sbp.axis] = (start + a, start + b)
+        return Box(tuple(spans), tuple(shape))
+
+    def local_type(self, type: TensorType, rank: int) -> TensorType:
+        return type.with_shape(self.box(type.shape, rank).shape)
+
+    def shards(self, array: Array) -> list[Array]:
+        """The ranks' parts of a whole NumPy array (a rank's view of it; partial: the first rank holds all, the others the identity)."""
+        parts = [array[self.box(array.shape, rank).slices] for rank in self.placement.ranks]
+        for i, rank in enumerate(self.placement.ranks):
+            at = self.placement.coordinates(rank)
+            for sbp, where in zip(self.sbp, at, strict=True):
+                if isinstance(sbp, Partial) and where > 0:
+                    parts[i] = np.full_like(parts[i], sbp.reduce.identity(array.dtype))
+        return parts
+
+    def assemble(self, shards: Sequence[Array], type: TensorType) -> Array:
+        """The whole array from the ranks' parts, in placement order."""
+        if self.is_whole:
+            return np.array(shards[0])
+        out = np.empty(type.shape, type.dtype.numpy)
+        done: dict[tuple[Span, ...], list[Array]] = {}
+        for rank, shard in zip(self.placement.ranks, shards, strict=True):
+            done.setdefault(self.box(type.shape, rank).spans, []).append(shard)
+        reduce = next((sbp.reduce for sbp in self.sbp if isinstance(sbp, Partial)), None)
+        for spans, parts in done.items():
+            at = tuple(slice(*span) for span in spans)
+            out[at] = parts[0]
+            if reduce is not None:
+                for part in parts[1:]:
+                    reduce.ufunc(out[at], part, out[at])
+        return out
+
+
+def layout(placement: Placement, *sbp: Sbp) -> Layout:
+    """A layout that has the same S/B/P on every mesh dimension if only one is given."""
+    return Layout(placement, sbp if len(sbp) == len(placement.mesh) else sbp * len(placement.mesh))
+
+
+@dataclass(frozen=True)
+class Signature:
+    """One legal combination of input and output S/B/P of an op along one mesh dimension."""
+
+    inputs: tuple[Sbp, ...]
+    outputs: tuple[Sbp, ...]
+
+    def __str__(self) -> str:
+        return f"{' '.join(map(str, self.inputs))} -> {' '.join(map(str, self.outputs))}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Which axes of an op move together, e.g. ``Rule("mk,kn->mn", linear=((0,), (1,)))``.
+
+    A lower-case letter is an axis that may be split; any other mark is an axis that stays whole.  Split a letter and every
+    tensor that carries it is S there, every input that lacks it is B, and every output that lacks it is P(`reduce`).
+    `linear` lists groups of inputs the op is jointly linear in: if exactly these are P(sum), so is every output.
+    `also` holds signatures that letters cannot say; they come after the letters' own and before the all-B one, which is
+    always legal unless `whole` is False.  The order of `signatures()` is the order in which layout inference prefers
+    among equals.
+    """
+
+    spec: str
+    reduce: Reduction = SUM
+    linear: tuple[tuple[int, ...], ...] = ()
+    also: tuple[Signature, ...] = ()
+    whole: bool = True
+
+    def signatures(self) -> tuple[Signature, ...]:
+        return _signatures(self)
+
+
+@cache
+def _signatures(rule: Rule) -> tuple[Signature, ...]:
+    left, _, right = rule.spec.partition("->")
+    inputs = left.split(",") if left else []
+    outputs = right.split(",")
+    found = list(_letter_signatures(inputs, outputs, rule.reduce))
+    for group in rule.linear:
+        found.append(Signature(tuple(P if i in group else B for i in range(len(inputs))), (P,) * len(outputs)))
+    found.extend(rule.also)
+    if rule.whole:
+        found.append(Signature((B,) * len(inputs), (B,) * len(outputs)))
+    return tuple(dict.fromkeys(found))
+
+
+def _letter_signatures(inputs: list[str], outputs: list[str], reduce: Reduction) -> Iterator[Signature]:
+    letters = dict.fromkeys(mark for word in [*inputs, *outputs] for mark in word if mark.islower())
+    for letter in letters:
+        if not any(letter in word for word in inputs) and inputs:
+            continue  # an axis that only an output has is made, not split
+        yield Signature(
+            tuple(S(word.index(letter)) if letter in word else B for word in inputs),
+            tuple(S(word.index(letter)) if letter in word else Partial(reduce) for word in outputs),
+        )
+
+
+@dataclass(frozen=True)
+class Local:
+    """A value of the mirrored view: each rank of the placement has one of its own; no logical whole exists."""
+
+    placement: Placement
+
+    def __str__(self) -> str:
+        return f"{self.placement}:local"
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What a user or a strategy wants of one value's S/B/P; None leaves a mesh dimension free."""
+
+    sbp: tuple[Sbp | None, ...] = field(default=())

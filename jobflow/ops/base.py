@@ -1,0 +1,173 @@
+"""An op: one class that says everything about one operation.
+
+A concrete op is a frozen dataclass of its attributes, so it hashes, compares, pickles and prints.  It has
+
+    infer(*types)                       the output type(s), or a ShapeError / DtypeError that names the operands
+    rule(*types)                        the legal S/B/P combinations (`jobflow.layout.Rule`)
+    kernel(xp, *inputs, *outputs)       compute with NumPy or CuPy, writing into the outputs
+    grad(*inputs, *outputs, *output_grads)   gradients of the inputs (None where there is none), by calling ordinary ops
+    samples()                           what the laws run on
+
+and, where it pays,
+
+    bind(device, inputs, outputs)       the calls of one execution with everything prepared once
+    view(*inputs)                       for ops that only look at their input differently (`ViewOp`)
+    localize(inputs, outputs)           the op a rank runs on its boxes of the logical tensors
+    alias                               outputs that are written over an input (updates)
+
+`infer`, `rule` and `localize` see logical types; `kernel` and `bind` see what one rank holds.  Arrays may have any strides.
+The functions users call (`relu(x)`) are thin: they build the op and `apply` it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeAlias
+
+import numpy as np
+
+from jobflow import scope
+from jobflow.errors import JobError, ShapeError, user_line
+from jobflow.layout import Box, Rule
+from jobflow.types import Array, DType, Tensor, TensorType, Xp
+
+#: One prepared call of an executing plan: `function(*args)`.
+Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
+Types: TypeAlias = TensorType | tuple[TensorType, ...]
+Grads: TypeAlias = Sequence[Tensor | None]
+
+
+class Binder(Protocol):
+    """What `bind` may ask of a device."""
+
+    @property
+    def xp(self) -> Xp: ...
+
+    def scratch(self, shape: tuple[int, ...], dtype: DType) -> Array:
+        """Memory that the calls of this one instruction may use; its content does not outlive them."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One case for the laws: an op and NumPy inputs for it."""
+
+    op: Op
+    arrays: tuple[np.ndarray[Any, Any], ...]
+    #: which inputs the gradient law perturbs; None means all floating ones
+    differentiable: tuple[int, ...] | None = None
+    #: distance of the central difference, and tolerance of the comparison, in float64
+    step: float = 1e-6
+    tolerance: float = 1e-6
+    note: str = ""
+
+    def __str__(self) -> str:
+        shapes = ",".join("x".join(map(str, a.shape)) or "()" for a in self.arrays)
+        return f"{self.op}({shapes}){self.note}"
+
+
+def sample(op: Op, *arrays: Any, **options: Any) -> Sample:
+    return Sample(op, tuple(np.asarray(a) for a in arrays), **options)
+
+
+@dataclass(frozen=True)
+class Op:
+    """An operation; see the module's docstring for what a subclass provides."""
+
+    #: output index -> index of the input whose memory it overwrites
+    alias: ClassVar[Mapping[int, int]] = {}
+    #: False for ops whose result is not a function of attributes and inputs alone, and for updates: never merged
+    pure: ClassVar[bool] = True
+
+    infer: ClassVar[Callable[..., Types]]
+    rule: ClassVar[Callable[..., Rule]]
+    kernel: ClassVar[Callable[..., None]]
+
+    def grad(self, *tensors: Any) -> Grads:
+        raise JobError(f"{type(self).__name__} has no gradient")
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        return [(self.kernel, (device.xp, *inputs, *outputs))]
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        """This op for a rank that holds these boxes; the same op unless attributes name logical sizes or positions."""
+        return self
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        """Cases for the laws; a concrete op yields at least one."""
+        return iter(())
+
+    @classmethod
+    def word(cls) -> str:
+        """The op's name as printed in graphs and default node names: MatMul -> matmul."""
+        return cls.__name__.lower()
+
+
+@dataclass(frozen=True)
+class ViewOp(Op):
+    """An op whose output is its (first) input looked at differently: no arithmetic, and no copy where strides allow."""
+
+    view: ClassVar[Callable[..., Array]]  # view(*inputs) -> a view of inputs[0]; ValueError where only a copy would do
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:  # type: ignore[override]
+        *inputs, output = arrays
+        try:
+            output[...] = self.view(*inputs)
+        except ValueError:  # the strides of this input do not allow a view: look at a contiguous copy of it
+            output[...] = self.view(xp.ascontiguousarray(inputs[0]), *inputs[1:])
+
+
+def types_tuple(types: Types) -> tuple[TensorType, ...]:
+    return (types,) if isinstance(types, TensorType) else tuple(types)
+
+
+def apply(op: Op, *inputs: Tensor, name: str | None = None) -> Any:
+    """Hand `op` to the interpreter in force; its single output, or the tuple of them."""
+    interpreter = scope.current().interpreter
+    if interpreter is None:
+        raise JobError(f"{op.word()} at {user_line()} was called outside a job; call it in the body of a function decorated with global_function")
+    outputs = interpreter.apply(op, inputs, name)
+    return outputs[0] if len(outputs) == 1 else outputs
+
+
+def all_ops() -> list[type[Op]]:
+    """Every concrete op class that has been imported, by name."""
+    found: dict[str, type[Op]] = {}
+    stack: list[type[Op]] = [Op]
+    while stack:
+        for sub in stack.pop().__subclasses__():
+            stack.append(sub)
+            if "kernel" in dir(sub) and "infer" in dir(sub) and "rule" in dir(sub) and sub.__module__.startswith("jobflow."):
+                found[f"{sub.__module__}.{sub.__qualname__}"] = sub
+    return [found[key] for key in sorted(found)]
+
+
+def broadcast_shapes(what: str, *types: TensorType) -> tuple[int, ...]:
+    """The NumPy broadcast of the operands' shapes; ShapeError naming them if there is none."""
+    try:
+        return tuple(np.broadcast_shapes(*(t.shape for t in types)))
+    except ValueError:
+        raise ShapeError(f"{what}: {' and '.join(map(str, types))} do not broadcast together") from None
+
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def broadcast_rule(types: Sequence[TensorType], linear: tuple[tuple[int, ...], ...] = ()) -> Rule:
+    """The rule of an elementwise op: right-aligned axes move together, axes of size 1 that are stretched stay whole."""
+    ndim = max((t.ndim for t in types), default=0)
+    full = np.broadcast_shapes(*(t.shape for t in types))
+    words = []
+    for t in types:
+        offset = ndim - t.ndim
+        words.append("".join(LETTERS[offset + i] if n == full[offset + i] else "1" for i, n in enumerate(t.shape)))
+    return Rule(f"{','.join(words)}->{LETTERS[:ndim]}", linear=linear)
+
+
+def normal_axis(what: str, axis: int, ndim: int) -> int:
+    """A negative axis counted from the end; ShapeError if it is out of range."""
+    if not -ndim <= axis < ndim:
+        raise ShapeError(f"{what}: axis {axis} is out of range for a tensor of {ndim} axes")
+    return axis % ndim

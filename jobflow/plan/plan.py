@@ -1,0 +1,117 @@
+"""What one rank does, in order, as plain data: it prints, pickles, compares and can be verified.
+
+A slot is a strided window on a buffer.  Buffers: ``arena`` (this rank's own, reused by lifetime), ``shared`` (the same, but
+visible to the other ranks of the node: what collectives read), and ``state/...`` (variables, which outlive a run).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from jobflow.errors import NOWHERE, SourceLine
+from jobflow.layout import Box, Reduction
+from jobflow.ops.base import Op
+from jobflow.types import TensorType, contiguous_strides
+
+Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """`type` at `offset` bytes into `buffer`, with `strides` in bytes."""
+
+    buffer: str
+    offset: int
+    type: TensorType
+    strides: tuple[int, ...]
+
+    def __str__(self) -> str:
+        plain = self.strides == contiguous_strides(self.type.shape, self.type.dtype.itemsize)
+        return f"{self.buffer}@{self.offset}:{self.type}{'' if plain else f'/{self.strides}'}"
+
+    @property
+    def stop(self) -> int:
+        """One past the last byte that may be touched."""
+        if 0 in self.type.shape:
+            return self.offset
+        reach = sum((n - 1) * s for n, s in zip(self.type.shape, self.strides, strict=True))
+        return self.offset + reach + self.type.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Run an op's kernel."""
+
+    op: Op
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+    name: str
+    where: SourceLine = NOWHERE
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """All `ranks` take part.  Slots are contiguous; pieces are concatenated in rank order.
+
+    all_reduce: input and output of `sum(counts)` elements; all_gather: rank i gives counts[i]; reduce_scatter: rank i keeps
+    counts[i]; all_to_all: this rank sends counts[i] to rank i and receives receives[i] from it.
+    """
+
+    kind: Kind
+    ranks: tuple[int, ...]
+    input: Slot
+    output: Slot
+    counts: tuple[int, ...]
+    receives: tuple[int, ...]
+    reduce: Reduction
+    #: position in the global order of communication; the same on all ranks
+    order: int
+    name: str
+    where: SourceLine = NOWHERE
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Send a contiguous slot to `peer`, or receive it from there."""
+
+    peer: int
+    sends: bool
+    slot: Slot
+    order: int
+    name: str
+    where: SourceLine = NOWHERE
+
+
+Instruction: TypeAlias = Compute | Collective | Transfer
+
+
+@dataclass(frozen=True)
+class Feed:
+    """An argument of the job: which box of the logical array this rank takes, and where it goes."""
+
+    name: str
+    slot: Slot
+    box: Box
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The program of one rank.  `body` computes; `epilogue` is the only part that writes variables."""
+
+    job: str
+    rank: int
+    buffers: dict[str, int]
+    feeds: tuple[Feed, ...]
+    body: tuple[Instruction, ...]
+    epilogue: tuple[Instruction, ...]
+    #: (position among the job's outputs, where its local part lies)
+    fetches: tuple[tuple[int, Slot], ...]
+    #: variable name -> where it is stored
+    variables: dict[str, Slot] = field(default_factory=dict)
+    #: one line per communication of all ranks, in order; its hash is compared across ranks before the first run
+    schedule: tuple[str, ...] = ()
+
+    @property
+    def instructions(self) -> tuple[Instruction, ...]:
+        return self.body + self.epilogue

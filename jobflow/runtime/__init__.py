@@ -1,0 +1,1 @@
+"""Running plans: devices, communicators, worlds, state and the executor."""

@@ -1,0 +1,1 @@
+"""Who runs the ranks: this process, its threads, or MPI."""
