@@ -1,0 +1,331 @@
+"""Ops about where numbers lie: layouts asked for, crossings between the views, and the local pieces of boxing.
+
+The kernels here only copy.  What `ToLayout`, `ToLocal` and `ToGlobal` mean is decided when layouts are: a reader of
+`to_layout(x)` gets x in that layout; `to_local(x)` is each rank's part of x; `to_global(x)` is the logical tensor whose
+parts the ranks hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from jobflow.errors import SbpError
+from jobflow.layout import MAX, MIN, SUM, B, Box, Broadcast, P, Partial, Reduction, Rule, S, Sbp
+from jobflow.ops.base import LETTERS, Grads, Op, Sample, ViewOp, apply, sample
+from jobflow.types import Array, DType, Tensor, TensorType, Xp, float32, float64, int32
+
+WHOLE = LETTERS.upper()
+
+
+@dataclass(frozen=True)
+class Identity(ViewOp):
+    """y = x."""
+
+    def infer(self, x: TensorType) -> TensorType:
+        return x
+
+    def rule(self, x: TensorType) -> Rule:
+        letters = LETTERS[: x.ndim]
+        return Rule(f"{letters}->{letters}", linear=((0,),))
+
+    def view(self, x: Array) -> Array:
+        return x
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (dy,)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        if cls is Identity:
+            yield sample(cls(), np.arange(12.0).reshape(3, 4))
+
+
+@dataclass(frozen=True)
+class ToLayout(Identity):
+    """y = x, read in `sbp` (one per mesh dimension); its gradient is asked for in `grad_sbp`, or left free if that is None."""
+
+    sbp: tuple[Sbp, ...]
+    grad_sbp: tuple[Sbp, ...] | None = None
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (dy if self.grad_sbp is None else apply(ToLayout(self.grad_sbp), dy),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls((S(0),)), np.arange(12.0).reshape(3, 4))
+        yield sample(cls((B,), (S(1),)), np.arange(12.0).reshape(3, 4))
+
+
+def dual(sbp: Sbp) -> Sbp:
+    """How the gradient of a tensor that crosses as `sbp` crosses back: copies add up, addends each get a copy."""
+    if isinstance(sbp, Broadcast):
+        return P
+    if isinstance(sbp, Partial):
+        if sbp.reduce is not SUM:
+            raise SbpError(f"a tensor that crosses between the views as {sbp} has no gradient; only P, B and S have")
+        return B
+    return sbp
+
+
+@dataclass(frozen=True)
+class ToLocal(Identity):
+    """Each rank's part of a logical tensor that is read in `sbp`, as a tensor of its own in the mirrored view."""
+
+    sbp: tuple[Sbp, ...] = (B,)
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (apply(ToGlobal(tuple(map(dual, self.sbp))), dy),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), np.arange(12.0).reshape(3, 4))
+
+
+@dataclass(frozen=True)
+class ToGlobal(Identity):
+    """The logical tensor whose parts, in `sbp`, are the ranks' tensors of the mirrored view."""
+
+    sbp: tuple[Sbp, ...]
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (apply(ToLocal(tuple(map(dual, self.sbp))), dy),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls((P,)), np.arange(12.0).reshape(3, 4))
+
+
+def to_layout(x: Tensor, *sbp: Sbp, grad: tuple[Sbp, ...] | None = None, name: str | None = None) -> Tensor:
+    """x, read in `sbp`, one per mesh dimension."""
+    result: Tensor = apply(ToLayout(sbp, grad), x, name=name)
+    return result
+
+
+def to_local(x: Tensor, *sbp: Sbp, name: str | None = None) -> Tensor:
+    """Each rank's part of the logical tensor x, read in `sbp`."""
+    result: Tensor = apply(ToLocal(sbp or (B,)), x, name=name)
+    return result
+
+
+def to_global(x: Tensor, *sbp: Sbp, name: str | None = None) -> Tensor:
+    """The logical tensor whose parts the ranks' x are."""
+    result: Tensor = apply(ToGlobal(sbp), x, name=name)
+    return result
+
+
+@dataclass(frozen=True)
+class SliceBox(ViewOp):
+    """y = x[starts:stops], on every axis: a part of what this rank holds."""
+
+    starts: tuple[int, ...]
+    stops: tuple[int, ...]
+
+    def infer(self, x: TensorType) -> TensorType:
+        return x.with_shape(tuple(b - a for a, b in zip(self.starts, self.stops, strict=True)))
+
+    def rule(self, x: TensorType) -> Rule:
+        return Rule(f"{WHOLE[: x.ndim]}->{WHOLE[: x.ndim]}")
+
+    def view(self, x: Array) -> Array:
+        return x[tuple(map(slice, self.starts, self.stops))]
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls((1, 0), (3, 2)), np.arange(12.0).reshape(4, 3), differentiable=())
+        yield sample(cls((1, 2), (3, 2)), np.arange(12.0).reshape(4, 3), differentiable=())
+
+
+@dataclass(frozen=True)
+class FillIdentity(Op):
+    """y[...] = the value that changes nothing under `reduce`: the part of a rank that adds nothing to a partial tensor."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+    reduce: Reduction = SUM
+
+    def infer(self) -> TensorType:
+        return TensorType(self.shape, self.dtype)
+
+    def rule(self) -> Rule:
+        return Rule(f"->{WHOLE[: len(self.shape)]}")
+
+    def kernel(self, xp: Xp, y: Array) -> None:
+        y[...] = self.reduce.identity(self.dtype.numpy)
+
+    def bind(self, device: Any, inputs: Any, outputs: Any) -> list[Any]:
+        return [(outputs[0].fill, (self.reduce.identity(self.dtype.numpy),))]
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls((2, 3), float32))
+        yield sample(cls((4,), int32, MIN))
+        yield sample(cls((4,), float64, MAX))
+
+
+def pieces(axis: int, counts: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[tuple[slice, tuple[slice, ...]]]:
+    """Per piece along `axis` of a tensor of `shape`: where it lies in the flat array of all pieces, and in the tensor."""
+    rest = math.prod(shape[:axis] + shape[axis + 1 :])
+    stops = list(accumulate(counts))
+    for count, stop in zip(counts, stops, strict=True):
+        yield slice((stop - count) * rest, stop * rest), (slice(None),) * axis + (slice(stop - count, stop),)
+
+
+def one_after_another(axis: int, counts: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """True if the pieces along `axis` already lie one after another in a C-ordered array."""
+    return math.prod(shape[:axis]) <= 1 or sum(count > 0 for count in counts) <= 1
+
+
+@dataclass(frozen=True)
+class PackPieces(ViewOp):
+    """y = the pieces of x along `axis`, of counts[i] elements there, each C-ordered, one after another."""
+
+    axis: int
+    counts: tuple[int, ...]
+
+    def infer(self, x: TensorType) -> TensorType:
+        return x.with_shape((x.size,))
+
+    def rule(self, x: TensorType) -> Rule:
+        return Rule(f"{WHOLE[: x.ndim]}->{WHOLE[0]}")
+
+    def view(self, x: Array) -> Array:
+        if not one_after_another(self.axis, self.counts, x.shape):
+            raise ValueError("the pieces do not lie one after another")
+        return x.reshape((x.size,), copy=False)
+
+    def _copies(self, x: Array, y: Array) -> Iterator[tuple[Array, Array]]:
+        for flat, box in pieces(self.axis, self.counts, x.shape):
+            part = x[box]
+            yield y[flat].reshape(part.shape), part
+
+    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
+        for to, part in self._copies(x, y):
+            to[...] = part
+
+    def bind(self, device: Any, inputs: Any, outputs: Any) -> list[Any]:
+        return _copy_calls(device.xp, self._copies(inputs[0], outputs[0]))
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        x = np.arange(30.0).reshape(5, 3, 2)
+        yield sample(cls(0, (2, 2, 1)), x, differentiable=())
+        yield sample(cls(1, (2, 0, 1)), x, differentiable=())
+        yield sample(cls(2, (1, 1)), x, differentiable=())
+
+
+@dataclass(frozen=True)
+class UnpackPieces(ViewOp):
+    """y of `shape` from the flat array of its pieces along `axis`: the inverse of PackPieces."""
+
+    axis: int
+    counts: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def infer(self, x: TensorType) -> TensorType:
+        return x.with_shape(self.shape)
+
+    def rule(self, x: TensorType) -> Rule:
+        return Rule(f"{WHOLE[0]}->{WHOLE[: len(self.shape)]}")
+
+    def view(self, x: Array) -> Array:
+        if not one_after_another(self.axis, self.counts, self.shape):
+            raise ValueError("the pieces do not lie one after another")
+        return x.reshape(self.shape, copy=False)
+
+    def _copies(self, x: Array, y: Array) -> Iterator[tuple[Array, Array]]:
+        for flat, box in pieces(self.axis, self.counts, self.shape):
+            to = y[box]
+            yield to, x[flat].reshape(to.shape)
+
+    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
+        for to, part in self._copies(x, y):
+            to[...] = part
+
+    def bind(self, device: Any, inputs: Any, outputs: Any) -> list[Any]:
+        return _copy_calls(device.xp, self._copies(inputs[0], outputs[0]))
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        x = np.arange(30.0)
+        yield sample(cls(0, (2, 2, 1), (5, 3, 2)), x, differentiable=())
+        yield sample(cls(1, (2, 0, 1), (5, 3, 2)), x, differentiable=())
+        yield sample(cls(2, (1, 1), (5, 3, 2)), x, differentiable=())
+
+
+def _copy_calls(xp: Xp, copies: Iterator[tuple[Array, Array]]) -> list[Any]:
+    return [(xp.copyto, (to, part)) for to, part in copies if to.size]
+
+
+@dataclass(frozen=True)
+class Assemble(Op):
+    """y[boxes[i]] = x_i, for all i, in order: an output of `shape` put together from boxes of it."""
+
+    shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+
+    def infer(self, *parts: TensorType) -> TensorType:
+        return parts[0].with_shape(self.shape)
+
+    def rule(self, *parts: TensorType) -> Rule:
+        whole = WHOLE[: len(self.shape)]
+        return Rule(f"{','.join([whole] * len(parts))}->{whole}")
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        *parts, y = arrays
+        for box, part in zip(self.boxes, parts, strict=True):
+            y[box.slices] = part
+
+    def bind(self, device: Any, inputs: Any, outputs: Any) -> list[Any]:
+        return _copy_calls(device.xp, ((outputs[0][box.slices], part) for box, part in zip(self.boxes, inputs, strict=True)))
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        boxes = Box(((0, 2), (0, 3)), (4, 3)), Box(((2, 4), (0, 1)), (4, 3)), Box(((2, 4), (1, 3)), (4, 3))
+        yield sample(cls((4, 3), boxes), *(np.arange(math.prod(box.shape), dtype=float).reshape(box.shape) for box in boxes), differentiable=())
+
+
+@dataclass(frozen=True)
+class Combine(Op):
+    """y = x_0 (reduce) x_1 (reduce) ...: the parts of a partial tensor, in rank order."""
+
+    reduce: Reduction = SUM
+
+    def infer(self, *parts: TensorType) -> TensorType:
+        return parts[0]
+
+    def rule(self, *parts: TensorType) -> Rule:
+        letters = LETTERS[: parts[0].ndim]
+        return Rule(f"{','.join([letters] * len(parts))}->{letters}", linear=(tuple(range(len(parts))),) if self.reduce is SUM else ())
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        *parts, y = arrays
+        xp.copyto(y, parts[0])
+        ufunc = getattr(xp, self.reduce.ufunc.__name__)
+        for part in parts[1:]:
+            ufunc(y, part, out=y)
+
+    def bind(self, device: Any, inputs: Any, outputs: Any) -> list[Any]:
+        if device.xp is not np or len(inputs) < 2:
+            return super().bind(device, inputs, outputs)
+        (y,), (first, second, *rest) = outputs, inputs
+        combine = partial(self.reduce.ufunc, out=y)
+        return [(combine, (first, second)), *((combine, (y, part)) for part in rest)]
+
+    def grad(self, *tensors: Tensor) -> Grads:
+        if self.reduce is not SUM:
+            return super().grad(*tensors)
+        *parts, _, dy = tensors
+        return [dy] * len(parts)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        x = np.arange(12.0).reshape(3, 4)
+        yield sample(cls(), x, x[::-1], -x)
+        yield sample(cls(MAX), x, x[::-1], differentiable=())

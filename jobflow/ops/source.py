@@ -1,0 +1,115 @@
+"""Ops without inputs: arguments of a job, variables as they were before the run, constants, ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from jobflow.errors import PlanError
+from jobflow.layout import Box, Rule
+from jobflow.ops.base import LETTERS, Op, Sample, apply, sample
+from jobflow.types import Array, DType, Tensor, TensorType, Xp, float32, float64, int32, int64
+
+
+@dataclass(frozen=True)
+class Source(Op):
+    """y of `shape` and `dtype`, from attributes alone.  Any axis may be split; a rank makes only its box."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+
+    def infer(self) -> TensorType:
+        return TensorType(self.shape, self.dtype)
+
+    def rule(self) -> Rule:
+        return Rule(f"->{LETTERS[: len(self.shape)]}")
+
+    def grad(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return ()
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        return self if outputs[0].is_whole else replace(self, shape=outputs[0].shape)
+
+
+@dataclass(frozen=True)
+class External(Source):
+    """A value that the executor puts in place: `key` says which; no kernel ever makes it."""
+
+    key: str
+    external: ClassVar[bool] = True
+
+    def kernel(self, xp: Xp, y: Array) -> None:
+        raise PlanError(f"{self.word()} {self.key!r} is filled from outside and cannot be computed")
+
+
+@dataclass(frozen=True)
+class Input(External):
+    """An argument of the job."""
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls((4, 3), float32, "x"))
+
+
+@dataclass(frozen=True)
+class ReadVariable(External):
+    """The value a variable has at the beginning of the run."""
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls((4, 3), float32, "dense-weight"))
+
+
+@dataclass(frozen=True)
+class Constant(Source):
+    """y[...] = value."""
+
+    value: float | int | bool = 0
+
+    def kernel(self, xp: Xp, y: Array) -> None:
+        y[...] = self.value
+
+    def bind(self, device: Any, inputs: Any, outputs: Any) -> list[Any]:
+        return [(outputs[0].fill, (self.value,))]
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls((5, 3), float64, 0.1))
+        yield sample(cls((), int32, 7))
+        yield sample(cls((0, 3), float32, 1.0))
+
+
+@dataclass(frozen=True)
+class Arange(Source):
+    """y[i] = start + (offset + i) * delta; `offset` is where a rank's piece begins."""
+
+    start: float | int = 0
+    delta: float | int = 1
+    offset: int = 0
+
+    def kernel(self, xp: Xp, y: Array) -> None:
+        index = xp.arange(self.offset, self.offset + self.shape[0], dtype=xp.int64)
+        y[...] = index * self.delta + self.start
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        ((start, stop),) = outputs[0].spans
+        return replace(self, shape=(stop - start,), offset=self.offset + start)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls((7,), int64, 3, 2))
+        yield sample(cls((5,), float64, 0.5, -0.1))
+
+
+def constant(value: float | bool, shape: tuple[int, ...], dtype: DType, *, name: str | None = None) -> Tensor:
+    """A tensor all of whose elements are `value`."""
+    result: Tensor = apply(Constant(tuple(shape), dtype, value), name=name)
+    return result
+
+
+def arange(start: int, limit: int, delta: int = 1, *, dtype: DType = int64, name: str | None = None) -> Tensor:
+    """The numbers start, start + delta, ... before limit."""
+    count = max(0, -(-(limit - start) // delta))
+    result: Tensor = apply(Arange((count,), dtype, start, delta), name=name)
+    return result
