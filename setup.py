@@ -1,0 +1,45 @@
+"""Packaging of jobflow: the distribution is called `jobflow-sbp`, the package `jobflow`."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+MPI = ["mpich>=4.1"]
+EXAMPLES = ["scikit-learn>=1.4", "tqdm>=4.60"]
+TEST = ["pytest>=8.2", "hypothesis>=6.100", *EXAMPLES, *MPI]
+
+setup(
+    name="jobflow-sbp",
+    version="0.1.0",
+    description="Train one program on one process, on threads or under mpirun: job functions over logical tensors, laid out by S/B/P",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    author="The jobflow authors",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+    packages=find_packages(include=["jobflow", "jobflow.*"]),
+    package_data={"jobflow": ["py.typed"], "jobflow.data": ["digits.npz"]},
+    include_package_data=False,
+    python_requires=">=3.11",
+    install_requires=["numpy>=2.1", "pyyaml>=6.0", "mpi4py>=4.0"],
+    extras_require={
+        # an MPI with mpiexec from a wheel; any MPI of the system that mpi4py finds does as well
+        "mpi": MPI,
+        "gpu": ["cupy-cuda13x>=13.6"],
+        "examples": EXAMPLES,
+        "test": TEST,
+        "dev": [*TEST, "ruff>=0.9", "mypy>=1.14", "types-PyYAML"],
+    },
+    entry_points={"console_scripts": ["jobflow=jobflow.cli:main"]},
+)
