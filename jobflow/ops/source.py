@@ -42,23 +42,21 @@ class External(Source):
     def kernel(self, xp: Xp, y: Array) -> None:
         raise PlanError(f"{self.word()} {self.key!r} is filled from outside and cannot be computed")
 
-
-@dataclass(frozen=True)
-class Input(External):
-    """An argument of the job."""
-
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls((4, 3), float32, "x"))
 
 
 @dataclass(frozen=True)
+class Input(External):
+    """An argument of the job; each rank takes a piece of its first axis, or all of it if `split` is False."""
+
+    split: bool = True
+
+
+@dataclass(frozen=True)
 class ReadVariable(External):
     """The value a variable has at the beginning of the run."""
-
-    @classmethod
-    def samples(cls) -> Iterator[Sample]:
-        yield sample(cls((4, 3), float32, "dense-weight"))
 
 
 @dataclass(frozen=True)
