@@ -79,6 +79,8 @@ class Op:
     alias: ClassVar[Mapping[int, int]] = {}
     #: False for ops whose result is not a function of attributes and inputs alone, and for updates: never merged
     pure: ClassVar[bool] = True
+    #: True for ops whose CPU calls are fastest on values [n,c,*spatial] stored with n innermost (a hint to the compiler's format pass)
+    batch_innermost: ClassVar[bool] = False
     #: True for values that come from outside the graph (arguments, variables): their kernel never runs
     external: ClassVar[bool] = False
 

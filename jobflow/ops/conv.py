@@ -1,0 +1,282 @@
+"""Convolution over 1 to 3 spatial axes, channels first.
+
+    y[n,o,i] = sum over c, k of  x[n,c, i*stride + k*dilation - before] w[o,c,k]        (cross-correlation; i, k are multi-indices)
+
+The three ops are the partial derivatives of one trilinear form <y, conv(x, w)>, so each one's gradients are the other two.
+With `groups` > 1 the channels fall into equal groups that do not see each other: w is [o, c/groups, *kernel].
+
+The algorithm is fixed by `conv` from logical sizes, never by a kernel from local ones, so results do not depend on how tensors are cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from jobflow.errors import DtypeError, ShapeError
+from jobflow.layout import Rule
+from jobflow.ops import conv_kernels
+from jobflow.ops.base import Binder, Call, Grads, Op, Sample, apply, sample
+from jobflow.ops.windows import Pads, Window, axis_values, explicit_padding
+from jobflow.ops.windows import same_padding as same_padding
+from jobflow.types import Array, Tensor, TensorType, Xp, float32
+
+#: How products are formed: tap by tap, or by Winograd's F(2,r) or F(4,r) on tiles of 2 or 4 outputs per axis.
+Algorithm = Literal["direct", "winograd2", "winograd4"]
+Choice = Literal["auto", "direct", "winograd"]
+
+_AXES = "XYZ"
+
+
+def _check_operand(what: str, name: str, t: TensorType, ndim: int) -> None:
+    if t.ndim != ndim + 2:
+        raise ShapeError(f"{what}: {name} {t} must have {ndim + 2} axes: 2 and one for each of {ndim} strides")
+    if not t.dtype.is_float:
+        raise DtypeError(f"{what}: {name} {t} must be floating; cast it first")
+
+
+@dataclass(frozen=True)
+class _ConvOp(Op):
+    """Attributes and checks that the three ops share; `padding` is (before, after) per spatial axis."""
+
+    strides: tuple[int, ...]
+    padding: Pads
+    dilations: tuple[int, ...]
+    groups: int = 1
+    algorithm: Algorithm = "direct"
+
+    #: the compiler may store 4-D operands batch innermost, which is what the CPU kernels like best
+    batch_innermost: ClassVar[bool] = True
+
+    def window(self, kernel: tuple[int, ...]) -> Window:
+        return Window(kernel, self.strides, self.padding, self.dilations)
+
+    def _check(self, **operands: TensorType) -> None:
+        for name, t in operands.items():
+            _check_operand(self.word(), name, t, len(self.strides))
+        (a, s), (b, t) = operands.items()
+        if s.dtype is not t.dtype:
+            raise DtypeError(f"{self.word()}: {a} {s} and {b} {t} differ in element type; cast one of them")
+
+    def _check_groups(self, channels: int, filters: int, text: str) -> None:
+        if channels % self.groups or filters % self.groups:
+            raise ShapeError(f"{self.word()}: {text}: {channels} channels and {filters} filters must both be multiples of groups={self.groups}")
+
+    def _rule(self, spec: str) -> Rule:
+        """`spec` with H for the image's spatial axes and K for the kernel's; channel axes stay whole in grouped convolutions."""
+        axes = _AXES[: len(self.strides)]
+        if self.groups > 1:
+            spec = spec.replace("c", "C").replace("o", "O")
+        return Rule(spec.replace("H", axes).replace("K", axes), linear=((0,), (1,)))
+
+
+@dataclass(frozen=True)
+class Conv(_ConvOp):
+    """y[n,o,i] = sum_ck x[n,c,i*stride+k*dilation-before] w[o,c,k]; x [n,c,*spatial], w [o,c/groups,*kernel]."""
+
+    def infer(self, x: TensorType, w: TensorType) -> TensorType:
+        self._check(x=x, w=w)
+        if x.shape[1] != w.shape[1] * self.groups:
+            raise ShapeError(
+                f"conv: x {x} and w {w} disagree on the input channels: {x.shape[1]} != {w.shape[1]}"
+                + (f" * {self.groups} groups" if self.groups > 1 else "")
+            )
+        self._check_groups(x.shape[1], w.shape[0], f"x {x} and w {w}")
+        return x.with_shape((x.shape[0], w.shape[0], *self.window(w.shape[2:]).out_sizes(f"conv: x {x} and w {w}", x.shape[2:])))
+
+    def rule(self, x: TensorType, w: TensorType) -> Rule:
+        return self._rule("ncH,ocK->noH")
+
+    def kernel(self, xp: Xp, x: Array, w: Array, y: Array) -> None:
+        conv_kernels.forward(xp, self.window(w.shape[2:]), self.groups, x, w, y)
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        fast = conv_kernels.bind_forward(self, device, *inputs, *outputs)
+        return super().bind(device, inputs, outputs) if fast is None else fast
+
+    def grad(self, x: Any, w: Any, y: Any, dy: Any) -> Grads:
+        spatial, kernel = x.type.shape[2:], w.type.shape[2:]
+        return apply(self._input_gradient(spatial), dy, w), apply(self._weight_gradient(kernel), x, dy)
+
+    def _input_gradient(self, spatial: tuple[int, ...]) -> ConvGradInput:
+        return ConvGradInput(self.strides, self.padding, self.dilations, self.groups, self.algorithm, spatial)
+
+    def _weight_gradient(self, kernel: tuple[int, ...]) -> ConvGradWeight:
+        return ConvGradWeight(self.strides, self.padding, self.dilations, self.groups, self.algorithm, kernel)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for op, x, w, _ in _cases():
+            yield sample(op, x, w)
+
+
+@dataclass(frozen=True)
+class ConvGradInput(_ConvOp):
+    """dx[n,c,j] = sum of dy[n,o,i] w[o,c,k] over o and all i, k with i*stride+k*dilation-before == j; dx has the sizes `spatial`.
+
+    As an operation of its own right this is the transposed convolution: dy has w's first axis as channels, dx its second.
+    """
+
+    spatial: tuple[int, ...] = ()
+
+    def infer(self, dy: TensorType, w: TensorType) -> TensorType:
+        self._check(dy=dy, w=w)
+        if dy.shape[1] != w.shape[0]:
+            raise ShapeError(f"convgradinput: dy {dy} and w {w} disagree on the filters: {dy.shape[1]} != {w.shape[0]}")
+        self._check_groups(w.shape[1] * self.groups, w.shape[0], f"dy {dy} and w {w}")
+        out = self.window(w.shape[2:]).out_sizes(f"convgradinput: dy {dy} and w {w}", self.spatial)
+        if out != dy.shape[2:]:
+            raise ShapeError(f"convgradinput: dy {dy} and w {w}: an image of {list(self.spatial)} gives {list(out)}, not dy's {list(dy.shape[2:])}")
+        return dy.with_shape((dy.shape[0], w.shape[1] * self.groups, *self.spatial))
+
+    def rule(self, dy: TensorType, w: TensorType) -> Rule:
+        return self._rule("noH,ocK->ncH")
+
+    def kernel(self, xp: Xp, dy: Array, w: Array, dx: Array) -> None:
+        conv_kernels.grad_input(xp, self.window(w.shape[2:]), self.groups, dy, w, dx)
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        fast = conv_kernels.bind_grad_input(self, device, *inputs, *outputs)
+        return super().bind(device, inputs, outputs) if fast is None else fast
+
+    def grad(self, dy: Any, w: Any, dx: Any, ddx: Any) -> Grads:
+        conv_op = Conv(self.strides, self.padding, self.dilations, self.groups, self.algorithm)
+        return apply(conv_op, ddx, w), apply(conv_op._weight_gradient(w.type.shape[2:]), ddx, dy)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for op, x, w, dy in _cases():
+            yield sample(op._input_gradient(x.shape[2:]), dy, w)
+
+
+@dataclass(frozen=True)
+class ConvGradWeight(_ConvOp):
+    """dw[o,c,k] = sum_ni x[n,c,i*stride+k*dilation-before] dy[n,o,i], for kernel sizes `kernel_sizes`."""
+
+    kernel_sizes: tuple[int, ...] = ()
+
+    def infer(self, x: TensorType, dy: TensorType) -> TensorType:
+        self._check(x=x, dy=dy)
+        if x.shape[0] != dy.shape[0]:
+            raise ShapeError(f"convgradweight: x {x} and dy {dy} disagree on the batch: {x.shape[0]} != {dy.shape[0]}")
+        self._check_groups(x.shape[1], dy.shape[1], f"x {x} and dy {dy}")
+        out = self.window(self.kernel_sizes).out_sizes(f"convgradweight: x {x} and dy {dy}", x.shape[2:])
+        if out != dy.shape[2:]:
+            raise ShapeError(f"convgradweight: x {x} and dy {dy}: a kernel of {list(self.kernel_sizes)} gives {list(out)}, not {list(dy.shape[2:])}")
+        return x.with_shape((dy.shape[1], x.shape[1] // self.groups, *self.kernel_sizes))
+
+    def rule(self, x: TensorType, dy: TensorType) -> Rule:
+        return self._rule("ncH,noH->ocK")
+
+    def kernel(self, xp: Xp, x: Array, dy: Array, dw: Array) -> None:
+        conv_kernels.grad_weight(xp, self.window(dw.shape[2:]), self.groups, x, dy, dw)
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        fast = conv_kernels.bind_grad_weight(self, device, *inputs, *outputs)
+        return super().bind(device, inputs, outputs) if fast is None else fast
+
+    def grad(self, x: Any, dy: Any, dw: Any, ddw: Any) -> Grads:
+        conv_op = Conv(self.strides, self.padding, self.dilations, self.groups, self.algorithm)
+        return apply(conv_op._input_gradient(x.type.shape[2:]), dy, ddw), apply(conv_op, x, ddw)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for op, x, w, dy in _cases():
+            yield sample(op._weight_gradient(w.shape[2:]), x, dy)
+
+
+def _cases() -> Iterator[tuple[Conv, Any, Any, Any]]:
+    """Ops with float64 operands x, w and dy for them; sizes stay small because the laws difference every element."""
+    shapes: tuple[tuple[Conv, tuple[int, ...], tuple[int, ...]], ...] = (
+        (Conv((1,), ((1, 1),), (1,)), (3, 2, 5), (2, 2, 3)),
+        (Conv((1, 1), ((2, 2), (2, 2)), (1, 1)), (2, 1, 4, 5), (3, 1, 5, 5)),
+        (Conv((2, 1), ((1, 0), (0, 2)), (1, 2)), (2, 3, 5, 6), (2, 3, 3, 2)),
+        (Conv((1, 1), ((0, 0), (0, 0)), (1, 1)), (3, 4, 3, 2), (2, 4, 1, 1)),
+        (Conv((1, 2), ((1, 1), (1, 1)), (1, 1), groups=2), (2, 4, 3, 4), (6, 2, 2, 3)),
+        (Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 1, "winograd2"), (3, 2, 4, 3), (2, 2, 3, 3)),
+        (Conv((1, 1), ((2, 2), (1, 0)), (1, 1), 1, "winograd4"), (2, 1, 3, 6), (2, 1, 5, 5)),
+        (Conv((1, 2, 1), ((1, 0), (0, 1), (1, 1)), (1, 1, 1)), (2, 2, 2, 3, 3), (2, 2, 2, 2, 3)),
+    )
+    rng = np.random.default_rng(0)
+    for op, x_shape, w_shape in shapes:
+        out = op.window(w_shape[2:]).out_sizes("conv", x_shape[2:])
+        yield op, rng.standard_normal(x_shape), rng.standard_normal(w_shape), rng.standard_normal((x_shape[0], w_shape[0], *out))
+
+
+def choose_algorithm(choice: Choice, x: TensorType, w: TensorType, strides: tuple[int, ...], dilations: tuple[int, ...], groups: int) -> Algorithm:
+    """The algorithm for logical sizes: Winograd only for square 3x3 and 5x5 windows that step by one.
+
+    "auto" takes F(2,r), whose float32 error is near that of the direct sum, from 32 channels and filters on; "winograd" takes F(4,r),
+    several times less exact, for any number of channels.  float64 is asked for where exactness matters, and is always direct under "auto".
+    """
+    if choice not in ("auto", "direct", "winograd"):
+        raise ShapeError(f'conv: algorithm "{choice}" is none of "auto", "direct", "winograd"')
+    fits = w.shape[2:] in ((3, 3), (5, 5)) and set(strides) == set(dilations) == {1} and groups == 1
+    if choice == "winograd" and fits:
+        return "winograd4"
+    if choice == "auto" and fits and x.dtype is float32 and min(w.shape[:2]) >= 32:
+        return "winograd2"
+    return "direct"
+
+
+def conv(
+    x: Tensor,
+    w: Tensor,
+    *,
+    strides: int | Sequence[int] = 1,
+    padding: str | Sequence[tuple[int, int]] = "valid",
+    dilations: int | Sequence[int] = 1,
+    groups: int = 1,
+    algorithm: Choice = "auto",
+    name: str | None = None,
+) -> Any:
+    """Convolution of x [n,c,*spatial] with w [o,c/groups,*kernel]; see `explicit_padding` for the forms of `padding`."""
+    return apply(conv_op(x.type, w.type, strides, padding, dilations, groups, algorithm), x, w, name=name)
+
+
+def conv_op(
+    x: TensorType,
+    w: TensorType,
+    strides: int | Sequence[int] = 1,
+    padding: str | Sequence[tuple[int, int]] = "valid",
+    dilations: int | Sequence[int] = 1,
+    groups: int = 1,
+    algorithm: Choice = "auto",
+) -> Conv:
+    """The op that `conv` applies to operands of these logical types."""
+    ndim = x.ndim - 2
+    if not 1 <= ndim <= 3 or w.ndim != x.ndim:
+        raise ShapeError(f"conv: x {x} and w {w} must both have 2 axes and the same 1 to 3 spatial axes")
+    strides, dilations = axis_values("conv", "strides", strides, ndim), axis_values("conv", "dilations", dilations, ndim)
+    if groups < 1:
+        raise ShapeError(f"conv: groups {groups} must be at least 1")
+    pads = explicit_padding("conv", padding, x.shape[2:], w.shape[2:], strides, dilations)
+    return Conv(strides, pads, dilations, groups, choose_algorithm(algorithm, x, w, strides, dilations, groups))
+
+
+def conv_transpose(
+    x: Tensor,
+    w: Tensor,
+    *,
+    spatial: Sequence[int],
+    strides: int | Sequence[int] = 1,
+    padding: str | Sequence[tuple[int, int]] = "valid",
+    dilations: int | Sequence[int] = 1,
+    groups: int = 1,
+    algorithm: Choice = "auto",
+    name: str | None = None,
+) -> Any:
+    """Transposed convolution: x [n,i,*], w [i,o/groups,*kernel] -> [n,o,*spatial], the input gradient of the `conv` from spatial to x's sizes.
+
+    ShapeError if that convolution of an image of `spatial` would not give x's sizes.  "same" follows `conv`; pass "same_upper" for the other side.
+    """
+    t, u = x.type, w.type
+    ndim = t.ndim - 2
+    if not 1 <= ndim <= 3 or u.ndim != t.ndim or len(spatial) != ndim:
+        raise ShapeError(f"conv_transpose: x {t}, w {u} and spatial {list(spatial)} must agree in having 1 to 3 spatial axes")
+    image = TensorType((t.shape[0], u.shape[1] * groups, *spatial), t.dtype)
+    op = conv_op(image, u, strides, padding, dilations, groups, algorithm)
+    return apply(op._input_gradient(tuple(int(n) for n in spatial)), x, w, name=name)

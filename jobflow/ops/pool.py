@@ -1,0 +1,309 @@
+"""Pooling over 1 to 3 spatial axes, channels first.  A window never counts positions outside the image.
+
+max   y[n,c,i] = max over the taps k that meet the image of  x[n,c, i*stride + k - before]
+avg   the same with the mean of them
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from jobflow.errors import DtypeError, ShapeError
+from jobflow.layout import MAX, Rule
+from jobflow.ops import pool_kernels
+from jobflow.ops.base import Binder, Call, Grads, Op, Sample, apply, sample
+from jobflow.ops.windows import Pads, Window, axis_values, explicit_padding
+from jobflow.types import Array, Tensor, TensorType, Xp
+
+_AXES = "XYZ"
+
+
+@dataclass(frozen=True)
+class _PoolOp(Op):
+    """Attributes and checks that pooling ops share; `padding` is (before, after) per spatial axis.
+
+    `ceil_mode` keeps a last window that begins inside the image, or in the padding before it, and ends outside.
+    """
+
+    ksize: tuple[int, ...]
+    strides: tuple[int, ...]
+    padding: Pads
+    ceil_mode: bool = False
+
+    #: the compiler may store operands batch innermost, which is what the CPU kernels like best
+    batch_innermost: ClassVar[bool] = True
+
+    @property
+    def window(self) -> Window:
+        return Window(self.ksize, self.strides, self.padding, (1,) * len(self.ksize), self.ceil_mode)
+
+    def _pooled(self, name: str, x: TensorType) -> TensorType:
+        what = f"{self.word()}: {name} {x}"
+        if x.ndim != len(self.ksize) + 2:
+            raise ShapeError(f"{what} must have {len(self.ksize) + 2} axes: 2 and one for each entry of ksize {self.ksize}")
+        if any(max(pair) >= k for pair, k in zip(self.padding, self.ksize, strict=True)):
+            raise ShapeError(f"{what}: padding {self.padding} must be smaller than ksize {self.ksize}, else a window may meet no element")
+        return x.with_shape((*x.shape[:2], *self.window.out_sizes(what, x.shape[2:])))
+
+    def _check_output(self, name: str, t: TensorType, expected: TensorType) -> None:
+        if t.dtype is not expected.dtype:
+            raise DtypeError(f"{self.word()}: {name} {t} must have the element type of {expected}; cast it")
+        if t.shape != expected.shape:
+            raise ShapeError(f"{self.word()}: {name} {t} is not what pooling gives, {expected}")
+
+    def _rule(self, tensors: int, linear: tuple[tuple[int, ...], ...]) -> Rule:
+        word = "nc" + _AXES[: len(self.ksize)]
+        return Rule(f"{','.join([word] * tensors)}->{word}", linear=linear)
+
+
+def _float_only(op: Op, name: str, t: TensorType) -> None:
+    if not t.dtype.is_float:
+        raise DtypeError(f"{op.word()}: {name} {t} must be floating; cast it first")
+
+
+@dataclass(frozen=True)
+class MaxPool(_PoolOp):
+    """y[n,c,i] = max_k x[n,c,i*stride+k-before] over the positions inside the image."""
+
+    def infer(self, x: TensorType) -> TensorType:
+        if x.dtype.name == "bool":
+            raise DtypeError(f"maxpool: x {x} must be a number; cast it first")
+        return self._pooled("x", x)
+
+    def rule(self, x: TensorType) -> Rule:
+        word = "nc" + _AXES[: len(self.ksize)]
+        return Rule(f"{word}->{word}")
+
+    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
+        y[...] = MAX.identity(y.dtype)
+        for tap in self.window.taps(x.shape[2:], y.shape[2:]):
+            part = y[:, :, *tap.target]
+            xp.maximum(part, x[:, :, *tap.source], out=part)
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        fast = pool_kernels.bind_max(self.window, device, *inputs, *outputs)
+        return super().bind(device, inputs, outputs) if fast is None else fast
+
+    def grad(self, x: Any, y: Any, dy: Any) -> Grads:
+        return (apply(MaxPoolGrad(self.ksize, self.strides, self.padding, self.ceil_mode), x, y, dy),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for attributes, x, _ in _cases():
+            yield sample(cls(*attributes), x)
+
+
+@dataclass(frozen=True)
+class MaxPoolGrad(_PoolOp):
+    """dx[n,c,j] = sum of dy[n,c,i] over the windows i whose first maximum (in row-major order of taps) is at j."""
+
+    def infer(self, x: TensorType, y: TensorType, dy: TensorType) -> TensorType:
+        _float_only(self, "x", x)
+        pooled = self._pooled("x", x)
+        self._check_output("y", y, pooled)
+        self._check_output("dy", dy, pooled)
+        return x
+
+    def rule(self, x: TensorType, y: TensorType, dy: TensorType) -> Rule:
+        return self._rule(3, ((2,),))
+
+    def kernel(self, xp: Xp, x: Array, y: Array, dy: Array, dx: Array) -> None:
+        dx[...] = 0
+        for tap, first in _first_maxima(xp, self.window, x, y):
+            dx[:, :, *tap.source] += xp.where(first, dy[:, :, *tap.target], dy.dtype.type(0))
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        fast = pool_kernels.bind_max_grad(self.window, device, *inputs, *outputs)
+        return super().bind(device, inputs, outputs) if fast is None else fast
+
+    def grad(self, x: Any, y: Any, dy: Any, dx: Any, ddx: Any) -> Grads:
+        return None, None, apply(MaxPoolPick(self.ksize, self.strides, self.padding, self.ceil_mode), x, y, ddx)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for attributes, x, dy in _cases():
+            yield sample(cls(*attributes), x, _max_pooled(attributes, x, dy.shape), dy, differentiable=(2,))
+
+
+@dataclass(frozen=True)
+class MaxPoolPick(_PoolOp):
+    """z[n,c,i] = v[n,c,j] where j is the first maximum of window i of x: the gradient of MaxPoolGrad with respect to dy."""
+
+    def infer(self, x: TensorType, y: TensorType, v: TensorType) -> TensorType:
+        _float_only(self, "x", x)
+        self._check_output("y", y, self._pooled("x", x))
+        self._check_output("v", v, x)
+        return y
+
+    def rule(self, x: TensorType, y: TensorType, v: TensorType) -> Rule:
+        return self._rule(3, ((2,),))
+
+    def kernel(self, xp: Xp, x: Array, y: Array, v: Array, z: Array) -> None:
+        z[...] = 0
+        for tap, first in _first_maxima(xp, self.window, x, y):
+            z[:, :, *tap.target] += xp.where(first, v[:, :, *tap.source], v.dtype.type(0))
+
+    def grad(self, x: Any, y: Any, v: Any, z: Any, dz: Any) -> Grads:
+        return None, None, apply(MaxPoolGrad(self.ksize, self.strides, self.padding, self.ceil_mode), x, y, dz)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for attributes, x, dy in _cases():
+            yield sample(cls(*attributes), x, _max_pooled(attributes, x, dy.shape), x[::-1, ::-1].copy(), differentiable=(2,))
+
+
+def _first_maxima(xp: Xp, window: Window, x: Array, y: Array) -> Iterator[tuple[Any, Array]]:
+    """Each tap with the mask, over the outputs it serves, of the windows whose first maximum it is."""
+    open_ = xp.ones(y.shape, dtype=bool)
+    for tap in window.taps(x.shape[2:], y.shape[2:]):
+        still = open_[:, :, *tap.target]
+        first = still & (x[:, :, *tap.source] == y[:, :, *tap.target])
+        still ^= first
+        yield tap, first
+
+
+@dataclass(frozen=True)
+class AvgPool(_PoolOp):
+    """y[n,c,i] = mean_k x[n,c,i*stride+k-before] over the positions inside the image."""
+
+    def infer(self, x: TensorType) -> TensorType:
+        _float_only(self, "x", x)
+        return self._pooled("x", x)
+
+    def rule(self, x: TensorType) -> Rule:
+        return self._rule(1, ((0,),))
+
+    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
+        total = xp.zeros(y.shape, _summing_dtype(xp, x))
+        for tap in self.window.taps(x.shape[2:], y.shape[2:]):
+            total[:, :, *tap.target] += x[:, :, *tap.source]
+        y[...] = total / pool_kernels.counts(xp, self.window, x.shape[2:], y.shape[2:], total.dtype)
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        fast = pool_kernels.bind_avg(self.window, device, *inputs, *outputs)
+        return super().bind(device, inputs, outputs) if fast is None else fast
+
+    def grad(self, x: Any, y: Any, dy: Any) -> Grads:
+        return (apply(AvgPoolGrad(self.ksize, self.strides, self.padding, self.ceil_mode, x.type.shape[2:]), dy),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for attributes, x, _ in _cases():
+            yield sample(cls(*attributes), x)
+
+
+@dataclass(frozen=True)
+class AvgPoolGrad(_PoolOp):
+    """dx[n,c,j] = sum of dy[n,c,i] / count[i] over the windows i that contain j; dx has the sizes `spatial`."""
+
+    spatial: tuple[int, ...] = ()
+
+    def infer(self, dy: TensorType) -> TensorType:
+        _float_only(self, "dy", dy)
+        x = dy.with_shape((*dy.shape[:2], *self.spatial))
+        self._check_output("dy", dy, self._pooled("dx", x))
+        return x
+
+    def rule(self, dy: TensorType) -> Rule:
+        return self._rule(1, ((0,),))
+
+    def kernel(self, xp: Xp, dy: Array, dx: Array) -> None:
+        total = xp.zeros(dx.shape, _summing_dtype(xp, dy))
+        each = dy / pool_kernels.counts(xp, self.window, dx.shape[2:], dy.shape[2:], total.dtype)
+        for tap in self.window.taps(dx.shape[2:], dy.shape[2:]):
+            total[:, :, *tap.source] += each[:, :, *tap.target]
+        dx[...] = total
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        fast = pool_kernels.bind_avg_grad(self.window, device, *inputs, *outputs)
+        return super().bind(device, inputs, outputs) if fast is None else fast
+
+    def grad(self, dy: Any, dx: Any, ddx: Any) -> Grads:
+        return (apply(AvgPool(self.ksize, self.strides, self.padding, self.ceil_mode), ddx),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for attributes, x, dy in _cases():
+            yield sample(cls(*attributes, x.shape[2:]), dy)
+
+
+def _summing_dtype(xp: Xp, x: Array) -> Any:
+    """Half precision is summed in float32 and rounded once."""
+    return xp.promote_types(x.dtype, xp.float32) if x.dtype.itemsize < 4 else x.dtype
+
+
+_Attributes = tuple[tuple[int, ...], tuple[int, ...], Pads, bool]
+
+
+def _max_pooled(attributes: _Attributes, x: Any, shape: tuple[int, ...]) -> Any:
+    y = np.empty(shape)
+    MaxPool(*attributes).kernel(np, x, y)
+    return y
+
+
+def _cases() -> Iterator[tuple[_Attributes, Any, Any]]:
+    """Attributes with float64 x and dy; all elements of x differ by 0.1 or more, so a small step never changes a maximum."""
+    shapes: tuple[tuple[_Attributes, tuple[int, ...]], ...] = (
+        (((2,), (2,), ((0, 0),), False), (3, 2, 5)),
+        (((2, 2), (2, 2), ((0, 0), (0, 0)), False), (3, 2, 4, 6)),
+        (((3, 2), (2, 1), ((1, 1), (0, 1)), False), (2, 3, 5, 3)),
+        (((3, 3), (2, 2), ((0, 0), (1, 1)), True), (2, 2, 6, 5)),
+        (((2, 1, 2), (1, 2, 2), ((1, 0), (0, 0), (0, 0)), True), (2, 2, 3, 3, 3)),
+    )
+    rng = np.random.default_rng(0)
+    for attributes, shape in shapes:
+        x = rng.permutation(math.prod(shape)).reshape(shape) * 0.1 - 2.0
+        out = Window(attributes[0], attributes[1], attributes[2], (1,) * len(attributes[0]), attributes[3]).out_sizes("pool", shape[2:])
+        yield attributes, x, rng.standard_normal((*shape[:2], *out))
+
+
+_Pool = TypeVar("_Pool", bound=_PoolOp)
+
+
+def _pool_op(
+    build: Callable[..., _Pool],
+    what: str,
+    x: TensorType,
+    ksize: int | Sequence[int],
+    strides: int | Sequence[int] | None,
+    padding: str | Sequence[tuple[int, int]],
+    ceil_mode: bool,
+) -> _Pool:
+    ndim = x.ndim - 2
+    if not 1 <= ndim <= 3:
+        raise ShapeError(f"{what}: x {x} must have 3 to 5 axes: batch, channels and 1 to 3 spatial axes")
+    ksize = axis_values(what, "ksize", ksize, ndim)
+    strides = ksize if strides is None else axis_values(what, "strides", strides, ndim)
+    pads = explicit_padding(what, padding, x.shape[2:], ksize, strides, (1,) * ndim)
+    return build(ksize, strides, pads, ceil_mode and not isinstance(padding, str))
+
+
+def max_pool(
+    x: Tensor,
+    ksize: int | Sequence[int],
+    strides: int | Sequence[int] | None = None,
+    padding: str | Sequence[tuple[int, int]] = "valid",
+    *,
+    ceil_mode: bool = False,
+    name: str | None = None,
+) -> Any:
+    """Largest element of each window of x [n,c,*spatial]; strides default to ksize; `ceil_mode` matters for explicit padding only."""
+    return apply(_pool_op(MaxPool, "max_pool", x.type, ksize, strides, padding, ceil_mode), x, name=name)
+
+
+def avg_pool(
+    x: Tensor,
+    ksize: int | Sequence[int],
+    strides: int | Sequence[int] | None = None,
+    padding: str | Sequence[tuple[int, int]] = "valid",
+    *,
+    ceil_mode: bool = False,
+    name: str | None = None,
+) -> Any:
+    """Mean of each window's elements inside the image; arguments as for `max_pool`."""
+    return apply(_pool_op(AvgPool, "avg_pool", x.type, ksize, strides, padding, ceil_mode), x, name=name)

@@ -1,0 +1,122 @@
+"""Windows that slide over spatial axes: sizes, padding, and which elements each tap of a window touches.
+
+Along one axis, output position i and tap k read input position  i * stride + k * dilation - before,  where (before, after) is the
+padding.  Positions outside the input are not read at all, so no padded copy of the input is ever needed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jobflow.errors import ShapeError
+
+Pads = tuple[tuple[int, int], ...]
+
+
+def spread(kernel: int, dilation: int) -> int:
+    """How many input positions a window of `kernel` taps covers."""
+    return (kernel - 1) * dilation + 1 if kernel else 0
+
+
+def same_padding(size: int, kernel: int, stride: int = 1, dilation: int = 1, lower: bool = True) -> tuple[int, int]:
+    """(before, after) such that the output has ceil(size / stride) positions; the odd element goes before if `lower`, else after."""
+    total = max(0, (-(-size // stride) - 1) * stride + spread(kernel, dilation) - size)
+    small, large = total // 2, total - total // 2
+    return (large, small) if lower else (small, large)
+
+
+def axis_values(what: str, name: str, value: int | Sequence[int], ndim: int) -> tuple[int, ...]:
+    """One positive int per spatial axis, from one int for all of them or a sequence."""
+    values = (value,) * ndim if isinstance(value, int) else tuple(int(v) for v in value)
+    if len(values) != ndim or any(v < 1 for v in values):
+        raise ShapeError(f"{what}: {name} {value} must be one positive int, or one for each of the {ndim} spatial axes")
+    return values
+
+
+def explicit_padding(
+    what: str,
+    padding: str | Sequence[tuple[int, int]],
+    spatial: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+) -> Pads:
+    """(before, after) per spatial axis, from "same" (= "same_lower"), "same_upper", "valid" in any case, or pairs."""
+    if isinstance(padding, str):
+        word = padding.lower()
+        if word == "valid":
+            return ((0, 0),) * len(kernel)
+        if word not in ("same", "same_lower", "same_upper"):
+            raise ShapeError(f'{what}: padding "{padding}" is none of "same", "same_lower", "same_upper", "valid" and pairs (before, after)')
+        axes = zip(spatial, kernel, strides, dilations, strict=True)
+        return tuple(same_padding(n, k, s, d, lower=word != "same_upper") for n, k, s, d in axes)
+    pads = tuple((int(before), int(after)) for before, after in padding)
+    if len(pads) != len(kernel) or any(min(pair) < 0 for pair in pads):
+        raise ShapeError(f"{what}: padding {padding} must be one (before, after) of non-negative ints for each of the {len(kernel)} spatial axes")
+    return pads
+
+
+@dataclass(frozen=True)
+class Tap:
+    """One element of the window: its place in the kernel, and the input positions that it meets for which output positions."""
+
+    at: tuple[int, ...]
+    source: tuple[slice, ...]
+    target: tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class Window:
+    """A window of kernel[a] taps per spatial axis a; `ceil` keeps a last window that begins inside but ends outside."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    padding: Pads
+    dilations: tuple[int, ...]
+    ceil: bool = False
+
+    def out_sizes(self, what: str, spatial: tuple[int, ...]) -> tuple[int, ...]:
+        """Sizes of the output's spatial axes; ShapeError if the window is larger than the padded input."""
+        if not len(spatial) == len(self.kernel) == len(self.strides) == len(self.padding) == len(self.dilations):
+            raise ShapeError(
+                f"{what}: kernel {self.kernel}, strides {self.strides}, padding {self.padding} and dilations {self.dilations} "
+                f"must each have one entry per spatial axis of {list(spatial)}"
+            )
+        return tuple(self._out_size(what, a, size) for a, size in enumerate(spatial))
+
+    def _out_size(self, what: str, a: int, size: int) -> int:
+        stride, (before, after) = self.strides[a], self.padding[a]
+        covered = spread(self.kernel[a], self.dilations[a])
+        room = size + before + after - covered
+        if room < 0 or not self.kernel[a]:
+            raise ShapeError(
+                f"{what}: a kernel of {self.kernel[a]} (dilation {self.dilations[a]}) covers {covered} positions of spatial axis {a}, "
+                f"which has {size} + padding {before} + {after}"
+            )
+        if not self.ceil:
+            return room // stride + 1
+        count = -(-room // stride) + 1
+        return count - 1 if (count - 1) * stride >= size + before else count
+
+    def reach(self, a: int, k: int, size: int, out: int) -> tuple[slice, slice] | None:
+        """Tap k of axis a: the input positions that exist, and the output positions that read them; None if there are none."""
+        stride, before = self.strides[a], self.padding[a][0]
+        shift = k * self.dilations[a] - before
+        first = max(0, -(shift // stride))
+        stop = min(out, (size - 1 - shift) // stride + 1)
+        if first >= stop:
+            return None
+        start = first * stride + shift
+        return slice(start, start + (stop - first - 1) * stride + 1, stride), slice(first, stop)
+
+    def taps(self, spatial: Sequence[int], out: Sequence[int]) -> list[Tap]:
+        """The taps that meet any input at all, in row-major order of the window."""
+        reaches = [[(k, self.reach(a, k, spatial[a], out[a])) for k in range(n)] for a, n in enumerate(self.kernel)]
+        found = []
+        for combination in itertools.product(*reaches):
+            pairs = [pair for _, pair in combination if pair is not None]
+            if len(pairs) == len(self.kernel):
+                found.append(Tap(tuple(k for k, _ in combination), tuple(s for s, _ in pairs), tuple(t for _, t in pairs)))
+        return found

@@ -1,0 +1,282 @@
+"""Convolution against a reference that pads and looks at every window; bind against kernel for every memory order."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobflow.errors import DtypeError, ShapeError
+from jobflow.ops import conv as conv_module
+from jobflow.ops.conv import Conv, ConvGradInput, ConvGradWeight, choose_algorithm, conv_op, same_padding
+from jobflow.types import TensorType, dtype_of, float32, float64, int32
+
+_CASES = [
+    # strides, padding, dilations, groups, x, w
+    ((1,), ((2, 1),), (1,), 1, (3, 2, 7), (4, 2, 3)),
+    ((1, 1), ((2, 2), (2, 2)), (1, 1), 1, (3, 1, 6, 7), (4, 1, 5, 5)),
+    ((1, 1), ((0, 0), (0, 0)), (1, 1), 1, (3, 4, 5, 6), (7, 4, 1, 1)),
+    ((2, 2), ((0, 0), (0, 0)), (1, 1), 1, (3, 4, 5, 6), (7, 4, 1, 1)),
+    ((1, 1), ((1, 1), (1, 1)), (1, 1), 1, (5, 3, 9, 8), (4, 3, 3, 3)),
+    ((2, 3), ((1, 0), (0, 2)), (1, 1), 1, (3, 2, 9, 10), (3, 2, 3, 4)),
+    ((1, 2), ((3, 1), (2, 2)), (2, 3), 1, (3, 2, 9, 12), (3, 2, 3, 2)),
+    ((2, 1), ((1, 1), (1, 1)), (1, 1), 2, (3, 4, 7, 6), (6, 2, 3, 3)),
+    ((1, 1), ((4, 4), (0, 4)), (1, 1), 1, (2, 2, 3, 3), (2, 2, 3, 3)),
+    ((1, 2, 1), ((1, 0), (0, 1), (1, 1)), (1, 1, 2), 1, (2, 2, 4, 5, 6), (3, 2, 2, 3, 3)),
+    ((1, 1), ((1, 1), (1, 1)), (1, 1), 1, (0, 3, 4, 4), (4, 3, 3, 3)),
+    ((1, 1), ((1, 1), (1, 1)), (1, 1), 1, (2, 0, 4, 4), (4, 0, 3, 3)),
+    ((1, 1), ((1, 1), (1, 1)), (1, 1), 1, (2, 3, 4, 4), (0, 3, 3, 3)),
+]
+
+
+class CpuDevice:
+    """The little of a device that bind asks for; scratch comes filled with NaN, since nothing may rely on its content."""
+
+    tag = "cpu"
+    xp = np
+
+    def scratch(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        return np.full(shape, np.nan, dtype.numpy)
+
+
+def run_bound(op: Any, *arrays: Any, output: Any) -> Any:
+    """Run twice what bind prepared, so that a call that relies on the first run's state is seen."""
+    calls = op.bind(CpuDevice(), arrays, (output,))
+    for _ in range(2):
+        output[...] = np.nan
+        for function, arguments in calls:
+            function(*arguments)
+    return output
+
+
+def batch_innermost(array: Any) -> Any:
+    """The same values, stored with axis 0 innermost."""
+    return np.moveaxis(np.ascontiguousarray(np.moveaxis(array, 0, -1)), -1, 0)
+
+
+def spaced(array: Any) -> Any:
+    """The same values as a window on a larger array, so that no two axes are contiguous."""
+    big = np.zeros(tuple(2 * n + 1 for n in array.shape), array.dtype)
+    view = big[tuple(slice(1, 2 * n + 1, 2) for n in array.shape)]
+    view[...] = array
+    return view
+
+
+ORDERS = {"plain": np.array, "batch_innermost": batch_innermost, "spaced": spaced}
+
+
+def windows(op: Conv, x: Any, kernel: tuple[int, ...]) -> Any:
+    """[n, c, *out, *kernel]: what each window sees of zero-padded x."""
+    padded = np.pad(x, ((0, 0), (0, 0), *op.padding))
+    axes = tuple(range(2, x.ndim))
+    extent = tuple((k - 1) * d + 1 for k, d in zip(kernel, op.dilations, strict=True))
+    views = np.lib.stride_tricks.sliding_window_view(padded, extent, axes)
+    return views[(slice(None), slice(None), *(slice(None, None, s) for s in op.strides), *(slice(None, None, d) for d in op.dilations))]
+
+
+def reference(op: Conv, x: Any, w: Any) -> Any:
+    """Convolution by one einsum over windows, group by group."""
+    o, c = w.shape[0] // op.groups, w.shape[1]
+    parts = []
+    for g in range(op.groups):
+        seen = windows(op, x[:, g * c : (g + 1) * c], w.shape[2:])
+        parts.append(np.tensordot(seen, w[g * o : (g + 1) * o], ((1, *range(x.ndim, seen.ndim)), tuple(range(1, w.ndim)))))
+    return np.moveaxis(np.concatenate(parts, axis=-1), -1, 1)
+
+
+def operands(x_shape: tuple[int, ...], w_shape: tuple[int, ...], dtype: Any = np.float64) -> tuple[Any, Any]:
+    rng = np.random.default_rng(7)
+    return rng.standard_normal(x_shape).astype(dtype), rng.standard_normal(w_shape).astype(dtype)
+
+
+def typed(array: Any) -> TensorType:
+    return TensorType(array.shape, dtype_of(array.dtype))
+
+
+def close(actual: Any, expected: Any, tolerance: float) -> None:
+    assert actual.shape == expected.shape
+    scale = max(1.0, float(np.abs(expected).max(initial=0.0)))
+    assert float(np.abs(actual - expected).max(initial=0.0)) <= tolerance * scale
+
+
+@pytest.mark.parametrize("case", _CASES, ids=str)
+def test_kernel_is_the_sum_over_windows(case: Any) -> None:
+    strides, padding, dilations, groups, x_shape, w_shape = case
+    op = Conv(strides, padding, dilations, groups)
+    x, w = operands(x_shape, w_shape)
+    y = np.full(op.infer(typed(x), typed(w)).shape, np.nan)
+    op.kernel(np, x, w, y)
+    close(y, reference(op, x, w), 1e-12)
+
+
+@pytest.mark.parametrize("case", _CASES, ids=str)
+def test_gradients_are_the_adjoints(case: Any) -> None:
+    """<dy, conv(x, w)> == <dx, x> == <dw, w> for the dx and dw that the gradient ops give."""
+    strides, padding, dilations, groups, x_shape, w_shape = case
+    op = Conv(strides, padding, dilations, groups)
+    x, w = operands(x_shape, w_shape)
+    y = reference(op, x, w)
+    dy = np.random.default_rng(1).standard_normal(y.shape)
+    to_x, to_w = op._input_gradient(x.shape[2:]), op._weight_gradient(w.shape[2:])
+    assert to_x.infer(typed(dy), typed(w)) == typed(x) and to_w.infer(typed(x), typed(dy)) == typed(w)
+    dx, dw = np.full_like(x, np.nan), np.full_like(w, np.nan)
+    to_x.kernel(np, dy, w, dx)
+    to_w.kernel(np, x, dy, dw)
+    for probe, gradient in ((np.random.default_rng(2).standard_normal(x.shape), dx), (np.random.default_rng(3).standard_normal(w.shape), dw)):
+        moved = reference(op, probe, w) if gradient is dx else reference(op, x, probe)
+        assert np.isclose(np.sum(moved * dy), np.sum(probe * gradient), rtol=1e-10, atol=1e-10)
+
+
+def all_three(op: Conv, x: Any, w: Any) -> list[tuple[Any, tuple[Any, ...], Any]]:
+    """(op, inputs, an array like its output) for the convolution and its gradients."""
+    y = np.empty(op.infer(typed(x), typed(w)).shape, x.dtype)
+    dy = np.random.default_rng(1).standard_normal(y.shape).astype(x.dtype)
+    return [(op, (x, w), y), (op._input_gradient(x.shape[2:]), (dy, w), x), (op._weight_gradient(w.shape[2:]), (x, dy), w)]
+
+
+_BIND_CASES = [
+    *_CASES,
+    ((1, 1), ((2, 2), (2, 2)), (1, 1), 1, (25, 3, 14, 14), (8, 3, 5, 5)),
+    ((1, 1), ((1, 1), (1, 1)), (1, 1), 1, (8, 5, 17, 13), (6, 5, 3, 3)),
+    ((2, 2), ((3, 3), (3, 3)), (1, 1), 1, (8, 3, 30, 30), (6, 3, 7, 7)),
+    ((1, 1), ((1, 1), (1, 1)), (1, 1), 4, (8, 4, 10, 10), (8, 1, 3, 3)),
+]
+
+
+@pytest.mark.parametrize("case", _BIND_CASES, ids=str)
+@pytest.mark.parametrize("order", list(itertools.product(ORDERS, ORDERS)), ids="-".join)
+def test_bound_calls_equal_kernel(case: Any, order: tuple[str, str]) -> None:
+    strides, padding, dilations, groups, x_shape, w_shape = case
+    for op, inputs, output in all_three(Conv(strides, padding, dilations, groups), *operands(x_shape, w_shape)):
+        expected = np.empty(output.shape)
+        op.kernel(np, *inputs, expected)
+        actual = run_bound(op, *(ORDERS[order[0]](a) for a in inputs), output=ORDERS[order[1]](np.zeros(output.shape)))
+        close(actual, expected, 1e-12)
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "winograd2", "winograd4"])
+def test_weights_may_be_strided_while_images_are_batch_innermost(algorithm: Any) -> None:
+    op = Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 1, algorithm)
+    x, w = operands((6, 3, 8, 8), (4, 3, 3, 3))
+    x, w = batch_innermost(x), spaced(w)
+    y = run_bound(op, x, w, output=batch_innermost(np.zeros((6, 4, 8, 8))))
+    close(y, reference(op, x, w), 1e-11)
+
+
+def test_half_precision_is_summed_in_float32() -> None:
+    op = Conv((1, 1), ((1, 1), (1, 1)), (1, 1))
+    x, w = operands((4, 16, 6, 6), (8, 16, 3, 3), np.float16)
+    for one, inputs, output in all_three(op, x, w):
+        exact = np.empty(output.shape)
+        one.kernel(np, *(a.astype(np.float64) for a in inputs), exact)
+        actual = run_bound(one, *inputs, output=np.empty(output.shape, np.float16))
+        close(actual.astype(np.float64), exact, 6e-4)  # one rounding to 11 bits; summed in half precision it would be several times that
+
+
+def test_same_padding_puts_the_odd_element_before_or_after() -> None:
+    assert same_padding(28, 5, 1, 1, True) == (2, 2)
+    assert same_padding(28, 2, 1, 1, lower=True) == (1, 0)
+    assert same_padding(28, 2, 1, 1, lower=False) == (0, 1)
+    assert same_padding(7, 3, 2, 1, True) == (1, 1)
+    assert same_padding(8, 3, 2, 1, True) == (1, 0)
+    assert same_padding(10, 3, 1, 2, True) == (2, 2)
+    assert same_padding(6, 1, 3, 1, True) == (0, 0)
+
+
+def test_words_for_padding() -> None:
+    x, w = TensorType((2, 3, 8, 8), float32), TensorType((4, 3, 3, 2), float32)
+    assert conv_op(x, w, padding="SAME").padding == ((1, 1), (1, 0)) == conv_op(x, w, padding="same_lower").padding
+    assert conv_op(x, w, padding="Same_Upper").padding == ((1, 1), (0, 1))
+    assert conv_op(x, w, padding="valid").padding == ((0, 0), (0, 0))
+    assert conv_op(x, w, 2, "same").infer(x, w).shape == (2, 4, 4, 4)
+
+
+def test_auto_takes_winograd_from_logical_sizes_only() -> None:
+    def chosen(choice: Any, x: tuple[int, ...], w: tuple[int, ...], dtype: Any = float32, stride: int = 1, dilation: int = 1, groups: int = 1) -> str:
+        ndim = len(x) - 2
+        return choose_algorithm(choice, TensorType(x, dtype), TensorType(w, dtype), (stride,) * ndim, (dilation,) * ndim, groups)
+
+    image, wide = (8, 32, 14, 14), (64, 32, 5, 5)
+    assert chosen("auto", image, wide) == "winograd2"
+    assert chosen("auto", (1, *image[1:]), wide) == "winograd2", "the batch must not matter: it may be cut"
+    assert chosen("auto", image, wide, float64) == "direct"
+    assert chosen("auto", image, (64, 32, 7, 7)) == "direct"
+    assert chosen("auto", (8, 16, 14, 14), (64, 16, 5, 5)) == "direct"
+    assert chosen("auto", image, wide, stride=2) == chosen("auto", image, wide, dilation=2) == "direct"
+    assert chosen("auto", image, (64, 16, 3, 3), groups=2) == "direct"
+    assert chosen("winograd", (8, 3, 14, 14), (4, 3, 3, 3)) == "winograd4"
+    assert chosen("winograd", image, wide, float64) == "winograd4"
+    assert chosen("direct", image, wide) == "direct"
+    with pytest.raises(ShapeError, match='"fft"'):
+        chosen("fft", image, wide)
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "options", "text"),
+    [
+        ((2, 3, 8, 8), (4, 5, 3, 3), {}, r"disagree on the input channels: 3 != 5"),
+        ((2, 4, 8, 8), (4, 3, 3, 3), {"groups": 2}, r"4 != 3 \* 2 groups"),
+        ((2, 4, 8, 8), (5, 2, 3, 3), {"groups": 2}, "multiples of groups=2"),
+        ((2, 3, 2, 8), (4, 3, 3, 3), {}, r"covers 3 positions of spatial axis 0, which has 2 \+ padding 0 \+ 0"),
+        ((2, 3, 8, 8), (4, 3, 3), {}, r"w float32\[4,3,3\]"),
+        ((2, 3, 8, 8), (4, 3, 3, 3), {"padding": "some"}, '"some" is none of'),
+        ((2, 3, 8, 8), (4, 3, 3, 3), {"padding": ((1, 1),)}, "each of the 2 spatial axes"),
+        ((2, 3, 8, 8), (4, 3, 3, 3), {"strides": (1, 0)}, "strides"),
+        ((2, 3, 8, 8), (4, 3, 3, 3), {"groups": 0}, "groups 0"),
+    ],
+)
+def test_errors_name_the_operands(x: Any, w: Any, options: Any, text: str) -> None:
+    a, b = TensorType(x, float32), TensorType(w, float32)
+    with pytest.raises(ShapeError, match=text):
+        conv_op(a, b, **options).infer(a, b)
+
+
+def test_element_types_must_be_floating_and_equal() -> None:
+    op = Conv((1, 1), ((0, 0), (0, 0)), (1, 1))
+    x, w = TensorType((2, 3, 8, 8), float32), TensorType((4, 3, 3, 3), float64)
+    with pytest.raises(DtypeError, match=r"x float32\[2,3,8,8\] and w float64\[4,3,3,3\]"):
+        op.infer(x, w)
+    with pytest.raises(DtypeError, match="floating"):
+        op.infer(x.with_dtype(int32), w.with_dtype(int32))
+
+
+def test_gradient_ops_refuse_operands_that_no_convolution_gives() -> None:
+    to_x = ConvGradInput((2, 2), ((1, 1), (1, 1)), (1, 1), 1, "direct", (9, 9))
+    with pytest.raises(ShapeError, match=r"an image of \[9, 9\] gives \[5, 5\]"):
+        to_x.infer(TensorType((2, 4, 4, 4), float32), TensorType((4, 3, 3, 3), float32))
+    with pytest.raises(ShapeError, match="disagree on the filters: 5 != 4"):
+        to_x.infer(TensorType((2, 5, 5, 5), float32), TensorType((4, 3, 3, 3), float32))
+    to_w = ConvGradWeight((2, 2), ((1, 1), (1, 1)), (1, 1), 1, "direct", (3, 3))
+    with pytest.raises(ShapeError, match="disagree on the batch: 3 != 2"):
+        to_w.infer(TensorType((3, 4, 9, 9), float32), TensorType((2, 3, 5, 5), float32))
+
+
+class Recorder:
+    """An interpreter that only infers."""
+
+    def __init__(self) -> None:
+        self.ops: list[Any] = []
+
+    def apply(self, op: Any, inputs: Any, name: str | None) -> tuple[Any, ...]:
+        self.ops.append(op)
+        return (Typed(op.infer(*(i.type for i in inputs))),)
+
+
+class Typed:
+    def __init__(self, type: TensorType) -> None:
+        self.type = type
+
+
+def test_transposed_convolution_is_the_input_gradient() -> None:
+    from jobflow import scope
+
+    recorder = Recorder()
+    x, w = Typed(TensorType((2, 4, 5, 5), float32)), Typed(TensorType((4, 3, 3, 3), float32))
+    with scope.using(interpreter=recorder):
+        y = conv_module.conv_transpose(x, w, spatial=(10, 10), strides=2, padding="same_upper")
+        with pytest.raises(ShapeError, match="an image of"):
+            conv_module.conv_transpose(x, w, spatial=(12, 12), strides=2, padding="same_upper")
+    assert y.type.shape == (2, 3, 10, 10)
+    assert recorder.ops[0] == ConvGradInput((2, 2), ((0, 1), (0, 1)), (1, 1), 1, "direct", (10, 10))
