@@ -1,0 +1,34 @@
+"""After each test nothing is left: no thread, no session, no scope of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import jobflow
+from jobflow import scope
+
+GRACE = 2.0  # seconds a thread may take to end after its session was closed
+
+
+def extra_threads(before: set[threading.Thread]) -> list[str]:
+    """Names of the threads that were started since and still run after a grace period."""
+    deadline = time.monotonic() + GRACE
+    for thread in set(threading.enumerate()) - before:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return sorted(thread.name for thread in set(threading.enumerate()) - before if thread.is_alive())
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """Gives every test a fresh session and checks what remains after it."""
+    before, scope_before = set(threading.enumerate()), scope.current()
+    yield
+    scope_after = scope.current()
+    if scope_after.root.session is not None:
+        jobflow.clear_default_session()
+    assert scope_after is scope_before, f"the test left the scope {scope_after}"
+    assert extra_threads(before) == [], "the test left threads running"

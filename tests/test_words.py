@@ -1,0 +1,97 @@
+"""One word per concept: names inside the package avoid the vague and the legacy ones, and no file names somebody's machine."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+#: words that say nothing, or belong to the legacy surface only
+UNWANTED = {"blob", "desc", "symbol", "conf", "util", "utils", "manager", "helper", "helpers", "handler", "context"}
+#: below the faces nobody has an excuse; floors 5 to 7 carry public legacy names
+INSIDE = ("ops", "graph", "plan", "compiler", "runtime", "errors.py", "types.py", "layout.py", "tensor.py")
+FOREIGN = {"torch", "jax", "tensorflow"}
+#: the recorder of reference values runs in an environment of its own and is no test
+RECORDER = ROOT / "tests" / "references" / "record.py"
+ELSEWHERE = re.compile(r"(?<![\w.])/(?:work|opt|home|root|Users)/\w+")
+SKIPPED = {".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", "build", "__pycache__"}
+
+
+def files(suffixes: set[str], *folders: str) -> list[Path]:
+    starts = [ROOT / folder for folder in folders] or [ROOT]
+    found = [path for start in starts for path in ([start] if start.is_file() else sorted(start.rglob("*")))]
+    return [p for p in found if p.is_file() and p.suffix in suffixes and not SKIPPED & set(p.relative_to(ROOT).parts)]
+
+
+def words(name: str) -> set[str]:
+    """The words of a snake_case or CamelCase name, in lower case."""
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
+
+
+def defined_names(source: str) -> Iterator[tuple[int, str]]:
+    """(line, name) of everything a module gives a name to: functions, classes, parameters, variables, attributes."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.lineno, node.name
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.attr
+
+
+def unwanted_names(path: Path) -> list[str]:
+    where = path.relative_to(ROOT)
+    named = [(0, path.stem), *defined_names(path.read_text(encoding="utf-8"))]
+    return [f"{where}:{line}: {name}" for line, name in named if words(name) & UNWANTED]
+
+
+def imported_packages(source: str) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+def test_names_inside_say_what_they_are() -> None:
+    inside = files({".py"}, *(f"jobflow/{name}" for name in INSIDE))
+    assert len(inside) > 10, "the package was not found"
+    assert [problem for path in inside for problem in unwanted_names(path)] == []
+
+
+def test_no_other_framework_is_imported() -> None:
+    checked = [path for path in files({".py"}, "jobflow", "tests", "examples") if path != RECORDER]
+    assert {str(p.relative_to(ROOT)): found for p in checked if (found := imported_packages(p.read_text(encoding="utf-8")) & FOREIGN)} == {}
+
+
+def test_no_file_names_somebodys_machine() -> None:
+    texts = files({".py", ".md", ".toml", ".txt", ".yaml", ".in", ""})
+    named = {str(p.relative_to(ROOT)): ELSEWHERE.findall(p.read_text(encoding="utf-8", errors="replace")) for p in texts}
+    assert {name: found for name, found in named.items() if found} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("def make_blob(): ...", True),
+        ("class TensorDesc: ...", True),
+        ("def f(conf): ...", True),
+        ("self.manager = 1", True),
+        ("from contextlib import contextmanager", False),
+        ("description = configure(unittest)", False),
+    ],
+)
+def test_the_checker_reads_whole_words(source: str, found: bool) -> None:
+    assert any(words(name) & UNWANTED for _, name in defined_names(source)) == found
+
+
+def test_the_path_pattern_wants_a_whole_path() -> None:
+    assert ELSEWHERE.search("run /" + "home/me") and not ELSEWHERE.search("jobflow/work/x and ./opt/y and 3/work")
