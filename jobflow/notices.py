@@ -1,0 +1,20 @@
+"""One-line notices to the user on standard error, each distinct text once per process."""
+
+from __future__ import annotations
+
+import sys
+
+_SAID: set[str] = set()
+
+
+def notice(text: str) -> None:
+    """Print ``jobflow: text`` to standard error, unless this process has said it before."""
+    if text in _SAID:
+        return
+    _SAID.add(text)
+    print(f"jobflow: {text}", file=sys.stderr, flush=True)
+
+
+def forget() -> None:
+    """Say everything again: for tests that look at what is printed."""
+    _SAID.clear()

@@ -1,0 +1,104 @@
+"""The annotations of job functions.
+
+    def job(x: Numpy.Placeholder((100, 784)), y: ListNumpy.Placeholder((50,), dtype=int32)) -> Callback[Numpy]: ...
+
+`Numpy.Placeholder` declares one logical array, `ListNumpy.Placeholder` one array per device.  A placeholder is a class, so it nests
+in `typing.Tuple`.  `FixedTensorDef` and `MirroredTensorDef` are the older spelling, as default values of parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from jobflow.errors import JobError, SourceLine, user_line
+from jobflow.types import DType, TensorType, dtype_of, float32
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What one placeholder says: the type of the logical array (of the largest array per device if `per_device`), and where it says so."""
+
+    type: TensorType
+    per_device: bool
+    where: SourceLine
+
+    def __str__(self) -> str:
+        return f"{self.type}{' per device' if self.per_device else ''} ({self.where})"
+
+
+class Placeholder(type):
+    """The class of placeholders, which are classes themselves."""
+
+    declared: Declared
+
+    def __repr__(cls) -> str:
+        declared = cls.declared
+        return f"jobflow.typing.{cls.__name__}({declared.type.shape}, dtype={declared.type.dtype!r})"
+
+
+class Numpy:
+    """As a result: the logical array as one `numpy.ndarray`."""
+
+    @staticmethod
+    def Placeholder(shape: tuple[int, ...], dtype: DType = float32) -> Any:
+        """An argument that is one array of exactly `shape`; numbers of other types are converted to `dtype` where nothing is lost."""
+        name = "Numpy.Placeholder"
+        return Placeholder(name, (Numpy,), {"declared": _declare(name, shape, dtype, per_device=False)})
+
+
+class ListNumpy:
+    """As a result: a list with one `numpy.ndarray` per device."""
+
+    @staticmethod
+    def Placeholder(shape: tuple[int, ...], dtype: DType = float32) -> Any:
+        """An argument that is a list of one array per device, each of at most `shape` along every axis."""
+        name = "ListNumpy.Placeholder"
+        return Placeholder(name, (ListNumpy,), {"declared": _declare(name, shape, dtype, per_device=True)})
+
+
+class Callback(Generic[T]):
+    """As a result: calling the job returns a function that takes a handler; the handler gets the value as `T` says."""
+
+
+class Bundle(Generic[T]):
+    """As a result: any nesting of tuples, lists and dicts; each leaf as `T` says (`Numpy` or `ListNumpy`)."""
+
+
+class FixedTensorDef:
+    """Default value of a parameter that is one array of exactly `shape`; the older spelling of `Numpy.Placeholder`."""
+
+    per_device = False
+
+    def __init__(self, shape: Sequence[int], dtype: DType = float32) -> None:
+        listed = tuple(shape) if isinstance(shape, list) else shape
+        self.declared = _declare(type(self).__name__, listed, dtype, per_device=self.per_device)
+
+    def __repr__(self) -> str:
+        return f"jobflow.{type(self).__name__}({self.declared.type.shape}, dtype={self.declared.type.dtype!r})"
+
+
+class MirroredTensorDef(FixedTensorDef):
+    """Default value of a parameter that is one array per device; the older spelling of `ListNumpy.Placeholder`."""
+
+    per_device = True
+
+
+def _declare(what: str, shape: Any, dtype: Any, *, per_device: bool) -> Declared:
+    where = user_line()
+    if not isinstance(shape, tuple):
+        raise JobError(f"{what} at {where}: shape must be a tuple of positive ints, e.g. (100, 784); got {shape!r}")
+    if not all(_is_size(n) for n in shape):
+        raise JobError(f"{what} at {where}: shape must be a tuple of positive ints; {shape!r} has something else in it")
+    try:
+        declared = dtype_of(dtype if dtype is not None else "?none")  # np.dtype(None) would be float64
+    except (KeyError, TypeError):
+        raise JobError(f"{what} at {where}: dtype must be an element type such as jobflow.float32; got {dtype!r}") from None
+    return Declared(TensorType(tuple(int(n) for n in shape), declared), per_device, where)
+
+
+def _is_size(n: Any) -> bool:
+    return not isinstance(n, bool) and hasattr(n, "__index__") and int(n.__index__()) > 0

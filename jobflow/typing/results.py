@@ -1,0 +1,184 @@
+"""What a job gives back: the return annotation as a tree, checked against what the body returned, and rebuilt around arrays."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jobflow.errors import JobError
+from jobflow.types import Tensor, TensorType
+from jobflow.typing.annotations import Bundle, Callback, ListNumpy, Numpy
+
+#: How a leaf is delivered: one whole array, a list with one array per device, or (without annotation) an object that can give both.
+Kind = Literal["numpy", "list", "local"]
+#: nothing: None.  value: the value.  callback: a function that takes a handler.  future: an object with get() and async_get().
+Mode = Literal["nothing", "value", "callback", "future"]
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class _Tuple:
+    arms: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class _List:
+    arm: Any
+
+
+@dataclass(frozen=True)
+class _Dict:
+    key: type
+    arm: Any
+
+
+@dataclass(frozen=True)
+class _Any:
+    """Any nesting of tuples, lists and dicts."""
+
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class Results:
+    """The tensors in what a body returned, in order, how each is delivered, and the nesting around them (leaves by number)."""
+
+    mode: Mode
+    leaves: tuple[Tensor, ...]
+    kinds: tuple[Kind, ...]
+    structure: Any
+
+    def build(self, arrays: Sequence[Any]) -> Any:
+        """The nesting of the returned structure around one object per leaf: an array, a list of them, or whatever stands for them."""
+        return _rebuilt(self.structure, arrays) if self.mode != "nothing" else None
+
+
+@dataclass(frozen=True)
+class Returned:
+    """A return annotation; `tree` is None for ``-> None``."""
+
+    mode: Mode
+    tree: Any
+
+    def results(self, returned: Any, what: str) -> Results:
+        """Check `returned` against the annotation; `what` names the job.  JobError if they do not agree."""
+        if self.mode == "future" and returned is None:
+            return Results("nothing", (), (), None)
+        if self.tree is None:
+            if returned is not None:
+                raise JobError(f"{what} is annotated None but its body returned {_kind(returned)}; return nothing, or annotate what it returns")
+            return Results(self.mode, (), (), None)
+        leaves: list[Tensor] = []
+        kinds: list[Kind] = []
+        structure = _Reader(what, leaves, kinds).read(self.tree, returned, "the result")
+        return Results(self.mode, tuple(leaves), tuple(kinds), structure)
+
+
+def read_return(annotation: Any, missing: bool, what: str) -> Returned:
+    """A return annotation as a tree; JobError if it is none of those a job may have."""
+    if missing:
+        return Returned("future", _Any("local"))
+    if annotation is None or annotation is type(None):
+        return Returned("nothing", None)
+    if typing.get_origin(annotation) is Callback:
+        (inner,) = typing.get_args(annotation)
+        return Returned("callback", None if inner is type(None) else _tree(inner, what))
+    return Returned("value", _tree(annotation, what))
+
+
+def _tree(annotation: Any, what: str) -> Any:
+    if annotation is Numpy or annotation is ListNumpy:
+        return _leaf(annotation)
+    origin, arms = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Bundle and arms[0] in (Numpy, ListNumpy):
+        return _Any(_leaf(arms[0]).kind)
+    if origin is tuple and arms and Ellipsis not in arms:
+        return _Tuple(tuple(_tree(arm, what) for arm in arms))
+    if origin is list and arms:
+        return _List(_tree(arms[0], what))
+    if origin is dict and arms and isinstance(arms[0], type):
+        return _Dict(arms[0], _tree(arms[1], what))
+    legal = "None, tp.Numpy, tp.ListNumpy, Tuple[...], List[...], Dict[K, ...] of them, tp.Bundle[tp.Numpy], or tp.Callback[...] around any of these"
+    raise JobError(f"{what}: the return annotation {_named(annotation)} is not one of {legal}")
+
+
+def _leaf(annotation: Any) -> _Leaf:
+    return _Leaf("numpy" if annotation is Numpy else "list")
+
+
+def _named(annotation: Any) -> str:
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Walks a returned structure beside the annotation, collecting the tensors."""
+
+    what: str
+    leaves: list[Tensor]
+    kinds: list[Kind]
+
+    def read(self, tree: Any, value: Any, path: str) -> Any:
+        if isinstance(tree, _Leaf):
+            return self._leaf(tree.kind, value, path)
+        if isinstance(tree, _Any):
+            return self._any(tree, value, path)
+        if isinstance(tree, _Dict):
+            self._container(dict, value, path)
+            for key in value:
+                if type(key) is not tree.key:
+                    raise JobError(f"{self.what}: {path} has the key {key!r}; the annotation says that keys are {tree.key.__name__}")
+            return {key: self.read(tree.arm, branch, f"{path}[{key!r}]") for key, branch in value.items()}
+        if isinstance(tree, _List):
+            self._container(list, value, path)
+            return [self.read(tree.arm, branch, f"{path}[{i}]") for i, branch in enumerate(value)]
+        self._container(tuple, value, path)
+        if len(value) != len(tree.arms):
+            raise JobError(f"{self.what}: {path} is a tuple of {len(value)}; the annotation says {len(tree.arms)}")
+        return tuple(self.read(arm, branch, f"{path}[{i}]") for i, (arm, branch) in enumerate(zip(tree.arms, value, strict=True)))
+
+    def _any(self, tree: _Any, value: Any, path: str) -> Any:
+        if isinstance(value, dict):
+            return {key: self._any(tree, branch, f"{path}[{key!r}]") for key, branch in value.items()}
+        if isinstance(value, tuple):
+            return tuple(self._any(tree, branch, f"{path}[{i}]") for i, branch in enumerate(value))
+        if isinstance(value, list):
+            return [self._any(tree, branch, f"{path}[{i}]") for i, branch in enumerate(value)]
+        return self._leaf(tree.kind, value, path)
+
+    def _container(self, kind: type, value: Any, path: str) -> None:
+        if type(value) is not kind:
+            raise JobError(f"{self.what}: {path} is {_kind(value)}; the annotation says that it is a {kind.__name__}")
+
+    def _leaf(self, kind: Kind, value: Any, path: str) -> int:
+        if not _is_tensor(value):
+            raise JobError(f"{self.what}: {path} is {_kind(value)}; it must be a tensor that the body computed")
+        self.leaves.append(value)
+        self.kinds.append(kind)
+        return len(self.leaves) - 1
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(getattr(value, "type", None), TensorType)
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "None"
+    return f"a tensor ({value.type})" if _is_tensor(value) else f"a {type(value).__name__}"
+
+
+def _rebuilt(structure: Any, arrays: Sequence[Any]) -> Any:
+    if isinstance(structure, dict):
+        return {key: _rebuilt(branch, arrays) for key, branch in structure.items()}
+    if isinstance(structure, tuple):
+        return tuple(_rebuilt(branch, arrays) for branch in structure)
+    if isinstance(structure, list):
+        return [_rebuilt(branch, arrays) for branch in structure]
+    return None if structure is None else arrays[structure]
