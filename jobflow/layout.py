@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -244,13 +244,22 @@ def layout(placement: Placement, *sbp: Sbp) -> Layout:
 
 @dataclass(frozen=True)
 class Signature:
-    """One legal combination of input and output S/B/P of an op along one mesh dimension."""
+    """One legal combination of input and output S/B/P of an op along one mesh dimension.
+
+    `divides`: legal only for a number of ranks that divides it (the product of the mesh sizes that cut the axis this way); 0 is any number.
+    A merging reshape needs it: pieces of [b, t] are pieces of [b * t] only if b divides evenly.
+    """
 
     inputs: tuple[Sbp, ...]
     outputs: tuple[Sbp, ...]
+    divides: int = 0
 
     def __str__(self) -> str:
-        return f"{' '.join(map(str, self.inputs))} -> {' '.join(map(str, self.outputs))}"
+        return f"{' '.join(map(str, self.inputs))} -> {' '.join(map(str, self.outputs))}{f' (n divides {self.divides})' if self.divides else ''}"
+
+    def legal(self, n: int) -> bool:
+        """Whether n ranks may run the op this way."""
+        return self.divides % n == 0
 
 
 @dataclass(frozen=True)
@@ -308,10 +317,3 @@ class Local:
 
     def __str__(self) -> str:
         return f"{self.placement}:local"
-
-
-@dataclass(frozen=True)
-class Hint:
-    """What a user or a strategy wants of one value's S/B/P; None leaves a mesh dimension free."""
-
-    sbp: tuple[Sbp | None, ...] = field(default=())

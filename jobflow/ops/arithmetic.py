@@ -1,0 +1,209 @@
+"""Elementwise arithmetic: sums, products, extremes and selection of two tensors.
+
+The gradient of an operand that was broadcast is summed back to its shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jobflow.errors import DtypeError
+from jobflow.layout import Rule
+from jobflow.ops.base import Binder, Call, Grads, Op, Sample, broadcast_rule, broadcast_shapes, sample
+from jobflow.ops.broadcast import sum_to
+from jobflow.ops.compare import greater, less
+from jobflow.ops.pointwise import ANY, FLOATS, Binary, call, check_dtypes, numbers
+from jobflow.ops.scalar import cast, fill_like, negate, scale
+from jobflow.types import Array, Tensor, TensorType, Xp, bool_
+
+
+@dataclass(frozen=True)
+class Add(Binary):
+    """z = x + y"""
+
+    ufunc = "add"
+    linear = ((0, 1),)
+
+    def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
+        return sum_to(dz, x.type.shape), sum_to(dz, y.type.shape)
+
+
+@dataclass(frozen=True)
+class Subtract(Binary):
+    """z = x - y"""
+
+    ufunc = "subtract"
+    linear = ((0, 1),)
+
+    def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
+        return sum_to(dz, x.type.shape), negate(sum_to(dz, y.type.shape))
+
+
+@dataclass(frozen=True)
+class Multiply(Binary):
+    """z = x y"""
+
+    ufunc = "multiply"
+    linear = ((0,), (1,))
+
+    def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
+        return sum_to(multiply(dz, y), x.type.shape), sum_to(multiply(dz, x), y.type.shape)
+
+
+@dataclass(frozen=True)
+class Divide(Binary):
+    """z = x / y"""
+
+    ufunc = "divide"
+    linear = ((0,),)
+    kinds = FLOATS
+    low = 0.5
+
+    def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
+        dx = divide(dz, y)
+        return sum_to(dx, x.type.shape), sum_to(negate(multiply(dx, z)), y.type.shape)
+
+
+@dataclass(frozen=True)
+class FloorDivide(Binary):
+    """z = floor(x / y); its gradient is zero"""
+
+    ufunc = "floor_divide"
+    low = 0.6
+
+    def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
+        return None, None
+
+
+@dataclass(frozen=True)
+class FloorMod(Binary):
+    """z = x - y floor(x / y), with the sign of y"""
+
+    ufunc = "remainder"
+    low = 0.6
+
+    def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
+        return sum_to(dz, x.type.shape), negate(sum_to(multiply(dz, floor_divide(x, y)), y.type.shape))
+
+
+@dataclass(frozen=True)
+class SquaredDifference(Binary):
+    """z = (x - y)^2"""
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        x, y, z = arrays
+        xp.subtract(x, y, out=z)
+        xp.multiply(z, z, out=z)
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        if device.xp is not np:
+            return super().bind(device, inputs, outputs)
+        (z,) = outputs
+        return [(np.subtract, (*inputs, z)), (np.multiply, (z, z, z))]
+
+    def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
+        d = multiply(scale(subtract(x, y), 2.0), dz)
+        return sum_to(d, x.type.shape), negate(sum_to(d, y.type.shape))
+
+
+@dataclass(frozen=True)
+class _Extreme(Binary):
+    """The larger or smaller of two; the gradient goes to x where it is strictly so, else to y."""
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        return Op.bind(self, device, inputs, outputs)  # NumPy deprecates a positional output for these two
+
+    def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
+        chosen = greater(x, y) if self.ufunc == "maximum" else less(x, y)
+        dx = multiply(dz, cast(chosen, dz.type.dtype))
+        return sum_to(dx, x.type.shape), sum_to(subtract(dz, dx), y.type.shape)
+
+
+@dataclass(frozen=True)
+class Maximum(_Extreme):
+    """z = max(x, y)"""
+
+    ufunc = "maximum"
+
+
+@dataclass(frozen=True)
+class Minimum(_Extreme):
+    """z = min(x, y)"""
+
+    ufunc = "minimum"
+
+
+@dataclass(frozen=True)
+class Where(Op):
+    """z = x where the condition holds, else y; all three broadcast, and z is linear in x and y together"""
+
+    def infer(self, condition: TensorType, x: TensorType, y: TensorType) -> TensorType:
+        check_dtypes("where", ANY, x, y)
+        if condition.dtype is not bool_:
+            raise DtypeError(f"where: the condition {condition} is not bool; cast it with cast(condition, bool)")
+        return x.with_shape(broadcast_shapes("where", condition, x, y))
+
+    def rule(self, condition: TensorType, x: TensorType, y: TensorType) -> Rule:
+        return broadcast_rule((condition, x, y), linear=((1, 2),))
+
+    def kernel(self, xp: Xp, condition: Array, x: Array, y: Array, z: Array) -> None:
+        z[...] = xp.where(condition, x, y)
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        if device.xp is not np:
+            return super().bind(device, inputs, outputs)
+        (condition, x, y), (z,) = inputs, outputs
+        return [(np.copyto, (z, y)), (np.copyto, (z, x, "same_kind", condition))]
+
+    def grad(self, condition: Tensor, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
+        zero = fill_like(dz, 0.0)
+        return None, sum_to(where(condition, dz, zero), x.type.shape), sum_to(where(condition, zero, dz), y.type.shape)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), numbers(0, 5, 3) > 0, numbers(1, 5, 3), numbers(2, 5, 3))
+        yield sample(cls(), numbers(0, 3, 1) > 0, numbers(1, 2, 3, 5), numbers(2))
+
+
+def add(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
+    return call(Add(), x, y, name=name)
+
+
+def subtract(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
+    return call(Subtract(), x, y, name=name)
+
+
+def multiply(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
+    return call(Multiply(), x, y, name=name)
+
+
+def divide(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
+    return call(Divide(), x, y, name=name)
+
+
+def floor_divide(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
+    return call(FloorDivide(), x, y, name=name)
+
+
+def floor_mod(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
+    return call(FloorMod(), x, y, name=name)
+
+
+def squared_difference(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
+    return call(SquaredDifference(), x, y, name=name)
+
+
+def maximum(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
+    return call(Maximum(), x, y, name=name)
+
+
+def minimum(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
+    return call(Minimum(), x, y, name=name)
+
+
+def where(condition: Tensor, x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
+    """x where the bool tensor `condition` holds, else y."""
+    return call(Where(), condition, x, y, name=name)

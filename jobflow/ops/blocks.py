@@ -1,0 +1,41 @@
+"""Cutting long elementwise chains into blocks that stay in the L2 cache while all their passes run over them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from jobflow.types import Array
+
+#: elements per block: 256 KiB of float32, so that an operand, a result and a temporary fit 1 MiB of L2
+BLOCK = 64 * 1024
+
+
+def memory_order(x: Array) -> list[int]:
+    """The axes of x from the one with the longest stride to the one with the shortest."""
+    return sorted(range(x.ndim), key=lambda i: -abs(x.strides[i]))
+
+
+def blocks(arrays: Sequence[Array], elements: int = BLOCK) -> Iterator[tuple[Array, ...]]:
+    """Views of arrays of one shape that together cover them, in memory order, each at most about `elements` long.
+
+    Arrays that are dense in the same order of axes are cut as vectors.  Others are cut along the outermost axis in
+    memory, and if one step of that axis is still too long, along the next.
+    """
+    order = memory_order(arrays[0])
+    turned = [a.transpose(order) for a in arrays]
+    if all(a.flags.c_contiguous for a in turned):
+        turned = [a.reshape(-1) for a in turned]
+    yield from _cut(turned, elements)
+
+
+def _cut(arrays: Sequence[Array], elements: int) -> Iterator[tuple[Array, ...]]:
+    shape = arrays[0].shape
+    axis = next((i for i, n in enumerate(shape) if n > 1), None)
+    if math.prod(shape) <= elements or axis is None:
+        yield tuple(arrays)
+        return
+    step = max(1, elements * shape[axis] // math.prod(shape))
+    for start in range(0, shape[axis], step):
+        at = (slice(None),) * axis + (slice(start, start + step),)
+        yield from _cut([a[at] for a in arrays], elements)

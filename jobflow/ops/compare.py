@@ -1,0 +1,155 @@
+"""Comparisons and logic element by element: bool results, no gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from jobflow.ops.base import Grads, Sample, sample
+from jobflow.ops.pointwise import ANY, Binary, Elementwise, call
+from jobflow.types import Tensor, bool_
+
+
+@dataclass(frozen=True)
+class Comparison(Binary):
+    """z is true where the relation holds; no gradient"""
+
+    kinds = ANY
+    gives = bool_
+
+    def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
+        return None, None
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        random = np.random.default_rng(3)
+        for a, b in (((5, 3), (5, 3)), ((2, 3, 4), (3, 1))):
+            yield sample(cls(), random.integers(0, 3, a), random.integers(0, 3, b))
+
+
+@dataclass(frozen=True)
+class Equal(Comparison):
+    """z = x == y"""
+
+    ufunc = "equal"
+
+
+@dataclass(frozen=True)
+class NotEqual(Comparison):
+    """z = x != y"""
+
+    ufunc = "not_equal"
+
+
+@dataclass(frozen=True)
+class Less(Comparison):
+    """z = x < y"""
+
+    ufunc = "less"
+
+
+@dataclass(frozen=True)
+class LessEqual(Comparison):
+    """z = x <= y"""
+
+    ufunc = "less_equal"
+
+
+@dataclass(frozen=True)
+class Greater(Comparison):
+    """z = x > y"""
+
+    ufunc = "greater"
+
+
+@dataclass(frozen=True)
+class GreaterEqual(Comparison):
+    """z = x >= y"""
+
+    ufunc = "greater_equal"
+
+
+@dataclass(frozen=True)
+class Logical(Comparison):
+    """A relation of truth values; integers are true where they are not 0"""
+
+    kinds = "iub"
+
+
+@dataclass(frozen=True)
+class LogicalAnd(Logical):
+    """z = x and y"""
+
+    ufunc = "logical_and"
+
+
+@dataclass(frozen=True)
+class LogicalOr(Logical):
+    """z = x or y"""
+
+    ufunc = "logical_or"
+
+
+@dataclass(frozen=True)
+class LogicalXor(Logical):
+    """z = x or y, not both"""
+
+    ufunc = "logical_xor"
+
+
+@dataclass(frozen=True)
+class LogicalNot(Elementwise):
+    """z = not x"""
+
+    ufunc = "logical_not"
+    kinds = "iub"
+    gives = bool_
+
+    def grad(self, x: Tensor, z: Tensor, dz: Tensor) -> Grads:
+        return (None,)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), np.arange(15).reshape(5, 3) % 2 == 0)
+
+
+def equal(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
+    return call(Equal(), x, y, name=name)
+
+
+def not_equal(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
+    return call(NotEqual(), x, y, name=name)
+
+
+def less(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
+    return call(Less(), x, y, name=name)
+
+
+def less_equal(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
+    return call(LessEqual(), x, y, name=name)
+
+
+def greater(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
+    return call(Greater(), x, y, name=name)
+
+
+def greater_equal(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
+    return call(GreaterEqual(), x, y, name=name)
+
+
+def logical_and(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
+    return call(LogicalAnd(), x, y, name=name)
+
+
+def logical_or(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
+    return call(LogicalOr(), x, y, name=name)
+
+
+def logical_xor(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
+    return call(LogicalXor(), x, y, name=name)
+
+
+def logical_not(x: Tensor, *, name: str | None = None) -> Tensor:
+    return call(LogicalNot(), x, name=name)

@@ -1,0 +1,319 @@
+"""Elementwise ops of one tensor and at most one number that are linear, or constant in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jobflow.errors import ConfigError, DtypeError
+from jobflow.layout import Rule
+from jobflow.ops.base import Binder, Call, Grads, Op, Sample, broadcast_rule, sample
+from jobflow.ops.pointwise import ANY, NUMBERS, Elementwise, Unary, call, numbers
+from jobflow.types import Array, DType, Tensor, TensorType, Xp, bool_, float32, float64, int32
+
+
+@dataclass(frozen=True)
+class Negate(Unary):
+    """y = -x"""
+
+    ufunc = "negative"
+    linear = ((0,),)
+    kinds = NUMBERS
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (negate(dy),)
+
+
+@dataclass(frozen=True)
+class WithNumber(Elementwise):
+    """An op of one tensor and one number, which takes the tensor's element type."""
+
+    number: float
+    kinds = NUMBERS
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        x, y = arrays
+        getattr(xp, self.ufunc)(x, x.dtype.type(self.number), out=y)
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        if device.xp is not np:
+            return super().bind(device, inputs, outputs)
+        (x,), (y,) = inputs, outputs
+        return [(getattr(np, self.ufunc), (x, np.asarray(self.number, x.dtype), y))]
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(-1.5), numbers(1, 5, 3))
+        yield sample(cls(3.0), numbers(2))
+
+
+@dataclass(frozen=True)
+class Scale(WithNumber):
+    """y = number x"""
+
+    ufunc = "multiply"
+    linear = ((0,),)
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (scale(dy, self.number),)
+
+
+@dataclass(frozen=True)
+class Shift(WithNumber):
+    """y = x + number"""
+
+    ufunc = "add"
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (dy,)
+
+
+@dataclass(frozen=True)
+class Clip(Elementwise):
+    """y = x limited to [minimum, maximum]; None is no limit"""
+
+    minimum: float | None
+    maximum: float | None
+    kinds = NUMBERS
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        x, y = arrays
+        xp.clip(x, _number(self.minimum, x), _number(self.maximum, x), out=y)
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        if device.xp is not np:
+            return super().bind(device, inputs, outputs)
+        (x,), (y,) = inputs, outputs
+        return [(np.clip, (x, _number(self.minimum, x), _number(self.maximum, x), y))]
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (call(ClipGrad(self.minimum, self.maximum), x, dy),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(-1.0, 0.5), numbers(1, 5, 3))
+        yield sample(cls(None, 0.5), numbers(2, 7))
+        yield sample(cls(0.1, None), numbers(3, 7))
+
+
+@dataclass(frozen=True)
+class ClipGrad(Elementwise):
+    """dx = dy where minimum <= x <= maximum, else 0"""
+
+    minimum: float | None
+    maximum: float | None
+    linear = ((1,),)
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        x, dy, dx = arrays
+        xp.multiply(dy, xp.equal(x, xp.clip(x, _number(self.minimum, x), _number(self.maximum, x))), out=dx)
+
+    def grad(self, x: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
+        return None, call(self, x, ddx)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(-1.0, 0.5), numbers(1, 5, 3), numbers(2, 5, 3))
+        yield sample(cls(None, 0.5), numbers(1, 7), numbers(2, 7))
+
+
+def _number(value: float | None, x: Array) -> Array | None:
+    return None if value is None else x.dtype.type(value)
+
+
+@dataclass(frozen=True)
+class Cast(Elementwise):
+    """y = x as another element type, as NumPy casts; linear where the result is a floating point number"""
+
+    dtype: DType
+    kinds = ANY
+
+    def infer(self, *types: TensorType) -> TensorType:
+        return types[0].with_dtype(self.dtype)
+
+    def rule(self, *types: TensorType) -> Rule:
+        exact = self.dtype.is_float and types[0].dtype is not bool_
+        return broadcast_rule(types, linear=((0,),) if exact else ())
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        x, y = arrays
+        xp.copyto(y, x, casting="unsafe")
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        if device.xp is not np:
+            return super().bind(device, inputs, outputs)
+        return [(np.copyto, (outputs[0], inputs[0], "unsafe"))]
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (cast(dy, x.type.dtype) if x.type.dtype.is_float and self.dtype.is_float else None,)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(float64), numbers(1, 5, 3))
+        yield sample(cls(float32), numbers(1, 5, 3), step=1e-2, tolerance=1e-4)
+        yield sample(cls(float64), np.arange(-7, 8).reshape(5, 3))
+        yield sample(cls(int32), np.arange(15.0).reshape(5, 3), differentiable=())
+        yield sample(cls(bool_), np.arange(15).reshape(5, 3) % 3)
+
+
+@dataclass(frozen=True)
+class FillLike(Elementwise):
+    """y[i] = value, in the shape of x; partial operands are no use, for their shape is known without them"""
+
+    value: float
+    dtype: DType | None = None
+    kinds = ANY
+
+    def infer(self, *types: TensorType) -> TensorType:
+        return types[0].with_dtype(self.dtype or types[0].dtype)
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        arrays[-1].fill(self.value)
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        return [(outputs[0].fill, (self.value,))]
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (None,)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(2.5), numbers(1, 5, 3))
+        yield sample(cls(1, bool_), numbers(1, 4))
+
+
+@dataclass(frozen=True)
+class Identity(Unary):
+    """y = x"""
+
+    ufunc = "positive"
+    linear = ((0,),)
+    kinds = ANY
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        x, y = arrays
+        y[...] = x
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        return Op.bind(self, device, inputs, outputs) if device.xp is not np else [(np.copyto, (outputs[0], inputs[0]))]
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (dy,)
+
+
+@dataclass(frozen=True)
+class Detach(Identity):
+    """y = x, and no gradient goes through"""
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (None,)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), numbers(1, 5, 3), differentiable=())
+
+
+@dataclass(frozen=True)
+class _Steps(Unary):
+    """A function that is constant between its jumps: the gradient is zero."""
+
+    kinds = NUMBERS
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (None,)
+
+
+@dataclass(frozen=True)
+class Sign(_Steps):
+    """y = -1, 0 or 1"""
+
+    ufunc = "sign"
+
+
+@dataclass(frozen=True)
+class Floor(_Steps):
+    """y = the largest integer <= x"""
+
+    ufunc = "floor"
+
+
+@dataclass(frozen=True)
+class Ceil(_Steps):
+    """y = the smallest integer >= x"""
+
+    ufunc = "ceil"
+
+
+@dataclass(frozen=True)
+class RoundHalfEven(_Steps):
+    """y = the nearest integer, the even one of two"""
+
+    ufunc = "rint"
+
+
+def negate(x: Tensor, *, name: str | None = None) -> Tensor:
+    return call(Negate(), x, name=name)
+
+
+def sign(x: Tensor, *, name: str | None = None) -> Tensor:
+    return call(Sign(), x, name=name)
+
+
+def floor(x: Tensor, *, name: str | None = None) -> Tensor:
+    return call(Floor(), x, name=name)
+
+
+def ceil(x: Tensor, *, name: str | None = None) -> Tensor:
+    return call(Ceil(), x, name=name)
+
+
+def round_half_even(x: Tensor, *, name: str | None = None) -> Tensor:
+    return call(RoundHalfEven(), x, name=name)
+
+
+def identity(x: Tensor, *, name: str | None = None) -> Tensor:
+    return call(Identity(), x, name=name)
+
+
+def detach(x: Tensor, *, name: str | None = None) -> Tensor:
+    """x, through which no gradient flows."""
+    return call(Detach(), x, name=name)
+
+
+def scale(x: Tensor, factor: float, *, name: str | None = None) -> Tensor:
+    """factor * x"""
+    return call(Scale(fitting("scale", x, factor)), x, name=name)
+
+
+def shift(x: Tensor, amount: float, *, name: str | None = None) -> Tensor:
+    """x + amount"""
+    return call(Shift(fitting("shift", x, amount)), x, name=name)
+
+
+def clip(x: Tensor, minimum: float | None = None, maximum: float | None = None, *, name: str | None = None) -> Tensor:
+    """x limited to [minimum, maximum]; at least one is given."""
+    if minimum is None and maximum is None:
+        raise ConfigError("clip needs a minimum, a maximum, or both")
+    low, high = (None if bound is None else fitting("clip", x, bound) for bound in (minimum, maximum))
+    return call(Clip(low, high), x, name=name)
+
+
+def fill_like(x: Tensor, value: float, *, dtype: DType | None = None, name: str | None = None) -> Tensor:
+    """A tensor of x's shape, and of its element type unless `dtype` says otherwise, filled with `value`."""
+    return call(FillLike(value if dtype else fitting("fill_like", x, value), dtype), x, name=name)
+
+
+def cast(x: Tensor, dtype: DType, *, name: str | None = None) -> Tensor:
+    """x as another element type; x itself if it has it."""
+    return x if x.type.dtype is dtype else call(Cast(dtype), x, name=name)
+
+
+def fitting(what: str, x: Tensor, number: float) -> float:
+    """The number as an int or a float, as x's element type is; DtypeError if it would lose its fraction."""
+    if x.type.dtype.is_float:
+        return float(number)
+    if number != int(number):
+        raise DtypeError(f"{what}: {number} is no integer but the tensor is {x.type}; cast it to a float type first")
+    return int(number)

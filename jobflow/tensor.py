@@ -1,0 +1,122 @@
+"""Arithmetic operators for everything that is a tensor: values of a traced graph and eager tensors."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import Any, TypeAlias
+
+from jobflow.errors import JobError, user_line
+from jobflow.ops import elementwise as ew
+from jobflow.types import DType, Tensor, TensorType
+
+#: What may stand beside a tensor in an expression.  A number takes the tensor's element type.
+Operand: TypeAlias = "TensorOperators | Real | float"
+
+
+class TensorOperators:
+    """Operators over `type`; a mixin without state.
+
+    `==` and `!=` compare identity, because values are keys of dictionaries; `math.equal` compares elements.
+    Division by a number multiplies by its reciprocal, and division by zero (the number, or a number by zero elements) gives zeros,
+    as the legacy face has it.
+    """
+
+    __slots__ = ()
+    #: NumPy arrays and scalars on the left leave the operation to us
+    __array_ufunc__ = None
+    type: TensorType
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.type.ndim
+
+    def __bool__(self) -> bool:
+        raise JobError(f"{user_line()}: the truth of a {self.type} tensor is not known while a job is traced; use where(condition, x, y)")
+
+    def __neg__(self) -> Any:
+        return ew.negate(self)
+
+    def __pos__(self) -> Any:
+        return self
+
+    def __abs__(self) -> Any:
+        return ew.absolute(self)
+
+    def __add__(self, other: Operand) -> Any:
+        if _is_number(other):
+            return ew.shift(self, other)
+        return ew.add(self, other) if _is_tensor(other) else NotImplemented
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Operand) -> Any:
+        if _is_number(other):
+            return ew.shift(self, -other)
+        return ew.subtract(self, other) if _is_tensor(other) else NotImplemented
+
+    def __rsub__(self, other: Operand) -> Any:
+        return ew.shift(ew.negate(self), other) if _is_number(other) else NotImplemented
+
+    def __mul__(self, other: Operand) -> Any:
+        if _is_number(other):
+            return ew.scale(self, other)
+        return ew.multiply(self, other) if _is_tensor(other) else NotImplemented
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Operand) -> Any:
+        if _is_number(other):
+            return ew.scale(self, 1.0 / other if other else 0.0)
+        return ew.divide(self, other) if _is_tensor(other) else NotImplemented
+
+    def __rtruediv__(self, other: Operand) -> Any:
+        return ew.scale(ew.reciprocal_no_nan(self), other) if _is_number(other) else NotImplemented
+
+    def __mod__(self, other: Operand) -> Any:
+        return _with(ew.floor_mod, self, other)
+
+    def __rmod__(self, other: Operand) -> Any:
+        return ew.floor_mod(ew.fill_like(self, other), self) if _is_number(other) else NotImplemented
+
+    def __pow__(self, other: Operand) -> Any:
+        if _is_number(other):
+            return ew.scalar_power(self, other)
+        return ew.power(self, other) if _is_tensor(other) else NotImplemented
+
+    def __rpow__(self, other: Operand) -> Any:
+        return ew.power(ew.fill_like(self, other), self) if _is_number(other) else NotImplemented
+
+    def __lt__(self, other: Operand) -> Any:
+        return _with(ew.less, self, other)
+
+    def __le__(self, other: Operand) -> Any:
+        return _with(ew.less_equal, self, other)
+
+    def __gt__(self, other: Operand) -> Any:
+        return _with(ew.greater, self, other)
+
+    def __ge__(self, other: Operand) -> Any:
+        return _with(ew.greater_equal, self, other)
+
+
+def _is_number(other: Any) -> Any:
+    return isinstance(other, Real)
+
+
+def _is_tensor(other: Any) -> bool:
+    return isinstance(other, Tensor)
+
+
+def _with(function: Any, x: Tensor, other: Any) -> Any:
+    """`function` of two tensors; a number becomes a tensor like `x`."""
+    if _is_number(other):
+        return function(x, ew.fill_like(x, other))
+    return function(x, other) if _is_tensor(other) else NotImplemented
