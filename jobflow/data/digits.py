@@ -1,0 +1,72 @@
+"""MNIST's stand-in: the UCI handwritten digits, 1,797 images of 8x8 pixels, drawn and shifted to MNIST's exact shapes.
+
+The images are split into train and test *before* they are multiplied, so no test image is a shifted train image.  Each is
+scaled to the 20x20 box that MNIST draws its digits in, put in the middle of 28x28, and shifted by up to 3 pixels each way;
+the shifts of one image are all different.  Everything is a function of the fixed seeds below.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+from typing import TypeAlias
+
+import numpy as np
+
+Images: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+
+TEST_ORIGINALS = 297
+TRAIN_SIZE, TEST_SIZE = 60_000, 10_000
+BOX, EDGE = 20, 28
+REACH = 3
+SPLIT_SEED, TRAIN_SEED, TEST_SEED = 1998, 60, 10
+
+
+def originals() -> tuple[Images, Images]:
+    """The 1,797 images, uint8[1797,8,8] with values 0..16, and their labels."""
+    with importlib.resources.as_file(importlib.resources.files("jobflow.data") / "digits.npz") as path, np.load(path) as archive:
+        return archive["images"], archive["labels"]
+
+
+def weights(size: int, target: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """W[target, size] of bilinear interpolation between pixel centres, times 2 * target: whole numbers, so the same on every machine."""
+    unit = 2 * target
+    centre = np.clip((2 * np.arange(target) + 1) * size - target, 0, (size - 1) * unit)
+    low = np.minimum(centre // unit, size - 2)
+    result = np.zeros((target, size), np.int64)
+    result[np.arange(target), low] = unit - (centre - low * unit)
+    result[np.arange(target), low + 1] = centre - low * unit
+    return result
+
+
+def scaled(images: Images, target: int) -> Images:
+    """Images of 8x8 pixels with values 0..16 as target x target pixels with values 0..255."""
+    w = weights(images.shape[1], target)
+    whole = 16 * (2 * target) ** 2
+    return np.asarray((w @ images.astype(np.int64) @ w.T * 255 + whole // 2) // whole, dtype=np.uint8)
+
+
+def expanded(images: Images, labels: Images, size: int, seed: int) -> tuple[Images, Images]:
+    """`size` shifted copies of the images, as evenly as possible, in random order: uint8[size,28,28], uint8[size]."""
+    random = np.random.RandomState(seed)
+    side = 2 * REACH + 1
+    copies = -(-size // len(images))
+    shifts = np.argsort(random.random_sample((len(images), side * side)), axis=1)[:, :copies]
+    which = np.tile(np.arange(len(images)), copies)[:size]
+    down, right = np.divmod(shifts.T.reshape(-1)[:size], side)
+    frame = np.zeros((len(images), EDGE + 2 * REACH, EDGE + 2 * REACH), np.uint8)
+    start = (EDGE - BOX) // 2 + REACH
+    frame[:, start : start + BOX, start : start + BOX] = scaled(images, BOX)
+    windows = np.lib.stride_tricks.sliding_window_view(frame, (EDGE, EDGE), axis=(1, 2))
+    order = random.permutation(size)
+    return windows[which[order], down[order], right[order]], labels[which[order]]
+
+
+def like_mnist() -> tuple[tuple[Images, Images], tuple[Images, Images]]:
+    """((train images, labels), (test images, labels)) in MNIST's shapes: uint8[60000,28,28] and uint8[10000,28,28]."""
+    images, labels = originals()
+    order = np.random.RandomState(SPLIT_SEED).permutation(len(images))
+    test, train = order[:TEST_ORIGINALS], order[TEST_ORIGINALS:]
+    return (
+        expanded(images[train], labels[train], TRAIN_SIZE, TRAIN_SEED),
+        expanded(images[test], labels[test], TEST_SIZE, TEST_SEED),
+    )

@@ -1,0 +1,103 @@
+"""Fetching a file once per node.
+
+The first process that creates ``<file>.lock`` downloads to a temporary file and renames it; the others wait for the lock to
+go.  What they find then is the answer: if the file is not there, the attempt of the first one failed and is not repeated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import queue
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+#: seconds without an answer, or without a byte, after which a download is given up
+PATIENCE = 3.0
+#: seconds after which a lock that nobody has touched belongs to a process that died
+STALE = 15.0
+PIECE = 1 << 18
+
+
+def fetch(url: str, target: Path, patience: float = PATIENCE) -> bool:
+    """Make `target` hold what `url` serves.  False if it cannot be had; OSError if `target` cannot be written."""
+    lock = target.with_name(target.name + ".lock")
+    try:
+        handle = _take(lock)
+    except FileExistsError:
+        _wait(lock)
+        return target.exists()
+    try:
+        os.close(handle)
+        return target.exists() or _download(url, target, lock, patience)
+    finally:
+        lock.unlink(missing_ok=True)
+
+
+def _take(lock: Path) -> int:
+    return os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+
+
+def _wait(lock: Path) -> None:
+    """Until the lock has gone, or nobody has touched it for so long that nobody will."""
+    with contextlib.suppress(FileNotFoundError):
+        while time.time() - lock.stat().st_mtime < STALE:
+            time.sleep(0.05)
+        lock.unlink(missing_ok=True)
+
+
+def _download(url: str, target: Path, lock: Path, patience: float) -> bool:
+    try:
+        with _answer(url, patience) as source, _replacing(target) as file:
+            while piece := source.read(PIECE):
+                file.write(piece)
+                os.utime(lock)
+            expected = source.headers["Content-Length"]
+            if expected is not None and file.tell() != int(expected):
+                raise ConnectionError(f"{url} broke off after {file.tell()} of {expected} bytes")
+    except (TimeoutError, urllib.error.URLError, ConnectionError, http.client.HTTPException):
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _replacing(target: Path) -> Iterator[IO[bytes]]:
+    """A temporary file that becomes `target` in one step if all went well, and vanishes otherwise."""
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=target.name + ".") as folder:
+        part = Path(folder) / "part"
+        with part.open("wb") as file:
+            yield file
+        part.replace(target)
+
+
+@contextlib.contextmanager
+def _answer(url: str, patience: float) -> Iterator[Any]:
+    """The opened `url`; TimeoutError if there is no answer in time.
+
+    A socket's timeout does not bound the look-up of the host's name, so the connection is opened on a thread that is left behind
+    when it is late.
+    """
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def connect() -> None:
+        try:
+            answers.put(urllib.request.urlopen(url, timeout=patience))
+        except OSError as error:
+            answers.put(error)
+
+    threading.Thread(target=connect, name="download", daemon=True).start()
+    try:
+        answer = answers.get(timeout=patience)
+    except queue.Empty:
+        raise TimeoutError(f"no answer within {patience:g} s from {url}") from None
+    if isinstance(answer, OSError):
+        raise answer
+    with contextlib.closing(answer):
+        yield answer

@@ -1,0 +1,114 @@
+"""MNIST, from the first of: an archive, the four IDX files, a download of the archive, the digits that come with the package."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from jobflow.data.digits import like_mnist
+from jobflow.data.download import fetch
+from jobflow.errors import ArgumentError, JobflowError, user_line
+from jobflow.notices import notice
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Pair: TypeAlias = tuple[Array, Array]
+
+URL = "https://oneflow-public.oss-cn-beijing.aliyuncs.com/datasets/mnist.npz"
+SHA256 = "63d4344077849053dc3036b247fa012b2b381de53fd055a66b539dffd76cf08e"
+ARCHIVE_NAMES = ("x_train", "y_train", "x_test", "y_test")
+#: as they are published, and as browsers and scripts rename them
+IDX_NAMES = (
+    ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+    ("train-images.idx3-ubyte", "train-labels.idx1-ubyte", "t10k-images.idx3-ubyte", "t10k-labels.idx1-ubyte"),
+)
+
+
+def load_mnist(
+    train_batch_size: int = 100,
+    test_batch_size: int = 100,
+    data_format: str = "NCHW",
+    url: str = URL,
+    hash_check: str = SHA256,
+    out_dir: str = ".",
+) -> tuple[Pair, Pair]:
+    """((train images, train labels), (test images, test labels)), cut into batches.
+
+    Images are float32[batches, batch, 1, 28, 28] in 0..1 (``NHWC``: [batches, batch, 28, 28, 1]), labels int32[batches, batch].
+    Looks in `out_dir` for ``mnist.npz`` (whose SHA-256 must be `hash_check`) or for the four IDX files, packed with gzip or not; else
+    downloads `url`; else says so and serves the digits that come with jobflow, expanded to MNIST's 60,000 and 10,000 images.
+
+    Raises: ArgumentError for a batch size that does not divide the images or an unknown format; JobflowError for a damaged file.
+    """
+    if data_format not in ("NCHW", "NHWC"):
+        raise ArgumentError(f'load_mnist at {user_line()}: data_format is {data_format!r}; it must be "NCHW" or "NHWC"')
+    train, test = _find(Path(out_dir), url, hash_check)
+    return _batches("train", *train, train_batch_size, data_format), _batches("test", *test, test_batch_size, data_format)
+
+
+def _find(folder: Path, url: str, hash_check: str) -> tuple[Pair, Pair]:
+    archive = folder / "mnist.npz"
+    if not archive.exists():
+        files = _idx_files(folder)
+        if files:
+            images, labels, test_images, test_labels = map(read_idx, files)
+            return (images, labels), (test_images, test_labels)
+        folder.mkdir(parents=True, exist_ok=True)
+        if not fetch(url, archive):
+            notice(
+                f"MNIST IS NOT HERE: no mnist.npz or IDX files in {folder.resolve()} and no download from {url}; "
+                "using the UCI digits that come with jobflow, shifted to MNIST's shapes, instead"
+            )
+            return like_mnist()
+    return _read_archive(archive, hash_check)
+
+
+def _read_archive(path: Path, hash_check: str) -> tuple[Pair, Pair]:
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != hash_check:
+        raise JobflowError(
+            f"{path}: SHA-256 is {found}, expected {hash_check}; remove the file to have it downloaded again, or pass its own hash_check"
+        )
+    with np.load(path) as archive:
+        missing = [name for name in ARCHIVE_NAMES if name not in archive]
+        if missing:
+            raise JobflowError(f"{path}: no array called {', '.join(missing)}; it holds {', '.join(archive.files)}")
+        images, labels, test_images, test_labels = (archive[name] for name in ARCHIVE_NAMES)
+    return (images, labels), (test_images, test_labels)
+
+
+def _idx_files(folder: Path) -> list[Path]:
+    """The four IDX files in the order of `ARCHIVE_NAMES`; empty if one is missing."""
+    for names in IDX_NAMES:
+        found = [next((p for p in (folder / name, folder / f"{name}.gz") if p.exists()), None) for name in names]
+        files = [path for path in found if path is not None]
+        if len(files) == len(names):
+            return files
+    return []
+
+
+def read_idx(path: Path) -> Array:
+    """The uint8 array in an IDX file: 0, 0, type 8, number of axes, then each size as a big-endian int32, then the elements."""
+    content = path.read_bytes()
+    if path.suffix == ".gz":
+        content = gzip.decompress(content)
+    head = np.frombuffer(content[:4], np.uint8)
+    if len(head) < 4 or head[:3].tolist() != [0, 0, 8]:
+        raise JobflowError(f"{path}: not an IDX file of bytes: it begins with {content[:4]!r}")
+    start = 4 + 4 * int(head[3])
+    shape = tuple(np.frombuffer(content[4:start], ">i4").tolist())
+    if len(content) - start != np.prod(shape, dtype=np.int64):
+        raise JobflowError(f"{path}: {len(content) - start} bytes of elements, but its shape {shape} needs {np.prod(shape, dtype=np.int64)}")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+
+
+def _batches(what: str, images: Array, labels: Array, size: int, data_format: str) -> Pair:
+    if size < 1 or len(images) % size:
+        raise ArgumentError(f"load_mnist at {user_line()}: {what}_batch_size {size} does not divide the {len(images)} {what} images")
+    axis = 2 if data_format == "NCHW" else 4
+    cut = images.astype(np.float32).reshape(-1, size, *images.shape[1:])
+    cut /= 255
+    return np.expand_dims(cut, axis), labels.astype(np.int32).reshape(-1, size)
