@@ -1,8 +1,14 @@
 """Move contiguous bytes between ranks, and nothing else: no tensor, no axis, no gradient is known here.
 
-A communicator belongs to one rank of a world.  Arrays are flat and contiguous.  `bind_*` prepares one operation on fixed
-arrays once and returns the calls that perform it at every step; every rank of `ranks` binds and calls the operations in the
-same order.  An operation that cannot finish because another rank failed raises AbortedError.
+A communicator belongs to one rank of a world.  Arrays are contiguous.  `bind_*` takes down one operation on fixed arrays and
+returns the calls that perform it at every step; a rank binds only the operations it takes part in, and all ranks bind and call
+them in one global order.  `seal` ends a series of binds: it is collective over the world, compares what the ranks bound, and
+makes the calls ready to run.  So a plan is bound as
+
+    allocate ... bind_* ... seal()        and a step is        for function, arguments in calls: function(*arguments)
+
+Arrays inside memory from `allocate` are read by the peers where they lie; others are copied to such memory first.  An operation
+that cannot finish because another rank failed raises AbortedError.  `name` is what messages call an operation.
 """
 
 from __future__ import annotations
@@ -28,28 +34,39 @@ class Communicator(Protocol):
         """
         ...
 
-    def bind_all_reduce(self, ranks: Sequence[int], source: Array, target: Array, reduce: Reduction) -> list[Call]:
-        """target = reduction of every rank's source, combined in rank order (so all ranks get identical bits)."""
+    def bind_all_reduce(self, ranks: Sequence[int], source: Array, target: Array, reduce: Reduction, name: str = "") -> list[Call]:
+        """target = reduction of every rank's source (target may be source); all ranks get identical bits.
+
+        Inside a node the sources are combined in the order of `ranks`; between nodes in MPI's order.
+        """
         ...
 
-    def bind_all_gather(self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int]) -> list[Call]:
+    def bind_all_gather(self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], name: str = "") -> list[Call]:
         """target = the ranks' sources, one after another; counts in elements."""
         ...
 
-    def bind_reduce_scatter(self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], reduce: Reduction) -> list[Call]:
+    def bind_reduce_scatter(
+        self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], reduce: Reduction, name: str = ""
+    ) -> list[Call]:
         """target = this rank's piece (counts[i] elements) of the reduction of all sources."""
         ...
 
-    def bind_all_to_all(self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], receives: Sequence[int]) -> list[Call]:
+    def bind_all_to_all(
+        self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], receives: Sequence[int], name: str = ""
+    ) -> list[Call]:
         """Piece i of source (counts[i] elements) goes to rank i; piece i of target (receives[i]) comes from it."""
         ...
 
-    def bind_send(self, peer: int, source: Array) -> list[Call]:
+    def bind_send(self, peer: int, source: Array, name: str = "") -> list[Call]:
         """Hand `source` to `peer`; when the call returns, source may be overwritten."""
         ...
 
-    def bind_receive(self, peer: int, target: Array) -> list[Call]:
+    def bind_receive(self, peer: int, target: Array, name: str = "") -> list[Call]:
         """Fill `target` with what `peer` sends."""
+        ...
+
+    def seal(self) -> None:
+        """Make the calls bound since the last seal ready to run.  Collective; PlanError if the ranks bound different things."""
         ...
 
     def barrier(self) -> None:
@@ -62,6 +79,10 @@ class Communicator(Protocol):
 
     def abort(self, reason: str) -> None:
         """Make every rank that waits, now or later, raise AbortedError(reason)."""
+        ...
+
+    def reset(self) -> None:
+        """Forget an abort, once no rank is inside a call any more."""
         ...
 
     def close(self) -> None:

@@ -30,6 +30,10 @@ class Device(Protocol):
         """All scratch handed out before may be handed out again."""
         ...
 
+    def activate(self) -> None:
+        """Make this device (and its stream) the current one of the calling thread; a world does it once per rank."""
+        ...
+
     def to_host(self, array: Array) -> Array:
         """A NumPy copy."""
         ...
@@ -37,3 +41,31 @@ class Device(Protocol):
     def synchronize(self) -> None:
         """Wait until everything launched has finished."""
         ...
+
+
+class Scratch:
+    """A grow-only buffer handed out from the front: `take` as often as an instruction needs, then `rewind`.
+
+    Arrays handed out before a `rewind` stay valid memory, but share it with what is handed out after: right for
+    instructions that run one after another.
+    """
+
+    def __init__(self, device: Device, alignment: int) -> None:
+        self._device = device
+        self._alignment = alignment
+        self._buffer = device.allocate(0)
+        self._used = 0
+
+    def take(self, shape: tuple[int, ...], dtype: DType) -> Array:
+        nbytes = dtype.itemsize
+        for n in shape:
+            nbytes *= n
+        if self._used + nbytes > self._buffer.size:
+            self._buffer = self._device.allocate(max(nbytes, 2 * int(self._buffer.size)))
+            self._used = 0
+        start = self._used
+        self._used = -(-(start + nbytes) // self._alignment) * self._alignment
+        return self._buffer[start : start + nbytes].view(dtype.numpy).reshape(shape)
+
+    def rewind(self) -> None:
+        self._used = 0

@@ -1,0 +1,275 @@
+"""Taking down operations until `seal`, which compares what the ranks bound before any of it runs.
+
+`bind_*` makes a `Record` and an `Operation` without calls.  `seal` exchanges one `Letter` per record - what the operation is,
+and where the peers find this rank's part - checks that the letters of an operation's ranks agree, and lets the communicator
+fill in the calls.
+"""
+
+from __future__ import annotations
+
+import weakref
+from bisect import bisect
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from jobflow.errors import PlanError
+from jobflow.layout import Reduction
+from jobflow.ops.base import Call
+from jobflow.types import Array
+
+
+class Place(NamedTuple):
+    """`nbytes` at `offset` of the owner's allocation number `region`."""
+
+    region: int
+    offset: int
+    nbytes: int
+
+
+class Letter(NamedTuple):
+    """What one rank tells the others about an operation it bound."""
+
+    kind: str
+    ranks: tuple[int, ...]
+    dtype: str
+    reduce: str
+    #: as bound; for a transfer the single number of elements
+    counts: tuple[int, ...]
+    receives: tuple[int, ...]
+    name: str
+    #: bytes of this rank's source
+    nbytes: int
+    #: where peers read this rank's source; None if nothing is to be read, or no memory is shared
+    source: Place | None
+    #: the other half of a source that is copied there first, so that two steps may overlap
+    twin: Place | None
+    #: where peers read this rank's piece of the result of a large all_reduce
+    result: Place | None
+    #: the target is the source
+    in_place: bool
+
+    @property
+    def agreed(self) -> tuple[Any, ...]:
+        """What must be the same on all ranks of the operation."""
+        return self.kind, self.dtype, self.reduce, () if self.kind == "all_to_all" else self.counts
+
+    def __str__(self) -> str:
+        name = f' "{self.name}"' if self.name else ""
+        return f"{self.kind}{name} of {self.dtype}{list(self.counts)} among {list(self.ranks)}"
+
+
+def _unsealed() -> None:
+    raise PlanError("a communication was called before seal() of its communicator")
+
+
+class Operation:
+    """The calls of one operation; with twin buffers, those of odd and even steps alternate."""
+
+    __slots__ = ("__weakref__", "_even", "_later", "_now")
+
+    def __init__(self) -> None:
+        self.fill([(_unsealed, ())])
+
+    def fill(self, even: list[Call], odd: list[Call] | None = None) -> None:
+        self._even = self._now = even
+        self._later = even if odd is None else odd
+
+    def rewind(self) -> None:
+        """Begin with an even step again."""
+        if self._now is not self._even:
+            self._now, self._later = self._later, self._now
+
+    def run(self) -> None:
+        calls = self._now
+        self._now = self._later
+        self._later = calls
+        for function, arguments in calls:
+            function(*arguments)
+
+
+class Regions:
+    """This rank's allocations, found again by address."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._places: list[Place] = []
+
+    def add(self, index: int, array: Array) -> None:
+        at = bisect(self._starts, address(array))
+        self._starts.insert(at, address(array))
+        self._places.insert(at, Place(index, 0, array.nbytes))
+
+    def locate(self, array: Array) -> Place | None:
+        """Where a contiguous array lies; None if it is not wholly inside one allocation."""
+        start = address(array)
+        at = bisect(self._starts, start) - 1
+        if at < 0:
+            return None
+        offset = start - self._starts[at]
+        index, _, nbytes = self._places[at]
+        return Place(index, offset, array.nbytes) if offset + array.nbytes <= nbytes else None
+
+    def clear(self) -> None:
+        self._starts.clear()
+        self._places.clear()
+
+
+def address(array: Array) -> int:
+    """Of the first byte."""
+    return int(array.__array_interface__["data"][0])
+
+
+@dataclass
+class Record:
+    """One operation that this rank bound; `source` and `target` are flat, and empty where there is none."""
+
+    kind: str
+    ranks: tuple[int, ...]
+    source: Array
+    target: Array
+    counts: tuple[int, ...]
+    receives: tuple[int, ...] = ()
+    reduce: Reduction | None = None
+    name: str = ""
+    operation: Operation = field(default_factory=Operation)
+
+    @property
+    def label(self) -> str:
+        return f'{self.kind} "{self.name}" of ranks {list(self.ranks)}' if self.name else f"{self.kind} of ranks {list(self.ranks)}"
+
+    def letter(self, source: Place | None = None, twin: Place | None = None, result: Place | None = None, in_place: bool = False) -> Letter:
+        reduce = self.reduce.value if self.reduce else ""
+        about = (self.kind, self.ranks, str(self.source.dtype), reduce, self.counts, self.receives, self.name, self.source.nbytes)
+        return Letter(*about, source, twin, result, in_place)
+
+
+def flat(array: Array) -> Array:
+    """`array` as one axis, without a copy."""
+    if not array.flags.c_contiguous:
+        raise PlanError(f"communication needs contiguous arrays, got shape {array.shape} with strides {array.strides}")
+    return array.reshape(-1)
+
+
+class Recorder:
+    """The binding half of a communicator; `_complete` is what a subclass adds."""
+
+    rank: int
+    size: int
+
+    def __init__(self) -> None:
+        self._records: list[Record] = []
+        self._sealed: weakref.WeakSet[Operation] = weakref.WeakSet()
+
+    def bind_all_reduce(self, ranks: Sequence[int], source: Array, target: Array, reduce: Reduction, name: str = "") -> list[Call]:
+        return self._bind("all_reduce", ranks, source, target, (source.size,), (source.size, source.size), (), reduce, name)
+
+    def bind_all_gather(self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], name: str = "") -> list[Call]:
+        return self._bind("all_gather", ranks, source, target, counts, (self._own(ranks, counts), sum(counts)), (), None, name)
+
+    def bind_reduce_scatter(
+        self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], reduce: Reduction, name: str = ""
+    ) -> list[Call]:
+        return self._bind("reduce_scatter", ranks, source, target, counts, (sum(counts), self._own(ranks, counts)), (), reduce, name)
+
+    def bind_all_to_all(
+        self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], receives: Sequence[int], name: str = ""
+    ) -> list[Call]:
+        return self._bind("all_to_all", ranks, source, target, counts, (sum(counts), sum(receives)), receives, None, name)
+
+    def bind_send(self, peer: int, source: Array, name: str = "") -> list[Call]:
+        return self._bind("transfer", (self.rank, peer), source, source[:0], (source.size,), (source.size, 0), (), None, name)
+
+    def bind_receive(self, peer: int, target: Array, name: str = "") -> list[Call]:
+        return self._bind("transfer", (peer, self.rank), target[:0], target, (target.size,), (0, target.size), (), None, name)
+
+    def _own(self, ranks: Sequence[int], counts: Sequence[int]) -> int:
+        return counts[list(ranks).index(self.rank)]
+
+    def _bind(
+        self,
+        kind: str,
+        ranks: Sequence[int],
+        source: Array,
+        target: Array,
+        counts: Sequence[int],
+        sizes: tuple[int, int],
+        receives: Sequence[int],
+        reduce: Reduction | None,
+        name: str,
+    ) -> list[Call]:
+        record = Record(kind, tuple(ranks), flat(source), flat(target), tuple(counts), tuple(receives), reduce, name)
+        if self.rank not in record.ranks or not all(0 <= rank < self.size for rank in record.ranks) or len(set(ranks)) != len(ranks):
+            raise PlanError(f"rank {self.rank} of {self.size} bound {record.label}: it must be one of them, and each of them exist once")
+        if (source.size, target.size) != sizes or source.dtype != target.dtype:
+            got = f"{source.dtype}[{source.size}] -> {target.dtype}[{target.size}]"
+            raise PlanError(f"rank {self.rank} bound {record.label}: counts ask for [{sizes[0]}] -> [{sizes[1]}] of one type, got {got}")
+        self._records.append(record)
+        return [(record.operation.run, ())]
+
+    def seal(self) -> None:
+        records, self._records = self._records, []
+        letters = self.exchange(self._write(records))
+        parts = match(letters)
+        self._prepare({ranks for ranks in parts if len(ranks) > 1})
+        position: dict[tuple[int, ...], int] = defaultdict(int)
+        for record in records:
+            self._complete(record, parts[record.ranks][position[record.ranks]])
+            position[record.ranks] += 1
+            self._sealed.add(record.operation)
+
+    def rewind(self) -> None:
+        """As if no operation had been called yet, and none bound since the last seal."""
+        self._records.clear()
+        for operation in self._sealed:
+            operation.rewind()
+
+    def exchange(self, item: Any) -> list[Any]:
+        raise NotImplementedError
+
+    def _write(self, records: Sequence[Record]) -> list[Letter]:
+        """The letters for `records`; a subclass that shares memory says where the peers find them."""
+        return [record.letter() for record in records]
+
+    def _prepare(self, groups: set[tuple[int, ...]]) -> None:
+        """`groups` of ranks are about to be used; all ranks of the world call this with the same ones."""
+
+    def _complete(self, record: Record, letters: Sequence[Letter]) -> None:
+        """Fill in `record.operation`; `letters` are those of `record.ranks`, in that order."""
+        raise NotImplementedError
+
+
+def match(letters: Sequence[Sequence[Letter]]) -> dict[tuple[int, ...], list[list[Letter]]]:
+    """For each group of ranks its operations in order, each as the letters of its ranks; PlanError where ranks disagree."""
+    written: dict[tuple[int, ...], dict[int, list[Letter]]] = defaultdict(lambda: defaultdict(list))
+    for rank, row in enumerate(letters):
+        for letter in row:
+            written[letter.ranks][rank].append(letter)
+    parts: dict[tuple[int, ...], list[list[Letter]]] = {}
+    for ranks, rows in written.items():
+        _compare(ranks, rows)
+        parts[ranks] = [list(column) for column in zip(*(rows[rank] for rank in ranks), strict=True)]
+    return parts
+
+
+def _compare(ranks: tuple[int, ...], rows: dict[int, list[Letter]]) -> None:
+    first, *others = ranks
+    for other in others:
+        for number, (a, b) in enumerate(zip(rows[first], rows[other], strict=False)):
+            if a.agreed != b.agreed:
+                raise PlanError(f"ranks {first} and {other} disagree at communication {number} between them: {a} versus {b}")
+        if len(rows[first]) != len(rows[other]):
+            counts = f"rank {first} bound {len(rows[first])} communications, rank {other} bound {len(rows[other])}"
+            raise PlanError(f"ranks {first} and {other} disagree among {list(ranks)}: {counts}")
+    for column in zip(*(rows[rank] for rank in ranks), strict=True):
+        if column[0].kind == "all_to_all":
+            _compare_pieces(ranks, column)
+
+
+def _compare_pieces(ranks: tuple[int, ...], column: Sequence[Letter]) -> None:
+    for i, giver in enumerate(column):
+        for j, taker in enumerate(column):
+            if giver.counts[j] != taker.receives[i]:
+                disagree = f"rank {ranks[i]} sends {giver.counts[j]} elements, rank {ranks[j]} expects {taker.receives[i]}"
+                raise PlanError(f"{giver}: {disagree}")

@@ -1,0 +1,241 @@
+"""Collectives over memory that the ranks can read of each other: threads, or processes with a shared window.
+
+Every operation is `meet, read what the peers have, meet again`: the first meeting says that all sources are ready, the second
+that all have been read and may be overwritten.
+
+* A small source is copied into one of two buffers first (twins, used in turn).  The meeting of the next step then proves that
+  everybody has left this one, so a second meeting is not needed: half the waiting.  So is a source that peers cannot read.
+* all_reduce: each rank combines all sources into its own target.  Large ones of more than two ranks, and those in place, go in
+  two halves: each rank combines its piece of the sources, all meet, and each copies the others' pieces.
+* Sources are always combined in the order of `ranks`, so all ranks get the same bits.
+* Sums of more than two sources go block by block, so that the partial sum stays in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Any, Protocol
+
+import numpy as np
+
+from jobflow.layout import cut
+from jobflow.ops.base import Call
+from jobflow.runtime.comm.record import Letter, Place, Record, address
+from jobflow.runtime.comm.solo import copying
+from jobflow.types import Array
+
+#: bytes; up to here a copy costs less than a meeting
+SMALL = 32 * 1024
+#: bytes; two sources and a sum of this size fit a core's own cache
+BLOCK = 128 * 1024
+#: bytes; staged sources start on cache lines
+LINE = 64
+
+#: Waits until all ranks of a group are there; the argument says what for.
+Meet = Callable[[str], None]
+
+
+class Memory(Protocol):
+    """What the algorithms need of whoever shares memory among the ranks of a node."""
+
+    def allocate(self, nbytes: int) -> Array:
+        """See `Communicator.allocate`; collective over the node."""
+        ...
+
+    def locate(self, array: Array) -> Place | None:
+        """Where a contiguous array lies in this rank's allocations; None if the peers cannot read it."""
+        ...
+
+    def look(self, rank: int, place: Place) -> Array:
+        """The bytes of a peer."""
+        ...
+
+    def gates(self, groups: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Meet]:
+        """How each group of ranks meets; collective over the node, which names the same groups."""
+        ...
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Offsets in the staging memory of one seal; None where the array itself can be read, or there is nothing to read."""
+
+    source: int | None = None
+    twin: int | None = None
+    result: int | None = None
+
+
+class Staging:
+    """Adds up what a series of records needs."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def take(self, nbytes: int) -> int:
+        offset = self.size
+        self.size += -(-nbytes // LINE) * LINE
+        return offset
+
+
+class SharedOperations:
+    """Writes the letters of one rank's records and fills in their calls, over one `Memory`."""
+
+    def __init__(self, memory: Memory, rank: int) -> None:
+        self._memory = memory
+        self._rank = rank
+        self._gates: dict[tuple[int, ...], Meet] = {}
+
+    def write(self, records: Sequence[Record]) -> list[Letter]:
+        """Collective over the node: sources that must be copied get memory here."""
+        staging = Staging()
+        seats = [self._seat(record, staging) for record in records]
+        base = self._memory.locate(self._memory.allocate(staging.size))
+        return [self._letter(record, seat, base) for record, seat in zip(records, seats, strict=True)]
+
+    def prepare(self, groups: Iterable[tuple[int, ...]]) -> None:
+        """Make the gates that are still missing; collective over the node."""
+        new = sorted({tuple(sorted(group)) for group in groups} - set(self._gates))
+        if new:
+            self._gates.update(self._memory.gates(new))
+
+    def complete(self, record: Record, letters: Sequence[Letter]) -> None:
+        """Fill in the calls of `record`, whose ranks wrote `letters`."""
+        if not any(letter.nbytes for letter in letters):
+            record.operation.fill([])
+            return
+        alternate = all(letter.twin is not None or letter.nbytes == 0 for letter in letters)
+        series = [self._series(record, letters, odd, not alternate) for odd in (False, True)[: 1 + alternate]]
+        record.operation.fill(*series)
+
+    def _seat(self, record: Record, staging: Staging) -> Seat:
+        nbytes = record.source.nbytes
+        if nbytes == 0 or len(record.ranks) == 1:
+            return Seat()
+        if nbytes <= SMALL:
+            return Seat(staging.take(nbytes), staging.take(nbytes))
+        own_piece = self._own_piece(record) if record.kind == "all_reduce" else None
+        piece = None if own_piece is None or self._memory.locate(record.target) else staging.take(own_piece.nbytes)
+        direct = self._memory.locate(record.source) is not None and not self._disturbs(record)
+        return Seat(None if direct else staging.take(nbytes), None, piece)
+
+    def _own_piece(self, record: Record) -> Array:
+        start, stop = cut(record.target.size, len(record.ranks))[record.ranks.index(self._rank)]
+        return record.target[start:stop]
+
+    def _disturbs(self, record: Record) -> bool:
+        """True if writing the target may change what peers still read of the source."""
+        if not _overlap(record.source, record.target):
+            return False
+        if record.kind == "all_reduce":
+            return _span(record.source) != _span(record.target)
+        me = record.ranks.index(self._rank)
+        start, stop = _offsets(record.counts)[me : me + 2]
+        if record.kind == "all_gather":
+            return _span(record.source) != _span(record.target[start:stop])
+        # of the source of a reduce_scatter, a rank's own piece is read by nobody else
+        return record.kind != "reduce_scatter" or _span(record.target) != _span(record.source[start:stop])
+
+    def _letter(self, record: Record, seat: Seat, base: Place | None) -> Letter:
+        def staged(offset: int | None, nbytes: int) -> Place | None:
+            return None if base is None or offset is None else Place(base.region, base.offset + offset, nbytes)
+
+        nbytes = record.source.nbytes
+        if nbytes == 0 or len(record.ranks) == 1:
+            return record.letter()
+        if nbytes <= SMALL:
+            return record.letter(staged(seat.source, nbytes), staged(seat.twin, nbytes))
+        source = self._memory.locate(record.source) if seat.source is None else staged(seat.source, nbytes)
+        if record.kind != "all_reduce":
+            return record.letter(source)
+        piece = self._own_piece(record)
+        result = self._memory.locate(piece) if seat.result is None else staged(seat.result, piece.nbytes)
+        return record.letter(source, None, result, seat.source is None and _overlap(record.source, record.target))
+
+    def _series(self, record: Record, letters: Sequence[Letter], odd: bool, depart: bool) -> list[Call]:
+        meet: Call = (self._gates[tuple(sorted(record.ranks))], (record.label,))
+        places = [letter.twin if odd else letter.source for letter in letters]
+        sources = [self._array(rank, place, record) for rank, place in zip(record.ranks, places, strict=True)]
+        me = record.ranks.index(self._rank)
+        stage = copying(record.source, sources[me]) if record.source.size else []
+        return [*stage, meet, *self._reads(record, me, sources, letters, meet), *([meet] if depart else [])]
+
+    def _array(self, rank: int, place: Place | None, record: Record) -> Array:
+        return record.source[:0] if place is None else self._memory.look(rank, place).view(record.source.dtype)
+
+    def _reads(self, record: Record, me: int, sources: Sequence[Array], letters: Sequence[Letter], meet: Call) -> list[Call]:
+        target = record.target
+        if record.kind == "transfer":
+            return copying(sources[0], target) if target.size else []
+        if record.kind == "all_gather":
+            return _gathering(sources, target, record.counts, me)
+        if record.kind == "all_to_all":
+            starts = [_offsets(letter.counts)[me] for letter in letters]
+            pieces = [source[a : a + n] for source, a, n in zip(sources, starts, record.receives, strict=True)]
+            return _gathering(pieces, target, record.receives, me)
+        assert record.reduce is not None
+        if record.kind == "reduce_scatter":
+            start, stop = _offsets(record.counts)[me : me + 2]
+            return combining(record.reduce.ufunc, [source[start:stop] for source in sources], target)
+        large = letters[0].nbytes > SMALL
+        if large and (len(letters) > 2 or any(letter.in_place for letter in letters)):
+            return self._halves(record, me, sources, letters, meet)
+        return combining(record.reduce.ufunc, sources, target)
+
+    def _halves(self, record: Record, me: int, sources: Sequence[Array], letters: Sequence[Letter], meet: Call) -> list[Call]:
+        assert record.reduce is not None
+        spans = cut(record.target.size, len(record.ranks))
+        results = [self._array(rank, letter.result, record) for rank, letter in zip(record.ranks, letters, strict=True)]
+        first = combining(record.reduce.ufunc, [source[slice(*spans[me])] for source in sources], results[me])
+        return [*first, meet, *_gathering(results, record.target, [stop - start for start, stop in spans], me)]
+
+
+def _span(array: Array) -> tuple[int, int]:
+    start = address(array)
+    return start, start + array.nbytes
+
+
+def _overlap(a: Array, b: Array) -> bool:
+    (start_a, stop_a), (start_b, stop_b) = _span(a), _span(b)
+    return start_a < stop_b and start_b < stop_a
+
+
+def _offsets(counts: Sequence[int]) -> list[int]:
+    return list(accumulate(counts, initial=0))
+
+
+def _gathering(pieces: Sequence[Array], target: Array, counts: Sequence[int], me: int) -> list[Call]:
+    """target = the pieces, one after another; each rank begins with its own, so that not all read the same memory at once."""
+    n = len(pieces)
+    offsets = _offsets(counts)
+    calls: list[Call] = []
+    for i in range(me, me + n):
+        calls += copying(pieces[i % n], target[offsets[i % n] : offsets[i % n + 1]])
+    return calls
+
+
+def _combine(ufunc: Any, a: Array, b: Array, out: Array) -> Call:
+    # NumPy 2.4 deprecates a positional output of maximum and minimum; that of add costs less than a keyword
+    return (ufunc, (a, b, out)) if ufunc is np.add else (partial(ufunc, out=out), (a, b))
+
+
+def combining(ufunc: Any, sources: Sequence[Array], target: Array) -> list[Call]:
+    """target = sources[0] + sources[1] + ... from left to right; target may be one of them."""
+    if target.size == 0:
+        return []
+    if len(sources) == 1:
+        return copying(sources[0], target)
+    if len(sources) == 2:
+        return [_combine(ufunc, *sources, target)]
+    length = max(1, BLOCK // target.itemsize)
+    spare = np.empty(min(length, target.size), target.dtype) if any(_overlap(target, source) for source in sources) else None
+    calls: list[Call] = []
+    for start in range(0, target.size, length):
+        parts = [source[start : start + length] for source in sources]
+        out = target[start : start + length]
+        so_far = out if spare is None else spare[: out.size]
+        calls.append(_combine(ufunc, parts[0], parts[1], so_far))
+        calls += [_combine(ufunc, so_far, part, so_far) for part in parts[2:-1]]
+        calls.append(_combine(ufunc, so_far, parts[-1], out))
+    return calls

@@ -1,0 +1,86 @@
+"""A world of one rank: every collective is a copy, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jobflow.errors import AbortedError, PlanError
+from jobflow.layout import Reduction
+from jobflow.ops.base import Call
+from jobflow.runtime.device.base import Device
+from jobflow.types import Array
+
+
+def copying(source: Array, target: Array) -> list[Call]:
+    """target = source, by no call at all where they are the same memory."""
+    if source.size != target.size or source.dtype != target.dtype:
+        raise PlanError(f"{source.dtype}[{source.size}] does not fill {target.dtype}[{target.size}]")
+    if source.size == 0:
+        return []
+    if isinstance(source, np.ndarray):
+        same = source.__array_interface__["data"] == target.__array_interface__["data"]
+        return [] if same else [(np.copyto, (target, source))]
+    return [] if source.data.ptr == target.data.ptr else [(target.__setitem__, (..., source))]
+
+
+class SoloCommunicator:
+    """The only rank."""
+
+    rank = 0
+    size = 1
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._reason: str | None = None
+
+    def allocate(self, nbytes: int) -> Array:
+        return self._device.allocate(nbytes)
+
+    def bind_all_reduce(self, ranks: Sequence[int], source: Array, target: Array, reduce: Reduction, name: str = "") -> list[Call]:
+        return self._copy(ranks, source, target, name)
+
+    def bind_all_gather(self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], name: str = "") -> list[Call]:
+        return self._copy(ranks, source, target, name)
+
+    def bind_reduce_scatter(
+        self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], reduce: Reduction, name: str = ""
+    ) -> list[Call]:
+        return self._copy(ranks, source, target, name)
+
+    def bind_all_to_all(
+        self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], receives: Sequence[int], name: str = ""
+    ) -> list[Call]:
+        return self._copy(ranks, source, target, name)
+
+    def bind_send(self, peer: int, source: Array, name: str = "") -> list[Call]:
+        raise PlanError(f'a world of one rank has no rank {peer} to send "{name}" to')
+
+    def bind_receive(self, peer: int, target: Array, name: str = "") -> list[Call]:
+        raise PlanError(f'a world of one rank has no rank {peer} to receive "{name}" from')
+
+    def _copy(self, ranks: Sequence[int], source: Array, target: Array, name: str) -> list[Call]:
+        if tuple(ranks) != (0,):
+            raise PlanError(f'"{name}" is a communication of ranks {list(ranks)}, but this world has only rank 0')
+        return copying(source, target)
+
+    def seal(self) -> None:
+        """Nothing: the calls are ready when bound."""
+
+    def barrier(self) -> None:
+        if self._reason is not None:
+            raise AbortedError(self._reason)
+
+    def exchange(self, item: Any) -> list[Any]:
+        return [item]
+
+    def abort(self, reason: str) -> None:
+        self._reason = reason
+
+    def reset(self) -> None:
+        self._reason = None
+
+    def close(self) -> None:
+        """Nothing to give back."""

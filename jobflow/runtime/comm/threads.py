@@ -1,0 +1,163 @@
+"""Ranks that are threads of this process: all memory is shared, and waiting is done on locks (spinning would hold the GIL)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jobflow.errors import AbortedError
+from jobflow.runtime.comm.record import Letter, Place, Record, Recorder, Regions
+from jobflow.runtime.comm.shared import Meet, SharedOperations
+from jobflow.runtime.comm.solo import copying
+from jobflow.runtime.notice import say
+from jobflow.types import Array
+
+#: seconds after which a waiting rank says whom it waits for
+PATIENCE = 10.0
+
+
+class Gate:
+    """A barrier among some ranks of a room, passed again and again."""
+
+    def __init__(self, room: Room, ranks: tuple[int, ...]) -> None:
+        self._room = room
+        self._ranks = ranks
+        self._guard = threading.Lock()
+        self._waiting: dict[int, Any] = {}
+
+    def meet(self, rank: int, own: Any, what: str) -> None:
+        """Wait for all ranks; `own` is a lock that `rank` holds, and that whoever comes last releases."""
+        with self._guard:
+            if self._room.reason is not None:
+                raise AbortedError(self._room.reason)
+            last = len(self._waiting) + 1 == len(self._ranks)
+            if not last:
+                self._waiting[rank] = own
+            else:
+                locks = list(self._waiting.values())
+                self._waiting.clear()
+        if last:
+            for lock in locks:
+                lock.release()
+            return
+        while not own.acquire(timeout=PATIENCE):
+            self._complain(rank, what)
+        if self._room.reason is not None and rank in self._room.woken:
+            raise AbortedError(self._room.reason)
+
+    def _complain(self, rank: int, what: str) -> None:
+        with self._guard:
+            missing = [other for other in self._ranks if other not in self._waiting]
+        say(f"rank {rank} has waited {PATIENCE:g} s in {what} for ranks {missing}")
+
+    def wake(self) -> None:
+        """Let everybody who waits raise AbortedError."""
+        with self._guard:
+            waiting = dict(self._waiting)
+            self._waiting.clear()
+            self._room.woken.update(waiting)
+        for lock in waiting.values():
+            lock.release()
+
+
+class Room:
+    """What the ranks of one world of threads have in common."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.reason: str | None = None
+        #: ranks that an abort has let go while they waited
+        self.woken: set[int] = set()
+        self.regions: list[list[Array]] = [[] for _ in range(size)]
+        self.items: list[Any] = [None] * size
+        self._guard = threading.Lock()
+        self._gates: dict[tuple[int, ...], Gate] = {}
+
+    def gate(self, ranks: tuple[int, ...]) -> Gate:
+        with self._guard:
+            return self._gates.setdefault(ranks, Gate(self, ranks))
+
+    def abort(self, reason: str) -> None:
+        with self._guard:
+            if self.reason is None:
+                self.reason = reason
+            gates = list(self._gates.values())
+        for gate in gates:
+            gate.wake()
+
+    def reset(self) -> None:
+        """Forget an abort, once no rank is inside a call any more."""
+        self.reason = None
+        self.woken.clear()
+
+
+class ThreadsCommunicator(Recorder):
+    """One of the ranks of a room."""
+
+    def __init__(self, room: Room, rank: int, allocate: Callable[[int], Array]) -> None:
+        super().__init__()
+        self.rank = rank
+        self.size = room.size
+        self._room = room
+        self._allocate = allocate
+        self._regions = Regions()
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self._operations = SharedOperations(self, rank)
+        self._everybody = self._meeting(tuple(range(room.size)))
+
+    def allocate(self, nbytes: int) -> Array:
+        array = self._allocate(nbytes)
+        if nbytes:
+            self._regions.add(len(self._room.regions[self.rank]), array)
+            self._room.regions[self.rank].append(array)
+        return array
+
+    def locate(self, array: Array) -> Place | None:
+        return self._regions.locate(array)
+
+    def look(self, rank: int, place: Place) -> Array:
+        return self._room.regions[rank][place.region][place.offset : place.offset + place.nbytes]
+
+    def gates(self, groups: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Meet]:
+        return {group: self._meeting(group) for group in groups}
+
+    def _meeting(self, ranks: tuple[int, ...]) -> Meet:
+        gate, rank, own = self._room.gate(ranks), self.rank, self._lock
+        return lambda what: gate.meet(rank, own, what)
+
+    def _write(self, records: Sequence[Record]) -> list[Letter]:
+        return self._operations.write(records)
+
+    def _prepare(self, groups: set[tuple[int, ...]]) -> None:
+        self._operations.prepare(groups)
+
+    def _complete(self, record: Record, letters: Sequence[Letter]) -> None:
+        if len(record.ranks) == 1:
+            record.operation.fill(copying(record.source, record.target))
+        else:
+            self._operations.complete(record, letters)
+
+    def barrier(self) -> None:
+        self._everybody("a barrier of all ranks")
+
+    def exchange(self, item: Any) -> list[Any]:
+        items = self._room.items
+        items[self.rank] = item
+        self._everybody("an exchange among all ranks")
+        result = list(items)
+        self._everybody("an exchange among all ranks")  # nobody may write the next item before all have read this one
+        return result
+
+    def abort(self, reason: str) -> None:
+        self._room.abort(reason)
+
+    def reset(self) -> None:
+        """Called for every rank of the room, by one thread, while none runs."""
+        self._room.reset()
+        self.rewind()
+
+    def close(self) -> None:
+        self._room.regions[self.rank].clear()
+        self._regions.clear()

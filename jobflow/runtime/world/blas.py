@@ -1,0 +1,86 @@
+"""How many threads the matrix library of NumPy uses.
+
+Each rank should compute on its own cores, so ranks that share a process or a node divide the cores among them.  threadpoolctl
+knows every library if it is installed; otherwise the OpenBLAS that NumPy's wheels bring is asked through ctypes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from jobflow.runtime.notice import notice
+
+
+class Knob(NamedTuple):
+    """The two functions of a matrix library."""
+
+    get: Callable[[], int]
+    set: Callable[[int], None]
+
+
+def limit(threads: int) -> int | None:
+    """Use `threads` threads from now on; the number before, or None (and a notice) if it cannot be changed here."""
+    knob = _knob()
+    if knob is None:
+        notice("cannot set the number of threads of NumPy's matrix library; set OMP_NUM_THREADS or OPENBLAS_NUM_THREADS to 1 if ranks are slow")
+        return None
+    before = knob.get()
+    knob.set(threads)
+    return before
+
+
+@cache
+def _knob() -> Knob | None:
+    """The first knob that turns."""
+    return next((knob for knob in (_from_threadpoolctl(), _from_openblas()) if knob is not None and _turns(knob)), None)
+
+
+def _turns(knob: Knob) -> bool:
+    before = knob.get()
+    knob.set(1)
+    works = knob.get() == 1
+    knob.set(before)
+    return works
+
+
+def _from_threadpoolctl() -> Knob | None:
+    if importlib.util.find_spec("threadpoolctl") is None:
+        return None
+    controller = importlib.import_module("threadpoolctl").ThreadpoolController().select(user_api="blas")
+    if not controller.lib_controllers:
+        return None
+
+    def read() -> int:
+        return max(int(library.num_threads) for library in controller.lib_controllers)
+
+    def write(threads: int) -> None:
+        for library in controller.lib_controllers:
+            library.set_num_threads(threads)
+
+    return Knob(read, write)
+
+
+def _from_openblas() -> Knob | None:
+    for path in _openblas_files():
+        library = ctypes.CDLL(path)  # NumPy has loaded it: this is another reference to the same copy
+        for before, after in (("scipy_", "64_"), ("", "64_"), ("", "")):
+            get = getattr(library, f"{before}openblas_get_num_threads{after}", None)
+            set = getattr(library, f"{before}openblas_set_num_threads{after}", None)
+            if get is not None and set is not None:
+                return Knob(get, set)
+    return None
+
+
+def _openblas_files() -> list[str]:
+    package = os.path.dirname(os.path.abspath(np.__file__))
+    places = [os.path.join(os.path.dirname(package), "numpy.libs"), os.path.join(package, ".dylibs")]
+    return [path for place in places for path in sorted(glob.glob(os.path.join(place, "*openblas*")))]

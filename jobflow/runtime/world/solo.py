@@ -1,0 +1,38 @@
+"""One rank, in the thread that calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jobflow.errors import JobError
+from jobflow.runtime.comm.solo import SoloCommunicator
+from jobflow.runtime.device.base import Device
+from jobflow.runtime.world.base import Command, Rank, each_argument, failure
+
+
+class SoloWorld:
+    """A world of one rank."""
+
+    size = 1
+    multi = False
+
+    def __init__(self, device: Device) -> None:
+        self._rank = Rank(0, 1, device, SoloCommunicator(device))
+        self.ranks: Sequence[Rank] = (self._rank,)
+
+    def call(self, command: Command, arguments: Sequence[Any] | None = None) -> list[Any]:
+        if not self.ranks:
+            raise JobError("this world has been closed")
+        argument = each_argument(1, arguments)[0]
+        self._rank.device.activate()
+        try:
+            return [command(self._rank, argument)]
+        except Exception as error:  # noqa: BLE001 - raised again, with the rank
+            raise failure(0, 1, error) from error.__cause__
+        finally:
+            self._rank.comm.reset()
+
+    def close(self) -> None:
+        self.ranks = ()
+        self._rank.memory.clear()

@@ -1,0 +1,143 @@
+"""One thread of this process per rank.
+
+The calling thread only waits, so that Ctrl-C works: it stops the ranks at their next communication.  The threads are daemons
+that `close`, the end of the world object, or the end of the process joins: Python joins other threads before it runs what is
+registered for exit, and would wait for idle ranks forever.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from jobflow.errors import AbortedError, JobError
+from jobflow.runtime.comm.threads import Room, ThreadsCommunicator
+from jobflow.runtime.device.base import Device
+from jobflow.runtime.world import blas
+from jobflow.runtime.world.base import Command, Rank, each_argument, failure
+
+#: seconds that closing waits for a rank that is still busy
+FAREWELL = 5.0
+
+
+class Round:
+    """One command on its way through the ranks."""
+
+    def __init__(self, command: Command, arguments: Sequence[Any]) -> None:
+        self.command = command
+        self.arguments = arguments
+        self.results: list[Any] = [None] * len(arguments)
+        #: first failure first
+        self.failures: list[tuple[int, BaseException]] = []
+        self._left = len(arguments)
+        self._guard = threading.Lock()
+        self.done = threading.Lock()
+        self.done.acquire()
+
+    def finish(self) -> None:
+        with self._guard:
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            self.done.release()
+
+
+class Worker:
+    """The thread of one rank; idle until `start` gives it a round."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+        self._round: Round | None = None
+        self._wake = threading.Lock()
+        self._wake.acquire()
+        self.thread = threading.Thread(target=self._serve, name=f"jobflow rank {rank.index}", daemon=True)
+        self.thread.start()
+
+    def start(self, round: Round | None) -> None:
+        """None ends the thread."""
+        self._round = round
+        self._wake.release()
+
+    def _serve(self) -> None:
+        active = False
+        while True:
+            self._wake.acquire()
+            round, self._round = self._round, None
+            if round is None:
+                return
+            try:
+                if not active:
+                    self.rank.device.activate()
+                    active = True
+                round.results[self.rank.index] = round.command(self.rank, round.arguments[self.rank.index])
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the client raises it
+                round.failures.append((self.rank.index, error))
+                self.rank.comm.abort(f"rank {self.rank.index} failed: {type(error).__name__}: {error}")
+            round.finish()
+            del round  # an idle rank keeps no arguments alive
+
+
+class ThreadsWorld:
+    """A world of one thread per device."""
+
+    multi = False
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self.size = len(devices)
+        room = Room(self.size)
+        self.ranks: Sequence[Rank] = [Rank(i, self.size, device, ThreadsCommunicator(room, i, device.allocate)) for i, device in enumerate(devices)]
+        self._calling = threading.Lock()
+        self._workers = [Worker(rank) for rank in self.ranks]
+        self._blas_threads = blas.limit(1)
+        self._end = weakref.finalize(self, _dismiss, self._workers, self._blas_threads)
+
+    def call(self, command: Command, arguments: Sequence[Any] | None = None) -> list[Any]:
+        if not self._end.alive:
+            raise JobError("this world has been closed")
+        if threading.current_thread() in {worker.thread for worker in self._workers}:
+            raise JobError("a rank cannot call its own world from inside a command: all ranks are busy with that command")
+        round = Round(command, each_argument(self.size, arguments))
+        with self._calling:
+            for worker in self._workers:
+                worker.start(round)
+            self._await(round)
+            if round.failures:
+                self._reset()
+                raise self._first(round)
+        return round.results
+
+    def _await(self, round: Round) -> None:
+        try:
+            round.done.acquire()
+        except BaseException:  # Ctrl-C: no rank may run on behind the client's back
+            self.ranks[0].comm.abort("the client was interrupted")
+            round.done.acquire()
+            self._reset()
+            raise
+
+    def _first(self, round: Round) -> BaseException:
+        for rank, error in round.failures:
+            if not isinstance(error, AbortedError):
+                return failure(rank, self.size, error)
+        return failure(*round.failures[0][:1], self.size, round.failures[0][1])
+
+    def _reset(self) -> None:
+        for rank in self.ranks:
+            rank.comm.reset()
+
+    def close(self) -> None:
+        self._end()
+
+
+def _dismiss(workers: Sequence[Worker], blas_threads: int | None) -> None:
+    for worker in workers:
+        worker.start(None)
+    for worker in workers:
+        worker.thread.join(FAREWELL)
+    for worker in workers:
+        worker.rank.memory.clear()
+        worker.rank.comm.close()
+    if blas_threads is not None:
+        blas.limit(blas_threads)

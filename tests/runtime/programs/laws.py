@@ -1,0 +1,270 @@
+"""What every communicator must do; run by `test_comm_laws.py` on threads, and by the programs under mpiexec.
+
+Each law is a command for a world (`law(rank, argument)`), and compares with NumPy on data that every rank can make of all ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from jobflow.errors import AbortedError, PlanError
+from jobflow.layout import MAX, MIN, SUM, Reduction
+from jobflow.ops.base import Call
+from jobflow.runtime.world.base import Rank
+
+#: number of elements of a whole operation: nothing, less than the ranks, uneven, more than one block, more than one small message
+SIZES = (0, 1, 3, 37, 5000, 100_003)
+DTYPES = ("float32", "float64", "int32", "int64", "uint8", "float16")
+#: where arrays lie: memory that peers can read, or not
+PLACES = ("shared", "private", "in place")
+
+
+def groups(size: int) -> Iterator[tuple[int, ...]]:
+    """Every group of ranks, the whole world backwards too."""
+    for n in range(1, size + 1):
+        yield from itertools.combinations(range(size), n)
+    if size > 1:
+        yield tuple(reversed(range(size)))
+
+
+def data(rank: int, step: int, count: int, dtype: str) -> np.ndarray[Any, Any]:
+    """What a rank has in a step: small numbers, so that sums are exact in every type."""
+    return ((np.arange(count) * (rank + 2) + 3 * rank + 7 * step) % 13).astype(dtype)
+
+
+def uneven(total: int, n: int, shift: int = 0) -> list[int]:
+    """`total` as n counts that differ, with a zero among them."""
+    weights = [(i + shift) % n for i in range(n)]
+    counts = [total * w // max(sum(weights), 1) for w in weights]
+    counts[-1] += total - sum(counts)
+    return counts
+
+
+def run(calls: list[Call]) -> None:
+    for function, arguments in calls:
+        function(*arguments)
+
+
+class Arrays:
+    """Makes the arrays of one operation at one of the PLACES."""
+
+    def __init__(self, rank: Rank, place: str) -> None:
+        self.rank = rank
+        self.place = place
+
+    def make(self, count: int, dtype: str) -> np.ndarray[Any, Any]:
+        nbytes = count * np.dtype(dtype).itemsize
+        raw = np.zeros(nbytes, np.uint8) if self.place == "private" else self.rank.comm.allocate(nbytes)
+        return raw.view(dtype)
+
+
+def all_reduce(rank: Rank, case: tuple[int, str, str, Reduction]) -> None:
+    total, dtype, place, reduce = case
+    for ranks in groups(rank.size):
+        source = Arrays(rank, place).make(total, dtype)
+        target = source if place == "in place" else Arrays(rank, place).make(total, dtype)
+        calls = rank.comm.bind_all_reduce(ranks, source, target, reduce, name="law") if rank.index in ranks else []
+        rank.comm.seal()
+        for step in range(3 if calls else 0):
+            source[:] = data(rank.index, step, total, dtype)
+            run(calls)
+            expected = reduce.ufunc.reduce([data(r, step, total, dtype) for r in ranks]).astype(dtype)
+            np.testing.assert_array_equal(target, expected)
+
+
+def all_gather(rank: Rank, case: tuple[int, str, str]) -> None:
+    total, dtype, place = case
+    for ranks in groups(rank.size):
+        counts = uneven(total, len(ranks))
+        target = Arrays(rank, place).make(total, dtype)
+        calls: list[Call] = []
+        if rank.index in ranks:
+            me = ranks.index(rank.index)
+            start = sum(counts[:me])
+            source = target[start : start + counts[me]] if place == "in place" else Arrays(rank, place).make(counts[me], dtype)
+            calls = rank.comm.bind_all_gather(ranks, source, target, counts)
+        elif place == "shared":
+            Arrays(rank, place).make(0, dtype)  # allocating is collective
+        rank.comm.seal()
+        for step in range(3 if calls else 0):
+            target[:] = 0
+            source[:] = data(rank.index, step, counts[me], dtype)
+            run(calls)
+            np.testing.assert_array_equal(target, np.concatenate([data(r, step, n, dtype) for r, n in zip(ranks, counts, strict=True)]))
+
+
+def reduce_scatter(rank: Rank, case: tuple[int, str, str, Reduction]) -> None:
+    total, dtype, place, reduce = case
+    for ranks in groups(rank.size):
+        counts = uneven(total, len(ranks), 1)
+        source = Arrays(rank, place).make(total, dtype)
+        calls: list[Call] = []
+        if rank.index in ranks:
+            me = ranks.index(rank.index)
+            piece = slice(sum(counts[:me]), sum(counts[: me + 1]))
+            target = source[piece] if place == "in place" else Arrays(rank, place).make(counts[me], dtype)
+            calls = rank.comm.bind_reduce_scatter(ranks, source, target, counts, reduce)
+        elif place == "shared":
+            Arrays(rank, place).make(0, dtype)
+        rank.comm.seal()
+        for step in range(3 if calls else 0):
+            source[:] = data(rank.index, step, total, dtype)
+            run(calls)
+            expected = reduce.ufunc.reduce([data(r, step, total, dtype) for r in ranks]).astype(dtype)
+            np.testing.assert_array_equal(target, expected[piece])
+
+
+def all_to_all(rank: Rank, case: tuple[int, str, str]) -> None:
+    total, dtype, place = case
+    for ranks in groups(rank.size):
+        n = len(ranks)
+        table = [uneven(total + 3 * i, n, i) for i in range(n)]
+        me = ranks.index(rank.index) if rank.index in ranks else None
+        counts = [] if me is None else table[me]
+        receives = [] if me is None else [row[me] for row in table]
+        source = Arrays(rank, place).make(sum(counts), dtype)
+        target = Arrays(rank, place).make(sum(receives), dtype)
+        if place == "in place" and me is not None:  # two windows on the same memory
+            both = Arrays(rank, place).make(max(sum(counts), sum(receives)), dtype)
+            source, target = both[: sum(counts)], both[: sum(receives)]
+        elif place == "in place":
+            Arrays(rank, place).make(0, dtype)
+        calls = [] if me is None else rank.comm.bind_all_to_all(ranks, source, target, counts, receives)
+        rank.comm.seal()
+        for step in range(3 if calls else 0):
+            source[:] = data(rank.index, step, source.size, dtype)
+            run(calls)
+            pieces = []
+            for i, r in enumerate(ranks):
+                start = sum(table[i][:me])
+                pieces.append(data(r, step, sum(table[i]), dtype)[start : start + table[i][me]])
+            np.testing.assert_array_equal(target, np.concatenate(pieces))
+
+
+def transfer(rank: Rank, case: tuple[int, str, str]) -> None:
+    """Every pair in both directions, bound in one go and run three times."""
+    total, dtype, place = case
+    calls: list[Call] = []
+    sent, got = [], []
+    for a, b in itertools.permutations(range(rank.size), 2):
+        array = Arrays(rank, place).make(total, dtype)
+        if rank.index == a:
+            calls += rank.comm.bind_send(b, array, name=f"{a} to {b}")
+            sent.append(array)
+        elif rank.index == b:
+            calls += rank.comm.bind_receive(a, array)
+            got.append((a, array))
+    rank.comm.seal()
+    for step in range(3):
+        for array in sent:
+            array[:] = data(rank.index, step, total, dtype)
+        run(calls)
+        for a, array in got:
+            np.testing.assert_array_equal(array, data(a, step, total, dtype))
+        rank.comm.barrier()
+
+
+def no_race(rank: Rank, steps: int) -> None:
+    """Sources are overwritten as soon as the call returns, with new numbers at every step."""
+    world = tuple(range(rank.size))
+    sizes = (5, 3000, 40_000)
+    sources = [rank.comm.allocate(4 * n).view("float32") for n in sizes]
+    sums = [rank.comm.allocate(4 * n).view("float32") for n in sizes]
+    gathered = [np.zeros(rank.size * n, np.float32) for n in sizes]
+    calls = []
+    for source, total, whole in zip(sources, sums, gathered, strict=True):
+        calls.append(rank.comm.bind_all_reduce(world, source, total, SUM))
+        calls.append(rank.comm.bind_all_gather(world, source, whole, [source.size] * rank.size))
+    rank.comm.seal()
+    for step in range(steps):
+        for i, source in enumerate(sources):
+            source[:] = step * 10 + rank.index
+            run(calls[2 * i])
+            source[:] = step * 10 + rank.index + 1000
+            run(calls[2 * i + 1])
+            source[:] = -1
+            assert (sums[i] == step * 10 * rank.size + sum(world)).all(), (step, i)
+            assert (gathered[i].reshape(rank.size, -1) == step * 10 + 1000 + np.arange(rank.size)[:, None]).all(), (step, i)
+
+
+def same_bits(rank: Rank, sizes: tuple[int, ...]) -> None:
+    """Sums that depend on their order come out alike on all ranks."""
+    world = tuple(range(rank.size))
+    for n in sizes:
+        source = rank.comm.allocate(4 * n).view("float32")
+        source[:] = np.random.default_rng(rank.index).standard_normal(n)
+        target = rank.comm.allocate(4 * n).view("float32")
+        calls = rank.comm.bind_all_reduce(world, source, target, SUM)
+        rank.comm.seal()
+        run(calls)
+        everybody = rank.comm.exchange(target.tobytes())
+        assert all(other == everybody[0] for other in everybody)
+        expected = np.sum([np.random.default_rng(r).standard_normal(n).astype("float32") for r in world], axis=0, dtype=np.float64)
+        np.testing.assert_allclose(target, expected, rtol=1e-5, atol=1e-5)
+
+
+def exchange(rank: Rank, argument: None) -> None:
+    for step in range(5):
+        got = rank.comm.exchange({"rank": rank.index, "step": step})
+        assert got == [{"rank": r, "step": step} for r in range(rank.size)]
+        rank.comm.barrier()
+
+
+def disagreement(rank: Rank, argument: None) -> None:
+    """What the ranks bound is compared before it runs; every rank is told."""
+    if rank.size == 1:
+        return
+    world = tuple(range(rank.size))
+    array = np.zeros(8, np.float32)
+    if rank.index == 0:
+        rank.comm.bind_all_reduce(world, array, array, SUM, name="fc2.grad")
+    else:
+        rank.comm.bind_all_reduce(world, array, array, MAX, name="x")
+    try:
+        rank.comm.seal()
+    except PlanError as error:
+        assert "fc2.grad" in str(error) and "ranks 0 and 1 disagree" in str(error), error
+    else:
+        raise AssertionError("ranks that bound different operations were not told")
+
+
+def abort_wakes(rank: Rank, argument: None) -> str:
+    """The last rank gives up; the others, who wait for it in different ways, all hear of it."""
+    if rank.size == 1:
+        return ""
+    world = tuple(range(rank.size))
+    array = np.zeros(8, np.float32)
+    other = np.zeros(8, np.float32)
+    calls = rank.comm.bind_all_reduce(world, array, other, SUM)
+    rank.comm.seal()
+    if rank.index == rank.size - 1:
+        rank.comm.abort("gave up")
+        return "gave up"
+    for _ in range(2):
+        try:
+            run(calls) if rank.index % 2 == 0 else rank.comm.barrier()
+        except AbortedError as error:
+            assert "gave up" in str(error)
+        else:
+            raise AssertionError("a rank waited for one that had given up, and came back")
+    return "woken"
+
+
+def all_cases() -> Iterator[tuple[Any, Any]]:
+    """(law, argument) for all laws that leave a communicator usable."""
+    for total, place in itertools.product(SIZES, PLACES):
+        for dtype in DTYPES if total in (37, 100_003) and place == "shared" else ("float32",):
+            yield all_gather, (total, dtype, place)
+            yield all_to_all, (total, dtype, place)
+            yield transfer, (total, dtype, place)
+            for reduce in (SUM, MAX, MIN) if place == "shared" and total == 37 else (SUM,):
+                yield all_reduce, (total, dtype, place, reduce)
+                yield reduce_scatter, (total, dtype, place, reduce)
+    yield no_race, 50
+    yield same_bits, (100, 100_003)
+    yield exchange, None
+    yield disagreement, None

@@ -1,0 +1,124 @@
+"""The laws of communicators, on threads; under mpiexec see `test_mpi_world.py`."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobflow.errors import AbortedError, PlanError
+from jobflow.layout import SUM
+from jobflow.runtime.comm.solo import SoloCommunicator
+from jobflow.runtime.device.cpu import CpuDevice
+from jobflow.runtime.world.threads import ThreadsWorld
+
+
+def load_laws() -> ModuleType:
+    path = pathlib.Path(__file__).parent / "programs" / "laws.py"
+    spec = importlib.util.spec_from_file_location("laws", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+laws = load_laws()
+
+
+@pytest.fixture(params=[1, 2, 3, 4])
+def world(request: pytest.FixtureRequest) -> Iterator[ThreadsWorld]:
+    world = ThreadsWorld([CpuDevice() for _ in range(request.param)])
+    yield world
+    world.close()
+
+
+def test_all_laws(world: ThreadsWorld) -> None:
+    for law, argument in laws.all_cases():
+        world.call(law, [argument] * world.size)
+
+
+def test_abort_wakes_everybody_and_the_world_is_usable_after_a_reset(world: ThreadsWorld) -> None:
+    for _ in range(3):
+        results = world.call(laws.abort_wakes)
+        assert world.size == 1 or results == ["woken"] * (world.size - 1) + ["gave up"]
+        for rank in world.ranks:
+            rank.comm.reset()
+        world.call(laws.no_race, [3] * world.size)
+
+
+def test_an_aborted_step_leaves_twin_buffers_in_step(world: ThreadsWorld) -> None:
+    """A rank that failed before a small all_reduce, and one that failed inside it, go on with the same buffer."""
+
+    def prepare(rank: Any, argument: None) -> None:
+        source, target = np.zeros(4), np.zeros(4)
+        rank.memory["case"] = source, target, rank.comm.bind_all_reduce(range(rank.size), source, target, SUM)
+        rank.comm.seal()
+
+    def step(rank: Any, number: int) -> None:
+        source, target, calls = rank.memory["case"]
+        if number < 0 and rank.index == 0:
+            raise AbortedError("on purpose")
+        source[:] = number * (rank.index + 1)
+        laws.run(calls)
+        assert (target == number * sum(range(1, rank.size + 1))).all()
+
+    world.call(prepare)
+    for number in (1, 2, -1, 3, 4):
+        if number < 0:
+            with pytest.raises(AbortedError):
+                world.call(step, [number] * world.size)
+        else:
+            world.call(step, [number] * world.size)
+
+
+def test_calls_before_seal_are_an_error(world: ThreadsWorld) -> None:
+    def command(rank: Any, argument: None) -> None:
+        array = np.zeros(3)
+        laws.run(rank.comm.bind_all_reduce(range(rank.size), array, array, SUM))
+
+    with pytest.raises(PlanError, match="seal"):
+        world.call(command)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "source", "target", "text"),
+    [
+        ((0, 5), 3, 3, "each of them exist"),
+        ((0, 0), 3, 3, "each of them exist"),
+        ((1,), 3, 3, "must be one of them"),
+        ((0, 1), 3, 4, "counts ask for"),
+    ],
+)
+def test_bind_refuses_what_cannot_be(ranks: tuple[int, ...], source: int, target: int, text: str) -> None:
+    world = ThreadsWorld([CpuDevice(), CpuDevice()])
+    try:
+        with pytest.raises(PlanError, match=text):
+            world.ranks[0].comm.bind_all_reduce(ranks, np.zeros(source), np.zeros(target), SUM)
+        with pytest.raises(PlanError, match="contiguous"):
+            world.ranks[0].comm.bind_all_reduce((0, 1), np.zeros((4, 2))[:, 0], np.zeros(4), SUM)
+    finally:
+        world.close()
+
+
+def test_solo_copies_or_does_nothing() -> None:
+    comm = SoloCommunicator(CpuDevice())
+    source, target = np.arange(5.0), np.zeros(5)
+    for calls in (
+        comm.bind_all_reduce((0,), source, target, SUM),
+        comm.bind_all_gather((0,), source, target, [5]),
+        comm.bind_reduce_scatter((0,), source, target, [5], SUM),
+        comm.bind_all_to_all((0,), source, target, [5], [5]),
+    ):
+        target[:] = 0
+        laws.run(calls)
+        np.testing.assert_array_equal(target, source)
+    assert comm.bind_all_reduce((0,), source, source, SUM) == []
+    assert comm.bind_all_reduce((0,), source[:0], target[:0], SUM) == []
+    assert comm.exchange("x") == ["x"]
+    with pytest.raises(PlanError, match="no rank 1"):
+        comm.bind_send(1, source)
