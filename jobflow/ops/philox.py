@@ -1,0 +1,149 @@
+"""Philox4x32-10: random bits as a function of a key and a position, so that any element of a tensor can be made alone.
+
+The generator of J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011): a key of two 32-bit words turns a
+counter of four into four random words, in ten rounds.  Here element i of a tensor, counted in C order in the whole logical
+tensor, takes
+
+    word w of counter (lane index, stream, plane)    where  i = 64 group + 16 w + lane  and  lane index = 16 group + lane
+
+The key says which tensor (a seed and a name), the stream which run, and the plane which of the several draws an element needs.
+Groups of 64 let a whole range be computed without shuffling words.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from functools import cache
+from typing import TypeAlias
+
+import numpy as np
+
+from jobflow.layout import Box
+from jobflow.types import Array, Xp
+
+Key: TypeAlias = tuple[int, int]
+
+ROUNDS = 10
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+MASK = 0xFFFFFFFF
+#: counters computed at a time: two arrays of twice as many 64-bit numbers and one more stay in the cache
+BLOCK = 8192
+GROUP, LANES = 64, 16
+#: elements of a cut-up box computed at a time
+ROWS = 1 << 18
+
+
+@cache
+def key_of(seed: int, name: str) -> Key:
+    """The key of a seed and a stable name."""
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
+
+
+def round_keys(xp: Xp, key: Key) -> Array:
+    """The keys of the ten rounds, as uint64[10,2,1]."""
+    keys = [[(key[0] + i * WEYL[0]) & MASK, (key[1] + i * WEYL[1]) & MASK] for i in range(ROUNDS)]
+    return xp.asarray(keys, dtype=xp.uint64)[:, :, None]
+
+
+def philox(xp: Xp, keys: Array, even: Array, odd: Array, work: Array) -> None:
+    """Ten rounds on n counters, in place.  even[0], even[1] are words 0 and 2, odd[0], odd[1] words 1 and 3, as uint64[2,n]; work is like them."""
+    multipliers = xp.asarray(MULTIPLIERS, dtype=xp.uint64)[:, None]
+    half, mask = xp.uint64(32), xp.uint64(MASK)
+    crossed = work[::-1]
+    for i in range(ROUNDS):
+        xp.multiply(even, multipliers, work)
+        xp.bitwise_xor(odd, keys[i], odd)
+        xp.right_shift(crossed, half, even)
+        xp.bitwise_xor(even, odd, even)
+        xp.bitwise_and(crossed, mask, odd)
+
+
+def words(xp: Xp, key: Key, lanes: Array, stream: int, plane: int = 0) -> Array:
+    """The four words of each lane index (uint64[n]) as uint32[4,n]."""
+    n = lanes.shape[0]
+    keys = round_keys(xp, key)
+    out = xp.empty((4, n), xp.uint32)
+    even, odd, work = (xp.empty((2, min(n, BLOCK)), xp.uint64) for _ in range(3))
+    for start in range(0, n, BLOCK):
+        part = lanes[start : start + BLOCK]
+        m = part.shape[0]
+        e, o = even[:, :m], odd[:, :m]
+        e[0], o[0] = part & xp.uint64(MASK), part >> xp.uint64(32)
+        e[1], o[1] = stream & MASK, ((stream >> 32) << 8 | plane) & MASK
+        philox(xp, keys, e, o, work[:, :m])
+        out[0::2, start : start + m] = e
+        out[1::2, start : start + m] = o
+    return out
+
+
+def bits(xp: Xp, key: Key, stream: int, start: int, count: int, plane: int = 0) -> Array:
+    """The random words of elements start .. start + count, as uint32[count]."""
+    first, last = start // GROUP, -(-(start + count) // GROUP)
+    lanes = xp.arange(first * LANES, last * LANES, dtype=xp.uint64)
+    grouped = words(xp, key, lanes, stream, plane).reshape(4, last - first, LANES).transpose(1, 0, 2)
+    return grouped.reshape(-1)[start - first * GROUP :][:count]
+
+
+def bits_at(xp: Xp, key: Key, stream: int, index: Array, plane: int = 0) -> Array:
+    """The random words of the elements of these indices (uint64[n])."""
+    group, place = index // xp.uint64(GROUP), index % xp.uint64(GROUP)
+    drawn = words(xp, key, group * xp.uint64(LANES) + place % xp.uint64(LANES), stream, plane)
+    return drawn[(place // xp.uint64(LANES)).astype(xp.int64), xp.arange(index.shape[0])]
+
+
+def runs(box: Box) -> tuple[Array, int]:
+    """Where the stretches of neighbouring elements of a box begin (int64[n]), and how long each is."""
+    shape, whole = box.shape, box.whole
+    axis = len(whole) - 1
+    while axis > 0 and shape[axis] == whole[axis]:
+        axis -= 1
+    if axis < 0:
+        return np.zeros(1, np.int64), 1
+    starts = np.zeros((), np.int64)
+    for a, b, n in ((*span, n) for span, n in zip(box.spans[:axis], whole, strict=False)):
+        starts = starts[..., None] * n + np.arange(a, b)
+    starts = (starts * whole[axis] + box.start[axis]) * math.prod(whole[axis + 1 :])
+    return starts.reshape(-1), math.prod(shape[axis:])
+
+
+def indices(box: Box) -> Array:
+    """The indices of the elements of a box in the logical tensor, in C order, as a flat uint64 array."""
+    starts, length = runs(box)
+    return (starts[:, None] + np.arange(length)).reshape(-1).astype(np.uint64)
+
+
+def box_bits(xp: Xp, key: Key, stream: int, box: Box, plane: int = 0) -> Array:
+    """The random words of the elements of a box, in its C order, as a flat uint32 array."""
+    starts, length = runs(box)
+    if starts.size * length == 0:
+        return xp.empty(0, xp.uint32)
+    if starts.size == 1:
+        return bits(xp, key, stream, int(starts[0]), length, plane)
+    step = max(1, ROWS // length)
+    return xp.concatenate([_rows(xp, key, stream, starts[i : i + step], length, plane) for i in range(0, starts.size, step)])
+
+
+def _rows(xp: Xp, key: Key, stream: int, starts: Array, length: int, plane: int) -> Array:
+    """The words of several stretches: whole groups and a cut where they are long, else element by element."""
+    index = xp.asarray(starts)[:, None] + xp.arange(length)
+    if length < GROUP // 2:
+        return bits_at(xp, key, stream, index.reshape(-1).astype(xp.uint64), plane)
+    first = index[:, :1] // GROUP
+    count = (length + GROUP - 2) // GROUP + 1
+    groups = first + xp.arange(count)
+    lanes = (groups[:, :, None] * LANES + xp.arange(LANES)).reshape(-1).astype(xp.uint64)
+    drawn = words(xp, key, lanes, stream, plane).reshape(4, len(starts), count, LANES)
+    ordered = drawn.transpose(1, 2, 0, 3).reshape(len(starts), count * GROUP)
+    return xp.take_along_axis(ordered, index - first * GROUP, axis=1).reshape(-1)
+
+
+def unit(xp: Xp, key: Key, stream: int, box: Box, dtype: np.dtype[np.generic], plane: int = 0) -> Array:
+    """U[0, 1) of the elements of a box, flat: 24 random bits in float32 and smaller, 53 (from this plane and the next) in float64."""
+    high = box_bits(xp, key, stream, box, plane)
+    if dtype != np.float64:
+        return (high >> xp.uint32(8)).astype(xp.float32) * xp.float32(2.0**-24)
+    low = box_bits(xp, key, stream, box, plane + 1)
+    return (high * 2.0**21 + (low >> xp.uint32(11))) * 2.0**-53
