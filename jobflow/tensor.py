@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from numbers import Real
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 from jobflow.errors import JobError, user_line
 from jobflow.ops import elementwise as ew
+from jobflow.ops import linalg
 from jobflow.types import DType, Tensor, TensorType
 
 #: What may stand beside a tensor in an expression.  A number takes the tensor's element type.
-Operand: TypeAlias = "TensorOperators | Real | float"
+Operand: TypeAlias = "TensorOperators | float"
 
 
 class TensorOperators:
@@ -106,12 +107,15 @@ class TensorOperators:
     def __ge__(self, other: Operand) -> Any:
         return _with(ew.greater_equal, self, other)
 
+    def __matmul__(self, other: TensorOperators) -> Any:
+        return linalg.matmul(self, other) if _is_tensor(other) else NotImplemented
 
-def _is_number(other: Any) -> Any:
+
+def _is_number(other: Any) -> TypeGuard[float]:
     return isinstance(other, Real)
 
 
-def _is_tensor(other: Any) -> bool:
+def _is_tensor(other: Any) -> TypeGuard[Tensor]:
     return isinstance(other, Tensor)
 
 

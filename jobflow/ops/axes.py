@@ -1,0 +1,212 @@
+"""Looking at tensors differently: shapes and orders of axes.
+
+Attributes that name sizes are those of the logical tensors; `localize` makes them those of a rank's piece.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jobflow.errors import ShapeError
+from jobflow.layout import Box, Rule, S, Signature
+from jobflow.ops.base import LETTERS, Grads, Op, Sample, ViewOp, normal_axis, sample
+from jobflow.ops.broadcast import broadcast_to
+from jobflow.ops.pointwise import call, numbers
+from jobflow.types import Array, Tensor, TensorType
+
+
+@dataclass(frozen=True)
+class Reshape(ViewOp):
+    """y = the elements of x, in C order of the axes, in another shape."""
+
+    shape: tuple[int, ...]
+
+    def infer(self, x: TensorType) -> TensorType:
+        if math.prod(self.shape) != x.size:
+            raise ShapeError(f"reshape: {x} has {x.size} elements but the shape {list(self.shape)} needs {math.prod(self.shape)}")
+        return x.with_shape(self.shape)
+
+    def rule(self, x: TensorType) -> Rule:
+        """Axes of equal runs move together.  Of axes that merge or divide, the leading ones do if the ranks divide both evenly.
+
+        [n,c,h,w] -> [n,c*h*w] splits n.  [b,t,d] -> [b*t,d] splits d, and b among ranks whose number divides b: only then do the
+        balanced pieces of b*t begin where those of b do.
+        """
+        left, right = ["1"] * x.ndim, ["1"] * len(self.shape)
+        also = []
+        for letter, (ours, theirs) in zip(LETTERS, _runs(x.shape, self.shape), strict=False):
+            a, b = ours[0], theirs[0]
+            if len(ours) == len(theirs) == 1:
+                left[a] = right[b] = letter
+            else:
+                also.append(Signature((S(a),), (S(b),), divides=math.gcd(x.shape[a], self.shape[b])))
+        return Rule(f"{''.join(left)}->{''.join(right)}", linear=((0,),), also=tuple(s for s in also if s.divides > 1))
+
+    def view(self, x: Array) -> Array:
+        return np.reshape(x, self.shape, copy=False)
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        return Reshape(outputs[0].shape)
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (reshape(dy, x.type.shape),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls((5, 6)), numbers(1, 5, 2, 3))
+        yield sample(cls((12, 3)), numbers(2, 6, 2, 3))
+        yield sample(cls((3, 1, 4, 2)), numbers(3, 12, 2))
+        yield sample(cls((1, 5, 1)), numbers(4, 5))
+        yield sample(cls((4, 6)), numbers(5, 6, 4))
+        yield sample(cls((1,)), numbers(6))
+        yield sample(cls((0, 6)), numbers(7, 0, 2, 3))
+
+
+def _runs(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+    """The shortest groups of axes of two shapes that hold the same elements, from the left; axes of size 1 are left out."""
+    ours = [i for i, n in enumerate(before) if n != 1]
+    theirs = [i for i, n in enumerate(after) if n != 1]
+    if 0 in before:  # without elements every product agrees; only equal leading axes are sure to mean the same
+        for a, b in zip(ours, theirs, strict=False):
+            if before[a] != after[b]:
+                return
+            yield [a], [b]
+        return
+    while ours and theirs:
+        i = j = 1
+        while (m := math.prod(before[a] for a in ours[:i])) != (n := math.prod(after[b] for b in theirs[:j])):
+            i, j = (i + 1, j) if m < n else (i, j + 1)
+        yield ours[:i], theirs[:j]
+        ours, theirs = ours[i:], theirs[j:]
+
+
+@dataclass(frozen=True)
+class Transpose(ViewOp):
+    """y[i...] = x with its axes in the order `perm`: axis k of y is axis perm[k] of x."""
+
+    perm: tuple[int, ...]
+
+    def infer(self, x: TensorType) -> TensorType:
+        if sorted(self.perm) != list(range(x.ndim)):
+            raise ShapeError(f"transpose: {list(self.perm)} is no order of the {x.ndim} axes of {x}")
+        return x.with_shape(tuple(x.shape[i] for i in self.perm))
+
+    def rule(self, x: TensorType) -> Rule:
+        return Rule(f"{LETTERS[: x.ndim]}->{''.join(LETTERS[i] for i in self.perm)}", linear=((0,),))
+
+    def view(self, x: Array) -> Array:
+        return x.transpose(self.perm)
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (transpose(dy, tuple(self.perm.index(i) for i in range(len(self.perm)))),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls((2, 0, 1)), numbers(1, 5, 2, 3))
+        yield sample(cls((1, 0)), numbers(2, 4, 3))
+
+
+@dataclass(frozen=True)
+class ExpandDims(ViewOp):
+    """y = x with an axis of size 1 inserted before `axis` of the result's axes."""
+
+    axis: int
+
+    def infer(self, x: TensorType) -> TensorType:
+        if not 0 <= self.axis <= x.ndim:
+            raise ShapeError(f"expand_dims: axis {self.axis} is out of range for {x}")
+        return x.with_shape((*x.shape[: self.axis], 1, *x.shape[self.axis :]))
+
+    def rule(self, x: TensorType) -> Rule:
+        letters = LETTERS[: x.ndim]
+        return Rule(f"{letters}->{letters[: self.axis]}1{letters[self.axis :]}", linear=((0,),))
+
+    def view(self, x: Array) -> Array:
+        return np.expand_dims(x, self.axis)
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (squeeze(dy, (self.axis,)),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(1), numbers(1, 5, 3))
+        yield sample(cls(2), numbers(1, 5, 3))
+        yield sample(cls(0), numbers(1))
+
+
+@dataclass(frozen=True)
+class Squeeze(ViewOp):
+    """y = x without the axes `axes`, which have size 1."""
+
+    axes: tuple[int, ...]
+
+    def infer(self, x: TensorType) -> TensorType:
+        if any(x.shape[i] != 1 for i in self.axes):
+            raise ShapeError(f"squeeze: axes {list(self.axes)} of {x} are not all of size 1")
+        return x.with_shape(tuple(n for i, n in enumerate(x.shape) if i not in self.axes))
+
+    def rule(self, x: TensorType) -> Rule:
+        letters = ["1" if i in self.axes else LETTERS[i] for i in range(x.ndim)]
+        return Rule(f"{''.join(letters)}->{''.join(c for c in letters if c != '1')}", linear=((0,),))
+
+    def view(self, x: Array) -> Array:
+        return np.squeeze(x, self.axes)
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (reshape(dy, x.type.shape),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls((1,)), numbers(1, 5, 1, 3))
+        yield sample(cls((0, 2)), numbers(1, 1, 4, 1))
+
+
+def reshape(x: Tensor, shape: Sequence[int], *, name: str | None = None) -> Tensor:
+    """The elements of x in another shape; one size may be -1, and is then what is left over."""
+    sizes = tuple(int(n) for n in shape)
+    if -1 in sizes:
+        known = math.prod(n for n in sizes if n != -1)
+        if sizes.count(-1) > 1 or not known or x.type.size % known:
+            raise ShapeError(f"reshape: {x.type} does not fill the shape {list(sizes)}")
+        sizes = tuple(x.type.size // known if n == -1 else n for n in sizes)
+    return x if sizes == x.type.shape else call(Reshape(sizes), x, name=name)
+
+
+def flatten(x: Tensor, start: int = 0, stop: int = -1, *, name: str | None = None) -> Tensor:
+    """x with the axes from `start` to `stop`, both included, merged into one."""
+    first, last = normal_axis("flatten", start, x.type.ndim), normal_axis("flatten", stop, x.type.ndim)
+    shape = x.type.shape
+    return reshape(x, (*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]), name=name)
+
+
+def transpose(x: Tensor, perm: Sequence[int] | None = None, *, name: str | None = None) -> Tensor:
+    """x with its axes in the order `perm`; in reverse order if it is None."""
+    ndim = x.type.ndim
+    order = range(ndim)[::-1] if perm is None else [normal_axis("transpose", i, ndim) for i in perm]
+    return call(Transpose(tuple(order)), x, name=name)
+
+
+def expand_dims(x: Tensor, axis: int, *, name: str | None = None) -> Tensor:
+    """x with an axis of size 1 that becomes axis `axis` of the result."""
+    return call(ExpandDims(normal_axis("expand_dims", axis, x.type.ndim + 1)), x, name=name)
+
+
+def squeeze(x: Tensor, axes: Sequence[int] | None = None, *, name: str | None = None) -> Tensor:
+    """x without the given axes of size 1; without all of them if `axes` is None."""
+    ndim, shape = x.type.ndim, x.type.shape
+    chosen = [i for i in range(ndim) if shape[i] == 1] if axes is None else sorted({normal_axis("squeeze", i, ndim) for i in axes})
+    return call(Squeeze(tuple(chosen)), x, name=name) if chosen else x
+
+
+def tile(x: Tensor, counts: Sequence[int], *, name: str | None = None) -> Tensor:
+    """x repeated counts[i] times along axis i."""
+    shape = x.type.shape
+    if len(counts) != len(shape):
+        raise ShapeError(f"tile: {list(counts)} names {len(counts)} axes but the tensor is {x.type}")
+    between = tuple(m for n in shape for m in (1, n))
+    repeated = tuple(m for n, c in zip(shape, counts, strict=True) for m in (c, n))
+    return reshape(broadcast_to(reshape(x, between), repeated), tuple(n * c for n, c in zip(shape, counts, strict=True)), name=name)

@@ -1,0 +1,432 @@
+"""Looking things up: rows by number, their gradients, one-hot rows, triangles.
+
+A number outside the range finds zeros, and is not counted when rows are summed.  That is what lets a table be split along
+the axis that is looked up: every rank answers for the rows it has, and the answers add up.  `size` is the logical length of
+that axis and `offset` the logical position of the first entry a rank has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jobflow.errors import DtypeError, ShapeError
+from jobflow.layout import B, Box, P, Rule, S, Signature
+from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, normal_axis, sample
+from jobflow.ops.pointwise import call, numbers
+from jobflow.types import Array, DType, Tensor, TensorType, Xp, float64
+
+_INTEGERS = "iu"
+
+
+def _start(box: Box, axis: int, size: int) -> int:
+    """Where a rank's piece of an axis of logical `size` begins; 0 if the axis is not that one (mirrored tensors are laid end to end)."""
+    return box.start[axis] if box.whole[axis] == size else 0
+
+
+def _check_ids(what: str, ids: TensorType) -> None:
+    if not ids.dtype.is_integer:
+        raise DtypeError(f"{what}: the indices {ids} are not integers")
+
+
+def _positions(xp: Xp, ids: Array, offset: int, size: int) -> tuple[Array, Array]:
+    """Local positions forced into range, and which of them were in range."""
+    local = ids.astype(xp.int64) - offset
+    return xp.clip(local, 0, max(size - 1, 0)), (local >= 0) & (local < size)
+
+
+@dataclass(frozen=True)
+class Gather(Op):
+    """y[a..., i..., b...] = params[a..., ids[i...], b...], where `axis` counts the a's; 0 where ids is out of range"""
+
+    axis: int
+    size: int
+    offset: int = 0
+
+    def infer(self, params: TensorType, ids: TensorType) -> TensorType:
+        _check_ids("gather", ids)
+        if not 0 <= self.axis < params.ndim:
+            raise ShapeError(f"gather: axis {self.axis} is out of range for {params}")
+        return params.with_shape((*params.shape[: self.axis], *ids.shape, *params.shape[self.axis + 1 :]))
+
+    def rule(self, params: TensorType, ids: TensorType) -> Rule:
+        before, rest = LETTERS[: self.axis], LETTERS[self.axis : params.ndim - 1]
+        inner = LETTERS[params.ndim - 1 :][: ids.ndim]
+        return Rule(f"{before}N{rest},{inner}->{before}{inner}{rest}", linear=((0,),), also=(Signature((S(self.axis), B), (P,)),))
+
+    def kernel(self, xp: Xp, params: Array, ids: Array, y: Array) -> None:
+        if not params.shape[self.axis]:
+            y.fill(0)
+            return
+        at, found = _positions(xp, ids, self.offset, params.shape[self.axis])
+        found = found.reshape(found.shape + (1,) * (params.ndim - self.axis - 1))
+        y[...] = xp.where(found, xp.take(params, at, axis=self.axis), params.dtype.type(0))
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        if device.xp is not np or not inputs[0].shape[self.axis]:
+            return super().bind(device, inputs, outputs)
+        return [(_gather, (self, *inputs, *outputs))]
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        return replace(self, offset=self.offset + _start(inputs[0], self.axis, self.size))
+
+    def grad(self, params: Tensor, ids: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return unsorted_segment_sum(dy, ids, self.size, self.axis), None
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(0, 7), numbers(1, 7, 3), np.array([0, 6, 3, 3, 5]))
+        yield sample(cls(1, 5), numbers(2, 3, 5, 2), np.array([[0, 4, 9], [-1, 2, 2]]))
+        yield sample(cls(0, 4), numbers(3, 4), np.array(2))
+
+
+def _gather(op: Gather, params: Array, ids: Array, y: Array) -> None:
+    """Rows copied without a mask if all numbers are in range, as they are unless the table is split."""
+    size = params.shape[op.axis]
+    at = ids - op.offset if op.offset else ids
+    if at.size and (at.min() < 0 or at.max() >= size):
+        op.kernel(np, params, ids, y)
+    else:
+        np.take(params, at, op.axis, y, "clip")
+
+
+@dataclass(frozen=True)
+class UnsortedSegmentSum(Op):
+    """y[a..., k, b...] = the sum of data[a..., i..., b...] over all i with ids[i...] == k, for k < size; adjoint of Gather"""
+
+    axis: int
+    size: int
+    offset: int = 0
+    #: entries that this rank holds; None: all
+    local: int | None = None
+
+    def infer(self, data: TensorType, ids: TensorType) -> TensorType:
+        _check_ids("unsorted_segment_sum", ids)
+        if data.shape[self.axis : self.axis + ids.ndim] != ids.shape:
+            raise ShapeError(f"unsorted_segment_sum: axes of {data} from {self.axis} on are not those of the ids {ids}")
+        count = self.size if self.local is None else self.local
+        return data.with_shape((*data.shape[: self.axis], count, *data.shape[self.axis + ids.ndim :]))
+
+    def rule(self, data: TensorType, ids: TensorType) -> Rule:
+        letters = LETTERS[: data.ndim]
+        before, inner, rest = letters[: self.axis], letters[self.axis : self.axis + ids.ndim], letters[self.axis + ids.ndim :]
+        return Rule(f"{letters},{inner}->{before}N{rest}", linear=((0,),), also=(Signature((B, B), (S(self.axis),)),))
+
+    def _flat(self, data: Array, ids: Array) -> tuple[Array, Array]:
+        """The data with the segments' axes merged and in front, and the ids as a vector."""
+        first = np.prod(data.shape[: self.axis], dtype=int)
+        merged = data.reshape(first, ids.size, np.prod(data.shape[self.axis + ids.ndim :], dtype=int))
+        return merged.swapaxes(0, 1), ids.reshape(-1)
+
+    def kernel(self, xp: Xp, data: Array, ids: Array, y: Array) -> None:
+        total = xp.zeros(y.shape, y.dtype)
+        if y.shape[self.axis] and data.size:
+            rows, flat = self._flat(data, ids)
+            at, found = _positions(xp, flat, self.offset, y.shape[self.axis])
+            xp.add.at(total.reshape(-1, total.shape[self.axis], rows.shape[2]).swapaxes(0, 1), at[found], rows[found])
+        y[...] = total
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        (data, ids), (y,) = inputs, outputs
+        width = data.size // max(ids.size, 1)
+        if device.xp is not np or self.axis or not y.flags.c_contiguous or not y.size or width < 8:
+            return super().bind(device, inputs, outputs)
+        try:
+            rows = data.reshape(ids.size, width, copy=False)
+        except ValueError:
+            return super().bind(device, inputs, outputs)
+        return [(y.fill, (0,)), (_add_rows, (rows, ids, y.reshape(-1, width), self.offset))]
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        start = _start(outputs[0], self.axis, self.size)
+        return replace(self, offset=self.offset + start, local=outputs[0].shape[self.axis])
+
+    def grad(self, data: Tensor, ids: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return gather(dy, ids, self.axis), None
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(0, 7), numbers(1, 5, 9), np.array([0, 6, 3, 3, 5]))
+        yield sample(cls(1, 5), numbers(2, 3, 2, 3, 2), np.array([[0, 4, 9], [-1, 2, 2]]))
+        yield sample(cls(0, 3), numbers(3, 4), np.array([2, 0, 2, 2]))
+
+
+def _add_rows(rows: Array, ids: Array, y: Array, offset: int) -> None:
+    """y[ids[i] - offset] += rows[i]: a loop over rows beats np.add.at from a few numbers per row on."""
+    size = len(y)
+    for row, k in zip(rows, ids.reshape(-1).tolist(), strict=True):
+        if 0 <= k - offset < size:
+            target = y[k - offset]
+            np.add(target, row, target)
+
+
+@dataclass(frozen=True)
+class DimGather(Op):
+    """y[..., j, ...] = x[..., ids[..., j, ...], ...] along `axis`; the other axes of x and ids agree; 0 where out of range"""
+
+    axis: int
+    size: int
+    offset: int = 0
+
+    def infer(self, x: TensorType, ids: TensorType) -> TensorType:
+        _check_ids("dim_gather", ids)
+        if x.ndim != ids.ndim or any(m != n for i, (m, n) in enumerate(zip(x.shape, ids.shape, strict=True)) if i != self.axis):
+            raise ShapeError(f"dim_gather: {x} and the indices {ids} differ in another axis than {self.axis}")
+        return x.with_shape(ids.shape)
+
+    def rule(self, x: TensorType, ids: TensorType) -> Rule:
+        letters = LETTERS[: x.ndim]
+        table = letters[: self.axis] + "N" + letters[self.axis + 1 :]
+        return Rule(f"{table},{letters}->{letters}", linear=((0,),), also=(Signature((S(self.axis), B), (P,)),))
+
+    def kernel(self, xp: Xp, x: Array, ids: Array, y: Array) -> None:
+        if not x.shape[self.axis]:
+            y.fill(0)
+            return
+        at, found = _positions(xp, ids, self.offset, x.shape[self.axis])
+        y[...] = xp.where(found, xp.take_along_axis(x, at, axis=self.axis), x.dtype.type(0))
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        return replace(self, offset=self.offset + _start(inputs[0], self.axis, self.size))
+
+    def grad(self, x: Tensor, ids: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return call(DimScatterAdd(self.axis, self.size), dy, ids), None
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(1, 4), numbers(1, 5, 4), np.array([[0, 3], [1, 1], [7, 2], [-1, 0], [2, 2]]))
+        yield sample(cls(0, 3), numbers(2, 3, 2, 2), np.arange(8).reshape(2, 2, 2) % 3)
+
+
+@dataclass(frozen=True)
+class DimScatterAdd(Op):
+    """y[..., k, ...] = the sum of data[..., j, ...] over all j with ids[..., j, ...] == k along `axis`; adjoint of DimGather"""
+
+    axis: int
+    size: int
+    offset: int = 0
+    local: int | None = None
+
+    def infer(self, data: TensorType, ids: TensorType) -> TensorType:
+        _check_ids("dim_scatter_add", ids)
+        if data.shape != ids.shape:
+            raise ShapeError(f"dim_scatter_add: {data} and the indices {ids} differ in shape")
+        count = self.size if self.local is None else self.local
+        return data.with_shape((*data.shape[: self.axis], count, *data.shape[self.axis + 1 :]))
+
+    def rule(self, data: TensorType, ids: TensorType) -> Rule:
+        letters = LETTERS[: data.ndim]
+        out = letters[: self.axis] + "N" + letters[self.axis + 1 :]
+        return Rule(f"{letters},{letters}->{out}", linear=((0,),), also=(Signature((B, B), (S(self.axis),)),))
+
+    def kernel(self, xp: Xp, data: Array, ids: Array, y: Array) -> None:
+        total = xp.zeros(y.shape, y.dtype)
+        if y.shape[self.axis] and data.size:
+            at, found = _positions(xp, ids, self.offset, y.shape[self.axis])
+            places = list(xp.indices(ids.shape))
+            places[self.axis] = at
+            xp.add.at(total, tuple(p[found] for p in places), data[found])
+        y[...] = total
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        start = _start(outputs[0], self.axis, self.size)
+        return replace(self, offset=self.offset + start, local=outputs[0].shape[self.axis])
+
+    def grad(self, data: Tensor, ids: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return dim_gather(dy, ids, self.axis), None
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(1, 4), numbers(1, 5, 2), np.array([[0, 3], [1, 1], [7, 2], [-1, 0], [2, 2]]))
+        yield sample(cls(0, 3), numbers(2, 2, 2, 2), np.arange(8).reshape(2, 2, 2) % 3)
+
+
+@dataclass(frozen=True)
+class OneHot(Op):
+    """y[..., k, ...] = on where ids[...] == k, else off; the new axis is `axis` of y, and `depth` long"""
+
+    depth: int
+    axis: int
+    on: float
+    off: float
+    dtype: DType
+    offset: int = 0
+    local: int | None = None
+
+    def infer(self, ids: TensorType) -> TensorType:
+        _check_ids("one_hot", ids)
+        if not 0 <= self.axis <= ids.ndim:
+            raise ShapeError(f"one_hot: axis {self.axis} is out of range for {ids}")
+        count = self.depth if self.local is None else self.local
+        return TensorType((*ids.shape[: self.axis], count, *ids.shape[self.axis :]), self.dtype)
+
+    def rule(self, ids: TensorType) -> Rule:
+        letters = LETTERS[: ids.ndim]
+        return Rule(f"{letters}->{letters[: self.axis]}N{letters[self.axis :]}", also=(Signature((B,), (S(self.axis),)),))
+
+    def kernel(self, xp: Xp, ids: Array, y: Array) -> None:
+        classes = xp.arange(self.offset, self.offset + y.shape[self.axis])
+        hit = xp.expand_dims(ids, self.axis) == classes.reshape((-1,) + (1,) * (ids.ndim - self.axis))
+        y[...] = xp.where(hit, y.dtype.type(self.on), y.dtype.type(self.off))
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        start = _start(outputs[0], self.axis, self.depth)
+        return replace(self, offset=self.offset + start, local=outputs[0].shape[self.axis])
+
+    def grad(self, ids: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (None,)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(5, 1, 1.0, 0.0, float64), np.array([0, 4, 2, 7]))
+        yield sample(cls(3, 1, 2.0, -1.0, float64), np.array([[0, 2], [1, 1], [-1, 0]]))
+
+
+@dataclass(frozen=True)
+class BatchGather(Op):
+    """y[a..., j, b...] = params[a..., ids[a..., j], b...], where `batch` counts the a's; 0 where out of range"""
+
+    batch: int
+
+    def infer(self, params: TensorType, ids: TensorType) -> TensorType:
+        _check_ids("batch_gather", ids)
+        if ids.ndim != self.batch + 1 or params.ndim <= self.batch or params.shape[: self.batch] != ids.shape[: self.batch]:
+            raise ShapeError(
+                f"batch_gather: {params} and the indices {ids} do not have {self.batch} leading axes in common (and the indices one more)"
+            )
+        return params.with_shape((*ids.shape, *params.shape[self.batch + 1 :]))
+
+    def rule(self, params: TensorType, ids: TensorType) -> Rule:
+        lead, rest = LETTERS[: self.batch], LETTERS[self.batch : params.ndim - 1]
+        return Rule(f"{lead}N{rest},{lead}z->{lead}z{rest}", linear=((0,),))
+
+    def kernel(self, xp: Xp, params: Array, ids: Array, y: Array) -> None:
+        size = params.shape[self.batch]
+        if not size or not y.size:
+            y.fill(0)
+            return
+        at, found = _positions(xp, ids, 0, size)
+        wide = ids.shape + (1,) * (params.ndim - self.batch - 1)
+        y[...] = xp.where(found.reshape(wide), xp.take_along_axis(params, at.reshape(wide), axis=self.batch), params.dtype.type(0))
+
+    def grad(self, params: Tensor, ids: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return call(BatchSegmentSum(self.batch, params.type.shape[self.batch]), dy, ids), None
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(1), numbers(1, 5, 4, 2), np.arange(15).reshape(5, 3) % 6 - 1)
+        yield sample(cls(2), numbers(2, 3, 2, 4), np.arange(12).reshape(3, 2, 2) % 4)
+
+
+@dataclass(frozen=True)
+class BatchSegmentSum(Op):
+    """y[a..., k, b...] = the sum of data[a..., j, b...] over all j with ids[a..., j] == k; adjoint of BatchGather"""
+
+    batch: int
+    size: int
+
+    def infer(self, data: TensorType, ids: TensorType) -> TensorType:
+        _check_ids("batch_segment_sum", ids)
+        if ids.ndim != self.batch + 1 or data.shape[: self.batch + 1] != ids.shape:
+            raise ShapeError(f"batch_segment_sum: {data} does not begin with the axes of the ids {ids}")
+        return data.with_shape((*data.shape[: self.batch], self.size, *data.shape[self.batch + 1 :]))
+
+    def rule(self, data: TensorType, ids: TensorType) -> Rule:
+        lead, rest = LETTERS[: self.batch], LETTERS[self.batch : data.ndim - 1]
+        return Rule(f"{lead}z{rest},{lead}z->{lead}N{rest}", linear=((0,),))
+
+    def kernel(self, xp: Xp, data: Array, ids: Array, y: Array) -> None:
+        total = xp.zeros(y.shape, y.dtype)
+        at, found = _positions(xp, ids, 0, self.size)
+        places = list(xp.indices(ids.shape))
+        places[self.batch] = at
+        xp.add.at(total, tuple(p[found] for p in places), data[found])
+        y[...] = total
+
+    def grad(self, data: Tensor, ids: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return batch_gather(dy, ids, self.batch), None
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(1, 4), numbers(1, 5, 3, 2), np.arange(15).reshape(5, 3) % 6 - 1)
+
+
+@dataclass(frozen=True)
+class Tril(Op):
+    """y[..., i, j] = x[..., i, j] where j - i <= diagonal, else fill; `rows` is the logical length of the axis of i"""
+
+    diagonal: int
+    fill: float
+    rows: int
+
+    def infer(self, x: TensorType) -> TensorType:
+        if x.ndim < 2:
+            raise ShapeError(f"tril: {x} has no last two axes")
+        return x
+
+    def rule(self, x: TensorType) -> Rule:
+        return Rule(f"{LETTERS[: x.ndim]}->{LETTERS[: x.ndim]}", linear=((0,),) if self.fill == 0 else ())
+
+    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
+        y[...] = xp.where(xp.tri(*x.shape[-2:], self.diagonal, dtype=bool), x, x.dtype.type(self.fill))
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        if device.xp is not np:
+            return super().bind(device, inputs, outputs)
+        (x,), (y,) = inputs, outputs
+        above = ~np.tri(x.shape[-2], x.shape[-1], self.diagonal, dtype=bool)
+        return [(np.copyto, (y, x)), (np.copyto, (y, np.asarray(self.fill, x.dtype), "same_kind", above))]
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        box = inputs[0]
+        return replace(self, diagonal=self.diagonal + _start(box, len(box.whole) - 2, self.rows) - box.start[-1])
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (tril(dy, self.diagonal),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(0, 0.0, 5), numbers(1, 2, 5, 4))
+        yield sample(cls(-1, 9.0, 4), numbers(2, 4, 6))
+
+
+def gather(params: Tensor, ids: Tensor, axis: int = 0, *, name: str | None = None) -> Tensor:
+    """The entries of `params` along `axis` with the numbers `ids`; zeros for numbers out of range."""
+    at = normal_axis("gather", axis, params.type.ndim)
+    return call(Gather(at, params.type.shape[at]), params, ids, name=name)
+
+
+def unsorted_segment_sum(data: Tensor, ids: Tensor, size: int, axis: int = 0, *, name: str | None = None) -> Tensor:
+    """The entries of `data` along `axis` (as many axes as `ids` has) summed into `size` segments; ids out of range are dropped."""
+    at = normal_axis("unsorted_segment_sum", axis, data.type.ndim)
+    return call(UnsortedSegmentSum(at, size), data, ids, name=name)
+
+
+def dim_gather(x: Tensor, ids: Tensor, axis: int, *, name: str | None = None) -> Tensor:
+    """The elements of x along `axis` at the positions `ids`."""
+    at = normal_axis("dim_gather", axis, x.type.ndim)
+    return call(DimGather(at, x.type.shape[at]), x, ids, name=name)
+
+
+def batch_gather(params: Tensor, ids: Tensor, batch: int = 1, *, name: str | None = None) -> Tensor:
+    """The entries of `params` along axis `batch`, for each batch its own."""
+    return call(BatchGather(batch), params, ids, name=name)
+
+
+def batch_segment_sum(data: Tensor, ids: Tensor, size: int, *, name: str | None = None) -> Tensor:
+    """The entries of `data` along the last axis of `ids` summed into `size` segments, for each batch its own."""
+    return call(BatchSegmentSum(ids.type.ndim - 1, size), data, ids, name=name)
+
+
+def one_hot(ids: Tensor, depth: int, *, dtype: DType, axis: int = -1, on: float = 1.0, off: float = 0.0, name: str | None = None) -> Tensor:
+    """Rows of `off` with one `on` at the position `ids`; all `off` if it is out of range."""
+    return call(OneHot(depth, normal_axis("one_hot", axis, ids.type.ndim + 1), on, off, dtype), ids, name=name)
+
+
+def tril(x: Tensor, diagonal: int = 0, fill: float = 0.0, *, name: str | None = None) -> Tensor:
+    """x on and below a diagonal of the last two axes, `fill` above."""
+    if x.type.ndim < 2:
+        raise ShapeError(f"tril: {x.type} has no last two axes")
+    return call(Tril(diagonal, float(fill), x.type.shape[-2]), x, name=name)

@@ -1,0 +1,349 @@
+"""Sums, extremes and other reductions over axes.
+
+A reduction over no axes at all, and over a piece without elements, gives the identity of the reduction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from jobflow.errors import DtypeError, ShapeError
+from jobflow.layout import MAX, MIN, SUM, Partial, Reduction, Rule, Signature
+from jobflow.ops.arithmetic import add, divide, multiply, subtract
+from jobflow.ops.axes import reshape
+from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, normal_axis, sample
+from jobflow.ops.broadcast import broadcast_to, sum_calls, sum_to
+from jobflow.ops.compare import equal
+from jobflow.ops.functions import exp, log, sqrt, square
+from jobflow.ops.pointwise import FLOATS, NUMBERS, call, check_dtypes, numbers
+from jobflow.ops.scalar import cast, detach, scale
+from jobflow.types import Array, Tensor, TensorType, Xp, int32
+
+__all__ = [
+    "argmax",
+    "argmin",
+    "logsumexp",
+    "reduce_all",
+    "reduce_any",
+    "reduce_max",
+    "reduce_mean",
+    "reduce_min",
+    "reduce_prod",
+    "reduce_std",
+    "reduce_sum",
+    "reduce_variance",
+    "square_sum",
+    "sum_to",
+]
+
+
+@dataclass(frozen=True)
+class Reduce(Op):
+    """y[kept axes] = the reduction of x over `axes`; these stay as axes of size 1 if `keepdims`."""
+
+    axes: tuple[int, ...]
+    keepdims: bool = False
+
+    ufunc: ClassVar[str]
+    kinds: ClassVar[str] = NUMBERS
+
+    def infer(self, x: TensorType) -> TensorType:
+        check_dtypes(self.word(), self.kinds, x)
+        if any(not 0 <= i < x.ndim for i in self.axes):
+            raise ShapeError(f"{self.word()}: axes {list(self.axes)} are out of range for {x}")
+        kept = tuple(1 if i in self.axes else n for i, n in enumerate(x.shape) if self.keepdims or i not in self.axes)
+        return x.with_shape(kept)
+
+    def words(self, x: TensorType, splittable: bool) -> str:
+        """The letters of x and y; reduced axes may be split if the pieces' results combine."""
+        marks = [LETTERS[i] if splittable or i not in self.axes else LETTERS[i].upper() for i in range(x.ndim)]
+        kept = ["1" if i in self.axes else mark for i, mark in enumerate(marks) if self.keepdims or i not in self.axes]
+        return f"{''.join(marks)}->{''.join(kept)}"
+
+    def rule(self, x: TensorType) -> Rule:
+        return Rule(self.words(x, splittable=False))
+
+    def identity(self, x: Array) -> float | bool:
+        """What a reduction of no elements gives."""
+        raise NotImplementedError
+
+    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
+        if x.size:
+            getattr(xp, self.ufunc)(x, axis=self.axes, keepdims=self.keepdims, out=y)
+        else:
+            y.fill(self.identity(x))
+
+    def without(self, y: Array) -> Array:
+        """y without the axes of size 1 that were reduced."""
+        return y[(*(0 if i in self.axes else slice(None) for i in range(y.ndim)), ...)] if self.keepdims else y
+
+    def expanded(self, x: Tensor, y: Tensor) -> Tensor:
+        """A tensor of y's shape with the reduced axes as axes of size 1."""
+        return reshape(y, tuple(1 if i in self.axes else n for i, n in enumerate(x.type.shape)))
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls((0,)), numbers(1, 5, 3))
+        yield sample(cls((1, 2)), numbers(2, 3, 5, 2))
+        yield sample(cls((0, 2), True), numbers(3, 5, 3, 2))
+        yield sample(cls((0,)), numbers(4, 4))
+
+
+@dataclass(frozen=True)
+class ReduceSum(Reduce):
+    """y = the sum of x over `axes`"""
+
+    ufunc = "sum"
+
+    def rule(self, x: TensorType) -> Rule:
+        return Rule(self.words(x, splittable=True), linear=((0,),))
+
+    def identity(self, x: Array) -> float:
+        return 0
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        if device.xp is not np or not self.axes:
+            return super().bind(device, inputs, outputs)
+        return sum_calls(device, inputs[0], self.axes, self.without(outputs[0]))
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (broadcast_to(self.expanded(x, dy), x.type.shape),)
+
+
+@dataclass(frozen=True)
+class _ReduceExtreme(Reduce):
+    """The gradient is shared equally among the elements that reach the extreme."""
+
+    reduction: ClassVar[Reduction]
+
+    def rule(self, x: TensorType) -> Rule:
+        partial = Partial(self.reduction)
+        return Rule(self.words(x, splittable=True), reduce=self.reduction, also=(Signature((partial,), (partial,)),))
+
+    def identity(self, x: Array) -> float:
+        value: float = self.reduction.identity(x.dtype)
+        return value
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        reached = cast(equal(x, self.expanded(x, y)), x.type.dtype)
+        share = divide(self.expanded(x, dy), reduce_sum(reached, self.axes, keepdims=True))
+        return (multiply(reached, share),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield from super().samples()
+        yield sample(cls((1,)), np.array([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]]), differentiable=(), note=" ties")
+
+
+@dataclass(frozen=True)
+class ReduceMax(_ReduceExtreme):
+    """y = the largest of x over `axes`"""
+
+    ufunc = "max"
+    reduction = MAX
+
+
+@dataclass(frozen=True)
+class ReduceMin(_ReduceExtreme):
+    """y = the smallest of x over `axes`"""
+
+    ufunc = "min"
+    reduction = MIN
+
+
+@dataclass(frozen=True)
+class ReduceProd(Reduce):
+    """y = the product of x over `axes`; its gradient y / x is that of elements that are not 0"""
+
+    ufunc = "prod"
+
+    def identity(self, x: Array) -> float:
+        return 1
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (divide(self.expanded(x, multiply(dy, y)), x),)
+
+
+@dataclass(frozen=True)
+class _ReduceTruth(Reduce):
+    kinds = "b"
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (None,)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls((1,)), numbers(1, 5, 3) > 0)
+        yield sample(cls((0, 1), True), numbers(2, 4, 3) > -1.5)
+
+
+@dataclass(frozen=True)
+class ReduceAny(_ReduceTruth):
+    """y = some x over `axes` is true"""
+
+    ufunc = "any"
+
+    def identity(self, x: Array) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class ReduceAll(_ReduceTruth):
+    """y = every x over `axes` is true"""
+
+    ufunc = "all"
+
+    def identity(self, x: Array) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class ArgExtreme(Op):
+    """y = the int32 position along `axis` of the largest (smallest) element; of the first one if several are"""
+
+    axis: int
+    largest: bool = True
+
+    def infer(self, x: TensorType) -> TensorType:
+        if not 0 <= self.axis < x.ndim or (x.size and not x.shape[self.axis]):
+            raise ShapeError(f"argmax: axis {self.axis} is out of range for {x}, or empty")
+        return TensorType((*x.shape[: self.axis], *x.shape[self.axis + 1 :]), int32)
+
+    def rule(self, x: TensorType) -> Rule:
+        marks = [LETTERS[i].upper() if i == self.axis else LETTERS[i] for i in range(x.ndim)]
+        return Rule(f"{''.join(marks)}->{''.join(m for m in marks if m.islower())}")
+
+    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
+        if x.size:
+            y[...] = (xp.argmax if self.largest else xp.argmin)(x, axis=self.axis)
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (None,)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(1), numbers(1, 5, 3))
+        yield sample(cls(0, False), numbers(2, 4, 3))
+
+
+@dataclass(frozen=True)
+class SquareSum(Op):
+    """y = sum over all elements of x^2, of shape ()"""
+
+    def infer(self, x: TensorType) -> TensorType:
+        check_dtypes("square_sum", FLOATS, x)
+        return x.with_shape(())
+
+    def rule(self, x: TensorType) -> Rule:
+        return Rule(f"{LETTERS[: x.ndim]}->", reduce=SUM)
+
+    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
+        y[...] = xp.square(x).sum()
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        (x,), (y,) = inputs, outputs
+        turned = x.transpose(sorted(range(x.ndim), key=lambda i: -x.strides[i]))
+        if device.xp is not np or x.dtype.itemsize < 4 or not turned.flags.c_contiguous:
+            return super().bind(device, inputs, outputs)
+        flat = turned.reshape(-1)
+        return [(np.dot, (flat, flat, y))]
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (scale(multiply(x, dy), 2.0),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), numbers(1, 5, 3))
+        yield sample(cls(), numbers(2, 4))
+
+
+# What users call ----------------------------------------------------------------------------------------------------
+
+Axes = Sequence[int] | int | None
+
+
+def _axes(what: str, x: Tensor, axes: Axes) -> tuple[int, ...]:
+    """The axes counted from the front and in order; all of them for None."""
+    if axes is None:
+        return tuple(range(x.type.ndim))
+    chosen = [axes] if isinstance(axes, int) else axes
+    return tuple(sorted({normal_axis(what, i, x.type.ndim) for i in chosen}))
+
+
+def reduce_sum(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
+    chosen = _axes("reduce_sum", x, axes)
+    return call(ReduceSum(chosen, keepdims), x, name=name) if chosen else x
+
+
+def reduce_mean(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
+    """The sum times 1/count, where count is that of the logical tensor: so it is linear, and splits as a sum does."""
+    count = math.prod(x.type.shape[i] for i in _axes("reduce_mean", x, axes))
+    return scale(reduce_sum(x, axes, keepdims), 1.0 / count if count else math.nan, name=name)
+
+
+def reduce_max(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
+    chosen = _axes("reduce_max", x, axes)
+    return call(ReduceMax(chosen, keepdims), x, name=name) if chosen else x
+
+
+def reduce_min(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
+    chosen = _axes("reduce_min", x, axes)
+    return call(ReduceMin(chosen, keepdims), x, name=name) if chosen else x
+
+
+def reduce_prod(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
+    chosen = _axes("reduce_prod", x, axes)
+    return call(ReduceProd(chosen, keepdims), x, name=name) if chosen else x
+
+
+def reduce_any(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
+    chosen = _axes("reduce_any", x, axes)
+    return call(ReduceAny(chosen, keepdims), x, name=name) if chosen else x
+
+
+def reduce_all(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
+    chosen = _axes("reduce_all", x, axes)
+    return call(ReduceAll(chosen, keepdims), x, name=name) if chosen else x
+
+
+def reduce_variance(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
+    """The mean of the squared distances from the mean (biased)."""
+    distance = subtract(x, reduce_mean(x, axes, keepdims=True))
+    return reduce_mean(square(distance), axes, keepdims, name=name)
+
+
+def reduce_std(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
+    """The square root of the biased variance."""
+    return sqrt(reduce_variance(x, axes, keepdims), name=name)
+
+
+def argmax(x: Tensor, axis: int = -1, *, name: str | None = None) -> Tensor:
+    """The int32 position of the largest element along `axis`."""
+    return call(ArgExtreme(normal_axis("argmax", axis, x.type.ndim)), x, name=name)
+
+
+def argmin(x: Tensor, axis: int = -1, *, name: str | None = None) -> Tensor:
+    """The int32 position of the smallest element along `axis`."""
+    return call(ArgExtreme(normal_axis("argmin", axis, x.type.ndim), largest=False), x, name=name)
+
+
+def square_sum(x: Tensor, *, name: str | None = None) -> Tensor:
+    """The sum of the squares of all elements, of shape ()."""
+    return call(SquareSum(), x, name=name)
+
+
+def logsumexp(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
+    """log(sum(exp(x))), computed so that exp does not overflow."""
+    if not x.type.dtype.is_float:
+        raise DtypeError(f"logsumexp: {x.type} is not of floating point numbers; cast it with cast(x, dtype)")
+    chosen = _axes("logsumexp", x, axes)
+    largest = detach(reduce_max(x, chosen, keepdims=True))
+    inside = log(reduce_sum(exp(subtract(x, largest)), chosen, keepdims=True))
+    whole = add(inside, largest)
+    kept = tuple(n for i, n in enumerate(whole.type.shape) if keepdims or i not in chosen)
+    return reshape(whole, kept, name=name)

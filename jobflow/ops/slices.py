@@ -1,0 +1,277 @@
+"""Windows on tensors and putting tensors together: slice, pad, flip, concat, stack, split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jobflow.errors import DtypeError, ShapeError
+from jobflow.layout import Box, Rule
+from jobflow.ops.axes import expand_dims, squeeze
+from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, ViewOp, normal_axis, sample
+from jobflow.ops.pointwise import call, numbers
+from jobflow.types import Array, Tensor, TensorType, Xp
+
+
+def _marks(free: Sequence[bool]) -> str:
+    """A letter for every axis that may be split, its capital for every axis that stays whole."""
+    return "".join(LETTERS[i] if ok else LETTERS[i].upper() for i, ok in enumerate(free))
+
+
+def _same(free: Sequence[bool], linear: tuple[tuple[int, ...], ...] = ((0,),)) -> Rule:
+    return Rule(f"{_marks(free)}->{_marks(free)}", linear=linear)
+
+
+@dataclass(frozen=True)
+class Slice(ViewOp):
+    """y[i, j, ...] = x[starts[0] + i steps[0], starts[1] + j steps[1], ...] up to stops; steps are positive."""
+
+    starts: tuple[int, ...]
+    stops: tuple[int, ...]
+    steps: tuple[int, ...]
+
+    @property
+    def at(self) -> tuple[slice, ...]:
+        return tuple(map(slice, self.starts, self.stops, self.steps))
+
+    def infer(self, x: TensorType) -> TensorType:
+        if len(self.starts) != x.ndim or any(not 0 <= a <= b <= n for a, b, n in zip(self.starts, self.stops, x.shape, strict=True)):
+            raise ShapeError(f"slice: [{list(self.starts)}, {list(self.stops)}) is not inside {x}")
+        return x.with_shape(tuple(len(range(*at.indices(n))) for at, n in zip(self.at, x.shape, strict=True)))
+
+    def rule(self, x: TensorType) -> Rule:
+        return _same(self._full(x.shape))
+
+    def _full(self, shape: Sequence[int]) -> list[bool]:
+        return [(a, b, s) == (0, n, 1) for a, b, s, n in zip(self.starts, self.stops, self.steps, shape, strict=True)]
+
+    def view(self, x: Array) -> Array:
+        return x[(*self.at, ...)]
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        box = inputs[0]
+        stops = [n if full else stop for n, full, stop in zip(box.shape, self._full(box.whole), self.stops, strict=True)]
+        return Slice(self.starts, tuple(stops), self.steps)
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (call(SliceGrad(x.type.shape, self), dy),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls((0, 1), (5, 3), (1, 1)), numbers(1, 5, 4))
+        yield sample(cls((1, 0, 0), (6, 3, 2), (2, 1, 1)), numbers(2, 7, 3, 2))
+        yield sample(cls((2, 0), (2, 3), (1, 1)), numbers(2, 7, 3))
+
+
+@dataclass(frozen=True)
+class SliceGrad(Op):
+    """dx = 0 of `shape`, but dy in the window; the adjoint of Slice."""
+
+    shape: tuple[int, ...]
+    window: Slice
+
+    def infer(self, dy: TensorType) -> TensorType:
+        dx = dy.with_shape(self.shape)
+        if self.window.infer(dx) != dy:
+            raise ShapeError(f"slice gradient: {dy} is not the window of {dx}")
+        return dx
+
+    def rule(self, dy: TensorType) -> Rule:
+        return _same(self.window._full(self.shape))
+
+    def kernel(self, xp: Xp, dy: Array, dx: Array) -> None:
+        dx.fill(0)
+        dx[self.window.at] = dy
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        if device.xp is not np:
+            return super().bind(device, inputs, outputs)
+        (dx,) = outputs
+        return [(dx.fill, (0,)), (np.copyto, (dx[(*self.window.at, ...)], inputs[0]))]
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        window = self.window.localize(outputs, inputs)
+        assert isinstance(window, Slice)
+        return SliceGrad(outputs[0].shape, window)
+
+    def grad(self, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
+        return (call(self.window, ddx),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls((5, 4), Slice((0, 1), (5, 3), (1, 1))), numbers(1, 5, 2))
+        yield sample(cls((7, 3), Slice((1, 0), (6, 3), (2, 1))), numbers(2, 3, 3))
+
+
+@dataclass(frozen=True)
+class Pad(Op):
+    """y = x surrounded by `value`: pairs[i] elements before and after along axis i."""
+
+    pairs: tuple[tuple[int, int], ...]
+    value: float = 0.0
+
+    def infer(self, x: TensorType) -> TensorType:
+        if len(self.pairs) != x.ndim or any(n < 0 for pair in self.pairs for n in pair):
+            raise ShapeError(f"pad: {list(self.pairs)} does not give two sizes >= 0 for each axis of {x}")
+        return x.with_shape(tuple(a + n + b for n, (a, b) in zip(x.shape, self.pairs, strict=True)))
+
+    def rule(self, x: TensorType) -> Rule:
+        return _same([pair == (0, 0) for pair in self.pairs], linear=((0,),) if self.value == 0 else ())
+
+    def _inside(self, y: Array) -> Array:
+        return y[(*(slice(a, n - b) for n, (a, b) in zip(y.shape, self.pairs, strict=True)), ...)]
+
+    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
+        y.fill(self.value)
+        self._inside(y)[...] = x
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        if device.xp is not np:
+            return super().bind(device, inputs, outputs)
+        (x,), (y,) = inputs, outputs
+        return [(y.fill, (self.value,)), (np.copyto, (self._inside(y), x))]
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        starts = tuple(a for a, _ in self.pairs)
+        stops = tuple(a + n for n, (a, _) in zip(x.type.shape, self.pairs, strict=True))
+        return (slice_(dy, starts, stops),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(((0, 0), (1, 2))), numbers(1, 5, 3))
+        yield sample(cls(((2, 0), (0, 0)), 1.5), numbers(1, 3, 4))
+
+
+@dataclass(frozen=True)
+class Flip(Op):
+    """y = x backwards along `axes`."""
+
+    axes: tuple[int, ...]
+
+    def infer(self, x: TensorType) -> TensorType:
+        return x
+
+    def rule(self, x: TensorType) -> Rule:
+        return _same([i not in self.axes for i in range(x.ndim)])
+
+    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
+        y[...] = self._turned(x)
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        return [(np.copyto, (outputs[0], self._turned(inputs[0])))] if device.xp is np else super().bind(device, inputs, outputs)
+
+    def _turned(self, x: Array) -> Array:
+        return x[tuple(slice(None, None, -1 if i in self.axes else 1) for i in range(x.ndim))]
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (call(self, dy),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls((0,)), numbers(1, 5, 3))
+        yield sample(cls((0, 2)), numbers(1, 2, 5, 3))
+
+
+@dataclass(frozen=True)
+class Concat(Op):
+    """y = the inputs one after the other along `axis`."""
+
+    axis: int
+
+    def infer(self, *xs: TensorType) -> TensorType:
+        listed = ", ".join(map(str, xs))
+        shapes = {(*x.shape[: self.axis], *x.shape[self.axis + 1 :]) for x in xs}
+        if len(shapes) > 1 or any(not 0 <= self.axis < x.ndim for x in xs):
+            raise ShapeError(f"concat along axis {self.axis}: {listed} differ in another axis")
+        if any(x.dtype is not xs[0].dtype for x in xs):
+            raise DtypeError(f"concat: {listed} differ in element type; cast them to one with cast(x, dtype)")
+        first = xs[0].shape
+        return xs[0].with_shape((*first[: self.axis], sum(x.shape[self.axis] for x in xs), *first[self.axis + 1 :]))
+
+    def rule(self, *xs: TensorType) -> Rule:
+        word = _marks([i != self.axis for i in range(xs[0].ndim)])
+        return Rule(f"{','.join([word] * len(xs))}->{word}", linear=(tuple(range(len(xs))),))
+
+    def _parts(self, arrays: Sequence[Array]) -> Iterator[tuple[Array, Array]]:
+        *xs, y = arrays
+        start = 0
+        for x in xs:
+            stop = start + x.shape[self.axis]
+            yield y[(*(slice(None),) * self.axis, slice(start, stop))], x
+            start = stop
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        for part, x in self._parts(arrays):
+            part[...] = x
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        if device.xp is not np:
+            return super().bind(device, inputs, outputs)
+        return [(np.copyto, pair) for pair in self._parts((*inputs, *outputs))]
+
+    def grad(self, *tensors: Tensor) -> Grads:
+        *xs, _, dy = tensors
+        return split(dy, [x.type.shape[self.axis] for x in xs], self.axis)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(1), numbers(1, 5, 2), numbers(2, 5, 3), numbers(3, 5, 1))
+        yield sample(cls(0), numbers(1, 2, 3), numbers(2, 4, 3))
+
+
+def slice_(
+    x: Tensor, starts: Sequence[int | None], stops: Sequence[int | None], steps: Sequence[int | None] | None = None, *, name: str | None = None
+) -> Tensor:
+    """x[starts[0]:stops[0]:steps[0], ...] as Python slices; missing trailing axes are full."""
+    fill = (None,) * (x.type.ndim - len(starts))
+    ranges = []
+    for n, start, stop, step in zip(x.type.shape, (*starts, *fill), (*stops, *fill), (*(steps or (None,) * len(starts)), *fill), strict=True):
+        ranges.append(range(*slice(start, stop, step).indices(n)))
+    backwards = tuple(i for i, r in enumerate(ranges) if r.step < 0)
+    ranges = [r[::-1] if r.step < 0 else r for r in ranges]
+    stops_ = tuple(r[-1] + 1 if r else r.start for r in ranges)
+    window = Slice(tuple(r.start for r in ranges), stops_, tuple(r.step if len(r) > 1 else 1 for r in ranges))
+    y = x if all(window._full(x.type.shape)) else call(window, x, name=name if not backwards else None)
+    return call(Flip(backwards), y, name=name) if backwards else y
+
+
+def pad(x: Tensor, pairs: Sequence[tuple[int, int]], value: float = 0.0, *, name: str | None = None) -> Tensor:
+    """x with pairs[i] = (before, after) elements of `value` added along axis i."""
+    return call(Pad(tuple((int(a), int(b)) for a, b in pairs), value), x, name=name)
+
+
+def flip(x: Tensor, axes: Sequence[int], *, name: str | None = None) -> Tensor:
+    """x backwards along the given axes."""
+    return call(Flip(tuple(sorted({normal_axis("flip", i, x.type.ndim) for i in axes}))), x, name=name)
+
+
+def concat(xs: Sequence[Tensor], axis: int = 0, *, name: str | None = None) -> Tensor:
+    """The tensors one after the other along `axis`; the tensor itself if it is alone."""
+    if not xs:
+        raise ShapeError("concat needs at least one tensor")
+    return xs[0] if len(xs) == 1 else call(Concat(normal_axis("concat", axis, xs[0].type.ndim)), *xs, name=name)
+
+
+def stack(xs: Sequence[Tensor], axis: int = 0, *, name: str | None = None) -> Tensor:
+    """The tensors side by side along a new axis `axis`."""
+    if not xs:
+        raise ShapeError("stack needs at least one tensor")
+    return concat([expand_dims(x, axis) for x in xs], axis, name=name)
+
+
+def split(x: Tensor, sizes: Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
+    """Consecutive pieces of the given sizes along `axis`."""
+    at = normal_axis("split", axis, x.type.ndim)
+    if sum(sizes) != x.type.shape[at]:
+        raise ShapeError(f"split: pieces of {list(sizes)} do not add up to axis {at} of {x.type}")
+    stops = np.cumsum(sizes).tolist()
+    lead = (None,) * at
+    return tuple(slice_(x, (*lead, stop - size), (*lead, stop)) for size, stop in zip(sizes, stops, strict=True))
+
+
+def unstack(x: Tensor, axis: int = 0) -> tuple[Tensor, ...]:
+    """The slices of x along `axis`, without that axis."""
+    at = normal_axis("unstack", axis, x.type.ndim)
+    return tuple(squeeze(part, (at,)) for part in split(x, [1] * x.type.shape[at], at))
