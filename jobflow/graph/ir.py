@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Literal
 
 from jobflow.errors import NOWHERE, SourceLine
-from jobflow.layout import Hint, Layout, Local, Placement, Sbp
+from jobflow.graph.training import Training
+from jobflow.layout import Layout, Local, Placement, Sbp
 from jobflow.ops.base import Op
 from jobflow.tensor import TensorOperators
 from jobflow.types import TensorType
+
+#: What a node is for: the user's program, its gradients, or the step that writes variables.
+Phase = Literal["forward", "backward", "update"]
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Value(TensorOperators):
     """One tensor of a program; compared by identity.
 
-    `hint` is what the user asked of its layout where this handle is consumed; `local` is True in the mirrored view,
-    where `type` is the type on one rank and no logical whole exists.
+    `local` is True in the mirrored view, where `type` is the type on one rank and no logical whole exists.
     """
 
     type: TensorType
@@ -30,10 +33,13 @@ class Value(TensorOperators):
     def __str__(self) -> str:
         return f"%{self.name}"
 
+    def __repr__(self) -> str:
+        return f"<tensor {self.name} {self.type}>"
+
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One application of an op.  `inputs` may carry hints: `hints[i]` is what the user wants of the layout of input i."""
+    """One application of an op on a placement; `where` is the user's line, for every error about it."""
 
     op: Op
     inputs: tuple[Value, ...]
@@ -42,9 +48,7 @@ class Node:
     placement: Placement
     where: SourceLine = NOWHERE
     stage: int | None = None
-    hints: tuple[Hint | None, ...] = ()
-    #: the forward node whose gradient this node computes a part of; None in the forward pass
-    forward: Node | None = None
+    phase: Phase = "forward"
 
     def __str__(self) -> str:
         outputs = ", ".join(f"{v}:{v.type}" for v in self.outputs)
@@ -53,18 +57,21 @@ class Node:
 
 @dataclass(frozen=True)
 class Variable:
-    """A named tensor that outlives a run: declared by `get_variable`, optimizers, and the train step."""
+    """A named tensor that outlives a run: declared by `get_variable`, by optimizers, and for the train step."""
 
     name: str
     type: TensorType
     #: a source op without inputs that gives the first value
     initializer: Op
     placement: Placement
-    #: how it is stored: B on all ranks unless the user splits it
+    #: how it is stored, per mesh dimension: B unless the user splits it
     sbp: tuple[Sbp, ...]
     trainable: bool = True
+    #: factors of the l1 and l2 regularizers that are added to the gradient
     l1: float = 0.0
     l2: float = 0.0
+    #: variables of one group and element type lie end to end in memory, so that one update serves them all
+    group: str = "parameter"
 
     @property
     def layout(self) -> Layout:
@@ -76,21 +83,18 @@ class Graph:
     """A traced program.
 
     `nodes` are in an order in which every input comes before its use.  `updates` says which value a variable takes at the
-    end of the run.  `training` is what the job said about its optimizer and losses; `differentiate` consumes it.
+    end of the run.  `training` is what the job said about its losses and optimizers; `differentiate` consumes it.
     """
 
     name: str
     placement: Placement
     nodes: tuple[Node, ...]
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
-    variables: tuple[Variable, ...] = ()
+    inputs: tuple[Value, ...] = ()
+    outputs: tuple[Value, ...] = ()
+    variables: dict[str, Variable] = field(default_factory=dict)
     reads: dict[str, Value] = field(default_factory=dict)
     updates: dict[str, Value] = field(default_factory=dict)
-    training: Any = None
-
-    def variable(self, name: str) -> Variable:
-        return next(v for v in self.variables if v.name == name)
+    training: Training | None = None
 
     def values(self) -> Iterator[Value]:
         for node in self.nodes:
@@ -99,8 +103,16 @@ class Graph:
 
 @dataclass(frozen=True)
 class Sharded:
-    """A logical graph and how every value of it lies on the ranks; `wanted[node][i]` is the layout in which a node reads input i."""
+    """A logical graph, how every value of it lies on the ranks, and in which layouts each node reads its inputs."""
 
     graph: Graph
     layouts: dict[Value, Layout | Local]
     wanted: dict[Node, tuple[Layout | Local, ...]]
+
+
+@dataclass(frozen=True)
+class Physical:
+    """A graph in which every node finds its inputs as it reads them: changes of layout are nodes of their own."""
+
+    graph: Graph
+    layouts: dict[Value, Layout | Local]

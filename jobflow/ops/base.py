@@ -83,6 +83,8 @@ class Op:
     batch_innermost: ClassVar[bool] = False
     #: True for values that come from outside the graph (arguments, variables): their kernel never runs
     external: ClassVar[bool] = False
+    #: True for ops whose result depends on the logical position of the elements (random ones)
+    by_position: ClassVar[bool] = False
 
     infer: ClassVar[Callable[..., Types]]
     rule: ClassVar[Callable[..., Rule]]

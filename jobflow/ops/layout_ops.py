@@ -329,3 +329,28 @@ class Combine(Op):
         x = np.arange(12.0).reshape(3, 4)
         yield sample(cls(), x, x[::-1], -x)
         yield sample(cls(MAX), x, x[::-1], differentiable=())
+
+
+@dataclass(frozen=True)
+class Copy(Op):
+    """y = x, in memory of its own."""
+
+    def infer(self, x: TensorType) -> TensorType:
+        return x
+
+    def rule(self, x: TensorType) -> Rule:
+        letters = LETTERS[: x.ndim]
+        return Rule(f"{letters}->{letters}", linear=((0,),))
+
+    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
+        xp.copyto(y, x)
+
+    def bind(self, device: Any, inputs: Any, outputs: Any) -> list[Any]:
+        return [(device.xp.copyto, (outputs[0], inputs[0]))]
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (dy,)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), np.arange(12.0).reshape(3, 4))

@@ -14,6 +14,9 @@ from jobflow.layout import Box, Reduction
 from jobflow.ops.base import Op
 from jobflow.types import TensorType, contiguous_strides
 
+#: Bytes; where every tensor that has memory of its own begins.
+ALIGNMENT = 64
+
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
 

@@ -1,0 +1,50 @@
+"""The life of a job, on one screen.
+
+    trace          the job's body, once            -> Graph
+    differentiate  + gradients, + updates          -> Graph
+    simplify       merge equal nodes, drop dead    -> Graph
+    shard          + how every value lies          -> Sharded
+    box            + the changes of layout         -> Physical
+    bucket         gradients travel together       -> Physical
+    lower          what one rank does              -> Program
+    write          + writes of variables as steps  -> Program
+    fuse           fewer, larger steps             -> Program
+    order          body and epilogue               -> Ordered
+    memory         + where everything lies         -> Plan, verified
+
+All of it is pure and silent: no communication, clock, randomness, environment or iteration over sets, so that ranks that
+compile alone agree.  The first half is done once for all ranks, the second by each rank for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jobflow.compiler.box import box
+from jobflow.compiler.bucket import bucket
+from jobflow.compiler.differentiate import differentiate
+from jobflow.compiler.fuse import fuse
+from jobflow.compiler.lower import lower
+from jobflow.compiler.memory import plan_memory
+from jobflow.compiler.order import order
+from jobflow.compiler.shard import shard
+from jobflow.compiler.simplify import simplify
+from jobflow.compiler.trace import Tracer
+from jobflow.compiler.write import write
+from jobflow.graph.ir import Graph, Physical, Value
+from jobflow.plan.plan import Plan, Slot
+
+
+def logical(tracer: Tracer, outputs: Sequence[Value]) -> Graph:
+    """What to compute."""
+    return simplify(differentiate(tracer, outputs))
+
+
+def distribute(graph: Graph) -> Physical:
+    """How it lies on the ranks, and what they tell each other."""
+    return bucket(box(shard(graph)))
+
+
+def plan_rank(physical: Physical, rank: int, slots: dict[str, Slot]) -> Plan:
+    """What one rank does; `slots` says where its variables are stored."""
+    return plan_memory(order(fuse(write(lower(physical, rank, slots)))))

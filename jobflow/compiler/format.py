@@ -1,0 +1,70 @@
+"""Memory order of values: batch-innermost around convolutions and pooling.
+
+Policy: a tensor [n, c, h, w] that a convolution or a pooling op reads or writes, and every tensor of its shape that is joined
+to it by elementwise ops, is stored in the order c, h, w, n.  Then transforms, pooling, bias and activations are vector loops
+over the batch, padding and im2col are copies of contiguous runs, and flattening before a dense layer costs nothing, because
+[n, c h w] in that order is a transposed matrix that a GEMM takes as it is.  Logical types do not change: a kernel sees an array
+[n, c, h, w] with unusual strides.  Below `SMALLEST` samples the vectors are too short to pay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jobflow.compiler.local import Item, Program, Step
+from jobflow.ops.base import Op, ViewOp
+
+#: Fewest samples per rank for which batch-innermost order pays.
+SMALLEST = 8
+
+
+def format_items(program: Program) -> dict[Item, tuple[int, ...]]:
+    """The memory order of every item that is not C-ordered."""
+    joined = _Groups()
+    wants: list[Item] = []
+    for step in program.steps:
+        if not isinstance(step.action, Op) or isinstance(step.action, ViewOp):
+            continue
+        if step.action.batch_innermost:
+            wants.extend(_batches(step.action, step))
+        else:
+            joined.join_equal_shapes([item for item in (*step.inputs, *step.outputs) if _is_image(item)])
+    chosen = {joined.find(item) for item in wants}
+    return {item: (*range(1, item.type.ndim), 0) for item in _own_items(program) if _is_image(item) and joined.find(item) in chosen}
+
+
+def _batches(op: Op, step: Step) -> list[Item]:
+    """The operands that carry the batch, letter n of the rule; the others are weights."""
+    words = op.rule(*(item.type for item in step.inputs)).spec.replace("->", ",").split(",")
+    return [item for item, word in zip((*step.inputs, *step.outputs), words, strict=True) if word.startswith("n") and _is_image(item)]
+
+
+class _Groups:
+    """Sets of items that share a memory order (union-find)."""
+
+    def __init__(self) -> None:
+        self.parent: dict[Item, Item] = {}
+
+    def find(self, item: Item) -> Item:
+        while item in self.parent:
+            item = self.parent[item]
+        return item
+
+    def join_equal_shapes(self, items: list[Item]) -> None:
+        first: dict[tuple[int, ...], Item] = {}
+        for item in items:
+            a, b = self.find(item), self.find(first.setdefault(item.type.shape, item))
+            if a is not b:
+                self.parent[a] = b
+
+
+def _is_image(item: Item) -> bool:
+    return item.type.ndim >= 3 and item.type.shape[0] >= SMALLEST
+
+
+def _own_items(program: Program) -> Iterable[Item]:
+    """Every item whose memory the plan gives out."""
+    for argument in program.arguments:
+        yield argument.item
+    for step in program.steps:
+        yield from step.outputs

@@ -1,0 +1,116 @@
+"""Program -> fewer, larger steps.
+
+`join_updates`: elementwise updates of variables that lie end to end become one update of the whole run.  State keeps the
+variables of one group end to end, buckets keep their gradients in the same places, and where there is no bucket (one rank) the
+gradients are asked to lie like the variables they belong to.  So a step of AdamW over fifty variables is one pass over flat
+arrays, in blocks that stay in cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from jobflow.compiler.local import Builder, Item, Join, Program, Step
+from jobflow.compiler.routes import flatten
+from jobflow.compiler.views import Window, is_dense, windows
+from jobflow.ops.layout_ops import SliceBox
+from jobflow.ops.update import Updated
+from jobflow.plan.plan import ALIGNMENT, Slot
+from jobflow.types import TensorType, contiguous_strides
+
+
+def fuse(program: Program) -> Program:
+    """Join what can be joined."""
+    return join_updates(program)
+
+
+def join_updates(program: Program) -> Program:
+    """One update op per run of variables that lie end to end and are updated alike."""
+    arguments = [argument.item for argument in program.arguments]
+    found = windows(program.steps, [*program.reads.values(), *arguments], {})
+    position = {id(step): i for i, step in enumerate(program.steps)}
+    instead: dict[int, list[Step]] = {}
+    for run in _runs(program):
+        for step in run:
+            instead[position[id(step)]] = []
+        instead[max(position[id(step)] for step in run)] = _joined(program.rank, run, found)
+    steps = [new for i, step in enumerate(program.steps) for new in instead.get(i, [step])]
+    return replace(program, steps=tuple(steps))
+
+
+def _runs(program: Program) -> Iterator[list[Step]]:
+    """Groups of at least two updates with one op and the same scalars, whose variables follow each other in every buffer."""
+    groups: dict[object, list[Step]] = {}
+    read = {item for step in program.steps for item in step.inputs} | {item for _, item in program.fetches}
+    for step in program.steps:
+        op = step.action
+        if not isinstance(op, Updated) or not op.flat or read & set(step.outputs):
+            continue
+        if all(item.slot is not None for item in step.inputs[: op.count]):
+            slots = [_slot(item) for item in step.inputs[: op.count]]
+            scalars = step.inputs[op.count + op.like :]
+            key = (op, scalars, step.inputs[0].type.dtype, tuple(slot.buffer for slot in slots))
+            groups.setdefault(key, []).append(step)
+    for group in groups.values():
+        run: list[Step] = []
+        for step in sorted(group, key=lambda s: _slot(s.inputs[0]).offset):
+            if run and not _follows(run[-1], step):
+                if len(run) > 1:
+                    yield run
+                run = []
+            run.append(step)
+        if len(run) > 1:
+            yield run
+
+
+def _slot(item: Item) -> Slot:
+    assert item.slot is not None
+    return item.slot
+
+
+def _follows(a: Step, b: Step) -> bool:
+    assert isinstance(a.action, Updated)
+    return all(
+        -(-_slot(x).stop // ALIGNMENT) * ALIGNMENT == _slot(y).offset
+        for x, y in zip(a.inputs[: a.action.count], b.inputs[: a.action.count], strict=True)
+    )
+
+
+def _joined(rank: int, run: list[Step], found: dict[Item, Window]) -> list[Step]:
+    """The steps that replace a run: bring the gradients together if they are not, and update all at once."""
+    op = run[0].action
+    assert isinstance(op, Updated)
+    first, last = _slot(run[0].inputs[0]), _slot(run[-1].inputs[0])
+    dtype = first.type.dtype
+    flat = TensorType(((last.stop - first.offset) // dtype.itemsize,), dtype)
+    name = f"{run[0].name}..{run[-1].name}"
+    build = Builder(rank, name=name, where=run[0].where, phase="update")
+    offsets = [_slot(step.inputs[0]).offset - first.offset for step in run]
+    variables = tuple(_span(step_item, flat) for step_item in run[0].inputs[: op.count])
+    tensors = []
+    for position in range(op.count, op.count + op.like):
+        tensors.append(_together(build, [step.inputs[position] for step in run], offsets, flat, found))
+    inputs = (*variables, *tensors, *run[0].inputs[op.count + op.like :])
+    build.computes(op, inputs, name, (flat,) * op.count)
+    return build.steps
+
+
+def _span(item: Item, flat: TensorType) -> Item:
+    slot = _slot(item)
+    return Item(flat, f"{item.name}..", slot=Slot(slot.buffer, slot.offset, flat, contiguous_strides(flat.shape, flat.dtype.itemsize)))
+
+
+def _together(build: Builder, items: list[Item], offsets: list[int], flat: TensorType, found: dict[Item, Window]) -> Item:
+    """One flat item in which items[i] lies offsets[i] bytes from the start."""
+    where = [found[item] for item in items]
+    root, start = where[0].root, where[0].offset
+    lie_so = all(w.root is root and w.offset - start == offset and is_dense(item.type, w) for w, offset, item in zip(where, offsets, items, strict=True))
+    if lie_so and root.type.ndim == 1 and root.type.dtype is flat.dtype:
+        begin = start // flat.dtype.itemsize
+        if begin + flat.shape[0] <= root.type.shape[0]:
+            return build.compute(SliceBox((begin,), (begin + flat.shape[0],)), root)
+    joined = Item(flat, f"{build.name}:gradients")
+    parts = tuple(flatten(build, item) for item in items)
+    build.append(Join(tuple(offsets)), parts, (joined,))
+    return joined

@@ -1,0 +1,130 @@
+"""The program of one rank before it has addresses: steps over items.  Made by `lower`, consumed by `memory`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from jobflow.errors import NOWHERE, SourceLine
+from jobflow.graph.ir import Phase
+from jobflow.layout import Box, Reduction
+from jobflow.ops.base import Op, types_tuple
+from jobflow.plan.plan import Kind, Slot
+from jobflow.types import TensorType
+
+
+@dataclass(eq=False, slots=True)
+class Item:
+    """One tensor on this rank; compared by identity.  `slot` is set where the place is given: variables."""
+
+    type: TensorType
+    name: str
+    slot: Slot | None = None
+
+    def __str__(self) -> str:
+        return f"%{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """A collective operation; see `plan.Collective`."""
+
+    kind: Kind
+    ranks: tuple[int, ...]
+    counts: tuple[int, ...]
+    receives: tuple[int, ...]
+    reduce: Reduction
+    order: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    peer: int
+    order: int
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    peer: int
+    order: int
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """The output is flat memory in which input i lies offsets[i] bytes from the start; free where inputs can be made there."""
+
+    offsets: tuple[int, ...]
+
+
+Action: TypeAlias = Op | Collect | Send | Receive | Join
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Step:
+    """One thing this rank does."""
+
+    action: Action
+    inputs: tuple[Item, ...]
+    outputs: tuple[Item, ...]
+    name: str
+    where: SourceLine = NOWHERE
+    phase: Phase = "forward"
+
+    def __str__(self) -> str:
+        outputs = ", ".join(f"{item}: {item.type}" for item in self.outputs)
+        return f"{outputs or '-'} = {self.action}({', '.join(map(str, self.inputs))})"
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of the job on this rank."""
+
+    key: str
+    item: Item
+    box: Box
+
+
+@dataclass(frozen=True)
+class Program:
+    """All that one rank does in a run, in order."""
+
+    job: str
+    rank: int
+    steps: tuple[Step, ...]
+    arguments: tuple[Argument, ...]
+    #: (position among the outputs of the job, this rank's part)
+    fetches: tuple[tuple[int, Item], ...]
+    #: variables as they are before the run
+    reads: dict[str, Item]
+    #: what they become
+    updates: dict[str, Item]
+    schedule: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join([f"job {self.job}, rank {self.rank}", *(f"  {step}" for step in self.steps)])
+
+
+@dataclass
+class Builder:
+    """Collects the steps of one rank while a node is lowered."""
+
+    rank: int
+    steps: list[Step] = field(default_factory=list)
+    name: str = ""
+    where: SourceLine = NOWHERE
+    phase: Phase = "forward"
+
+    def compute(self, op: Op, *inputs: Item, name: str | None = None) -> Item:
+        """Append an op of one output; its output."""
+        (output,) = self.computes(op, inputs, name)
+        return output
+
+    def computes(self, op: Op, inputs: tuple[Item, ...], name: str | None = None, types: tuple[TensorType, ...] | None = None) -> tuple[Item, ...]:
+        types = types or types_tuple(op.infer(*(item.type for item in inputs)))
+        label = name or self.name
+        outputs = tuple(Item(type, label if len(types) == 1 else f"{label}.{i}") for i, type in enumerate(types))
+        self.append(op, inputs, outputs)
+        return outputs
+
+    def append(self, action: Action, inputs: tuple[Item, ...], outputs: tuple[Item, ...]) -> None:
+        self.steps.append(Step(action, inputs, outputs, self.name, self.where, self.phase))

@@ -1,0 +1,206 @@
+"""Ordered program -> plan: every item gets its place.
+
+Policy.  A view is a window on its root and costs no instruction.  What is joined is made in place where its memory is free to
+choose.  Roots live from the step that writes them to the last that reads them or a view of them; largest first, each takes the
+lowest offset at which no root with an overlapping life lies.  What a collective reads goes to the buffer ``shared``, which the
+other ranks of the node see, all else to ``arena``; variables have their place already.
+
+Example: y = relu(x w + b) with three steps: x w is dead after the addition, so relu writes over it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from jobflow.compiler.format import format_items
+from jobflow.compiler.local import Collect, Item, Join, Receive, Send, Step
+from jobflow.compiler.order import Ordered
+from jobflow.compiler.views import Window, is_dense, windows
+from jobflow.errors import PlanError
+from jobflow.ops.base import Op, ViewOp
+from jobflow.ops.layout_ops import Copy
+from jobflow.plan.plan import ALIGNMENT, Collective, Compute, Feed, Instruction, Plan, Slot, Transfer
+from jobflow.plan.verify import Access, verify_memory, verify_order
+from jobflow.types import contiguous_strides
+
+
+def plan_memory(ordered: Ordered) -> Plan:
+    """The plan of one rank, verified."""
+    return _Planning(ordered).run()
+
+
+@dataclass
+class _Planning:
+    ordered: Ordered
+    #: root -> (the root it lies in, bytes into it)
+    inside: dict[Item, tuple[Item, int]] = field(default_factory=dict)
+    slots: dict[Item, Slot] = field(default_factory=dict)
+    accesses: list[Access] = field(default_factory=list)
+
+    def run(self) -> Plan:
+        program = self.ordered.program
+        self.steps = (*self.ordered.body, *self.ordered.epilogue)
+        self.arguments = [argument.item for argument in program.arguments]
+        orders = format_items(program)
+        self.windows: dict[Item, Window] = windows(self.steps, [*program.reads.values(), *_stored(self.steps), *self.arguments], orders)
+        self._join()
+        sizes = self._allocate()
+        feeds = tuple(Feed(a.key, self.slot(a.item), a.box) for a in program.arguments)
+        stored = [item for item in self.windows if item.slot is not None]
+        self.accesses.append(Access("arguments", (), tuple((self.key(i), self.slot(i)) for i in (*self.arguments, *stored))))
+        body = tuple(self._instructions(self.ordered.body))
+        epilogue = tuple(self._instructions(self.ordered.epilogue))
+        fetches = tuple((position, self.slot(item)) for position, item in program.fetches)
+        self.accesses.append(Access("outputs", tuple((self.key(item), self.slot(item)) for _, item in program.fetches), ()))
+        variables = {name: self.slot(item) for name, item in program.reads.items()}
+        plan = Plan(program.job, program.rank, sizes, feeds, body, epilogue, fetches, variables, program.schedule)
+        verify_memory(self.accesses)
+        verify_order(plan)
+        return plan
+
+    # ---------------------------------------------------------------- places
+
+    def home(self, item: Item) -> Item:
+        """The root whose memory an item lies in, joins included."""
+        root = self.windows[item].root
+        while root in self.inside:
+            root = self.inside[root][0]
+        return root
+
+    def key(self, item: Item) -> int:
+        """Names a value for the verifier; what is stored lies end to end on purpose and counts as one."""
+        home = self.home(item)
+        return 0 if home.slot is not None else id(home)
+
+    def slot(self, item: Item) -> Slot:
+        window = self.windows[item]
+        offset, root = window.offset, window.root
+        while root in self.inside:
+            root, shift = self.inside[root]
+            offset += shift
+        base = root.slot or self.slots[root]
+        return Slot(base.buffer, base.offset + offset, item.type, window.strides)
+
+    def _join(self) -> None:
+        """Let what is joined be made where it will lie, if its memory is its own and in the right order."""
+        taken = {self.windows[item].root for _, item in self.ordered.program.fetches} | set(self.arguments)
+        for step in self.steps:
+            if not isinstance(step.action, Join):
+                continue
+            for part, offset in zip(step.inputs, step.action.offsets, strict=True):
+                window = self.windows[part]
+                root = window.root
+                whole = window.offset == 0 and root.type.nbytes == part.type.nbytes and is_dense(part.type, window)
+                if whole and root.slot is None and root not in taken:
+                    self.inside[root] = (step.outputs[0], offset)
+                    taken.add(root)
+
+    def _lives(self) -> dict[Item, list[int]]:
+        """First and last step of every root that needs memory."""
+        lives: dict[Item, list[int]] = {}
+
+        def touch(item: Item, at: int) -> None:
+            home = self.home(item)
+            if home.slot is None:
+                life = lives.setdefault(home, [at, at])
+                life[0], life[1] = min(life[0], at), max(life[1], at)
+
+        for item in self.arguments:
+            touch(item, -1)
+        for at, step in enumerate(self.steps):
+            if not self._is_free(step):
+                for item in (*step.inputs, *step.outputs):
+                    touch(item, at)
+        for _, item in self.ordered.program.fetches:
+            touch(item, len(self.steps))
+        return lives
+
+    def _allocate(self) -> dict[str, int]:
+        lives = self._lives()
+        shared = {self.home(item) for step in self.steps if isinstance(step.action, Collect | Send) for item in step.inputs}
+        sizes = {"arena": 0, "shared": 0}
+        for buffer in sizes:
+            roots = [root for root in lives if (root in shared) == (buffer == "shared")]
+            order = {root: i for i, root in enumerate(lives)}
+            roots.sort(key=lambda root: (-root.type.nbytes, order[root]))
+            sizes[buffer] = self._place(buffer, roots, lives)
+        return sizes
+
+    def _place(self, buffer: str, roots: list[Item], lives: dict[Item, list[int]]) -> int:
+        placed: list[tuple[int, int, int, int]] = []  # offset, stop, first, last
+        size = 0
+        for root in roots:
+            first, last = lives[root]
+            need = max(-(-root.type.nbytes // ALIGNMENT) * ALIGNMENT, ALIGNMENT)
+            offset = 0
+            for start, stop, a, b in placed:  # sorted by offset
+                if b < first or last < a:
+                    continue
+                if offset + need <= start:
+                    break
+                offset = max(offset, stop)
+            window = self.windows[root]
+            self.slots[root] = Slot(buffer, offset, root.type, window.strides)
+            placed.append((offset, offset + need, first, last))
+            placed.sort()
+            size = max(size, offset + need)
+        return size
+
+    # ---------------------------------------------------------------- instructions
+
+    def _is_free(self, step: Step) -> bool:
+        """True for a view: its output is a window on its input, so there is nothing to do."""
+        return isinstance(step.action, ViewOp) and bool(step.inputs) and self.windows[step.outputs[0]].root is not step.outputs[0]
+
+    def _instructions(self, steps: tuple[Step, ...]) -> list[Instruction]:
+        found: list[Instruction] = []
+        for step in steps:
+            if self._is_free(step):
+                continue
+            if isinstance(step.action, Join):
+                found.extend(self._copies(step))
+                continue
+            inputs, outputs = tuple(map(self.slot, step.inputs)), tuple(map(self.slot, step.outputs))
+            self._note(step, step.inputs, step.outputs)
+            found.append(_instruction(step, inputs, outputs))
+        return found
+
+    def _copies(self, step: Step) -> list[Instruction]:
+        """What a join must copy because it could not be made in place."""
+        assert isinstance(step.action, Join)
+        found: list[Instruction] = []
+        (joined,) = step.outputs
+        home = self.slot(joined)
+        for part, offset in zip(step.inputs, step.action.offsets, strict=True):
+            if self.home(part) is self.home(joined):
+                continue
+            strides = contiguous_strides(part.type.shape, part.type.dtype.itemsize)
+            target = Slot(home.buffer, home.offset + offset, part.type, strides)
+            source = self.slot(part)
+            found.append(Compute(Copy(), (source,), (target,), part.name, step.where))
+            self.accesses.append(Access(part.name, ((self.key(part), source),), ((self.key(joined), target),)))
+        return found
+
+    def _note(self, step: Step, inputs: tuple[Item, ...], outputs: tuple[Item, ...]) -> None:
+        reads = tuple((self.key(item), self.slot(item)) for item in inputs)
+        writes = tuple((self.key(item), self.slot(item)) for item in outputs)
+        self.accesses.append(Access(f"{step.name} ({step.action})", reads, writes))
+
+
+def _stored(steps: tuple[Step, ...]) -> list[Item]:
+    """Items with a given place that no step makes."""
+    return list(dict.fromkeys(item for step in steps for item in step.inputs if item.slot is not None))
+
+
+def _instruction(step: Step, inputs: tuple[Slot, ...], outputs: tuple[Slot, ...]) -> Instruction:
+    match step.action:
+        case Op() as op:
+            return Compute(op, inputs, outputs, step.name, step.where)
+        case Collect(kind, ranks, counts, receives, reduce, order):
+            return Collective(kind, ranks, inputs[0], outputs[0], counts, receives, reduce, order, step.name, step.where)
+        case Send(peer, order):
+            return Transfer(peer, True, inputs[0], order, step.name, step.where)
+        case Receive(peer, order):
+            return Transfer(peer, False, outputs[0], order, step.name, step.where)
+    raise PlanError(f"{step.name} at {step.where}: {step.action} is not an instruction")
+

@@ -1,0 +1,88 @@
+"""Program -> in which order a rank works: a body that only computes, and an epilogue that writes variables.
+
+Policy: the order of the graph, which is that of the user's program followed by its gradients in reverse, except that
+
+* everything that writes a variable, and what depends on it, goes to the epilogue, so a run that fails in its body leaves
+  every variable as it was;
+* in the epilogue, whoever reads the old value of a variable comes before whoever overwrites it.
+
+Communication keeps its global order: the epilogue has none, because the order of steps within the body is kept.
+
+Example: `Adam(w, m, v, g, lr, step)` reads the step counter that `Increment(step)` overwrites, so it comes first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from jobflow.compiler.local import Item, Program, Step
+from jobflow.compiler.write import views_of, written_over
+from jobflow.errors import PlanError
+from jobflow.ops.base import Op
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """A program whose steps have their final order."""
+
+    program: Program
+    body: tuple[Step, ...]
+    epilogue: tuple[Step, ...]
+
+
+def order(program: Program) -> Ordered:
+    """Split the program into body and epilogue."""
+    late: set[Item] = set()
+    body: list[Step] = []
+    epilogue: list[Step] = []
+    for step in program.steps:
+        writes = isinstance(step.action, Op) and bool(step.action.alias)
+        if writes or any(item in late for item in step.inputs):
+            if not isinstance(step.action, Op):
+                raise PlanError(f"{step.name} at {step.where}: communication of a value that exists only after variables are written")
+            late.update(step.outputs)
+            epilogue.append(step)
+        else:
+            body.append(step)
+    return Ordered(program, tuple(body), _readers_first(tuple(epilogue), program))
+
+
+def _readers_first(steps: tuple[Step, ...], program: Program) -> tuple[Step, ...]:
+    before = _dependencies(steps, program)
+    waiting = {i: len(before[i]) for i in range(len(steps))}
+    after: dict[int, list[int]] = {i: [] for i in range(len(steps))}
+    for i, needs in before.items():
+        for j in needs:
+            after[j].append(i)
+    ready = [i for i, count in waiting.items() if count == 0]
+    heapq.heapify(ready)
+    result: list[Step] = []
+    while ready:
+        i = heapq.heappop(ready)
+        result.append(steps[i])
+        for j in after[i]:
+            waiting[j] -= 1
+            if waiting[j] == 0:
+                heapq.heappush(ready, j)
+    if len(result) != len(steps):
+        stuck = ", ".join(step.name for i, step in enumerate(steps) if waiting[i] > 0)
+        raise PlanError(f"job {program.job}: variables are assigned to each other in a circle ({stuck}); assign a copy of one of them")
+    return tuple(result)
+
+
+def _dependencies(steps: tuple[Step, ...], program: Program) -> dict[int, set[int]]:
+    """For each step, the steps that must come before it."""
+    stored = views_of(program.steps, set(program.reads.values()))
+    producer = {item: i for i, step in enumerate(steps) for item in step.outputs}
+    over = written_over(steps)
+    readers: dict[Item, list[int]] = {}
+    for i, step in enumerate(steps):
+        for item in step.inputs:
+            if item in stored:
+                readers.setdefault(stored[item], []).append(i)
+    before: dict[int, set[int]] = {i: {producer[item] for item in step.inputs if item in producer} for i, step in enumerate(steps)}
+    for output, variable in over.items():
+        writer = producer[output]
+        before[writer].update(i for i in readers.get(variable, ()) if i != writer)
+    return before

@@ -1,0 +1,237 @@
+"""Job function -> graph: every op that is called becomes a node.
+
+The tracer is the interpreter in force while a job's body runs, and again while its gradients are made.  It is one of the few
+mutable things in jobflow; `graph()` freezes what it has seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from jobflow import scope
+from jobflow.errors import DuplicateNameError, JobError, JobflowError, SourceLine, user_line
+from jobflow.graph.ir import Graph, Node, Phase, Value, Variable
+from jobflow.graph.training import Optimizer, Training
+from jobflow.layout import B, Placement, S
+from jobflow.ops.base import Op, types_tuple
+from jobflow.ops.layout_ops import ToGlobal, ToLocal
+from jobflow.ops.source import Constant, Input, ReadVariable
+from jobflow.types import DType, Tensor, TensorType, float32, int64
+
+#: The key of the hidden argument that counts the runs of a job.
+RUN_COUNTER = "#run"
+
+
+@dataclass
+class Tracer:
+    """Records one job.  `known` are the session's variables, whose storage this job shares."""
+
+    name: str
+    placement: Placement
+    trainable: bool = False
+    seed: int = 0
+    default_dtype: DType = float32
+    options: dict[str, Any] = field(default_factory=dict)
+    known: dict[str, Variable] = field(default_factory=dict)
+    #: mirrored view only: how many rows of the first axis each rank has, if the ranks differ
+    ragged: bool = False
+
+    nodes: list[Node] = field(default_factory=list)
+    inputs: dict[str, Value] = field(default_factory=dict)
+    variables: dict[str, Variable] = field(default_factory=dict)
+    reads: dict[str, Value] = field(default_factory=dict)
+    updates: dict[str, Value] = field(default_factory=dict)
+    losses: list[Value] = field(default_factory=list)
+    training: Training | None = None
+
+    _names: dict[str, SourceLine] = field(default_factory=dict)
+    _counters: dict[str, int] = field(default_factory=dict)
+    _phase: Phase = "forward"
+    _where: SourceLine | None = None
+    _prefix: str = ""
+
+    # ---------------------------------------------------------------- recording
+
+    def apply(self, op: Op, inputs: Sequence[Tensor], name: str | None) -> tuple[Value, ...]:
+        """Record one op; its outputs."""
+        where = self._where or user_line()
+        here = scope.current()
+        placement = here.placement or self.placement
+        if self._phase == "update" and inputs:  # what updates a variable runs where the variable is
+            placement = self._own(inputs[0], op.word(), where).node.placement
+        label = self._label(op, name, where)
+        values = tuple(self._own(value, label, where) for value in inputs)
+        local = here.view == "mirrored"
+        if not isinstance(op, ToLocal | ToGlobal | ReadVariable | Input):
+            values = tuple(self._cross(value, local) for value in values)
+        return self._record(op, values, label, placement, where, local=self._is_local(op, local))
+
+    def _record(self, op: Op, values: tuple[Value, ...], label: str, placement: Placement, where: SourceLine, *, local: bool) -> tuple[Value, ...]:
+        try:
+            types = types_tuple(op.infer(*(value.type for value in values)))
+        except JobflowError as error:
+            raise type(error)(_located(str(error), op, label, where)) from None
+        node = Node(op, values, (), label, placement, where, scope.current().stage, self._phase)
+        names = [label] if len(types) == 1 else [f"{label}.{i}" for i in range(len(types))]
+        node.outputs = tuple(Value(type, node, i, names[i], local) for i, type in enumerate(types))
+        self.nodes.append(node)
+        return node.outputs
+
+    @staticmethod
+    def _is_local(op: Op, mirrored: bool) -> bool:
+        if isinstance(op, ToLocal):
+            return True
+        return mirrored and not isinstance(op, ToGlobal | ReadVariable)
+
+    def _own(self, value: Any, label: str, where: SourceLine) -> Value:
+        if not isinstance(value, Value):
+            raise JobError(f"{label} at {where}: {value!r} is not a tensor of this job; arrays become tensors as arguments of the job or as constants")
+        return value
+
+    def _cross(self, value: Value, local: bool) -> Value:
+        """The value as the view in force sees it."""
+        if value.local == local:
+            return value
+        op = ToLocal((B,)) if local else ToGlobal((S(0),))
+        if local and isinstance(value.node.op, ToGlobal):
+            op = ToLocal(value.node.op.sbp)
+        return self._record(op, (value,), self.unique_name(op.word()), value.node.placement, value.node.where, local=local)[0]
+
+    def _label(self, op: Op, name: str | None, where: SourceLine) -> str:
+        if name is None:
+            return self.unique_name(op.word())
+        full = scope.current().full_name(name)
+        if full in self._names:
+            first = self._names[full]
+            raise DuplicateNameError(f'job {self.name}: two ops are named "{full}", at {first} and at {where}; give one of them another name')
+        self._names[full] = where
+        return full
+
+    def unique_name(self, prefix: str) -> str:
+        """`<prefix>_<n>`, behind the namespaces, that no other node has."""
+        while True:
+            full = self._prefix + scope.current().full_name(prefix)
+            n = self._counters.get(full, 0)
+            self._counters[full] = n + 1
+            label = f"{full}_{n}"
+            if label not in self._names:
+                self._names[label] = self._where or user_line()
+                return label
+
+    @contextmanager
+    def gradients_of(self, node: Node) -> Iterator[None]:
+        """What is recorded inside belongs to the backward pass of `node`: its place, line and name."""
+        before = (self._phase, self._where, self._prefix)
+        self._phase, self._where, self._prefix = "backward", node.where, f"{node.name}."
+        local = any(value.local for value in node.outputs)
+        try:
+            with scope.using(interpreter=self, placement=node.placement, view="mirrored" if local else "consistent", stage=node.stage, namespace=()):
+                yield
+        finally:
+            self._phase, self._where, self._prefix = before
+
+    @contextmanager
+    def updating(self, where: SourceLine) -> Iterator[None]:
+        """What is recorded inside belongs to the step that writes variables."""
+        before = (self._phase, self._where)
+        self._phase, self._where = "update", where
+        try:
+            with scope.using(interpreter=self, placement=self.placement, view="consistent", namespace=()):
+                yield
+        finally:
+            self._phase, self._where = before
+
+    # ---------------------------------------------------------------- sources
+
+    def input(self, key: str, type: TensorType, *, local: bool = False, split: bool = True) -> Value:
+        """An argument of the job."""
+        op = Input(type.shape, type.dtype, key, split)
+        (value,) = self._record(op, (), key, self.placement, self._where or user_line(), local=local)
+        self.inputs[key] = value
+        return value
+
+    def run_counter(self) -> Value:
+        """int64[1]: how often this job ran before; what per-run randomness depends on."""
+        if RUN_COUNTER not in self.inputs:
+            return self.input(RUN_COUNTER, TensorType((1,), int64), split=False)
+        return self.inputs[RUN_COUNTER]
+
+    def variable(self, wanted: Variable) -> Value:
+        """The current value of a variable, declared at first sight."""
+        known = self.known.get(wanted.name) or self.variables.get(wanted.name)
+        where = self._where or user_line()
+        if known is not None and known.type.shape != wanted.type.shape:
+            raise JobError(
+                f'job {self.name} at {where}: variable "{wanted.name}" is {known.type} in another place but {wanted.type} here; '
+                f"one name is one tensor: give it another name, or the same shape"
+            )
+        if wanted.name not in self.reads:
+            variable = known or wanted
+            self.variables[wanted.name] = wanted if known is None else _shared(known, wanted)
+            op = ReadVariable(variable.type.shape, variable.type.dtype, variable.name)
+            (self.reads[wanted.name],) = self._record(op, (), self._read_name(wanted.name), variable.placement, where, local=False)
+        return self.reads[wanted.name]
+
+    def _read_name(self, name: str) -> str:
+        return name if name not in self._names else self.unique_name(name)
+
+    def slot(self, name: str, type: TensorType, initial: float, like: Variable | None) -> Value:
+        """A variable of an optimizer: stored like the variable it serves, or whole on every rank."""
+        placement = like.placement if like else self.placement
+        sbp = like.sbp if like else (B,) * len(placement.mesh)
+        group = name.removeprefix(f"{like.name}-") if like else "scalar"
+        return self.variable(Variable(name, type, Constant(type.shape, type.dtype, initial), placement, sbp, trainable=False, group=group))
+
+    def assign(self, name: str, value: Value) -> None:
+        """The variable takes this value at the end of the run."""
+        self.updates[name] = self._cross(value, False)
+
+    # ---------------------------------------------------------------- training
+
+    def add_loss(self, loss: Value) -> None:
+        """Mark a loss for the optimizer of the job's configuration."""
+        self._need_train("add_loss")
+        self.losses.append(loss)
+
+    def minimize(self, optimizer: Optimizer, losses: Sequence[Value]) -> None:
+        """Have `optimizer` minimise the sum of the losses' means."""
+        where = user_line()
+        self._need_train("minimize")
+        if self.training is not None:
+            raise JobError(f"job {self.name}: minimize at {where} and at {self.training.where}; a job has one, of one loss or a list of them")
+        self.training = Training(tuple(losses), (optimizer,), where)
+
+    def _need_train(self, what: str) -> None:
+        if not self.trainable:
+            raise JobError(
+                f'job {self.name}: {what} at {user_line()} in a job of type "predict"; decorate it with @global_function(type="train")'
+            )
+
+    def graph(self, outputs: Sequence[Value] = ()) -> Graph:
+        """What has been recorded."""
+        return Graph(
+            self.name,
+            self.placement,
+            tuple(self.nodes),
+            tuple(self.inputs.values()),
+            tuple(outputs),
+            dict(self.variables),
+            dict(self.reads),
+            dict(self.updates),
+            self.training,
+        )
+
+
+def _shared(known: Variable, wanted: Variable) -> Variable:
+    """This job's view of a variable another job declared: same storage, its own wish to train it."""
+    return Variable(known.name, known.type, known.initializer, known.placement, known.sbp, wanted.trainable, wanted.l1, wanted.l2, known.group)
+
+
+def _located(message: str, op: Op, label: str, where: SourceLine) -> str:
+    """The message of an op's `infer`, with the user's line and the layer's name behind the op's word."""
+    word, colon, rest = message.partition(":")
+    at = f'at {where} (layer "{label}")'
+    return f"{word} {at}:{rest}" if colon and " " not in word else f"{op.word()} {at}: {message}"

@@ -1,0 +1,85 @@
+"""Where views lie: the window on its root that each item of a program is.
+
+`ViewOp.view` is asked what it would do to an array of the right shape and strides.  The array is a mock: its memory is never
+read, only the strides and the address of the result are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from jobflow.compiler.local import Item, Step
+from jobflow.ops.base import Op, ViewOp
+from jobflow.types import TensorType, contiguous_strides
+
+#: Memory orders of items that are not C-ordered: axes from outermost to innermost.
+Orders = Mapping[Item, tuple[int, ...]]
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """`strides` in bytes, `offset` bytes into the memory of `root`."""
+
+    root: Item
+    offset: int
+    strides: tuple[int, ...]
+
+
+def windows(steps: Iterable[Step], roots: Iterable[Item], orders: Orders) -> dict[Item, Window]:
+    """The window of every item; an item that is no view is its own root."""
+    found: dict[Item, Window] = {root: own_window(root, orders) for root in roots}
+    for step in steps:
+        window = _view_window(step, found)
+        if window is not None:
+            found[step.outputs[0]] = window
+            continue
+        for i, output in enumerate(step.outputs):
+            source = step.action.alias.get(i) if isinstance(step.action, Op) else None
+            found[output] = own_window(output, orders) if source is None else found[step.inputs[source]]
+    return found
+
+
+def own_window(item: Item, orders: Orders) -> Window:
+    strides = item.slot.strides if item.slot else ordered_strides(item.type, orders.get(item))
+    return Window(item, 0, strides)
+
+
+def ordered_strides(type: TensorType, order: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Strides of a dense array whose axes follow each other in memory as `order` says."""
+    if order is None:
+        return contiguous_strides(type.shape, type.dtype.itemsize)
+    inner = contiguous_strides(tuple(type.shape[axis] for axis in order), type.dtype.itemsize)
+    strides = [0] * len(order)
+    for axis, stride in zip(order, inner, strict=True):
+        strides[axis] = stride
+    return tuple(strides)
+
+
+def _view_window(step: Step, found: Mapping[Item, Window]) -> Window | None:
+    if not isinstance(step.action, ViewOp) or not step.inputs:
+        return None
+    base = found[step.inputs[0]]
+    mocks = [_mock(item.type, found[item].strides) for item in step.inputs]
+    try:
+        seen = step.action.view(*mocks)
+    except ValueError:
+        return None
+    shift = seen.__array_interface__["data"][0] - mocks[0].__array_interface__["data"][0]
+    return Window(base.root, base.offset + (shift if seen.size else 0), tuple(seen.strides))
+
+
+_MOCK = np.zeros(1, np.uint8)
+
+
+def _mock(type: TensorType, strides: tuple[int, ...]) -> np.ndarray:
+    base = _MOCK if type.dtype.itemsize == 1 else np.zeros(1, type.dtype.numpy)
+    return np.lib.stride_tricks.as_strided(base.view(type.dtype.numpy), type.shape, strides, writeable=False)
+
+
+def is_dense(type: TensorType, window: Window) -> bool:
+    """True if the window is C-ordered without gaps."""
+    expected = contiguous_strides(type.shape, type.dtype.itemsize)
+    return all(n <= 1 or a == b for n, a, b in zip(type.shape, window.strides, expected, strict=True))

@@ -1,0 +1,53 @@
+"""Program -> the same with every write of a variable as a step, and with outputs that no write can change.
+
+A new value that an update op has put over the old one is there already; any other is assigned.  An output that is a variable,
+or a view of one, is copied: the caller gets the value from before the update.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jobflow.compiler.local import Item, Program, Step
+from jobflow.ops.base import Op, ViewOp
+from jobflow.ops.layout_ops import Copy
+from jobflow.ops.update import Assign
+
+
+def write(program: Program) -> Program:
+    """Make writes explicit; `updates` is empty afterwards."""
+    over = written_over(program.steps)
+    stored = views_of(program.steps, set(program.reads.values()))
+    steps = list(program.steps)
+    for name, value in program.updates.items():
+        old = program.reads.get(name)
+        if old is None or over.get(value) is old:
+            continue
+        steps.append(Step(Assign(), (old, value), (Item(old.type, f"{name}:new"),), name, phase="update"))
+    fetches = []
+    for position, item in program.fetches:
+        if item in stored or item in over:
+            kept = Item(item.type, f"{item.name}:returned")
+            steps.append(Step(Copy(), (item,), (kept,), item.name))
+            item = kept
+        fetches.append((position, item))
+    return replace(program, steps=tuple(steps), fetches=tuple(fetches), updates={})
+
+
+def written_over(steps: tuple[Step, ...]) -> dict[Item, Item]:
+    """Outputs of update ops, and the variables they overwrite."""
+    found: dict[Item, Item] = {}
+    for step in steps:
+        if isinstance(step.action, Op):
+            for output, source in step.action.alias.items():
+                found[step.outputs[output]] = found.get(step.inputs[source], step.inputs[source])
+    return found
+
+
+def views_of(steps: tuple[Step, ...], roots: set[Item]) -> dict[Item, Item]:
+    """Every item that may share memory with one of the roots, and which."""
+    found = {root: root for root in roots}
+    for step in steps:
+        if isinstance(step.action, ViewOp) and step.inputs and step.inputs[0] in found:
+            found[step.outputs[0]] = found[step.inputs[0]]
+    return found

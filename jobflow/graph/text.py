@@ -1,0 +1,36 @@
+"""Graphs as text: one line a node, the user's line behind it.  Passes are tested by comparing it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jobflow.graph.ir import Graph, Node, Physical, Sharded, Value
+
+
+def graph_text(graph: Graph) -> str:
+    """The logical program."""
+    return _text(graph, lambda value: str(value.type))
+
+
+def sharded_text(sharded: Sharded) -> str:
+    """The logical program with the layout of every value."""
+    return _text(sharded.graph, lambda value: f"{value.type} {sharded.layouts[value]}")
+
+
+def physical_text(physical: Physical) -> str:
+    """The program with every change of layout as a node."""
+    return _text(physical.graph, lambda value: f"{value.type} {physical.layouts[value]}")
+
+
+def _text(graph: Graph, describe: Callable[[Value], str]) -> str:
+    lines = [f"job {graph.name} on {graph.placement}"]
+    lines.extend(f"  {_line(node, describe)}" for node in graph.nodes)
+    if graph.outputs:
+        lines.append(f"  return {', '.join(map(str, graph.outputs))}")
+    lines.extend(f"  {name} <- {value}" for name, value in graph.updates.items())
+    return "\n".join(lines)
+
+
+def _line(node: Node, describe: Callable[[Value], str]) -> str:
+    outputs = ", ".join(f"{value}: {describe(value)}" for value in node.outputs)
+    return f"{outputs} = {node.op}({', '.join(map(str, node.inputs))})  # {node.where}"

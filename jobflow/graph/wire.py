@@ -1,0 +1,68 @@
+"""Graphs as flat tables, so that they pickle: a chain of a thousand nodes must not become a recursion of a thousand calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jobflow.graph.ir import Graph, Node, Physical, Value
+
+Wire = tuple[Any, ...]
+
+
+def graph_to_wire(graph: Graph) -> Wire:
+    """Nodes in order, values by number."""
+    number = {value: i for i, value in enumerate(graph.values())}
+    nodes = [
+        (
+            node.op,
+            tuple(number[v] for v in node.inputs),
+            tuple((v.type, v.name, v.local) for v in node.outputs),
+            node.name,
+            node.placement,
+            node.where,
+            node.stage,
+            node.phase,
+        )
+        for node in graph.nodes
+    ]
+    return (
+        graph.name,
+        graph.placement,
+        nodes,
+        [number[v] for v in graph.inputs],
+        [number[v] for v in graph.outputs],
+        dict(graph.variables),
+        {name: number[v] for name, v in graph.reads.items()},
+        {name: number[v] for name, v in graph.updates.items()},
+    )
+
+
+def graph_from_wire(wire: Wire) -> Graph:
+    """The graph a table describes.  What it said about its training is not kept: gradients are nodes by now."""
+    name, placement, rows, inputs, outputs, variables, reads, updates = wire
+    nodes: list[Node] = []
+    values: list[Value] = []
+    for op, sources, made, label, where_placed, where, stage, phase in rows:
+        node = Node(op, tuple(values[i] for i in sources), (), label, where_placed, where, stage, phase)
+        node.outputs = tuple(Value(type, node, i, value_name, local) for i, (type, value_name, local) in enumerate(made))
+        values.extend(node.outputs)
+        nodes.append(node)
+    return Graph(
+        name,
+        placement,
+        tuple(nodes),
+        tuple(values[i] for i in inputs),
+        tuple(values[i] for i in outputs),
+        variables,
+        {key: values[i] for key, i in reads.items()},
+        {key: values[i] for key, i in updates.items()},
+    )
+
+
+def physical_to_wire(physical: Physical) -> Wire:
+    return graph_to_wire(physical.graph), [physical.layouts[value] for value in physical.graph.values()]
+
+
+def physical_from_wire(wire: Wire) -> Physical:
+    graph = graph_from_wire(wire[0])
+    return Physical(graph, dict(zip(graph.values(), wire[1], strict=True)))

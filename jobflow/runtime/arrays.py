@@ -1,0 +1,19 @@
+"""Slots as arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jobflow.plan.plan import Slot
+from jobflow.types import Array, Xp
+
+
+def window(xp: Xp, buffer: Array, slot: Slot) -> Array:
+    """The strided view of a uint8 buffer that a slot describes."""
+    shape, dtype = slot.type.shape, slot.type.dtype.numpy
+    if 0 in shape:
+        return xp.empty(shape, dtype)
+    if xp is np:
+        return np.ndarray(shape, dtype, buffer, slot.offset, slot.strides)
+    flat = buffer[slot.offset : slot.stop].view(dtype)
+    return xp.lib.stride_tricks.as_strided(flat, shape, slot.strides)

@@ -1,0 +1,108 @@
+"""Bind a plan to memory once, then run it: a step is `for f, a in calls: f(*a)`.
+
+Every instruction becomes one or a few prepared calls on views of the rank's buffers.  The body runs before the epilogue, so if
+it raises, no variable has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from jobflow.errors import AbortedError, JobflowError
+from jobflow.ops.base import Call
+from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Slot, Transfer
+from jobflow.runtime.arrays import window
+from jobflow.runtime.comm.base import Communicator
+from jobflow.runtime.device.base import Device
+from jobflow.runtime.state import State
+from jobflow.types import Array
+
+
+class Executor:
+    """One plan, bound to the buffers of one rank.  Binding is collective: every rank binds the plans of a job together."""
+
+    def __init__(self, plan: Plan, device: Device, comm: Communicator, state: State) -> None:
+        self.plan = plan
+        self.device = device
+        self.buffers = {**state.buffers, "arena": device.allocate(plan.buffers["arena"]), "shared": comm.allocate(plan.buffers["shared"])}
+        self.feeds = {feed.name: (self.view(feed.slot), feed.box) for feed in plan.feeds}
+        bound = [(i, self._bind(i, comm)) for i in plan.body]
+        late = [(i, self._bind(i, comm)) for i in plan.epilogue]
+        comm.seal()
+        self.origin = [i for i, calls in (*bound, *late) for _ in calls]
+        self.body: list[Call] = [call for _, calls in bound for call in calls]
+        self.epilogue: list[Call] = [call for _, calls in late for call in calls]
+        self.fetches = [(position, self.view(slot)) for position, slot in plan.fetches]
+
+    def view(self, slot: Slot) -> Array:
+        return window(self.device.xp, self.buffers[slot.buffer], slot)
+
+    def _bind(self, instruction: Instruction, comm: Communicator) -> list[Call]:
+        match instruction:
+            case Compute(op, inputs, outputs):
+                self.device.begin_instruction()
+                return op.bind(self.device, [self.view(s) for s in inputs], [self.view(s) for s in outputs])
+            case Transfer(peer, sends, slot):
+                return (comm.bind_send if sends else comm.bind_receive)(peer, self.view(slot))
+            case Collective():
+                return _bind_collective(instruction, self.view(instruction.input), self.view(instruction.output), comm)
+
+    def run(self, arguments: Mapping[str, Array]) -> list[tuple[int, Array]]:
+        """One step: this rank's parts of the arguments in, its parts of the outputs (position, NumPy copy) out."""
+        for name, (target, _) in self.feeds.items():
+            _fill(target, arguments[name])
+        with np.errstate(all="ignore"):
+            self._perform(self.body, 0)
+            self._perform(self.epilogue, len(self.body))
+        self.device.synchronize()
+        return [(position, self.device.to_host(view)) for position, view in self.fetches]
+
+    def _perform(self, calls: list[Call], first: int) -> None:
+        f: Callable[..., Any]
+        a: tuple[Any, ...]
+        try:
+            for f, a in calls:
+                f(*a)
+        except AbortedError:
+            raise
+        except Exception as error:
+            instruction = self.origin[first + next(i for i, call in enumerate(calls) if call[1] is a and call[0] is f)]
+            raise _located(error, instruction) from error
+
+
+def _bind_collective(instruction: Collective, source: Array, target: Array, comm: Communicator) -> list[Call]:
+    ranks, counts = instruction.ranks, instruction.counts
+    match instruction.kind:
+        case "all_reduce":
+            return comm.bind_all_reduce(ranks, source, target, instruction.reduce)
+        case "all_gather":
+            return comm.bind_all_gather(ranks, source, target, counts)
+        case "reduce_scatter":
+            return comm.bind_reduce_scatter(ranks, source, target, counts, instruction.reduce)
+        case "all_to_all":
+            return comm.bind_all_to_all(ranks, source, target, counts, instruction.receives)
+
+
+def _fill(target: Array, value: Array) -> None:
+    if isinstance(target, np.ndarray):
+        np.copyto(target, value, casting="unsafe")
+    else:
+        target[...] = type(target)(value.shape, value.dtype) if value.size == 0 else _to_device(target, value)
+
+
+def _to_device(target: Array, value: Array) -> Array:
+    """A host array of the target's element type on its device."""
+    made = type(target)(value.shape, target.dtype)
+    made.set(np.ascontiguousarray(value, target.dtype))
+    return made
+
+
+def _located(error: Exception, instruction: Instruction) -> Exception:
+    """The same kind of exception, telling at which instruction and user's line it happened."""
+    text = f"{instruction.name} at {instruction.where}: {error}"
+    if isinstance(error, JobflowError):
+        return type(error)(text) if type(error).__init__ is Exception.__init__ else error
+    return JobflowError(f"{text} ({type(error).__name__})")

@@ -1,0 +1,76 @@
+"""Variables of one rank: flat buffers that outlive the runs of jobs, and where in them each variable lies.
+
+Variables declared together that share a group and an element type lie end to end, each at a multiple of the alignment, so that
+an update may treat them as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from jobflow.graph.ir import Variable
+from jobflow.ops.base import types_tuple
+from jobflow.plan.plan import ALIGNMENT, Slot
+from jobflow.runtime.arrays import window
+from jobflow.runtime.device.base import Device
+from jobflow.types import Array, TensorType, contiguous_strides
+
+
+class State:
+    """The variables that `rank` holds a part of."""
+
+    def __init__(self, rank: int, device: Device) -> None:
+        self.rank = rank
+        self.device = device
+        self.buffers: dict[str, Array] = {}
+        self.slots: dict[str, Slot] = {}
+        self.variables: dict[str, Variable] = {}
+
+    def declare(self, variables: Iterable[Variable]) -> None:
+        """Give memory and a first value to every variable that is new."""
+        new = [v for v in variables if v.name not in self.variables and self.rank in v.placement.ranks]
+        groups: dict[tuple[str, str], list[Variable]] = {}
+        for variable in new:
+            groups.setdefault((variable.group, variable.type.dtype.name), []).append(variable)
+        for (group, _), members in groups.items():
+            self._store(group, members)
+        for variable in new:
+            self.initialize(variable.name)
+
+    def _store(self, group: str, members: list[Variable]) -> None:
+        buffer, offset = f"state/{len(self.buffers)}:{group}", 0
+        for variable in members:
+            type = variable.layout.local_type(variable.type, self.rank)
+            self.slots[variable.name] = Slot(buffer, offset, type, contiguous_strides(type.shape, type.dtype.itemsize))
+            self.variables[variable.name] = variable
+            offset += -(-max(type.nbytes, 1) // ALIGNMENT) * ALIGNMENT
+        self.buffers[buffer] = self.device.allocate(offset)
+
+    def initialize(self, name: str) -> None:
+        """Run the variable's initializer on this rank's part of it."""
+        variable = self.variables[name]
+        box = variable.layout.box(variable.type.shape, self.rank)
+        op = variable.initializer.localize((), (box,))
+        (type,) = types_tuple(op.infer())
+        value = np.empty(type.shape, type.dtype.numpy)
+        op.kernel(np, value)
+        self.write(name, value)
+
+    def array(self, name: str) -> Array:
+        """This rank's part of a variable, as a view of its memory."""
+        slot = self.slots[name]
+        return window(self.device.xp, self.buffers[slot.buffer], slot)
+
+    def read(self, name: str) -> Array:
+        """A NumPy copy of this rank's part."""
+        return self.device.to_host(self.array(name))
+
+    def write(self, name: str, value: Array) -> None:
+        """Overwrite this rank's part."""
+        self.array(name)[...] = self.device.xp.asarray(value)
+
+    def types(self) -> dict[str, TensorType]:
+        """The logical types of all variables."""
+        return {name: variable.type for name, variable in self.variables.items()}
