@@ -18,7 +18,7 @@ import numpy as np
 
 from jobflow.errors import DtypeError, ShapeError
 from jobflow.layout import Rule
-from jobflow.ops import conv_kernels
+from jobflow.ops import conv_cpu, conv_kernels
 from jobflow.ops.base import Binder, Call, Grads, Op, Sample, apply, sample
 from jobflow.ops.windows import Pads, Window, axis_values, explicit_padding
 from jobflow.ops.windows import same_padding as same_padding
@@ -94,7 +94,7 @@ class Conv(_ConvOp):
         conv_kernels.forward(xp, self.window(w.shape[2:]), self.groups, x, w, y)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        fast = conv_kernels.bind_forward(self, device, *inputs, *outputs)
+        fast = conv_cpu.bind_forward(self.window(inputs[1].shape[2:]), self.groups, self.algorithm, device, *inputs, *outputs)
         return super().bind(device, inputs, outputs) if fast is None else fast
 
     def grad(self, x: Any, w: Any, y: Any, dy: Any) -> Grads:
@@ -139,7 +139,7 @@ class ConvGradInput(_ConvOp):
         conv_kernels.grad_input(xp, self.window(w.shape[2:]), self.groups, dy, w, dx)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        fast = conv_kernels.bind_grad_input(self, device, *inputs, *outputs)
+        fast = conv_cpu.bind_grad_input(self.window(inputs[1].shape[2:]), self.groups, self.algorithm, device, *inputs, *outputs)
         return super().bind(device, inputs, outputs) if fast is None else fast
 
     def grad(self, dy: Any, w: Any, dx: Any, ddx: Any) -> Grads:
@@ -175,7 +175,7 @@ class ConvGradWeight(_ConvOp):
         conv_kernels.grad_weight(xp, self.window(dw.shape[2:]), self.groups, x, dy, dw)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        fast = conv_kernels.bind_grad_weight(self, device, *inputs, *outputs)
+        fast = conv_cpu.bind_grad_weight(self.window(self.kernel_sizes), self.groups, self.algorithm, device, *inputs, *outputs)
         return super().bind(device, inputs, outputs) if fast is None else fast
 
     def grad(self, x: Any, dy: Any, dw: Any, ddw: Any) -> Grads:

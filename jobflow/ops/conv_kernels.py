@@ -1,10 +1,7 @@
-"""The sums of a convolution: plain ones for NumPy and CuPy, and prepared calls for the CPU."""
+"""The sums of a convolution, plainly, for NumPy and CuPy alike; `conv_cpu` has the ones that are prepared for speed."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from jobflow.ops.base import Binder, Call
 from jobflow.ops.windows import Window
 from jobflow.types import Array, Xp
 
@@ -64,15 +61,3 @@ def grad_weight(xp: Xp, window: Window, groups: int, x: Array, dy: Array, dw: Ar
         product = xp.matmul(_flat(dy[:, :, *tap.target], groups, dtype), right).sum(axis=0)
         total[:, :, *tap.at] = product.reshape(dw.shape[:2])
     dw[...] = total
-
-
-def bind_forward(op: Any, device: Binder, x: Array, w: Array, y: Array) -> list[Call] | None:
-    return None
-
-
-def bind_grad_input(op: Any, device: Binder, dy: Array, w: Array, dx: Array) -> list[Call] | None:
-    return None
-
-
-def bind_grad_weight(op: Any, device: Binder, x: Array, dy: Array, dw: Array) -> list[Call] | None:
-    return None
