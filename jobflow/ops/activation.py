@@ -1,0 +1,387 @@
+"""Activation functions and their gradients.
+
+Gradients that a step spends time in are ops of their own, linear in dy.  Chains of several passes run block by block, so
+that what one pass writes is still in the cache when the next reads it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from jobflow.ops import special
+from jobflow.ops.arithmetic import divide, multiply, where
+from jobflow.ops.base import Binder, Call, Grads, Sample, sample
+from jobflow.ops.blocks import blocks
+from jobflow.ops.compare import greater
+from jobflow.ops.functions import absolute
+from jobflow.ops.pointwise import Elementwise, Unary, call, numbers
+from jobflow.ops.scalar import clip, fill_like, negate, scale, shift
+from jobflow.types import Array, Tensor, Xp
+
+_ROOT_HALF = math.sqrt(0.5)
+_BELL = 1.0 / math.sqrt(2.0 * math.pi)
+#: gelu_tanh(x) = x/2 (1 + tanh(_C1 x + _C3 x^3))
+_C1 = math.sqrt(2.0 / math.pi)
+_C3 = 0.044715 * _C1
+
+
+@dataclass(frozen=True)
+class Gradient(Elementwise):
+    """dx = f'(of a tensor) dy: linear in dy."""
+
+    linear = ((1,),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), numbers(1, 5, 3), numbers(2, 5, 3))
+
+
+def _constant(value: float, x: Array) -> Array:
+    return np.asarray(value, x.dtype)
+
+
+@dataclass(frozen=True)
+class Relu(Unary):
+    """y = max(x, 0)"""
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        x, y = arrays
+        xp.maximum(x, x.dtype.type(0), out=y)
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        if device.xp is not np:
+            return super().bind(device, inputs, outputs)
+        (x,), (y,) = inputs, outputs
+        return [(partial(np.maximum, out=y), (x, _constant(0, x)))]  # a positional output of maximum is deprecated
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (call(ReluGrad(), y, dy),)
+
+
+@dataclass(frozen=True)
+class ReluGrad(Gradient):
+    """dx = dy where y > 0, else 0"""
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        y, dy, dx = arrays
+        xp.multiply(dy, y > 0, out=dx)
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        if device.xp is not np or inputs[0].shape != inputs[1].shape:
+            return super().bind(device, inputs, outputs)
+        calls: list[Call] = []
+        for dx, y, dy in blocks((*outputs, *inputs)):
+            calls += [(np.greater, (y, _constant(0, y), dx)), (np.multiply, (dx, dy, dx))]
+        return calls
+
+    def grad(self, y: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
+        return None, call(self, y, ddx)
+
+
+@dataclass(frozen=True)
+class LeakyRelu(Unary):
+    """y = x where x > 0, else alpha x"""
+
+    alpha: float = 0.2
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        x, y = arrays
+        y[...] = xp.where(x > 0, x, x * x.dtype.type(self.alpha))
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (where(greater(x, fill_like(x, 0.0)), dy, scale(dy, self.alpha)),)
+
+
+@dataclass(frozen=True)
+class Sigmoid(Unary):
+    """y = 1 / (1 + e^-x)"""
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        x, y = arrays
+        y[...] = 1 / (1 + xp.exp(xp.minimum(-x, _exponent_limit(x))))
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        if device.xp is not np:
+            return super().bind(device, inputs, outputs)
+        calls: list[Call] = []
+        for y, x in blocks((*outputs, *inputs)):
+            limit, one = _constant(_exponent_limit(x), x), _constant(1, x)
+            calls += [(np.negative, (x, y)), (partial(np.minimum, out=y), (y, limit)), (np.exp, (y, y))]
+            calls += [(np.add, (y, one, y)), (np.reciprocal, (y, y))]
+        return calls
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (call(SigmoidGrad(), y, dy),)
+
+
+def _exponent_limit(x: Array) -> float:
+    """How large an exponent may be before e^x overflows the element type, with room for a sum."""
+    limit: float = x.dtype.type(math.floor(math.log(float(np.finfo(x.dtype).max)) - 1))
+    return limit
+
+
+@dataclass(frozen=True)
+class SigmoidGrad(Gradient):
+    """dx = y (1 - y) dy"""
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        y, dy, dx = arrays
+        dx[...] = y * (1 - y) * dy
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        if device.xp is not np or inputs[0].shape != inputs[1].shape:
+            return super().bind(device, inputs, outputs)
+        calls: list[Call] = []
+        for dx, y, dy in blocks((*outputs, *inputs)):
+            calls += [(np.subtract, (_constant(1, y), y, dx)), (np.multiply, (dx, y, dx)), (np.multiply, (dx, dy, dx))]
+        return calls
+
+    def grad(self, y: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
+        return multiply(multiply(ddx, dy), shift(scale(y, -2.0), 1.0)), call(self, y, ddx)
+
+
+@dataclass(frozen=True)
+class Tanh(Unary):
+    """y = tanh x"""
+
+    ufunc = "tanh"
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (call(TanhGrad(), y, dy),)
+
+
+@dataclass(frozen=True)
+class TanhGrad(Gradient):
+    """dx = (1 - y^2) dy"""
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        y, dy, dx = arrays
+        dx[...] = (1 - y * y) * dy
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        if device.xp is not np or inputs[0].shape != inputs[1].shape:
+            return super().bind(device, inputs, outputs)
+        calls: list[Call] = []
+        for dx, y, dy in blocks((*outputs, *inputs)):
+            calls += [(np.multiply, (y, y, dx)), (np.subtract, (_constant(1, y), dx, dx)), (np.multiply, (dx, dy, dx))]
+        return calls
+
+    def grad(self, y: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
+        return scale(multiply(multiply(ddx, dy), y), -2.0), call(self, y, ddx)
+
+
+@dataclass(frozen=True)
+class Gelu(Unary):
+    """y = x Phi(x) with the normal distribution Phi(x) = (1 + erf(x / sqrt 2)) / 2"""
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        x, y = arrays
+        y[...] = x * _normal(xp, x)
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        if device.xp is not np or inputs[0].dtype != np.float32:
+            return super().bind(device, inputs, outputs)
+        calls: list[Call] = []
+        for (y, x), (square,) in special.with_scratch(device, (*outputs, *inputs), 1):
+            half = _constant(0.5, x)
+            calls += special.fast_erf(x, square, y, _ROOT_HALF)
+            calls += [(np.multiply, (y, half, y)), (np.add, (y, half, y)), (np.multiply, (y, x, y))]
+        return calls
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (call(GeluGrad(), x, dy),)
+
+
+def _normal(xp: Xp, x: Array) -> Array:
+    """Phi(x)."""
+    value = xp.empty_like(x)
+    special.erf(xp, x * x.dtype.type(_ROOT_HALF), value)
+    return (value + 1) / 2
+
+
+@dataclass(frozen=True)
+class GeluGrad(Gradient):
+    """dx = (Phi(x) + x phi(x)) dy with the normal density phi(x) = exp(-x^2 / 2) / sqrt(2 pi)"""
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        x, dy, dx = arrays
+        dx[...] = (_normal(xp, x) + x * xp.exp(x * x / -2) * x.dtype.type(_BELL)) * dy
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        if device.xp is not np or inputs[0].dtype != np.float32 or inputs[0].shape != inputs[1].shape:
+            return super().bind(device, inputs, outputs)
+        calls: list[Call] = []
+        for (dx, x, dy), (square,) in special.with_scratch(device, (*outputs, *inputs), 1):
+            half, minus_half, bell = _constant(0.5, x), _constant(-0.5, x), _constant(_BELL, x)
+            calls += special.fast_erf(x, square, dx, _ROOT_HALF)
+            calls += [(np.multiply, (dx, half, dx)), (np.add, (dx, half, dx))]
+            calls += [(np.multiply, (square, minus_half, square)), (np.exp, (square, square)), (np.multiply, (square, x, square))]
+            calls += [(np.multiply, (square, bell, square)), (np.add, (dx, square, dx)), (np.multiply, (dx, dy, dx))]
+        return calls
+
+
+@dataclass(frozen=True)
+class GeluTanh(Unary):
+    """y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))"""
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        x, y = arrays
+        kind = x.dtype.type
+        y[...] = x * (kind(0.5) + kind(0.5) * xp.tanh(x * (kind(_C1) + kind(_C3) * x * x)))
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        if device.xp is not np:
+            return super().bind(device, inputs, outputs)
+        calls: list[Call] = []
+        for y, x in blocks((*outputs, *inputs)):
+            half = _constant(0.5, x)
+            calls += [(np.multiply, (x, x, y)), (np.multiply, (y, _constant(_C3, x), y)), (np.add, (y, _constant(_C1, x), y))]
+            calls += [(np.multiply, (y, x, y)), (np.tanh, (y, y)), (np.multiply, (y, half, y)), (np.add, (y, half, y)), (np.multiply, (y, x, y))]
+        return calls
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (call(GeluTanhGrad(), x, dy),)
+
+
+@dataclass(frozen=True)
+class GeluTanhGrad(Gradient):
+    """dx = (1 + t + x (1 - t^2) (C1 + 3 C3 x^2)) / 2 dy with t = tanh(C1 x + C3 x^3)"""
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        x, dy, dx = arrays
+        kind = x.dtype.type
+        t = xp.tanh(x * (kind(_C1) + kind(_C3) * x * x))
+        dx[...] = (1 + t + x * (1 - t * t) * (kind(_C1) + kind(3 * _C3) * x * x)) * kind(0.5) * dy
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        if device.xp is not np or inputs[0].shape != inputs[1].shape:
+            return super().bind(device, inputs, outputs)
+        calls: list[Call] = []
+        for (dx, x, dy), (t, slope) in special.with_scratch(device, (*outputs, *inputs), 2, elements=32 * 1024):
+            one, half, c1 = _constant(1, x), _constant(0.5, x), _constant(_C1, x)
+            calls += [(np.multiply, (x, x, slope)), (np.multiply, (slope, _constant(_C3, x), t)), (np.add, (t, c1, t))]
+            calls += [(np.multiply, (t, x, t)), (np.tanh, (t, t)), (np.multiply, (slope, _constant(3 * _C3, x), slope)), (np.add, (slope, c1, slope))]
+            calls += [(np.multiply, (slope, x, slope)), (np.multiply, (t, t, dx)), (np.subtract, (one, dx, dx)), (np.multiply, (dx, slope, dx))]
+            calls += [(np.add, (dx, t, dx)), (np.add, (dx, one, dx)), (np.multiply, (dx, half, dx)), (np.multiply, (dx, dy, dx))]
+        return calls
+
+
+@dataclass(frozen=True)
+class Elu(Unary):
+    """y = x where x > 0, else alpha (e^x - 1)"""
+
+    alpha: float = 1.0
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        x, y = arrays
+        zero = x.dtype.type(0)
+        y[...] = xp.maximum(x, zero) + x.dtype.type(self.alpha) * xp.expm1(xp.minimum(x, zero))
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (where(greater(x, fill_like(x, 0.0)), dy, multiply(dy, shift(y, self.alpha))),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), numbers(1, 5, 3))
+        yield sample(cls(1.7), numbers(2, 4))
+
+
+@dataclass(frozen=True)
+class Softplus(Unary):
+    """y = ln(1 + e^x)"""
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        x, y = arrays
+        y[...] = xp.maximum(x, x.dtype.type(0)) + xp.log1p(xp.exp(-xp.abs(x)))
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (multiply(dy, sigmoid(x)),)
+
+
+def relu(x: Tensor, *, name: str | None = None) -> Tensor:
+    """max(x, 0)"""
+    return call(Relu(), x, name=name)
+
+
+def leaky_relu(x: Tensor, alpha: float = 0.2, *, name: str | None = None) -> Tensor:
+    """x where x > 0, else alpha x"""
+    return call(LeakyRelu(alpha), x, name=name)
+
+
+def relu6(x: Tensor, *, name: str | None = None) -> Tensor:
+    """x limited to [0, 6]"""
+    return clip(x, 0.0, 6.0, name=name)
+
+
+def sigmoid(x: Tensor, *, name: str | None = None) -> Tensor:
+    """1 / (1 + e^-x)"""
+    return call(Sigmoid(), x, name=name)
+
+
+def tanh(x: Tensor, *, name: str | None = None) -> Tensor:
+    return call(Tanh(), x, name=name)
+
+
+def gelu(x: Tensor, *, name: str | None = None) -> Tensor:
+    """x Phi(x) with the normal distribution Phi."""
+    return call(Gelu(), x, name=name)
+
+
+def gelu_tanh(x: Tensor, *, name: str | None = None) -> Tensor:
+    """The approximation of gelu by tanh."""
+    return call(GeluTanh(), x, name=name)
+
+
+def elu(x: Tensor, alpha: float = 1.0, *, name: str | None = None) -> Tensor:
+    """x where x > 0, else alpha (e^x - 1)"""
+    return call(Elu(alpha), x, name=name)
+
+
+def selu(x: Tensor, *, name: str | None = None) -> Tensor:
+    """elu scaled so that activations keep mean 0 and variance 1 (Klambauer et al. 2017)."""
+    return scale(elu(x, 1.6732632423543772), 1.0507009873554805, name=name)
+
+
+def softplus(x: Tensor, *, name: str | None = None) -> Tensor:
+    """ln(1 + e^x)"""
+    return call(Softplus(), x, name=name)
+
+
+def softsign(x: Tensor, *, name: str | None = None) -> Tensor:
+    """x / (1 + |x|)"""
+    return divide(x, shift(absolute(x), 1.0), name=name)
+
+
+def hard_sigmoid(x: Tensor, *, name: str | None = None) -> Tensor:
+    """x/6 + 1/2 limited to [0, 1]"""
+    return clip(shift(scale(x, 1.0 / 6.0), 0.5), 0.0, 1.0, name=name)
+
+
+def hard_swish(x: Tensor, *, name: str | None = None) -> Tensor:
+    """x/6 times x + 3 limited to [0, 6]"""
+    return multiply(x, scale(clip(shift(x, 3.0), 0.0, 6.0), 1.0 / 6.0), name=name)
+
+
+def hard_tanh(x: Tensor, minimum: float = -1.0, maximum: float = 1.0, *, name: str | None = None) -> Tensor:
+    """x limited to [minimum, maximum]"""
+    return clip(x, minimum, maximum, name=name)
+
+
+def mish(x: Tensor, *, name: str | None = None) -> Tensor:
+    """x tanh(softplus(x))"""
+    return multiply(x, tanh(softplus(x)), name=name)
+
+
+def swish(x: Tensor, beta: float = 1.0, *, name: str | None = None) -> Tensor:
+    """x sigmoid(beta x)"""
+    return multiply(x, sigmoid(scale(x, beta) if beta != 1.0 else x), name=name)
+
+
+def log_sigmoid(x: Tensor, *, name: str | None = None) -> Tensor:
+    """-ln(1 + e^-x)"""
+    return negate(softplus(negate(x)), name=name)
