@@ -1,0 +1,257 @@
+"""Learning rates as functions of the train step, and warm-ups.
+
+`rate(step)` is the rate of the update that has `step` updates before it, in float64.  While a warm-up lasts it decides;
+after it the schedule goes on with the absolute step, as if there had been none.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from jobflow.errors import ConfigError, JobError, user_line
+from jobflow.optimizer.warmup import Warmup, is_number
+
+
+class Schedule(ABC):
+    """A learning rate per step.  A schedule of one's own is a frozen dataclass with `base` and `decayed`, or any object with `rate`."""
+
+    warmup: Warmup | None
+
+    @property
+    @abstractmethod
+    def base(self) -> float:
+        """The rate that a warm-up approaches."""
+
+    @abstractmethod
+    def decayed(self, step: int) -> float:
+        """The rate without warm-up."""
+
+    def rate(self, step: int) -> float:
+        if self.warmup is not None and step < self.warmup.steps:
+            return self.warmup.rate(self.base, step)
+        return self.decayed(step)
+
+
+@dataclass(frozen=True)
+class PiecewiseConstantScheduler(Schedule):
+    """values[i] for the first i with step <= boundaries[i], else the last value; ``([], [lr])`` is a constant rate."""
+
+    boundaries: Sequence[float]
+    values: Sequence[float]
+    warmup: Warmup | None = None
+
+    def __post_init__(self) -> None:
+        _store(self, boundaries=_rising(self, self.boundaries), values=_numbers(self, "values", self.values))
+        if len(self.values) != len(self.boundaries) + 1:
+            raise _wrong(self, f"values must be one more than boundaries; got {len(self.values)} and {len(self.boundaries)}")
+        _check_warmup(self)
+
+    @property
+    def base(self) -> float:
+        return self.values[0]
+
+    def decayed(self, step: int) -> float:
+        return self.values[_piece(self.boundaries, step)]
+
+
+@dataclass(frozen=True)
+class PiecewiseScalingScheduler(Schedule):
+    """base_lr up to the first boundary, then base_lr scale[i] after boundary i; a single scale stands for all boundaries."""
+
+    base_lr: float
+    boundaries: Sequence[float]
+    scale: float | Sequence[float]
+    warmup: Warmup | None = None
+
+    def __post_init__(self) -> None:
+        _check_base(self)
+        boundaries = _rising(self, self.boundaries)
+        scales = (self.scale,) * len(boundaries) if isinstance(self.scale, Real) else self.scale
+        _store(self, boundaries=boundaries, scale=_numbers(self, "scale", scales))
+        if len(self.boundaries) != len(self._scales) - 1:
+            raise _wrong(self, f"scale must be one number per boundary; got {len(self._scales) - 1} and {len(self.boundaries)}")
+        _check_warmup(self)
+
+    @property
+    def _scales(self) -> tuple[float, ...]:
+        assert isinstance(self.scale, tuple), "made so above"
+        return (1.0, *self.scale)
+
+    @property
+    def base(self) -> float:
+        return self.base_lr
+
+    def decayed(self, step: int) -> float:
+        return self.base_lr * self._scales[_piece(self.boundaries, step)]
+
+
+class _Decay(Schedule):
+    """A schedule that leaves `base_lr` within, or per, `steps` steps."""
+
+    base_lr: float
+    steps: float
+
+    def __post_init__(self) -> None:
+        _check_base(self)
+        if not is_number(self.steps) or self.steps <= 0:
+            raise _wrong(self, f"steps must be a positive number; got {self.steps!r}")
+        _check_warmup(self)
+
+    @property
+    def base(self) -> float:
+        return self.base_lr
+
+    def _periods(self, step: int, staircase: bool) -> float:
+        return math.floor(step / self.steps) if staircase else step / self.steps
+
+
+@dataclass(frozen=True)
+class CosineScheduler(_Decay):
+    """base_lr ((1 - alpha) (1 + cos(pi s / steps)) / 2 + alpha), s = min(step, steps)"""
+
+    base_lr: float
+    steps: float
+    alpha: float = 0.0
+    warmup: Warmup | None = None
+
+    def decayed(self, step: int) -> float:
+        s = min(step, self.steps)
+        return self.base_lr * ((1 - self.alpha) * 0.5 * (1 + math.cos(math.pi * s / self.steps)) + self.alpha)
+
+
+@dataclass(frozen=True)
+class PolynomialScheduler(_Decay):
+    """(base_lr - end) (1 - s / d)^power + end
+
+    s = min(step, steps) and d = steps; or, when `cycle`, s = step and d = steps max(1, ceil(step / steps)).
+    """
+
+    base_lr: float
+    steps: float
+    end_learning_rate: float = 0.0001
+    power: float = 1.0
+    cycle: bool = False
+    warmup: Warmup | None = None
+
+    def decayed(self, step: int) -> float:
+        if self.cycle:
+            s, d = float(step), self.steps * max(1, math.ceil(step / self.steps))
+        else:
+            s, d = min(step, self.steps), self.steps
+        return (self.base_lr - self.end_learning_rate) * (1 - s / d) ** self.power + self.end_learning_rate
+
+
+#: The misspelling of earlier releases.
+PolynomialSchduler = PolynomialScheduler
+
+
+@dataclass(frozen=True)
+class ExponentialScheduler(_Decay):
+    """base_lr decay_rate^p, p = step / steps, rounded down when `staircase`"""
+
+    base_lr: float
+    steps: float
+    decay_rate: float
+    staircase: bool = False
+    warmup: Warmup | None = None
+
+    def decayed(self, step: int) -> float:
+        rate: float = self.base_lr * self.decay_rate ** self._periods(step, self.staircase)
+        return rate
+
+
+@dataclass(frozen=True)
+class InverseTimeScheduler(_Decay):
+    """base_lr / (1 + decay_rate p), p = step / steps, rounded down when `staircase`"""
+
+    base_lr: float
+    steps: float
+    decay_rate: float
+    staircase: bool = False
+    warmup: Warmup | None = None
+
+    def decayed(self, step: int) -> float:
+        return self.base_lr / (1 + self.decay_rate * self._periods(step, self.staircase))
+
+
+@dataclass(frozen=True)
+class NaturalExpScheduler(_Decay):
+    """base_lr exp(-decay_rate p), p = step / steps, rounded down when `staircase`"""
+
+    base_lr: float
+    steps: float
+    decay_rate: float
+    staircase: bool = False
+    warmup: Warmup | None = None
+
+    def decayed(self, step: int) -> float:
+        return self.base_lr * math.exp(-self.decay_rate * self._periods(step, self.staircase))
+
+
+@dataclass(frozen=True)
+class LinearCosineScheduler(_Decay):
+    """base_lr ((alpha + (steps - s) / steps) (1 + cos(2 pi num_periods s / steps)) / 2 + beta), s = min(step, steps)"""
+
+    base_lr: float
+    steps: float
+    num_periods: float = 0.5
+    alpha: float = 0.0
+    beta: float = 0.001
+    warmup: Warmup | None = None
+
+    def decayed(self, step: int) -> float:
+        s = min(step, self.steps)
+        wave = 0.5 * (1 + math.cos(2 * math.pi * self.num_periods * s / self.steps))
+        return self.base_lr * ((self.alpha + (self.steps - s) / self.steps) * wave + self.beta)
+
+
+class CustomScheduler:
+    """The rate as a tensor of the job: not supported yet, and says so."""
+
+    def __init__(self, lbn: object) -> None:
+        raise JobError(
+            f"CustomScheduler at {user_line()}: a learning rate taken from a tensor of the job is not supported yet; "
+            "write the schedule as a frozen dataclass with `def rate(self, step: int) -> float` and pass it as lr_scheduler"
+        )
+
+
+def _piece(boundaries: Sequence[float], step: int) -> int:
+    return next((i for i, boundary in enumerate(boundaries) if step <= boundary), len(boundaries))
+
+
+def _store(schedule: Any, **values: Any) -> None:
+    for name, value in values.items():
+        object.__setattr__(schedule, name, value)
+
+
+def _numbers(schedule: Any, what: str, values: Any) -> tuple[float, ...]:
+    if not isinstance(values, Sequence) or isinstance(values, str) or not all(is_number(value) for value in values):
+        raise _wrong(schedule, f"{what} must be a list of numbers; got {values!r}")
+    return tuple(float(value) for value in values)
+
+
+def _rising(schedule: Any, boundaries: Any) -> tuple[float, ...]:
+    numbers = _numbers(schedule, "boundaries", boundaries)
+    if any(a >= b for a, b in zip(numbers[:-1], numbers[1:], strict=True)):
+        raise _wrong(schedule, f"boundaries must rise; got {list(boundaries)}")
+    return numbers
+
+
+def _check_base(schedule: Any) -> None:
+    if not is_number(schedule.base_lr):
+        raise _wrong(schedule, f"base_lr must be a number; got {schedule.base_lr!r}")
+
+
+def _check_warmup(schedule: Any) -> None:
+    warmup = schedule.warmup
+    if warmup is not None and not (hasattr(warmup, "rate") and hasattr(warmup, "steps")):
+        raise _wrong(schedule, f"warmup must be warmup.constant(steps, multiplier) or warmup.linear(steps, start_multiplier); got {warmup!r}")
+
+
+def _wrong(schedule: Any, what: str) -> ConfigError:
+    return ConfigError(f"{type(schedule).__name__} at {user_line()}: {what}")
