@@ -1,0 +1,372 @@
+"""Losses: one number per sample or per element; averaging them is not theirs.
+
+p = softmax(logits) along the last axis.  Probabilities enter logarithms as max(p, 1e-20).  The sparse losses take labels of any
+integer type, one per sample, and raise ArgumentError for a label outside [0, number of classes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jobflow.errors import ArgumentError, DtypeError, ShapeError
+from jobflow.layout import Rule
+from jobflow.ops.arithmetic import add, multiply
+from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, apply, sample
+from jobflow.ops.functions import log
+from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
+from jobflow.ops.scalar import clip, negate
+from jobflow.ops.shape import expand_dims
+from jobflow.ops.softmax import SoftmaxGrad, row_blocks, softmax_calls
+from jobflow.types import Array, Tensor, TensorType, Xp, dtype_of, int64
+
+#: the smallest probability that a logarithm sees
+TINY = 1e-20
+
+
+def check_range(what: str, labels: Array, classes: int) -> None:
+    """ArgumentError unless all labels are in [0, classes)."""
+    if not labels.size:
+        return
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise ArgumentError(f"{what}: label {low if low < 0 else high} is outside [0, {classes}), the range of the {classes} classes")
+
+
+def _check_labels(what: str, values: str, x: TensorType, labels: TensorType) -> None:
+    check_dtypes(what, FLOATS, x)
+    if not labels.dtype.is_integer:
+        raise DtypeError(f"{what}: labels {labels} are not integers; cast them with cast(labels, int32)")
+    if x.ndim < 1 or labels.shape != x.shape[:-1]:
+        raise ShapeError(f"{what}: labels {labels} are not one per row of {values} {x}; they should be {list(x.shape[:-1])}")
+
+
+def _pick(xp: Xp, x: Array, labels: Array) -> Array:
+    """x[..., label]"""
+    return xp.take_along_axis(x, labels[..., None].astype(xp.int64), axis=-1)[..., 0]
+
+
+def _classes(x: TensorType) -> tuple[str, str]:
+    """Letters of the samples' axes, and of the whole tensor, of which the classes stay whole."""
+    return LETTERS[: x.ndim - 1], LETTERS[: x.ndim - 1] + "Z"
+
+
+def _column(x: Tensor) -> Tensor:
+    return expand_dims(x, x.type.ndim)
+
+
+def _from_prob(logits: Tensor, prob: Tensor, dprob: Tensor | None, rest: Tensor | None) -> Tensor | None:
+    """The gradient of logits through prob, added to the rest."""
+    if dprob is None:
+        return rest
+    through = call(SoftmaxGrad(logits.type.ndim - 1), prob, dprob)
+    return through if rest is None else add(rest, through)
+
+
+@dataclass(frozen=True)
+class SparseSoftmaxCrossEntropy(Op):
+    """prob = softmax(logits), loss[n] = -log max(prob[n, label[n]], 1e-20)."""
+
+    def infer(self, logits: TensorType, labels: TensorType) -> tuple[TensorType, TensorType]:
+        _check_labels("sparse_softmax_cross_entropy", "logits", logits, labels)
+        return logits.with_shape(labels.shape), logits
+
+    def rule(self, logits: TensorType, labels: TensorType) -> Rule:
+        rows, whole = _classes(logits)
+        return Rule(f"{whole},{rows}->{rows},{whole}")
+
+    def kernel(self, xp: Xp, logits: Array, labels: Array, loss: Array, prob: Array) -> None:
+        check_range("sparse_softmax_cross_entropy", labels, logits.shape[-1])
+        e = xp.exp(logits - logits.max(axis=-1, keepdims=True)) if logits.size else logits
+        prob[...] = e / e.sum(axis=-1, keepdims=True)
+        loss[...] = -xp.log(xp.maximum(_pick(xp, prob, labels), TINY))
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        (logits, labels), (loss, prob) = inputs, outputs
+        dense = prob.flags.c_contiguous and loss.flags.c_contiguous and labels.flags.c_contiguous and loss.dtype.itemsize > 2
+        blocks = row_blocks([logits, prob], -1) if device.xp is np and dense else None
+        if not blocks:
+            return super().bind(device, inputs, outputs)
+        start = np.arange(labels.size) * logits.shape[-1]
+        index = device.scratch((labels.size,), int64)
+        picked = (start, labels.reshape(-1), logits.shape[-1], prob.reshape(-1), index, loss.reshape(-1))
+        return [*softmax_calls(device, blocks), (_pick_loss, picked)]
+
+    def grad(self, logits: Tensor, labels: Tensor, loss: Tensor, prob: Tensor, dloss: Tensor | None, dprob: Tensor | None) -> Grads:
+        direct = None if dloss is None else call(SparseSoftmaxCrossEntropyGrad(), prob, labels, dloss)
+        return _from_prob(logits, prob, dprob, direct), None
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), numbers(1, 5, 4), np.array([0, 3, 1, 1, 2], np.int32))
+        yield sample(cls(), numbers(2, 2, 3, 4), np.array([[0, 3, 1], [1, 2, 0]], np.int8))
+
+
+def _pick_loss(start: Array, labels: Array, classes: int, prob: Array, index: Array, loss: Array) -> None:
+    """loss[n] = -log max(prob[n, label[n]], TINY) on flat arrays."""
+    check_range("sparse_softmax_cross_entropy", labels, classes)
+    np.add(start, labels, index)
+    prob.take(index, out=loss, mode="clip")
+    np.maximum(loss, loss.dtype.type(TINY), out=loss)
+    np.log(loss, loss)
+    np.negative(loss, loss)
+
+
+@dataclass(frozen=True)
+class SparseSoftmaxCrossEntropyGrad(Op):
+    """dlogits[n, c] = (prob[n, c] - [c = label[n]]) dloss[n]."""
+
+    def infer(self, prob: TensorType, labels: TensorType, dloss: TensorType) -> TensorType:
+        return prob
+
+    def rule(self, prob: TensorType, labels: TensorType, dloss: TensorType) -> Rule:
+        rows, whole = _classes(prob)
+        return Rule(f"{whole},{rows},{rows}->{whole}", linear=((2,),))
+
+    def kernel(self, xp: Xp, prob: Array, labels: Array, dloss: Array, dx: Array) -> None:
+        check_range("sparse_softmax_cross_entropy", labels, prob.shape[-1])
+        hit = xp.arange(prob.shape[-1]) == labels[..., None]
+        dx[...] = (prob - hit) * dloss[..., None]
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        (prob, labels, dloss), (dx,) = inputs, outputs
+        if device.xp is not np or not all(a.flags.c_contiguous for a in (labels, dloss, dx)) or not dx.size:
+            return super().bind(device, inputs, outputs)
+        start = np.arange(labels.size) * prob.shape[-1]
+        index, part = device.scratch((labels.size,), int64), device.scratch((labels.size,), dtype_of(dx.dtype))
+        hits = (start, labels.reshape(-1), prob.shape[-1], dx.reshape(-1), dloss.reshape(-1), index, part)
+        return [(np.multiply, (prob, dloss[..., None], dx)), (_subtract_at_labels, hits)]
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        labels = np.array([[0, 3, 1], [1, 2, 0]])
+        yield sample(cls(), numbers(1, 2, 3, 4, low=0.0), labels, numbers(2, 2, 3), differentiable=())
+
+
+def _subtract_at_labels(start: Array, labels: Array, classes: int, dx: Array, dloss: Array, index: Array, part: Array) -> None:
+    """dx[n, label[n]] -= dloss[n] on flat arrays."""
+    check_range("sparse_softmax_cross_entropy", labels, classes)
+    np.add(start, labels, index)
+    dx.take(index, out=part, mode="clip")
+    np.subtract(part, dloss, part)
+    dx.put(index, part)
+
+
+@dataclass(frozen=True)
+class SoftmaxCrossEntropy(Op):
+    """prob = softmax(logits), loss[n] = -sum_c labels[n, c] log max(prob[n, c], 1e-20)."""
+
+    def infer(self, logits: TensorType, labels: TensorType) -> tuple[TensorType, TensorType]:
+        check_dtypes("softmax_cross_entropy", FLOATS, logits, labels)
+        if logits.ndim < 1 or labels.shape != logits.shape:
+            raise ShapeError(f"softmax_cross_entropy: labels {labels} and logits {logits} differ in shape")
+        return logits.with_shape(logits.shape[:-1]), logits
+
+    def rule(self, logits: TensorType, labels: TensorType) -> Rule:
+        rows, whole = _classes(logits)
+        return Rule(f"{whole},{whole}->{rows},{whole}")
+
+    def kernel(self, xp: Xp, logits: Array, labels: Array, loss: Array, prob: Array) -> None:
+        e = xp.exp(logits - logits.max(axis=-1, keepdims=True)) if logits.size else logits
+        prob[...] = e / e.sum(axis=-1, keepdims=True)
+        loss[...] = -(labels * xp.log(xp.maximum(prob, TINY))).sum(axis=-1)
+
+    def grad(self, logits: Tensor, labels: Tensor, loss: Tensor, prob: Tensor, dloss: Tensor | None, dprob: Tensor | None) -> Grads:
+        if dloss is None:
+            return _from_prob(logits, prob, dprob, None), None
+        direct = call(SoftmaxCrossEntropyGrad(), prob, labels, dloss)
+        return _from_prob(logits, prob, dprob, direct), negate(multiply(log(clip(prob, TINY)), _column(dloss)))
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), numbers(1, 3, 4), numbers(2, 3, 4, low=0.0))
+
+
+@dataclass(frozen=True)
+class SoftmaxCrossEntropyGrad(Op):
+    """dlogits[n, c] = (prob[n, c] sum_k labels[n, k] - labels[n, c]) dloss[n]."""
+
+    def infer(self, prob: TensorType, labels: TensorType, dloss: TensorType) -> TensorType:
+        return prob
+
+    def rule(self, prob: TensorType, labels: TensorType, dloss: TensorType) -> Rule:
+        rows, whole = _classes(prob)
+        return Rule(f"{whole},{whole},{rows}->{whole}", linear=((1,), (2,)))
+
+    def kernel(self, xp: Xp, prob: Array, labels: Array, dloss: Array, dx: Array) -> None:
+        dx[...] = (prob * labels.sum(axis=-1, keepdims=True) - labels) * dloss[..., None]
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), numbers(1, 3, 4, low=0.0), numbers(2, 3, 4, low=0.0), numbers(3, 3), differentiable=())
+
+
+@dataclass(frozen=True)
+class SparseCrossEntropy(Op):
+    """loss[n] = -log max(prob[n, label[n]], 1e-20), of probabilities."""
+
+    def infer(self, prob: TensorType, labels: TensorType) -> TensorType:
+        _check_labels("sparse_cross_entropy", "prediction", prob, labels)
+        return prob.with_shape(labels.shape)
+
+    def rule(self, prob: TensorType, labels: TensorType) -> Rule:
+        rows, whole = _classes(prob)
+        return Rule(f"{whole},{rows}->{rows}")
+
+    def kernel(self, xp: Xp, prob: Array, labels: Array, loss: Array) -> None:
+        check_range("sparse_cross_entropy", labels, prob.shape[-1])
+        loss[...] = -xp.log(xp.maximum(_pick(xp, prob, labels), TINY))
+
+    def grad(self, prob: Tensor, labels: Tensor, loss: Tensor, dloss: Tensor) -> Grads:
+        return call(SparseCrossEntropyGrad(), prob, labels, dloss), None
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), numbers(1, 5, 4, low=0.1, high=1.0), np.array([0, 3, 1, 1, 2], np.int32))
+
+
+@dataclass(frozen=True)
+class SparseCrossEntropyGrad(Op):
+    """dprob[n, c] = -[c = label[n]] dloss[n] / max(prob[n, c], 1e-20)."""
+
+    def infer(self, prob: TensorType, labels: TensorType, dloss: TensorType) -> TensorType:
+        return prob
+
+    def rule(self, prob: TensorType, labels: TensorType, dloss: TensorType) -> Rule:
+        rows, whole = _classes(prob)
+        return Rule(f"{whole},{rows},{rows}->{whole}", linear=((2,),))
+
+    def kernel(self, xp: Xp, prob: Array, labels: Array, dloss: Array, dprob: Array) -> None:
+        hit = xp.arange(prob.shape[-1]) == labels[..., None]
+        dprob[...] = hit * -dloss[..., None] / xp.maximum(prob, TINY)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), numbers(1, 3, 4, low=0.1, high=1.0), np.array([0, 3, 1]), numbers(2, 3), differentiable=())
+
+
+@dataclass(frozen=True)
+class SigmoidCrossEntropy(Op):
+    """loss = max(x, 0) - x z + log(1 + exp(-|x|)); the labels z are of the same shape and of any type."""
+
+    def infer(self, x: TensorType, labels: TensorType) -> TensorType:
+        check_dtypes("sigmoid_cross_entropy", FLOATS, x)
+        if labels.shape != x.shape:
+            raise ShapeError(f"sigmoid_cross_entropy: labels {labels} and logits {x} differ in shape")
+        return x
+
+    def rule(self, x: TensorType, labels: TensorType) -> Rule:
+        letters = LETTERS[: x.ndim]
+        return Rule(f"{letters},{letters}->{letters}")
+
+    def kernel(self, xp: Xp, x: Array, labels: Array, loss: Array) -> None:
+        loss[...] = xp.maximum(x, 0) - x * labels + xp.log1p(xp.exp(-abs(x)))
+
+    def grad(self, x: Tensor, labels: Tensor, loss: Tensor, dloss: Tensor) -> Grads:
+        dlabels = negate(multiply(x, dloss)) if labels.type.dtype is x.type.dtype else None
+        return call(SigmoidCrossEntropyGrad(), x, labels, dloss), dlabels
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), 3 * numbers(1, 4, 3), numbers(2, 4, 3, low=0.0, high=1.0))
+        yield sample(cls(), numbers(3, 5), np.array([0, 1, 1, 0, 1], np.int32))
+
+
+@dataclass(frozen=True)
+class SigmoidCrossEntropyGrad(Op):
+    """dx = (sigmoid(x) - z) dloss."""
+
+    def infer(self, x: TensorType, labels: TensorType, dloss: TensorType) -> TensorType:
+        return x
+
+    def rule(self, x: TensorType, labels: TensorType, dloss: TensorType) -> Rule:
+        letters = LETTERS[: x.ndim]
+        return Rule(f"{letters},{letters},{letters}->{letters}", linear=((2,),))
+
+    def kernel(self, xp: Xp, x: Array, labels: Array, dloss: Array, dx: Array) -> None:
+        dx[...] = (0.5 * xp.tanh(0.5 * x) + 0.5 - labels) * dloss  # the tanh form cannot overflow
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), numbers(1, 4, 3), np.array([[0, 1, 1]] * 4), numbers(2, 4, 3), differentiable=())
+
+
+@dataclass(frozen=True)
+class SmoothL1(Op):
+    """loss = d^2 / (2 beta) where |d| < beta, else |d| - beta / 2;  d = prediction - label."""
+
+    beta: float = 1.0
+
+    def infer(self, prediction: TensorType, label: TensorType) -> TensorType:
+        check_dtypes("smooth_l1_loss", FLOATS, prediction, label)
+        if prediction.shape != label.shape:
+            raise ShapeError(f"smooth_l1_loss: prediction {prediction} and label {label} differ in shape")
+        return prediction
+
+    def rule(self, prediction: TensorType, label: TensorType) -> Rule:
+        letters = LETTERS[: prediction.ndim]
+        return Rule(f"{letters},{letters}->{letters}")
+
+    def kernel(self, xp: Xp, prediction: Array, label: Array, loss: Array) -> None:
+        d = abs(prediction - label)
+        near = d < self.beta
+        loss[...] = xp.where(near, d * d * (0.5 / self.beta if self.beta else 0.0), d - 0.5 * self.beta)
+
+    def grad(self, prediction: Tensor, label: Tensor, loss: Tensor, dloss: Tensor) -> Grads:
+        d = call(SmoothL1Grad(self.beta), prediction, label, dloss)
+        return d, negate(d)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(0.7), numbers(1, 4, 5), numbers(2, 4, 5))
+
+
+@dataclass(frozen=True)
+class SmoothL1Grad(Op):
+    """dprediction = min(max(d / beta, -1), 1) dloss;  d = prediction - label."""
+
+    beta: float = 1.0
+
+    def infer(self, prediction: TensorType, label: TensorType, dloss: TensorType) -> TensorType:
+        return prediction
+
+    def rule(self, prediction: TensorType, label: TensorType, dloss: TensorType) -> Rule:
+        letters = LETTERS[: prediction.ndim]
+        return Rule(f"{letters},{letters},{letters}->{letters}", linear=((2,),))
+
+    def kernel(self, xp: Xp, prediction: Array, label: Array, dloss: Array, d: Array) -> None:
+        away = prediction - label
+        d[...] = (xp.clip(away / self.beta, -1, 1) if self.beta else xp.sign(away)) * dloss
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(0.7), numbers(1, 4, 5), numbers(2, 4, 5), numbers(3, 4, 5), differentiable=())
+
+
+def sparse_softmax_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
+    """Loss per label; labels are integers, one per row of logits."""
+    loss: Tensor = apply(SparseSoftmaxCrossEntropy(), logits, labels, name=name)[0]
+    return loss
+
+
+def softmax_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
+    """Loss per row of logits; labels are a distribution over the classes."""
+    loss: Tensor = apply(SoftmaxCrossEntropy(), logits, labels, name=name)[0]
+    return loss
+
+
+def sparse_cross_entropy(prob: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
+    """Loss per label, of probabilities; labels are integers."""
+    return call(SparseCrossEntropy(), prob, labels, name=name)
+
+
+def sigmoid_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
+    """Loss per element; labels are of any type."""
+    return call(SigmoidCrossEntropy(), logits, labels, name=name)
+
+
+def smooth_l1(prediction: Tensor, label: Tensor, beta: float = 1.0, *, name: str | None = None) -> Tensor:
+    """Loss per element: quadratic near zero, linear beyond beta."""
+    return call(SmoothL1(beta), prediction, label, name=name)

@@ -1,0 +1,270 @@
+"""Softmax along an axis, its logarithm, and the softmax of causal attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jobflow.layout import Box, Rule
+from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, normal_axis, sample
+from jobflow.ops.blocks import BLOCK
+from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
+from jobflow.types import Array, Tensor, TensorType, Xp, dtype_of
+
+#: query rows of a causal softmax are cut into so many blocks, of no less than so many rows: each computes only the columns that its last row sees
+CAUSAL_BLOCKS, CAUSAL_ROWS = 8, 16
+
+
+def whole_axis(ndim: int, axis: int) -> str:
+    """Letters of which all but `axis` may be split."""
+    return "".join(c.upper() if i == axis else c for i, c in enumerate(LETTERS[:ndim]))
+
+
+def row_blocks(arrays: Sequence[Array], axis: int, elements: int = BLOCK) -> list[tuple[Array, ...]] | None:
+    """Arrays of one shape as blocks [rows, n] of views, `axis` last; None where that needs copies."""
+    try:
+        turned = [np.moveaxis(x, axis, -1) for x in arrays]
+        flat = [x.reshape((math.prod(x.shape[:-1]), x.shape[-1]), copy=False) for x in turned]
+    except ValueError:
+        return None
+    rows, width = flat[0].shape
+    if not rows * width:
+        return []
+    step = max(1, elements // width)
+    return [tuple(x[i : i + step] for x in flat) for i in range(0, rows, step)]
+
+
+def row_sum_call(x: Array, ones: Array, y: Array) -> Call:
+    """y[i] = sum_j x[i,j], as a product with ones where BLAS takes x."""
+    if x.flags.c_contiguous and x.shape[1] > 1:
+        return np.dot, (x, ones, y)
+    return np.add.reduce, (x, 1, None, y)
+
+
+@dataclass(frozen=True)
+class AxisOp(Op):
+    """What the ops along one axis share: same shapes everywhere, and that axis stays whole."""
+
+    axis: int
+
+    def infer(self, x: TensorType, *others: TensorType) -> TensorType:
+        check_dtypes(self.word(), FLOATS, x, *others)
+        return x
+
+    def rule(self, x: TensorType, *others: TensorType) -> Rule:
+        letters = whole_axis(x.ndim, self.axis)
+        return Rule(f"{','.join([letters] * (1 + len(others)))}->{letters}", linear=((1,),) if others else ())
+
+
+@dataclass(frozen=True)
+class Softmax(AxisOp):
+    """y = exp(x - max x) / sum exp(x - max x), along `axis`."""
+
+    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
+        e = xp.exp(x - x.max(axis=self.axis, keepdims=True)) if x.size else x
+        y[...] = e / e.sum(axis=self.axis, keepdims=True)
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        blocks = row_blocks([*inputs, *outputs], self.axis) if device.xp is np else None
+        return super().bind(device, inputs, outputs) if blocks is None else softmax_calls(device, blocks)
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (call(SoftmaxGrad(self.axis), y, dy),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(1), numbers(1, 4, 5))
+        yield sample(cls(2), numbers(2, 2, 3, 5))
+        yield sample(cls(0), numbers(3, 3, 4))
+        yield sample(cls(1), 400 * numbers(4, 3, 4), differentiable=(), note=" large")
+
+
+def softmax_calls(device: Binder, blocks: Sequence[tuple[Array, ...]]) -> list[Call]:
+    """Calls for the softmax of the rows of x, over blocks (x, y)."""
+    calls: list[Call] = []
+    if not blocks:
+        return calls
+    rows, width = blocks[0][0].shape
+    dtype = dtype_of(blocks[0][0].dtype)
+    column, ones = device.scratch((rows, 1), dtype), np.ones(width, dtype.numpy)
+    for x, y in blocks:
+        c = column[: len(x)]
+        calls += [
+            (np.maximum.reduce, (x, 1, None, c, True)),
+            (np.subtract, (x, c, y)),
+            (np.exp, (y, y)),
+            row_sum_call(y, ones, c[:, 0]),
+            (np.reciprocal, (c, c)),
+            (np.multiply, (y, c, y)),
+        ]
+    return calls
+
+
+@dataclass(frozen=True)
+class SoftmaxGrad(AxisOp):
+    """dx = scale y (dy - sum y dy), along `axis`: the gradient of y = softmax(scale x)."""
+
+    scale: float = 1.0
+
+    def kernel(self, xp: Xp, y: Array, dy: Array, dx: Array) -> None:
+        dx[...] = self.scale * y * (dy - (y * dy).sum(axis=self.axis, keepdims=True))
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        blocks = row_blocks([*inputs, *outputs], self.axis) if device.xp is np else None
+        if blocks is None:
+            return super().bind(device, inputs, outputs)
+        dtype = inputs[0].dtype
+        column, factor = device.scratch((len(blocks[0][0]) if blocks else 0,), dtype_of(dtype)), np.asarray(self.scale, dtype)
+        calls: list[Call] = []
+        for y, dy, dx in blocks:
+            c = column[: len(y)]
+            calls += [(np.vecdot, (y, dy, c)), (np.subtract, (dy, c[:, None], dx)), (np.multiply, (dx, y, dx))]
+            if self.scale != 1.0:
+                calls.append((np.multiply, (dx, factor, dx)))
+        return calls
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for axis, factor in ((1, 1.0), (0, 0.5)):
+            yield sample(cls(axis, factor), numbers(1, 4, 3), numbers(2, 4, 3), differentiable=())
+
+
+@dataclass(frozen=True)
+class LogSoftmax(AxisOp):
+    """y = x - max x - log sum exp(x - max x), along `axis`."""
+
+    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
+        z = x - x.max(axis=self.axis, keepdims=True) if x.size else x
+        y[...] = z - xp.log(xp.exp(z).sum(axis=self.axis, keepdims=True))
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (call(LogSoftmaxGrad(self.axis), y, dy),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(1), numbers(1, 4, 5))
+        yield sample(cls(0), numbers(2, 3, 4))
+
+
+@dataclass(frozen=True)
+class LogSoftmaxGrad(AxisOp):
+    """dx = dy - exp(y) sum dy, along `axis`."""
+
+    def kernel(self, xp: Xp, y: Array, dy: Array, dx: Array) -> None:
+        dx[...] = dy - xp.exp(y) * dy.sum(axis=self.axis, keepdims=True)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(1), numbers(1, 4, 3), numbers(2, 4, 3), differentiable=())
+
+
+@dataclass(frozen=True)
+class CausalSoftmax(Op):
+    """y = softmax(scale x) along the last axis, over the columns with column - row <= diagonal; zero in the others.
+
+    A row that sees no column is all zero.
+    """
+
+    scale: float = 1.0
+    diagonal: int = 0
+
+    def infer(self, x: TensorType) -> TensorType:
+        check_dtypes(self.word(), FLOATS, x)
+        return x
+
+    def rule(self, x: TensorType) -> Rule:
+        letters = whole_axis(x.ndim, x.ndim - 1)
+        return Rule(f"{letters}->{letters}")
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        return replace(self, diagonal=self.diagonal + outputs[0].start[-2])
+
+    def _seen(self, xp: Xp, rows: int, columns: int) -> Array:
+        return xp.arange(columns) - xp.arange(rows)[:, None] <= self.diagonal
+
+    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
+        if not x.size:
+            return
+        seen = self._seen(xp, *x.shape[-2:])
+        z = xp.where(seen, self.scale * x, -math.inf)
+        top = z.max(axis=-1, keepdims=True)
+        e = xp.exp(z - xp.where(top == -math.inf, 0.0, top))
+        total = e.sum(axis=-1, keepdims=True)
+        y[...] = e / xp.where(total == 0, 1.0, total)
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        (x,), (y,) = inputs, outputs
+        if device.xp is not np or self.diagonal < 0 or x.dtype.itemsize < 4:
+            return super().bind(device, inputs, outputs)
+        try:
+            x, y = (a.reshape((math.prod(a.shape[:-2]), *a.shape[-2:]), copy=False) for a in (x, y))
+        except ValueError:
+            return super().bind(device, inputs, outputs)
+        return self._calls(device, x, y) if x.size else []
+
+    def _calls(self, device: Binder, x: Array, y: Array) -> list[Call]:
+        batch, rows, columns = x.shape
+        height = max(-(-rows // CAUSAL_BLOCKS), min(rows, CAUSAL_ROWS))
+        step = max(1, BLOCK // (height * columns))
+        dtype = dtype_of(x.dtype)
+        memory = device.scratch((min(step, batch) * height * columns,), dtype)
+        column, ones = device.scratch((min(step, batch) * height, 1), dtype), np.ones(columns, x.dtype)
+        hidden = np.where(self._seen(np, rows, columns), 0, -math.inf).astype(x.dtype)
+        calls: list[Call] = []
+        for first in range(0, rows, height):
+            last = min(first + height, rows)
+            clear, width = min(first + self.diagonal + 1, columns), min(last + self.diagonal, columns)
+            for start in range(0, batch, step):
+                u, v = (a[start : start + step, first:last] for a in (x, y))
+                work = memory[: len(u) * (last - first) * width].reshape(len(u), last - first, width)
+                c = column[: len(u) * (last - first)]
+                calls += self._block(u[:, :, :width], v[:, :, :width], work, c, ones[:width], hidden[first:last, clear:width])
+                if width < columns:
+                    calls.append((v[:, :, width:].fill, (0,)))
+        return calls
+
+    def _block(self, x: Array, y: Array, work: Array, column: Array, ones: Array, hidden: Array) -> list[Call]:
+        """The calls of a block whose last columns, as many as `hidden` has, are partly hidden."""
+        calls: list[Call] = [(np.multiply, (x, np.asarray(self.scale, x.dtype), work))]
+        if hidden.size:
+            edge = work[:, :, work.shape[2] - hidden.shape[1] :]
+            calls.append((np.add, (edge, hidden, edge)))
+        rows = work.reshape(-1, work.shape[2])
+        return [
+            *calls,
+            (np.maximum.reduce, (rows, 1, None, column, True)),
+            (np.subtract, (rows, column, rows)),
+            (np.exp, (rows, rows)),
+            row_sum_call(rows, ones, column[:, 0]),
+            (np.reciprocal, (column, column)),
+            (np.multiply, (work, column.reshape(*work.shape[:2], 1), y)),
+        ]
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (call(SoftmaxGrad(x.type.ndim - 1, self.scale), y, dy),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(0.5), numbers(1, 2, 5, 5))
+        yield sample(cls(2.0, 1), numbers(2, 3, 7, 5))
+        yield sample(cls(1.0), numbers(4, 2, 40, 40), differentiable=(), note=" in blocks of rows")
+        yield sample(cls(1.0, -1), numbers(3, 4, 4), note=" a row sees nothing")
+
+
+def softmax(x: Tensor, axis: int = -1, *, name: str | None = None) -> Tensor:
+    """Softmax of x along `axis`."""
+    return call(Softmax(normal_axis("softmax", axis, x.type.ndim)), x, name=name)
+
+
+def log_softmax(x: Tensor, axis: int = -1, *, name: str | None = None) -> Tensor:
+    """Logarithm of the softmax of x along `axis`."""
+    return call(LogSoftmax(normal_axis("log_softmax", axis, x.type.ndim)), x, name=name)
+
+
+def causal_softmax(x: Tensor, scale: float = 1.0, diagonal: int = 0, *, name: str | None = None) -> Tensor:
+    """Softmax of scale x along the last axis, where row i sees the columns up to i + diagonal."""
+    normal_axis("causal_softmax", -2, x.type.ndim)
+    return call(CausalSoftmax(scale, diagonal), x, name=name)
