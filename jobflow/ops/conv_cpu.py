@@ -1,8 +1,7 @@
 """Convolutions on the CPU as prepared NumPy calls.
 
-Every path computes on images in the order c,h,w,n ("batch innermost"): there a shift by one column is a shift by n elements, so that
-what a window needs is copied in runs of w*n elements, and GEMMs are w*n or h*w*n columns wide.  Operands in another order are first
-copied to it, which costs a few per cent; values that stay inside the network are stored that way and cost nothing.
+Every path computes on images in the order c,h,w,n (see `memory_order`): what a window needs is copied in runs of w*n elements, and GEMMs
+are w*n or h*w*n columns wide.
 
     rows    a buffer holds the image once per kernel *column*, ordered [row, column, channel, (w n)]: the rows under an output row's
             window are adjacent, so they are one GEMM operand without being copied once per kernel row; no work on padding rows
@@ -12,7 +11,7 @@ copied to it, which costs a few per cent; values that stay inside the network ar
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +19,7 @@ import numpy as np
 
 from jobflow.ops import winograd
 from jobflow.ops.base import Binder, Call
+from jobflow.ops.memory_order import lift, load, store, takes
 from jobflow.ops.windows import Window, spread
 from jobflow.types import Array, dtype_of
 
@@ -27,52 +27,6 @@ from jobflow.types import Array, dtype_of
 _BUFFER = 4 << 20
 #: GEMM columns per output row from which on `rows` wins over `taps`
 _WIDE = 256
-
-
-def as_chwn(array: Array) -> Array:
-    """[n,c,w] or [n,c,h,w] seen as [c,h,w,n]."""
-    flat = array[:, :, None] if array.ndim == 3 else array
-    return flat.transpose(1, 2, 3, 0)
-
-
-def has_runs(image: Array) -> bool:
-    """Whether h, w and n of [c,h,w,n] are one run of memory per channel."""
-    expected = image.itemsize
-    for size, stride in zip(image.shape[:0:-1], image.strides[:0:-1], strict=True):
-        if size > 1 and stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-def load(device: Binder, array: Array) -> tuple[Array, list[Call]]:
-    """An input as [c,h,w,n] with runs, and the copy that brings it there if need be."""
-    image = as_chwn(array)
-    if has_runs(image):
-        return image, []
-    staged = device.scratch(image.shape, dtype_of(image.dtype))
-    return staged, [(np.copyto, (staged, image))]
-
-
-def store(device: Binder, array: Array) -> tuple[Array, list[Call]]:
-    """Where to compute an output as [c,h,w,n] with runs, and the copy that takes it to its place if need be."""
-    image = as_chwn(array)
-    if has_runs(image):
-        return image, []
-    staged = device.scratch(image.shape, dtype_of(image.dtype))
-    return staged, [(np.copyto, (image, staged))]
-
-
-def _lift(window: Window) -> Window:
-    """A 1-D window as a 2-D one of height 1."""
-    if len(window.kernel) == 2:
-        return window
-    return Window((1, *window.kernel), (1, *window.strides), ((0, 0), *window.padding), (1, *window.dilations), window.ceil)
-
-
-def _takes(device: Binder, window: Window, arrays: Sequence[Array]) -> bool:
-    one_type = len({a.dtype for a in arrays}) == 1 and arrays[0].dtype in (np.float32, np.float64)
-    return device.xp is np and one_type and len(window.kernel) <= 2 and all(a.size for a in arrays)
 
 
 def _split(image: Array, groups: int) -> Array:
@@ -193,14 +147,14 @@ def _sums(device: Binder, window: Window, x: Array, weights: Array, y: Array) ->
 
 def bind_forward(window: Window, groups: int, algorithm: str, device: Binder, x: Array, w: Array, y: Array) -> list[Call] | None:
     """The calls of y = conv(x, w); None where only the plain kernel will do."""
-    if not _takes(device, window, (x, w, y)):
+    if not takes(device, window, (x, w, y)):
         return None
     source, before = load(device, x)
     target, after = store(device, y)
     if algorithm != "direct":
         return before + winograd.forward(window, _outputs(algorithm), device, source, w, target) + after
     weights, prepared = _gemm_weights(device, w, groups)
-    return before + prepared + _sums(device, _lift(window), _split(source, groups), weights, _split(target, groups)) + after
+    return before + prepared + _sums(device, lift(window), _split(source, groups), weights, _split(target, groups)) + after
 
 
 def _outputs(algorithm: str) -> int:
@@ -220,16 +174,16 @@ def _reversed(window: Window) -> Window | None:
 
 def bind_grad_input(window: Window, groups: int, algorithm: str, device: Binder, dy: Array, w: Array, dx: Array) -> list[Call] | None:
     """The calls of dx; None where only the plain kernel will do."""
-    if not _takes(device, window, (dy, w, dx)):
+    if not takes(device, window, (dy, w, dx)):
         return None
     source, before = load(device, dy)
     target, after = store(device, dx)
-    mirror = _reversed(_lift(window))
+    mirror = _reversed(lift(window))
     if algorithm != "direct" and mirror:
         return before + winograd.grad_input(mirror, _outputs(algorithm), device, source, w, target) + after
     weights, prepared = _gemm_weights(device, w, groups, flip=mirror is not None)
     grouped = _split(source, groups), weights, _split(target, groups)
-    sums = _sums(device, mirror, *grouped) if mirror else _scatter(device, _lift(window), *grouped)
+    sums = _sums(device, mirror, *grouped) if mirror else _scatter(device, lift(window), *grouped)
     return before + prepared + sums + after
 
 
@@ -258,7 +212,7 @@ def _scatter(device: Binder, window: Window, dy: Array, weights: Array, dx: Arra
 
 def bind_grad_weight(window: Window, groups: int, algorithm: str, device: Binder, x: Array, dy: Array, dw: Array) -> list[Call] | None:
     """The calls of dw; None where only the plain kernel will do."""
-    if not _takes(device, window, (x, dy, dw)):
+    if not takes(device, window, (x, dy, dw)):
         return None
     source, first = load(device, x)
     other, second = load(device, dy)
@@ -267,7 +221,7 @@ def bind_grad_weight(window: Window, groups: int, algorithm: str, device: Binder
     lifted = dw[:, :, None] if dw.ndim == 3 else dw
     grouped = _split(lifted, groups).transpose(0, 1, 3, 4, 2)
     total = device.scratch(grouped.shape, dtype_of(dw.dtype))
-    calls = first + second + _products(device, _lift(window), _split(source, groups), _split(other, groups), total)
+    calls = first + second + _products(device, lift(window), _split(source, groups), _split(other, groups), total)
     return [*calls, (np.copyto, (grouped, total))]
 
 
