@@ -1,0 +1,107 @@
+"""A small GPT that learns to write Python: a transformer over bytes, trained on the standard library's own source.
+
+python examples/gpt.py --devices 2 --steps 20
+mpiexec -n 2 python examples/gpt.py --steps 20
+"""
+
+import argparse
+import math
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import jobflow as flow
+import jobflow.typing as tp
+
+
+@dataclass(frozen=True)
+class Size:
+    batch: int = 8
+    length: int = 128
+    width: int = 256
+    heads: int = 4
+    blocks: int = 4
+    words: int = 256
+
+
+def dense(x, units, name, activation=None):
+    return flow.layers.dense(x, units, activation=activation, kernel_initializer=flow.random_normal_initializer(stddev=0.02), name=name)
+
+
+def attention(x, size, name):
+    """Every position looks at itself and those before it.  x is [batch * length, width]."""
+    qkv = dense(x, 3 * size.width, f"{name}-qkv")
+
+    def heads(index):
+        part = flow.slice(qkv, [None, index * size.width], [None, size.width])
+        part = flow.reshape(part, [size.batch, size.length, size.heads, size.width // size.heads])
+        return flow.transpose(part, perm=[0, 2, 1, 3])
+
+    scores = flow.matmul(heads(0), heads(1), transpose_b=True)
+    scale = 1 / math.sqrt(size.width // size.heads)
+    weights = flow.math.fused_scale_tril_softmax_dropout(scores, diagonal=0, fill_value=-1e30, scale=scale, rate=0.0)
+    mixed = flow.transpose(flow.matmul(weights, heads(2)), perm=[0, 2, 1, 3])
+    return dense(flow.reshape(mixed, [size.batch * size.length, size.width]), size.width, f"{name}-out")
+
+
+def block(x, size, name):
+    x = x + attention(flow.layers.layer_norm(x, name=f"{name}-norm1"), size, name)
+    wide = dense(flow.layers.layer_norm(x, name=f"{name}-norm2"), 4 * size.width, f"{name}-up", flow.math.gelu)
+    return x + dense(wide, size.width, f"{name}-down")
+
+
+def gpt(words, size):
+    """Logits of the next word at every position: [batch * length, words]."""
+    initializer = flow.random_normal_initializer(stddev=0.02)
+    table = flow.get_variable("words", (size.words, size.width), initializer=initializer)
+    positions = flow.get_variable("positions", (size.length, size.width), initializer=initializer)
+    x = flow.gather(table, words) + flow.reshape(positions, [1, size.length, size.width])
+    x = flow.reshape(x, [size.batch * size.length, size.width])
+    for index in range(size.blocks):
+        x = block(x, size, f"block{index}")
+    return dense(flow.layers.layer_norm(x, name="norm"), size.words, "head")
+
+
+def make_train_job(size, rate=3e-4, decay=0.1):
+    @flow.global_function(type="train")
+    def train_job(
+        words: tp.Numpy.Placeholder((size.batch, size.length), dtype=flow.int32),
+        following: tp.Numpy.Placeholder((size.batch, size.length), dtype=flow.int32),
+    ) -> tp.Numpy:
+        labels = flow.reshape(following, [size.batch * size.length])
+        loss = flow.nn.sparse_softmax_cross_entropy_with_logits(labels, gpt(words, size), name="softmax_loss")
+        schedule = flow.optimizer.PiecewiseConstantScheduler([], [rate])
+        flow.optimizer.AdamW(schedule, do_bias_correction=True, weight_decay=decay).minimize(loss)
+        return loss
+
+    return train_job
+
+
+def source_bytes(limit=1_000_000):
+    """The first `limit` bytes of the standard library, file by file in order of their names."""
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    return np.frombuffer(b"".join(path.read_bytes() for path in files)[:limit], np.uint8).astype(np.int32)
+
+
+def main():
+    parser = argparse.ArgumentParser(description="a GPT over bytes")
+    parser.add_argument("--devices", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=60)
+    options = parser.parse_args()
+
+    flow.config.gpu_device_num(options.devices)
+    size = Size()
+    train_job = make_train_job(size, rate=1e-3)
+    text, random = source_bytes(), np.random.RandomState(0)
+    for step in range(options.steps):
+        starts = random.randint(0, len(text) - size.length - 1, size.batch)
+        windows = text[starts[:, np.newaxis] + np.arange(size.length + 1)]
+        loss = train_job(windows[:, :-1], windows[:, 1:])
+        if step % 10 == 0 or step == options.steps - 1:
+            print(f"step {step:4d}  loss {loss.mean():.4f}")
+
+
+if __name__ == "__main__":
+    main()
