@@ -1,13 +1,17 @@
-"""The one context variable: where in the program we are, and who takes the ops that are called here."""
+"""The one context variable: where in the program we are, and who takes the ops that are called here.
+
+Programs enter scopes with `placement`, `consistent_view`, `mirrored_view` and `namespace`; jobflow itself with `using`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, Self
 
+from jobflow.errors import JobError, PlacementError, user_line
 from jobflow.layout import Placement
 from jobflow.types import Tensor
 
@@ -18,6 +22,12 @@ class Interpreter(Protocol):
     """Takes every op that is called: a tracer records it, an eager interpreter runs it."""
 
     def apply(self, op: Any, inputs: Sequence[Tensor], name: str | None) -> tuple[Any, ...]: ...
+
+
+class Placer(Protocol):
+    """Who knows which devices there are."""
+
+    def place(self, tag: str, devices: Sequence[str], hierarchy: tuple[int, ...] | None) -> Placement: ...
 
 
 @dataclass
@@ -60,3 +70,90 @@ def using(**changes: Any) -> Iterator[Scope]:
         yield current()
     finally:
         _CURRENT.reset(token)
+
+
+# -------------------------------------------------------------------- what programs write
+
+
+class _Entered:
+    """A `with` block that changes the scope of what is called inside; it may be entered again and again."""
+
+    def __init__(self) -> None:
+        self._tokens: list[Token[Scope | None]] = []
+
+    def _changes(self) -> dict[str, Any]:
+        return {}
+
+    def __enter__(self) -> Self:
+        changes = self._changes() if current().interpreter is not None else {}
+        self._tokens.append(_CURRENT.set(replace(current(), **changes)))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _CURRENT.reset(self._tokens.pop())
+
+
+class placement(_Entered):  # noqa: N801 - a public name of the legacy face
+    """Run what is called inside on these devices.
+
+    `device_tag` is "cpu", "gpu" or "cuda"; `machine_device_ids` is "machine:devices" ("0:0", "0:0-3") or a list of such texts;
+    `hierarchy` arranges the devices in a mesh of several dimensions.  Outside jobs it is only a value, for
+    `function_config.default_placement_scope`.
+    Raises: PlacementError for a text it cannot read, and, when a job uses it, for a device that does not exist.
+    """
+
+    def __init__(self, device_tag: str, machine_device_ids: str | Sequence[str], hierarchy: Sequence[int] | None = None) -> None:
+        super().__init__()
+        if device_tag not in ("cpu", "gpu", "cuda"):
+            raise PlacementError(f'placement at {user_line()}: unknown device tag {device_tag!r}; use "cpu" or "gpu"')
+        self.tag = device_tag
+        self.devices = (machine_device_ids,) if isinstance(machine_device_ids, str) else tuple(machine_device_ids)
+        self.hierarchy = None if hierarchy is None else tuple(hierarchy)
+
+    def __repr__(self) -> str:
+        return f"jobflow.scope.placement({self.tag!r}, {list(self.devices)})"
+
+    def resolve(self) -> Placement:
+        """The ranks meant, which the current session knows."""
+        session: Placer | None = current().root.session
+        if session is None:
+            raise JobError(f"{self!r} at {user_line()}: there is no session that knows the devices")
+        return session.place(self.tag, self.devices, self.hierarchy)
+
+    def _changes(self) -> dict[str, Any]:
+        return {"placement": self.resolve()}
+
+
+class _ViewScope(_Entered):
+    view: ClassVar[View]
+
+    def __repr__(self) -> str:
+        return f"jobflow.scope.{type(self).__name__}()"
+
+    def _changes(self) -> dict[str, Any]:
+        return {"view": self.view}
+
+
+class consistent_view(_ViewScope):  # noqa: N801
+    """Tensors are logical: one tensor, cut and put together automatically."""
+
+    view = "consistent"
+
+
+class mirrored_view(_ViewScope):  # noqa: N801
+    """Every device has tensors of its own; variables are copies that stay equal."""
+
+    view = "mirrored"
+
+
+class namespace(_Entered):  # noqa: N801
+    """Put "<name>-" before the names of variables and ops made inside."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        if not isinstance(name, str) or not name:
+            raise JobError(f"namespace at {user_line()}: the name is a text, not {name!r}")
+        self.name = name
+
+    def _changes(self) -> dict[str, Any]:
+        return {"namespace": (*current().namespace, self.name)}

@@ -31,7 +31,7 @@ def join_updates(program: Program) -> Program:
     found = windows(program.steps, [*program.reads.values(), *arguments], {})
     position = {id(step): i for i, step in enumerate(program.steps)}
     instead: dict[int, list[Step]] = {}
-    for run in _runs(program):
+    for run in _runs(program, found):
         for step in run:
             instead[position[id(step)]] = []
         instead[max(position[id(step)] for step in run)] = _joined(program.rank, run, found)
@@ -39,8 +39,8 @@ def join_updates(program: Program) -> Program:
     return replace(program, steps=tuple(steps))
 
 
-def _runs(program: Program) -> Iterator[list[Step]]:
-    """Groups of at least two updates with one op and the same scalars, whose variables follow each other in every buffer."""
+def _runs(program: Program, found: dict[Item, Window]) -> Iterator[list[Step]]:
+    """Groups of at least two updates with one op and the same scalars, whose variables and gradients follow each other in memory."""
     groups: dict[object, list[Step]] = {}
     read = {item for step in program.steps for item in step.inputs} | {item for _, item in program.fetches}
     for step in program.steps:
@@ -55,7 +55,7 @@ def _runs(program: Program) -> Iterator[list[Step]]:
     for group in groups.values():
         run: list[Step] = []
         for step in sorted(group, key=lambda s: _slot(s.inputs[0]).offset):
-            if run and not _follows(run[-1], step):
+            if run and not (_follows(run[-1], step) and _gradients_follow(run[-1], step, found)):
                 if len(run) > 1:
                     yield run
                 run = []
@@ -75,6 +75,24 @@ def _follows(a: Step, b: Step) -> bool:
         -(-_slot(x).stop // ALIGNMENT) * ALIGNMENT == _slot(y).offset
         for x, y in zip(a.inputs[: a.action.count], b.inputs[: a.action.count], strict=True)
     )
+
+
+def _gradients_follow(a: Step, b: Step, found: dict[Item, Window]) -> bool:
+    """True if the gradients lie like the variables already (in a bucket), or can be made to (each has memory of its own)."""
+    assert isinstance(a.action, Updated)
+    apart = _slot(b.inputs[0]).offset - _slot(a.inputs[0]).offset
+    for x, y in zip(a.inputs[a.action.count :], b.inputs[a.action.count : a.action.count + a.action.like], strict=False):
+        v, w = found[x], found[y]
+        if v.root is w.root:
+            if w.offset - v.offset != apart:
+                return False
+        elif not (_has_own_memory(x, v) and _has_own_memory(y, w)):
+            return False
+    return True
+
+
+def _has_own_memory(item: Item, window: Window) -> bool:
+    return window.root.slot is None and window.root.type.nbytes == item.type.nbytes
 
 
 def _joined(rank: int, run: list[Step], found: dict[Item, Window]) -> list[Step]:

@@ -36,6 +36,7 @@ class _Planning:
     inside: dict[Item, tuple[Item, int]] = field(default_factory=dict)
     slots: dict[Item, Slot] = field(default_factory=dict)
     accesses: list[Access] = field(default_factory=list)
+    begun: set[Item] = field(default_factory=set)
 
     def run(self) -> Plan:
         program = self.ordered.program
@@ -178,12 +179,19 @@ class _Planning:
             target = Slot(home.buffer, home.offset + offset, part.type, strides)
             source = self.slot(part)
             found.append(Compute(Copy(), (source,), (target,), part.name, step.where))
-            self.accesses.append(Access(part.name, ((self.key(part), source),), ((self.key(joined), target),)))
+            new = tuple((self.key(item), self.slot(item)) for item in self._new_homes((joined,)))
+            self.accesses.append(Access(part.name, ((self.key(part), source),), (*new, (self.key(joined), target))))
         return found
+
+    def _new_homes(self, items: tuple[Item, ...]) -> list[Item]:
+        """The homes whose life begins with these items: all their bytes are theirs from here on, gaps between joined parts too."""
+        homes = [home for home in dict.fromkeys(map(self.home, items)) if home not in self.begun]
+        self.begun.update(homes)
+        return homes
 
     def _note(self, step: Step, inputs: tuple[Item, ...], outputs: tuple[Item, ...]) -> None:
         reads = tuple((self.key(item), self.slot(item)) for item in inputs)
-        writes = tuple((self.key(item), self.slot(item)) for item in outputs)
+        writes = tuple((self.key(item), self.slot(item)) for item in (*self._new_homes(outputs), *outputs))
         self.accesses.append(Access(f"{step.name} ({step.action})", reads, writes))
 
 

@@ -34,7 +34,8 @@ class Tracer:
     trainable: bool = False
     seed: int = 0
     default_dtype: DType = float32
-    options: dict[str, Any] = field(default_factory=dict)
+    #: the job's function_config
+    config: Any = None
     known: dict[str, Variable] = field(default_factory=dict)
     #: mirrored view only: how many rows of the first axis each rank has, if the ranks differ
     ragged: bool = False

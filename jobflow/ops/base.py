@@ -22,7 +22,7 @@ The functions users call (`relu(x)`) are thin: they build the op and `apply` it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
@@ -77,6 +77,8 @@ class Op:
 
     #: output index -> index of the input whose memory it overwrites
     alias: ClassVar[Mapping[int, int]] = {}
+    #: set to True in the body of a class that only serves others as a base; not inherited
+    abstract: ClassVar[bool] = False
     #: False for ops whose result is not a function of attributes and inputs alone, and for updates: never merged
     pure: ClassVar[bool] = True
     #: True for ops whose CPU calls are fastest on values [n,c,*spatial] stored with n innermost (a hint to the compiler's format pass)
@@ -99,6 +101,15 @@ class Op:
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         """This op for a rank that holds these boxes; the same op unless attributes name logical sizes or positions."""
         return self
+
+    def limits(self, *types: TensorType) -> Mapping[int, tuple[int, int]]:
+        """Inputs that hold indices, and the range (low, high) they must be in, low <= index < high; checked before a job runs."""
+        return {}
+
+    def __str__(self) -> str:
+        """The op with the attributes that differ from their defaults: MatMul(transpose_b=True)."""
+        shown = (f for f in fields(self) if f.repr and not (f.default is not MISSING and getattr(self, f.name) == f.default))
+        return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)}' for f in shown)})"
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -145,7 +156,7 @@ def all_ops() -> list[type[Op]]:
     while stack:
         for sub in stack.pop().__subclasses__():
             stack.append(sub)
-            if "kernel" in dir(sub) and "infer" in dir(sub) and "rule" in dir(sub) and sub.__module__.startswith("jobflow."):
+            if not sub.__dict__.get("abstract") and "kernel" in dir(sub) and "infer" in dir(sub) and "rule" in dir(sub) and sub.__module__.startswith("jobflow."):
                 found[f"{sub.__module__}.{sub.__qualname__}"] = sub
     return [found[key] for key in sorted(found)]
 

@@ -1,0 +1,94 @@
+"""What the client asks of ranks: picklable commands that a world carries to each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jobflow.compiler.compile import plan_rank
+from jobflow.graph.ir import Physical
+from jobflow.runtime.executor import Executor
+from jobflow.runtime.state import State
+from jobflow.runtime.world.base import Rank
+from jobflow.types import Array
+
+
+def state_of(rank: Rank) -> State:
+    """The variables of a rank."""
+    state: State = rank.memory.setdefault("state", None) or State(rank.index, rank.device)
+    rank.memory["state"] = state
+    return state
+
+
+def executors_of(rank: Rank) -> dict[int, Executor]:
+    found: dict[int, Executor] = rank.memory.setdefault("executors", {})
+    return found
+
+
+@dataclass(frozen=True)
+class Bind:
+    """Make the rank's plan of a job, give its variables memory, and bind it.  Answers the schedule of communication."""
+
+    number: int
+
+    def __call__(self, rank: Rank, physical: Physical) -> tuple[str, ...]:
+        state = state_of(rank)
+        state.declare(physical.graph.variables.values())
+        plan = plan_rank(physical, rank.index, state.slots)
+        executors_of(rank)[self.number] = Executor(plan, rank.device, rank.comm, state)
+        return plan.schedule
+
+
+@dataclass(frozen=True)
+class Unbind:
+    """Forget a job's plan and its memory."""
+
+    number: int
+
+    def __call__(self, rank: Rank, _: Any) -> None:
+        del executors_of(rank)[self.number]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One step: the rank's parts of the arguments in, of the outputs out."""
+
+    number: int
+
+    def __call__(self, rank: Rank, feeds: Mapping[str, Array]) -> list[tuple[int, Array]]:
+        return executors_of(rank)[self.number].run(feeds)
+
+
+@dataclass(frozen=True)
+class ReadVariables:
+    """The rank's parts of variables, by name; those it has no part of are left out."""
+
+    names: tuple[str, ...]
+
+    def __call__(self, rank: Rank, _: Any) -> dict[str, Array]:
+        state = state_of(rank)
+        return {name: state.read(name) for name in self.names if name in state.slots}
+
+
+@dataclass(frozen=True)
+class WriteVariables:
+    """Overwrite the rank's parts of variables."""
+
+    def __call__(self, rank: Rank, values: Mapping[str, Array]) -> None:
+        state = state_of(rank)
+        for name, value in values.items():
+            state.write(name, value)
+
+
+@dataclass(frozen=True)
+class Initialize:
+    """Give variables their first values again."""
+
+    names: tuple[str, ...]
+
+    def __call__(self, rank: Rank, _: Any) -> None:
+        state = state_of(rank)
+        for name in self.names:
+            if name in state.slots:
+                state.initialize(name)

@@ -1,0 +1,51 @@
+"""`global_function`: a Python function over logical tensors becomes a job.
+
+    @flow.global_function(type="train")
+    def train_job(images: tp.Numpy.Placeholder((100, 784)), labels: tp.Numpy.Placeholder((100,), dtype=flow.int32)) -> tp.Numpy:
+        ...
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from jobflow.errors import JobError, user_line
+from jobflow.function_config import FunctionConfig
+from jobflow.job import Job
+from jobflow.notices import notice
+from jobflow.optimizer.from_options import optimizer_of
+from jobflow.session import current_session
+
+
+def global_function(type: str | FunctionConfig = "predict", function_config: FunctionConfig | None = None) -> Callable[[Callable[..., Any]], Any]:
+    """Decorate a function as a job.
+
+    `type` is "predict" or "train"; a train job minimises a loss at every call.  A FunctionConfig as first argument is the old
+    form: the job trains if the config says how.
+    Raises: JobError for another type, for use without call parentheses, and for annotations a job cannot have.
+    """
+    where = user_line()
+    if isinstance(type, FunctionConfig):
+        notice("global_function(config) is the old form; write global_function(type, config)")
+        type, function_config = ("train" if type.trains else "predict"), type
+    if callable(type):
+        raise JobError(f'global_function at {where} needs call parentheses: write @global_function() or @global_function(type="train")')
+    if type not in ("predict", "train"):
+        raise JobError(f'global_function at {where}: type is {type!r}; use "predict" or "train"')
+    config = (function_config or FunctionConfig()).copy()
+    trainable = type == "train"
+
+    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+        job = Job(function, trainable, config, where, optimizer_of)
+        current_session().register(job)
+
+        @functools.wraps(function)
+        def call(*args: Any) -> Any:
+            return current_session().call(job, args)
+
+        call.job = job  # type: ignore[attr-defined]
+        return call
+
+    return declare

@@ -1,0 +1,120 @@
+"""What a call gives back: arrays, lists of arrays, callbacks and futures, as the job's return annotation says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jobflow.types import Array
+from jobflow.typing.results import Results
+
+#: One returned tensor: a whole array, or a list with one array per device.
+Delivered = Any
+
+
+class LocalBlob:
+    """A returned tensor of a job without return annotation.
+
+    It behaves like its array (`mean()`, indexing, arithmetic, `np.array(x)`); comparison and printing are those of the object.
+    """
+
+    def __init__(self, value: Delivered) -> None:
+        self._value = value
+
+    def numpy(self, parallel_id: int | None = None) -> Array:
+        """The whole array; of a mirrored tensor all devices' arrays one after another, or that of one device."""
+        if parallel_id is not None:
+            return self.numpy_list()[parallel_id]
+        return whole(self._value)
+
+    def numpy_list(self) -> list[Array]:
+        """One array per device; a list of one for a logical tensor."""
+        return list(self._value) if isinstance(self._value, list) else [self._value]
+
+    def ndarray(self) -> Array:
+        """The old spelling of `numpy`."""
+        return self.numpy()
+
+    def ndarray_list(self) -> list[Array]:
+        """The old spelling of `numpy_list`."""
+        return self.numpy_list()
+
+    def parallel_num(self) -> int:
+        """Number of arrays in `numpy_list`."""
+        return len(self.numpy_list())
+
+    @property
+    def is_dynamic(self) -> bool:
+        """True if the devices' arrays differ in shape."""
+        return len({a.shape for a in self.numpy_list()}) > 1
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self.numpy(), dtype=dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.numpy(), name)
+
+    def __len__(self) -> int:
+        return len(self.numpy())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.numpy()[index]
+
+    def __float__(self) -> float:
+        return float(self.numpy().item())
+
+
+def _forward(name: str) -> Callable[..., Any]:
+    def method(self: LocalBlob, *others: Any) -> Any:
+        return getattr(self.numpy(), name)(*(o.numpy() if isinstance(o, LocalBlob) else o for o in others))
+
+    method.__name__ = name
+    return method
+
+
+for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "mod", "pow", "neg", "abs"):
+    setattr(LocalBlob, f"__{_name}__", _forward(f"__{_name}__"))
+
+
+class Future:
+    """The result of a job without return annotation."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def get(self) -> Any:
+        """The returned structure, with a LocalBlob per tensor."""
+        return self._value
+
+    def async_get(self, callback: Callable[[Any], None]) -> None:
+        """Hand the returned structure to `callback`."""
+        callback(self._value)
+
+
+def whole(value: Delivered) -> Array:
+    """One array: that of a logical tensor, or all devices' one after another along axis 0."""
+    if not isinstance(value, list):
+        return value
+    return np.concatenate([np.atleast_1d(a) for a in value]) if len(value) > 1 else value[0]
+
+
+def deliver(results: Results, values: Sequence[Delivered]) -> Any:
+    """The result of a call from its returned tensors."""
+    leaves = [_leaf(kind, value) for kind, value in zip(results.kinds, values, strict=True)]
+    built = results.build(leaves)
+    match results.mode:
+        case "callback":
+            return lambda handler: handler(built)
+        case "future":
+            return Future(built)
+    return built
+
+
+def _leaf(kind: str, value: Delivered) -> Any:
+    if kind == "local":
+        return LocalBlob(value)
+    if kind == "list":
+        return list(value) if isinstance(value, list) else [value]
+    return whole(value)

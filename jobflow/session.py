@@ -1,0 +1,210 @@
+"""The session: the one holder of registered jobs, shared variables, settings, and the world that runs them.
+
+It starts at the first need: a job call, a checkpoint, a look at variables.  Then all registered jobs are traced in the order of
+their declaration, so that their variables exist and have their first values, and the ranks bind their plans.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jobflow import scope
+from jobflow.commands import Bind, ReadVariables, Run, Unbind, WriteVariables
+from jobflow.errors import CheckpointError, JobError, PlacementError, user_line
+from jobflow.graph.ir import Variable
+from jobflow.layout import Placement
+from jobflow.notices import notice
+from jobflow.options import Settings
+from jobflow.plan.verify import compare_schedules
+from jobflow.runtime.world.base import World
+from jobflow.runtime.world.start import start_world
+from jobflow.types import Array
+
+if TYPE_CHECKING:
+    from jobflow.job import Compiled, Job
+
+#: How many shapes of arguments of one job stay compiled.
+SHAPES_KEPT = 16
+
+
+class Session:
+    """Jobs and variables of one program, until `close`."""
+
+    def __init__(self) -> None:
+        self.settings = Settings()
+        self.jobs: dict[str, Job] = {}
+        self.variables: dict[str, Variable] = {}
+        self.runs: dict[str, int] = {}
+        self.world: World | None = None
+        self._compiled: dict[Any, Compiled] = {}
+        self._number = 0
+
+    @property
+    def started(self) -> bool:
+        return self.world is not None
+
+    # ---------------------------------------------------------------- devices
+
+    def device_count(self) -> int:
+        """How many devices the program asked for, or the world has."""
+        return self.world.size if self.world is not None else self.settings.device_count
+
+    def default_placement(self) -> Placement:
+        """All devices."""
+        return Placement(self.settings.device_tag, tuple(range(self.device_count())))
+
+    def place(self, tag: str, devices: Sequence[str], hierarchy: tuple[int, ...] | None) -> Placement:
+        """The ranks that texts like "0:0-3" mean.  GPU ids must exist; CPU ids fold onto the ranks there are."""
+        here = f"placement({tag!r}, {list(devices)}) at {user_line()}"
+        ranks = [rank for text in devices for rank in self._ranks(tag, text, here)]
+        if len(set(ranks)) != len(ranks):
+            raise PlacementError(f"{here} names a device twice")
+        return Placement("gpu" if tag == "cuda" else tag, tuple(ranks), hierarchy or ())
+
+    def _ranks(self, tag: str, text: str, here: str) -> list[int]:
+        match = re.fullmatch(r"@?(\d+):(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)", text)
+        if match is None:
+            raise PlacementError(f'{here}: cannot read "{text}"; write "machine:device" or "machine:first-last", for example "0:0-3"')
+        size, each = self.device_count(), self.settings.devices_per_machine(self.device_count())
+        found: list[int] = []
+        for part in match[2].split(","):
+            first, _, last = part.partition("-")
+            found.extend(int(match[1]) * each + device for device in range(int(first), int(last or first) + 1))
+        beyond = [rank for rank in found if rank >= size]
+        if not beyond:
+            return found
+        if tag != "cpu":
+            raise PlacementError(f"{here}: device {beyond[0] % each if each else 0} of machine {match[1]} does not exist; {_how_many(size)}")
+        notice(f"cpu devices beyond the {size} there are fold onto them (first in {here})")
+        return list(dict.fromkeys(rank % size for rank in found))
+
+    # ---------------------------------------------------------------- jobs
+
+    def register(self, job: Job) -> None:
+        """A job with the name of an earlier one takes its place."""
+        self.jobs[job.name] = job
+
+    def start(self) -> World:
+        """Bring up the world; once."""
+        if self.world is None:
+            self.world = start_world(self.settings)
+        return self.world
+
+    def prepare_all(self) -> None:
+        """Trace, compile and bind every registered job that is not yet."""
+        self.start()
+        if not self.jobs:
+            raise JobError(f"at {user_line()}: there is no job yet; declare one with @global_function before variables are used")
+        for job in list(self.jobs.values()):
+            self.compiled(job, job.declared_shapes(self))
+
+    def compiled(self, job: Job, shapes: Any) -> Compiled:
+        """The job for arguments of these shapes, bound on every rank."""
+        key = (id(job), shapes)
+        found = self._compiled.get(key)
+        if found is None:
+            found = self._compile(job, shapes)
+            self._compiled[key] = found
+            self._forget_oldest(job)
+        return found
+
+    def _compile(self, job: Job, shapes: Any) -> Compiled:
+        world = self.start()
+        compiled = job.compile(self, shapes, self._number)
+        self._number += 1
+        schedules = world.call(Bind(compiled.number), compiled.programs)
+        compare_schedules(job.name, schedules)
+        for name, variable in compiled.variables.items():
+            self.variables.setdefault(name, variable)
+        return compiled
+
+    def _forget_oldest(self, job: Job) -> None:
+        mine = [key for key, compiled in self._compiled.items() if compiled.job is job]
+        if len(mine) > SHAPES_KEPT:
+            assert self.world is not None
+            self.world.call(Unbind(self._compiled.pop(mine[0]).number))
+
+    def call(self, job: Job, args: tuple[Any, ...]) -> Any:
+        """Run a job; its result as the return annotation says."""
+        if self.world is None:
+            self.prepare_all()
+        return job.run(self, args)
+
+    def run(self, compiled: Compiled, feeds: Sequence[Mapping[str, Array]]) -> list[list[tuple[int, Array]]]:
+        """One step on all ranks."""
+        assert self.world is not None
+        name = compiled.job.name
+        results = self.world.call(Run(compiled.number), feeds)
+        self.runs[name] = self.runs.get(name, 0) + 1
+        return results
+
+    # ---------------------------------------------------------------- variables
+
+    def read(self, names: Sequence[str]) -> dict[str, Array]:
+        """The current values of variables, whole."""
+        assert self.world is not None
+        parts = self.world.call(ReadVariables(tuple(names)))
+        values: dict[str, Array] = {}
+        for name in names:
+            variable = self.variables[name]
+            shards = [parts[rank][name] for rank in variable.placement.ranks]
+            values[name] = variable.layout.assemble(shards, variable.type)
+        return values
+
+    def write(self, values: Mapping[str, Array]) -> None:
+        """Set variables; shape and element type must be theirs (CheckpointError)."""
+        assert self.world is not None
+        each: list[dict[str, Array]] = [{} for _ in range(self.world.size)]
+        for name, value in values.items():
+            variable = self.variables[name]
+            if tuple(value.shape) != variable.type.shape or np.dtype(value.dtype) != variable.type.dtype.numpy:
+                raise CheckpointError(
+                    f'load_variables at {user_line()}: variable "{name}" is {variable.type} but the value is {value.dtype}{list(value.shape)}'
+                )
+            for rank, shard in zip(variable.placement.ranks, variable.layout.shards(value), strict=True):
+                each[rank][name] = shard
+        self.world.call(WriteVariables(), each)
+
+    def close(self) -> None:
+        """End the ranks.  Jobs and variables are gone with them."""
+        if self.world is not None:
+            self.world.close()
+            self.world = None
+        self._compiled.clear()
+
+
+def _how_many(size: int) -> str:
+    return f"there {'is one' if size == 1 else f'are {size}'}: set config.gpu_device_num or config.cpu_device_num before the first job call"
+
+
+def current_session() -> Session:
+    """The session of this program (or of this test)."""
+    root = scope.current().root
+    if root.session is None:
+        root.session = Session()
+    session: Session = root.session
+    return session
+
+
+def clear_default_session() -> None:
+    """Close the current session: jobs, variables and settings are forgotten."""
+    root = scope.current().root
+    if root.session is not None:
+        root.session.close()
+    root.session = Session()
+
+
+def sync_default_session() -> None:
+    """Wait for everything launched: calls of jobs return when they are done, so there is nothing to wait for."""
+
+
+def started_session() -> Session:
+    """The current session, with all registered jobs prepared."""
+    session = current_session()
+    session.prepare_all()
+    return session
+
