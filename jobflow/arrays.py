@@ -1,0 +1,410 @@
+"""Top-level functions on arrays, with the legacy face's conventions: flow.reshape, flow.concat, flow.gather, flow.matmul ...
+
+Numbers beside tensors take the tensor's element type; `name` is the name of the last op that is made.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any
+
+from jobflow.errors import ArgumentError, DtypeError, JobError, ShapeError, user_line
+from jobflow.math import Operand, fitting, tensors, truth
+from jobflow.ops import broadcast as bc
+from jobflow.ops import elementwise as ew
+from jobflow.ops import index as ix
+from jobflow.ops import linalg as la
+from jobflow.ops import shape as sh
+from jobflow.ops import slices as sl
+from jobflow.ops import source
+from jobflow.ops.base import apply, normal_axis
+from jobflow.ops.layout_ops import Identity
+from jobflow.types import DType, Tensor, int32, int64
+
+Name = str | None
+
+
+def _ints(what: str, argument: str, given: Any) -> tuple[int, ...]:
+    """A list or tuple of ints as a tuple; ArgumentError for anything else."""
+    if not isinstance(given, list | tuple) or not all(isinstance(n, Integral) for n in given):
+        raise ArgumentError(f"{what} at {user_line()}: {argument} must be a list or tuple of ints, not {given!r}")
+    return tuple(int(n) for n in given)
+
+
+def _axis(what: str, axis: int, ndim: int) -> int:
+    return normal_axis(f"{what} at {user_line()}", axis, ndim)
+
+
+# Element types and fresh values -------------------------------------------------------------------------------------
+
+
+def cast(x: Tensor, dtype: DType, name: Name = None) -> Tensor:
+    """x as `dtype`; x itself if it is that already."""
+    return x if x.type.dtype is dtype else ew.cast(x, dtype, name=name)
+
+
+def identity(x: Tensor, name: Name = None) -> Tensor:
+    """y = x."""
+    y: Tensor = apply(Identity(), x, name=name)
+    return y
+
+
+def identity_n(inputs: Sequence[Tensor], name: Name = None) -> list[Tensor]:
+    """The identity of each."""
+    return [identity(x, name if name is None else f"{name}_{i}") for i, x in enumerate(inputs)]
+
+
+amp_white_identity = identity
+cast_to_static_shape = identity
+
+
+def constant(value: float, dtype: DType | None = None, shape: Sequence[int] | None = None, name: Name = None) -> Tensor:
+    """A tensor of `shape`, or (1,), filled with value; dtype is required."""
+    if not isinstance(dtype, DType):
+        raise ArgumentError(f"constant at {user_line()}: dtype must be given, for example jobflow.float32, not {dtype!r}")
+    return source.constant(fitting("constant", value, dtype), (1,) if shape is None else _ints("constant", "shape", shape), dtype, name=name)
+
+
+def constant_scalar(value: float, dtype: DType | None = None, name: Name = None) -> Tensor:
+    """A tensor of shape (1,)."""
+    return constant(value, dtype, (1,), name)
+
+
+def constant_like(like: Tensor, value: float, dtype: DType | None = None, name: Name = None) -> Tensor:
+    """value in the shape of `like`, as `dtype` or like's own."""
+    kind = dtype or like.type.dtype
+    return ew.fill_like(like, fitting("constant_like", value, kind), dtype=kind, name=name)
+
+
+def ones_like(like: Tensor, dtype: DType | None = None, name: Name = None) -> Tensor:
+    """Ones in the shape of `like`."""
+    return constant_like(like, 1, dtype, name)
+
+
+def zeros_like(like: Tensor, dtype: DType | None = None, name: Name = None) -> Tensor:
+    """Zeros in the shape of `like`."""
+    return constant_like(like, 0, dtype, name)
+
+
+def ones(shape: Sequence[int], dtype: DType | None = None, name: Name = None) -> Tensor:
+    """A tensor of ones."""
+    return constant(1, dtype, shape, name)
+
+
+def zeros(shape: Sequence[int], dtype: DType | None = None, name: Name = None) -> Tensor:
+    """A tensor of zeros."""
+    return constant(0, dtype, shape, name)
+
+
+def range(start: int, limit: int | None = None, delta: int = 1, dtype: DType | None = None, name: str = "range") -> Tensor:
+    """start, start + delta, ... before limit; with one argument 0, 1, ... before it.  int64 unless dtype is given."""
+    first, stop = (0, start) if limit is None else (start, limit)
+    _ints("range", "start, limit and delta", (first, stop, delta))
+    if delta <= 0 or stop <= first:
+        raise ArgumentError(f"range at {user_line()}: start {first}, limit {stop}, delta {delta}; it needs start < limit and delta > 0")
+    return source.arange(first, stop, delta, dtype=dtype or int64, name=name)
+
+
+# Shapes -------------------------------------------------------------------------------------------------------------
+
+
+def reshape(x: Tensor, shape: Sequence[int], name: Name = None) -> Tensor:
+    """x in another shape of as many elements; one entry may be -1."""
+    wanted = _ints("reshape", "shape", shape)
+    known = math.prod(n for n in wanted if n != -1)
+    if wanted.count(-1) > 1 or any(n < -1 or n == 0 for n in wanted):
+        raise ArgumentError(f"reshape at {user_line()}: shape {list(wanted)} may have one -1, and its other entries must be positive")
+    if x.type.size % known if -1 in wanted else x.type.size != known:
+        raise ArgumentError(f"reshape at {user_line()}: {x.type} has {x.type.size} elements, which do not fill shape {list(wanted)}")
+    return sh.reshape(x, tuple(x.type.size // known if n == -1 else n for n in wanted), name=name)
+
+
+def reshape_like(x: Tensor, like: Tensor, name: Name = None) -> Tensor:
+    """x in the shape of `like`."""
+    return reshape(x, like.type.shape, name)
+
+
+def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1, name: Name = None) -> Tensor:
+    """The axes from start_dim to end_dim, both included, become one."""
+    shape = input.type.shape
+    first, last = _axis("flatten", start_dim, len(shape)), _axis("flatten", end_dim, len(shape))
+    if first > last:
+        raise ArgumentError(f"flatten at {user_line()}: start_dim {start_dim} comes after end_dim {end_dim} of {input.type}")
+    merged = math.prod(shape[first : last + 1])
+    return sh.reshape(input, (*shape[:first], merged, *shape[last + 1 :]), name=name)
+
+
+def transpose(
+    a: Tensor, perm: Sequence[int] | None = None, conjugate: bool = False, batch_axis_non_change: bool = False, name: Name = None
+) -> Tensor:
+    """y's axis i is a's axis perm[i]; perm is required.  `batch_axis_non_change` means nothing."""
+    if isinstance(batch_axis_non_change, str):  # v0.2 had the name there
+        name = batch_axis_non_change
+    if conjugate:
+        raise JobError(f"transpose at {user_line()}: conjugate=True is for complex numbers, of which there are none")
+    order = tuple(_axis("transpose", i, a.type.ndim) for i in _ints("transpose", "perm", perm))
+    if sorted(order) != list(builtins.range(a.type.ndim)):
+        raise ArgumentError(f"transpose at {user_line()}: perm {perm} is no permutation of the {a.type.ndim} axes of {a.type}")
+    return sh.transpose(a, order, name=name)
+
+
+def expand_dims(input: Tensor, axis: int, name: Name = None) -> Tensor:
+    """A new axis of size 1 at `axis`, from -(ndim + 1) to ndim."""
+    return sh.expand_dims(input, _axis("expand_dims", axis, input.type.ndim + 1), name=name)
+
+
+def squeeze(input: Tensor, axis: Sequence[int] | None = None, name: Name = None) -> Tensor:
+    """Without the axes listed, which must be of size 1; None: without all such axes."""
+    shape = input.type.shape
+    if axis is None:
+        gone = [i for i, n in enumerate(shape) if n == 1]
+    else:
+        gone = [_axis("squeeze", i, len(shape)) for i in _ints("squeeze", "axis", axis)]
+    if any(shape[i] != 1 for i in gone):
+        raise ShapeError(f"squeeze at {user_line()}: axis {list(gone)} of {input.type}: only axes of size 1 can go")
+    return sh.reshape(input, tuple(n for i, n in enumerate(shape) if i not in gone), name=name)
+
+
+def expand(x: Tensor, expand_size: Sequence[int], name: Name = None) -> Tensor:
+    """x repeated along axes of size 1, and along new ones in front, to `expand_size`; -1 keeps an axis."""
+    wanted, shape = _ints("expand", "expand_size", expand_size), x.type.shape
+    new = len(wanted) - len(shape)
+    if new < 0 or any(n < -1 for n in wanted) or -1 in wanted[:new]:
+        raise ArgumentError(f"expand at {user_line()}: expand_size {list(wanted)} does not fit {x.type}")
+    full = tuple(shape[i - new] if n == -1 else n for i, n in enumerate(wanted))
+    return bc.broadcast_to(x, full, name=name)
+
+
+def broadcast_like(x: Tensor, like: Tensor, broadcast_axes: Sequence[int] | None = None, name: Name = None) -> Tensor:
+    """x repeated to the shape of `like`; `broadcast_axes` are the axes of `like` that x lacks or has as 1."""
+    shape = like.type.shape
+    if broadcast_axes is None or len(x.type.shape) == len(shape):
+        return bc.broadcast_to(x, shape, name=name)
+    axes = {_axis("broadcast_like", i, len(shape)) for i in _ints("broadcast_like", "broadcast_axes", broadcast_axes)}
+    kept = tuple(1 if i in axes else n for i, n in enumerate(shape))
+    return bc.broadcast_to(sh.reshape(x, kept), shape, name=name)
+
+
+def concat(
+    inputs: Sequence[Tensor] | None = None,
+    axis: int = 0,
+    max_dim_size: int | None = None,
+    name: Name = None,
+    values: Sequence[Tensor] | None = None,
+) -> Tensor:
+    """The tensors one after another along `axis`; a single one is returned as it is.  `values` is another word for `inputs`."""
+    parts = inputs if inputs is not None else values
+    if not isinstance(parts, list | tuple) or not parts:
+        raise ArgumentError(f"concat at {user_line()}: inputs must be a non-empty list of tensors, not {parts!r}")
+    if len(parts) == 1:
+        return _only(parts)
+    return sl.concat(list(parts), _axis("concat", axis, parts[0].type.ndim), name=name)
+
+
+def _only(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0]
+
+
+def stack(inputs: Sequence[Tensor], axis: int = 0, name: Name = None) -> Tensor:
+    """Tensors of one shape along a new axis."""
+    parts = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+    if not parts or any(t.type.shape != parts[0].type.shape for t in parts):
+        raise ShapeError(f"stack at {user_line()}: {', '.join(str(t.type) for t in parts) or 'no tensors'}; it needs tensors of one shape")
+    return sl.stack(parts, _axis("stack", axis, parts[0].type.ndim + 1), name=name)
+
+
+# Parts --------------------------------------------------------------------------------------------------------------
+
+
+def slice(x: Tensor, begin: Sequence[int | None], size: Sequence[int | None], name: Name = None) -> Tensor:
+    """x[begin : begin + size] on every axis; begin None is 0, size None or -1 is up to the end."""
+    shape = x.type.shape
+    for argument, entries in (("begin", begin), ("size", size)):
+        if not isinstance(entries, list | tuple) or len(entries) != len(shape):
+            raise ArgumentError(f"slice at {user_line()}: {argument} {entries!r} must be a list with one entry for each of the {len(shape)} axes")
+    spans = [_span(x, i, begin[i], size[i]) for i in builtins.range(len(shape))]
+    return sl.slice_(x, [a for a, _ in spans], [b for _, b in spans], name=name)
+
+
+def _span(x: Tensor, axis: int, begin: int | None, size: int | None) -> tuple[int, int]:
+    n = x.type.shape[axis]
+    start = 0 if begin is None else begin + n if begin < 0 else begin
+    stop = n if size in (None, -1) else start + int(size or 0)
+    if not 0 <= start < stop <= n:
+        raise ArgumentError(f"slice at {user_line()}: begin {begin}, size {size} on axis {axis} is outside {x.type}")
+    return start, stop
+
+
+def slice_v2(x: Tensor, slice_tup_list: Sequence[Any], name: Name = None) -> Tensor:
+    """x[start:stop:step] by a list of (start, stop, step), any of them None; axes without an entry stay whole."""
+    shape = x.type.shape
+    if not isinstance(slice_tup_list, list | tuple) or len(slice_tup_list) > len(shape):
+        raise ArgumentError(f"slice_v2 at {user_line()}: slice_tup_list must be a list of at most {len(shape)} (start, stop, step)")
+    spans = [_stepped(x, i, entry) for i, entry in enumerate(slice_tup_list)]
+    starts, stops, steps = ([span[k] for span in spans] for k in (0, 1, 2))
+    return sl.slice_(x, starts, stops, steps, name=name)
+
+
+def _stepped(x: Tensor, axis: int, entry: Any) -> tuple[int | None, int | None, int | None]:
+    """A checked (start, stop, step) of a slice that is not empty."""
+    n, where = x.type.shape[axis], f"slice_v2 at {user_line()}: {entry!r} on axis {axis} of {x.type}"
+    if not isinstance(entry, list | tuple) or len(entry) != 3 or entry[2] == 0:
+        raise ArgumentError(f"{where}: must be (start, stop, step) with a step that is not 0")
+    start, stop, step = entry
+    if (start is not None and not -n <= start < n) or (stop is not None and not -n - 1 <= stop <= n):
+        raise ArgumentError(f"{where}: start must lie in [{-n}, {n}) and stop in [{-n - 1}, {n}]")
+    if not builtins.range(*builtins.slice(start, stop, step).indices(n)):
+        raise ArgumentError(f"{where}: selects nothing")
+    return start, stop, step
+
+
+def reverse(input: Tensor, axis: int | Sequence[int], name: Name = None) -> Tensor:
+    """x backwards along one axis or several."""
+    return sl.flip(input, (axis,) if isinstance(axis, int) else _ints("reverse", "axis", axis), name=name)
+
+
+def pad(x: Tensor, paddings: Sequence[Sequence[int]], constant_value: float = 0, name: Name = None) -> Tensor:
+    """(before, after) elements of constant_value around each axis."""
+    if not isinstance(paddings, list | tuple) or len(paddings) != x.type.ndim or any(len(pair) != 2 for pair in paddings):
+        raise ArgumentError(f"pad at {user_line()}: paddings {paddings!r} must have one (before, after) for each of the {x.type.ndim} axes")
+    pairs = [_ints("pad", "each of paddings", tuple(pair)) for pair in paddings]
+    return sl.pad(x, pairs, fitting("pad", constant_value, x.type.dtype), name=name)
+
+
+def pad_grad(x: Tensor, paddings: Sequence[Sequence[int]], constant_value: float = 0, name: Name = None) -> Tensor:
+    """x without (before, after) elements on each axis."""
+    return slice(x, [before for before, _ in paddings], [n - sum(pair) for n, pair in zip(x.type.shape, paddings, strict=True)], name)
+
+
+def _sides(what: str, x: Tensor, padding: int | Sequence[int]) -> tuple[int, int, int, int]:
+    """(left, right, top, bottom) of an image [n,c,h,w]."""
+    sides = (padding,) * 4 if isinstance(padding, int) else _ints(what, "padding", padding)
+    if x.type.ndim != 4 or len(sides) != 4 or min(sides) < 0:
+        raise ArgumentError(f"{what} at {user_line()}: padding {padding!r} must be an int or (left, right, top, bottom), and x 4-D, not {x.type}")
+    height, width = x.type.shape[2:]
+    if max(sides[:2]) >= width or max(sides[2:]) >= height:
+        raise ArgumentError(f"{what} at {user_line()}: padding {padding!r} must be smaller than the image of {x.type}")
+    return sides[0], sides[1], sides[2], sides[3]
+
+
+def constant_pad2d(x: Tensor, padding: int | Sequence[int], constant_value: float = 0, name: Name = None) -> Tensor:
+    """A frame of constant_value around images [n,c,h,w]: an int, or (left, right, top, bottom)."""
+    left, right, top, bottom = _sides("constant_pad2d", x, padding)
+    return pad(x, [(0, 0), (0, 0), (top, bottom), (left, right)], constant_value, name)
+
+
+def zero_pad2d(x: Tensor, padding: int | Sequence[int], name: Name = None) -> Tensor:
+    """A frame of zeros around images [n,c,h,w]."""
+    return constant_pad2d(x, padding, 0, name)
+
+
+def reflection_pad2d(x: Tensor, padding: int | Sequence[int], name: Name = None) -> Tensor:
+    """A frame that mirrors images [n,c,h,w] at their border elements."""
+    left, right, top, bottom = _sides("reflection_pad2d", x, padding)
+    return _mirrored(_mirrored(x, 2, top, bottom, None), 3, left, right, name)
+
+
+def _mirrored(x: Tensor, axis: int, before: int, after: int, name: Name) -> Tensor:
+    n = x.type.shape[axis]
+    parts = [
+        *([sl.flip(_along(x, axis, 1, before + 1), (axis,))] if before else []),
+        x,
+        *([sl.flip(_along(x, axis, n - 1 - after, n - 1), (axis,))] if after else []),
+    ]
+    return sl.concat(parts, axis, name=name) if len(parts) > 1 else identity(x, name)
+
+
+def replication_pad2d(x: Tensor, padding: int | Sequence[int], name: Name = None) -> Tensor:
+    """A frame that repeats the border elements of images [n,c,h,w]."""
+    left, right, top, bottom = _sides("replication_pad2d", x, padding)
+    return _repeated(_repeated(x, 2, top, bottom, None), 3, left, right, name)
+
+
+def _repeated(x: Tensor, axis: int, before: int, after: int, name: Name) -> Tensor:
+    n, shape = x.type.shape[axis], x.type.shape
+    edges = ((0, before), (n - 1, after))
+    wide = [bc.broadcast_to(_along(x, axis, at, at + 1), (*shape[:axis], count, *shape[axis + 1 :])) if count else None for at, count in edges]
+    parts = [part for part in (wide[0], x, wide[1]) if part is not None]
+    return sl.concat(parts, axis, name=name) if len(parts) > 1 else identity(x, name)
+
+
+def _along(x: Tensor, axis: int, start: int, stop: int) -> Tensor:
+    """x[start:stop] on one axis."""
+    return sl.slice_(x, (*(None,) * axis, start), (*(None,) * axis, stop))
+
+
+# Choosing by index or condition -------------------------------------------------------------------------------------
+
+
+def gather(
+    params: Tensor, indices: Tensor, validate_indices: bool | None = None, axis: int | None = None, batch_dims: int = 0, name: Name = None
+) -> Tensor:
+    """params taken at `indices` along `axis` (default: batch_dims); an index outside gives zeros.
+
+    With batch_dims > 0 the leading axes of both go together, and axis must be batch_dims.
+    """
+    if not indices.type.dtype.is_integer:
+        raise DtypeError(f"gather at {user_line()}: indices {indices.type} must be integers; cast them")
+    along = _axis("gather", batch_dims if axis is None else axis, params.type.ndim)
+    if batch_dims == 0:
+        return ix.gather(params, indices, along, name=name)
+    if along != batch_dims:
+        raise JobError(f"gather at {user_line()}: with batch_dims {batch_dims} only axis {batch_dims} can be gathered, not {axis}")
+    return ix.batch_gather(params, indices, batch_dims, name=name)
+
+
+def dim_gather(input: Tensor, dim: int, index: Tensor, name: Name = None) -> Tensor:
+    """y[i, j, ..] = input[.., index[i, j, ..], ..], the index standing at axis `dim`."""
+    return ix.dim_gather(input, index, _axis("dim_gather", dim, input.type.ndim), name=name)
+
+
+def one_hot(
+    indices: Tensor, depth: int, on_value: float = 1, off_value: float = 0, axis: int = -1, dtype: DType | None = None, name: Name = None
+) -> Tensor:
+    """on_value where a new axis of `depth` equals the index, off_value elsewhere; dtype is required."""
+    if not isinstance(dtype, DType):
+        raise ArgumentError(f"one_hot at {user_line()}: dtype must be given, for example jobflow.float32, not {dtype!r}")
+    on, off = fitting("one_hot", on_value, dtype), fitting("one_hot", off_value, dtype)
+    return ix.one_hot(indices, depth, dtype=dtype, axis=_axis("one_hot", axis, indices.type.ndim + 1), on=on, off=off, name=name)
+
+
+def where(condition: Tensor, x: Operand | None = None, y: Operand | None = None, name: Name = None) -> Tensor:
+    """x where condition is not zero, y elsewhere, broadcast; condition is an integer tensor."""
+    if x is None or y is None:
+        raise JobError(f"where at {user_line()}: give x and y; where(condition) alone has no fixed shape")
+    if condition.type.dtype.is_float:
+        raise DtypeError(f"where at {user_line()}: condition {condition.type} must be integers; use a comparison such as math.greater")
+    return ew.where(truth(condition), *tensors("where", x, y), name=name)
+
+
+def masked_fill(x: Tensor, mask: Tensor, value: float, name: Name = None) -> Tensor:
+    """value where mask is not zero, x elsewhere."""
+    return where(mask, value, x, name)
+
+
+def elem_cnt(inputs: Tensor, dtype: DType | None = None, name: Name = None) -> Tensor:
+    """The number of elements, shape (1,); int32 unless dtype is given."""
+    return constant(inputs.type.size, dtype or int32, (1,), name)
+
+
+# Products -----------------------------------------------------------------------------------------------------------
+
+
+def matmul(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = False, alpha: float = 1.0, name: Name = None) -> Tensor:
+    """alpha a b over the last two axes.
+
+    Leading axes of a and b must be equal; a may have leading axes where b is a matrix, and then cannot be transposed.
+    """
+    s, t = a.type, b.type
+    if min(s.ndim, t.ndim) < 2 or (s.ndim != t.ndim and t.ndim != 2):
+        raise ShapeError(f"matmul at {user_line()}: a {s} and b {t} need as many axes, at least 2, or b exactly 2")
+    if s.ndim == t.ndim and s.shape[:-2] != t.shape[:-2]:
+        raise ShapeError(f"matmul at {user_line()}: a {s} and b {t} disagree on the leading axes, which are not broadcast")
+    if s.ndim > t.ndim and transpose_a:
+        raise ShapeError(f"matmul at {user_line()}: transpose_a is not possible for a {s} beside a matrix b {t}")
+    plain = alpha == 1.0
+    y = la.matmul(a, b, transpose_a=bool(transpose_a), transpose_b=bool(transpose_b), name=name if plain else None)
+    return y if plain else ew.scale(y, alpha, name=name)

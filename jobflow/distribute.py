@@ -1,0 +1,187 @@
+"""How a tensor is asked to lie on the devices: `split(axis)`, `broadcast()`, `auto()`.
+
+The three are compared with `is`: there is one `broadcast()`, one `auto()`, and one `split(axis)` per axis.
+
+    split(axis)   each device holds a piece of the axis     S(axis)
+    broadcast()   each device holds the whole               B
+    auto()        left to layout inference
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TypeAlias
+
+from jobflow import scope
+from jobflow.errors import ArgumentError, JobError, SbpError, user_line
+from jobflow.layout import B, P, Placement, S, Sbp, Split
+from jobflow.ops.base import apply, normal_axis
+from jobflow.ops.layout_ops import Identity, ToLayout, to_layout
+from jobflow.types import Tensor, TensorType
+
+
+@dataclass(frozen=True, eq=False)
+class Distribute:
+    """A wish about one tensor; `axis` is None unless it is to be split."""
+
+    kind: str
+    axis: int | None = None
+
+    def __repr__(self) -> str:
+        return f"jobflow.distribute.{self.kind}({'' if self.axis is None else f'axis={self.axis}'})"
+
+    @property
+    def sbp(self) -> Sbp | None:
+        """S(axis), B, or None where inference decides."""
+        if self.axis is not None:
+            return S(self.axis)
+        return B if self is broadcast() else None
+
+
+@cache
+def _split(axis: int) -> Distribute:
+    return Distribute("split", axis)
+
+
+def split(axis: int) -> Distribute:
+    """Each device holds a balanced piece along `axis`."""
+    if type(axis) is not int:
+        raise ArgumentError(f"distribute.split at {user_line()}: axis must be an int, not {axis!r}")
+    return _split(axis)
+
+
+@cache
+def broadcast() -> Distribute:
+    """Each device holds the whole tensor."""
+    return Distribute("broadcast")
+
+
+@cache
+def auto() -> Distribute:
+    """The compiler decides."""
+    return Distribute("auto")
+
+
+#: One entry per mesh dimension: a `Distribute`, or "S(0)", "B", "P".
+ParallelDistribution: TypeAlias = Sequence["Distribute | str"]
+
+_SPELLING = re.compile(r"\s*(?:S\((-?\d+)\)|(B)|(P))\s*\Z")
+
+
+def assert_is_valid_distribute(distribute: object) -> None:
+    """AssertionError unless this is one of the three kinds."""
+    if not isinstance(distribute, Distribute):
+        raise ArgumentError(f"{distribute!r} at {user_line()} is no distribute; use distribute.split(axis), broadcast() or auto()")
+
+
+def read_sbp(text: str, what: str) -> Sbp:
+    """The S/B/P that is written "S(0)", "B" or "P"."""
+    match = _SPELLING.match(text)
+    if match is None:
+        raise SbpError(f'{what} at {user_line()}: {text!r} is no sbp; write "S(0)", "B" or "P"')
+    if match[1] is not None:
+        return S(int(match[1]))
+    return B if match[2] else P
+
+
+def current_placement(what: str) -> Placement:
+    """The placement in force; JobError outside a job."""
+    here = scope.current()
+    placement = here.placement or getattr(here.interpreter, "placement", None)
+    if not isinstance(placement, Placement):
+        raise JobError(f"{what} at {user_line()} needs a placement: call it in the body of a job")
+    return placement
+
+
+def mesh_sbp(what: str, wish: Distribute | str | ParallelDistribution, type: TensorType, placement: Placement) -> tuple[Sbp, ...]:
+    """S/B/P per mesh dimension: one wish holds for all of them, a list has one for each; free ones are B.  Axes are checked."""
+    each = [wish] if isinstance(wish, Distribute | str) else list(wish)
+    if len(each) == 1:
+        each *= len(placement.mesh)
+    if len(each) != len(placement.mesh):
+        raise SbpError(f"{what} at {user_line()}: {len(each)} entries {each} for a placement {placement} of {len(placement.mesh)} mesh dimensions")
+    return tuple(_checked(what, one, type) for one in each)
+
+
+def _checked(what: str, wish: Distribute | str, type: TensorType) -> Sbp:
+    if isinstance(wish, str):
+        sbp = read_sbp(wish, what)
+    else:
+        assert_is_valid_distribute(wish)
+        sbp = wish.sbp or B
+    return S(normal_axis(f"{what} at {user_line()}: {wish}", sbp.axis, type.ndim)) if isinstance(sbp, Split) else sbp
+
+
+def with_distribute(value: Tensor, distribute: Distribute) -> Tensor:
+    """A handle on the same tensor whose readers get it as `distribute` says."""
+    assert_is_valid_distribute(distribute)
+    if distribute is auto() or is_local(value):
+        return value
+    return to_layout(value, *mesh_sbp("with_distribute", distribute, value.type, current_placement("with_distribute")))
+
+
+def is_local(value: Tensor) -> bool:
+    """True for a value of the mirrored view: every rank has its own, and a wish about its layout means nothing."""
+    return bool(getattr(value, "local", False))
+
+
+def distribute_of(value: Tensor) -> Distribute:
+    """What was asked of this handle with `with_distribute`; `auto()` if nothing was."""
+    op = getattr(getattr(value, "node", None), "op", None)
+    if not isinstance(op, ToLayout) or len(set(op.sbp)) != 1:
+        return auto()
+    wish = op.sbp[0]
+    if isinstance(wish, Split):
+        return split(wish.axis)
+    return broadcast() if wish is B else auto()
+
+
+def parallel_cast(
+    input: Tensor, name: str | None = None, distribute: Distribute | None = None, gradient_distribute: Distribute | None = None
+) -> Tensor:
+    """y = x, held as `distribute` says; the gradient comes back as `gradient_distribute` says, or as it likes."""
+    return _cast("parallel_cast", input, name, distribute or auto(), gradient_distribute)
+
+
+def hierarchical_parallel_cast(
+    input: Tensor,
+    parallel_distribution: ParallelDistribution,
+    grad_mode: str | None = None,
+    grad_parallel_distribution: ParallelDistribution | None = None,
+    name: str | None = None,
+) -> Tensor:
+    """y = x, held as listed, one entry ("S(0)", "B" or a distribute) per mesh dimension.
+
+    grad_mode "manual": the gradient comes back as `grad_parallel_distribution` lists; "restore", "identity", "auto" and None: it comes
+    back as suits the producer of x.
+    """
+    if grad_mode not in (None, "manual", "restore", "identity", "auto"):
+        raise ArgumentError(f"hierarchical_parallel_cast at {user_line()}: grad_mode {grad_mode!r} is not manual, restore, identity or auto")
+    if (grad_mode == "manual") != (grad_parallel_distribution is not None):
+        raise ArgumentError(f"hierarchical_parallel_cast at {user_line()}: grad_parallel_distribution is given exactly when grad_mode is 'manual'")
+    return _cast("hierarchical_parallel_cast", input, name, parallel_distribution, grad_parallel_distribution)
+
+
+def _cast(
+    what: str,
+    x: Tensor,
+    name: str | None,
+    wish: Distribute | ParallelDistribution,
+    gradient: Distribute | ParallelDistribution | None,
+) -> Tensor:
+    free = gradient is None or gradient is auto()
+    if wish is auto() and not free:
+        raise ArgumentError(f"{what} at {user_line()}: a layout for the gradient alone cannot be asked for; give distribute= too")
+    if wish is auto() or is_local(x):
+        return _identity(x, name)
+    placement = current_placement(what)
+    grad = None if free else mesh_sbp(f"{what} (gradient)", gradient or "B", x.type, placement)
+    return to_layout(x, *mesh_sbp(what, wish, x.type, placement), grad=grad, name=name)
+
+
+def _identity(x: Tensor, name: str | None) -> Tensor:
+    result: Tensor = apply(Identity(), x, name=name)
+    return result

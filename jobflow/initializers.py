@@ -1,0 +1,245 @@
+"""First values of variables.
+
+An initializer gives, for a shape, a source op that makes the first value: a function of (seed, key, element index), so every rank makes
+its own part and all cuttings agree.
+
+    fan_in  = prod(shape[1:])
+    fan_out = shape[0] * (number of kernel positions): shape[2:] for channels first, shape[1:-1] for channels last
+    fan_avg = (fan_in + fan_out) / 2
+
+Variance scaling uses s = scale / fan: random_normal has variance s, random_uniform is U(-sqrt(3 s), sqrt(3 s)), and truncated_normal is cut at
+two standard deviations and widened so that its variance is s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jobflow.errors import ArgumentError, ConfigError, did_you_mean, user_line
+from jobflow.ops.base import Op
+from jobflow.ops.random import RandomInt, RandomNormal, RandomUniform, TruncatedNormal
+from jobflow.ops.source import Constant
+from jobflow.types import DType, float32
+
+#: Standard deviation of a unit normal cut at +-2.
+_TRUNCATED_STD = 0.87962566103423978
+
+
+class Initializer(Protocol):
+    """Gives the source op of a variable's first value; `key` is the variable's full name."""
+
+    def op(self, shape: tuple[int, ...], dtype: DType, key: str, seed: int) -> Op: ...
+
+
+@dataclass(frozen=True)
+class Fill:
+    """Every element is `value`."""
+
+    value: float
+
+    def op(self, shape: tuple[int, ...], dtype: DType, key: str, seed: int) -> Op:
+        return Constant(shape, dtype, self.value if dtype.is_float else int(self.value))
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """U[low, high); integers in [low, high) for integer variables."""
+
+    low: float
+    high: float
+
+    def op(self, shape: tuple[int, ...], dtype: DType, key: str, seed: int) -> Op:
+        if dtype.is_integer:
+            return RandomInt(shape, dtype, key, seed=seed, low=int(self.low), high=int(self.high))
+        return RandomUniform(shape, dtype, key, seed=seed, low=float(self.low), high=float(self.high))
+
+
+@dataclass(frozen=True)
+class Normal:
+    """N(mean, std^2)."""
+
+    mean: float
+    std: float
+
+    def op(self, shape: tuple[int, ...], dtype: DType, key: str, seed: int) -> Op:
+        return RandomNormal(shape, dtype, key, seed=seed, mean=self.mean, std=self.std)
+
+
+@dataclass(frozen=True)
+class Truncated:
+    """N(mean, std^2), with values further than 2 std from the mean drawn again."""
+
+    mean: float
+    std: float
+
+    def op(self, shape: tuple[int, ...], dtype: DType, key: str, seed: int) -> Op:
+        return TruncatedNormal(shape, dtype, key, seed=seed, mean=self.mean, std=self.std)
+
+
+def fans(shape: Sequence[int], data_format: str) -> tuple[int, int]:
+    """(fan_in, fan_out) of a weight of this shape; data_format "" counts like a matrix."""
+    fan_in = math.prod(shape[1:])
+    if len(shape) <= 2 or not data_format:
+        positions = 1
+    elif data_format.upper().startswith("NC"):
+        positions = math.prod(shape[2:])
+    else:
+        positions = math.prod(shape[1:-1])
+    return fan_in, (shape[0] if shape else 1) * positions
+
+
+def _fan(shape: Sequence[int], mode: str, data_format: str) -> float:
+    fan_in, fan_out = fans(shape, data_format)
+    by_mode = {"fan_in": float(fan_in), "fan_out": float(fan_out), "fan_avg": (fan_in + fan_out) / 2}
+    return max(by_mode[mode], 1.0)
+
+
+def _spread(distribution: str, std: float) -> Initializer:
+    """The zero-mean distribution of this name whose standard deviation is `std`."""
+    kinds: dict[str, Callable[[], Initializer]] = {
+        "truncated_normal": lambda: Truncated(0.0, std / _TRUNCATED_STD),
+        "random_normal": lambda: Normal(0.0, std),
+        "random_uniform": lambda: Uniform(-math.sqrt(3.0) * std, math.sqrt(3.0) * std),
+    }
+    return kinds[distribution]()
+
+
+@dataclass(frozen=True)
+class VarianceScaling:
+    """Zero mean, variance scale / fan."""
+
+    scale: float
+    mode: str
+    distribution: str
+    data_format: str
+
+    def op(self, shape: tuple[int, ...], dtype: DType, key: str, seed: int) -> Op:
+        std = math.sqrt(self.scale / _fan(shape, self.mode, self.data_format))
+        return _spread(self.distribution, std).op(shape, dtype, key, seed)
+
+
+_MODES = ("fan_in", "fan_out", "fan_avg")
+_DISTRIBUTIONS = ("truncated_normal", "random_normal", "random_uniform")
+
+
+def _one_of(what: str, name: str, value: str, legal: Sequence[str]) -> str:
+    if value not in legal:
+        raise ConfigError(f"{what} at {user_line()}: {name} {value!r} is not one of {', '.join(legal)}{did_you_mean(str(value), legal)}")
+    return value
+
+
+def empty_initializer(dtype: DType = float32) -> Initializer:
+    """Any value: here 0."""
+    return Fill(0)
+
+
+def constant_initializer(value: float = 0, dtype: DType = float32) -> Initializer:
+    """Every element is `value`."""
+    return Fill(float(value) if dtype.is_float else int(value))
+
+
+def zeros_initializer(dtype: DType = float32) -> Initializer:
+    """Every element is 0."""
+    return constant_initializer(0, dtype)
+
+
+def ones_initializer(dtype: DType = float32) -> Initializer:
+    """Every element is 1."""
+    return constant_initializer(1, dtype)
+
+
+def random_uniform_initializer(minval: float = 0, maxval: float = 1, dtype: DType = float32) -> Initializer:
+    """U[minval, maxval); integers for integer variables."""
+    return Uniform(minval, maxval)
+
+
+def random_normal_initializer(mean: float = 0.0, stddev: float = 1.0, seed: int | None = None, dtype: DType | None = None) -> Initializer:
+    """N(mean, stddev^2).  `seed` and `dtype` belong to get_variable and must stay None."""
+    if seed is not None or dtype is not None:
+        raise ArgumentError(f"random_normal_initializer at {user_line()}: give random_seed and dtype to get_variable instead")
+    return Normal(mean, stddev)
+
+
+def truncated_normal_initializer(mean: float = 0.0, stddev: float = 1.0) -> Initializer:
+    """N(mean, stddev^2), redrawn beyond 2 stddev; its own standard deviation is 0.88 stddev."""
+    return Truncated(mean, stddev)
+
+
+def truncated_normal(stddev: float = 1.0) -> Initializer:
+    """truncated_normal_initializer(0, stddev)."""
+    return Truncated(0.0, stddev)
+
+
+def variance_scaling_initializer(
+    scale: float = 1.0, mode: str = "fan_in", distribution: str = "truncated_normal", data_format: str = ""
+) -> Initializer:
+    """Zero mean, variance scale / fan."""
+    what = "variance_scaling_initializer"
+    return VarianceScaling(scale, _one_of(what, "mode", mode, _MODES), _one_of(what, "distribution", distribution, _DISTRIBUTIONS), data_format)
+
+
+def xavier_uniform_initializer(data_format: str = "") -> Initializer:
+    """U(-a, a), a = sqrt(6 / (fan_in + fan_out))."""
+    return VarianceScaling(1.0, "fan_avg", "random_uniform", data_format)
+
+
+def xavier_normal_initializer(data_format: str = "") -> Initializer:
+    """N(0, 2 / (fan_in + fan_out))."""
+    return VarianceScaling(1.0, "fan_avg", "random_normal", data_format)
+
+
+glorot_uniform_initializer = xavier_uniform_initializer
+glorot_normal_initializer = xavier_normal_initializer
+
+
+def _gain(nonlinearity: str, slope: float) -> float:
+    gains = {
+        **dict.fromkeys(("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "sigmoid"), 1.0),
+        "tanh": 5 / 3,
+        "relu": math.sqrt(2.0),
+        "leaky_relu": math.sqrt(2.0 / (1.0 + slope**2)),
+        "selu": 3 / 4,
+    }
+    return gains[_one_of("kaiming_initializer", "nonlinearity", nonlinearity, tuple(gains))]
+
+
+def kaiming_initializer(
+    shape: Sequence[int],
+    distribution: str = "random_normal",
+    mode: str = "fan_in",
+    nonlinearity: str = "leaky_relu",
+    negative_slope: float = 0.0,
+    data_format: str = "NCHW",
+) -> Initializer:
+    """Zero mean, standard deviation gain / sqrt(fan), for a weight of `shape`.
+
+    gain: tanh 5/3, relu sqrt(2), leaky_relu sqrt(2 / (1 + negative_slope^2)), selu 3/4, linear, sigmoid and convolutions 1.
+    """
+    what = "kaiming_initializer"
+    fan = _fan(shape, _one_of(what, "mode", mode, ("fan_in", "fan_out")), data_format)
+    std = _gain(nonlinearity, negative_slope) / math.sqrt(fan)
+    return _spread(_one_of(what, "distribution", distribution, ("random_normal", "random_uniform")), std)
+
+
+_CONF: dict[str, Callable[[Mapping[str, Any]], Initializer]] = {
+    "constant_conf": lambda c: Fill(float(c.get("value", 0))),
+    "constant_int_conf": lambda c: Fill(int(c.get("value", 0))),
+    "random_uniform_conf": lambda c: Uniform(c.get("min", 0.0), c.get("max", 1.0)),
+    "random_uniform_int_conf": lambda c: Uniform(c.get("min", 0), c.get("max", 1)),
+    "random_normal_conf": lambda c: Normal(c.get("mean", 0.0), c.get("std", 1.0)),
+    "truncated_normal_conf": lambda c: Truncated(c.get("mean", 0.0), c.get("std", 1.0)),
+    "xavier_conf": lambda c: xavier_uniform_initializer(c.get("data_format", "")),
+    "empty_conf": lambda c: Fill(0),
+}
+
+
+def from_conf(conf: Mapping[str, Any]) -> Initializer:
+    """The initializer of an old-style dictionary, e.g. ``{"constant_conf": {"value": 10}}``."""
+    if len(conf) != 1 or next(iter(conf)) not in _CONF:
+        wrong = next((key for key in conf if key not in _CONF), "")
+        raise ConfigError(f"default_initializer_conf {dict(conf)} must have exactly one of the keys {', '.join(_CONF)}{did_you_mean(wrong, _CONF)}")
+    ((kind, fields),) = conf.items()
+    return _CONF[kind](fields)

@@ -1,0 +1,3 @@
+"""flow.linalg: another place to find `matmul`."""
+
+from jobflow.arrays import matmul as matmul

@@ -1,0 +1,255 @@
+"""Convolution and pooling in the legacy conventions.
+
+Padding "SAME" puts the odd element before ("SAME_LOWER"); `compat_conv2d` puts it after ("SAME_UPPER").  Explicit padding is a list with one entry
+per axis of `data_format`, each an int for both sides or (before, after), zero for batch and channels.  Channels-last images are transposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from jobflow.errors import ArgumentError, JobError, ShapeError, did_you_mean, user_line
+from jobflow.ops import conv as cv
+from jobflow.ops import pool as pl
+from jobflow.ops import shape as sh
+from jobflow.types import Tensor
+from jobflow.variables import current_job
+
+Sizes: TypeAlias = int | Sequence[int]
+Padding: TypeAlias = str | Sequence[int | Sequence[int]]
+
+FIRST = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
+LAST = {1: "NWC", 2: "NHWC", 3: "NDHWC"}
+
+
+def channels_last(what: str, data_format: str, ndim: int) -> bool:
+    """True for N..C, False for NC..; anything else is an error."""
+    legal = (FIRST[ndim], LAST[ndim])
+    if data_format not in legal:
+        raise ArgumentError(
+            f"{what} at {user_line()}: data_format {data_format!r} is not {legal[0]} or {legal[1]}{did_you_mean(str(data_format), legal)}"
+        )
+    return data_format == legal[1]
+
+
+def to_first(x: Tensor, last: bool, name: str | None = None) -> Tensor:
+    """N..C to NC.. if `last`; x otherwise.  Weights go the same way."""
+    n = x.type.ndim
+    return sh.transpose(x, (0, n - 1, *range(1, n - 1)), name=name) if last else x
+
+
+def to_last(x: Tensor, last: bool, name: str | None = None) -> Tensor:
+    """NC.. to N..C if `last`; x otherwise."""
+    n = x.type.ndim
+    return sh.transpose(x, (0, *range(2, n), 1), name=name) if last else x
+
+
+def pads(what: str, padding: Padding, ndim: int, last: bool) -> str | list[tuple[int, int]]:
+    """The ops' form of a padding argument."""
+    if isinstance(padding, str):
+        word = padding.upper()
+        legal = ("SAME", "SAME_LOWER", "SAME_UPPER", "VALID")
+        if word not in legal:
+            raise ArgumentError(f'{what} at {user_line()}: padding "{padding}" is not one of {", ".join(legal)}{did_you_mean(word, legal)}')
+        return word.lower()
+    if not isinstance(padding, list | tuple) or len(padding) != ndim + 2:
+        raise ArgumentError(f"{what} at {user_line()}: padding {padding!r} must be a word or a list with an entry for each of the {ndim + 2} axes")
+    pairs = [_pair(what, entry) for entry in padding]
+    still = (pairs[0], pairs[-1] if last else pairs[1])
+    if any(pair != (0, 0) for pair in still):
+        raise ArgumentError(f"{what} at {user_line()}: padding {padding!r}: batch and channels cannot be padded")
+    return pairs[1:-1] if last else pairs[2:]
+
+
+def _pair(what: str, entry: int | Sequence[int]) -> tuple[int, int]:
+    both = (entry, entry) if isinstance(entry, int) else tuple(entry)
+    if len(both) != 2 or any(not isinstance(n, int) or n < 0 for n in both):
+        raise ArgumentError(f"{what} at {user_line()}: padding entry {entry!r} must be an int or (before, after), not negative")
+    return both[0], both[1]
+
+
+def _conv(
+    what: str,
+    ndim: int,
+    x: Tensor,
+    w: Tensor,
+    strides: Sizes,
+    padding: Padding,
+    data_format: str,
+    dilations: Sizes | None,
+    groups: int,
+    name: str | None,
+) -> Tensor:
+    last = channels_last(what, data_format, ndim)
+    if x.type.ndim != ndim + 2 or w.type.ndim != ndim + 2:
+        raise ShapeError(f"{what} at {user_line()}: input {x.type} and filters {w.type} must have {ndim + 2} axes each")
+    y: Tensor = cv.conv(
+        to_first(x, last),
+        to_first(w, last),
+        strides=strides,
+        padding=pads(what, padding, ndim, last),
+        dilations=1 if dilations is None else dilations,
+        groups=groups,
+        algorithm=algorithm(what),
+        name=name,
+    )
+    return to_last(y, last)
+
+
+def algorithm(what: str) -> Any:
+    """What the job was configured to convolve with: "auto", "direct" or "winograd"."""
+    return current_job(what).options.get("conv_algorithm", "auto")
+
+
+def conv1d(
+    input: Tensor,
+    filters: Tensor,
+    strides: Sizes,
+    padding: Padding,
+    data_format: str = "NCW",
+    dilations: Sizes | None = None,
+    groups: int = 1,
+    name: str | None = None,
+) -> Tensor:
+    """Cross-correlation of input [n,c,w] with filters [f,c/groups,k]; NWC: [n,w,c] with [f,k,c/groups]."""
+    return _conv("conv1d", 1, input, filters, strides, padding, data_format, dilations, groups, name)
+
+
+def conv2d(
+    input: Tensor,
+    filters: Tensor,
+    strides: Sizes,
+    padding: Padding,
+    data_format: str = "NCHW",
+    dilations: Sizes | None = None,
+    groups: int = 1,
+    name: str | None = None,
+) -> Tensor:
+    """Cross-correlation of input [n,c,h,w] with filters [f,c/groups,kh,kw]; NHWC: [n,h,w,c] with [f,kh,kw,c/groups]."""
+    return _conv("conv2d", 2, input, filters, strides, padding, data_format, dilations, groups, name)
+
+
+def conv3d(
+    input: Tensor,
+    filters: Tensor,
+    strides: Sizes,
+    padding: Padding,
+    data_format: str = "NCDHW",
+    dilations: Sizes | None = None,
+    groups: int = 1,
+    name: str | None = None,
+) -> Tensor:
+    """Cross-correlation of input [n,c,d,h,w] with filters [f,c/groups,kd,kh,kw]; NDHWC: channels last in both."""
+    return _conv("conv3d", 3, input, filters, strides, padding, data_format, dilations, groups, name)
+
+
+def compat_conv2d(
+    input: Tensor,
+    filters: Tensor,
+    strides: Sizes,
+    padding: Padding,
+    data_format: str = "NCHW",
+    dilations: Sizes | None = None,
+    groups: int = 1,
+    name: str | None = None,
+) -> Tensor:
+    """conv2d in which "SAME" puts the odd element of padding after."""
+    if isinstance(padding, str) and padding.upper() == "SAME":
+        padding = "SAME_UPPER"
+    return _conv("compat_conv2d", 2, input, filters, strides, padding, data_format, dilations, groups, name)
+
+
+def conv2d_transpose(
+    value: Tensor | None = None,
+    filter: Tensor | None = None,
+    output_shape: Sequence[int] | None = None,
+    strides: Sizes | None = None,
+    padding: str = "VALID",
+    data_format: str = "NCHW",
+    name: str | None = None,
+    input: Tensor | None = None,
+    filters: Tensor | None = None,
+    dilations: Sizes | None = None,
+) -> Tensor:
+    """The image of output_shape whose gradient under conv2d is `value` [n,i,h,w], with filter [i,o,kh,kw]; NHWC: [n,h,w,i], [i,kh,kw,o].
+
+    `input` and `filters` are other words for value and filter.  "SAME" puts the odd element of padding after.
+    """
+    what = "conv2d_transpose"
+    x, w = _either(what, "value", value, "input", input), _either(what, "filter", filter, "filters", filters)
+    last = channels_last(what, data_format, 2)
+    if strides is None or not isinstance(output_shape, list | tuple) or len(output_shape) != 4:
+        raise ArgumentError(f"{what} at {user_line()}: strides and an output_shape of 4 entries must be given, not {strides!r}, {output_shape!r}")
+    first, weight = to_first(x, last), to_first(w, last)
+    n, o, h, width = (output_shape[i] for i in ((0, 3, 1, 2) if last else (0, 1, 2, 3)))
+    if (n, o) != (first.type.shape[0], weight.type.shape[1]):
+        raise ShapeError(f"{what} at {user_line()}: output_shape {list(output_shape)} does not fit value {x.type} and filter {w.type}")
+    word = pads(what, padding, 2, last)
+    y: Tensor = cv.conv_transpose(
+        first,
+        weight,
+        spatial=(h, width),
+        strides=strides,
+        padding="same_upper" if word == "same" else word,
+        dilations=1 if dilations is None else dilations,
+        algorithm=algorithm(what),
+        name=name,
+    )
+    return to_last(y, last)
+
+
+def _either(what: str, one: str, a: Tensor | None, other: str, b: Tensor | None) -> Tensor:
+    """The one of two spellings of an argument that was given."""
+    if (a is None) == (b is None):
+        raise ArgumentError(f"{what} at {user_line()}: give {one} or {other}, and not both")
+    return a if a is not None else b  # type: ignore[return-value]
+
+
+def _pool(
+    op: Any, what: str, ndim: int, x: Tensor, ksize: Sizes, strides: Sizes, padding: Padding, data_format: str, ceil_mode: bool, name: str | None
+) -> Tensor:
+    last = channels_last(what, data_format, ndim)
+    if x.type.ndim != ndim + 2:
+        raise ShapeError(f"{what} at {user_line()}: input {x.type} must have {ndim + 2} axes")
+    pairs = pads(what, padding, ndim, last)
+    y: Tensor = op(to_first(x, last), ksize, strides, pairs, ceil_mode=bool(ceil_mode) and not isinstance(pairs, str), name=name)
+    return to_last(y, last)
+
+
+def max_pool2d(
+    input: Tensor, ksize: Sizes, strides: Sizes, padding: Padding, data_format: str = "NCHW", ceil_mode: bool = False, name: str | None = None
+) -> Tensor:
+    """The largest element of each window; padding never wins.  `ceil_mode` counts for explicit padding only."""
+    return _pool(pl.max_pool, "max_pool2d", 2, input, ksize, strides, padding, data_format, ceil_mode, name)
+
+
+def avg_pool2d(
+    input: Tensor, ksize: Sizes, strides: Sizes, padding: Padding, data_format: str = "NCHW", ceil_mode: bool = False, name: str | None = None
+) -> Tensor:
+    """The mean of each window's elements inside the image.  `ceil_mode` counts for explicit padding only."""
+    return _pool(pl.avg_pool, "avg_pool2d", 2, input, ksize, strides, padding, data_format, ceil_mode, name)
+
+
+def max_pool3d(
+    input: Tensor, ksize: Sizes, strides: Sizes, padding: Padding, data_format: str = "NCDHW", ceil_mode: bool = False, name: str | None = None
+) -> Tensor:
+    """max_pool2d over three spatial axes."""
+    return _pool(pl.max_pool, "max_pool3d", 3, input, ksize, strides, padding, data_format, ceil_mode, name)
+
+
+def avg_pool3d(
+    input: Tensor, ksize: Sizes, strides: Sizes, padding: Padding, data_format: str = "NCDHW", ceil_mode: bool = False, name: str | None = None
+) -> Tensor:
+    """avg_pool2d over three spatial axes."""
+    return _pool(pl.avg_pool, "avg_pool3d", 3, input, ksize, strides, padding, data_format, ceil_mode, name)
+
+
+def max_pool1d(input: Tensor, ksize: Sizes, strides: Sizes, padding: Padding, data_format: str = "NWC", name: str | None = None) -> Tensor:
+    """Never available, as published: use max_pool2d with an axis of size 1."""
+    raise JobError(f"max_pool1d at {user_line()} is not available; add an axis of size 1 with expand_dims and use max_pool2d")
+
+
+def avg_pool1d(input: Tensor, ksize: Sizes, strides: Sizes, padding: Padding, data_format: str = "NCW", name: str | None = None) -> Tensor:
+    """Never available, as published: use avg_pool2d with an axis of size 1."""
+    raise JobError(f"avg_pool1d at {user_line()} is not available; add an axis of size 1 with expand_dims and use avg_pool2d")

@@ -1,0 +1,182 @@
+"""Losses.  The first argument is the label where names end in `_with_logits`; results have an element per sample unless reduced.
+
+reduction is "none", "mean" or "sum"; the last two are over all elements and give shape (1,).
+"""
+
+from __future__ import annotations
+
+from jobflow import math
+from jobflow.distribute import split, with_distribute
+from jobflow.errors import ArgumentError, ConfigError, DtypeError, JobError, ShapeError, did_you_mean, user_line
+from jobflow.ops import elementwise as ew
+from jobflow.ops import loss as ls
+from jobflow.ops import reduce as rd
+from jobflow.ops import shape as sh
+from jobflow.types import Tensor, TensorType
+
+
+def class_labels(what: str, labels: Tensor, scores: TensorType) -> Tensor:
+    """Integer labels in the shape of the scores without their last axis; a last axis of 1 is dropped."""
+    shape, wanted = labels.type.shape, scores.shape[:-1]
+    if not labels.type.dtype.is_integer:
+        raise DtypeError(f"{what} at {user_line()}: labels {labels.type} must be integers; cast them, or use one-hot labels with softmax_...")
+    if shape == wanted:
+        return labels
+    if shape == (*wanted, 1):
+        return sh.reshape(labels, wanted)
+    raise ShapeError(f"{what} at {user_line()}: labels {labels.type} must have the shape {list(wanted)} or {[*wanted, 1]} beside scores {scores}")
+
+
+def _same(what: str, **operands: Tensor | None) -> None:
+    """ArgumentError unless the operands that are given have one type."""
+    types = {word: t.type for word, t in operands.items() if t is not None}
+    if len(set(types.values())) > 1:
+        listed = ", ".join(f"{word} {t}" for word, t in types.items())
+        raise ShapeError(f"{what} at {user_line()}: {listed} must have one shape and one element type")
+
+
+def sparse_softmax_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str | None = None) -> Tensor:
+    """-log softmax(logits)[label], in the shape of the labels (N,) or (N, 1) -> (N,)."""
+    target = class_labels("sparse_softmax_cross_entropy_with_logits", labels, logits.type)
+    return ls.sparse_softmax_cross_entropy(logits, target, name=name)
+
+
+def distributed_sparse_softmax_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str | None = None) -> Tensor:
+    """The same, with the classes split over the devices."""
+    return sparse_softmax_cross_entropy_with_logits(labels, with_distribute(logits, split(logits.type.ndim - 1)), name)
+
+
+def softmax_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str | None = None) -> Tensor:
+    """-sum over classes of labels log softmax(logits); labels have the type of logits."""
+    _same("softmax_cross_entropy_with_logits", labels=labels, logits=logits)
+    return ls.softmax_cross_entropy(logits, labels, name=name)
+
+
+def sigmoid_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str | None = None) -> Tensor:
+    """max(x, 0) - x z + log(1 + exp(-|x|)), elementwise; labels z of any element type."""
+    if labels.type.shape != logits.type.shape:
+        raise ShapeError(f"sigmoid_cross_entropy_with_logits at {user_line()}: labels {labels.type} and logits {logits.type} must have one shape")
+    return ls.sigmoid_cross_entropy(logits, labels, name=name)
+
+
+def sparse_cross_entropy(labels: Tensor, prediction: Tensor, name: str | None = None) -> Tensor:
+    """-log max(prediction[label], 1e-20): labels as for the softmax loss, predictions are probabilities."""
+    target = class_labels("sparse_cross_entropy", labels, prediction.type)
+    return ls.sparse_cross_entropy(prediction, target, name=name)
+
+
+def _reduced(what: str, loss: Tensor, reduction: str, name: str | None) -> Tensor:
+    """The elements, their mean or their sum."""
+    if reduction == "none":
+        return loss
+    if reduction not in ("mean", "sum"):
+        raise ConfigError(
+            f"{what} at {user_line()}: reduction {reduction!r} is not none, mean or sum{did_you_mean(str(reduction), ('none', 'mean', 'sum'))}"
+        )
+    op = rd.reduce_mean if reduction == "mean" else rd.reduce_sum
+    return sh.reshape(op(loss), (1,), name=name)
+
+
+def _named(reduction: str, name: str | None) -> str | None:
+    """The name of the elementwise loss: the user's, if no reduction follows."""
+    return name if reduction == "none" else None
+
+
+def BCELoss(input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean", name: str | None = None) -> Tensor:
+    """-weight (t log x + (1 - t) log(1 - x)), x being probabilities."""
+    _same("BCELoss", input=input, target=target, weight=weight)
+    likelihood = ew.add(ew.multiply(target, ew.log(input)), ew.multiply(math.subtract(1.0, target), ew.log(math.subtract(1.0, input))))
+    return _weighted("BCELoss", ew.negate(likelihood), weight, reduction, name)
+
+
+def BCEWithLogitsLoss(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    pos_weight: Tensor | None = None,
+    reduction: str = "mean",
+    name: str | None = None,
+) -> Tensor:
+    """weight ((1 - t) x + (1 + (pos_weight - 1) t) log(1 + e^-x)), x being logits."""
+    _same("BCEWithLogitsLoss", input=input, target=target, weight=weight)
+    largest = ew.clip(ew.negate(input), 0.0, None)
+    tail = ew.add(largest, ew.log1p(ew.exp(ew.negate(ew.absolute(input)))))  # log(1 + e^-x) without overflow
+    if pos_weight is not None:
+        tail = ew.multiply(tail, math.add(ew.multiply(math.subtract(pos_weight, 1.0), target), 1.0))
+    loss = ew.add(ew.multiply(math.subtract(1.0, target), input), tail)
+    return _weighted("BCEWithLogitsLoss", loss, weight, reduction, name)
+
+
+def _weighted(what: str, loss: Tensor, weight: Tensor | None, reduction: str, name: str | None) -> Tensor:
+    weighted = ew.identity(loss, name=_named(reduction, name)) if weight is None else ew.multiply(loss, weight, name=_named(reduction, name))
+    return _reduced(what, weighted, reduction, name)
+
+
+def KLDivLoss(input: Tensor, target: Tensor, log_target: bool = False, reduction: str = "mean", name: str | None = None) -> Tensor:
+    """t (log t - x), and 0 where t <= 0; e^t (t - x) if the target is given as logarithms."""
+    _same("KLDivLoss", input=input, target=target)
+    own = _named(reduction, name)
+    if log_target:
+        loss = ew.multiply(ew.exp(target), ew.subtract(target, input), name=own)
+    else:
+        zero, one = ew.fill_like(target, 0.0), ew.fill_like(target, 1.0)
+        positive = ew.greater(target, zero)
+        logarithm = ew.log(ew.where(positive, target, one))  # 1 where t <= 0 keeps the gradient there finite
+        loss = ew.where(positive, ew.multiply(target, ew.subtract(logarithm, input)), zero, name=own)
+    return _reduced("KLDivLoss", loss, reduction, name)
+
+
+def L1Loss(input: Tensor, target: Tensor, reduction: str = "mean", name: str | None = None) -> Tensor:
+    """|t - x|."""
+    _same("L1Loss", input=input, target=target)
+    return _reduced("L1Loss", ew.absolute(ew.subtract(target, input), name=_named(reduction, name)), reduction, name)
+
+
+def MSELoss(input: Tensor, target: Tensor, reduction: str = "mean", name: str | None = None) -> Tensor:
+    """(t - x)^2."""
+    _same("MSELoss", input=input, target=target)
+    return _reduced("MSELoss", ew.squared_difference(target, input, name=_named(reduction, name)), reduction, name)
+
+
+def MarginRankingLoss(
+    input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean", name: str | None = None
+) -> Tensor:
+    """max(0, margin - t (x1 - x2))."""
+    _same("MarginRankingLoss", input1=input1, input2=input2)
+    distance = math.subtract(margin, ew.multiply(target, ew.subtract(input1, input2)))
+    return _reduced("MarginRankingLoss", ew.clip(distance, 0.0, None, name=_named(reduction, name)), reduction, name)
+
+
+def TripletMarginLoss(
+    anchor: Tensor,
+    positive: Tensor,
+    negative: Tensor,
+    margin: float = 1.0,
+    p: float = 2.0,
+    eps: float = 1e-6,
+    swap: bool = False,
+    reduction: str = "mean",
+    name: str | None = None,
+) -> Tensor:
+    """max(0, d(a, p) - d(a, n) + margin), d being the p-norm of the difference plus eps over axis 1."""
+    if swap:
+        raise JobError(f"TripletMarginLoss at {user_line()}: swap=True is not supported")
+    _same("TripletMarginLoss", anchor=anchor, positive=positive, negative=negative)
+    if anchor.type.ndim < 2:
+        raise ArgumentError(f"TripletMarginLoss at {user_line()}: anchor {anchor.type} must have at least 2 axes")
+    nearness = ew.subtract(_distance(anchor, positive, p, eps), _distance(anchor, negative, p, eps))
+    loss = ew.clip(math.add(nearness, margin), 0.0, None, name=_named(reduction, name))
+    return _reduced("TripletMarginLoss", loss, reduction, name)
+
+
+def _distance(x: Tensor, y: Tensor, p: float, eps: float) -> Tensor:
+    difference = ew.absolute(math.add(ew.subtract(x, y), eps))
+    return ew.scalar_power(rd.reduce_sum(ew.scalar_power(difference, p), (1,)), 1.0 / p)
+
+
+def smooth_l1_loss(prediction: Tensor, label: Tensor, beta: float = 1.0, name: str | None = None) -> Tensor:
+    """d^2 / (2 beta) where d = |prediction - label| < beta, d - beta / 2 elsewhere; elementwise."""
+    if beta < 0:
+        raise ArgumentError(f"smooth_l1_loss at {user_line()}: beta {beta} must not be negative")
+    _same("smooth_l1_loss", prediction=prediction, label=label)
+    return ls.smooth_l1(prediction, label, beta, name=name)

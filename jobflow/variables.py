@@ -1,0 +1,160 @@
+"""Variables of a job: `get_variable` and what the layers need of the job that is being traced.
+
+    full name = namespaces and name joined with "-"
+
+The same full name denotes the same storage in every job of the session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from itertools import count
+from numbers import Integral
+from typing import Any, Protocol, cast
+
+from jobflow import scope
+from jobflow.distribute import Distribute, ParallelDistribution, broadcast, current_placement, mesh_sbp
+from jobflow.errors import ArgumentError, ConfigError, DuplicateNameError, JobError, ShapeError, SourceLine, user_line
+from jobflow.graph.ir import Variable
+from jobflow.initializers import Initializer, from_conf
+from jobflow.layout import Sbp
+from jobflow.ops.base import Op
+from jobflow.ops.layout_ops import ToLocal
+from jobflow.ops.source import ReadVariable
+from jobflow.regularizers import Regularizer
+from jobflow.types import DType, Tensor, TensorType, float32
+
+
+class Job(Protocol):
+    """What the libraries ask of the job being traced."""
+
+    #: True in a train job
+    trainable: bool
+    seed: int
+
+    @property
+    def variables(self) -> Mapping[str, Variable]: ...
+    @property
+    def options(self) -> Mapping[str, Any]: ...
+    def apply(self, op: Op, inputs: Sequence[Tensor], name: str | None) -> tuple[Any, ...]: ...
+    def variable(self, variable: Variable) -> Tensor: ...
+    def assign(self, name: str, value: Tensor) -> None: ...
+    def run_counter(self) -> Tensor: ...
+    def unique_name(self, prefix: str) -> str: ...
+    def updating(self, where: SourceLine) -> AbstractContextManager[None]: ...
+
+
+def current_job(what: str) -> Job:
+    """The job whose body is running; JobError outside of one."""
+    interpreter = scope.current().interpreter
+    if interpreter is None:
+        raise JobError(f"{what} at {user_line()} was called outside a job; call it in the body of a function decorated with global_function")
+    return cast(Job, interpreter)
+
+
+def layer_name(job: Job, prefix: str) -> str:
+    """`<prefix>_<n>` for a layer without a name: the first that no variable of this job begins with."""
+    for n in count(1):
+        name = f"{prefix}_{n}"
+        full = scope.current().full_name(name)
+        if not any(known.startswith((f"{full}-", f"{full}_")) for known in job.variables):
+            return name
+    raise AssertionError("unreachable")
+
+
+def get_variable(
+    name: str,
+    shape: Sequence[int] | None = None,
+    dtype: DType | None = float32,
+    initializer: Initializer | None = None,
+    regularizer: Regularizer | None = None,
+    trainable: bool | None = None,
+    model_name: str | None = None,
+    random_seed: int | None = None,
+    parallel_distribution: ParallelDistribution | Distribute | None = None,
+    distribute: Distribute | None = None,
+    reuse: bool = True,
+) -> Tensor:
+    """The variable called `name`, made at its first sight in the session and fetched afterwards.
+
+    trainable None means True.  `random_seed` replaces the job's seed.  `distribute` (one wish) or `parallel_distribution` (one per mesh
+    dimension) says how it is stored; broadcast otherwise.  `model_name` means nothing.
+    Raises: DuplicateNameError if reuse is False and this job has the name already; ConfigError without any initializer.
+    """
+    job = current_job(f"get_variable({name!r})")
+    full = scope.current().full_name(name)
+    known = job.variables.get(full)
+    if known is not None:
+        return _fetch(job, known, shape, reuse)
+    if not isinstance(shape, list | tuple) or not all(isinstance(n, Integral) and n > 0 for n in shape):
+        raise ArgumentError(f"get_variable({full!r}) at {user_line()}: shape must be a list or tuple of positive ints, not {shape!r}")
+    type = TensorType(tuple(int(n) for n in shape), dtype or float32)
+    placement = current_placement(f"get_variable({full!r})")
+    first = initializer or _default_initializer(job, full)
+    penalty = regularizer or Regularizer()
+    return job.variable(
+        Variable(
+            name=full,
+            type=type,
+            initializer=first.op(type.shape, type.dtype, full, job.seed if random_seed is None else random_seed),
+            placement=placement,
+            sbp=_storage(full, type, parallel_distribution, distribute),
+            trainable=trainable is not False,
+            l1=penalty.l1,
+            l2=penalty.l2,
+        )
+    )
+
+
+def _fetch(job: Job, known: Variable, shape: Sequence[int] | None, reuse: bool) -> Tensor:
+    if not reuse:
+        raise DuplicateNameError(
+            f"variable {known.name!r} at {user_line()} exists already in this job; give the layer a name of its own, or put it in a scope.namespace"
+        )
+    if shape is not None and tuple(shape) != known.type.shape:
+        raise ShapeError(f"get_variable({known.name!r}) at {user_line()}: shape {tuple(shape)}, but in this job it is {known.type} already")
+    return job.variable(known)
+
+
+def _default_initializer(job: Job, full: str) -> Initializer:
+    conf = job.options.get("default_initializer_conf")
+    if conf is None:
+        raise ConfigError(
+            f"variable {full!r} at {user_line()} has no initializer; give initializer=, or default_initializer_conf in the function_config"
+        )
+    return from_conf(conf)
+
+
+def _storage(full: str, type: TensorType, each: ParallelDistribution | Distribute | None, one: Distribute | None) -> tuple[Sbp, ...]:
+    """S/B per mesh dimension.  v0.2 had `distribute` where `parallel_distribution` is now: either kind is taken there."""
+    if each is not None and one is not None:
+        raise ArgumentError(f"get_variable({full!r}) at {user_line()}: give distribute or parallel_distribution, not both")
+    wish = one or each or broadcast()
+    what = f"get_variable({full!r})"
+    return mesh_sbp(what, wish, type, current_placement(what))
+
+
+def variable_of(value: Tensor) -> str | None:
+    """The full name of the variable that this value is a reading of; None if it is something computed."""
+    node = getattr(value, "node", None)
+    while node is not None:
+        if isinstance(node.op, ReadVariable):
+            return node.op.key
+        node = node.inputs[0].node if _is_crossing(node.op) else None
+    return None
+
+
+def _is_crossing(op: Op) -> bool:
+    """In the mirrored view a variable is read as each rank's copy of it."""
+    return isinstance(op, ToLocal)
+
+
+def assign(ref: Tensor, value: Tensor, dtype: DType | None = None, name: str | None = None) -> None:
+    """ref <- value at the end of the run; `ref` is what get_variable gave.  `dtype` must be ref's if given; `name` means nothing."""
+    key = variable_of(ref)
+    if key is None:
+        raise ArgumentError(f"assign at {user_line()}: ref {ref} is computed, not the value of a variable; pass what get_variable returned")
+    if value.type != ref.type:
+        raise ShapeError(f"assign at {user_line()}: variable {key!r} is {ref.type}, value is {value.type}")
+    current_job("assign").assign(key, value)
