@@ -266,7 +266,8 @@ class Signature:
 class Rule:
     """Which axes of an op move together, e.g. ``Rule("mk,kn->mn", linear=((0,), (1,)))``.
 
-    A lower-case letter is an axis that may be split; any other mark is an axis that stays whole.  Split a letter and every
+    A lower-case letter is an axis that may be split; any other mark is an axis that stays whole.  An op whose only input has
+    no axes writes "1" for it, for an empty left side means no inputs.  Split a letter and every
     tensor that carries it is S there, every input that lacks it is B, and every output that lacks it is P(`reduce`).
     `linear` lists groups of inputs the op is jointly linear in: if exactly these are P(sum), so is every output.
     `also` holds signatures that letters cannot say; they come after the letters' own and before the all-B one, which is

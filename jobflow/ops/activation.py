@@ -34,6 +34,7 @@ _C3 = 0.044715 * _C1
 class Gradient(Elementwise):
     """dx = f'(of a tensor) dy: linear in dy."""
 
+    abstract = True
     linear = ((1,),)
 
     @classmethod

@@ -113,6 +113,8 @@ class SquaredDifference(Binary):
 class _Extreme(Binary):
     """The larger or smaller of two; the gradient goes to x where it is strictly so, else to y."""
 
+    abstract = True
+
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         return Op.bind(self, device, inputs, outputs)  # NumPy deprecates a positional output for these two
 

@@ -44,7 +44,7 @@ class Reshape(ViewOp):
                 left[a] = right[b] = letter
             else:
                 also.append(Signature((S(a),), (S(b),), divides=math.gcd(x.shape[a], self.shape[b])))
-        return Rule(f"{''.join(left)}->{''.join(right)}", linear=((0,),), also=tuple(s for s in also if s.divides > 1))
+        return Rule(f"{''.join(left) or '1'}->{''.join(right)}", linear=((0,),), also=tuple(s for s in also if s.divides > 1))
 
     def view(self, x: Array) -> Array:
         return np.reshape(x, self.shape, copy=False)
@@ -96,7 +96,7 @@ class Transpose(ViewOp):
         return x.with_shape(tuple(x.shape[i] for i in self.perm))
 
     def rule(self, x: TensorType) -> Rule:
-        return Rule(f"{LETTERS[: x.ndim]}->{''.join(LETTERS[i] for i in self.perm)}", linear=((0,),))
+        return Rule(f"{LETTERS[: x.ndim] or '1'}->{''.join(LETTERS[i] for i in self.perm)}", linear=((0,),))
 
     def view(self, x: Array) -> Array:
         return x.transpose(self.perm)
@@ -123,7 +123,7 @@ class ExpandDims(ViewOp):
 
     def rule(self, x: TensorType) -> Rule:
         letters = LETTERS[: x.ndim]
-        return Rule(f"{letters}->{letters[: self.axis]}1{letters[self.axis :]}", linear=((0,),))
+        return Rule(f"{letters or '1'}->{letters[: self.axis]}1{letters[self.axis :]}", linear=((0,),))
 
     def view(self, x: Array) -> Array:
         return np.expand_dims(x, self.axis)
@@ -151,7 +151,7 @@ class Squeeze(ViewOp):
 
     def rule(self, x: TensorType) -> Rule:
         letters = ["1" if i in self.axes else LETTERS[i] for i in range(x.ndim)]
-        return Rule(f"{''.join(letters)}->{''.join(c for c in letters if c != '1')}", linear=((0,),))
+        return Rule(f"{''.join(letters) or '1'}->{''.join(c for c in letters if c != '1')}", linear=((0,),))
 
     def view(self, x: Array) -> Array:
         return np.squeeze(x, self.axes)

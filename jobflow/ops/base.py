@@ -156,7 +156,8 @@ def all_ops() -> list[type[Op]]:
     while stack:
         for sub in stack.pop().__subclasses__():
             stack.append(sub)
-            if not sub.__dict__.get("abstract") and "kernel" in dir(sub) and "infer" in dir(sub) and "rule" in dir(sub) and sub.__module__.startswith("jobflow."):
+            concrete = not sub.__dict__.get("abstract") and all(part in dir(sub) for part in ("infer", "rule", "kernel"))
+            if concrete and sub.__module__.startswith("jobflow."):
                 found[f"{sub.__module__}.{sub.__qualname__}"] = sub
     return [found[key] for key in sorted(found)]
 
@@ -180,6 +181,7 @@ def broadcast_rule(types: Sequence[TensorType], linear: tuple[tuple[int, ...], .
     for t in types:
         offset = ndim - t.ndim
         words.append("".join(LETTERS[offset + i] if n == full[offset + i] else "1" for i, n in enumerate(t.shape)))
+    words = words if len(words) > 1 else [words[0] or "1"]  # one operand without axes must not look like none
     return Rule(f"{','.join(words)}->{LETTERS[:ndim]}", linear=linear)
 
 

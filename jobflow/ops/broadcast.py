@@ -49,7 +49,7 @@ class BroadcastTo(Op):
     def rule(self, x: TensorType) -> Rule:
         small, large = _words(x.shape, self.shape)
         made = tuple(Signature((B,), (S(i),)) for i in stretched(x.shape, self.shape))
-        return Rule(f"{small}->{large}", linear=((0,),), also=made)
+        return Rule(f"{small or '1'}->{large}", linear=((0,),), also=made)
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
         y[...] = x
@@ -87,7 +87,7 @@ class SumTo(Op):
 
     def rule(self, x: TensorType) -> Rule:
         small, large = _words(self.shape, x.shape)
-        return Rule(f"{large}->{small}", linear=((0,),))
+        return Rule(f"{large or '1'}->{small}", linear=((0,),))
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
         lead = x.ndim - y.ndim

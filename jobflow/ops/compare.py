@@ -16,6 +16,7 @@ from jobflow.types import Tensor, bool_
 class Comparison(Binary):
     """z is true where the relation holds; no gradient"""
 
+    abstract = True
     kinds = ANY
     gives = bool_
 
@@ -75,6 +76,7 @@ class GreaterEqual(Comparison):
 class Logical(Comparison):
     """A relation of truth values; integers are true where they are not 0"""
 
+    abstract = True
     kinds = "iub"
 
 

@@ -264,7 +264,7 @@ class OneHot(Op):
 
     def rule(self, ids: TensorType) -> Rule:
         letters = LETTERS[: ids.ndim]
-        return Rule(f"{letters}->{letters[: self.axis]}N{letters[self.axis :]}", also=(Signature((B,), (S(self.axis),)),))
+        return Rule(f"{letters or '1'}->{letters[: self.axis]}N{letters[self.axis :]}", also=(Signature((B,), (S(self.axis),)),))
 
     def kernel(self, xp: Xp, ids: Array, y: Array) -> None:
         classes = xp.arange(self.offset, self.offset + y.shape[self.axis])
@@ -400,7 +400,7 @@ def gather(params: Tensor, ids: Tensor, axis: int = 0, *, name: str | None = Non
 
 def unsorted_segment_sum(data: Tensor, ids: Tensor, size: int, axis: int = 0, *, name: str | None = None) -> Tensor:
     """The entries of `data` along `axis` (as many axes as `ids` has) summed into `size` segments; ids out of range are dropped."""
-    at = normal_axis("unsorted_segment_sum", axis, data.type.ndim)
+    at = normal_axis("unsorted_segment_sum", axis, data.type.ndim - ids.type.ndim + 1)
     return call(UnsortedSegmentSum(at, size), data, ids, name=name)
 
 

@@ -21,6 +21,7 @@ FLOATS, NUMBERS, ANY = "fV", "fViu", "fViub"
 class Elementwise(Op):
     """z[i] = f(x[i], y[i], ...) with NumPy broadcasting; operands of one element type."""
 
+    abstract = True
     #: the function's name in the array module
     ufunc: ClassVar[str] = ""
     linear: ClassVar[tuple[tuple[int, ...], ...]] = ()
@@ -70,6 +71,7 @@ def numbers(seed: int, *shape: int, low: float = -2.0, high: float = 2.0) -> Arr
 class Binary(Elementwise):
     """An elementwise op of two operands; samples have values in [low, high]."""
 
+    abstract = True
     low: ClassVar[float] = -2.0
     high: ClassVar[float] = 2.0
     kinds = NUMBERS
@@ -84,6 +86,7 @@ class Binary(Elementwise):
 class Unary(Elementwise):
     """An elementwise op of one operand; samples have values in [low, high]."""
 
+    abstract = True
     low: ClassVar[float] = -2.0
     high: ClassVar[float] = 2.0
 

@@ -46,6 +46,7 @@ __all__ = [
 class Reduce(Op):
     """y[kept axes] = the reduction of x over `axes`; these stay as axes of size 1 if `keepdims`."""
 
+    abstract = True
     axes: tuple[int, ...]
     keepdims: bool = False
 
@@ -119,6 +120,7 @@ class ReduceSum(Reduce):
 class _ReduceExtreme(Reduce):
     """The gradient is shared equally among the elements that reach the extreme."""
 
+    abstract = True
     reduction: ClassVar[Reduction]
 
     def rule(self, x: TensorType) -> Rule:
@@ -171,6 +173,7 @@ class ReduceProd(Reduce):
 
 @dataclass(frozen=True)
 class _ReduceTruth(Reduce):
+    abstract = True
     kinds = "b"
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
@@ -240,7 +243,7 @@ class SquareSum(Op):
         return x.with_shape(())
 
     def rule(self, x: TensorType) -> Rule:
-        return Rule(f"{LETTERS[: x.ndim]}->", reduce=SUM)
+        return Rule(f"{LETTERS[: x.ndim] or '1'}->", reduce=SUM)
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
         y[...] = xp.square(x).sum()

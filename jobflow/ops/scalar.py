@@ -10,6 +10,7 @@ import numpy as np
 from jobflow.errors import ConfigError, DtypeError
 from jobflow.layout import Rule
 from jobflow.ops.base import Binder, Call, Grads, Op, Sample, broadcast_rule, sample
+from jobflow.ops.layout_ops import Identity
 from jobflow.ops.pointwise import ANY, NUMBERS, Elementwise, Unary, call, numbers
 from jobflow.types import Array, DType, Tensor, TensorType, Xp, bool_, float32, float64, int32
 
@@ -30,6 +31,7 @@ class Negate(Unary):
 class WithNumber(Elementwise):
     """An op of one tensor and one number, which takes the tensor's element type."""
 
+    abstract = True
     number: float
     kinds = NUMBERS
 
@@ -185,25 +187,6 @@ class FillLike(Elementwise):
 
 
 @dataclass(frozen=True)
-class Identity(Unary):
-    """y = x"""
-
-    ufunc = "positive"
-    linear = ((0,),)
-    kinds = ANY
-
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        x, y = arrays
-        y[...] = x
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        return Op.bind(self, device, inputs, outputs) if device.xp is not np else [(np.copyto, (outputs[0], inputs[0]))]
-
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (dy,)
-
-
-@dataclass(frozen=True)
 class Detach(Identity):
     """y = x, and no gradient goes through"""
 
@@ -219,6 +202,7 @@ class Detach(Identity):
 class _Steps(Unary):
     """A function that is constant between its jumps: the gradient is zero."""
 
+    abstract = True
     kinds = NUMBERS
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:

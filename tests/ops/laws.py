@@ -1,0 +1,344 @@
+"""The laws that every op keeps, as functions of one sample; each raises AssertionError where it is broken.
+
+kernel_fills        the kernel writes every element of outputs of the inferred type, and is a function of its inputs
+shards_agree        on every legal signature: kernels on the ranks' shards, put together, give what the whole gives
+gradient_is_right   the op's gradient is the central difference
+bind_agrees         the bound calls do what the kernel does, for any memory order, in float32 and float64
+view_is_right       a view op's view is the same numbers in the same memory
+op_is_a_value       pickling, hashing, comparing, printing
+"""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import pkgutil
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+import jobflow.ops
+from jobflow import scope
+from jobflow.errors import DtypeError
+from jobflow.layout import Broadcast, Layout, Partial, Placement, Reduction, Sbp, Signature, Split, cut
+from jobflow.ops.base import Op, Sample, ViewOp, all_ops, types_tuple
+from jobflow.tensor import TensorOperators
+from jobflow.types import TensorType, float32, float64, type_of
+
+Array = Any
+
+for module in pkgutil.iter_modules(jobflow.ops.__path__):
+    importlib.import_module(f"jobflow.ops.{module.name}")
+
+
+def concrete_ops() -> list[type[Op]]:
+    """Every op class but those that only serve as a base, and those that the executor fills from outside."""
+    return [cls for cls in all_ops() if not getattr(cls, "external", False)]
+
+
+def generator(sample: Sample) -> np.random.Generator:
+    """Random numbers that depend on the sample alone."""
+    return np.random.default_rng(zlib.crc32(str(sample).encode()))
+
+
+# Running ops at once ------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Result(TensorOperators):
+    """An array that is a tensor."""
+
+    array: Array
+
+    @property
+    def type(self) -> TensorType:  # type: ignore[override]
+        return type_of(self.array)
+
+
+class Immediate:
+    """An interpreter that runs every op where it is called."""
+
+    def apply(self, op: Op, inputs: Sequence[Result], name: str | None) -> tuple[Result, ...]:
+        return tuple(map(Result, run(op, [x.array for x in inputs])))
+
+
+def empties(types: Sequence[TensorType], fill: float) -> list[Array]:
+    """Arrays of these types that hold `fill` everywhere (NaN in floats if it is 0)."""
+    return [np.full(t.shape, np.nan if fill == 0 and t.dtype.is_float else fill, t.dtype.numpy) for t in types]
+
+
+def run(op: Op, arrays: Sequence[Array], fill: float = 0) -> list[Array]:
+    """The outputs of the kernel, written into arrays that held something else."""
+    outputs = empties(types_tuple(op.infer(*map(type_of, arrays))), fill)
+    op.kernel(np, *arrays, *outputs)
+    return outputs
+
+
+# The laws -----------------------------------------------------------------------------------------------------------
+
+
+def kernel_fills(sample: Sample) -> None:
+    """What the outputs held before makes no difference; the inputs are left as they were."""
+    before = [a.copy() for a in sample.arrays]
+    first, second = run(sample.op, sample.arrays), run(sample.op, sample.arrays, fill=1)
+    for a, b in zip(first, second, strict=True):
+        assert np.array_equal(a, b, equal_nan=a.dtype.kind == "f"), f"{sample}: the kernel leaves elements of its output unwritten"
+    for a, b in zip(before, sample.arrays, strict=True):
+        assert np.array_equal(a, b, equal_nan=a.dtype.kind == "f"), f"{sample}: the kernel writes into an input"
+
+
+def close(ours: Array, theirs: Array, tolerance: float, scale: float, what: str) -> None:
+    assert ours.shape == theirs.shape, f"{what}: shape {ours.shape} != {theirs.shape}"
+    assert ours.dtype == theirs.dtype, f"{what}: element type {ours.dtype} != {theirs.dtype}"
+    if ours.dtype.kind != "f":
+        assert np.array_equal(ours, theirs), f"{what}: {ours.tolist()} != {theirs.tolist()}"
+        return
+    apart = ours != theirs  # equal infinities have no difference
+    worst = float(np.max(np.abs(ours[apart].astype(float) - theirs[apart]), initial=0.0))
+    assert worst <= tolerance * scale, f"{what}: differs by {worst:.3g} (allowed {tolerance * scale:.3g})\n{ours}\n{theirs}"
+
+
+def magnitude(*arrays: Array) -> float:
+    """The largest finite number in the arrays, at least 1."""
+    floats = [np.abs(a[np.isfinite(a)]) for a in arrays if a.dtype.kind == "f"]
+    return max([1.0, *(float(a.max(initial=0.0)) for a in floats)])
+
+
+MESHES = ((1,), (2,), (3,), (4,))
+
+
+def shards_agree(sample: Sample) -> None:
+    """Every signature along one mesh dimension of 1 to 4 ranks; all pairs on a 2x2 mesh for ops that have to know their boxes."""
+    types = [type_of(a) for a in sample.arrays]
+    signatures = sample.op.rule(*types).signatures()
+    assert signatures, f"{sample}: the rule has no signature"
+    for mesh, signature in product(MESHES, signatures):
+        if signature.legal(mesh[0]):
+            check_shards(sample, mesh, (signature,))
+    if type(sample.op).localize is not Op.localize:
+        for pair in product(signatures, signatures):
+            if all(s.legal(4) for s in pair):
+                check_shards(sample, (2, 2), pair)
+
+
+def check_shards(sample: Sample, mesh: tuple[int, ...], signatures: Sequence[Signature]) -> None:
+    op, random = sample.op, generator(sample)
+    what = f"{sample} on {'x'.join(map(str, mesh))} ranks by {' then '.join(map(str, signatures))}"
+    placement = Placement("cpu", tuple(range(int(np.prod(mesh)))), mesh)
+    types = [type_of(a) for a in sample.arrays]
+    out_types = types_tuple(op.infer(*types))
+    for s in signatures:
+        assert len(s.inputs) == len(types), f"{what}: {len(s.inputs)} marks for {len(types)} inputs"
+        assert len(s.outputs) == len(out_types), f"{what}: {len(s.outputs)} marks for {len(out_types)} outputs"
+    ins = [Layout(placement, tuple(s.inputs[i] for s in signatures)) for i in range(len(types))]
+    outs = [Layout(placement, tuple(s.outputs[i] for s in signatures)) for i in range(len(out_types))]
+    parts = [scatter(a, layout.sbp, mesh, random) for a, layout in zip(sample.arrays, ins, strict=True)]
+    results: list[list[Array]] = []
+    for rank in placement.ranks:
+        arrays = [part[rank] for part in parts]
+        in_boxes = tuple(layout.box(t.shape, rank) for layout, t in zip(ins, types, strict=True))
+        out_boxes = tuple(layout.box(t.shape, rank) for layout, t in zip(outs, out_types, strict=True))
+        local = op.localize(in_boxes, out_boxes)
+        inferred = types_tuple(local.infer(*map(type_of, arrays)))
+        expected = tuple(t.with_shape(box.shape) for t, box in zip(out_types, out_boxes, strict=True))
+        assert inferred == expected, f"{what}: rank {rank} infers {list(map(str, inferred))}, its boxes are {list(map(str, expected))}"
+        results.append(run(local, arrays))
+    wholes = run(op, sample.arrays)
+    for i, (whole, layout) in enumerate(zip(wholes, outs, strict=True)):
+        shards = [r[i] for r in results]
+        tolerance = {8: 1e-9, 4: 1e-4, 2: 1e-2}[whole.dtype.itemsize] if whole.dtype.kind == "f" else 0.0
+        scale = magnitude(whole, *shards)
+        ours = gather(shards, layout.sbp, mesh, whole.shape, tolerance * scale, what)
+        close(ours, whole, tolerance, scale, what)
+
+
+def scatter(array: Array, sbp: Sequence[Sbp], mesh: Sequence[int], random: np.random.Generator) -> list[Array]:
+    """The ranks' parts of an array, the last mesh dimension fastest; addends of partial ones are uneven and of either sign."""
+    if not sbp:
+        return [array.copy()]
+    first, n = sbp[0], mesh[0]
+    if isinstance(first, Broadcast):
+        return scatter(array, sbp[1:], mesh[1:], random) * n
+    if isinstance(first, Split):
+        lead = (slice(None),) * first.axis
+        parts = [array[(*lead, slice(*span))] for span in cut(array.shape[first.axis], n)]
+    else:
+        parts = addends(array, first.reduce, n, random)
+    return [shard for part in parts for shard in scatter(part, sbp[1:], mesh[1:], random)]
+
+
+def addends(array: Array, reduce: Reduction, n: int, random: np.random.Generator) -> list[Array]:
+    """n arrays whose reduction is `array`, none of them like it."""
+    assert array.dtype.kind != "b", "a bool tensor cannot be partial"
+    noise = random.normal(size=(n, *array.shape)) * 3 if array.dtype.kind == "f" else random.integers(-5, 6, (n, *array.shape))
+    if reduce is Reduction.SUM:
+        parts = noise.astype(array.dtype)
+        parts[-1] = array - parts[:-1].sum(axis=0, dtype=array.dtype)
+        return list(parts)
+    away = np.abs(noise) if reduce is Reduction.MIN else -np.abs(noise)
+    owner = random.integers(0, n, array.shape)
+    return [np.where(owner == i, array, array + away[i]).astype(array.dtype) for i in range(n)]
+
+
+def gather(shards: Sequence[Array], sbp: Sequence[Sbp], mesh: Sequence[int], shape: tuple[int, ...], tolerance: float, what: str) -> Array:
+    """The whole from the ranks' parts; copies that are said to be equal must be."""
+    if not sbp:
+        (shard,) = shards
+        assert shard.shape == shape, f"{what}: a shard has shape {shard.shape}, not {shape}"
+        return shard
+    first, n = sbp[0], mesh[0]
+    each = len(shards) // n
+    spans = cut(shape[first.axis], n) if isinstance(first, Split) else ()
+    wholes = []
+    for i in range(n):
+        part = tuple(spans[i][1] - spans[i][0] if isinstance(first, Split) and k == first.axis else m for k, m in enumerate(shape))
+        wholes.append(gather(shards[i * each : (i + 1) * each], sbp[1:], mesh[1:], part, tolerance, what))
+    if isinstance(first, Split):
+        return np.concatenate(wholes, axis=first.axis)
+    if isinstance(first, Partial):
+        total = wholes[0].copy()
+        for other in wholes[1:]:
+            first.reduce.ufunc(total, other, out=total)
+        return total
+    for other in wholes[1:]:
+        close(other, wholes[0], 1.0, tolerance, f"{what}: the ranks' copies")
+    return wholes[0]
+
+
+def has_gradient(op: Op) -> bool:
+    return type(op).grad is not Op.grad
+
+
+def gradient_is_right(sample: Sample) -> None:
+    """sum_k c_k dy_k/dx_i by central differences, for random c, is what `grad` gives; None stands for zeros."""
+    floats = [i for i, a in enumerate(sample.arrays) if a.dtype.kind == "f"]
+    chosen = floats if sample.differentiable is None else list(sample.differentiable)
+    outputs = run(sample.op, sample.arrays)
+    if not has_gradient(sample.op) or not chosen or not any(y.dtype.kind == "f" for y in outputs):
+        return
+    random = generator(sample)
+    cotangents = [random.normal(size=y.shape).astype(y.dtype) if y.dtype.kind == "f" else None for y in outputs]
+    with scope.using(interpreter=Immediate()):
+        tensors = [Result(a.copy()) for a in [*sample.arrays, *outputs]]
+        grads = sample.op.grad(*tensors, *(None if c is None else Result(c) for c in cotangents))
+    assert len(grads) == len(sample.arrays), f"{sample}: {len(grads)} gradients for {len(sample.arrays)} inputs"
+    for i in chosen:
+        ours = np.zeros_like(sample.arrays[i]) if grads[i] is None else grads[i].array
+        assert type_of(ours) == type_of(sample.arrays[i]), f"{sample}: gradient {i} is {type_of(ours)}, the input {type_of(sample.arrays[i])}"
+        for at, theirs in differences(sample, i, cotangents, random):
+            allowed = sample.tolerance * max(1.0, abs(theirs))
+            assert abs(ours[at] - theirs) <= allowed, f"{sample}: gradient of input {i} at {at} is {ours[at]}, by differences {theirs}"
+
+
+def differences(sample: Sample, which: int, cotangents: Sequence[Array | None], random: np.random.Generator) -> Iterator[tuple[Any, float]]:
+    """(index, central difference) of some elements of one input."""
+    places = list(np.ndindex(sample.arrays[which].shape))
+    if len(places) > 40:
+        places = [places[k] for k in sorted(random.choice(len(places), 40, replace=False))]
+    for at in places:
+        ends = []
+        for step in (sample.step, -sample.step):
+            arrays = [a.copy() for a in sample.arrays]
+            arrays[which][at] += step
+            values = run(sample.op, arrays)
+            ends.append(sum(float(np.sum(c.astype(float) * y)) for c, y in zip(cotangents, values, strict=True) if c is not None))
+        yield at, (ends[0] - ends[1]) / (2 * sample.step)
+
+
+class Bench:
+    """A device that `bind` may ask: the CPU, with scratch memory full of rubbish."""
+
+    tag = "cpu"
+    xp = np
+
+    def scratch(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        return empties([TensorType(tuple(shape), dtype)], fill=0)[0]
+
+
+def plain(a: Array) -> Array:
+    return np.array(a, order="C")
+
+
+def innermost(a: Array) -> Array:
+    """The first axis innermost in memory."""
+    return np.moveaxis(np.ascontiguousarray(np.moveaxis(a, 0, -1)), -1, 0) if a.ndim > 1 else a.copy()
+
+
+def strided(a: Array) -> Array:
+    """Every second element of a larger array along every axis."""
+    large = np.full(tuple(2 * n + 1 for n in a.shape), 77).astype(a.dtype)
+    window = large[(*(slice(1, None, 2) for _ in a.shape), ...)]
+    window[...] = a
+    return window
+
+
+ORDERS = ((plain, plain), (innermost, innermost), (strided, strided), (plain, strided), (strided, plain), (innermost, plain), (plain, innermost))
+
+
+def bind_agrees(sample: Sample) -> None:
+    """The bound calls, run twice, give what the kernel gives."""
+    for dtype in (float64, float32):
+        arrays = [a.astype(dtype.numpy) if a.dtype.kind == "f" else a for a in sample.arrays]
+        try:
+            types = types_tuple(sample.op.infer(*map(type_of, arrays)))
+        except DtypeError:
+            assert dtype is float32, f"{sample}: infer refuses its own sample"
+            continue  # an attribute of the op names float64
+        expected = run(sample.op, arrays)
+        for order in ORDERS:
+            check_bind(sample, arrays, types, expected, order)
+
+
+def check_bind(sample: Sample, arrays: Sequence[Array], types: Sequence[TensorType], expected: Sequence[Array], order: Any) -> None:
+    inner, outer = order
+    what = f"{sample} bound to {inner.__name__} {[str(type_of(a)) for a in arrays]} and {outer.__name__} outputs"
+    inputs = [inner(a) for a in arrays]
+    outputs = [inputs[sample.op.alias[i]] if i in sample.op.alias else outer(a) for i, a in enumerate(empties(types, fill=0))]
+    calls = sample.op.bind(Bench(), inputs, outputs)
+    for _ in range(2):
+        for a, original in zip(inputs, arrays, strict=True):
+            a[...] = original
+        for function, arguments in calls:
+            function(*arguments)
+        for ours, theirs in zip(outputs, expected, strict=True):
+            close(ours, theirs, {8: 1e-11, 4: 3e-5, 2: 1e-2}[ours.dtype.itemsize] if ours.dtype.kind == "f" else 0.0, magnitude(theirs), what)
+        written = {sample.op.alias[i] for i in sample.op.alias}
+        for i, (a, original) in enumerate(zip(inputs, arrays, strict=True)):
+            assert i in written or np.array_equal(a, original, equal_nan=a.dtype.kind == "f"), f"{what}: input {i} was written"
+
+
+def view_is_right(sample: Sample) -> None:
+    """Where a view op gives a view, it is of the input's memory and holds what the kernel writes."""
+    if not isinstance(sample.op, ViewOp):
+        return
+    (expected,) = run(sample.op, sample.arrays)
+    for order in (plain, innermost, strided):
+        x = order(sample.arrays[0])
+        try:
+            view = sample.op.view(x, *sample.arrays[1:])
+        except ValueError:
+            continue  # these strides do not allow it, or this case of the op does not
+        assert np.array_equal(view, expected), f"{sample}: the view of a {order.__name__} array holds other numbers than the kernel writes"
+        assert not view.size or np.shares_memory(view, x), f"{sample}: the view of a {order.__name__} array is a copy"
+
+
+def op_is_a_value(sample: Sample) -> None:
+    op = sample.op
+    again = pickle.loads(pickle.dumps(op))
+    assert again == op and type(again) is type(op), f"{op} changes when it is pickled"
+    assert hash(again) == hash(op), f"{op} hashes differently after pickling"
+    assert type(op).__name__ in repr(op), f"{repr(op)} does not name its class"
+
+
+LAWS = (kernel_fills, shards_agree, gradient_is_right, bind_agrees, view_is_right, op_is_a_value)
+
+
+def keep_laws(cls: type[Op]) -> None:
+    """Every law on every sample of an op class."""
+    for sample in cls.samples():
+        for law in LAWS:
+            law(sample)
