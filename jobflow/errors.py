@@ -106,8 +106,10 @@ def user_line() -> SourceLine:
     """The innermost line on the stack that is not jobflow's own."""
     frame = sys._getframe(1)
     while frame is not None:
-        if not frame.f_code.co_filename.startswith(_PACKAGE):
-            return SourceLine(frame.f_code.co_filename, frame.f_lineno)
+        file = frame.f_code.co_filename
+        generated = file == "<string>" and frame.f_globals.get("__name__", "").startswith("jobflow.")  # a dataclass's own __init__
+        if not (generated or file.startswith(_PACKAGE)):
+            return SourceLine(file, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
     return NOWHERE
 

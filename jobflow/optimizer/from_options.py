@@ -129,7 +129,7 @@ def _warmup(what: str, given: Any) -> Warmup | None:
 def _clipping(what: str, given: Any) -> Clipping | None:
     if given is None:
         return None
-    kind, fields = _one_of(what, given, {"clip_by_global_norm": {"clip_norm": NEEDED}})
+    _, fields = _one_of(what, given, {"clip_by_global_norm": {"clip_norm": NEEDED}})
     return GlobalNorm(fields["clip_norm"])
 
 

@@ -85,15 +85,14 @@ class Single(Minimizer):
     variables: Names
 
     def __post_init__(self) -> None:
+        what = f"{type(self).__name__} at {user_line()}"
         if not hasattr(self.lr_scheduler, "rate"):
             advice = "pass a schedule, for example optimizer.PiecewiseConstantScheduler([], [0.1])"
-            raise ConfigError(f"{type(self).__name__} at {user_line()}: lr_scheduler is {self.lr_scheduler!r}; {advice}")
+            raise ConfigError(f"{what}: lr_scheduler is {self.lr_scheduler!r}; {advice}")
         if isinstance(self.variables, str):
-            raise ConfigError(f"{type(self).__name__} at {user_line()}: variables is the text {self.variables!r}; pass a list of names")
+            raise ConfigError(f"{what}: variables is the text {self.variables!r}; pass a list of names")
         if self.grad_clipping is not None and not hasattr(self.grad_clipping, "clipped"):
-            raise ConfigError(
-                f"{type(self).__name__} at {user_line()}: grad_clipping is {self.grad_clipping!r}; pass grad_clipping.by_global_norm(n)"
-            )
+            raise ConfigError(f"{what}: grad_clipping is {self.grad_clipping!r}; pass grad_clipping.by_global_norm(n)")
         self._check_scales()
 
     def step_op(self, variable: str) -> Op:
@@ -113,9 +112,8 @@ class Single(Minimizer):
         names = tuple(self.variables() if callable(self.variables) else self.variables)
         for name in names:
             if name not in job.variables:
-                raise JobError(
-                    f'{type(self).__name__}.minimize in job {job.name} at {user_line()}: the job has no variable "{name}"{did_you_mean(name, job.variables)}'
-                )
+                what = f"{type(self).__name__}.minimize in job {job.name} at {user_line()}"
+                raise JobError(f'{what}: the job has no variable "{name}"{did_you_mean(name, job.variables)}')
         changed: Self = replace(self, variables=names)  # type: ignore[type-var]
         return changed
 
@@ -391,9 +389,8 @@ class CombinedOptimizer(Minimizer):
             if not isinstance(child, Single):
                 raise ConfigError(f"CombinedOptimizer at {user_line()}: {child!r} is not one of SGD, Adam, ...; combined optimizers do not nest")
             if child.loss_scale_factor is not None or child.loss_scale_policy is not None or child.train_step_lbn is not None:
-                raise ConfigError(
-                    f"CombinedOptimizer at {user_line()}: {type(child).__name__} has a loss scale or train step of its own; give it to CombinedOptimizer"
-                )
+                what = f"CombinedOptimizer at {user_line()}: {type(child).__name__}"
+                raise ConfigError(f"{what} has a loss scale or train step of its own; give it to CombinedOptimizer")
         self._check_scales()
 
     def for_job(self, job: TrainJob) -> Self:
@@ -404,9 +401,7 @@ class CombinedOptimizer(Minimizer):
         for i, child in enumerate(self.optimizers):
             for name in child.selects(names):
                 if name in owner:
-                    raise JobError(
-                        f'CombinedOptimizer: variable "{name}" belongs to optimizers {owner[name]} and {i}; name it in one `variables=` only'
-                    )
+                    raise JobError(f'CombinedOptimizer: variable "{name}" belongs to optimizers {owner[name]} and {i}; name it in one `variables=`')
                 owner[name] = i
         missing = [name for name in names if name not in owner]
         if missing:

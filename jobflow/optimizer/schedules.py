@@ -143,7 +143,8 @@ class PolynomialScheduler(_Decay):
             s, d = float(step), self.steps * max(1, math.ceil(step / self.steps))
         else:
             s, d = min(step, self.steps), self.steps
-        return (self.base_lr - self.end_learning_rate) * (1 - s / d) ** self.power + self.end_learning_rate
+        left: float = (1 - s / d) ** self.power
+        return (self.base_lr - self.end_learning_rate) * left + self.end_learning_rate
 
 
 #: The misspelling of earlier releases.
