@@ -1,0 +1,287 @@
+"""Layer normalisation and l2 normalisation: statistics over the last axes of each sample.  Batch normalisation is in batch_norm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jobflow.errors import ShapeError
+from jobflow.layout import Rule
+from jobflow.ops.arithmetic import add, multiply
+from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, apply, normal_axis, sample
+from jobflow.ops.batch_norm import batch_norm_infer as batch_norm_infer
+from jobflow.ops.batch_norm import batch_norm_train as batch_norm_train
+from jobflow.ops.blocks import BLOCK
+from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
+from jobflow.ops.scalar import fill_like
+from jobflow.ops.softmax import whole_axis
+from jobflow.ops.source import constant
+from jobflow.types import Array, Tensor, TensorType, Xp, dtype_of
+
+
+def as_rows(x: Array, begin: int) -> Array | None:
+    """x as a matrix whose rows are the axes from `begin` on, where that is a view that BLAS takes."""
+    try:
+        rows = x.reshape((math.prod(x.shape[:begin]), math.prod(x.shape[begin:])), copy=False)
+    except ValueError:
+        return None
+    return rows if rows.flags.c_contiguous else None
+
+
+def _lead(x: Array, begin: int) -> Array:
+    """Per-sample numbers as a view that broadcasts over the axes from `begin` to x's last."""
+    return x[(..., *[None] * begin)]
+
+
+@dataclass(frozen=True)
+class RowNorm(Op):
+    """What the layer-norm ops share: the axes from `begin` on are one row, whose statistics are taken."""
+
+    begin: int
+
+    def _words(self, x: TensorType) -> tuple[str, str, str]:
+        """Letters of a tensor like x, of one number per row, and of parameters per element of a row."""
+        rows, whole = LETTERS[: self.begin], LETTERS[self.begin : x.ndim].upper()
+        return rows + whole, rows, whole
+
+    def _axes(self, x: Array) -> tuple[int, ...]:
+        return tuple(range(self.begin, x.ndim))
+
+
+@dataclass(frozen=True)
+class LayerNorm(RowNorm):
+    """y = (x - mean) inv_std gamma + beta, mean and inv_std = 1 / sqrt(variance + epsilon) of every row.
+
+    Outputs: y, mean, inv_std.  A row is what the axes from `begin` on hold; gamma and beta are of its shape.
+    """
+
+    epsilon: float = 1e-5
+
+    def infer(self, x: TensorType, gamma: TensorType, beta: TensorType) -> tuple[TensorType, TensorType, TensorType]:
+        check_dtypes("layer_norm", FLOATS, x, gamma, beta)
+        for what, parameter in (("gamma", gamma), ("beta", beta)):
+            if parameter.shape != x.shape[self.begin :]:
+                raise ShapeError(f"layer_norm: {what} {parameter} is not of the shape {list(x.shape[self.begin :])} that a row of x {x} has")
+        row = x.with_shape(x.shape[: self.begin])
+        return x, row, row
+
+    def rule(self, x: TensorType, gamma: TensorType, beta: TensorType) -> Rule:
+        full, rows, whole = self._words(x)
+        return Rule(f"{full},{whole},{whole}->{full},{rows},{rows}")
+
+    def kernel(self, xp: Xp, x: Array, gamma: Array, beta: Array, y: Array, mean: Array, inv_std: Array) -> None:
+        axes, extra = self._axes(x), x.ndim - self.begin
+        mean[...] = x.mean(axis=axes)
+        centred = x - _lead(mean, extra)
+        inv_std[...] = 1 / xp.sqrt((centred * centred).mean(axis=axes) + self.epsilon)
+        y[...] = centred * _lead(inv_std, extra) * gamma + beta
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        matrices = [as_rows(a, self.begin) for a in (inputs[0], outputs[0])]
+        vectors = [as_rows(a, 0) for a in (*inputs[1:], *outputs[1:])]
+        if device.xp is not np or not all(a is not None and a.size for a in (*matrices, *vectors)) or inputs[0].dtype.itemsize < 4:
+            return super().bind(device, inputs, outputs)
+        (x, y), (gamma, beta, mean, inv_std) = matrices, [v.reshape(-1) for v in vectors if v is not None]
+        assert x is not None and y is not None
+        width = x.shape[1]
+        average, epsilon = np.full(width, 1 / width, x.dtype), np.asarray(self.epsilon, x.dtype)
+        share = np.asarray(1 / width, x.dtype)
+        calls: list[Call] = []
+        step = max(1, BLOCK // width)
+        for at in (slice(i, i + step) for i in range(0, len(x), step)):
+            u, v, m, s = x[at], y[at], mean[at], inv_std[at]
+            calls += [
+                (np.dot, (u, average, m)),
+                (np.subtract, (u, m[:, None], v)),
+                (np.vecdot, (v, v, s)),
+                (np.multiply, (s, share, s)),
+                (np.add, (s, epsilon, s)),
+                (np.sqrt, (s, s)),
+                (np.reciprocal, (s, s)),
+                (np.multiply, (v, s[:, None], v)),
+                (np.multiply, (v, gamma, v)),
+                (np.add, (v, beta, v)),
+            ]
+        return calls
+
+    def grad(self, x: Tensor, gamma: Tensor, beta: Tensor, y: Tensor, mean: Tensor, inv_std: Tensor, *grads: Tensor | None) -> Grads:
+        dy, dmean, dinv = grads
+        dx = dgamma = dbeta = None
+        if dy is not None:
+            dx, dgamma, dbeta = apply(LayerNormGrad(self.begin), dy, x, gamma, mean, inv_std)
+        if dmean is not None or dinv is not None:
+            parts = [fill_like(mean, 0.0) if part is None else part for part in (dmean, dinv)]
+            through = call(RowStatisticsGrad(self.begin), x, mean, inv_std, *parts)
+            dx = through if dx is None else add(dx, through)
+        return dx, dgamma, dbeta
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(1), numbers(1, 5, 4), numbers(2, 4), numbers(3, 4))
+        yield sample(cls(2, 1e-3), numbers(1, 2, 3, 4), numbers(2, 4), numbers(3, 4))
+        yield sample(cls(1), numbers(1, 3, 2, 3), numbers(2, 2, 3), numbers(3, 2, 3))
+
+
+@dataclass(frozen=True)
+class LayerNormGrad(RowNorm):
+    """dx = inv_std (gamma dy - mean_row(gamma dy) - n mean_row(gamma dy n)), dgamma = sum dy n, dbeta = sum dy;  n = (x - mean) inv_std."""
+
+    def infer(self, dy: TensorType, x: TensorType, gamma: TensorType, mean: TensorType, inv_std: TensorType) -> tuple[TensorType, ...]:
+        return x, gamma, gamma
+
+    def rule(self, dy: TensorType, x: TensorType, gamma: TensorType, mean: TensorType, inv_std: TensorType) -> Rule:
+        full, rows, whole = self._words(x)
+        return Rule(f"{full},{full},{whole},{rows},{rows}->{full},{whole},{whole}", linear=((0,),))
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        dy, x, gamma, mean, inv_std, dx, dgamma, dbeta = arrays
+        axes, extra, lead = self._axes(x), x.ndim - self.begin, tuple(range(self.begin))
+        n, u = (x - _lead(mean, extra)) * _lead(inv_std, extra), dy * gamma
+        dx[...] = (u - u.mean(axis=axes, keepdims=True) - n * (u * n).mean(axis=axes, keepdims=True)) * _lead(inv_std, extra)
+        dgamma[...] = (dy * n).sum(axis=lead)
+        dbeta[...] = dy.sum(axis=lead)
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        matrices = [as_rows(a, self.begin) for a in (*inputs[:2], outputs[0])]
+        vectors = [as_rows(a, 0) for a in (*inputs[2:], *outputs[1:])]
+        ready = all(a is not None and a.size for a in (*matrices, *vectors))
+        if device.xp is not np or not ready or inputs[0].dtype.itemsize < 4:
+            return super().bind(device, inputs, outputs)
+        return self._calls(device, [m for m in matrices if m is not None], [v.reshape(-1) for v in vectors if v is not None])
+
+    def _calls(self, device: Binder, matrices: Sequence[Array], vectors: Sequence[Array]) -> list[Call]:
+        (_, x, _), (gamma, mean, inv_std, dgamma, dbeta) = matrices, vectors
+        rows, width = x.shape
+        step = min(rows, max(1, BLOCK // width))
+        dtype, count = dtype_of(x.dtype), -(-rows // step)
+        centred, product = device.scratch((step, width), dtype), device.scratch((step, width), dtype)
+        columns, sums = device.scratch((2, step), dtype), device.scratch((2, count, width), dtype)
+        share, ones = np.asarray(1 / width, x.dtype), np.ones(max(step, count), x.dtype)
+        calls: list[Call] = []
+        for k, at in enumerate(slice(i, i + step) for i in range(0, rows, step)):
+            g, u, v = (m[at] for m in matrices)
+            m, s = mean[at], inv_std[at]
+            n = len(u)
+            d, t, p, q = centred[:n], product[:n], columns[0, :n], columns[1, :n]
+            calls += [
+                (np.subtract, (u, m[:, None], d)),
+                (np.multiply, (g, d, t)),
+                (np.dot, (s, t, sums[0, k])),  # dgamma of the block: inv_std weighs the rows
+                (np.dot, (ones[:n], g, sums[1, k])),
+                (np.dot, (g, gamma, p)),
+                (np.dot, (t, gamma, q)),
+                (np.multiply, (p, share, p)),
+                (np.multiply, (q, share, q)),
+                (np.multiply, (q, s, q)),
+                (np.multiply, (q, s, q)),
+                (np.multiply, (d, q[:, None], d)),
+                (np.add, (d, p[:, None], d)),
+                (np.multiply, (g, gamma, v)),
+                (np.subtract, (v, d, v)),
+                (np.multiply, (v, s[:, None], v)),
+            ]
+        return [*calls, (np.dot, (ones[:count], sums[0], dgamma)), (np.dot, (ones[:count], sums[1], dbeta))]
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(1), numbers(1, 5, 4), numbers(2, 5, 4), numbers(3, 4), numbers(4, 5), numbers(5, 5, low=0.5), differentiable=())
+        yield sample(cls(2), numbers(1, 2, 3, 4), numbers(2, 2, 3, 4), numbers(3, 4), numbers(4, 2, 3), numbers(5, 2, 3, low=0.5), differentiable=())
+
+
+@dataclass(frozen=True)
+class RowStatisticsGrad(RowNorm):
+    """dx = (dmean - dinv_std inv_std^3 (x - mean)) / size of a row: the gradient of a row through its statistics."""
+
+    def infer(self, x: TensorType, *rows: TensorType) -> TensorType:
+        return x
+
+    def rule(self, x: TensorType, *rows: TensorType) -> Rule:
+        full, row, _ = self._words(x)
+        return Rule(f"{full},{row},{row},{row},{row}->{full}", linear=((3, 4),))
+
+    def kernel(self, xp: Xp, x: Array, mean: Array, inv_std: Array, dmean: Array, dinv: Array, dx: Array) -> None:
+        extra, width = x.ndim - self.begin, math.prod(x.shape[self.begin :])
+        dx[...] = (_lead(dmean, extra) - _lead(dinv * inv_std**3, extra) * (x - _lead(mean, extra))) / width
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(1), numbers(1, 5, 4), *(numbers(i, 5) for i in (2, 3, 4, 5)), differentiable=())
+
+
+def layer_norm(
+    x: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, begin_axis: int = 1, epsilon: float = 1e-5, *, name: str | None = None
+) -> Tensor:
+    """x normalised over its axes from `begin_axis` on, times gamma, plus beta; these may also be of fewer last axes, or None."""
+    begin = normal_axis("layer_norm", begin_axis, x.type.ndim)
+    row = x.type.shape[begin:]
+    inside = [p if p is not None and p.type.shape == row else None for p in (gamma, beta)]
+    if gamma is not None and inside[0] is None:  # gamma comes after the op, so beta must too
+        inside[1] = None
+    scale = constant(1.0, row, x.type.dtype) if inside[0] is None else inside[0]
+    offset = constant(0.0, row, x.type.dtype) if inside[1] is None else inside[1]
+    y: Tensor = apply(LayerNorm(begin, epsilon), x, scale, offset, name=name)[0]
+    if gamma is not None and inside[0] is None:
+        y = multiply(y, gamma)
+    if beta is not None and inside[1] is None:
+        y = add(y, beta)
+    return y
+
+
+@dataclass(frozen=True)
+class L2Normalize(Op):
+    """y = x / sqrt(max(sum x^2, epsilon)), the sum along `axis`."""
+
+    axis: int
+    epsilon: float = 1e-12
+
+    def infer(self, x: TensorType) -> TensorType:
+        check_dtypes("l2_normalize", FLOATS, x)
+        return x
+
+    def rule(self, x: TensorType) -> Rule:
+        letters = whole_axis(x.ndim, self.axis)
+        return Rule(f"{letters}->{letters}")
+
+    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
+        y[...] = x / xp.sqrt(xp.maximum((x * x).sum(axis=self.axis, keepdims=True), self.epsilon))
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (call(L2NormalizeGrad(self.axis, self.epsilon), x, dy),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(1), numbers(1, 4, 5))
+        yield sample(cls(0, 5.0), numbers(2, 3, 4), note=" some below epsilon")
+
+
+@dataclass(frozen=True)
+class L2NormalizeGrad(Op):
+    """dx = (dy - [s > epsilon] y sum y dy) / sqrt(max(s, epsilon));  s = sum x^2, y = x / sqrt(s)."""
+
+    axis: int
+    epsilon: float = 1e-12
+
+    def infer(self, x: TensorType, dy: TensorType) -> TensorType:
+        return x
+
+    def rule(self, x: TensorType, dy: TensorType) -> Rule:
+        letters = whole_axis(x.ndim, self.axis)
+        return Rule(f"{letters},{letters}->{letters}", linear=((1,),))
+
+    def kernel(self, xp: Xp, x: Array, dy: Array, dx: Array) -> None:
+        square = (x * x).sum(axis=self.axis, keepdims=True)
+        limited = xp.maximum(square, self.epsilon)
+        along = (x * dy).sum(axis=self.axis, keepdims=True) * (square > self.epsilon) / limited
+        dx[...] = (dy - x * along) / xp.sqrt(limited)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(1), numbers(1, 4, 5), numbers(2, 4, 5), differentiable=())
+
+
+def l2_normalize(x: Tensor, axis: int, epsilon: float = 1e-12, *, name: str | None = None) -> Tensor:
+    """x divided by its Euclidean norm along `axis`, which counts as at least sqrt(epsilon)."""
+    return call(L2Normalize(normal_axis("l2_normalize", axis, x.type.ndim), epsilon), x, name=name)
