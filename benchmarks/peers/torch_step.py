@@ -1,6 +1,8 @@
 """The benchmark models in PyTorch, as its users write them; runs in an environment of its own.
 
-    python torch_step.py MODEL [--compiled] [--check] [--rank R --ranks N --rendezvous FILE]
+    python torch_step.py MODEL [--variant V] [--check] [--rank R --ranks N --rendezvous FILE]
+
+Variants: eager; compiled (`torch.compile` of forward and loss); fused (eager, the optimizer in one kernel); channels_last.
 
 With several ranks it is DistributedDataParallel over gloo, every rank with its share of the batch.
 """
@@ -103,16 +105,16 @@ def build(model: str, rate: float, dtype: torch.dtype = torch.float32) -> nn.Mod
     return net
 
 
-def optimizer_of(model: str, net: nn.Module, decay: float) -> torch.optim.Optimizer:
+def optimizer_of(model: str, net: nn.Module, decay: float, fused: bool) -> torch.optim.Optimizer:
     if model == "gpt":
-        return torch.optim.AdamW(net.parameters(), lr=models.ADAMW_RATE, weight_decay=decay)
-    return torch.optim.SGD(net.parameters(), lr=models.SGD_RATE)
+        return torch.optim.AdamW(net.parameters(), lr=models.ADAMW_RATE, weight_decay=decay, fused=fused)
+    return torch.optim.SGD(net.parameters(), lr=models.SGD_RATE, fused=fused)
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("model", choices=models.MODELS)
-    parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--variant", choices=("eager", "compiled", "fused", "channels_last"), default="eager")
     parser.add_argument("--check", action="store_true", help="without dropout and weight decay, so that losses can be compared")
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--ranks", type=int, default=1)
@@ -125,7 +127,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     net = build(options.model, 0.0 if options.check else models.LENET_RATE)
-    optimizer = optimizer_of(options.model, net, 0.0 if options.check else models.ADAMW_DECAY)
+    optimizer = optimizer_of(options.model, net, 0.0 if options.check else models.ADAMW_DECAY, options.variant == "fused")
     if options.ranks > 1:
         torch.distributed.init_process_group("gloo", init_method=f"file://{options.rendezvous}", rank=options.rank, world_size=options.ranks)
         net = nn.parallel.DistributedDataParallel(net)
@@ -133,11 +135,17 @@ def main() -> None:
     labels = labels.flatten().long()
     if options.model == "gpt":
         inputs = inputs.long()
-    run = torch.compile(net) if options.compiled else net
+    if options.variant == "channels_last":
+        net, inputs = net.to(memory_format=torch.channels_last), inputs.to(memory_format=torch.channels_last)
+
+    def loss_now() -> torch.Tensor:
+        return F.cross_entropy(net(inputs), labels)
+
+    run = torch.compile(loss_now) if options.variant == "compiled" else loss_now
 
     def step() -> torch.Tensor:
         optimizer.zero_grad(set_to_none=True)
-        loss = F.cross_entropy(run(inputs), labels)
+        loss = run()
         loss.backward()
         optimizer.step()
         return loss.detach()
