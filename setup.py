@@ -1,18 +1,22 @@
 """Packaging of jobflow: the distribution is called `jobflow-sbp`, the package `jobflow`."""
 
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
+ROOT = Path(__file__).parent
+# read, not imported: when a wheel is built NumPy need not be there
+VERSION = re.findall(r'__version__ = "(.+)"', (ROOT / "jobflow" / "version.py").read_text(encoding="utf-8"))[0]
 MPI = ["mpich>=4.1"]
 EXAMPLES = ["scikit-learn>=1.4", "tqdm>=4.60"]
 TEST = ["pytest>=8.2", "hypothesis>=6.100", *EXAMPLES, *MPI]
 
 setup(
     name="jobflow-sbp",
-    version="0.1.0",
+    version=VERSION,
     description="Train one program on one process, on threads or under mpirun: job functions over logical tensors, laid out by S/B/P",
-    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     author="The jobflow authors",
     license="Apache-2.0",

@@ -14,13 +14,13 @@ PACKAGE = Path(__file__).parents[1] / "jobflow"
 FLOORS = {
     floor: names.split()
     for floor, names in {
-        "0": "errors types layout scope typing notices",
+        "0": "errors types layout scope typing notices version",
         "1": "ops",
         "2": "tensor graph",
         "3": "plan",
         "4a": "compiler",
         "4b": "runtime",
-        "5": "session job eager checkpoint options function_config",
+        "5": "session job commands declare results variable_io eager checkpoint options function_config",
         "6": "strategies nn layers math arrays linalg losses optimizer regularizers initializers variables distribute data image random train",
         "7": "trainer cli explain __main__",
     }.items()
@@ -61,9 +61,8 @@ def complaint(importer: str, imported: str) -> str | None:
     above, below = floor_of(importer), floor_of(imported)
     if imported == "jobflow":
         return "the top package is the face and is imported by no module of the package"
-    if below is None:
-        return f"{imported} is on no floor"
-    assert above is not None
+    if above is None or below is None:
+        return f"{imported if below is None else importer} is on no floor"
     if (above, below) in STRANGERS:
         return f"{importer} and {imported} are strangers: they meet in jobflow.plan"
     return f"{importer} (floor {above}) imports {imported} (floor {below})" if below[0] > above[0] else None
