@@ -212,7 +212,7 @@ class Recorder:
         records, self._records = self._records, []
         letters = self.exchange(self._write(records))
         parts = match(letters)
-        self._prepare({ranks for ranks in parts if len(ranks) > 1})
+        self._prepare({ranks: operations for ranks, operations in parts.items() if len(ranks) > 1})
         position: dict[tuple[int, ...], int] = defaultdict(int)
         for record in records:
             self._complete(record, parts[record.ranks][position[record.ranks]])
@@ -232,8 +232,8 @@ class Recorder:
         """The letters for `records`; a subclass that shares memory says where the peers find them."""
         return [record.letter() for record in records]
 
-    def _prepare(self, groups: set[tuple[int, ...]]) -> None:
-        """`groups` of ranks are about to be used; all ranks of the world call this with the same ones."""
+    def _prepare(self, groups: dict[tuple[int, ...], list[list[Letter]]]) -> None:
+        """Groups of ranks and their operations; all ranks of the world call this with the same ones."""
 
     def _complete(self, record: Record, letters: Sequence[Letter]) -> None:
         """Fill in `record.operation`; `letters` are those of `record.ranks`, in that order."""

@@ -54,7 +54,7 @@ class Memory(Protocol):
         ...
 
     def gates(self, groups: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Meet]:
-        """How each group of ranks meets; collective over the node, which names the same groups."""
+        """How each group of ranks meets, as far as it can; collective over the world, which names the same groups."""
         ...
 
 
@@ -86,6 +86,7 @@ class SharedOperations:
         self._memory = memory
         self._rank = rank
         self._gates: dict[tuple[int, ...], Meet] = {}
+        self._known: set[tuple[int, ...]] = set()
 
     def write(self, records: Sequence[Record]) -> list[Letter]:
         """Collective over the node: sources that must be copied get memory here."""
@@ -95,10 +96,15 @@ class SharedOperations:
         return [self._letter(record, seat, base) for record, seat in zip(records, seats, strict=True)]
 
     def prepare(self, groups: Iterable[tuple[int, ...]]) -> None:
-        """Make the gates that are still missing; collective over the node."""
-        new = sorted({tuple(sorted(group)) for group in groups} - set(self._gates))
+        """Make the gates that are still missing; collective over the world."""
+        new = sorted({tuple(sorted(group)) for group in groups} - self._known)
+        self._known.update(new)
         if new:
             self._gates.update(self._memory.gates(new))
+
+    def can_meet(self, ranks: Sequence[int]) -> bool:
+        """True if all of `ranks` have memory that they can read of each other."""
+        return tuple(sorted(ranks)) in self._gates
 
     def complete(self, record: Record, letters: Sequence[Letter]) -> None:
         """Fill in the calls of `record`, whose ranks wrote `letters`."""

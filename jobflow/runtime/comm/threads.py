@@ -130,7 +130,7 @@ class ThreadsCommunicator(Recorder):
     def _write(self, records: Sequence[Record]) -> list[Letter]:
         return self._operations.write(records)
 
-    def _prepare(self, groups: set[tuple[int, ...]]) -> None:
+    def _prepare(self, groups: dict[tuple[int, ...], list[list[Letter]]]) -> None:
         self._operations.prepare(groups)
 
     def _complete(self, record: Record, letters: Sequence[Letter]) -> None:

@@ -1,0 +1,345 @@
+"""Ranks that are processes: shared windows inside a node, MPI's own collectives between nodes.
+
+In a node, `allocate` hands out parts of MPI shared-memory windows, and the algorithms of `shared.py` run on them.  Ranks meet
+by flags: each rank counts the meetings of a group in a cache line of its own, and polls those of the others.  That relies on
+stores becoming visible in order, as on x86; other machines meet by MPI barriers.
+
+An operation goes through MPI instead if its ranks are on several nodes, or if shared memory could not be had.  MPI calls never
+block: every wait listens to `Control`.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jobflow.errors import JobError
+from jobflow.layout import Reduction
+from jobflow.ops.base import Call
+from jobflow.runtime.comm.post import Control, Post
+from jobflow.runtime.comm.record import Letter, Place, Record, Recorder, Regions, address
+from jobflow.runtime.comm.shared import Meet, SharedOperations
+from jobflow.runtime.comm.solo import copying
+from jobflow.runtime.device.cpu import ALIGNMENT, aligned_zeros
+from jobflow.runtime.notice import notice
+from jobflow.types import Array
+
+#: bytes of the first window; each further one is at least as large as all before it, so that there are few
+WINDOW = 1 << 20
+PAGE = 4096
+#: bytes of /dev/shm that are left to others
+SPARE = 1 << 20
+#: machines on which another core sees stores in the order in which they were made
+ORDERED = ("x86_64", "AMD64", "i686", "i386")
+
+
+class Gate:
+    """Meets by flags: `flags[i]` counts the meetings that the i-th other rank has come to."""
+
+    def __init__(self, control: Control, mine: memoryview, ranks: Sequence[int], flags: Sequence[memoryview]) -> None:
+        self._control = control
+        self._mine = mine
+        self._ranks = ranks
+        self._flags = flags
+        self._count = 0
+
+    def meet(self, what: str) -> None:
+        self._count = count = self._count + 1
+        self._mine[0] = count
+        for flag in self._flags:
+            if flag[0] < count:
+                self._control.wait(lambda flag=flag: flag[0] >= count, f"{what} (meeting {count})", self._missing)  # type: ignore[misc]
+
+    def _missing(self) -> list[int]:
+        return [rank for rank, flag in zip(self._ranks, self._flags, strict=True) if flag[0] < self._count]
+
+
+class Windows:
+    """This rank's part of the shared windows of its node, handed out from the front of the newest."""
+
+    def __init__(self, mpi: Any, node: Any, members: Sequence[int], control: Control) -> None:
+        self._mpi = mpi
+        self._node = node
+        self._members = members
+        self._control = control
+        self._windows: list[Any] = []
+        #: by window and rank: its part, and the array whose references tell whether anything points into it
+        self._parts: list[dict[int, Array]] = []
+        self._bases: list[list[Array]] = []
+        self._regions = Regions()
+        self._used = 0
+        self._total = 0
+
+    def agree(self, value: int, operation: Any) -> int:
+        """The reduction of the node's values."""
+        mine, all_of_them = np.array([value]), np.zeros(1, np.int64)
+        request = self._node.Iallreduce(mine, all_of_them, operation)
+        others = [rank for rank in self._members if rank != self._control.rank]
+        self._control.wait(request.Test, "an allocation of shared memory", lambda: others)
+        return int(all_of_them[0])
+
+    def allocate(self, nbytes: int) -> Array | None:
+        """`nbytes` of this rank, zeroed; None if the node has too little shared memory.  Collective over the node."""
+        wanted = -(-nbytes // ALIGNMENT) * ALIGNMENT
+        largest = self.agree(wanted if self._free() < wanted else 0, self._mpi.MAX)
+        if largest > 0 and not self._open(wanted, largest):
+            return None
+        if not self._parts:  # nobody wanted anything yet
+            return aligned_zeros(0)
+        mine = self._parts[-1][self._control.rank]
+        array = mine[self._used : self._used + nbytes]
+        self._used += wanted
+        array[:] = 0
+        return array
+
+    def _free(self) -> int:
+        return self._parts[-1][self._control.rank].size - self._used if self._parts else 0
+
+    def _open(self, wanted: int, largest: int) -> bool:
+        """A new window; a generous one if there is room."""
+        generous = max(largest, self._total, WINDOW)
+        for size in (generous, wanted):
+            size = -(-size // PAGE) * PAGE
+            needed = self.agree(size, self._mpi.SUM)
+            if self.agree(_free_shared_memory(), self._mpi.MIN) >= needed + SPARE:
+                self._create(size)
+                return True
+        return False
+
+    def _create(self, size: int) -> None:
+        window = self._mpi.Win.Allocate_shared(size + ALIGNMENT, 1, comm=self._node)
+        window.Lock_all(self._mpi.MODE_NOCHECK)
+        bases = [np.frombuffer(window.Shared_query(i)[0], np.uint8) for i in range(len(self._members))]
+        # pages are mapped whole, so that all processes skip the same number of bytes
+        parts = {rank: base[-address(base) % ALIGNMENT :][:size] for rank, base in zip(self._members, bases, strict=True)}
+        self._regions.add(len(self._parts), parts[self._control.rank])
+        self._windows.append(window)
+        self._parts.append(parts)
+        self._bases.append(bases)
+        self._used = 0
+        self._total += size
+
+    def locate(self, array: Array) -> Place | None:
+        return self._regions.locate(array)
+
+    def look(self, rank: int, place: Place) -> Array:
+        return self._parts[place.region][rank][place.offset : place.offset + place.nbytes]
+
+    def sync(self) -> None:
+        """Order memory accesses, where the machine does not."""
+        for window in self._windows:
+            window.Sync()
+
+    def close(self) -> None:
+        """Free the windows into which no array of any rank points any more; the others last as long as the process."""
+        gc.collect()
+        self._regions.clear()
+        self._parts.clear()
+        while self._windows:
+            window, bases = self._windows.pop(), self._bases.pop()
+            used = any(sys.getrefcount(base) > 3 for base in bases)  # the list, the loop, the call
+            if self.agree(int(used), self._mpi.MAX):
+                _kept.append(window)
+            else:
+                bases.clear()
+                window.Unlock_all()
+                window.Free()
+
+
+#: windows that cannot be freed since arrays still point into them
+_kept: list[Any] = []
+
+
+def _free_shared_memory() -> int:
+    """Bytes; where there is no /dev/shm, MPI puts windows elsewhere and nothing is known."""
+    try:
+        found = os.statvfs("/dev/shm")
+    except OSError:
+        return sys.maxsize
+    return found.f_bavail * found.f_frsize
+
+
+class MpiCommunicator(Recorder):
+    """One of the processes of a job.
+
+    `shared=False` sends everything through MPI.  `nodes[rank]` says which node each rank is on, where that should not be
+    found out from the machine.
+    """
+
+    def __init__(self, mpi: Any, world: Any, control: Control, post: Post, shared: bool = True, nodes: Sequence[int] | None = None) -> None:
+        super().__init__()
+        self.rank = control.rank
+        self.size = control.size
+        self._mpi = mpi
+        self._world = world.Dup()
+        self._control = control
+        self._post = post
+        node = self._world.Split_type(mpi.COMM_TYPE_SHARED) if nodes is None else self._world.Split(nodes[self.rank], self.rank)
+        self._members: list[int] = node.allgather(self.rank)
+        self._windows = Windows(mpi, node, self._members, control) if shared and len(self._members) > 1 else None
+        self._operations = SharedOperations(self, self.rank)
+        self._groups: dict[tuple[int, ...], Any] = {}
+        self._shareable: dict[tuple[int, ...], bool] = {}
+        self._comms = [self._world, node]
+
+    def allocate(self, nbytes: int) -> Array:
+        array = None if self._windows is None else self._windows.allocate(nbytes)
+        if array is None and self._windows is not None:
+            wanted = f"{nbytes / 2**20:.1f} MiB for rank {self.rank}"
+            notice(f"too little shared memory in /dev/shm ({wanted} and the like for its peers): ranks exchange tensors by MPI messages instead")
+        return aligned_zeros(nbytes) if array is None else array
+
+    def locate(self, array: Array) -> Place | None:
+        return None if self._windows is None else self._windows.locate(array)
+
+    def look(self, rank: int, place: Place) -> Array:
+        assert self._windows is not None
+        return self._windows.look(rank, place)
+
+    def gates(self, groups: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Meet]:
+        """One cache line per group and rank; a group has a gate if all its ranks are in this node and have shared memory."""
+        lines = self.allocate(len(groups) * ALIGNMENT)
+        places: list[Place | None] = self.exchange(self.locate(lines))
+        found: dict[tuple[int, ...], Meet] = {}
+        for i, group in enumerate(groups):
+            if self.rank in group and all(rank in self._members and places[rank] is not None for rank in group):
+                found[group] = self._gate(group, places, i)
+        return found
+
+    def _gate(self, group: tuple[int, ...], places: Sequence[Place | None], i: int) -> Meet:
+        if platform.machine() not in ORDERED:
+            return partial(self._barrier_of, self._communicator(group), group)
+
+        def line(rank: int) -> memoryview:
+            place = places[rank]
+            assert place is not None
+            start = place.offset + i * ALIGNMENT
+            return memoryview(self.look(rank, Place(place.region, start, 8)).view(np.int64))
+
+        others = [rank for rank in group if rank != self.rank]
+        return Gate(self._control, line(self.rank), others, [line(rank) for rank in others]).meet
+
+    def _barrier_of(self, comm: Any, group: tuple[int, ...], what: str) -> None:
+        assert self._windows is not None
+        self._windows.sync()
+        self._finish(comm.Ibarrier(), group, what)
+        self._windows.sync()
+
+    def _write(self, records: Sequence[Record]) -> list[Letter]:
+        return super()._write(records) if self._windows is None else self._operations.write(records)
+
+    def _prepare(self, groups: dict[tuple[int, ...], list[list[Letter]]]) -> None:
+        self._operations.prepare(groups)
+        for ranks in sorted(groups):
+            if self.rank in ranks and not self._by_windows(ranks, groups[ranks]):
+                self._communicator(ranks)
+
+    def _by_windows(self, ranks: tuple[int, ...], operations: Sequence[Sequence[Letter]]) -> bool:
+        """The same answer on all of `ranks`, which know the same letters and gates."""
+        readable = all(letter.source is not None or letter.nbytes == 0 for letters in operations for letter in letters)
+        return readable and self._operations.can_meet(ranks)
+
+    def _complete(self, record: Record, letters: Sequence[Letter]) -> None:
+        if len(record.ranks) == 1:
+            record.operation.fill(copying(record.source, record.target))
+        elif self._by_windows(record.ranks, [letters]):
+            self._operations.complete(record, letters)
+        elif any(letter.nbytes for letter in letters):
+            record.operation.fill(self._messages(record))
+        else:
+            record.operation.fill([])
+
+    def _communicator(self, ranks: tuple[int, ...]) -> Any:
+        """Of `ranks`, in that order; they all ask for their communicators in one order."""
+        if ranks not in self._groups:
+            group = self._world.Get_group().Incl(list(ranks))
+            self._groups[ranks] = self._world.Create_group(group)
+            self._comms.append(self._groups[ranks])
+        return self._groups[ranks]
+
+    def _messages(self, record: Record) -> list[Call]:
+        """The calls of an operation that goes through MPI."""
+        source, target, before, after = _compatible(record)
+        start = self._start(record, source, target)
+        return [*before, (self._perform, (start, record.ranks, record.label)), *after]
+
+    def _start(self, record: Record, source: Array, target: Array) -> Callable[[], Any]:
+        comm = self._communicator(record.ranks)
+        width = source.itemsize
+        byte = self._mpi.BYTE
+        if record.kind == "transfer":
+            if record.ranks[0] == self.rank:
+                return partial(comm.Isend, [source.view(np.uint8), byte], 1)
+            return partial(comm.Irecv, [target.view(np.uint8), byte], 0)
+        if record.kind == "all_gather":
+            into = [target.view(np.uint8), [n * width for n in record.counts], None, byte]
+            return partial(comm.Iallgatherv, [source.view(np.uint8), byte], into)
+        if record.kind == "all_to_all":
+            give = [source.view(np.uint8), [n * width for n in record.counts], None, byte]
+            into = [target.view(np.uint8), [n * width for n in record.receives], None, byte]
+            return partial(comm.Ialltoallv, give, into)
+        assert record.reduce is not None
+        operation = {Reduction.SUM: self._mpi.SUM, Reduction.MAX: self._mpi.MAX, Reduction.MIN: self._mpi.MIN}[record.reduce]
+        if record.kind == "all_reduce":
+            return partial(comm.Iallreduce, source, target, operation)
+        return partial(comm.Ireduce_scatter, source, target, list(record.counts), operation)
+
+    def _perform(self, start: Callable[[], Any], ranks: Sequence[int], what: str) -> None:
+        self._finish(start(), ranks, what)
+
+    def _finish(self, request: Any, ranks: Sequence[int], what: str) -> None:
+        others = [rank for rank in ranks if rank != self.rank]
+        self._control.wait(request.Test, what, lambda: others)
+
+    def barrier(self) -> None:
+        self._finish(self._world.Ibarrier(), range(self.size), "a barrier of all ranks")
+
+    def exchange(self, item: Any) -> list[Any]:
+        return self._post.exchange(item, "an exchange among all ranks")
+
+    def abort(self, reason: str) -> None:
+        self._control.abort(reason)
+
+    def reset(self) -> None:
+        raise JobError("an aborted communicator of processes cannot be used again: the job has to end")
+
+    def close(self) -> None:
+        self._records.clear()
+        self._operations = SharedOperations(self, self.rank)
+        if self._control.reason is not None:
+            return
+        if self._windows is not None:
+            self._windows.close()
+        self.barrier()
+        while self._comms:
+            self._comms.pop().Free()
+
+
+def _compatible(record: Record) -> tuple[Array, Array, list[Call], list[Call]]:
+    """Source and target that MPI takes, and the copies before and after: no overlap, and a type that it can add up."""
+    source, target = record.source, record.target
+    before: list[Call] = []
+    after: list[Call] = []
+    reduces = record.reduce is not None
+    if reduces and source.dtype == np.bool_:
+        source, target = source.view(np.uint8), target.view(np.uint8)
+        # the sum of truth values is "or", as NumPy has it
+        record.reduce = Reduction.MAX if record.reduce is Reduction.SUM else record.reduce
+    elif reduces and source.dtype.kind in "fV" and source.itemsize == 2:
+        wide = np.empty(source.size, np.float32), np.empty(target.size, np.float32)
+        before.append((partial(np.copyto, casting="unsafe"), (wide[0], source)))
+        after.append((partial(np.copyto, casting="unsafe"), (target, wide[1])))
+        source, target = wide
+    (start, stop), (first, last) = ((address(a), address(a) + a.nbytes) for a in (source, target))
+    if start == first or (start < last and first < stop):  # MPI refuses one address even for no elements
+        copy = np.empty_like(source)
+        before.append((np.copyto, (copy, source)))
+        source = copy
+    return source, target, before, after

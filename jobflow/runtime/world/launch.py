@@ -1,0 +1,156 @@
+"""Is this process one of several that a launcher started, and how does such a job end?
+
+Nothing here imports MPI: `launched` reads the environment that mpiexec or srun made, and `guard` is cheap enough for every
+import of jobflow.  After `guard`
+
+* ranks above 0 print nothing on standard output, until `unmute`;
+* an uncaught exception on any rank is printed once, with the rank, and ends the whole job with exit code 1;
+* a rank that comes to the end of its script tells the others, so that none waits for it in vain.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NoReturn
+
+#: seconds that the first failing rank lives on, so that others which fail in the same way find that it has spoken
+GRACE = 0.3
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One of `size` processes, and who started it."""
+
+    rank: int
+    size: int
+    launcher: str
+
+
+#: (launcher, variable of the rank, variable of the number of ranks)
+_LAUNCHERS = (
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MPICH", "PMI_RANK", "PMI_SIZE"),
+    ("PMIx", "PMIX_RANK", "PMIX_SIZE"),
+    # only srun sets the size of a step: a batch script has a rank too, but runs once
+    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+
+
+def launched(environ: Mapping[str, str] = os.environ) -> Launch | None:
+    """What the launcher's environment says; None for a process that is alone."""
+    for launcher, rank, size in _LAUNCHERS:
+        if environ.get(rank, "").isdigit() and environ.get(size, "").isdigit():
+            found = Launch(int(environ[rank]), int(environ[size]), launcher)
+            return found if found.size > 1 else None
+    return None
+
+
+class _Guard:
+    """What `guard` changed in this process."""
+
+    launch: Launch | None = None
+    #: a copy of the standard output that was muted
+    output: int | None = None
+    #: what to do when the script comes to its end; a world that has started puts its own in place
+    leave: Callable[[], None] | None = None
+
+
+def guard(launch: Launch, leave: Callable[[], None]) -> None:
+    """Make this process a good member of its job; `leave` tells the other ranks that its script has ended."""
+    if _Guard.launch is not None:
+        return
+    _Guard.launch, _Guard.leave = launch, leave
+    for stream in (sys.stdout, sys.stderr):
+        # a rank may be killed at any time because another failed: what it printed should not die in a buffer
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(line_buffering=True)
+    if launch.rank > 0:
+        _mute()
+    sys.excepthook = _uncaught
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    if _Guard.leave is not None:
+        _Guard.leave()
+
+
+def _mute() -> None:
+    sys.stdout.flush()
+    _Guard.output = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+
+
+def unmute() -> None:
+    """Let this rank print again."""
+    if _Guard.output is not None:
+        sys.stdout.flush()
+        os.dup2(_Guard.output, 1)
+        os.close(_Guard.output)
+        _Guard.output = None
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    launch = _Guard.launch
+    if launch is None:
+        sys.__excepthook__(kind, error, trace)
+    else:
+        end_job(error.with_traceback(trace), launch)
+
+
+def end_job(error: BaseException, launch: Launch) -> NoReturn:
+    """Print `error` unless another rank of this node has just printed one, and end all ranks with exit code 1."""
+    claim = _claim()
+    if claim is not None:
+        text = "".join(traceback.format_exception(error)).rstrip()
+        print(f"rank {launch.rank}: {text}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if claim is None:
+        time.sleep(2 * GRACE)  # whoever printed ends the job meanwhile; if its end does not reach this rank, go on
+    abort(launch)
+
+
+def _claim() -> socket.socket | None:
+    """A token that one process of a job on a node can hold at a time; it ends with the process.
+
+    An abstract socket name needs no file that someone would have to remove, and cannot be taken twice.  Where there are
+    none, everybody gets the token.
+    """
+    job = os.environ.get("SLURM_JOB_ID", "") + "." + os.environ.get("SLURM_STEP_ID", "") if "SLURM_STEP_ID" in os.environ else str(os.getppid())
+    token = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    if not sys.platform.startswith("linux"):
+        return token
+    try:
+        token.bind(f"\0jobflow-{os.getuid()}-{job}")
+    except OSError:
+        token.close()
+        return None
+    return token
+
+
+def abort(launch: Launch) -> NoReturn:
+    """End all ranks of the job with exit code 1."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.COMM_WORLD.Abort(1)
+    # without MPI it is not enough to exit: MPICH's launcher lets the others run on, and wait for this rank forever
+    if "PMI_FD" in os.environ:
+        os.write(int(os.environ["PMI_FD"]), b"cmd=abort exitcode=1\n")  # PMI-1, the launcher's own protocol
+        time.sleep(GRACE)
+    elif launch.launcher != "Open MPI":
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)  # launchers end a job of which a process died by a signal
+    os._exit(1)

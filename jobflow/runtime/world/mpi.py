@@ -1,0 +1,258 @@
+"""One process per rank.
+
+Single client: rank 0 runs the user's program.  The others run it up to the point where they too make an `MpiWorld` and then
+`serve`: they perform the commands that rank 0 sends, and leave when its program ends.
+Multi client: every process runs the program and calls the same commands, each with the argument of its own rank, and all
+get all results.
+
+A process makes one `Station` and keeps it until it ends, since MPI can start only once.  Worlds come and go on it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from jobflow.errors import AbortedError, JobError
+from jobflow.runtime.comm.mpi import MpiCommunicator
+from jobflow.runtime.comm.post import LEAVING, Control, Post, write
+from jobflow.runtime.device.base import Device
+from jobflow.runtime.device.cpu import CpuDevice
+from jobflow.runtime.world import blas, launch
+from jobflow.runtime.world.base import Command, Rank, each_argument
+from jobflow.runtime.world.launch import Launch
+
+#: seconds that a rank which was told to stop leaves to the one that failed, to end the job
+DEFERENCE = 2.0
+
+
+def cpu(local: int) -> Device:
+    """The device of the rank that is number `local` in its node: any is as good as another."""
+    return CpuDevice()
+
+
+class Station:
+    """MPI in this process: the words and letters between the ranks, and what the session is."""
+
+    def __init__(self, started: Launch) -> None:
+        self.mpi = _import_mpi(started)
+        world = self.mpi.COMM_WORLD
+        if world.Get_size() != started.size:
+            found = f"{started.launcher} started {started.size} ranks, but the MPI library that mpi4py uses sees {world.Get_size()}"
+            raise JobError(f"{found}: they are not of one kind; start the program with the mpiexec that belongs to mpi4py's MPI")
+        node = world.Split_type(self.mpi.COMM_TYPE_SHARED)
+        self.local: int = node.Get_rank()
+        sharing = [set(cores) for cores in node.allgather(sorted(_cores()))]
+        neighbours = sum(1 for cores in sharing if cores & _cores())
+        self.threads = max(1, len(_cores()) // neighbours)
+        node.Free()
+        self.world = world.Dup()
+        self.control = Control(self.mpi, world.Dup(), crowded=neighbours > len(_cores()))
+        self.post = Post(self.mpi, world.Dup(), self.control)
+        self.launch = started
+        #: "" before the first world, then "single client" or "multi client"
+        self.session = ""
+        self.stopped = False
+
+    @property
+    def others(self) -> list[int]:
+        return [rank for rank in range(self.control.size) if rank != self.control.rank]
+
+    def begin(self, session: str) -> None:
+        """Wait until all ranks begin a session; they must begin the same."""
+        if self.session:
+            if self.session != session:
+                raise JobError(f"this job runs as {self.session} and cannot become {session}")
+            return
+        self.session = session
+        self.control.say(session)
+        words = self.control.words
+        what = "the start of a session"
+        self.control.wait(lambda: self._heard() and all(words), what, lambda: [rank for rank in self.others if words[rank] in ("", LEAVING)])
+        for rank in self.others:
+            if words[rank] == LEAVING:
+                self.control.check(what, [rank])
+            elif words[rank] != session:
+                raise JobError(f"rank {self.control.rank} starts a session as {session}, rank {rank} as {words[rank]}; all must agree")
+
+    def _heard(self) -> bool:
+        self.control.listen()
+        return True
+
+    def leave(self) -> None:
+        """At the end of the script: stop the servers, and wait until every rank is here, for MPI ends on all at once."""
+        if self.session == "single client" and self.control.rank == 0:
+            self.send_all(("stop",))
+        self.control.say(LEAVING)
+        words = self.control.words
+        self.control.wait(lambda: self._heard() and all(word == LEAVING for word in words), "the end of the job", lambda: (), patient=True)
+
+    def send_all(self, order: tuple[Any, ...]) -> None:
+        head = write(order)
+        self.post.hand_over(dict.fromkeys(self.others, head), f"sending {order[0]!r}")
+
+    def fail(self, error: BaseException) -> NoReturn:
+        """This rank cannot go on, so the job ends."""
+        if isinstance(error, AbortedError):
+            time.sleep(DEFERENCE)
+        launch.end_job(error, self.launch)
+
+
+def _cores() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def _import_mpi(started: Launch) -> Any:
+    try:
+        if "mpi4py.MPI" not in sys.modules:
+            settings = importlib.import_module("mpi4py").rc
+            settings.thread_level = "serialized"  # one thread per rank talks
+        return importlib.import_module("mpi4py.MPI")
+    except (ImportError, RuntimeError) as error:
+        ranks = f"{started.launcher} started this program as {started.size} ranks"
+        raise JobError(f'{ranks}, which needs mpi4py and an MPI library ({error}); install both with: pip install "jobflow-sbp[mpi]"') from error
+
+
+_station: list[Station] = []
+
+
+def station(started: Launch) -> Station:
+    """The one of this process; made when first asked for, which waits for the other processes."""
+    if not _station:
+        _station.append(Station(started))
+    return _station[0]
+
+
+def leave(started: Launch) -> None:
+    """What `launch.guard` does at the end of a script, whether it had a session or not."""
+    try:
+        here = station(started)
+    except JobError:
+        return  # no MPI here: no other rank can have got further
+    try:
+        here.leave()
+    except BaseException as error:  # noqa: BLE001 - there is nobody left to raise it to
+        here.fail(error)
+
+
+def guard() -> Launch | None:
+    """Guard this process if a launcher started it among others; called when jobflow is imported."""
+    started = launch.launched()
+    if started is not None:
+        launch.guard(started, lambda: leave(started))
+    return started
+
+
+class MpiWorld:
+    """A world of one process per rank.  `device(local)` makes the device of the rank that is number `local` in its node.
+
+    `shared=False` and `nodes` are those of `MpiCommunicator`.
+    """
+
+    def __init__(
+        self,
+        started: Launch,
+        device: Callable[[int], Device] = cpu,
+        *,
+        multi: bool = False,
+        shared: bool = True,
+        nodes: Sequence[int] | None = None,
+    ) -> None:
+        self.multi = multi
+        self.size = started.size
+        self._station = here = station(started)
+        self._closed = False
+        self._settings = (device, shared, nodes)
+        try:
+            again = bool(here.session)
+            here.begin("multi client" if multi else "single client")
+            if multi:
+                launch.unmute()
+            elif again and self.is_client:
+                here.send_all(("open", self._settings))
+            blas.limit(here.threads)
+            self._open()
+        except BaseException as error:  # noqa: BLE001 - the other ranks wait for this one
+            here.fail(error)
+
+    @property
+    def is_client(self) -> bool:
+        """True if this process runs the user's program; otherwise it must `serve`."""
+        return self.multi or self._station.control.rank == 0
+
+    def _open(self) -> None:
+        device, shared, nodes = self._settings
+        here = self._station
+        comm = MpiCommunicator(here.mpi, here.world, here.control, here.post, shared, nodes)
+        self._rank = Rank(here.control.rank, self.size, device(here.local), comm)
+        self._rank.device.activate()
+        self.ranks: Sequence[Rank] = (self._rank,)
+
+    def _shut(self) -> None:
+        self.ranks = ()
+        self._rank.memory.clear()
+        self._rank.comm.close()
+
+    def call(self, command: Command, arguments: Sequence[Any] | None = None) -> list[Any]:
+        if self._closed:
+            raise JobError("this world has been closed")
+        if not self.is_client:
+            raise JobError(f"rank {self._rank.index} serves and cannot call; only rank 0 can, or all ranks as multi client")
+        items = each_argument(self.size, arguments)
+        # what cannot be pickled is the caller's mistake, and noticed before any rank begins
+        letters = {} if self.multi else {rank: write(("call", command, items[rank])) for rank in self._station.others}
+        try:
+            return self._together(command, items) if self.multi else self._drive(command, items, letters)
+        except SystemExit:
+            raise
+        except BaseException as error:  # noqa: BLE001 - an error inside a command ends the job
+            self._station.fail(error)
+
+    def _drive(self, command: Command, items: Sequence[Any], letters: dict[int, list[Any]]) -> list[Any]:
+        post = self._station.post
+        # all of it is handed over before this rank computes: while it waits for a peer's flag, MPI would not move
+        post.hand_over(letters, "sending a command")
+        results = [command(self._rank, items[0])]
+        return results + [post.receive(rank, f"{command} of rank {rank}") for rank in self._station.others]
+
+    def _together(self, command: Command, items: Sequence[Any]) -> list[Any]:
+        result = command(self._rank, items[self._rank.index])
+        return self._station.post.exchange(result, f"{command} of all ranks")
+
+    def serve(self) -> NoReturn:
+        """Perform what rank 0 sends until its program ends; then end this process."""
+        here = self._station
+        try:
+            while not here.stopped:
+                self._obey(*here.post.receive(0, "the next command", patient=True))
+        except BaseException as error:  # noqa: BLE001 - an error inside a command ends the job
+            here.fail(error)
+        sys.exit(0)
+
+    def _obey(self, order: str, *rest: Any) -> None:
+        here = self._station
+        if order == "call":
+            command, argument = rest
+            here.post.send(0, command(self._rank, argument), f"the result of {command}")
+        elif order == "close":
+            self._shut()
+        elif order == "open":
+            self._settings = rest[0]
+            self._open()
+        else:
+            here.stopped = True
+
+    def close(self) -> None:
+        """Give the ranks' memory back.  Servers stay: they end with the program of rank 0, and take part in its next world."""
+        if self._closed:
+            return
+        self._closed = True
+        if not self.multi:
+            self._station.send_all(("close",))
+        self._shut()

@@ -1,0 +1,48 @@
+"""Which world runs a program, and on which devices: decided once, from how the process was started and what it asked for."""
+
+from __future__ import annotations
+
+from jobflow.notices import notice
+from jobflow.runtime.device import cuda
+from jobflow.runtime.device.base import Device
+from jobflow.runtime.device.cpu import CpuDevice
+from jobflow.runtime.world import launch
+from jobflow.runtime.world.base import World
+from jobflow.runtime.world.mpi import MpiWorld
+from jobflow.runtime.world.solo import SoloWorld
+from jobflow.runtime.world.threads import ThreadsWorld
+
+
+def start_world(tag: str, asked: int | None, *, multi: bool = False) -> World:
+    """The world of this process; `asked` devices of kind `tag`, one if None.  A process that serves ends in here.
+
+    Under mpiexec there is one rank per process, whatever was asked for; otherwise one rank per device, on threads.
+    """
+    make = gpu_device if tag == "gpu" and _gpus() else cpu_device
+    started = launch.launched()
+    if started is not None:
+        if asked is not None and asked != started.size:
+            notice(f"the program asks for {asked} devices but {started.launcher} started {started.size} ranks: it runs on {started.size}")
+        world = MpiWorld(started, make, multi=multi)
+        if not world.is_client:
+            world.serve()
+        return world
+    devices = [make(i) for i in range(asked or 1)]
+    return SoloWorld(devices[0]) if len(devices) == 1 else ThreadsWorld(devices)
+
+
+def _gpus() -> int:
+    found = cuda.available()
+    if not found:
+        notice('there is no GPU: "gpu" placements run on CPU ranks')
+    return found
+
+
+def cpu_device(local: int) -> Device:
+    """The device of the rank that is number `local` in its node."""
+    return CpuDevice()
+
+
+def gpu_device(local: int) -> Device:
+    """The same, on GPUs: ranks beyond their number share."""
+    return cuda.CudaDevice(local % cuda.available())
