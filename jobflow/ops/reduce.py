@@ -139,6 +139,8 @@ class _ReduceExtreme(Reduce):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield from super().samples()
+        for low in (-3.0, 1.0):  # of one sign: the identity must not be among them
+            yield sample(cls((1,)), numbers(5, 3, 2, low=low, high=low + 2.0))
         yield sample(cls((1,)), np.array([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]]), differentiable=(), note=" ties")
 
 

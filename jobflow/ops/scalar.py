@@ -9,7 +9,7 @@ import numpy as np
 
 from jobflow.errors import ConfigError, DtypeError
 from jobflow.layout import Rule
-from jobflow.ops.base import Binder, Call, Grads, Op, Sample, broadcast_rule, sample
+from jobflow.ops.base import Binder, Call, Grads, Sample, broadcast_rule, sample
 from jobflow.ops.layout_ops import Identity
 from jobflow.ops.pointwise import ANY, NUMBERS, Elementwise, Unary, call, numbers
 from jobflow.types import Array, DType, Tensor, TensorType, Xp, bool_, float32, float64, int32

@@ -331,7 +331,7 @@ def op_is_a_value(sample: Sample) -> None:
     again = pickle.loads(pickle.dumps(op))
     assert again == op and type(again) is type(op), f"{op} changes when it is pickled"
     assert hash(again) == hash(op), f"{op} hashes differently after pickling"
-    assert type(op).__name__ in repr(op), f"{repr(op)} does not name its class"
+    assert type(op).__name__ in repr(op), f"{op!r} does not name its class"
 
 
 LAWS = (kernel_fills, shards_agree, gradient_is_right, bind_agrees, view_is_right, op_is_a_value)
