@@ -210,7 +210,7 @@ def _only(parts: Sequence[Tensor]) -> Tensor:
 
 def stack(inputs: Sequence[Tensor], axis: int = 0, name: Name = None) -> Tensor:
     """Tensors of one shape along a new axis."""
-    parts = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+    parts = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     if not parts or any(t.type.shape != parts[0].type.shape for t in parts):
         raise ShapeError(f"stack at {user_line()}: {', '.join(str(t.type) for t in parts) or 'no tensors'}; it needs tensors of one shape")
     return sl.stack(parts, _axis("stack", axis, parts[0].type.ndim + 1), name=name)
@@ -271,7 +271,7 @@ def pad(x: Tensor, paddings: Sequence[Sequence[int]], constant_value: float = 0,
     if not isinstance(paddings, list | tuple) or len(paddings) != x.type.ndim or any(len(pair) != 2 for pair in paddings):
         raise ArgumentError(f"pad at {user_line()}: paddings {paddings!r} must have one (before, after) for each of the {x.type.ndim} axes")
     pairs = [_ints("pad", "each of paddings", tuple(pair)) for pair in paddings]
-    return sl.pad(x, pairs, fitting("pad", constant_value, x.type.dtype), name=name)
+    return sl.pad(x, [(before, after) for before, after in pairs], fitting("pad", constant_value, x.type.dtype), name=name)
 
 
 def pad_grad(x: Tensor, paddings: Sequence[Sequence[int]], constant_value: float = 0, name: Name = None) -> Tensor:

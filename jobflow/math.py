@@ -16,11 +16,13 @@ from jobflow.ops import activation as ac
 from jobflow.ops import broadcast as bc
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix
+from jobflow.ops import norm as nm
 from jobflow.ops import reduce as rd
 from jobflow.ops import shape as sh
 from jobflow.ops import source
 from jobflow.ops.base import normal_axis
-from jobflow.types import DType, Tensor, bool_, int8, int32
+from jobflow.random import fused_scale_tril_softmax_dropout as fused_scale_tril_softmax_dropout
+from jobflow.types import DType, Tensor, bool_, int8, int32, int64
 
 Operand: TypeAlias = Tensor | float
 Axes: TypeAlias = int | Sequence[int] | None
@@ -209,9 +211,9 @@ def _one_where_zero(x: Tensor, y: Tensor) -> Tensor:
     return ew.where(ew.equal(x, zero), one, y)
 
 
-def add_n(inputs: Sequence[Tensor] | Tensor, name: str | None = None) -> Tensor:
-    """The sum of tensors of one shape."""
-    terms = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+def add_n(inputs: Sequence[Tensor], name: str | None = None) -> Tensor:
+    """The sum of a list of tensors of one type."""
+    terms = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     if not terms or any(t.type != terms[0].type for t in terms):
         raise ShapeError(f"add_n at {user_line()}: {', '.join(str(t.type) for t in terms) or 'no tensors'}; it adds one or more tensors of one type")
     total: Tensor = terms[0]
@@ -381,8 +383,7 @@ def l2_normalize(input: Tensor, axis: int | None = None, epsilon: float = 1e-12,
     """x / sqrt(max(sum of x^2 over `axis`, epsilon))."""
     if not isinstance(axis, int):
         raise ArgumentError(f"l2_normalize at {user_line()}: axis must be an int, not {axis!r}")
-    norm2 = rd.reduce_sum(ew.square(input), axes_of("l2_normalize", axis, input.type.ndim), True)
-    return ew.multiply(input, ew.rsqrt(ew.clip(norm2, epsilon, None)), name=name)
+    return nm.l2_normalize(input, normal_axis(f"l2_normalize at {user_line()}", axis, input.type.ndim), epsilon, name=name)
 
 
 # Others -------------------------------------------------------------------------------------------------------------
@@ -428,6 +429,32 @@ def broadcast_to_compatible_with(x: Tensor, compatible: Sequence[Tensor], name: 
 def sigmoid_grad(y: Tensor, dy: Tensor, name: str | None = None) -> Tensor:
     """dy y (1 - y)."""
     return ew.multiply(dy, ew.multiply(y, subtract(1.0, y)), name=name)
+
+
+def gelu_grad(x: Tensor, dy: Tensor, name: str | None = None) -> Tensor:
+    """dy (Phi(x) + x phi(x)), with the normal distribution function and density."""
+    below = ew.scale(ew.shift(ew.erf(ew.scale(x, 0.5**0.5)), 1.0), 0.5)
+    density = ew.scale(ew.exp(ew.scale(ew.square(x), -0.5)), (2.0 * np.pi) ** -0.5)
+    return ew.multiply(dy, ew.add(below, ew.multiply(x, density)), name=name)
+
+
+def reduced_shape_elem_cnt(input_blob: Tensor, axis: Axes = None, dtype: DType | None = None, name: str | None = None) -> Tensor:
+    """How many elements a reduction over `axis` takes together, shape (1,); int32 unless dtype is given."""
+    axes = axes_of("reduced_shape_elem_cnt", axis, input_blob.type.ndim)
+    return source.constant(int(np.prod([input_blob.type.shape[i] for i in axes], dtype=np.int64)), (1,), dtype or int32, name=name)
+
+
+def count_not_finite(x: Tensor, name: str | None = None) -> Tensor:
+    """int64 (1,): how many elements are infinite or nan."""
+    finite = ew.less(ew.absolute(x), source.constant(float("inf"), (1,), x.type.dtype))
+    return reduce_sum(ew.cast(ew.logical_not(finite), int64), None, False, name)
+
+
+def multi_count_not_finite(x: Sequence[Tensor] | None = None, name: str | None = None) -> Tensor:
+    """count_not_finite over a list of tensors."""
+    if not isinstance(x, list | tuple) or not x:
+        raise ArgumentError(f"multi_count_not_finite at {user_line()}: x must be a non-empty list of tensors, not {x!r}")
+    return count_not_finite(x[0], name) if len(x) == 1 else add_n([count_not_finite(each) for each in x], name)
 
 
 def in_top_k(targets: Tensor, predictions: Tensor, k: int, name: str | None = None) -> Tensor:

@@ -1,12 +1,17 @@
-"""flow.random: random values that are new at every run, a function of (seed, name, run, element index)."""
+"""flow.random, and the other functions that draw: random values that differ from run to run, a function of (seed, name, run, element index)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jobflow import scope
-from jobflow.errors import ArgumentError, user_line
+from jobflow.errors import ArgumentError, JobError, user_line
 from jobflow.ops import elementwise as ew
+from jobflow.ops import index as ix
+from jobflow.ops import random as rn
+from jobflow.ops import softmax as sm
 from jobflow.ops.base import apply
-from jobflow.ops.random import RandomUniform
+from jobflow.ops.random import DropoutMask, RandomUniform
 from jobflow.types import DType, Tensor, float32, int8
 from jobflow.variables import current_job
 
@@ -34,3 +39,52 @@ def bernoulli(x: Tensor, seed: int | None = None, dtype: DType | None = None, na
     """1 with probability x, else 0, elementwise; of the type of x unless dtype is given."""
     drawn = _uniform("bernoulli", x.type.shape, x.type.dtype, seed, name)
     return ew.cast(ew.less(drawn, x), dtype or x.type.dtype, name=name)
+
+
+def dropout(x: Tensor, rate: float, noise_shape: Sequence[int] | None = None, seed: int | None = None, name: str | None = None) -> Tensor:
+    """Each element 0 with probability `rate`, the others divided by 1 - rate; x itself in predict jobs and for rate 0.
+
+    Other elements fall at every run.  `seed` replaces the job's seed and needs a name.
+    """
+    if not 0 <= rate < 1:
+        raise ArgumentError(f"dropout at {user_line()}: rate {rate} is not in [0, 1)")
+    if noise_shape is not None:
+        raise JobError(f"dropout at {user_line()}: noise_shape is not supported")
+    if seed is not None and name is None:
+        raise ArgumentError(f"dropout at {user_line()}: a seed needs a name, which must be the same in every run of the program")
+    job = current_job("dropout")
+    if not job.trainable or rate == 0:
+        return x
+    key = job.unique_name("dropout") if name is None else scope.current().full_name(name)
+    return rn.dropout(x, float(rate), job.run_counter(), key=key, seed=job.seed if seed is None else seed, name=name)
+
+
+def fused_scale_tril_softmax_dropout(
+    x: Tensor,
+    diagonal: int = 0,
+    fill_value: float = 0,
+    scale: float = 1,
+    rate: float = 0.0,
+    noise_shape: Sequence[int] | None = None,
+    seed: int | None = None,
+    name: str | None = None,
+) -> Tensor:
+    """dropout(softmax(scale x where column - row <= diagonal, fill_value elsewhere))."""
+    own = name if rate == 0 or not current_job("fused_scale_tril_softmax_dropout").trainable else None
+    if fill_value == float("-inf"):
+        y = sm.causal_softmax(x, float(scale), diagonal, name=own)
+    else:
+        y = sm.softmax(ix.tril(ew.scale(x, scale), diagonal, fill_value), name=own)
+    return dropout(y, rate, noise_shape, seed, name)
+
+
+def random_mask_like(like: Tensor, rate: float, seed: int | None = None, noise_shape: Sequence[int] | None = None, name: str | None = None) -> Tensor:
+    """int8 in the shape of `like`: 0 with probability `rate`, else 1.  A seed needs a name."""
+    if not 0 <= rate < 1:
+        raise ArgumentError(f"random_mask_like at {user_line()}: rate {rate} is not in [0, 1)")
+    if noise_shape is not None or (seed is not None and name is None):
+        raise ArgumentError(f"random_mask_like at {user_line()}: noise_shape is not supported, and a seed needs a name")
+    job = current_job("random_mask_like")
+    key = job.unique_name("mask") if name is None else scope.current().full_name(name)
+    mask = apply(DropoutMask(float(rate), key, job.seed if seed is None else seed), like, job.run_counter())
+    return ew.cast(ew.sign(mask), int8, name=name)

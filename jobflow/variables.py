@@ -87,7 +87,7 @@ def get_variable(
     known = job.variables.get(full)
     if known is not None:
         return _fetch(job, known, shape, reuse)
-    if not isinstance(shape, list | tuple) or not all(isinstance(n, Integral) and n > 0 for n in shape):
+    if not isinstance(shape, list | tuple) or not all(isinstance(n, Integral) and int(n) > 0 for n in shape):
         raise ArgumentError(f"get_variable({full!r}) at {user_line()}: shape must be a list or tuple of positive ints, not {shape!r}")
     type = TensorType(tuple(int(n) for n in shape), dtype or float32)
     placement = current_placement(f"get_variable({full!r})")

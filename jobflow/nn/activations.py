@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jobflow import math, scope
-from jobflow.errors import ArgumentError, JobError, ShapeError, user_line
+from jobflow import math
+from jobflow.arrays import matmul, reshape, slice, transpose
+from jobflow.errors import ArgumentError, ShapeError, user_line
 from jobflow.ops import activation as ac
 from jobflow.ops import elementwise as ew
 from jobflow.ops import linalg as la
-from jobflow.ops import random as rn
 from jobflow.ops import softmax as sm
-from jobflow.ops.base import apply, normal_axis
-from jobflow.types import Tensor, int8
-from jobflow.variables import current_job
+from jobflow.ops.base import normal_axis
+from jobflow.random import dropout
+from jobflow.types import Tensor
 
 relu = math.relu
 
@@ -90,24 +90,6 @@ def bias_add(value: Tensor, bias: Tensor, data_format: str | None = None, name: 
     return la.bias_add(value, bias, value.type.ndim - 1 if last else 1, name=name)
 
 
-def dropout(x: Tensor, rate: float, noise_shape: Sequence[int] | None = None, seed: int | None = None, name: str | None = None) -> Tensor:
-    """Each element 0 with probability `rate`, the others divided by 1 - rate; x itself in predict jobs and for rate 0.
-
-    Other elements fall at every run.  `seed` replaces the job's seed and needs a name.
-    """
-    if not 0 <= rate < 1:
-        raise ArgumentError(f"dropout at {user_line()}: rate {rate} is not in [0, 1)")
-    if noise_shape is not None:
-        raise JobError(f"dropout at {user_line()}: noise_shape is not supported")
-    if seed is not None and name is None:
-        raise ArgumentError(f"dropout at {user_line()}: a seed needs a name, which must be the same in every run of the program")
-    job = current_job("dropout")
-    if not job.trainable or rate == 0:
-        return x
-    key = job.unique_name("dropout") if name is None else scope.current().full_name(name)
-    return rn.dropout(x, float(rate), job.run_counter(), key=key, seed=job.seed if seed is None else seed, name=name)
-
-
 def fused_bias_add_gelu(value: Tensor, bias: Tensor, data_format: str | None = None, name: str | None = None) -> Tensor:
     """gelu(value + bias)."""
     return math.gelu(bias_add(value, bias, data_format), name)
@@ -126,32 +108,12 @@ def fused_bias_add_dropout(
     return dropout(bias_add(value, bias, data_format), rate, noise_shape, seed, name)
 
 
-def fused_scale_tril_softmax_dropout(
-    x: Tensor,
-    diagonal: int = 0,
-    fill_value: float = 0,
-    scale: float = 1,
-    rate: float = 0.0,
-    noise_shape: Sequence[int] | None = None,
-    seed: int | None = None,
-    name: str | None = None,
-) -> Tensor:
-    """dropout(softmax(scale x where column - row <= diagonal, fill_value elsewhere))."""
-    own = name if rate == 0 or not current_job("fused_scale_tril_softmax_dropout").trainable else None
-    if fill_value == float("-inf"):
-        y = sm.causal_softmax(x, float(scale), diagonal, name=own)
-    else:
-        y = sm.softmax(math.fused_scale_tril(x, diagonal, fill_value, scale), name=own)
-    return dropout(y, rate, noise_shape, seed, name)
-
-
-def random_mask_like(like: Tensor, rate: float, seed: int | None = None, noise_shape: Sequence[int] | None = None, name: str | None = None) -> Tensor:
-    """int8 in the shape of `like`: 0 with probability `rate`, else 1.  A seed needs a name."""
-    if not 0 <= rate < 1:
-        raise ArgumentError(f"random_mask_like at {user_line()}: rate {rate} is not in [0, 1)")
-    if noise_shape is not None or (seed is not None and name is None):
-        raise ArgumentError(f"random_mask_like at {user_line()}: noise_shape is not supported, and a seed needs a name")
-    job = current_job("random_mask_like")
-    key = job.unique_name("mask") if name is None else scope.current().full_name(name)
-    mask = apply(rn.DropoutMask(float(rate), key, job.seed if seed is None else seed), like, job.run_counter())
-    return ew.cast(ew.sign(mask), int8, name=name)
+def fused_self_attention_query_mul_key_and_value(x: Tensor, head_size: int, alpha: float = 1.0, name: str | None = None) -> tuple[Tensor, Tensor]:
+    """x [s, b, heads * 3 * head_size] holds query, key, value per head; (alpha query key^T [b, heads, s, s], value [b, heads, s, head_size])."""
+    if x.type.ndim != 3 or x.type.shape[2] % (3 * head_size):
+        raise ShapeError(f"fused_self_attention at {user_line()}: x {x.type} must be [s, b, heads * 3 * {head_size}]")
+    s, b, width = x.type.shape
+    heads = width // (3 * head_size)
+    apart = transpose(reshape(x, (s, b, heads, 3, head_size)), (3, 1, 2, 0, 4))
+    query, key, value = (reshape(slice(apart, [i, 0, 0, 0, 0], [1, -1, -1, -1, -1]), (b, heads, s, head_size)) for i in (0, 1, 2))
+    return matmul(query, key, transpose_b=True, alpha=alpha, name=name), value

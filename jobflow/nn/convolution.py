@@ -253,3 +253,18 @@ def max_pool1d(input: Tensor, ksize: Sizes, strides: Sizes, padding: Padding, da
 def avg_pool1d(input: Tensor, ksize: Sizes, strides: Sizes, padding: Padding, data_format: str = "NCW", name: str | None = None) -> Tensor:
     """Never available, as published: use avg_pool2d with an axis of size 1."""
     raise JobError(f"avg_pool1d at {user_line()} is not available; add an axis of size 1 with expand_dims and use avg_pool2d")
+
+
+def PixelShuffle(input: Tensor, upscale_factor: int, name: str | None = None) -> Tensor:
+    """[n, c r^2, h, w] -> [n, c, h r, w r]: r^2 channels become the r x r positions of a larger image."""
+    return PixelShufflev2(input, upscale_factor, upscale_factor, name)
+
+
+def PixelShufflev2(input: Tensor, h_upscale_factor: int, w_upscale_factor: int, name: str | None = None) -> Tensor:
+    """PixelShuffle with a factor of its own for height and for width."""
+    tall, wide, t = h_upscale_factor, w_upscale_factor, input.type
+    if t.ndim != 4 or min(tall, wide) < 1 or t.shape[1] % (tall * wide):
+        raise ShapeError(f"PixelShuffle at {user_line()}: input {t} must be [n, c, h, w] with a multiple of {tall} * {wide} channels")
+    n, c, h, w = t.shape
+    apart = sh.reshape(input, (n, c // (tall * wide), tall, wide, h, w))
+    return sh.reshape(sh.transpose(apart, (0, 1, 4, 2, 5, 3)), (n, c // (tall * wide), h * tall, w * wide), name=name)

@@ -1,0 +1,395 @@
+"""Layers: variables and ops together.  Two layers of one name in one job are an error.
+
+dense                 <name>-weight (units, in), <name>-bias; ops <name>-matmul, <name>-bias_add, <name>-activation
+conv1d, conv2d, ...   <name>-weight, <name>-bias; ops <name>, <name>-bias_add, <name>-activation
+batch_normalization   <name>-gamma, <name>-beta, <name>-moving_mean, <name>-moving_variance
+layer_norm            <name>-gamma, <name>-beta
+prelu                 <name>-alpha
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TypeAlias
+
+from jobflow import distribute, nn, scope
+from jobflow.arrays import constant
+from jobflow.distribute import Distribute, current_placement, is_local
+from jobflow.errors import ArgumentError, ShapeError, user_line
+from jobflow.initializers import Initializer, constant_initializer, xavier_uniform_initializer
+from jobflow.layout import P
+from jobflow.nn.convolution import Padding, Sizes, channels_last
+from jobflow.ops import elementwise as ew
+from jobflow.ops import linalg as la
+from jobflow.ops import norm as nm
+from jobflow.ops.base import apply, normal_axis
+from jobflow.ops.layout_ops import to_global
+from jobflow.ops.update import MovingAverage
+from jobflow.regularizers import Regularizer
+from jobflow.types import Tensor, float16, float32
+from jobflow.variables import current_job, get_variable, layer_name, variable_of
+
+#: Called as activation(x, name="...").
+Activation: TypeAlias = Callable[..., Tensor]
+
+
+def dense(
+    inputs: Tensor,
+    units: int,
+    activation: Activation | None = None,
+    use_bias: bool = True,
+    kernel_initializer: Initializer | None = None,
+    bias_initializer: Initializer | None = None,
+    kernel_regularizer: Regularizer | None = None,
+    bias_regularizer: Regularizer | None = None,
+    trainable: bool = True,
+    name: str = "Dense",
+    model_distribute: Distribute = distribute.broadcast(),  # noqa: B008 - there is only one
+) -> Tensor:
+    """activation(inputs W^T + bias) over the last axis, W (units, in).  Both start as zeros unless initializers say otherwise.
+
+    `model_distribute` is broadcast(), auto() or split(0): each device then holds some units, and inputs must be a matrix.
+    """
+    shape = inputs.type.shape
+    _check_dense(name, shape, model_distribute)
+    kernel, bias = kernel_initializer or constant_initializer(0), bias_initializer or constant_initializer(0)
+    with namespace(name or layer_name(current_job("dense"), "Dense")):
+        weight = _parameter("weight", (units, shape[-1]), inputs, kernel, kernel_regularizer, trainable, model_distribute)
+        y = la.matmul(inputs, weight, transpose_b=True, name="matmul")
+        if use_bias:
+            added = _parameter("bias", (units,), inputs, bias, bias_regularizer, trainable, model_distribute)
+            y = la.bias_add(y, added, len(shape) - 1, name="bias_add")
+        return y if activation is None else activation(y, name="activation")
+
+
+def _check_dense(name: str, shape: tuple[int, ...], model_distribute: Distribute) -> None:
+    if len(shape) < 2:
+        raise ShapeError(f'dense at {user_line()} (layer "{name}"): inputs of shape {list(shape)} must have at least 2 axes')
+    _check_distribute("dense", name, model_distribute)
+    if model_distribute is distribute.split(0) and len(shape) != 2:
+        raise ShapeError(f'dense at {user_line()} (layer "{name}"): split(0) needs inputs of 2 axes, not of shape {list(shape)}; flatten them')
+
+
+def _check_distribute(what: str, name: str, wish: Distribute) -> None:
+    legal = (distribute.broadcast(), distribute.auto(), distribute.split(0))
+    if not any(wish is one for one in legal):
+        raise ArgumentError(f'{what} at {user_line()} (layer "{name}"): model_distribute {wish!r} must be broadcast(), auto() or split(0)')
+
+
+def namespace(name: str) -> AbstractContextManager[scope.Scope]:
+    """Names inside get `<name>-` in front."""
+    return scope.using(namespace=(*scope.current().namespace, name))
+
+
+def _parameter(
+    name: str,
+    shape: Sequence[int],
+    like: Tensor,
+    initializer: Initializer,
+    regularizer: Regularizer | None,
+    trainable: bool,
+    model_distribute: Distribute | None = None,
+) -> Tensor:
+    """A variable of the element type of `like` that no other layer of this job has."""
+    return get_variable(name, shape, like.type.dtype, initializer, regularizer, trainable, distribute=model_distribute, reuse=False)
+
+
+def _conv(
+    ndim: int,
+    inputs: Tensor,
+    filters: int,
+    kernel_size: Sizes,
+    strides: Sizes,
+    padding: Padding,
+    data_format: str,
+    dilation_rate: Sizes | None,
+    groups: int,
+    activation: Activation | None,
+    use_bias: bool,
+    kernel_initializer: Initializer | None,
+    bias_initializer: Initializer | None,
+    kernel_regularizer: Regularizer | None,
+    bias_regularizer: Regularizer | None,
+    trainable: bool,
+    name: str | None,
+    weight_name: str | None,
+    bias_name: str | None,
+) -> Tensor:
+    """Convolution, bias and activation: what conv1d, conv2d and conv3d have in common."""
+    what = f"conv{ndim}d"
+    own = name or layer_name(current_job(what), what.capitalize())
+    shape = _weight_shape(ndim, own, inputs, filters, kernel_size, data_format, groups)
+    first = kernel_initializer or xavier_uniform_initializer(data_format)
+    weight = _parameter(weight_name or f"{own}-weight", shape, inputs, first, kernel_regularizer, trainable)
+    y: Tensor = (nn.conv1d, nn.conv2d, nn.conv3d)[ndim - 1](inputs, weight, strides, padding, data_format, dilation_rate, groups, own)
+    if use_bias:
+        first = bias_initializer or constant_initializer(0)
+        bias = _parameter(bias_name or f"{own}-bias", (filters,), inputs, first, bias_regularizer, trainable)
+        y = nn.bias_add(y, bias, data_format, name=f"{own}-bias_add")
+    return y if activation is None else activation(y, name=f"{own}-activation")
+
+
+def _weight_shape(ndim: int, name: str, inputs: Tensor, filters: int, kernel_size: Sizes, data_format: str, groups: int) -> tuple[int, ...]:
+    """(filters, channels / groups, *kernel), or the channels last."""
+    where = f'conv{ndim}d at {user_line()} (layer "{name}")'
+    last = channels_last(where, data_format, ndim)
+    kernel = (kernel_size,) * ndim if isinstance(kernel_size, int) else tuple(kernel_size)
+    if inputs.type.ndim != ndim + 2 or len(kernel) != ndim:
+        raise ShapeError(f"{where}: inputs {inputs.type} must have {ndim + 2} axes, and kernel_size {kernel_size} {ndim} entries")
+    channels = inputs.type.shape[-1 if last else 1]
+    if groups < 1 or channels % groups or filters % groups:
+        raise ShapeError(f"{where}: {channels} channels and {filters} filters do not fall into {groups} equal groups")
+    if last and groups > 1:
+        raise ArgumentError(f"{where}: groups {groups} needs channels first, not {data_format}")
+    return (filters, *kernel, channels) if last else (filters, channels // groups, *kernel)
+
+
+def conv1d(
+    inputs: Tensor,
+    filters: int,
+    kernel_size: Sizes = 1,
+    strides: Sizes = 1,
+    padding: Padding = "VALID",
+    data_format: str = "NCW",
+    dilation_rate: Sizes | None = None,
+    groups: int = 1,
+    activation: Activation | None = None,
+    use_bias: bool = True,
+    kernel_initializer: Initializer | None = None,
+    bias_initializer: Initializer | None = None,
+    kernel_regularizer: Regularizer | None = None,
+    bias_regularizer: Regularizer | None = None,
+    trainable: bool = True,
+    name: str = "Conv1d",
+    weight_name: str | None = None,
+    bias_name: str | None = None,
+) -> Tensor:
+    """activation(conv1d(inputs, W) + bias); W starts as xavier_uniform, bias as zeros."""
+    return _conv(
+        1, inputs, filters, kernel_size, strides, padding, data_format, dilation_rate, groups, activation, use_bias, kernel_initializer,
+        bias_initializer, kernel_regularizer, bias_regularizer, trainable, name, weight_name, bias_name,
+    )  # fmt: skip
+
+
+def conv2d(
+    inputs: Tensor,
+    filters: int,
+    kernel_size: Sizes = 1,
+    strides: Sizes = 1,
+    padding: Padding = "VALID",
+    data_format: str = "NCHW",
+    dilation_rate: Sizes | None = None,
+    groups: int = 1,
+    activation: Activation | None = None,
+    use_bias: bool = True,
+    kernel_initializer: Initializer | None = None,
+    bias_initializer: Initializer | None = None,
+    kernel_regularizer: Regularizer | None = None,
+    bias_regularizer: Regularizer | None = None,
+    trainable: bool = True,
+    name: str = "Conv2d",
+    weight_name: str | None = None,
+    bias_name: str | None = None,
+) -> Tensor:
+    """activation(conv2d(inputs, W) + bias); W starts as xavier_uniform, bias as zeros."""
+    return _conv(
+        2, inputs, filters, kernel_size, strides, padding, data_format, dilation_rate, groups, activation, use_bias, kernel_initializer,
+        bias_initializer, kernel_regularizer, bias_regularizer, trainable, name, weight_name, bias_name,
+    )  # fmt: skip
+
+
+def conv3d(
+    inputs: Tensor,
+    filters: int,
+    kernel_size: Sizes = 1,
+    strides: Sizes = 1,
+    padding: Padding = "VALID",
+    data_format: str = "NCDHW",
+    dilation_rate: Sizes | None = None,
+    groups: int = 1,
+    activation: Activation | None = None,
+    use_bias: bool = True,
+    kernel_initializer: Initializer | None = None,
+    bias_initializer: Initializer | None = None,
+    kernel_regularizer: Regularizer | None = None,
+    bias_regularizer: Regularizer | None = None,
+    trainable: bool = True,
+    name: str = "Conv3d",
+    weight_name: str | None = None,
+    bias_name: str | None = None,
+) -> Tensor:
+    """activation(conv3d(inputs, W) + bias); W starts as xavier_uniform, bias as zeros."""
+    return _conv(
+        3, inputs, filters, kernel_size, strides, padding, data_format, dilation_rate, groups, activation, use_bias, kernel_initializer,
+        bias_initializer, kernel_regularizer, bias_regularizer, trainable, name, weight_name, bias_name,
+    )  # fmt: skip
+
+
+def batch_normalization(
+    inputs: Tensor,
+    axis: int = -1,
+    momentum: float = 0.99,
+    epsilon: float = 0.001,
+    center: bool = True,
+    scale: bool = True,
+    beta_initializer: Initializer | None = None,
+    gamma_initializer: Initializer | None = None,
+    beta_regularizer: Regularizer | None = None,
+    gamma_regularizer: Regularizer | None = None,
+    moving_mean_initializer: Initializer | None = None,
+    moving_variance_initializer: Initializer | None = None,
+    trainable: bool = True,
+    training: bool = True,
+    name: str = "BatchNorm",
+    gamma_name: str | None = None,
+    beta_name: str | None = None,
+    moving_mean_name: str | None = None,
+    moving_variance_name: str | None = None,
+) -> Tensor:
+    """gamma (x - mean) / sqrt(variance + epsilon) + beta, with the batch's statistics over all axes but `axis` in train jobs.
+
+    There the moving statistics become momentum * moving + (1 - momentum) * batch at the end of the run, the variance being unbiased.
+    Predict jobs, training=False and trainable=False normalise with the moving statistics.  Statistics are those of the whole logical batch.
+    """
+    own = name or layer_name(current_job("batch_normalization"), "BatchNorm")
+    wide = ew.cast(inputs, float32) if inputs.type.dtype is float16 else inputs
+    place = normal_axis(f'batch_normalization at {user_line()} (layer "{own}")', axis, inputs.type.ndim)
+    moving = trainable and training and current_job("batch_normalization").trainable
+    mean, variance = (
+        _channel_vector(given or f"{own}-{word}", wide, place, initializer or constant_initializer(first), None, False)
+        for word, given, initializer, first in (
+            ("moving_mean", moving_mean_name, moving_mean_initializer, 0),
+            ("moving_variance", moving_variance_name, moving_variance_initializer, 1),
+        )
+    )
+    gamma, beta = (
+        _channel_vector(given or f"{own}-{word}", wide, place, initializer or constant_initializer(first), regularizer, trainable)
+        if wanted
+        else constant(first, wide.type.dtype, (wide.type.shape[place],))
+        for wanted, word, given, initializer, regularizer, first in (
+            (scale, "gamma", gamma_name, gamma_initializer, gamma_regularizer, 1),
+            (center, "beta", beta_name, beta_initializer, beta_regularizer, 0),
+        )
+    )
+    if moving:
+        y, batch_mean, batch_variance = nm.batch_norm_train(wide, gamma, beta, axis=place, epsilon=epsilon, name=own)
+        count = wide.type.size // wide.type.shape[place]
+        _move(mean, batch_mean, momentum)
+        _move(variance, ew.scale(batch_variance, count / max(count - 1, 1)), momentum)
+    else:
+        y = nm.batch_norm_infer(wide, gamma, beta, mean, variance, axis=place, epsilon=epsilon, name=own)
+    return y if wide is inputs else ew.cast(y, float16)
+
+
+def _channel_vector(name: str, x: Tensor, axis: int, initializer: Initializer, regularizer: Regularizer | None, trainable: bool) -> Tensor:
+    """A variable with an element for each position of x's `axis`."""
+    return _parameter(name, (x.type.shape[axis],), x, initializer, regularizer, trainable)
+
+
+def _move(moving: Tensor, batch: Tensor, momentum: float) -> None:
+    """moving <- momentum * moving + (1 - momentum) * batch at the end of the run; in the mirrored view, the ranks' mean of `batch`."""
+    key = variable_of(moving)
+    assert key is not None, "moving statistics are variables"
+    job = current_job("batch_normalization")
+    if is_local(batch):
+        placement = current_placement("batch_normalization")
+        batch = to_global(ew.scale(batch, 1.0 / placement.size), *(P,) * len(placement.mesh))
+    with job.updating(user_line()):
+        new: Tensor = apply(MovingAverage(momentum), job.variable(job.variables[key]), batch)
+    job.assign(key, new)
+
+
+def batch_normalization_relu(
+    inputs: Tensor,
+    axis: int = -1,
+    momentum: float = 0.99,
+    epsilon: float = 0.001,
+    center: bool = True,
+    scale: bool = True,
+    beta_initializer: Initializer | None = None,
+    gamma_initializer: Initializer | None = None,
+    beta_regularizer: Regularizer | None = None,
+    gamma_regularizer: Regularizer | None = None,
+    moving_mean_initializer: Initializer | None = None,
+    moving_variance_initializer: Initializer | None = None,
+    trainable: bool = True,
+    training: bool = True,
+    name: str = "BatchNorm",
+) -> Tensor:
+    """relu(batch_normalization(inputs))."""
+    return batch_normalization_add_relu(
+        inputs, None, axis, momentum, epsilon, center, scale, beta_initializer, gamma_initializer, beta_regularizer, gamma_regularizer,
+        moving_mean_initializer, moving_variance_initializer, trainable, training, name,
+    )  # fmt: skip
+
+
+def batch_normalization_add_relu(
+    inputs: Tensor,
+    addend: Tensor | None = None,
+    axis: int = -1,
+    momentum: float = 0.99,
+    epsilon: float = 0.001,
+    center: bool = True,
+    scale: bool = True,
+    beta_initializer: Initializer | None = None,
+    gamma_initializer: Initializer | None = None,
+    beta_regularizer: Regularizer | None = None,
+    gamma_regularizer: Regularizer | None = None,
+    moving_mean_initializer: Initializer | None = None,
+    moving_variance_initializer: Initializer | None = None,
+    trainable: bool = True,
+    training: bool = True,
+    name: str = "BatchNorm",
+    gamma_name: str | None = None,
+    beta_name: str | None = None,
+    moving_mean_name: str | None = None,
+    moving_variance_name: str | None = None,
+) -> Tensor:
+    """relu(batch_normalization(inputs) + addend)."""
+    y = batch_normalization(
+        inputs, axis, momentum, epsilon, center, scale, beta_initializer, gamma_initializer, beta_regularizer, gamma_regularizer,
+        moving_mean_initializer, moving_variance_initializer, trainable, training, name, gamma_name, beta_name, moving_mean_name,
+        moving_variance_name,
+    )  # fmt: skip
+    return nn.relu(y if addend is None else ew.add(y, addend))
+
+
+def layer_norm(
+    inputs: Tensor,
+    center: bool = True,
+    scale: bool = True,
+    trainable: bool = True,
+    begin_norm_axis: int = 1,
+    begin_params_axis: int = -1,
+    epsilon: float = 1e-5,
+    name: str = "LayerNorm",
+) -> Tensor:
+    """gamma (x - mean) / sqrt(variance + epsilon) + beta, normalised from begin_norm_axis on; gamma and beta begin at begin_params_axis."""
+    own = name or layer_name(current_job("layer_norm"), "LayerNorm")
+    begin = normal_axis(f'layer_norm at {user_line()} (layer "{own}")', begin_params_axis, inputs.type.ndim)
+    beta, gamma = (
+        _parameter(f"{own}-{word}", inputs.type.shape[begin:], inputs, constant_initializer(first), None, trainable) if wanted else None
+        for wanted, word, first in ((center, "beta", 0), (scale, "gamma", 1))
+    )
+    return nn.layer_norm(inputs, gamma, beta, begin_norm_axis, begin_params_axis, epsilon, own)
+
+
+def prelu(
+    inputs: Tensor,
+    alpha_initializer: Initializer | None = None,
+    alpha_regularizer: Regularizer | None = None,
+    shared_axes: Sequence[int] | None = None,
+    trainable: bool = True,
+    name: str = "PRelu",
+    model_distribute: Distribute = distribute.broadcast(),  # noqa: B008 - there is only one
+) -> Tensor:
+    """x where x > 0, alpha x elsewhere; alpha has the shape of a sample, with 1 at the shared axes, and starts as zeros."""
+    own = name or layer_name(current_job("prelu"), "PRelu")
+    shape = list(inputs.type.shape[1:])
+    for axis in shared_axes or ():
+        if not 1 <= axis < inputs.type.ndim:
+            raise ArgumentError(f'prelu at {user_line()} (layer "{own}"): shared axis {axis} must lie in [1, {inputs.type.ndim})')
+        shape[axis - 1] = 1
+    alpha = _parameter(f"{own}-alpha", shape, inputs, alpha_initializer or constant_initializer(0), alpha_regularizer, trainable, model_distribute)
+    return ew.subtract(nn.relu(inputs), ew.multiply(alpha, nn.relu(ew.negate(inputs))), name=own)

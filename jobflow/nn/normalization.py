@@ -1,0 +1,129 @@
+"""Normalisation as functions: batch, layer, group and instance norm, and moments."""
+
+from __future__ import annotations
+
+import math as numbers
+from collections.abc import Sequence
+
+from jobflow import math
+from jobflow.errors import ArgumentError, ShapeError, user_line
+from jobflow.initializers import constant_initializer
+from jobflow.ops import elementwise as ew
+from jobflow.ops import norm as nm
+from jobflow.ops import shape as sh
+from jobflow.ops.base import normal_axis
+from jobflow.types import Tensor
+from jobflow.variables import current_job, get_variable, layer_name
+
+
+def moments(x: Tensor, axes: Sequence[int], keepdims: bool = False, name: str | None = None) -> tuple[Tensor, Tensor]:
+    """(mean, E[x^2] - mean^2) over the axes listed."""
+    if not isinstance(axes, list | tuple):
+        raise ArgumentError(f"moments at {user_line()}: axes must be a list of ints, not {axes!r}")
+    return math.reduce_mean(x, axes, keepdims), math.reduce_variance(x, axes, keepdims, name)
+
+
+def along_axis(what: str, x: Tensor, axis: int, **parameters: Tensor) -> dict[str, Tensor]:
+    """Vectors of the size of x's axis, as tensors that broadcast along it; others are left to broadcasting."""
+    place = normal_axis(f"{what} at {user_line()}", axis, x.type.ndim)
+    shape = tuple(n if i == place else 1 for i, n in enumerate(x.type.shape))
+    fitted = {}
+    for word, p in parameters.items():
+        if p.type.ndim == 1 and p.type.size != shape[place]:
+            raise ShapeError(f"{what} at {user_line()}: {word} {p.type} is not of the size {shape[place]} that x {x.type} has on axis {axis}")
+        fitted[word] = sh.reshape(p, shape) if p.type.ndim == 1 and x.type.ndim > 1 else p
+    return fitted
+
+
+def batch_normalization(
+    x: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    offset: Tensor | None = None,
+    scale: Tensor | None = None,
+    variance_epsilon: float = 1e-5,
+    axis: int = 1,
+    name: str | None = None,
+) -> Tensor:
+    """(x - mean) / sqrt(variance + variance_epsilon) * scale + offset, vectors lying along `axis`."""
+    given = {"mean": mean, "variance": variance, "offset": offset, "scale": scale}
+    fitted = along_axis("batch_normalization", x, axis, **{word: p for word, p in given.items() if p is not None})
+    factor = ew.rsqrt(ew.shift(fitted["variance"], variance_epsilon))
+    if "scale" in fitted:
+        factor = ew.multiply(factor, fitted["scale"])
+    centred = ew.subtract(x, fitted["mean"])
+    if "offset" not in fitted:
+        return ew.multiply(centred, factor, name=name)
+    return ew.add(ew.multiply(centred, factor), fitted["offset"], name=name)
+
+
+def layer_norm(
+    inputs: Tensor,
+    gamma: Tensor | None = None,
+    beta: Tensor | None = None,
+    begin_norm_axis: int = 1,
+    begin_params_axis: int = -1,
+    epsilon: float = 1e-5,
+    name: str | None = None,
+) -> Tensor:
+    """gamma (x - mean) / sqrt(variance + epsilon) + beta, normalised from begin_norm_axis on; gamma and beta begin at begin_params_axis."""
+    what, t = "layer_norm", inputs.type
+    begin, params = (normal_axis(f"{what} at {user_line()}", axis, t.ndim) for axis in (begin_norm_axis, begin_params_axis))
+    for word, p in (("gamma", gamma), ("beta", beta)):
+        if p is not None and p.type.shape != t.shape[params:]:
+            raise ShapeError(f"{what} at {user_line()}: {word} {p.type} must have the shape {list(t.shape[params:])}, the last of inputs {t}")
+    return nm.layer_norm(inputs, gamma, beta, begin, epsilon, name=name)
+
+
+def _normalised_rows(x: Tensor, rows: tuple[int, ...], eps: float) -> Tensor:
+    """x reshaped to [*rows, rest], each row with mean 0 and variance 1, and back in its own shape."""
+    rest = x.type.size // numbers.prod(rows)
+    flat = sh.reshape(x, (*rows, rest))
+    return sh.reshape(nm.layer_norm(flat, None, None, len(rows), eps), x.type.shape)
+
+
+def _scaled_channels(y: Tensor, name: str, affine: bool) -> Tensor:
+    """gamma y + beta per channel of [n,c,...], with variables `<name>_gamma` and `<name>_beta` of shape (1, c, 1)."""
+    if not affine:
+        return ew.identity(y, name=name)
+    t = y.type
+    shape = (1, t.shape[1], *([1] * (t.ndim - 2)))
+    gamma, beta = (
+        get_variable(f"{name}_{word}", (1, t.shape[1], 1), t.dtype, constant_initializer(first), reuse=False)
+        for word, first in (("gamma", 1.0), ("beta", 0.0))
+    )
+    return ew.add(ew.multiply(y, sh.reshape(gamma, shape)), sh.reshape(beta, shape), name=name)
+
+
+def _channels_first(what: str, x: Tensor, ndim: int | None) -> None:
+    if x.type.ndim < 3 or (ndim is not None and x.type.ndim != ndim):
+        raise ShapeError(f"{what} at {user_line()}: x {x.type} must have {ndim or 'at least 3'} axes: batch, channels and what follows")
+
+
+def GroupNorm(x: Tensor, num_groups: int = 32, eps: float = 1e-5, affine: bool = True, name: str | None = None) -> Tensor:
+    """x [n,c,...] with mean 0 and variance 1 in each of num_groups groups of channels; then gamma x + beta per channel if affine."""
+    _channels_first("GroupNorm", x, None)
+    batch, channels = x.type.shape[:2]
+    if channels % num_groups:
+        raise ShapeError(f"GroupNorm at {user_line()}: the {channels} channels of x {x.type} do not fall into {num_groups} equal groups")
+    return _scaled_channels(_normalised_rows(x, (batch, num_groups), eps), name or layer_name(current_job("GroupNorm"), "GroupNorm"), affine)
+
+
+def _instance_norm(what: str, ndim: int, x: Tensor, eps: float, affine: bool, name: str | None) -> Tensor:
+    _channels_first(what, x, ndim)
+    return _scaled_channels(_normalised_rows(x, x.type.shape[:2], eps), name or layer_name(current_job(what), "InstanceNorm"), affine)
+
+
+def InstanceNorm1d(x: Tensor, eps: float = 1e-5, affine: bool = True, name: str | None = None) -> Tensor:
+    """x [n,c,l] with mean 0 and variance 1 in each channel of each sample; then gamma x + beta if affine."""
+    return _instance_norm("InstanceNorm1d", 3, x, eps, affine, name)
+
+
+def InstanceNorm2d(x: Tensor, eps: float = 1e-5, affine: bool = True, name: str | None = None) -> Tensor:
+    """InstanceNorm1d for x [n,c,h,w]."""
+    return _instance_norm("InstanceNorm2d", 4, x, eps, affine, name)
+
+
+def InstanceNorm3d(x: Tensor, eps: float = 1e-5, affine: bool = True, name: str | None = None) -> Tensor:
+    """InstanceNorm1d for x [n,c,d,h,w]."""
+    return _instance_norm("InstanceNorm3d", 5, x, eps, affine, name)
