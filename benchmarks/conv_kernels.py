@@ -174,7 +174,8 @@ def main() -> None:
         if options.only not in title:
             continue
         shape = (options.batch or shape[0], *shape[1:])
-        algorithms = ["direct", "winograd2", "winograd4"] if kernel in (3, 5) and stride == 1 else ["direct"]
+        tiles = {3: (2, 4), 5: (2, 3, 4)}.get(kernel, ()) if stride == 1 else ()
+        algorithms = ["direct", *(f"winograd{m}" for m in tiles)]
         variants = {a: conv_runs(shape, filters, kernel, stride, a, options.order) for a in algorithms}
         if with_torch:
             variants["torch"] = torch_conv_runs(shape, filters, kernel, stride)

@@ -10,7 +10,8 @@ The algorithm is fixed by `conv` from logical sizes, never by a kernel from loca
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -24,8 +25,8 @@ from jobflow.ops.windows import Pads, Window, axis_values, explicit_padding
 from jobflow.ops.windows import same_padding as same_padding
 from jobflow.types import Array, Tensor, TensorType, Xp, float32
 
-#: How products are formed: tap by tap, or by Winograd's F(2,r) or F(4,r) on tiles of 2 or 4 outputs per axis.
-Algorithm = Literal["direct", "winograd2", "winograd4"]
+#: How products are formed: tap by tap, or by Winograd's F(m,r) on tiles of m = 2, 3 or 4 outputs per axis.
+Algorithm = Literal["direct", "winograd2", "winograd3", "winograd4"]
 Choice = Literal["auto", "direct", "winograd"]
 
 _AXES = "XYZ"
@@ -197,6 +198,7 @@ def _cases() -> Iterator[tuple[Conv, Any, Any, Any]]:
         (Conv((1, 1), ((0, 0), (0, 0)), (1, 1)), (3, 4, 3, 2), (2, 4, 1, 1)),
         (Conv((1, 2), ((1, 1), (1, 1)), (1, 1), groups=2), (2, 4, 3, 4), (6, 2, 2, 3)),
         (Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 1, "winograd2"), (3, 2, 4, 3), (2, 2, 3, 3)),
+        (Conv((1, 1), ((2, 2), (2, 2)), (1, 1), 1, "winograd3"), (2, 1, 5, 4), (2, 1, 5, 5)),
         (Conv((1, 1), ((2, 2), (1, 0)), (1, 1), 1, "winograd4"), (2, 1, 3, 6), (2, 1, 5, 5)),
         (Conv((1, 2, 1), ((1, 0), (0, 1), (1, 1)), (1, 1, 1)), (2, 2, 2, 3, 3), (2, 2, 2, 2, 3)),
     )
@@ -206,20 +208,25 @@ def _cases() -> Iterator[tuple[Conv, Any, Any, Any]]:
         yield op, rng.standard_normal(x_shape), rng.standard_normal(w_shape), rng.standard_normal((x_shape[0], w_shape[0], *out))
 
 
+#: Kernel size -> Winograd tiles.  "auto" takes the largest whose float32 error stays below 3e-6 of the largest element (direct: 1e-6; with the
+#: points that `winograd` uses, F(4,3) has 1.5e-6, F(3,5) 2.6e-6 and F(4,5) 7e-6); "winograd" takes the fastest.
+_AUTO: Mapping[int, Algorithm] = {3: "winograd4", 5: "winograd3"}
+_FASTEST: Mapping[int, Algorithm] = {3: "winograd4", 5: "winograd4"}
+
+
 def choose_algorithm(choice: Choice, x: TensorType, w: TensorType, strides: tuple[int, ...], dilations: tuple[int, ...], groups: int) -> Algorithm:
     """The algorithm for logical sizes: Winograd only for square 3x3 and 5x5 windows that step by one.
 
-    "auto" takes F(2,r), whose float32 error is near that of the direct sum, from 32 channels and filters on; "winograd" takes F(4,r),
-    several times less exact, for any number of channels.  float64 is asked for where exactness matters, and is always direct under "auto".
+    "auto" asks for 32 channels and filters, and for enough images and positions beside them: the transforms of weights and of narrow rows
+    must pay.  float64 is asked for where exactness matters, and is always direct under "auto".
     """
     if choice not in ("auto", "direct", "winograd"):
         raise ShapeError(f'conv: algorithm "{choice}" is none of "auto", "direct", "winograd"')
     fits = w.shape[2:] in ((3, 3), (5, 5)) and set(strides) == set(dilations) == {1} and groups == 1
     if choice == "winograd" and fits:
-        return "winograd4"
-    if choice == "auto" and fits and x.dtype is float32 and min(w.shape[:2]) >= 32:
-        return "winograd2"
-    return "direct"
+        return _FASTEST[w.shape[2]]
+    pays = min(w.shape[:2]) >= 32 and x.shape[0] >= 4 and math.prod(x.shape[2:]) * x.shape[0] >= 8 * max(w.shape[:2])
+    return _AUTO[w.shape[2]] if choice == "auto" and fits and pays and x.dtype is float32 else "direct"
 
 
 def conv(

@@ -156,10 +156,10 @@ def test_bound_calls_equal_kernel(case: Any, order: tuple[str, str]) -> None:
         close(actual, expected, 1e-12)
 
 
-@pytest.mark.parametrize("algorithm", ["direct", "winograd2", "winograd4"])
+@pytest.mark.parametrize("algorithm", ["direct", "winograd2", "winograd3", "winograd4"])
 def test_weights_may_be_strided_while_images_are_batch_innermost(algorithm: Any) -> None:
-    op = Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 1, algorithm)
-    x, w = operands((6, 3, 8, 8), (4, 3, 3, 3))
+    op = Conv((1, 1), ((2, 2), (2, 2)), (1, 1), 1, algorithm)
+    x, w = operands((6, 3, 8, 8), (4, 3, 5, 5))
     x, w = batch_innermost(x), spaced(w)
     y = run_bound(op, x, w, output=batch_innermost(np.zeros((6, 4, 8, 8))))
     close(y, reference(op, x, w), 1e-11)
@@ -199,8 +199,10 @@ def test_auto_takes_winograd_from_logical_sizes_only() -> None:
         return choose_algorithm(choice, TensorType(x, dtype), TensorType(w, dtype), (stride,) * ndim, (dilation,) * ndim, groups)
 
     image, wide = (8, 32, 14, 14), (64, 32, 5, 5)
-    assert chosen("auto", image, wide) == "winograd2"
-    assert chosen("auto", (1, *image[1:]), wide) == "winograd2", "the batch must not matter: it may be cut"
+    assert chosen("auto", image, wide) == "winograd3"
+    assert chosen("auto", image, (32, 32, 3, 3)) == "winograd4"
+    assert chosen("auto", (1, *image[1:]), wide) == "direct", "rows of one image are too narrow"
+    assert chosen("auto", (8, 512, 7, 7), (512, 512, 3, 3)) == "direct", "transforming so many weights does not pay"
     assert chosen("auto", image, wide, float64) == "direct"
     assert chosen("auto", image, (64, 32, 7, 7)) == "direct"
     assert chosen("auto", (8, 16, 14, 14), (64, 16, 5, 5)) == "direct"

@@ -47,12 +47,12 @@ def all_three(op: Conv, x_shape: tuple[int, ...], w_shape: tuple[int, ...]) -> l
     return found
 
 
-@pytest.mark.parametrize(("m", "r"), [(2, 3), (4, 3), (2, 5), (4, 5)])
+@pytest.mark.parametrize(("m", "r"), [(2, 3), (4, 3), (2, 5), (3, 5), (4, 5)])
 def test_matrices_give_the_correlation(m: int, r: int) -> None:
     at, g, bt = winograd.matrices(m, r)
     rng = np.random.default_rng(0)
     d, w = rng.standard_normal(m + r - 1), rng.standard_normal(r)
-    np.testing.assert_allclose(at @ ((g @ w) * (bt @ d)), np.correlate(d, w, "valid"), rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(at @ ((g @ w) * (bt @ d)), np.correlate(d, w, "valid"), rtol=1e-12, atol=1e-12)
 
 
 def test_band_repeats_a_matrix_per_tile() -> None:
@@ -75,8 +75,7 @@ _SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("algorithm", ["winograd2", "winograd4"])
-@pytest.mark.parametrize("case", _SHAPES, ids=str)
+@pytest.mark.parametrize(("algorithm", "case"), [(f"winograd{m}", case) for case in _SHAPES for m in (2, 3, 4) if (m, case[0]) != (3, 3)], ids=str)
 @pytest.mark.parametrize("order", ["plain", "batch_innermost"])
 def test_float64_equals_the_direct_sum(algorithm: Any, case: Any, order: str) -> None:
     r, padding, x_shape = case
@@ -88,7 +87,7 @@ def test_float64_equals_the_direct_sum(algorithm: Any, case: Any, order: str) ->
 
 @pytest.mark.parametrize(
     ("algorithm", "r", "bound"),
-    [("direct", 5, 2e-6), ("winograd2", 3, 2e-6), ("winograd2", 5, 1e-5), ("winograd4", 3, 1e-5), ("winograd4", 5, 4e-5)],
+    [("direct", 5, 2e-6), ("winograd2", 3, 1e-6), ("winograd2", 5, 4e-6), ("winograd4", 3, 3e-6), ("winograd3", 5, 5e-6), ("winograd4", 5, 1e-5)],
 )
 def test_float32_error_relative_to_the_largest_element(algorithm: Any, r: int, bound: float) -> None:
     pad = r // 2
