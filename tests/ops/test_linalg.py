@@ -1,0 +1,78 @@
+"""What matmul and bias_add say about operands that do not fit, and paths that small samples do not reach."""
+
+from __future__ import annotations
+
+import laws
+import numpy as np
+import pytest
+
+from jobflow import scope
+from jobflow.errors import DtypeError, ShapeError
+from jobflow.ops import linalg
+
+
+def matmul(a: np.ndarray, b: np.ndarray, **options: bool) -> np.ndarray:
+    with scope.using(interpreter=laws.Immediate()):
+        return linalg.matmul(laws.Result(a), laws.Result(b), **options).array
+
+
+def zeros(*shape: int, dtype: str = "float32") -> np.ndarray:
+    return np.zeros(shape, dtype)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "options", "message"),
+    [
+        (zeros(64, 300), zeros(512, 10), {}, r"matmul: a float32\[64,300\] and b float32\[512,10\] disagree on the summed axis \(300 != 512\)"),
+        (zeros(64, 300), zeros(300, 10), {"transpose_b": True}, r"\(300 != 10\)"),
+        (zeros(2, 3, 4), zeros(5, 4, 2), {}, r"disagree on the leading axes \(\[2\] != \[5\]\)"),
+        (zeros(3, 4), zeros(2, 4, 2), {}, r"a float32\[3,4\] and b float32\[2,4,2\]: both need two axes"),
+        (zeros(4), zeros(4, 2), {}, r"a float32\[4\]"),
+        (zeros(2, 4, 3), zeros(4, 2), {"transpose_a": True}, r"transpose_a is not possible for a float32\[2,4,3\]"),
+    ],
+)
+def test_operands_that_do_not_fit(a: np.ndarray, b: np.ndarray, options: dict[str, bool], message: str) -> None:
+    with pytest.raises(ShapeError, match=message):
+        matmul(a, b, **options)
+
+
+def test_element_types_that_differ() -> None:
+    with pytest.raises(DtypeError, match=r"a float32\[2,3\] and b float64\[3,2\] differ in element type; cast"):
+        matmul(zeros(2, 3), zeros(3, 2, dtype="float64"))
+
+
+@pytest.mark.parametrize("shapes", [((4, 5), (5, 3)), ((2, 4, 5), (2, 5, 3)), ((2, 6, 4, 5), (5, 3)), ((1, 7, 5), (5, 2))])
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_ranks(shapes: tuple[tuple[int, ...], tuple[int, ...]], transpose_b: bool) -> None:
+    random = np.random.default_rng(0)
+    a, b = (random.standard_normal(shape) for shape in shapes)
+    given = np.ascontiguousarray(b.swapaxes(-1, -2)) if transpose_b else b
+    np.testing.assert_allclose(matmul(a, given, transpose_b=transpose_b), a @ b, rtol=1e-12)
+
+
+def test_bias_of_the_wrong_size() -> None:
+    with scope.using(interpreter=laws.Immediate()), pytest.raises(ShapeError, match=r"bias float32\[3\] is not of the size 5"):
+        linalg.bias_add(laws.Result(zeros(2, 5)), laws.Result(zeros(3)))
+
+
+def run_bound(op: object, inputs: list[np.ndarray], output: np.ndarray) -> np.ndarray:
+    for function, arguments in op.bind(laws.Bench(), inputs, [output]):  # type: ignore[attr-defined]
+        function(*arguments)
+    return output
+
+
+def test_operands_no_blas_takes() -> None:
+    """Every second element of every second row, of operands and result, beyond the size of the short path."""
+    random = np.random.default_rng(0)
+    a, b = random.standard_normal((2, 120, 140))[:, ::2, ::2]
+    output = np.full((120, 120), np.nan)[::2, ::2]
+    result = run_bound(linalg.MatMul(False, True), [a, b], output)
+    np.testing.assert_allclose(result, a @ b.T, rtol=1e-12)
+
+
+def test_batches_of_strided_heads() -> None:
+    """Attention reads heads as views [batch, head, time, width] of [batch, time, head, width]."""
+    random = np.random.default_rng(0)
+    q, k = random.standard_normal((2, 3, 40, 2, 16)).transpose(0, 1, 3, 2, 4)
+    scores = run_bound(linalg.BatchMatMul(False, True), [q, k], np.empty((3, 2, 40, 40)))
+    np.testing.assert_allclose(scores, np.einsum("bhik,bhjk->bhij", q, k), rtol=1e-10, atol=1e-12)

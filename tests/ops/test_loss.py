@@ -1,0 +1,83 @@
+"""Losses on large logits, labels out of range, and messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import laws
+import numpy as np
+import pytest
+
+from jobflow.errors import ArgumentError, DtypeError, ShapeError
+from jobflow.ops import loss
+from jobflow.ops.base import Op
+from jobflow.ops.softmax import CausalSoftmax, Softmax
+from jobflow.types import type_of
+
+Array = np.ndarray[Any, Any]
+LOGITS = np.array([[1000.0, 0.0, -1000.0], [3.0, 4.0, 5.0]])
+
+
+def bound(op: Op, inputs: list[Array], outputs: list[Array]) -> list[Array]:
+    for function, arguments in op.bind(laws.Bench(), inputs, outputs):
+        function(*arguments)
+    return outputs
+
+
+def test_large_logits() -> None:
+    """No overflow; a probability of zero counts as 1e-20."""
+    value, prob = laws.run(loss.SparseSoftmaxCrossEntropy(), [LOGITS, np.array([2, 1])])
+    rest = 4.0 - np.log(np.exp([3.0, 4.0, 5.0]).sum())
+    np.testing.assert_allclose(value, [-np.log(1e-20), -rest], rtol=1e-12)
+    np.testing.assert_allclose(prob[0], [1, 0, 0])
+
+
+def test_large_logits_of_sigmoid() -> None:
+    value = laws.run(loss.SigmoidCrossEntropy(), [np.array([1000.0, -1000.0]), np.array([0, 0], np.int8)])[0]
+    assert value.tolist() == [1000.0, 0.0]
+    slope = laws.run(loss.SigmoidCrossEntropyGrad(), [np.array([1000.0, -1000.0]), np.array([0, 0]), np.ones(2)])[0]
+    assert slope.tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("label", [-1, 3])
+@pytest.mark.parametrize("kind", [np.int8, np.int32, np.int64])
+def test_label_out_of_range(label: int, kind: type) -> None:
+    labels, expected = np.array([0, label], kind), rf"label {label} is outside \[0, 3\)"
+    for op in (loss.SparseSoftmaxCrossEntropy(), loss.SparseCrossEntropy()):
+        with pytest.raises(ArgumentError, match=expected):
+            laws.run(op, [abs(LOGITS), labels])
+    with pytest.raises(ArgumentError, match=expected):
+        bound(loss.SparseSoftmaxCrossEntropy(), [LOGITS, labels], [np.empty(2), np.empty((2, 3))])
+    with pytest.raises(ArgumentError, match=expected):
+        bound(loss.SparseSoftmaxCrossEntropyGrad(), [LOGITS, labels, np.ones(2)], [np.empty((2, 3))])
+
+
+def test_labels_that_do_not_fit() -> None:
+    with pytest.raises(ShapeError, match=r"labels int64\[3\] are not one per row of logits float64\[2,3\]; they should be \[2\]"):
+        loss.SparseSoftmaxCrossEntropy().infer(type_of(LOGITS), type_of(np.array([0, 1, 2])))
+    with pytest.raises(DtypeError, match=r"labels float64\[2\] are not integers; cast"):
+        loss.SparseSoftmaxCrossEntropy().infer(type_of(LOGITS), type_of(np.zeros(2)))
+    with pytest.raises(ShapeError, match=r"labels float64\[2\] and logits float64\[2,3\] differ in shape"):
+        loss.SoftmaxCrossEntropy().infer(type_of(LOGITS), type_of(np.zeros(2)))
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.int64])
+def test_many_rows_in_blocks(kind: type) -> None:
+    random = np.random.default_rng(0)
+    logits, labels, dloss = random.standard_normal((3000, 60)), random.integers(0, 60, 3000).astype(kind), random.standard_normal(3000)
+    value, prob = laws.run(loss.SparseSoftmaxCrossEntropy(), [logits, labels])
+    ours = bound(loss.SparseSoftmaxCrossEntropy(), [logits, labels], [np.empty(3000), np.empty((3000, 60))])
+    np.testing.assert_allclose(ours[0], value, rtol=1e-10)
+    np.testing.assert_allclose(ours[1], prob, rtol=1e-10)
+    (dx,) = bound(loss.SparseSoftmaxCrossEntropyGrad(), [prob, labels, dloss], [np.empty((3000, 60))])
+    np.testing.assert_allclose(dx, laws.run(loss.SparseSoftmaxCrossEntropyGrad(), [prob, labels, dloss])[0], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("shape", "diagonal"), [((3, 5, 100, 100), 0), ((70, 37, 50), 5), ((4, 64, 20), 0), ((2, 1, 8), 3)])
+def test_causal_softmax_in_blocks(shape: tuple[int, ...], diagonal: int) -> None:
+    x = np.random.default_rng(0).standard_normal(shape)
+    (y,) = bound(CausalSoftmax(0.3, diagonal), [x], [np.full(shape, np.nan)])
+    seen = np.arange(shape[-1]) - np.arange(shape[-2])[:, None] <= diagonal
+    (expected,) = laws.run(Softmax(len(shape) - 1), [np.where(seen, 0.3 * x, -np.inf)])
+    np.testing.assert_allclose(y, expected, rtol=1e-10)
+    assert not y[..., ~seen].any()
