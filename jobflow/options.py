@@ -150,7 +150,8 @@ class _Options:
 
     def _check(self, full: str, option: _Option, value: Any) -> None:
         what = f"{self._owner}.{full} at {user_line()}"
-        if type(value) is not option.kind:
+        kind: Any = type(value)
+        if kind is not option.kind:  # a bool is no int here
             raise ConfigError(f"{what}: the value must be of type {option.kind.__name__}; got {value!r}")
         if option.choices and value not in option.choices:
             raise ConfigError(f"{what}: the value must be one of {', '.join(option.choices)}; got {value!r}{did_you_mean(value, option.choices)}")

@@ -104,7 +104,7 @@ def test_unknown_names_are_errors_with_a_suggestion() -> None:
         _ = config.trian
     with pytest.raises(ConfigError, match="no such option"):
         _ = config.function_desc.nothing_like_it
-    with pytest.raises(ConfigError, match='did you mean "train.primary_lr"'):
+    with pytest.raises(ConfigError, match=r'did you mean "train\.primary_lr"'):
         config.set("train.primary_l", 1.0)
     assert not hasattr(config.train, "nothing")
     assert hasattr(config.train, "num_gradient_accumulation_steps")

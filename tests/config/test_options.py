@@ -116,7 +116,7 @@ def test_unknown_names_are_errors_with_a_suggestion() -> None:
         config.collective_boxing.nccl_num_stream(2)
     with pytest.raises(ConfigError, match='did you mean "collective_boxing"'):
         _ = config.colective_boxing
-    with pytest.raises(ConfigError, match='^env.machines at .* did you mean "machine"'):
+    with pytest.raises(ConfigError, match=r'^env\.machines at .* did you mean "machine"'):
         _ = env()[0].machines
     assert not hasattr(config, "nothing_like_it")
 

@@ -256,7 +256,7 @@ class FakeJob:
 
 @dataclass(eq=False)
 class FakeTensor:
-    type: TensorType = TensorType((4,), float32)
+    type: TensorType = field(default_factory=lambda: TensorType((4,), float32))
 
 
 def test_minimize_hands_the_job_the_optimizer_and_the_losses() -> None:

@@ -1,0 +1,124 @@
+"""The safetensors format: 8 bytes little-endian length n, n bytes of JSON header, then the tensors' bytes.
+
+The header says for each tensor {"dtype": "F32", "shape": [2, 3], "data_offsets": [start, stop]}, counted from the header's end.
+Numbers are little-endian and in C order.  Any reader of the format can read these files.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jobflow.errors import CheckpointError
+
+Array = np.ndarray[Any, Any]
+
+_NAMES = {
+    "bool": "BOOL",
+    "int8": "I8",
+    "uint8": "U8",
+    "int16": "I16",
+    "uint16": "U16",
+    "int32": "I32",
+    "uint32": "U32",
+    "int64": "I64",
+    "uint64": "U64",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+}
+_DTYPES = {name: np.dtype(numpy).newbyteorder("<") for numpy, name in _NAMES.items()}
+#: Tensors begin at multiples of this, so that a file can be mapped into memory.
+ALIGNMENT = 8
+#: The largest header that is believed; more means that the file is damaged.
+LONGEST_HEADER = 100 * 2**20
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies: its type and its first byte in the file."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    start: int
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def storable(name: str, array: Any) -> Array:
+    """`array` as it is written: little-endian, C order; CheckpointError if the format has no such numbers."""
+    given = np.asarray(array)
+    if given.dtype.name not in _NAMES:
+        raise CheckpointError(f'tensor "{name}": a checkpoint cannot hold elements of type {given.dtype}; convert them to one of {", ".join(_NAMES)}')
+    return np.asarray(given, dtype=given.dtype.newbyteorder("<"), order="C")
+
+
+def bytes_of(array: Array) -> memoryview:
+    """The bytes of a contiguous array without copying them."""
+    return array.reshape(-1).view(np.uint8).data
+
+
+def encoded(tensors: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
+    """The parts of a file that holds these storable arrays."""
+    order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))  # wide elements first: all stay aligned
+    header: dict[str, Any] = {}
+    stop = 0
+    for name in order:
+        array = tensors[name]
+        start, stop = stop, stop + array.nbytes
+        header[name] = {"dtype": _NAMES[array.dtype.name], "shape": list(array.shape), "data_offsets": [start, stop]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    yield struct.pack("<Q", len(text))
+    yield text
+    for name in order:
+        yield bytes_of(tensors[name])
+
+
+def read_header(path: Path) -> dict[str, Place]:
+    """What lies where in a file; CheckpointError if the file is damaged or shorter than its header says."""
+    try:
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > min(size - 8, LONGEST_HEADER):
+                raise ValueError(f"a header of {length} bytes in a file of {size}")
+            header = json.loads(file.read(length))
+        places = {name: _place(entry, 8 + length) for name, entry in header.items() if name != "__metadata__"}
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing") from None
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise CheckpointError(f"{path} is damaged: it is no safetensors file ({error})") from error
+    for name, place in places.items():
+        if place.start + place.nbytes > size:
+            raise CheckpointError(f'{path} is damaged: it ends before tensor "{name}" does')
+    return places
+
+
+def _place(entry: Mapping[str, Any], origin: int) -> Place:
+    if entry["dtype"] not in _DTYPES:
+        raise ValueError(f"unknown element type {entry['dtype']!r}")
+    start, stop = entry["data_offsets"]
+    place = Place(tuple(int(n) for n in entry["shape"]), _DTYPES[entry["dtype"]], origin + int(start))
+    if start < 0 or min(place.shape, default=0) < 0 or place.nbytes != stop - start:
+        raise ValueError(f"offsets {entry['data_offsets']} for {entry['dtype']}{entry['shape']}")
+    return place
+
+
+def read_tensor(path: Path, place: Place) -> Array:
+    """The array at `place`, in the machine's byte order and writable."""
+    with open(path, "rb") as file:
+        file.seek(place.start)
+        found = np.fromfile(file, place.dtype, math.prod(place.shape))
+    if found.nbytes != place.nbytes:
+        raise CheckpointError(f"{path} is damaged: it ends {place.nbytes - found.nbytes} bytes too early")
+    return found.reshape(place.shape).astype(place.dtype.newbyteorder("="), copy=False)

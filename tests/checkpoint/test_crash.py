@@ -1,0 +1,138 @@
+"""Saving is all or nothing: a failure at any change of the file system leaves nothing or everything to see."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pytest
+
+from jobflow.checkpoint.store import Files, load, save
+from jobflow.errors import CheckpointError
+
+T = TypeVar("T")
+TENSORS = {"w": np.arange(6, dtype=np.float32), "n": np.array([3])}
+
+
+class Faulty(Files):
+    """Fails at change number `at`, and (when `dead`) at all later ones, like a process that is no more."""
+
+    def __init__(self, at: int, dead: bool, error: BaseException | None = None) -> None:
+        self.at, self.dead, self.error, self.log = at, dead, error or OSError("no space left"), []  # type: ignore[var-annotated]
+
+    def do(self, what: str, path: Path, change: Callable[[], T]) -> T:
+        self.log.append(what)
+        number = len(self.log) - 1
+        if number == self.at or (self.dead and number > self.at):
+            if what == "write" and number == self.at:
+                path.write_bytes(b"half of it")
+            raise self.error
+        return change()
+
+
+def changes() -> list[str]:
+    """What saving does, in order."""
+    files = Faulty(10**6, False)
+    with tempfile.TemporaryDirectory() as root:
+        save(Path(root) / "c", TENSORS, files=files)
+    return files.log
+
+
+CHANGES = changes()
+
+
+def is_whole(path: Path) -> bool:
+    """True if the checkpoint is there, False if nothing is; anything else is an assertion."""
+    if not path.exists() or not any(path.iterdir()):
+        return False
+    loaded = load(path)
+    assert {name: loaded[name].tolist() for name in loaded} == {name: array.tolist() for name, array in TENSORS.items()}
+    assert (path / "snapshot_done").exists()
+    return True
+
+
+def test_the_order_of_changes() -> None:
+    """Everything is on the disk before the rename, and the rename is the last but for the parent's own names."""
+    assert CHANGES[:2] == ["mkdir", "mkdir"]
+    assert CHANGES[-3:] == ["sync", "rename", "sync"]
+    assert CHANGES.count("create") == CHANGES.count("sync") - 2 == 3
+    assert CHANGES.count("rename") == 1
+
+
+@pytest.mark.parametrize("empty", [False, True])
+@pytest.mark.parametrize("dead", [False, True])
+@pytest.mark.parametrize("at", range(len(CHANGES)))
+def test_a_failure_at_any_change(tmp_path: Path, at: int, dead: bool, empty: bool) -> None:
+    target = tmp_path / "snapshot_1"
+    if empty:
+        target.mkdir()
+    before = is_whole(target)
+    renamed = at > CHANGES.index("rename")
+    with pytest.raises(CheckpointError, match=r"is complete, but .*no space left" if renamed else r"could not be saved, .*no space left"):
+        save(target, TENSORS, files=Faulty(at, dead))
+    assert is_whole(target) == (renamed or before)
+    left = [entry.name for entry in tmp_path.iterdir() if entry != target]
+    assert all(name.startswith(".snapshot_1.saving.") for name in left)
+    if not dead:
+        assert left == [], "what was unfinished is removed"
+    if not renamed:
+        save(target, TENSORS)
+        assert is_whole(target)
+
+
+def test_an_interrupt_cleans_up_and_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path / "c", TENSORS, files=Faulty(CHANGES.index("rename"), False, KeyboardInterrupt()))
+    assert list(tmp_path.iterdir()) == []
+
+
+DYING = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from jobflow.checkpoint.store import Files, save
+
+class Dying(Files):
+    def rename(self, old, new):
+        os._exit(9)
+
+save(Path(sys.argv[1]) / "c", {"w": np.arange(6)}, files=Dying())
+"""
+
+
+def test_what_a_dead_process_left_is_removed_by_the_next_saving(tmp_path: Path) -> None:
+    assert subprocess.run([sys.executable, "-c", DYING, str(tmp_path)], check=False).returncode == 9
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".c.saving.")
+    assert (left / "manifest.json").exists()
+    keep = tmp_path / ".c.saving.elsewhere.1.abc"
+    keep.mkdir()  # of another machine: not ours to judge
+    save(tmp_path / "d", TENSORS)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [keep.name, "d"]
+
+
+def test_what_a_living_process_writes_is_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError):
+        save(tmp_path / "c", TENSORS, files=Faulty(CHANGES.index("rename"), True))
+    (left,) = tmp_path.iterdir()
+    save(tmp_path / "c", TENSORS)
+    assert left.exists()
+
+
+def test_two_savings_to_one_path(tmp_path: Path) -> None:
+    """The second one finds the place taken at the very end: it fails, and the first one's checkpoint stays."""
+
+    class Overtaken(Files):
+        def rename(self, old: Path, new: Path) -> None:
+            save(new, TENSORS)
+            super().rename(old, new)
+
+    with pytest.raises(CheckpointError, match="could not be saved, and nothing was changed there"):
+        save(tmp_path / "c", {"other": np.zeros(3)}, files=Overtaken())
+    assert is_whole(tmp_path / "c")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
