@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from jobflow.ops.axes import expand_dims, flatten, reshape, squeeze, tile, transpose
-from jobflow.ops.broadcast import broadcast_to
-from jobflow.ops.slices import concat, flip, pad, slice_, split, stack, unstack
+from jobflow.ops.axes import ExpandDims, Reshape, Squeeze, Transpose, expand_dims, flatten, reshape, squeeze, tile, transpose
+from jobflow.ops.broadcast import BroadcastTo, broadcast_to
+from jobflow.ops.slices import Concat, Flip, Pad, Slice, SliceGrad, concat, flip, pad, slice_, split, stack, unstack
 
 __all__ = [
+    "BroadcastTo",
+    "Concat",
+    "ExpandDims",
+    "Flip",
+    "Pad",
+    "Reshape",
+    "Slice",
+    "SliceGrad",
+    "Squeeze",
+    "Transpose",
     "broadcast_to",
     "concat",
     "expand_dims",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -63,8 +64,17 @@ def _centre(xp: Xp, x: Array) -> Array:
     return inside * _ratio(_SMALL, inside * inside)
 
 
+def _cupy_special() -> Any:
+    from cupyx.scipy import special  # heavy, and only where there is a GPU
+
+    return special
+
+
 def erf(xp: Xp, x: Array, y: Array) -> None:
-    """y = erf(x), relative error about 1e-16 in float64."""
+    """y = erf(x), relative error below 5e-16 in float64."""
+    if xp is not np:
+        _cupy_special().erf(x, y)
+        return
     wide = x.astype(xp.float64)
     size = xp.abs(wide)
     far = xp.copysign(1.0 - _tail(xp, xp.maximum(size, 0.46875)), wide)
@@ -72,7 +82,10 @@ def erf(xp: Xp, x: Array, y: Array) -> None:
 
 
 def erfc(xp: Xp, x: Array, y: Array) -> None:
-    """y = 1 - erf(x), relative error about 1e-15 in float64 also where it is small."""
+    """y = 1 - erf(x), relative error below 1e-15 in float64 also where it is small."""
+    if xp is not np:
+        _cupy_special().erfc(x, y)
+        return
     wide = x.astype(xp.float64)
     size = xp.abs(wide)
     tail = _tail(xp, xp.maximum(size, 0.46875))
