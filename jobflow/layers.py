@@ -22,7 +22,7 @@ from jobflow.layout import P
 from jobflow.nn.convolution import Padding, Sizes, channels_last
 from jobflow.ops import elementwise as ew
 from jobflow.ops import linalg as la
-from jobflow.ops import norm as nm
+from jobflow.ops import batch_norm as bn
 from jobflow.ops.base import apply, normal_axis
 from jobflow.ops.layout_ops import to_global
 from jobflow.ops.update import MovingAverage
@@ -273,12 +273,12 @@ def batch_normalization(
         )
     )
     if moving:
-        y, batch_mean, batch_variance = nm.batch_norm_train(wide, gamma, beta, axis=place, epsilon=epsilon, name=own)
+        y, batch_mean, batch_variance = bn.batch_norm_train(wide, gamma, beta, axis=place, epsilon=epsilon, name=own)
         count = wide.type.size // wide.type.shape[place]
         _move(mean, batch_mean, momentum)
         _move(variance, ew.scale(batch_variance, count / max(count - 1, 1)), momentum)
     else:
-        y = nm.batch_norm_infer(wide, gamma, beta, mean, variance, axis=place, epsilon=epsilon, name=own)
+        y = bn.batch_norm_infer(wide, gamma, beta, mean, variance, axis=place, epsilon=epsilon, name=own)
     return y if wide is inputs else ew.cast(y, float16)
 
 

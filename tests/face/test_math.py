@@ -1,0 +1,293 @@
+"""flow.math against NumPy formulas, and the legacy conventions about numbers, shapes and element types."""
+
+from __future__ import annotations
+
+import math as reals
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobflow import math
+from jobflow.errors import ArgumentError, ShapeError
+
+ERF = np.vectorize(reals.erf, otypes=[float])
+
+
+def sigmoid(x: Any) -> Any:
+    return 1 / (1 + np.exp(-x))
+
+
+UNARY: dict[str, tuple[Callable[[Any], Any], float, float]] = {
+    "abs": (np.abs, -2, 2),
+    "acos": (np.arccos, -0.9, 0.9),
+    "acosh": (np.arccosh, 1.1, 3),
+    "asin": (np.arcsin, -0.9, 0.9),
+    "asinh": (np.arcsinh, -2, 2),
+    "atan": (np.arctan, -2, 2),
+    "atanh": (np.arctanh, -0.9, 0.9),
+    "ceil": (np.ceil, -3, 3),
+    "cos": (np.cos, -3, 3),
+    "cosh": (np.cosh, -2, 2),
+    "erf": (ERF, -2, 2),
+    "erfc": (lambda x: 1 - ERF(x), -2, 2),
+    "exp": (np.exp, -2, 2),
+    "expm1": (np.expm1, -2, 2),
+    "floor": (np.floor, -3, 3),
+    "gelu": (lambda x: x * (1 + ERF(x / np.sqrt(2))) / 2, -3, 3),
+    "log": (np.log, 0.1, 3),
+    "log1p": (np.log1p, -0.5, 3),
+    "log_sigmoid": (lambda x: np.log(sigmoid(x)), -3, 3),
+    "negative": (np.negative, -2, 2),
+    "reciprocal": (np.reciprocal, 0.5, 2),
+    "relu": (lambda x: np.maximum(x, 0), -2, 2),
+    "rint": (np.rint, -3, 3),
+    "round": (np.rint, -3, 3),
+    "rsqrt": (lambda x: 1 / np.sqrt(x), 0.1, 3),
+    "sigmoid": (sigmoid, -3, 3),
+    "sigmoid_v2": (sigmoid, -3, 3),
+    "sign": (np.sign, -2, 2),
+    "sin": (np.sin, -3, 3),
+    "sinh": (np.sinh, -2, 2),
+    "softplus": (lambda x: np.log1p(np.exp(x)), -3, 3),
+    "sqrt": (np.sqrt, 0.1, 3),
+    "square": (np.square, -2, 2),
+    "tan": (np.tan, -1, 1),
+    "tanh": (np.tanh, -2, 2),
+    "tanh_v2": (np.tanh, -2, 2),
+}
+
+
+@pytest.mark.parametrize("word", UNARY)
+def test_unary(word: str, run: Any, rng: Any) -> None:
+    formula, low, high = UNARY[word]
+    x = rng.uniform(low, high, (3, 5))
+    y = run(lambda t: getattr(math, word)(t, name="y"), x)
+    np.testing.assert_allclose(y, formula(x), rtol=1e-12, atol=1e-12)
+    assert run.job.names == ["y"] and getattr(math, word).__name__ == word
+
+
+def test_round_goes_to_even(run: Any) -> None:
+    assert run(math.round, [0.5, 1.5, 2.5, -0.5]).tolist() == [0, 2, 2, 0]
+
+
+def test_reciprocal_no_nan(run: Any) -> None:
+    assert run(math.reciprocal_no_nan, [2.0, 0.0]).tolist() == [0.5, 0.0]
+
+
+BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "add": np.add,
+    "subtract": np.subtract,
+    "multiply": np.multiply,
+    "divide": np.divide,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "mod": np.mod,
+    "floordiv": np.floor_divide,
+    "squared_difference": lambda x, y: (x - y) ** 2,
+    "atan2": np.arctan2,
+}
+
+
+@pytest.mark.parametrize("word", BINARY)
+def test_binary(word: str, run: Any, rng: Any) -> None:
+    x, y = rng.uniform(0.5, 3, (4, 3)), rng.uniform(0.5, 2, (4, 3))
+    np.testing.assert_allclose(run(getattr(math, word), x, y), BINARY[word](x, y), rtol=1e-12)
+
+
+@pytest.mark.parametrize("word", ["add", "subtract", "multiply", "divide", "maximum", "minimum", "mod"])
+def test_binary_broadcasts(word: str, run: Any, rng: Any) -> None:
+    x, y = rng.uniform(0.5, 3, (2, 4, 3)), rng.uniform(0.5, 2, (4, 1))
+    np.testing.assert_allclose(run(getattr(math, word), x, y), BINARY[word](x, y), rtol=1e-12)
+
+
+@pytest.mark.parametrize("word", ["add", "subtract", "multiply", "divide", "maximum", "minimum"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_numbers_take_the_element_type_of_the_tensor(word: str, dtype: Any, run: Any) -> None:
+    x = np.array([1.0, 2.0, 4.0], dtype)
+    left, right = run(lambda t: (getattr(math, word)(3, t), getattr(math, word)(t, np.float64(0.5))), x)
+    assert left.dtype == right.dtype == dtype
+    np.testing.assert_allclose(left, BINARY[word](3, x), rtol=1e-6)
+    np.testing.assert_allclose(right, BINARY[word](x, 0.5), rtol=1e-6)
+
+
+def test_integers_beside_numbers(run: Any) -> None:
+    y = run(lambda t: math.subtract(math.multiply(t, 3), 1), np.array([1, 2], np.int32))
+    assert y.dtype == np.int32 and y.tolist() == [2, 5]
+    with pytest.raises(TypeError, match="0.5"):
+        run(lambda t: math.add(t, 0.5), np.array([1, 2], np.int32))
+
+
+def test_division_by_zero_and_of_a_number(run: Any) -> None:
+    assert run(lambda t: math.divide(t, 0), [3.0, -1.0]).tolist() == [0, 0]
+    assert run(lambda t: math.divide(6, t), [3.0, 0.0]).tolist() == [2, 0]
+
+
+def test_mod_has_the_sign_of_the_divisor(run: Any) -> None:
+    assert run(math.mod, [5.0, -5.0, 5.0], [3.0, 3.0, -3.0]).tolist() == [2, 1, -1]
+
+
+def test_two_numbers_are_an_error_with_both(run: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"add at test_math\.py:\d+.*1 and 2"):
+        run(lambda: math.add(1, 2))
+
+
+def test_pow(run: Any) -> None:
+    np.testing.assert_allclose(run(lambda t: math.pow(t, 3), [2.0, -2.0]), [8, -8])
+    np.testing.assert_allclose(run(math.pow, [2.0, 3.0], [3.0, 0.5]), [8, 3**0.5])
+
+
+def test_xdivy_and_xlogy_are_zero_where_x_is(run: Any) -> None:
+    assert run(math.xdivy, [0.0, 3.0], [0.0, 2.0]).tolist() == [0, 1.5]
+    np.testing.assert_allclose(run(math.xlogy, [0.0, 3.0], [0.0, 2.0]), [0, 3 * np.log(2)])
+
+
+def test_add_n(run: Any) -> None:
+    y = run(lambda a, b, c: math.add_n([a, b, c], name="sum"), [1.0, 2.0], [3.0, 4.0], [5.0, 6.0])
+    assert y.tolist() == [9, 12] and run.job.names == ["sum"]
+    with pytest.raises(ShapeError, match=r"float64\[2\], float64\[3\]"):
+        run(lambda a, b: math.add_n([a, b]), [1.0, 2.0], [1.0, 2.0, 3.0])
+
+
+def test_polyval(run: Any) -> None:
+    x = np.array([0.5, 2.0])
+    np.testing.assert_allclose(run(lambda t: math.polyval([2, -3.0, 1], t), x), np.polyval([2, -3, 1], x))
+
+
+@pytest.mark.parametrize("word", ["equal", "not_equal", "greater", "greater_equal", "less", "less_equal"])
+def test_comparisons_give_int8(word: str, run: Any) -> None:
+    x, y = np.array([[1.0, 2.0, 3.0]]), np.array([[2.0], [3.0]])
+    z = run(lambda a, b: (getattr(math, word)(a, b), getattr(math, word)(a, 2)), x, y)
+    assert z[0].dtype == z[1].dtype == np.int8
+    assert (z[0] == getattr(np, word)(x, y)).all() and (z[1] == getattr(np, word)(x, 2)).all()
+
+
+def test_logical_and(run: Any) -> None:
+    z = run(math.logical_and, np.array([0, 1, 3], np.int8), np.array([1, 0, 2], np.int8))
+    assert z.dtype == np.int8 and z.tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("word", ["clip_by_value", "clip", "clamp", "clip_by_scalar"])
+def test_clip(word: str, run: Any) -> None:
+    clip = getattr(math, word)
+    x = [-2.0, 0.5, 3.0]
+    assert run(lambda t: clip(t, -1, 1), x).tolist() == [-1, 0.5, 1]
+    assert run(lambda t: clip(t, min_value=0), x).tolist() == [0, 0.5, 3]
+    assert run(lambda t: clip(t, max_value=0), x).tolist() == [-2, 0, 0]
+    with pytest.raises(ValueError, match="min_value"):
+        run(clip, x)
+
+
+REDUCTIONS: dict[str, Callable[..., Any]] = {
+    "reduce_sum": np.sum,
+    "reduce_mean": np.mean,
+    "reduce_max": np.max,
+    "reduce_min": np.min,
+    "reduce_prod": np.prod,
+    "two_stage_reduce_max": np.max,
+    "two_stage_reduce_min": np.min,
+    "reduce_variance": np.var,
+    "reduce_std": np.std,
+    "reduce_euclidean_norm": lambda x, **k: np.sqrt(np.sum(x * x, **k)),
+    "reduce_logsumexp": lambda x, **k: np.log(np.sum(np.exp(x), **k)),
+}
+
+
+@pytest.mark.parametrize("word", REDUCTIONS)
+def test_reductions(word: str, run: Any, rng: Any) -> None:
+    x, reduce, formula = rng.uniform(0.5, 2, (2, 3, 4)), getattr(math, word), REDUCTIONS[word]
+    for axis in (1, -1, [0, 2], (0, -1)):
+        chosen = tuple(axis) if isinstance(axis, list | tuple) else axis
+        for keepdims in (False, True):
+            y = run(lambda t, a=axis, k=keepdims: reduce(t, a, k), x)
+            np.testing.assert_allclose(y, formula(x, axis=chosen, keepdims=keepdims), rtol=1e-12)
+    whole = run(lambda t: reduce(t, name="whole"), x)
+    assert whole.shape == (1,) and run.job.names == ["whole"]
+    np.testing.assert_allclose(whole[0], formula(x), rtol=1e-12)
+    assert run(lambda t: reduce(t, [0, 1, 2]), x).shape == (1,)
+    assert run(lambda t: reduce(t, None, True), x).shape == (1, 1, 1)
+
+
+@pytest.mark.parametrize("word", ["reduce_sum", "reduce_max", "reduce_min", "reduce_prod"])
+def test_no_axes_leave_the_tensor_as_it_is(word: str, run: Any) -> None:
+    assert run(lambda t: getattr(math, word)(t, []) is t, [1.0, 2.0])
+
+
+def test_any_and_all_give_int8(run: Any) -> None:
+    x = np.array([[0, 3, 0], [1, 2, 3], [0, 0, 0]], np.int8)
+    some, every = run(lambda t: (math.reduce_any(t, 1), math.reduce_all(t, 1)), x)
+    assert some.dtype == every.dtype == np.int8
+    assert some.tolist() == [1, 1, 0] and every.tolist() == [0, 1, 0]
+    assert run(math.reduce_any, x).tolist() == [1] and run(math.reduce_all, x).shape == (1,)
+    assert run(lambda t: math.reduce_any(t, []), x).tolist() == (x != 0).tolist()
+
+
+def test_a_wrong_axis_names_the_line(run: Any) -> None:
+    with pytest.raises(ShapeError, match=r"reduce_sum at test_math\.py:\d+: axis 2"):
+        run(lambda t: math.reduce_sum(t, 2), [[1.0]])
+
+
+def test_argmax(run: Any, rng: Any) -> None:
+    x = rng.standard_normal((3, 4))
+    y = run(math.argmax, x)
+    assert y.dtype == np.int32 and (y == x.argmax(-1)).all()
+    assert (run(lambda t: math.argmax(t, 0), x) == x.argmax(0)).all()
+    assert run(lambda t: math.argmax(t, "place"), x).shape == (3,) and run.job.names == ["place"]
+
+
+def test_l2_normalize(run: Any, rng: Any) -> None:
+    x = np.vstack([rng.standard_normal((2, 3)), np.zeros((1, 3))])
+    norm = np.sqrt(np.maximum((x * x).sum(1, keepdims=True), 1e-12))
+    np.testing.assert_allclose(run(lambda t: math.l2_normalize(t, 1), x), x / norm, rtol=1e-12)
+    with pytest.raises(AssertionError, match="axis"):
+        run(math.l2_normalize, x)
+
+
+def test_segment_sums(run: Any) -> None:
+    data, ids = np.arange(6.0).reshape(3, 2), np.array([1, 1, -1], np.int32)
+    assert run(lambda d, i: math.unsorted_segment_sum(d, i, 3), data, ids).tolist() == [[0, 0], [2, 4], [0, 0]]
+    assert run(lambda d, i, like: math.unsorted_segment_sum_like(d, i, like), data, ids, np.zeros((3, 2))).shape == (3, 2)
+    rows = run(lambda d, i: math.unsorted_batch_segment_sum(d, i, 2), data, np.array([[0, 0], [1, 0], [1, 1]], np.int32))
+    assert rows.tolist() == [[1, 0], [3, 2], [0, 9]]
+
+
+def test_lower_triangle(run: Any, rng: Any) -> None:
+    x = rng.standard_normal((2, 3, 3))
+    lower = np.tril(np.ones((3, 3), bool), 1)
+    np.testing.assert_allclose(run(lambda t: math.tril(t, 1, 7), x), np.where(lower, x, 7))
+    np.testing.assert_allclose(run(lambda t: math.fused_scale_tril(t, 1, -1, 0.5), x), np.where(lower, x / 2, -1))
+
+
+def test_broadcast_to_compatible_with(run: Any) -> None:
+    x, a, b = np.array([[1.0], [2.0]]), np.zeros((1, 3)), np.zeros((4, 1, 1))
+    assert run(lambda x, a, b: math.broadcast_to_compatible_with(x, [a, b]), x, a, b).shape == (4, 2, 3)
+    with pytest.raises(ShapeError, match="do not broadcast"):
+        run(lambda x, a: math.broadcast_to_compatible_with(x, [a]), x, np.zeros((3, 3)))
+
+
+def test_gradients_of_activations(run: Any, rng: Any) -> None:
+    x, dy = rng.standard_normal(5), rng.standard_normal(5)
+    s = sigmoid(x)
+    np.testing.assert_allclose(run(math.sigmoid_grad, s, dy), dy * s * (1 - s))
+    h = 1e-6
+    gelu = UNARY["gelu"][0]
+    np.testing.assert_allclose(run(math.gelu_grad, x, dy), dy * (gelu(x + h) - gelu(x - h)) / (2 * h), rtol=1e-7)
+
+
+def test_in_top_k(run: Any) -> None:
+    scores = np.array([[0.1, 0.5, 0.4], [0.9, 0.05, 0.05], [0.2, 0.3, 0.5]])
+    y = run(lambda t, p: math.in_top_k(t, p, 2), np.array([2, 1, 0], np.int32), scores)
+    assert y.dtype == np.int8 and y.tolist() == [1, 1, 0]
+
+
+def test_counting_what_is_not_finite(run: Any) -> None:
+    x, y = [1.0, np.inf, np.nan, -np.inf], [np.nan]
+    count = run(math.count_not_finite, x)
+    assert count.dtype == np.int64 and count.tolist() == [3]
+    assert run(lambda a, b: math.multi_count_not_finite([a, b]), x, y).tolist() == [4]
+
+
+def test_reduced_element_count(run: Any) -> None:
+    count = run(lambda t: math.reduced_shape_elem_cnt(t, [0, -1]), np.zeros((2, 3, 4)))
+    assert count.dtype == np.int32 and count.tolist() == [8]
