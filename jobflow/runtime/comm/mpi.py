@@ -22,13 +22,13 @@ import numpy as np
 
 from jobflow.errors import JobError
 from jobflow.layout import Reduction
+from jobflow.notices import notice
 from jobflow.ops.base import Call
 from jobflow.runtime.comm.post import Control, Post
 from jobflow.runtime.comm.record import Letter, Place, Record, Recorder, Regions, address
 from jobflow.runtime.comm.shared import Meet, SharedOperations
 from jobflow.runtime.comm.solo import copying
 from jobflow.runtime.device.cpu import ALIGNMENT, aligned_zeros
-from jobflow.runtime.notice import notice
 from jobflow.types import Array
 
 #: bytes of the first window; each further one is at least as large as all before it, so that there are few
@@ -62,7 +62,7 @@ class Gate:
 
 
 class Windows:
-    """This rank's part of the shared windows of its node, handed out from the front of the newest."""
+    """This rank's part of the shared windows of its node, handed out first fit; what nobody points into is handed out again."""
 
     def __init__(self, mpi: Any, node: Any, members: Sequence[int], control: Control) -> None:
         self._mpi = mpi
@@ -74,7 +74,9 @@ class Windows:
         self._parts: list[dict[int, Array]] = []
         self._bases: list[list[Array]] = []
         self._regions = Regions()
-        self._used = 0
+        #: (window, start, stop) in this rank's parts
+        self._free: list[tuple[int, int, int]] = []
+        self._returned: list[tuple[int, int, int]] = []
         self._total = 0
 
     def agree(self, value: int, operation: Any) -> int:
@@ -88,19 +90,30 @@ class Windows:
     def allocate(self, nbytes: int) -> Array | None:
         """`nbytes` of this rank, zeroed; None if the node has too little shared memory.  Collective over the node."""
         wanted = -(-nbytes // ALIGNMENT) * ALIGNMENT
-        largest = self.agree(wanted if self._free() < wanted else 0, self._mpi.MAX)
+        # after this the peers have finished all earlier operations, so that what was returned may be used again
+        largest = self.agree(wanted if self._fit(wanted) is None else 0, self._mpi.MAX)
         if largest > 0 and not self._open(wanted, largest):
             return None
-        if not self._parts:  # nobody wanted anything yet
-            return aligned_zeros(0)
-        mine = self._parts[-1][self._control.rank]
-        array = mine[self._used : self._used + nbytes]
-        self._used += wanted
-        array[:] = 0
-        return array
+        return self._take(nbytes, wanted) if nbytes else aligned_zeros(0)
 
-    def _free(self) -> int:
-        return self._parts[-1][self._control.rank].size - self._used if self._parts else 0
+    def _fit(self, wanted: int) -> int | None:
+        """Which of the free stretches is long enough."""
+        if self._returned:
+            self._free = _merged([*self._free, *self._returned])
+            self._returned.clear()
+        return next((i for i, (_, start, stop) in enumerate(self._free) if stop - start >= wanted), None if wanted else -1)
+
+    def _take(self, nbytes: int, wanted: int) -> Array:
+        i = self._fit(wanted)
+        assert i is not None
+        window, start, stop = self._free.pop(i)
+        if stop - start > wanted:
+            self._free.append((window, start + wanted, stop))
+        mine = memoryview(self._parts[window][self._control.rank])
+        array = np.frombuffer(mine[start : start + nbytes], np.uint8)  # an array of its own, which its views keep alive
+        array[:] = 0
+        self._regions.add(Place(window, start, nbytes), array, partial(self._returned.append, (window, start, start + wanted)))
+        return array
 
     def _open(self, wanted: int, largest: int) -> bool:
         """A new window; a generous one if there is room."""
@@ -119,11 +132,10 @@ class Windows:
         bases = [np.frombuffer(window.Shared_query(i)[0], np.uint8) for i in range(len(self._members))]
         # pages are mapped whole, so that all processes skip the same number of bytes
         parts = {rank: base[-address(base) % ALIGNMENT :][:size] for rank, base in zip(self._members, bases, strict=True)}
-        self._regions.add(len(self._parts), parts[self._control.rank])
+        self._free.append((len(self._parts), 0, size))
         self._windows.append(window)
         self._parts.append(parts)
         self._bases.append(bases)
-        self._used = 0
         self._total += size
 
     def locate(self, array: Array) -> Place | None:
@@ -142,6 +154,7 @@ class Windows:
         gc.collect()
         self._regions.clear()
         self._parts.clear()
+        self._free.clear()
         while self._windows:
             window, bases = self._windows.pop(), self._bases.pop()
             used = any(sys.getrefcount(base) > 3 for base in bases)  # the list, the loop, the call
@@ -151,6 +164,17 @@ class Windows:
                 bases.clear()
                 window.Unlock_all()
                 window.Free()
+
+
+def _merged(stretches: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """In order, neighbours joined."""
+    merged: list[tuple[int, int, int]] = []
+    for window, start, stop in sorted(stretches):
+        if merged and merged[-1][0] == window and merged[-1][2] == start:
+            merged[-1] = window, merged[-1][1], stop
+        else:
+            merged.append((window, start, stop))
+    return merged
 
 
 #: windows that cannot be freed since arrays still point into them
@@ -186,7 +210,7 @@ class MpiCommunicator(Recorder):
         self._windows = Windows(mpi, node, self._members, control) if shared and len(self._members) > 1 else None
         self._operations = SharedOperations(self, self.rank)
         self._groups: dict[tuple[int, ...], Any] = {}
-        self._shareable: dict[tuple[int, ...], bool] = {}
+        self._lines: list[Array] = []
         self._comms = [self._world, node]
 
     def allocate(self, nbytes: int) -> Array:
@@ -206,6 +230,7 @@ class MpiCommunicator(Recorder):
     def gates(self, groups: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Meet]:
         """One cache line per group and rank; a group has a gate if all its ranks are in this node and have shared memory."""
         lines = self.allocate(len(groups) * ALIGNMENT)
+        self._lines.append(lines)  # peers read them as long as the communicator lasts
         places: list[Place | None] = self.exchange(self.locate(lines))
         found: dict[tuple[int, ...], Meet] = {}
         for i, group in enumerate(groups):
@@ -313,6 +338,7 @@ class MpiCommunicator(Recorder):
     def close(self) -> None:
         self._records.clear()
         self._operations = SharedOperations(self, self.rank)
+        self._lines.clear()
         if self._control.reason is not None:
             return
         if self._windows is not None:

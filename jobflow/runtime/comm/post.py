@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.errors import AbortedError, RankError
-from jobflow.runtime.notice import say
+from jobflow.notices import notice
 from jobflow.types import Array
 
 #: seconds without an answer after which a rank says whom it waits for
@@ -107,7 +107,7 @@ class Control:
             if polls % 8 == 0:
                 self.check(what, () if patient else missing())
             if not patient and began + waited > complain:
-                say(f"rank {self.rank} has waited {PATIENCE:g} s in {what} for ranks {list(missing())}")
+                notice(f"rank {self.rank} has waited {PATIENCE:g} s in {what} for ranks {list(missing())}")
                 complain = float("inf")
 
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import weakref
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from jobflow.errors import PlanError
 from jobflow.layout import Reduction
@@ -67,14 +69,19 @@ def _unsealed() -> None:
 class Operation:
     """The calls of one operation; with twin buffers, those of odd and even steps alternate."""
 
-    __slots__ = ("__weakref__", "_even", "_later", "_now")
+    __slots__ = ("__weakref__", "_even", "_kept", "_later", "_now")
 
     def __init__(self) -> None:
+        self._kept: tuple[Array, ...] = ()
         self.fill([(_unsealed, ())])
 
     def fill(self, even: list[Call], odd: list[Call] | None = None) -> None:
         self._even = self._now = even
         self._later = even if odd is None else odd
+
+    def keep(self, *arrays: Array) -> None:
+        """Memory that peers read lasts as long as the operation, whether or not its own calls use it."""
+        self._kept += arrays
 
     def rewind(self) -> None:
         """Begin with an even step again."""
@@ -90,16 +97,25 @@ class Operation:
 
 
 class Regions:
-    """This rank's allocations, found again by address."""
+    """This rank's allocations, found again by address for as long as any array points into them."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._places: list[Place] = []
 
-    def add(self, index: int, array: Array) -> None:
+    def add(self, place: Place, array: Array, gone: Callable[[], None] | None = None) -> None:
+        """`array` is what lies at `place`; `gone` is called when nothing points into it any more."""
         at = bisect(self._starts, address(array))
         self._starts.insert(at, address(array))
-        self._places.insert(at, Place(index, 0, array.nbytes))
+        self._places.insert(at, place)
+        weakref.finalize(owner(array), self._remove, address(array), gone).atexit = False
+
+    def _remove(self, start: int, gone: Callable[[], None] | None) -> None:
+        at = bisect(self._starts, start) - 1
+        if at >= 0 and self._starts[at] == start:
+            del self._starts[at], self._places[at]
+        if gone is not None:
+            gone()
 
     def locate(self, array: Array) -> Place | None:
         """Where a contiguous array lies; None if it is not wholly inside one allocation."""
@@ -108,12 +124,17 @@ class Regions:
         if at < 0:
             return None
         offset = start - self._starts[at]
-        index, _, nbytes = self._places[at]
-        return Place(index, offset, array.nbytes) if offset + array.nbytes <= nbytes else None
+        region, first, nbytes = self._places[at]
+        return Place(region, first + offset, array.nbytes) if offset + array.nbytes <= nbytes else None
 
     def clear(self) -> None:
         self._starts.clear()
         self._places.clear()
+
+
+def owner(array: Array) -> Array:
+    """The array that all views of `array` keep alive."""
+    return array.base if isinstance(array.base, np.ndarray) else array
 
 
 def address(array: Array) -> int:
@@ -217,6 +238,7 @@ class Recorder:
         for record in records:
             self._complete(record, parts[record.ranks][position[record.ranks]])
             position[record.ranks] += 1
+            record.operation.keep(record.source, record.target)
             self._sealed.add(record.operation)
 
     def rewind(self) -> None:

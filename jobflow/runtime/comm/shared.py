@@ -87,12 +87,14 @@ class SharedOperations:
         self._rank = rank
         self._gates: dict[tuple[int, ...], Meet] = {}
         self._known: set[tuple[int, ...]] = set()
+        self._staging: Array = None
 
     def write(self, records: Sequence[Record]) -> list[Letter]:
         """Collective over the node: sources that must be copied get memory here."""
         staging = Staging()
         seats = [self._seat(record, staging) for record in records]
-        base = self._memory.locate(self._memory.allocate(staging.size))
+        self._staging = self._memory.allocate(staging.size)
+        base = self._memory.locate(self._staging)
         return [self._letter(record, seat, base) for record, seat in zip(records, seats, strict=True)]
 
     def prepare(self, groups: Iterable[tuple[int, ...]]) -> None:
@@ -108,6 +110,7 @@ class SharedOperations:
 
     def complete(self, record: Record, letters: Sequence[Letter]) -> None:
         """Fill in the calls of `record`, whose ranks wrote `letters`."""
+        record.operation.keep(self._staging)
         if not any(letter.nbytes for letter in letters):
             record.operation.fill([])
             return
@@ -233,7 +236,7 @@ def combining(ufunc: Any, sources: Sequence[Array], target: Array) -> list[Call]
     if len(sources) == 1:
         return copying(sources[0], target)
     if len(sources) == 2:
-        return [_combine(ufunc, *sources, target)]
+        return [_combine(ufunc, sources[0], sources[1], target)]
     length = max(1, BLOCK // target.itemsize)
     spare = np.empty(min(length, target.size), target.dtype) if any(_overlap(target, source) for source in sources) else None
     calls: list[Call] = []

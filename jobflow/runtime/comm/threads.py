@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from jobflow.errors import AbortedError
-from jobflow.runtime.comm.record import Letter, Place, Record, Recorder, Regions
+from jobflow.notices import notice
+from jobflow.runtime.comm.record import Letter, Place, Record, Recorder, Regions, address, owner
 from jobflow.runtime.comm.shared import Meet, SharedOperations
 from jobflow.runtime.comm.solo import copying
-from jobflow.runtime.notice import say
 from jobflow.types import Array
 
 #: seconds after which a waiting rank says whom it waits for
@@ -49,7 +50,7 @@ class Gate:
     def _complain(self, rank: int, what: str) -> None:
         with self._guard:
             missing = [other for other in self._ranks if other not in self._waiting]
-        say(f"rank {rank} has waited {PATIENCE:g} s in {what} for ranks {missing}")
+        notice(f"rank {rank} has waited {PATIENCE:g} s in {what} for ranks {missing}")
 
     def wake(self) -> None:
         """Let everybody who waits raise AbortedError."""
@@ -69,7 +70,8 @@ class Room:
         self.reason: str | None = None
         #: ranks that an abort has let go while they waited
         self.woken: set[int] = set()
-        self.regions: list[list[Array]] = [[] for _ in range(size)]
+        #: each rank's allocations by number, for as long as anything points into them: the array all views keep alive, and where to begin in it
+        self.regions: list[dict[int, tuple[weakref.ref[Array], int]]] = [{} for _ in range(size)]
         self.items: list[Any] = [None] * size
         self._guard = threading.Lock()
         self._gates: dict[tuple[int, ...], Gate] = {}
@@ -92,6 +94,10 @@ class Room:
         self.woken.clear()
 
 
+def forget(regions: dict[int, Any], number: int) -> None:
+    regions.pop(number, None)
+
+
 class ThreadsCommunicator(Recorder):
     """One of the ranks of a room."""
 
@@ -102,6 +108,7 @@ class ThreadsCommunicator(Recorder):
         self._room = room
         self._allocate = allocate
         self._regions = Regions()
+        self._count = 0
         self._lock = threading.Lock()
         self._lock.acquire()
         self._operations = SharedOperations(self, rank)
@@ -110,15 +117,20 @@ class ThreadsCommunicator(Recorder):
     def allocate(self, nbytes: int) -> Array:
         array = self._allocate(nbytes)
         if nbytes:
-            self._regions.add(len(self._room.regions[self.rank]), array)
-            self._room.regions[self.rank].append(array)
+            number, mine = self._count, self._room.regions[self.rank]
+            self._count += 1
+            mine[number] = weakref.ref(owner(array)), address(array) - address(owner(array))
+            self._regions.add(Place(number, 0, nbytes), array, lambda: forget(mine, number))
         return array
 
     def locate(self, array: Array) -> Place | None:
         return self._regions.locate(array)
 
     def look(self, rank: int, place: Place) -> Array:
-        return self._room.regions[rank][place.region][place.offset : place.offset + place.nbytes]
+        whole, start = self._room.regions[rank][place.region]
+        array = whole()
+        assert array is not None, "the rank that has bound it keeps it"
+        return array[start + place.offset :][: place.nbytes]
 
     def gates(self, groups: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Meet]:
         return {group: self._meeting(group) for group in groups}

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jobflow.runtime.notice import notice
+from jobflow.notices import notice
 
 
 class Knob(NamedTuple):
