@@ -89,6 +89,7 @@ def main():
     parser = argparse.ArgumentParser(description="a GPT over bytes")
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--every", type=int, default=10, help="print the loss of every so many steps")
     options = parser.parse_args()
 
     flow.config.gpu_device_num(options.devices)
@@ -99,8 +100,8 @@ def main():
         starts = random.randint(0, len(text) - size.length - 1, size.batch)
         windows = text[starts[:, np.newaxis] + np.arange(size.length + 1)]
         loss = train_job(windows[:, :-1], windows[:, 1:])
-        if step % 10 == 0 or step == options.steps - 1:
-            print(f"step {step:4d}  loss {loss.mean():.4f}")
+        if step % options.every == 0 or step == options.steps - 1:
+            print(f"step {step:4d}  loss {loss.mean():.6f}")
 
 
 if __name__ == "__main__":

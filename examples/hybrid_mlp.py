@@ -50,6 +50,7 @@ def main():
     parser = argparse.ArgumentParser(description="MLP with a data parallel and a model parallel layer")
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--every", type=int, default=20, help="print the loss of every so many steps")
     options = parser.parse_args()
 
     flow.config.gpu_device_num(options.devices)
@@ -59,8 +60,8 @@ def main():
     (train_images, train_labels), _ = load_data(BATCH_SIZE)
     for step, (images, labels) in enumerate(islice(cycle(zip(train_images, train_labels, strict=True)), options.steps)):
         loss = train_job(images, labels)
-        if step % 20 == 0 or step == options.steps - 1:
-            print(f"step {step:4d}  loss {loss.mean():.4f}")
+        if step % options.every == 0 or step == options.steps - 1:
+            print(f"step {step:4d}  loss {loss.mean():.6f}")
 
 
 if __name__ == "__main__":

@@ -86,6 +86,7 @@ def main():
     parser = argparse.ArgumentParser(description="LeNet on the handwritten digits of scikit-learn")
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--steps", type=int, default=12 * TRAIN_SIZE // BATCH_SIZE)
+    parser.add_argument("--every", type=int, default=20, help="print the loss of every so many steps")
     options = parser.parse_args()
 
     flow.config.gpu_device_num(options.devices)
@@ -96,8 +97,8 @@ def main():
     shown = []
     for step, (images, labels) in enumerate(progress(shuffled_batches(train_images, train_labels, options.steps), options.steps)):
         loss = train_job(images, labels)
-        if step % 20 == 0 or step == options.steps - 1:
-            shown.append(f"step {step:4d}  loss {loss.mean():.4f}")
+        if step % options.every == 0 or step == options.steps - 1:
+            shown.append(f"step {step:4d}  loss {loss.mean():.6f}")
     seconds = time.perf_counter() - start
 
     print("\n".join(shown))

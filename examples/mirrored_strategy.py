@@ -46,6 +46,7 @@ def main():
     parser = argparse.ArgumentParser(description="MLP in the mirrored view")
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--every", type=int, default=20, help="print the loss of every so many steps")
     options = parser.parse_args()
 
     flow.config.gpu_device_num(options.devices)
@@ -56,8 +57,8 @@ def main():
     (train_images, train_labels), _ = load_data(BATCH_SIZE)
     for step, (images, labels) in enumerate(islice(cycle(zip(train_images, train_labels, strict=True)), options.steps)):
         losses = train_job(np.array_split(images, options.devices), np.array_split(labels, options.devices))
-        if step % 20 == 0 or step == options.steps - 1:
-            print(f"step {step:4d}  loss {np.concatenate(losses).mean():.4f}")
+        if step % options.every == 0 or step == options.steps - 1:
+            print(f"step {step:4d}  loss {np.concatenate(losses).mean():.6f}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from jobflow.data.digits import like_mnist
-from jobflow.data.download import fetch
 from jobflow.errors import ArgumentError, JobflowError, user_line
 from jobflow.notices import notice
 
@@ -56,6 +55,8 @@ def _find(folder: Path, url: str, hash_check: str) -> tuple[Pair, Pair]:
         if files:
             images, labels, test_images, test_labels = map(read_idx, files)
             return (images, labels), (test_images, test_labels)
+        from jobflow.data.download import fetch  # here, because the modules of the network take longer to import than NumPy's core
+
         folder.mkdir(parents=True, exist_ok=True)
         if not fetch(url, archive):
             notice(
