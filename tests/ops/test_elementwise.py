@@ -1,0 +1,252 @@
+"""What the laws cannot see: numbers against other formulas, errors, blocks, and the operators of tensors."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import laws
+import numpy as np
+import pytest
+
+from jobflow import scope
+from jobflow.errors import ConfigError, DtypeError, JobError, ShapeError
+from jobflow.ops import activation, special
+from jobflow.ops import elementwise as ew
+from jobflow.ops.base import Op
+from jobflow.ops.blocks import blocks, memory_order
+from jobflow.types import bool_, float32, float64, int32
+
+Array = Any
+
+
+@pytest.fixture(autouse=True)
+def run_at_once() -> Any:
+    with scope.using(interpreter=laws.Immediate()):
+        yield
+
+
+def tensor(*values: Any, dtype: Any = np.float64) -> laws.Result:
+    return laws.Result(np.array(values, dtype))
+
+
+def bound(op: Op, *inputs: Array) -> Array:
+    (y,) = laws.empties([op.infer(*map(laws.type_of, inputs))], fill=0)
+    for function, arguments in op.bind(laws.Bench(), inputs, [y]):
+        function(*arguments)
+    return y
+
+
+# Functions against the standard library ------------------------------------------------------------------------------
+
+POINTS = np.concatenate([np.linspace(-6.5, 6.5, 2001), 10.0 ** np.linspace(-300, 1.3, 300), [0.0, np.inf, -np.inf]])
+
+
+def test_erf_has_the_precision_of_float64() -> None:
+    ours, theirs = ew.erf(laws.Result(POINTS)).array, np.array([math.erf(x) for x in POINTS])
+    assert np.all(np.abs(ours - theirs) <= 1e-15 * np.abs(theirs))
+
+
+def test_erfc_has_the_precision_of_float64_where_it_is_small() -> None:
+    points = POINTS[np.abs(POINTS) < 26]
+    ours, theirs = ew.erfc(laws.Result(points)).array, np.array([math.erfc(x) for x in points])
+    assert np.all(np.abs(ours - theirs) <= 2e-15 * theirs)
+
+
+def test_fast_erf_of_float32() -> None:
+    x = np.linspace(-30, 30, 200_003, dtype=np.float32)
+    assert np.abs(bound(ew.Erf(), x) - np.array([math.erf(float(v)) for v in x])).max() <= 2e-7
+
+
+def test_gelu_of_float32_is_exact_to_rounding() -> None:
+    x = np.linspace(-12, 12, 150_001, dtype=np.float32)
+    exact = np.array([v * math.erfc(-v / math.sqrt(2)) / 2 for v in map(float, x)])
+    assert np.abs(bound(activation.Gelu(), x) - exact).max() <= 2e-6
+    slope = np.array([math.erfc(-v / math.sqrt(2)) / 2 + v * math.exp(-v * v / 2) / math.sqrt(2 * math.pi) for v in map(float, x)])
+    assert np.abs(bound(activation.GeluGrad(), x, np.ones_like(x)) - slope).max() <= 1e-6
+
+
+def test_functions_do_not_warn_at_extremes() -> None:
+    for dtype in (np.float16, np.float32, np.float64):
+        x = np.array([-1e4, -100, 0, 100, 1e4], dtype)
+        assert np.isfinite(bound(activation.Sigmoid(), x)).all()
+        assert np.isfinite(bound(activation.Softplus(), x)).all()
+        assert np.isfinite(bound(activation.Elu(), x)).all()
+
+
+@pytest.mark.parametrize(
+    ("function", "formula"),
+    [
+        (activation.selu, lambda x: 1.0507009873554805 * (x if x > 0 else 1.6732632423543772 * math.expm1(x))),
+        (activation.softsign, lambda x: x / (1 + abs(x))),
+        (activation.hard_sigmoid, lambda x: min(max(x / 6 + 0.5, 0), 1)),
+        (activation.hard_swish, lambda x: x * min(max(x + 3, 0), 6) / 6),
+        (activation.hard_tanh, lambda x: min(max(x, -1), 1)),
+        (activation.relu6, lambda x: min(max(x, 0), 6)),
+        (activation.mish, lambda x: x * math.tanh(math.log1p(math.exp(x)))),
+        (activation.swish, lambda x: x / (1 + math.exp(-x))),
+        (activation.log_sigmoid, lambda x: -math.log1p(math.exp(-x))),
+        (activation.softplus, lambda x: math.log1p(math.exp(x))),
+        (activation.gelu_tanh, lambda x: x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))),
+        (activation.leaky_relu, lambda x: x if x > 0 else 0.2 * x),
+    ],
+    ids=lambda f: getattr(f, "__name__", ""),
+)
+def test_activation_formulas(function: Any, formula: Any) -> None:
+    x = np.linspace(-7, 7, 57)
+    np.testing.assert_allclose(function(laws.Result(x)).array, [formula(v) for v in x], rtol=1e-13, atol=1e-15)
+
+
+def test_rounding_is_half_to_even() -> None:
+    assert ew.round_half_even(tensor(0.5, 1.5, 2.5, -0.5)).array.tolist() == [0, 2, 2, 0]
+
+
+def test_floor_mod_has_the_sign_of_the_divisor() -> None:
+    assert ew.floor_mod(tensor(5, -5, 5, -5, dtype=np.int32), tensor(3, 3, -3, -3, dtype=np.int32)).array.tolist() == [2, 1, -1, -2]
+
+
+def test_reciprocal_no_nan_of_zero_is_zero() -> None:
+    assert ew.reciprocal_no_nan(tensor(0.0, 4.0)).array.tolist() == [0.0, 0.25]
+
+
+def test_gradient_of_ties_goes_to_the_second() -> None:
+    x, y, d = tensor(1.0, 2.0), tensor(1.0, 1.0), tensor(10.0, 10.0)
+    for op, first in ((ew.Maximum(), [0, 10]), (ew.Minimum(), [0, 0])):
+        dx, dy = op.grad(x, y, x, d)
+        assert (dx.array.tolist(), dy.array.tolist()) == (first, [10 - v for v in first])
+
+
+def test_gradient_of_an_exponent_is_zero_for_a_base_of_zero() -> None:
+    x, y = tensor(0.0, 2.0), tensor(2.0, 2.0)
+    _, dy = ew.Power().grad(x, y, ew.power(x, y), tensor(1.0, 1.0))
+    np.testing.assert_allclose(dy.array, [0, 4 * math.log(2)])
+
+
+def test_cast_to_the_same_type_is_the_tensor_itself() -> None:
+    x = tensor(1.0)
+    assert ew.cast(x, float64) is x
+    assert ew.cast(x, float32).type.dtype is float32
+
+
+# Errors ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words"),
+    [
+        (lambda: ew.add(tensor(1.0), tensor(1, dtype=np.int32)), DtypeError, ["add", "float64[1]", "int32[1]", "cast"]),
+        (lambda: ew.add(tensor(1.0, 2.0), tensor(1.0, 2.0, 3.0)), ShapeError, ["add", "float64[2]", "float64[3]"]),
+        (lambda: ew.exp(tensor(1, dtype=np.int32)), DtypeError, ["exp", "int32[1]", "floating point", "cast"]),
+        (lambda: ew.divide(tensor(1, dtype=np.int32), tensor(1, dtype=np.int32)), DtypeError, ["divide", "int32[1]"]),
+        (lambda: ew.where(tensor(1.0), tensor(1.0), tensor(1.0)), DtypeError, ["where", "condition", "float64[1]", "bool"]),
+        (lambda: ew.clip(tensor(1.0)), ConfigError, ["clip", "minimum", "maximum"]),
+        (lambda: ew.scale(tensor(1, dtype=np.int32), 0.5), DtypeError, ["scale", "0.5", "int32[1]", "cast"]),
+        (lambda: ew.logical_and(tensor(1.0), tensor(1.0)), DtypeError, ["logicaland", "float64[1]"]),
+    ],
+)
+def test_errors_name_the_operands(call: Any, kind: type[Exception], words: list[str]) -> None:
+    with pytest.raises(kind) as caught:
+        call()
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+# Operators ------------------------------------------------------------------------------------------------------------
+
+
+def test_operators_with_tensors_and_numbers() -> None:
+    a, b = np.array([1.0, -2.0, 4.0]), np.array([2.0, 0.5, -1.0])
+    x, y = laws.Result(a), laws.Result(b)
+    pairs = [
+        (x + y, a + b), (x - y, a - b), (x * y, a * b), (x / y, a / b), (x % y, a % b), (abs(x) ** y, abs(a) ** b), (-x, -a), (+x, a),
+        (x + 2, a + 2), (2 + x, 2 + a), (x - 2, a - 2), (2 - x, 2 - a), (x * 3, a * 3), (3 * x, 3 * a), (x / 4, a / 4), (3 / x, 3 / a),
+        (x % 3, a % 3), (3 % y, 3 % b), (x**2, a**2), (2**x, 2**a), (np.float32(2) * x, 2 * a), (x * np.int64(2), a * 2),
+        (x < y, a < b), (x <= 1, a <= 1), (x > y, a > b), (x >= 4, a >= 4), (x < 2, a < 2),
+    ]  # fmt: skip
+    for ours, theirs in pairs:
+        np.testing.assert_array_equal(ours.array, theirs)
+
+
+def test_numbers_take_the_element_type_of_the_tensor() -> None:
+    assert (tensor(1.0, dtype=np.float32) * 2.5).dtype is float32
+    assert (tensor(1, dtype=np.int32) + 2).dtype is int32
+    assert (tensor(1.0) > 0).dtype is bool_
+    with pytest.raises(DtypeError, match=r"int32\[1\]"):
+        tensor(1, dtype=np.int32) * 0.5
+
+
+def test_division_by_zero_numbers_gives_zeros() -> None:
+    assert (tensor(3.0) / 0).array.tolist() == [0.0]
+    assert (1 / tensor(0.0, 2.0)).array.tolist() == [0.0, 0.5]
+
+
+def test_matrix_product() -> None:
+    a, b = np.arange(6.0).reshape(2, 3), np.arange(12.0).reshape(3, 4)
+    np.testing.assert_array_equal((laws.Result(a) @ laws.Result(b)).array, a @ b)
+
+
+def test_equality_is_identity_and_truth_is_refused() -> None:
+    x, y = tensor(1.0), tensor(1.0)
+    assert (x == y) is False and (x != y) is True and len({x, y}) == 2
+    with pytest.raises(JobError, match="where"):
+        bool(x > y)
+
+
+@pytest.mark.parametrize("other", ["1", None, np.ones(3), [1.0]])
+def test_strangers_are_refused(other: Any) -> None:
+    for combine in (lambda: tensor(1.0) + other, lambda: other * tensor(1.0), lambda: tensor(1.0) < other):
+        with pytest.raises(TypeError):
+            combine()
+
+
+# Blocks ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [laws.plain, laws.innermost, laws.strided], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("shape", [(7, 5, 11), (1, 400), (400, 1), (3,), (), (0, 4)])
+def test_blocks_cover_every_element_once(order: Any, shape: tuple[int, ...]) -> None:
+    x, y = order(np.zeros(shape)), order(np.ones(shape))
+    for a, b in blocks((x, y), elements=30):
+        assert a.shape == b.shape and a.size <= 30
+        a += b
+    assert np.array_equal(x, np.ones(shape))
+
+
+def test_blocks_of_arrays_in_different_orders() -> None:
+    x, y = np.zeros((9, 8)), laws.innermost(np.arange(72.0).reshape(9, 8))
+    for a, b in blocks((x, y), elements=16):
+        a += b
+    assert np.array_equal(x, np.arange(72.0).reshape(9, 8))
+
+
+def test_memory_order() -> None:
+    assert memory_order(np.empty((2, 3, 4)).transpose(1, 2, 0)) == [2, 0, 1]
+
+
+@pytest.mark.parametrize("op", [activation.Gelu(), activation.GeluTanh(), activation.Sigmoid(), activation.Relu(), ew.Erf()], ids=str)
+def test_chains_of_several_blocks(op: Op) -> None:
+    x = np.random.default_rng(0).normal(size=(300, 700)).astype(np.float32) * 3  # three blocks and a rest
+    for a in (x, laws.innermost(x), x[::2, ::3]):
+        np.testing.assert_allclose(bound(op, a), laws.run(op, [a])[0], atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "op", [activation.GeluGrad(), activation.GeluTanhGrad(), activation.SigmoidGrad(), activation.TanhGrad(), activation.ReluGrad()], ids=str
+)
+def test_gradients_of_several_blocks(op: Op) -> None:
+    random = np.random.default_rng(0)
+    x, d = (random.normal(size=(300, 700)).astype(np.float32) for _ in range(2))
+    for a in (d, laws.innermost(d)):
+        np.testing.assert_allclose(bound(op, x, a), laws.run(op, [x, a])[0], atol=3e-6)
+
+
+def test_scratch_is_shared_by_blocks() -> None:
+    asked: list[tuple[int, ...]] = []
+
+    class Counting(laws.Bench):
+        def scratch(self, shape: tuple[int, ...], dtype: Any) -> Array:
+            asked.append(shape)
+            return super().scratch(shape, dtype)
+
+    x = np.zeros((1000, 1000), np.float32)
+    special.erf_calls(Counting(), x, np.empty_like(x))
+    assert asked == [(64 * 1024,)]
