@@ -217,15 +217,15 @@ _FASTEST: Mapping[int, Algorithm] = {3: "winograd4", 5: "winograd4"}
 def choose_algorithm(choice: Choice, x: TensorType, w: TensorType, strides: tuple[int, ...], dilations: tuple[int, ...], groups: int) -> Algorithm:
     """The algorithm for logical sizes: Winograd only for square 3x3 and 5x5 windows that step by one.
 
-    "auto" asks for 32 channels and filters, and for enough images and positions beside them: the transforms of weights and of narrow rows
-    must pay.  float64 is asked for where exactness matters, and is always direct under "auto".
+    "auto" asks for 16 channels and filters and a batch of 8, and for enough positions beside the channels: the transforms of weights and of
+    narrow rows must pay.  float64 is asked for where exactness matters, and is always direct under "auto".
     """
     if choice not in ("auto", "direct", "winograd"):
         raise ShapeError(f'conv: algorithm "{choice}" is none of "auto", "direct", "winograd"')
     fits = w.shape[2:] in ((3, 3), (5, 5)) and set(strides) == set(dilations) == {1} and groups == 1
     if choice == "winograd" and fits:
         return _FASTEST[w.shape[2]]
-    pays = min(w.shape[:2]) >= 32 and x.shape[0] >= 4 and math.prod(x.shape[2:]) * x.shape[0] >= 8 * max(w.shape[:2])
+    pays = min(w.shape[:2]) >= 16 and x.shape[0] >= 8 and math.prod(x.shape[2:]) * x.shape[0] >= 8 * max(w.shape[:2])
     return _AUTO[w.shape[2]] if choice == "auto" and fits and pays and x.dtype is float32 else "direct"
 
 

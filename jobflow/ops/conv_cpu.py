@@ -31,14 +31,12 @@ _WIDE = 256
 
 def _split(image: Array, groups: int) -> Array:
     """[g*c, ...] as [g, c, ...]: a view."""
-    return image.reshape(groups, image.shape[0] // groups, *image.shape[1:])
+    return image.reshape(groups, image.shape[0] // groups, *image.shape[1:], copy=False)
 
 
 def _flat(image: Array) -> Array:
     """[..., h, w, n] as [..., h*w*n]: a view, since these are one run."""
-    view = image.view()
-    view.shape = (*image.shape[:-3], math.prod(image.shape[-3:]))
-    return view
+    return image.reshape(*image.shape[:-3], math.prod(image.shape[-3:]), copy=False)
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ def _row_pieces(device: Binder, window: Window, x: Array, out: tuple[int, int]) 
             at = row * stride - before
             taps = slice(max(0, -at), max(0, -at, min(kh, height - at)))
             seen = buffer[:, max(0, at + taps.start - top) :][:, : taps.stop - taps.start]
-            yield _Piece(tuple(calls), slice(row, row + 1), taps, seen.reshape(g, seen.shape[1] * kw * c, out[1] * n))
+            yield _Piece(tuple(calls), slice(row, row + 1), taps, seen.reshape(g, seen.shape[1] * kw * c, out[1] * n, copy=False))
             calls = []
 
 

@@ -143,9 +143,7 @@ class _Memory:
 
 def _columns(image: Array) -> Array:
     """[..., w, n] as [..., (w n)]; a view, since w and n are one run."""
-    view = image.view()
-    view.shape = (*image.shape[:-2], image.shape[-2] * image.shape[-1])
-    return view
+    return image.reshape(*image.shape[:-2], image.shape[-2] * image.shape[-1], copy=False)
 
 
 def _see(tiling: _Tiling, row: _Span, column: _Span, memory: _Memory, x: Array) -> tuple[Array, list[Call]]:

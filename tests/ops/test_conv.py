@@ -205,7 +205,7 @@ def test_auto_takes_winograd_from_logical_sizes_only() -> None:
     assert chosen("auto", (8, 512, 7, 7), (512, 512, 3, 3)) == "direct", "transforming so many weights does not pay"
     assert chosen("auto", image, wide, float64) == "direct"
     assert chosen("auto", image, (64, 32, 7, 7)) == "direct"
-    assert chosen("auto", (8, 16, 14, 14), (64, 16, 5, 5)) == "direct"
+    assert chosen("auto", (8, 8, 14, 14), (64, 8, 5, 5)) == "direct"
     assert chosen("auto", image, wide, stride=2) == chosen("auto", image, wide, dilation=2) == "direct"
     assert chosen("auto", image, (64, 16, 3, 3), groups=2) == "direct"
     assert chosen("winograd", (8, 3, 14, 14), (4, 3, 3, 3)) == "winograd4"
