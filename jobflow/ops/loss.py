@@ -7,16 +7,18 @@ integer type, one per sample, and raise ArgumentError for a label outside [0, nu
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
 from jobflow.errors import ArgumentError, DtypeError, ShapeError
-from jobflow.layout import Rule
+from jobflow.layout import Box, Rule
 from jobflow.ops.arithmetic import add, multiply
 from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, apply, sample
 from jobflow.ops.functions import log
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
+from jobflow.ops.reduce import reduce_max
 from jobflow.ops.scalar import clip, negate
 from jobflow.ops.shape import expand_dims
 from jobflow.ops.softmax import SoftmaxGrad, row_blocks, softmax_calls
@@ -24,6 +26,7 @@ from jobflow.types import Array, Tensor, TensorType, Xp, dtype_of, int64
 
 #: the smallest probability that a logarithm sees
 TINY = 1e-20
+WHAT = "sparse_softmax_cross_entropy"
 
 
 def check_range(what: str, labels: Array, classes: int) -> None:
@@ -70,7 +73,7 @@ class SparseSoftmaxCrossEntropy(Op):
     """prob = softmax(logits), loss[n] = -log max(prob[n, label[n]], 1e-20)."""
 
     def infer(self, logits: TensorType, labels: TensorType) -> tuple[TensorType, TensorType]:
-        _check_labels("sparse_softmax_cross_entropy", "logits", logits, labels)
+        _check_labels(WHAT, "logits", logits, labels)
         return logits.with_shape(labels.shape), logits
 
     def rule(self, logits: TensorType, labels: TensorType) -> Rule:
@@ -78,7 +81,7 @@ class SparseSoftmaxCrossEntropy(Op):
         return Rule(f"{whole},{rows}->{rows},{whole}")
 
     def kernel(self, xp: Xp, logits: Array, labels: Array, loss: Array, prob: Array) -> None:
-        check_range("sparse_softmax_cross_entropy", labels, logits.shape[-1])
+        check_range(WHAT, labels, logits.shape[-1])
         e = xp.exp(logits - logits.max(axis=-1, keepdims=True)) if logits.size else logits
         prob[...] = e / e.sum(axis=-1, keepdims=True)
         loss[...] = -xp.log(xp.maximum(_pick(xp, prob, labels), TINY))
@@ -106,7 +109,7 @@ class SparseSoftmaxCrossEntropy(Op):
 
 def _pick_loss(start: Array, labels: Array, classes: int, prob: Array, index: Array, loss: Array) -> None:
     """loss[n] = -log max(prob[n, label[n]], TINY) on flat arrays."""
-    check_range("sparse_softmax_cross_entropy", labels, classes)
+    check_range(WHAT, labels, classes)
     np.add(start, labels, index)
     prob.take(index, out=loss, mode="clip")
     np.maximum(loss, loss.dtype.type(TINY), out=loss)
@@ -116,23 +119,33 @@ def _pick_loss(start: Array, labels: Array, classes: int, prob: Array, index: Ar
 
 @dataclass(frozen=True)
 class SparseSoftmaxCrossEntropyGrad(Op):
-    """dlogits[n, c] = (prob[n, c] - [c = label[n]]) dloss[n]."""
+    """dlogits[n, c] = (prob[n, c] - [offset + c = label[n]]) dloss[n].
+
+    The classes may be split: a rank then holds those from `offset` on, of `classes` in all (None: it holds all).
+    """
+
+    offset: int = 0
+    classes: int | None = None
 
     def infer(self, prob: TensorType, labels: TensorType, dloss: TensorType) -> TensorType:
         return prob
 
     def rule(self, prob: TensorType, labels: TensorType, dloss: TensorType) -> Rule:
         rows, whole = _classes(prob)
-        return Rule(f"{whole},{rows},{rows}->{whole}", linear=((2,),))
+        return Rule(f"{whole.lower()},{rows},{rows}->{whole.lower()}", linear=((2,),))
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        return _own_classes(self, outputs[0])
 
     def kernel(self, xp: Xp, prob: Array, labels: Array, dloss: Array, dx: Array) -> None:
-        check_range("sparse_softmax_cross_entropy", labels, prob.shape[-1])
-        hit = xp.arange(prob.shape[-1]) == labels[..., None]
+        check_range(WHAT, labels, prob.shape[-1] if self.classes is None else self.classes)
+        hit = xp.arange(self.offset, self.offset + prob.shape[-1]) == labels[..., None]
         dx[...] = (prob - hit) * dloss[..., None]
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         (prob, labels, dloss), (dx,) = inputs, outputs
-        if device.xp is not np or not all(a.flags.c_contiguous for a in (labels, dloss, dx)) or not dx.size:
+        dense = all(a.flags.c_contiguous for a in (labels, dloss, dx)) and dx.size
+        if device.xp is not np or not dense or self.classes is not None:
             return super().bind(device, inputs, outputs)
         start = np.arange(labels.size) * prob.shape[-1]
         index, part = device.scratch((labels.size,), int64), device.scratch((labels.size,), dtype_of(dx.dtype))
@@ -145,13 +158,83 @@ class SparseSoftmaxCrossEntropyGrad(Op):
         yield sample(cls(), numbers(1, 2, 3, 4, low=0.0), labels, numbers(2, 2, 3), differentiable=())
 
 
+Split = TypeVar("Split", "SparseSoftmaxCrossEntropyGrad", "SplitCrossEntropy")
+
+
+def _own_classes(op: Split, box: Box) -> Split:
+    """The op for a rank that holds the classes of this box."""
+    (start, stop), classes = box.spans[-1], box.whole[-1]
+    return op if stop - start == classes else replace(op, offset=start, classes=classes)
+
+
 def _subtract_at_labels(start: Array, labels: Array, classes: int, dx: Array, dloss: Array, index: Array, part: Array) -> None:
     """dx[n, label[n]] -= dloss[n] on flat arrays."""
-    check_range("sparse_softmax_cross_entropy", labels, classes)
+    check_range(WHAT, labels, classes)
     np.add(start, labels, index)
     dx.take(index, out=part, mode="clip")
     np.subtract(part, dloss, part)
     dx.put(index, part)
+
+
+@dataclass(frozen=True)
+class SumExp(Op):
+    """s[n] = sum_c exp(x[n, c] - top[n]); split classes give partial sums."""
+
+    def infer(self, x: TensorType, top: TensorType) -> TensorType:
+        check_dtypes("sum_exp", FLOATS, x, top)
+        return top
+
+    def rule(self, x: TensorType, top: TensorType) -> Rule:
+        rows, whole = _classes(x)
+        return Rule(f"{whole.lower()},{rows}->{rows}")
+
+    def kernel(self, xp: Xp, x: Array, top: Array, s: Array) -> None:
+        s[...] = xp.exp(x - top[..., None]).sum(axis=-1)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), numbers(1, 2, 3, 5), numbers(2, 2, 3), differentiable=())
+
+
+@dataclass(frozen=True)
+class SplitCrossEntropy(Op):
+    """prob[n, c] = exp(logits[n, c] - top[n]) / total[n], loss[n] = -log max(prob[n, label[n] - offset], 1e-20), or 0 for a label of another rank.
+
+    The same as SparseSoftmaxCrossEntropy where top and total are those of the logits, but the classes may be split.  The
+    gradient of the logits goes through top and total, and these get none.
+    """
+
+    offset: int = 0
+    classes: int | None = None
+
+    def infer(self, logits: TensorType, labels: TensorType, top: TensorType, total: TensorType) -> tuple[TensorType, TensorType]:
+        _check_labels(WHAT, "logits", logits, labels)
+        return top, logits
+
+    def rule(self, logits: TensorType, *rows: TensorType) -> Rule:
+        row, whole = _classes(logits)
+        return Rule(f"{whole.lower()},{row},{row},{row}->{row},{whole.lower()}")
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        return _own_classes(self, outputs[1])
+
+    def kernel(self, xp: Xp, logits: Array, labels: Array, top: Array, total: Array, loss: Array, prob: Array) -> None:
+        check_range(WHAT, labels, logits.shape[-1] if self.classes is None else self.classes)
+        prob[...] = xp.exp(logits - top[..., None]) / total[..., None]
+        hit = xp.arange(self.offset, self.offset + logits.shape[-1]) == labels[..., None]
+        loss[...] = xp.where(hit, -xp.log(xp.maximum(prob, TINY)), 0).sum(axis=-1)
+
+    def grad(
+        self, logits: Tensor, labels: Tensor, top: Tensor, total: Tensor, loss: Tensor, prob: Tensor, dloss: Tensor | None, dprob: Tensor | None
+    ) -> Grads:
+        direct = None if dloss is None else call(SparseSoftmaxCrossEntropyGrad(), prob, labels, dloss)
+        return _from_prob(logits, prob, dprob, direct), None, None, None
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        labels = np.array([[0, 4, 1], [1, 3, 0]], np.int32)
+        rows = numbers(2, 2, 3, low=1.0), numbers(3, 2, 3, low=1.0)
+        yield sample(cls(), numbers(1, 2, 3, 5), labels, *rows, differentiable=())
 
 
 @dataclass(frozen=True)
@@ -348,6 +431,14 @@ class SmoothL1Grad(Op):
 def sparse_softmax_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
     """Loss per label; labels are integers, one per row of logits."""
     loss: Tensor = apply(SparseSoftmaxCrossEntropy(), logits, labels, name=name)[0]
+    return loss
+
+
+def split_sparse_softmax_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
+    """The same loss by ops that let the classes be split: the ranks exchange a maximum and a sum per row instead of the logits."""
+    last = (logits.type.ndim - 1,)
+    top = reduce_max(logits, last)
+    loss: Tensor = apply(SplitCrossEntropy(), logits, labels, top, call(SumExp(), logits, top), name=name)[0]
     return loss
 
 

@@ -8,6 +8,7 @@ import laws
 import numpy as np
 import pytest
 
+from jobflow import scope
 from jobflow.errors import ArgumentError, DtypeError, ShapeError
 from jobflow.ops import loss
 from jobflow.ops.base import Op
@@ -81,3 +82,18 @@ def test_causal_softmax_in_blocks(shape: tuple[int, ...], diagonal: int) -> None
     (expected,) = laws.run(Softmax(len(shape) - 1), [np.where(seen, 0.3 * x, -np.inf)])
     np.testing.assert_allclose(y, expected, rtol=1e-10)
     assert not y[..., ~seen].any()
+
+
+def test_split_classes_give_the_same() -> None:
+    """What the laws cannot see: the ops that exchange a maximum and a sum are together the plain loss, and so is their gradient."""
+    random = np.random.default_rng(0)
+    logits, labels, dloss = 5 * random.standard_normal((4, 9)), np.array([0, 8, 3, 3]), random.standard_normal(4)
+    value, prob = laws.run(loss.SparseSoftmaxCrossEntropy(), [logits, labels])
+    with scope.using(interpreter=laws.Immediate()):
+        x, z = laws.Result(logits), laws.Result(labels)
+        np.testing.assert_allclose(loss.split_sparse_softmax_cross_entropy(x, z).array, value, rtol=1e-12)
+        top = laws.Result(logits.max(1))
+        total = laws.Result(np.exp(logits - logits.max(1, keepdims=True)).sum(1))
+        grads = loss.SplitCrossEntropy().grad(x, z, top, total, laws.Result(value), laws.Result(prob), laws.Result(dloss), None)
+    assert grads[1:] == (None, None, None)
+    np.testing.assert_allclose(grads[0].array, laws.run(loss.SparseSoftmaxCrossEntropyGrad(), [prob, labels, dloss])[0], rtol=1e-12)
