@@ -36,8 +36,8 @@ for module in pkgutil.iter_modules(jobflow.ops.__path__):
 
 
 def concrete_ops() -> list[type[Op]]:
-    """Every op class but those that only serve as a base, and those that the executor fills from outside."""
-    return [cls for cls in all_ops() if not getattr(cls, "external", False)]
+    """Every op class of the families but those that only serve as a base, and those that the executor fills from outside."""
+    return [cls for cls in all_ops() if cls.__module__.startswith("jobflow.ops.") and not getattr(cls, "external", False)]
 
 
 def generator(sample: Sample) -> np.random.Generator:
