@@ -6,7 +6,7 @@ accepted, and say once that they are ignored; names that no release had are erro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -192,8 +192,3 @@ def _is_kind(value: Any, kinds: tuple[type, ...]) -> bool:
 
 function_config = FunctionConfig
 ExecutionConfig = FunctionConfig
-
-
-def options_of(config: FunctionConfig | None) -> Mapping[str, Any]:
-    """The options of a configuration that may be missing."""
-    return {} if config is None else config.options
