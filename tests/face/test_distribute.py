@@ -1,0 +1,69 @@
+"""Wishes about layouts: singletons, what they mean, and the casts that carry them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobflow import distribute
+from jobflow.errors import ArgumentError, SbpError
+from jobflow.layout import B, P, Placement, S
+from jobflow.ops.layout_ops import ToLayout
+
+TWO, GRID = Placement("cpu", (0, 1)), Placement("cpu", (0, 1, 2, 3), (2, 2))
+X = np.zeros((4, 6))
+
+
+def test_there_is_one_of_each() -> None:
+    assert distribute.split(1) is distribute.split(axis=1) and distribute.split(1) is not distribute.split(0)
+    assert distribute.broadcast() is distribute.broadcast() and distribute.auto() is distribute.auto()
+    assert repr(distribute.split(1)) == "jobflow.distribute.split(axis=1)" and repr(distribute.auto()) == "jobflow.distribute.auto()"
+    with pytest.raises(AssertionError, match="axis must be an int"):
+        distribute.split("0")  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match="no distribute"):
+        distribute.assert_is_valid_distribute("S(0)")
+
+
+def layouts(run: Any) -> list[Any]:
+    return [(op.sbp, op.grad_sbp) for op in run.job.ops if isinstance(op, ToLayout)]
+
+
+def test_with_distribute(run: Any) -> None:
+    run(lambda x: distribute.with_distribute(x, distribute.split(-1)), X, placement=TWO)
+    assert layouts(run) == [((S(1),), None)]
+    assert run(lambda x: distribute.with_distribute(x, distribute.auto()) is x, X, placement=TWO)
+    with pytest.raises(ValueError, match="with_distribute at .*axis 2"):
+        run(lambda x: distribute.with_distribute(x, distribute.split(2)), X, placement=TWO)
+
+
+def test_what_was_asked_can_be_read(run: Any) -> None:
+    for wish in (distribute.split(1), distribute.broadcast(), distribute.auto()):
+        assert run(lambda x, w=wish: distribute.distribute_of(distribute.with_distribute(x, w)), X, placement=TWO) is wish
+
+
+def test_parallel_cast(run: Any) -> None:
+    split, broadcast = distribute.split(0), distribute.broadcast()
+    run(lambda x: distribute.parallel_cast(x, "cast", split, broadcast), X, placement=TWO)
+    assert layouts(run) == [((S(0),), (B,))] and run.job.names == ["cast"]
+    run(lambda x: distribute.parallel_cast(x, distribute=broadcast), X, placement=TWO)
+    assert layouts(run) == [((B,), None)]
+    assert run(lambda x: distribute.parallel_cast(x, "free"), X).shape == X.shape and layouts(run) == [] and run.job.names == ["free"]
+    with pytest.raises(ArgumentError, match="gradient alone"):
+        run(lambda x: distribute.parallel_cast(x, gradient_distribute=split), X, placement=TWO)
+
+
+def test_hierarchical_parallel_cast(run: Any) -> None:
+    def cast(*arguments: Any, placement: Placement = GRID) -> list[Any]:
+        run(lambda x: distribute.hierarchical_parallel_cast(x, *arguments), X, placement=placement)
+        return layouts(run)
+
+    assert cast(["S(0)", "B"]) == [((S(0), B), None)] and cast(["B"], placement=TWO) == [((B,), None)]
+    assert cast(["S(0)", "S(1)"], "manual", ["P", "B"]) == [((S(0), S(1)), (P, B))]
+    assert cast(["B", "S(1)"], "restore") == [((B, S(1)), None)]
+    for wrong in ((["B", "B"], "manual"), (["B", "B"], None, ["B", "B"]), (["B", "B"], "mnual")):
+        with pytest.raises(ArgumentError, match="grad_"):
+            cast(*wrong)
+    with pytest.raises(SbpError, match="2 entries"):
+        cast(["B", "B"], placement=TWO)
