@@ -158,7 +158,9 @@ class Where(Op):
         if device.xp is not np:
             return super().bind(device, inputs, outputs)
         (condition, x, y), (z,) = inputs, outputs
-        return [(np.copyto, (z, y)), (np.copyto, (z, x, "same_kind", condition))]
+        whole = np.dtype(f"i{z.itemsize}")  # as bit patterns: y ^ (x ^ y) c is 4 times as fast as a masked copy under a random mask
+        xs, ys, zs = x.view(whole), y.view(whole), z.view(whole)
+        return [(np.bitwise_xor, (xs, ys, zs)), (np.multiply, (zs, condition, zs)), (np.bitwise_xor, (zs, ys, zs))]
 
     def grad(self, condition: Tensor, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
         zero = fill_like(dz, 0.0)

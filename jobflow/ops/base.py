@@ -128,7 +128,7 @@ class ViewOp(Op):
 
     view: ClassVar[Callable[..., Array]]  # view(*inputs) -> a view of inputs[0]; ValueError where only a copy would do
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:  # type: ignore[override]
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
         *inputs, output = arrays
         try:
             output[...] = self.view(*inputs)

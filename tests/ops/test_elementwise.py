@@ -122,6 +122,15 @@ def test_gradient_of_an_exponent_is_zero_for_a_base_of_zero() -> None:
     np.testing.assert_allclose(dy.array, [0, 4 * math.log(2)])
 
 
+def test_selection_keeps_every_bit() -> None:
+    x, y = np.array([np.nan, np.inf, -0.0, 1.0]), np.array([1.0, np.nan, 2.0, -np.inf])
+    for dtype in (np.float16, np.float32, np.float64):
+        for condition in (np.array([True, True, True, True]), np.array([False] * 4)):
+            z = bound(ew.Where(), condition, x.astype(dtype), y.astype(dtype))
+            assert z.tobytes() == (x if condition[0] else y).astype(dtype).tobytes()
+    assert bound(ew.Where(), np.array([True, False]), np.array([False, False]), np.array([True, True])).tolist() == [False, True]
+
+
 def test_cast_to_the_same_type_is_the_tensor_itself() -> None:
     x = tensor(1.0)
     assert ew.cast(x, float64) is x
