@@ -21,7 +21,8 @@ FLOORS = {
         "4a": "compiler",
         "4b": "runtime",
         "5": "session job commands results variable_io eager checkpoint options function_config",
-        "6": "declare strategies nn layers math arrays linalg losses optimizer regularizers initializers variables distribute data image random train",
+        "6": "declare strategies nn layers math arrays linalg losses optimizer regularizers initializers variables "
+        "distribute data image random train",
         "7": "trainer cli explain __main__",
     }.items()
 }

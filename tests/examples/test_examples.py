@@ -1,0 +1,109 @@
+"""Every example prints the same losses on one device, on threads and under mpiexec, each of them once."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+STEPS = 20
+#: example -> devices it runs on as threads
+EXAMPLES = {
+    "consistent_strategy": (1, 2, 4),
+    "gpt": (1, 2, 4),
+    "hybrid_lenet": (2, 4),
+    "hybrid_mlp": (1, 2, 4),
+    "hybrid_mlp_optimizer": (1, 2, 4),
+    "lenet_digits": (1, 2, 4),
+    "mirrored_strategy": (1, 2, 4),
+}
+#: steps over which the curves are compared; the slow ones are compared over fewer
+SHORT = {"consistent_strategy": 8, "gpt": 6, "hybrid_lenet": 8, "lenet_digits": 8}
+LOSS = re.compile(r"^step +(\d+)  loss ([\d.]+)$", re.MULTILINE)
+#: relative, in float32; printed losses have six decimals
+TOLERANCE = 1e-5
+
+
+def mpiexec() -> str:
+    """The one beside this Python, else the one on the path."""
+    beside = Path(sys.executable).with_name("mpiexec")
+    return str(beside) if beside.exists() else shutil.which("mpiexec") or "mpiexec"
+
+
+@functools.cache
+def data_folder() -> str:
+    """Where the programs run: what one of them downloads is there for the next."""
+    return tempfile.mkdtemp(prefix="jobflow-examples-")
+
+
+@functools.cache
+def run(example: str, devices: int, ranks: int = 0, steps: int | None = None) -> str:
+    """Standard output of the example on `devices` threads, or on `ranks` processes; `steps` None is the example's own number."""
+    command = [sys.executable, str(ROOT / "examples" / f"{example}.py"), "--devices", str(devices)]
+    command += [] if steps is None else ["--steps", str(steps), "--every", "1"]
+    if ranks:
+        command = [mpiexec(), "-n", str(ranks), *command]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=data_folder(), env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def curve(output: str) -> list[float]:
+    """The printed losses; every step must appear exactly once."""
+    found = LOSS.findall(output)
+    assert [int(step) for step, _ in found] == list(range(len(found))), output
+    return [float(loss) for _, loss in found]
+
+
+def check(example: str, devices: int, ranks: int) -> None:
+    steps = SHORT.get(example, STEPS)
+    expected = curve(run(example, EXAMPLES[example][0], steps=steps))
+    found = curve(run(example, devices, ranks, steps))
+    assert len(expected) == steps and min(expected[1:]) < expected[0], "it does not learn"
+    np.testing.assert_allclose(found, expected, rtol=TOLERANCE, atol=1e-6)
+
+
+def test_every_example_is_listed() -> None:
+    programs = {path.stem for path in (ROOT / "examples").glob("*.py")} - {"mnist_util"}
+    assert programs == set(EXAMPLES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("example", "devices"), [(name, n) for name, devices in EXAMPLES.items() for n in devices[1:]])
+def test_threads(example: str, devices: int) -> None:
+    check(example, devices, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("example", sorted(EXAMPLES))
+def test_mpi(example: str, ranks: int) -> None:
+    check(example, ranks, ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+@pytest.mark.parametrize("example", ["hybrid_mlp", "consistent_strategy"])
+def test_same_text_from_two_threads_and_two_ranks(example: str) -> None:
+    steps = SHORT.get(example, STEPS)
+    assert run(example, 2, 2, steps) == run(example, 2, 0, steps)
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+def test_digits_are_learned() -> None:
+    """The README's program on two ranks, to the end: at least 97 % of the digits it has not seen."""
+    output = run("lenet_digits", 2, 2)
+    accuracy = re.search(r"test accuracy ([\d.]+)%", output)
+    assert accuracy and float(accuracy[1]) >= 97, output

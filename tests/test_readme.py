@@ -1,0 +1,46 @@
+"""The commands of the README: one line each, naming files and extras that exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def command(mark: str) -> str:
+    found = re.findall(rf"^<!-- {mark} -->\n```bash\n(.+)\n```$", README, re.MULTILINE)
+    assert len(found) == 1, f"one command is marked <!-- {mark} -->"
+    return str(found[0])
+
+
+def test_extras_exist() -> None:
+    offered = set(re.findall(r'^        "(\w+)": ', (ROOT / "setup.py").read_text(encoding="utf-8"), re.MULTILINE))
+    asked = {extra for group in re.findall(r'"\.\[([\w,]+)\]"', README) for extra in group.split(",")}
+    assert asked and asked <= offered
+
+
+def test_named_files_exist() -> None:
+    named = re.findall(r"\]\(([^):#]+)\)", README) + re.findall(r"\b((?:examples|benchmarks|scripts)/[\w./]+)", README)
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_main_job_runs_on_two_ranks() -> None:
+    assert command("run").endswith("&& mpiexec -n 2 python examples/lenet_digits.py")
+
+
+@pytest.mark.parametrize("mark", ["run", "test"])
+def test_commands_are_shell(mark: str) -> None:
+    subprocess.run(["bash", "-n", "-c", command(mark)], check=True)
+
+
+def test_ci_runs_the_test_command() -> None:
+    """The part of .ci/run that reads the README finds the same line."""
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    function = script[script.index("command_after()") : script.index("test_command=")]
+    done = subprocess.run(["bash", "-c", f"{function}\ncommand_after test"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == command("test")
