@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobflow.compiler.compile import plan_rank
-from jobflow.graph.ir import Physical
+from jobflow.graph.wire import Wire, physical_from_wire
 from jobflow.runtime.executor import Executor
 from jobflow.runtime.state import State
 from jobflow.runtime.world.base import Rank
@@ -32,7 +32,8 @@ class Bind:
 
     number: int
 
-    def __call__(self, rank: Rank, physical: Physical) -> tuple[str, ...]:
+    def __call__(self, rank: Rank, table: Wire) -> tuple[str, ...]:
+        physical = physical_from_wire(table)
         state = state_of(rank)
         state.declare(physical.graph.variables.values())
         plan = plan_rank(physical, rank.index, state.slots)
@@ -92,3 +93,11 @@ class Initialize:
         for name in self.names:
             if name in state.slots:
                 state.initialize(name)
+
+
+@dataclass(frozen=True)
+class Meet:
+    """Do nothing, together."""
+
+    def __call__(self, rank: Rank, _: Any) -> None:
+        return None

@@ -20,18 +20,17 @@ from jobflow.function_config import FunctionConfig
 from jobflow.graph.ir import Graph, Physical, Value, Variable
 from jobflow.graph.training import Optimizer
 from jobflow.layout import Box, Layout, Local, Placement
-from jobflow.ops.layout_ops import Identity
-from jobflow.ops.shape import Reshape
+from jobflow.ops.base import ViewOp
 from jobflow.ops.source import Input
 from jobflow.results import deliver
 from jobflow.session import Session
-from jobflow.types import Array, TensorType
+from jobflow.types import Array, TensorType, float32
 from jobflow.typing.annotations import Declared
 from jobflow.typing.results import Results
 from jobflow.typing.signature import Bound, JobSignature
 
-#: The optimizer that a configuration describes, if it does.
-OptimizerOf = Callable[[FunctionConfig], Optimizer | None]
+#: The optimizer that a configuration describes; JobError if it does not.
+OptimizerOf = Callable[[FunctionConfig], Optimizer]
 #: The shapes of one call: per array its shape, or a tuple of shapes, one per rank.
 Shapes = tuple[tuple[Any, ...], ...]
 
@@ -72,7 +71,7 @@ class Job:
     """A declared job; `signature` says what it takes and gives."""
 
     def __init__(
-        self, function: Callable[..., Any], trainable: bool, config: FunctionConfig, where: SourceLine, optimizer_of: OptimizerOf = lambda config: None
+        self, function: Callable[..., Any], trainable: bool, config: FunctionConfig, where: SourceLine, optimizer_of: OptimizerOf
     ) -> None:
         self.function = function
         self.name = function.__name__
@@ -127,8 +126,8 @@ class Job:
             self.name,
             placement,
             self.trainable,
-            settings.seed,
-            self.config.options.get("default_data_type") or TensorType((), Tracer.default_dtype).dtype,
+            settings.seed or 0,
+            self.config.options.get("default_data_type") or float32,
             self.config,
             session.variables,
             ragged,
@@ -157,14 +156,12 @@ class Job:
         """Have the optimizer of the configuration minimise the losses that were added, unless `minimize` was called."""
         if not self.trainable:
             return
-        optimizer = self.optimizer_of(self.config)
-        if tracer.training is None and optimizer is not None:
-            tracer.minimize(optimizer, tracer.losses)
         if tracer.training is None:
-            raise JobError(
-                f"train job {self.name} ({self.where}) has no optimizer; call optimizer.SGD(...).minimize(loss) in its body, "
-                f"or set train.primary_lr and train.model_update_conf on its function_config and call losses.add_loss(loss)"
-            )
+            try:
+                optimizer = self.optimizer_of(self.config)
+            except JobError as error:
+                raise JobError(f"train job {self.name} ({self.where}): {error}") from None
+            tracer.minimize(optimizer, tracer.losses)
 
     # ---------------------------------------------------------------- running
 
@@ -245,7 +242,7 @@ def _limits(graph: Graph) -> tuple[Limit, ...]:
     for node in graph.nodes:
         for i, (low, high) in node.op.limits(*(value.type for value in node.inputs)).items():
             value = node.inputs[i]
-            while isinstance(value.node.op, Reshape | Identity):
+            while isinstance(value.node.op, ViewOp):
                 value = value.node.inputs[0]
             if isinstance(value.node.op, Input):
                 found.append(Limit(value.node.op.key, low, high, f"{node.name} at {node.where}"))

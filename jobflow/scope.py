@@ -32,9 +32,10 @@ class Placer(Protocol):
 
 @dataclass
 class Root:
-    """What lives as long as the process (or a test): the current session.  The only mutable part of a scope."""
+    """What lives as long as the process (or a test): the session and what is said about its environment.  The only mutable part."""
 
     session: Any = None
+    environment: Any = None
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jobflow import scope
-from jobflow.commands import Bind, ReadVariables, Run, Unbind, WriteVariables
+from jobflow.commands import Bind, Meet, ReadVariables, Run, Unbind, WriteVariables
 from jobflow.errors import CheckpointError, JobError, PlacementError, user_line
 from jobflow.graph.ir import Variable
+from jobflow.graph.wire import physical_to_wire
 from jobflow.layout import Placement
 from jobflow.notices import notice
-from jobflow.options import Settings
+from jobflow.options import ConfigOptions, EnvOptions, EnvSettings, Settings
 from jobflow.plan.verify import compare_schedules
 from jobflow.runtime.world.base import World
+from jobflow.runtime.world.launch import launched
 from jobflow.runtime.world.start import start_world
 from jobflow.types import Array
 
@@ -49,13 +51,27 @@ class Session:
 
     # ---------------------------------------------------------------- devices
 
+    @property
+    def device_tag(self) -> str:
+        """The kind of device the program asked for."""
+        return "gpu" if self.settings.gpu_device_num else "cpu"
+
+    @property
+    def asked_devices(self) -> int | None:
+        """How many devices the program asked for, on all machines; None if it did not say."""
+        each = self.settings.gpu_device_num or self.settings.cpu_device_num
+        return None if each is None else each * self.settings.machine_num
+
     def device_count(self) -> int:
-        """How many devices the program asked for, or the world has."""
-        return self.world.size if self.world is not None else self.settings.device_count
+        """How many devices the world has, or will have."""
+        if self.world is not None:
+            return self.world.size
+        started = launched()
+        return started.size if started is not None else self.asked_devices or 1
 
     def default_placement(self) -> Placement:
         """All devices."""
-        return Placement(self.settings.device_tag, tuple(range(self.device_count())))
+        return Placement(self.device_tag, tuple(range(self.device_count())))
 
     def place(self, tag: str, devices: Sequence[str], hierarchy: tuple[int, ...] | None) -> Placement:
         """The ranks that texts like "0:0-3" mean.  GPU ids must exist; CPU ids fold onto the ranks there are."""
@@ -69,7 +85,8 @@ class Session:
         match = re.fullmatch(r"@?(\d+):(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)", text)
         if match is None:
             raise PlacementError(f'{here}: cannot read "{text}"; write "machine:device" or "machine:first-last", for example "0:0-3"')
-        size, each = self.device_count(), self.settings.devices_per_machine(self.device_count())
+        size = self.device_count()
+        each = size // self.settings.machine_num
         found: list[int] = []
         for part in match[2].split(","):
             first, _, last = part.partition("-")
@@ -78,7 +95,7 @@ class Session:
         if not beyond:
             return found
         if tag != "cpu":
-            raise PlacementError(f"{here}: device {beyond[0] % each if each else 0} of machine {match[1]} does not exist; {_how_many(size)}")
+            raise PlacementError(f"{here}: device {beyond[0]} does not exist; {_how_many(size)}")
         notice(f"cpu devices beyond the {size} there are fold onto them (first in {here})")
         return list(dict.fromkeys(rank % size for rank in found))
 
@@ -91,7 +108,9 @@ class Session:
     def start(self) -> World:
         """Bring up the world; once."""
         if self.world is None:
-            self.world = start_world(self.settings)
+            multi = environment().client == "multi"
+            self.world = start_world(self.device_tag, self.asked_devices, multi=multi)
+            self.settings.started = environment().started = True
         return self.world
 
     def prepare_all(self) -> None:
@@ -116,7 +135,8 @@ class Session:
         world = self.start()
         compiled = job.compile(self, shapes, self._number)
         self._number += 1
-        schedules = world.call(Bind(compiled.number), compiled.programs)
+        tables = {id(program): physical_to_wire(program) for program in compiled.programs}
+        schedules = world.call(Bind(compiled.number), [tables[id(program)] for program in compiled.programs])
         compare_schedules(job.name, schedules)
         for name, variable in compiled.variables.items():
             self.variables.setdefault(name, variable)
@@ -169,6 +189,17 @@ class Session:
                 each[rank][name] = shard
         self.world.call(WriteVariables(), each)
 
+    @property
+    def writes_files(self) -> bool:
+        """True in the one process that writes for all."""
+        assert self.world is not None
+        return any(rank.index == 0 for rank in self.world.ranks)
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        assert self.world is not None
+        self.world.call(Meet())
+
     def close(self) -> None:
         """End the ranks.  Jobs and variables are gone with them."""
         if self.world is not None:
@@ -179,6 +210,15 @@ class Session:
 
 def _how_many(size: int) -> str:
     return f"there {'is one' if size == 1 else f'are {size}'}: set config.gpu_device_num or config.cpu_device_num before the first job call"
+
+
+def environment() -> EnvSettings:
+    """What the program said about its environment; it outlives sessions."""
+    root = scope.current().root
+    if root.environment is None:
+        root.environment = EnvSettings()
+    settings: EnvSettings = root.environment
+    return settings
 
 
 def current_session() -> Session:
@@ -208,3 +248,16 @@ def started_session() -> Session:
     session.prepare_all()
     return session
 
+
+
+def _settings() -> Settings:
+    return current_session().settings
+
+
+def _begin() -> None:
+    current_session().start()
+
+
+#: `flow.config` and `flow.env`: options of the session in force, and of its environment.
+config = ConfigOptions(_settings)
+env = EnvOptions(environment, _settings, _begin)

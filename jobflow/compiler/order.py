@@ -16,7 +16,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from jobflow.compiler.local import Item, Program, Step
+from jobflow.compiler.local import Collect, Item, Program, Receive, Send, Step
 from jobflow.compiler.write import views_of, written_over
 from jobflow.errors import PlanError
 from jobflow.ops.base import Op
@@ -39,7 +39,7 @@ def order(program: Program) -> Ordered:
     for step in program.steps:
         writes = isinstance(step.action, Op) and bool(step.action.alias)
         if writes or any(item in late for item in step.inputs):
-            if not isinstance(step.action, Op):
+            if isinstance(step.action, Collect | Send | Receive):
                 raise PlanError(f"{step.name} at {step.where}: communication of a value that exists only after variables are written")
             late.update(step.outputs)
             epilogue.append(step)

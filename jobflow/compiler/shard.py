@@ -62,7 +62,7 @@ def _decide(graph: Graph, node: Node, layouts: Layouts, wishes: set[Value]) -> D
     op, here = node.op, node.placement
     if isinstance(op, ReadVariable):
         variable = graph.variables[op.key]
-        return Decision((), (variable.layout,), is_wish=any(isinstance(sbp, Split) for sbp in variable.sbp))
+        return Decision((), (variable.layout,), is_wish=any(isinstance(sbp, Split) for sbp in variable.layout.sbp))
     if isinstance(op, Input):
         return Decision((), (Local(here) if node.outputs[0].local else _argument_layout(op, here),))
     if isinstance(op, ToLocal):
@@ -78,7 +78,9 @@ def _decide(graph: Graph, node: Node, layouts: Layouts, wishes: set[Value]) -> D
 
 
 def _per_dimension(sbp: tuple[Sbp, ...], placement: Placement) -> tuple[Sbp, ...]:
-    return sbp if len(sbp) == len(placement.mesh) else sbp[:1] * len(placement.mesh)
+    """One S/B/P per mesh dimension; a dimension of one rank is B whatever was asked."""
+    each = sbp if len(sbp) == len(placement.mesh) else sbp[:1] * len(placement.mesh)
+    return tuple(B if n == 1 else one for one, n in zip(each, placement.mesh, strict=True))
 
 
 def _argument_layout(op: Input, placement: Placement) -> Layout:

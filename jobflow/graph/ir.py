@@ -8,7 +8,7 @@ from typing import Literal
 
 from jobflow.errors import NOWHERE, SourceLine
 from jobflow.graph.training import Training
-from jobflow.layout import Layout, Local, Placement, Sbp
+from jobflow.layout import B, Layout, Local, Placement, Sbp
 from jobflow.ops.base import Op
 from jobflow.tensor import TensorOperators
 from jobflow.types import TensorType
@@ -75,7 +75,7 @@ class Variable:
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.placement, self.sbp)
+        return Layout(self.placement, tuple(B if n == 1 else sbp for sbp, n in zip(self.sbp, self.placement.mesh, strict=True)))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import NoReturn
 
-#: seconds that the first failing rank lives on, so that others which fail in the same way find that it has spoken
+#: seconds that the first failing rank lives on: others which fail in the same way find that it has spoken, and the launcher,
+#: which drops what it has not yet passed on when a job is aborted, passes on what was printed
 GRACE = 0.3
 
 
@@ -73,7 +74,7 @@ def guard(launch: Launch, leave: Callable[[], None]) -> None:
         # a rank may be killed at any time because another failed: what it printed should not die in a buffer
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
-            reconfigure(line_buffering=True)
+            reconfigure(line_buffering=True, write_through=False)  # whole lines, so that those of two ranks do not mix
     if launch.rank > 0:
         _mute()
     sys.excepthook = _uncaught
@@ -118,8 +119,8 @@ def end_job(error: BaseException, launch: Launch) -> NoReturn:
         print(f"rank {launch.rank}: {text}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    if claim is None:
-        time.sleep(2 * GRACE)  # whoever printed ends the job meanwhile; if its end does not reach this rank, go on
+    # whoever has not printed leaves it to the one that has to end the job; if that end does not come, it goes on
+    time.sleep(GRACE if claim is not None else 3 * GRACE)
     abort(launch)
 
 

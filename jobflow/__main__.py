@@ -1,0 +1,7 @@
+"""`python -m jobflow`: the command line."""
+
+import sys
+
+from jobflow.cli import main
+
+sys.exit(main())

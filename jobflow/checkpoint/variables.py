@@ -1,0 +1,98 @@
+"""The variables of the session as arrays: `get_all_variables`, `load_variables`, and checkpoints of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jobflow.checkpoint import store as checkpoint
+from jobflow.commands import Initialize
+from jobflow.errors import CheckpointError, did_you_mean, user_line
+from jobflow.session import Session, started_session
+from jobflow.types import Array, DType, dtype_of
+
+
+class StoredVariable:
+    """A variable as a program sees it from outside its jobs; `numpy()` gives its current value."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        self._session = session
+        self.name = name
+        self.shape = session.variables[name].type.shape
+        self.dtype = session.variables[name].type.dtype
+
+    def __repr__(self) -> str:
+        return f"<variable {self.name} {self._session.variables[self.name].type}>"
+
+    def numpy(self) -> Array:
+        """The whole value now."""
+        return self._session.read([self.name])[self.name]
+
+
+class FileArray:
+    """A tensor in a checkpoint, read when it is asked for."""
+
+    def __init__(self, arrays: Mapping[str, Array], name: str, path: str) -> None:
+        self._arrays = arrays
+        self.name = name
+        self.file_path = path
+
+    def numpy(self) -> Array:
+        """The value, after its content has been checked."""
+        return self._arrays[self.name]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.numpy().shape)
+
+    @property
+    def dtype(self) -> DType:
+        return dtype_of(self.numpy().dtype)
+
+
+def get_all_variables() -> dict[str, StoredVariable]:
+    """Every variable of the session by name: parameters, optimizer slots, train steps."""
+    session = started_session()
+    return {name: StoredVariable(session, name) for name in session.variables}
+
+
+def load_variables(value_dict: Mapping[str, Any], ignore_mismatch: bool = True) -> None:
+    """Set variables from arrays, or from what `checkpoint.get` or `get_all_variables` gave.
+
+    A name that no variable has is skipped, or raises CheckpointError (also RuntimeError) with ignore_mismatch=False.  Shape and
+    element type must be the variable's (CheckpointError, also AssertionError); then nothing has been changed.
+    """
+    session = started_session()
+    values: dict[str, Array] = {}
+    for name, value in value_dict.items():
+        if name in session.variables:
+            values[name] = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+        elif not ignore_mismatch:
+            raise CheckpointError(f'load_variables at {user_line()}: there is no variable "{name}"{did_you_mean(name, session.variables)}')
+    session.write(values)
+
+
+def initialize() -> None:
+    """Give every variable its first value."""
+    session = started_session()
+    session.start().call(Initialize(tuple(session.variables)))
+
+
+def save(path: str, var_dict: Mapping[str, Any] | None = None) -> None:
+    """Write variables (all of the session unless `var_dict` names some) to the directory `path`, whole or not at all."""
+    session = started_session()
+    if var_dict is None:
+        arrays = session.read(list(session.variables))
+    else:
+        arrays = {name: np.asarray(value.numpy() if hasattr(value, "numpy") else value) for name, value in var_dict.items()}
+    if session.writes_files:
+        checkpoint.save(path, arrays, {"seed": session.settings.seed, "runs": dict(session.runs)})
+    session.barrier()
+
+
+def get(path: str) -> dict[str, FileArray]:
+    """The tensors of a checkpoint by name, read when needed; legacy directories too."""
+    arrays = checkpoint.load(path)
+    return {name: FileArray(arrays, name, path) for name in arrays}

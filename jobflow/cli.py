@@ -1,0 +1,44 @@
+"""The command line: `jobflow explain file.py:job`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from jobflow.errors import JobflowError
+from jobflow.explain import STAGES, explain, load_job
+from jobflow.version import __version__
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    top = argparse.ArgumentParser(prog="jobflow", description="Distributed deep learning that one person can read.")
+    top.add_argument("--version", action="version", version=f"jobflow {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="command")
+    show = commands.add_parser("explain", help="print graph, layouts, boxing and plan of a job", description="Print every stage of a job; nothing runs.")
+    show.add_argument("job", help="path/to/file.py:job or module:job")
+    show.add_argument("--devices", type=_positive, default=1, metavar="N", help="lay the job out over N devices (default 1)")
+    show.add_argument("--rank", type=int, default=0, metavar="R", help="whose plan to print (default 0)")
+    show.add_argument("--stage", action="append", choices=STAGES, help="print only this stage; may be given several times (default: all)")
+    return top
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code: 0, or 1 after an error that is printed."""
+    given = parser().parse_args(arguments)
+    if given.rank not in range(given.devices):
+        parser().error(f"--rank {given.rank} is not one of the ranks 0 to {given.devices - 1}")
+    try:
+        print(explain(load_job(given.job), devices=given.devices, rank=given.rank, stages=given.stage or STAGES))
+    except JobflowError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0

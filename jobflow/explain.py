@@ -1,0 +1,104 @@
+"""Print every stage of a job: its graph, its layouts, what is boxed and what that costs, and the plan of a rank."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from jobflow.compiler.box import Reroute, box
+from jobflow.compiler.bucket import bucket
+from jobflow.compiler.compile import plan_rank
+from jobflow.compiler.shard import shard
+from jobflow.errors import ConfigError, JobError, did_you_mean
+from jobflow.graph.ir import Physical
+from jobflow.graph.text import graph_text, physical_text, sharded_text
+from jobflow.job import Job, job_of
+from jobflow.plan.plan import ALIGNMENT, Slot
+from jobflow.plan.text import plan_text
+from jobflow.session import current_session
+from jobflow.types import contiguous_strides
+
+#: What can be shown, in the order of a job's life.
+STAGES = ("graph", "layouts", "boxing", "physical", "plan")
+
+
+def load_job(target: str) -> Job:
+    """The job that "path/to/file.py:name" or "module:name" means."""
+    where, _, name = target.rpartition(":")
+    if not where:
+        raise ConfigError(f'"{target}" does not name a job; write path/to/file.py:job or module:job')
+    module = _load(where)
+    if not hasattr(module, name):
+        jobs = [key for key, value in vars(module).items() if isinstance(getattr(value, "job", None), Job)]
+        raise JobError(f"{where} has no job {name}{did_you_mean(name, jobs)} It has: {', '.join(jobs) or 'none'}.")
+    return job_of(getattr(module, name))
+
+
+def _load(where: str) -> ModuleType:
+    if not where.endswith(".py"):
+        return importlib.import_module(where)
+    if not os.path.isfile(where):
+        raise ConfigError(f"there is no file {where}")
+    sys.path.insert(0, os.path.dirname(os.path.abspath(where)))
+    spec = importlib.util.spec_from_file_location(os.path.splitext(os.path.basename(where))[0], where)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def explain(job: Job, *, devices: int = 1, rank: int = 0, stages: Sequence[str] = STAGES) -> str:
+    """The artifacts of a job for `devices` CPU devices, and the plan of one `rank`, as text.  Nothing runs."""
+    session = current_session()
+    session.settings.gpu_device_num, session.settings.cpu_device_num = None, devices
+    placement = job.placement(session)
+    shapes = [shape[0] if d.per_device else shape for (_, d), shape in zip(job.signature.placeholders(), job.declared_shapes(session), strict=True)]
+    graph, _ = job.trace(session, placement, shapes)
+    sharded = shard(graph)
+    physical = bucket(box(sharded))
+    texts = {
+        "graph": lambda: graph_text(graph),
+        "layouts": lambda: sharded_text(sharded),
+        "boxing": lambda: boxing_table(physical),
+        "physical": lambda: physical_text(physical),
+        "plan": lambda: plan_text(plan_rank(physical, rank, storage(physical, rank))),
+    }
+    return "\n\n".join(f"== {stage} ==\n{texts[stage]()}" for stage in STAGES if stage in stages)
+
+
+def storage(physical: Physical, rank: int) -> dict[str, Slot]:
+    """Where a rank's variables would lie: like State, one run of memory per group and element type."""
+    slots: dict[str, Slot] = {}
+    ends: dict[str, int] = {}
+    for variable in physical.graph.variables.values():
+        if rank not in variable.placement.ranks:
+            continue
+        type = variable.layout.local_type(variable.type, rank)
+        buffer = f"state/{variable.group}"
+        start = ends.get(buffer, 0)
+        slots[variable.name] = Slot(buffer, start, type, contiguous_strides(type.shape, type.dtype.itemsize))
+        ends[buffer] = start + -(-max(type.nbytes, 1) // ALIGNMENT) * ALIGNMENT
+    return slots
+
+
+def boxing_table(physical: Physical) -> str:
+    """Every change of layout: route, bytes the busiest rank sends, tensor, and the user's line."""
+    rows: list[tuple[Any, ...]] = [("route", "bytes/rank", "tensors", "from", "to", "line")]
+    total = 0.0
+    for node in physical.graph.nodes:
+        if isinstance(node.op, Reroute):
+            sent = sum(node.op.bytes_per_rank(value.type) for value in node.inputs)
+            total += sent
+            rows.append((node.op.name, f"{sent:.0f}", node.name, node.op.source, node.op.target, node.where))
+    if len(rows) == 1:
+        return "nothing moves between ranks"
+    widths = [max(len(str(row[i])) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([*lines, f"{total:.0f} bytes per rank and step"])
+
+

@@ -1,0 +1,30 @@
+"""Plans as text: one line an instruction."""
+
+from __future__ import annotations
+
+from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Transfer
+
+
+def plan_text(plan: Plan) -> str:
+    """The program of one rank with its memory."""
+    sizes = ", ".join(f"{name} {nbytes} bytes" for name, nbytes in plan.buffers.items())
+    lines = [f"job {plan.job}, rank {plan.rank}: {sizes}"]
+    lines.extend(f"  feed {feed.name} -> {feed.slot}" for feed in plan.feeds)
+    lines.append("  body")
+    lines.extend(f"    {instruction_text(i)}" for i in plan.body)
+    lines.append("  epilogue")
+    lines.extend(f"    {instruction_text(i)}" for i in plan.epilogue)
+    lines.extend(f"  fetch {position} <- {slot}" for position, slot in plan.fetches)
+    return "\n".join(lines)
+
+
+def instruction_text(instruction: Instruction) -> str:
+    """One instruction: what, from where, to where, for which node and line."""
+    match instruction:
+        case Compute(op, inputs, outputs, name, where):
+            return f"{', '.join(map(str, outputs))} = {op}({', '.join(map(str, inputs))})  # {name}, {where}"
+        case Collective(kind, ranks, source, target, _, _, reduce, order, name, where):
+            how = f" {reduce.value}" if kind in ("all_reduce", "reduce_scatter") else ""
+            return f"{target} = {kind}{how} {list(ranks)} #{order}({source})  # {name}, {where}"
+        case Transfer(peer, sends, slot, order, name, where):
+            return f"{'send to' if sends else 'receive from'} {peer} #{order}: {slot}  # {name}, {where}"

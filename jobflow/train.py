@@ -1,0 +1,61 @@
+"""`train.CheckPoint` and what surrounds it: the variables of the session, saved and loaded."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+
+from jobflow.checkpoint import variables as stored
+from jobflow.session import current_session, started_session
+
+__all__ = ["CheckPoint", "SimpleCheckPointManager"]
+
+
+class CheckPoint:
+    """Saves and loads all variables of the session: parameters, optimizer slots, train steps."""
+
+    def init(self) -> None:
+        """Make sure that every variable has its first value.  With `config.enable_legacy_model_io(True)`, give it that value again."""
+        session = started_session()
+        if session.settings.enable_legacy_model_io:
+            stored.initialize()
+
+    def save(self, path: str) -> None:
+        """Write every variable to the directory `path`, which must not exist or be empty."""
+        stored.save(path)
+
+    def load(self, path: str) -> None:
+        """Set the variables that `path` has a value for."""
+        stored.load_variables(stored.get(path))
+
+
+class SimpleCheckPointManager:
+    """Numbered checkpoints in one directory: `<root>/<prefix><time>`."""
+
+    def __init__(self, root_path: str, prefix: str = "snapshot_") -> None:
+        self.root = root_path
+        self.prefix = prefix
+        os.makedirs(root_path, exist_ok=True)
+
+    def list_checkpoints(self) -> list[str]:
+        """The names of the complete ones, oldest first."""
+        names = (name for name in os.listdir(self.root) if name.startswith(self.prefix))
+        return sorted(name for name in names if os.path.isfile(os.path.join(self.root, name, "snapshot_done")))
+
+    def latest_checkpoint(self) -> str | None:
+        """The name of the newest complete one."""
+        names = self.list_checkpoints()
+        return names[-1] if names else None
+
+    def initialize_or_restore(self) -> None:
+        """Load the newest; if there is none, save the first."""
+        latest = self.latest_checkpoint()
+        if latest is None:
+            self.save()
+        else:
+            stored.load_variables(stored.get(os.path.join(self.root, latest)))
+
+    def save(self) -> None:
+        """Save under a new name made of the current time."""
+        current_session()
+        stored.save(os.path.join(self.root, self.prefix + datetime.now().strftime("%Y%m%d_%H%M%S_%f")))

@@ -1,0 +1,3 @@
+"""The version of jobflow."""
+
+__version__ = "0.1.0"

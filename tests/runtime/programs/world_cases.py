@@ -1,0 +1,268 @@
+"""Programs that end in all kinds of ways: `world_cases.py CASE`, under mpiexec.  `test_mpi_world.py` says what each must do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import laws
+import numpy as np
+
+from jobflow.layout import SUM
+from jobflow.runtime.comm import mpi as comm_mpi
+from jobflow.runtime.comm import post
+from jobflow.runtime.world import launch, mpi
+from jobflow.runtime.world.base import Rank
+from jobflow.runtime.world.mpi import MpiWorld
+
+started = mpi.guard()
+assert started is not None
+case = sys.argv[1]
+me = started.rank
+
+
+def world(**options: Any) -> MpiWorld:
+    made = MpiWorld(started, **options)  # type: ignore[arg-type]
+    if not made.is_client:
+        made.serve()
+    return made
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A command with an attribute: `by` times the argument's array."""
+
+    by: int
+
+    def __call__(self, rank: Rank, argument: dict[str, Any]) -> dict[str, Any]:
+        rank.memory["calls"] = rank.memory.get("calls", 0) + 1
+        return {"rank": rank.index, "scaled": argument["x"] * self.by, "calls": rank.memory["calls"]}
+
+
+def fail_on(rank: Rank, who: set[int]) -> None:
+    if rank.index in who:
+        raise ValueError(f"no luck with {rank.index + 40}")
+    rank.comm.barrier()
+
+
+def die_on(rank: Rank, who: int) -> None:
+    print("computing", file=sys.stderr)
+    if rank.index == who:
+        os.kill(os.getpid(), signal.SIGKILL)
+    rank.comm.barrier()
+
+
+def late(rank: Rank, seconds: float) -> None:
+    """The last rank comes late to an all_reduce, a barrier and an exchange."""
+    everybody = tuple(range(rank.size))
+    calls = rank.comm.bind_all_reduce(everybody, np.ones(3), np.zeros(3), SUM, name="fc2.grad")
+    rank.comm.seal()
+    for wait in (lambda: laws.run(calls), rank.comm.barrier, lambda: rank.comm.exchange(1)):
+        if rank.index == rank.size - 1:
+            time.sleep(seconds)
+        wait()
+        rank.comm.barrier()
+
+
+def call() -> None:
+    w = world()
+    for step in range(3):
+        for n in (0, 3, 100_000):
+            got = w.call(Scale(step), [{"x": np.arange(n) + r} for r in range(w.size)])
+            assert [g["rank"] for g in got] == list(range(w.size))
+            for r, g in enumerate(got):
+                np.testing.assert_array_equal(g["scaled"], (np.arange(n) + r) * step)
+                g["scaled"] += 1  # results are writable
+    assert all(g["calls"] == 10 for g in w.call(Scale(1), [{"x": np.zeros(1)}] * w.size))
+    print("called")
+
+
+def call_twice_opened() -> None:
+    for _ in range(3):
+        w = world()
+        assert all(g["calls"] == 1 for g in w.call(Scale(1), [{"x": np.zeros(1)}] * w.size)), "memory outlived its world"
+        w.call(laws.all_reduce, [(100, "float32", "shared", SUM)] * w.size)
+        w.close()
+    print("opened three times")
+
+
+def multi() -> None:
+    print("muted until the session starts", flush=True)
+    w = world(multi=True)
+    for step in range(3):
+        arguments: list[Any] = [None] * w.size
+        arguments[me] = {"x": np.full(100_000, me + step)}
+        got = w.call(Scale(2), arguments)
+        assert [int(g["scaled"][0]) for g in got] == [2 * (r + step) for r in range(w.size)]
+    print(f"rank {me} done", flush=True)
+
+
+def multi_exit() -> None:
+    w = world(multi=True)
+    w.call(laws.exchange)
+    if me == 1:
+        sys.exit(0)
+    w.call(laws.exchange)
+
+
+def multi_exit_in_messages() -> None:
+    w = world(multi=True, shared=False)
+    w.call(laws.exchange)
+    if me == 1:
+        return
+    w.ranks[0].comm.barrier()
+
+
+def disagree() -> None:
+    world(multi=me == 0)
+
+
+def mute() -> None:
+    print("before", flush=True)
+    os.system("echo from below")
+    w = world()
+    w.call(laws.exchange)
+    print("after")
+
+
+def error() -> None:
+    world().call(fail_on, [{1}] * started.size)
+
+
+def error_everywhere() -> None:
+    world().call(fail_on, [set(range(started.size))] * started.size)
+
+
+def error_on_client() -> None:
+    world().call(fail_on, [{0}] * started.size)
+
+
+def error_before_session() -> None:
+    if me == 1:
+        raise ValueError("no luck with 41")
+    time.sleep(20)
+
+
+def error_before_session_awaited() -> None:
+    if me == 1:
+        time.sleep(0.3)
+        raise ValueError("no luck with 41")
+    world()
+
+
+def error_before_session_everywhere() -> None:
+    raise ValueError("no luck with 41")
+
+
+def error_in_program() -> None:
+    world().call(laws.exchange)
+    raise ValueError("no luck with 40")
+
+
+def unpicklable() -> None:
+    w = world()
+    try:
+        w.call(lambda rank, argument: None)
+    except Exception as found:  # noqa: BLE001
+        print(f"refused: {type(found).__name__}")
+    w.call(laws.exchange)
+    print("still usable")
+
+
+def exit_early() -> None:
+    if me == 1:
+        sys.exit(0)
+    world()
+
+
+def end_early() -> None:
+    if me == 0:
+        world()
+
+
+def exit_all() -> None:
+    time.sleep(0.2 * me)
+
+
+def exit_code() -> None:
+    world().call(laws.exchange)
+    sys.exit(3)
+
+
+def kill() -> None:
+    world().call(die_on, [1] * started.size)
+
+
+def kill_client() -> None:
+    world().call(die_on, [0] * started.size)
+
+
+def kill_idle() -> None:
+    w = world()
+    pids = w.call(pid)
+    print("computing", file=sys.stderr)
+    os.kill(pids[1], signal.SIGKILL)
+    time.sleep(20)
+
+
+def pid(rank: Rank, argument: None) -> int:
+    return os.getpid()
+
+
+def stall() -> None:
+    post.PATIENCE = 0.4
+    world().call(late, [1.0] * started.size)
+    print("came through")
+
+
+def stall_in_messages() -> None:
+    post.PATIENCE = 0.4
+    world(shared=False).call(late, [1.0] * started.size)
+    print("came through")
+
+
+def little_memory() -> None:
+    comm_mpi._free_shared_memory = lambda: 0
+    w = world()
+    for law in (laws.all_gather, laws.all_to_all, laws.transfer):
+        w.call(law, [(5000, "float32", "shared")] * w.size)
+    w.call(laws.all_reduce, [(5000, "float32", "shared", SUM)] * w.size)
+    print("without shared memory")
+
+
+def memory_returns() -> None:
+    """Rebinding again and again does not need more and more shared memory."""
+    w = world()
+    w.call(bind_often, [200] * w.size)
+    print("bounded")
+
+
+def bind_often(rank: Rank, times: int) -> None:
+    world_ranks = tuple(range(rank.size))
+    for _ in range(times):
+        source, target = (rank.comm.allocate(1 << 18).view("float32") for _ in range(2))
+        calls = rank.comm.bind_all_reduce(world_ranks, source, target, SUM)
+        rank.comm.seal()
+        source[:] = rank.index + 1
+        laws.run(calls)
+        assert (target == sum(range(1, rank.size + 1))).all()
+    assert rank.comm._windows._total < 8 << 20, rank.comm._windows._total  # type: ignore[attr-defined]
+
+
+def abort(**options: Any) -> None:
+    w = MpiWorld(started, multi=True, **options)
+    print(laws.abort_wakes(w.ranks[0], None), flush=True)
+    w._station.mpi.COMM_WORLD.Barrier()
+    time.sleep(0.3)
+    launch.abort(started)  # the only end of a job after an abort
+
+
+def abort_in_messages() -> None:
+    abort(shared=False)
+
+
+globals()[case]()

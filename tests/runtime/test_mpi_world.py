@@ -1,0 +1,216 @@
+"""Worlds of processes: the laws under mpiexec, and every way in which a job can end."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass
+
+import pytest
+
+from jobflow.runtime.world.launch import Launch, launched
+
+PROGRAMS = pathlib.Path(__file__).parent / "programs"
+ROOT = pathlib.Path(__file__).parents[2]
+BESIDE_PYTHON = pathlib.Path(sys.executable).parent / "mpiexec"
+MPIEXEC = str(BESIDE_PYTHON) if BESIDE_PYTHON.exists() else shutil.which("mpiexec")
+
+mpi = [pytest.mark.mpi, pytest.mark.skipif(MPIEXEC is None, reason="there is no mpiexec")]
+
+
+@dataclass
+class Ended:
+    """What a job left: exit code, output, and how long it took after it said `computing`."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+
+def left_over(token: str) -> list[int]:
+    """Processes that still carry `token` in their environment."""
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if token.encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue  # it has ended, or belongs to somebody else
+    return found
+
+
+def run(program: str, *arguments: str, ranks: int = 2, limit: float = 60.0) -> Ended:
+    """Run a program under mpiexec; nothing of it may be left afterwards."""
+    token = f"jobflow-test-{uuid.uuid4()}"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "JOBFLOW_TEST": token,
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "error",
+    }
+    assert MPIEXEC is not None
+    began = time.monotonic()
+    command = [MPIEXEC, "-n", str(ranks), sys.executable, str(PROGRAMS / program), *arguments]
+    job = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        out, err = job.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        job.kill()
+        for process in left_over(token):
+            os.kill(process, signal.SIGKILL)
+        out, err = job.communicate()
+        pytest.fail(f"{arguments} had not ended after {limit} s; it printed\n{out}\n{err}")
+    seconds = time.monotonic() - began
+    deadline = time.monotonic() + 2
+    while left_over(token) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert left_over(token) == []
+    return Ended(job.returncode, out, err, seconds)
+
+
+def case(name: str, ranks: int = 2, limit: float = 30.0) -> Ended:
+    return run("world_cases.py", name, ranks=ranks, limit=limit)
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(MPIEXEC is None, reason="there is no mpiexec")
+@pytest.mark.parametrize(("ranks", "how"), [(2, "shared"), (2, "messages"), (4, "shared"), (4, "messages"), (4, "nodes")])
+def test_laws(ranks: int, how: str) -> None:
+    ended = run("comm_laws.py", how, ranks=ranks, limit=300)
+    assert ended.code == 0, ended.err
+    assert ended.out.strip() == f"168 laws hold on {ranks} ranks"
+    assert ended.err == ""
+
+
+class TestCalls:
+    pytestmark = mpi
+
+    @pytest.mark.parametrize("ranks", [2, 4])
+    @pytest.mark.parametrize(
+        ("name", "out"),
+        [
+            ("call", "called\n"),
+            ("call_twice_opened", "opened three times\n"),
+            ("mute", "before\nfrom below\nafter\n"),
+            ("unpicklable", "refused: AttributeError\nstill usable\n"),
+            ("memory_returns", "bounded\n"),
+            ("exit_all", ""),
+        ],
+    )
+    def test_it_works_and_prints_once(self, name: str, out: str, ranks: int) -> None:
+        ended = case(name, ranks)
+        assert (ended.code, ended.err) == (0, ""), ended
+        assert ended.out == out
+
+    @pytest.mark.parametrize("ranks", [2, 4])
+    def test_multi_client(self, ranks: int) -> None:
+        ended = case("multi", ranks)
+        assert (ended.code, ended.err) == (0, "")
+        assert sorted(ended.out.splitlines()) == ["muted until the session starts"] + [f"rank {r} done" for r in range(ranks)]
+
+    def test_exit_code_of_the_program(self) -> None:
+        ended = case("exit_code")
+        assert ended.code == 3
+        assert "Traceback" not in ended.err
+
+    def test_too_little_shared_memory_is_noticed_once_per_rank_and_works(self) -> None:
+        ended = case("little_memory")
+        assert (ended.code, ended.out) == (0, "without shared memory\n"), ended.err
+        assert 1 <= ended.err.count("too little shared memory") <= 20
+
+    @pytest.mark.parametrize("name", ["abort", "abort_in_messages"])
+    @pytest.mark.parametrize("ranks", [2, 4])
+    def test_abort_wakes_everybody(self, name: str, ranks: int) -> None:
+        ended = case(name, ranks)
+        assert ended.code == 1, ended.err
+        assert sorted(ended.out.splitlines()) == ["gave up"] + ["woken"] * (ranks - 1)
+
+    @pytest.mark.parametrize("name", ["stall", "stall_in_messages"])
+    def test_a_stall_says_who_waits_where_for_whom(self, name: str) -> None:
+        ended = case(name)
+        assert (ended.code, ended.out) == (0, "came through\n"), ended.err
+        lines = [line for line in ended.err.splitlines() if "rank 0 has waited 0.4 s in" in line and line.endswith("for ranks [1]")]
+        assert any('all_reduce "fc2.grad" of ranks [0, 1]' in line for line in lines), ended.err
+        assert any("a barrier of all ranks" in line for line in lines)
+        assert any("an exchange among all ranks" in line for line in lines)
+
+
+class TestEnds:
+    pytestmark = mpi
+
+    @pytest.mark.parametrize("ranks", [2, 4])
+    @pytest.mark.parametrize(
+        ("name", "rank"),
+        [
+            ("error", "1"),
+            ("error_everywhere", "[0-9]"),
+            ("error_on_client", "0"),
+            ("error_before_session", "1"),
+            ("error_before_session_awaited", "1"),
+            ("error_before_session_everywhere", "[0-9]"),
+            ("error_in_program", "0"),
+        ],
+    )
+    def test_an_error_is_printed_once_with_its_rank_and_ends_the_job(self, name: str, rank: str, ranks: int) -> None:
+        ended = case(name, ranks)
+        assert ended.code == 1, ended
+        assert ended.seconds < 4, "start-up and 2 s"
+        assert ended.err.count("Traceback") == 1, ended.err
+        assert ended.err.count("ValueError: no luck with 4") == 1, ended.err
+        pattern = pytest.importorskip("re").compile(rf"^rank {rank}: Traceback", 8)
+        assert pattern.search(ended.err), ended.err
+
+    @pytest.mark.parametrize(
+        ("name", "text"),
+        [
+            ("exit_early", "rank 1: ended its script while rank 0 waited for it in the start of a session"),
+            ("end_early", "rank 1: ended its script while rank 0 waited for it in the start of a session"),
+            ("multi_exit", "rank 1: ended its script while rank 0 waited for it in an exchange among all ranks"),
+            ("multi_exit_in_messages", "rank 1: ended its script while rank 0 waited for it in a barrier of all ranks"),
+            ("disagree", "JobError: rank"),
+        ],
+    )
+    def test_a_rank_that_leaves_early_ends_the_job(self, name: str, text: str) -> None:
+        ended = case(name)
+        assert ended.code == 1, ended
+        assert ended.seconds < 4
+        assert ended.err.count(text) == 1, ended.err
+
+    @pytest.mark.parametrize("ranks", [2, 4])
+    @pytest.mark.parametrize("name", ["kill", "kill_client", "kill_idle"])
+    def test_a_killed_rank_ends_the_job(self, name: str, ranks: int) -> None:
+        ended = case(name, ranks)
+        assert ended.code != 0
+        assert "computing" in ended.err
+        assert ended.seconds < 4
+
+
+class TestLaunched:
+    @pytest.mark.parametrize(
+        ("environment", "expected"),
+        [
+            ({}, None),
+            ({"PMI_RANK": "1", "PMI_SIZE": "4"}, Launch(1, 4, "MPICH")),
+            ({"PMI_RANK": "0", "PMI_SIZE": "1"}, None),
+            ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3", "PMIX_RANK": "2"}, Launch(2, 3, "Open MPI")),
+            ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None),
+            ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8"}, Launch(5, 8, "srun")),
+            ({"PMI_RANK": "x", "PMI_SIZE": "2"}, None),
+        ],
+    )
+    def test_reads_the_environment(self, environment: dict[str, str], expected: Launch | None) -> None:
+        assert launched(environment) == expected
+
+    def test_does_not_import_mpi(self) -> None:
+        code = "import sys; from jobflow.runtime.world import mpi; mpi.guard(); sys.exit('mpi4py' in sys.modules or 'cupy' in sys.modules)"
+        subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
