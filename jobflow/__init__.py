@@ -107,6 +107,7 @@ from jobflow.initializers import (
     zeros_initializer,
 )
 from jobflow.math import clamp, clip, clip_by_scalar, clip_by_value
+from jobflow.runtime.world.mpi import guard as _guard
 from jobflow.session import clear_default_session, config, env, sync_default_session
 from jobflow.types import bool_, char, float16, float32, float64, int8, int32, int64, uint8
 from jobflow.types import float16 as half
@@ -117,6 +118,9 @@ from jobflow.types import int64 as long
 from jobflow.typing import FixedTensorDef, MirroredTensorDef
 from jobflow.variables import assign, get_variable
 from jobflow.version import __version__
+
+# A process that mpiexec started among others must not end, or fail, without the others.
+_guard()
 
 __all__ = [
     "AbortedError",

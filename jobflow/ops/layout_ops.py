@@ -18,7 +18,7 @@ import numpy as np
 
 from jobflow.errors import SbpError
 from jobflow.layout import MAX, MIN, SUM, B, Box, Broadcast, P, Partial, Reduction, Rule, S, Sbp
-from jobflow.ops.base import LETTERS, Grads, Op, Sample, ViewOp, apply, sample
+from jobflow.ops.base import LETTERS, Grads, Op, Sample, ViewOp, apply, broadcast_rule, sample
 from jobflow.types import Array, DType, Tensor, TensorType, Xp, float32, float64, int32
 
 WHOLE = LETTERS.upper()
@@ -32,8 +32,7 @@ class Identity(ViewOp):
         return x
 
     def rule(self, x: TensorType) -> Rule:
-        letters = LETTERS[: x.ndim]
-        return Rule(f"{letters}->{letters}", linear=((0,),))
+        return broadcast_rule([x], linear=((0,),))
 
     def view(self, x: Array) -> Array:
         return x
@@ -45,6 +44,7 @@ class Identity(ViewOp):
     def samples(cls) -> Iterator[Sample]:
         if cls is Identity:
             yield sample(cls(), np.arange(12.0).reshape(3, 4))
+            yield sample(cls(), np.array(3.0))
 
 
 @dataclass(frozen=True)
@@ -339,8 +339,7 @@ class Copy(Op):
         return x
 
     def rule(self, x: TensorType) -> Rule:
-        letters = LETTERS[: x.ndim]
-        return Rule(f"{letters}->{letters}", linear=((0,),))
+        return broadcast_rule([x], linear=((0,),))
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
         xp.copyto(y, x)
