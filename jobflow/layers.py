@@ -20,9 +20,9 @@ from jobflow.errors import ArgumentError, ShapeError, user_line
 from jobflow.initializers import Initializer, constant_initializer, xavier_uniform_initializer
 from jobflow.layout import P
 from jobflow.nn.convolution import Padding, Sizes, channels_last
+from jobflow.ops import batch_norm as bn
 from jobflow.ops import elementwise as ew
 from jobflow.ops import linalg as la
-from jobflow.ops import batch_norm as bn
 from jobflow.ops.base import apply, normal_axis
 from jobflow.ops.layout_ops import to_global
 from jobflow.ops.update import MovingAverage

@@ -32,11 +32,14 @@ class Job(Protocol):
     #: True in a train job
     trainable: bool
     seed: int
+    #: "auto", "direct" or "winograd"
+    conv_algorithm: str
 
     @property
     def variables(self) -> Mapping[str, Variable]: ...
+    #: the job's function_config, if it has one
     @property
-    def options(self) -> Mapping[str, Any]: ...
+    def config(self) -> Any: ...
     def apply(self, op: Op, inputs: Sequence[Tensor], name: str | None) -> tuple[Any, ...]: ...
     def variable(self, variable: Variable) -> Tensor: ...
     def assign(self, name: str, value: Tensor) -> None: ...
@@ -118,7 +121,7 @@ def _fetch(job: Job, known: Variable, shape: Sequence[int] | None, reuse: bool) 
 
 
 def _default_initializer(job: Job, full: str) -> Initializer:
-    conf = job.options.get("default_initializer_conf")
+    conf = None if job.config is None else job.config.options.get("default_initializer_conf")
     if conf is None:
         raise ConfigError(
             f"variable {full!r} at {user_line()} has no initializer; give initializer=, or default_initializer_conf in the function_config"

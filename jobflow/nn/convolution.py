@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+from jobflow import scope
 from jobflow.errors import ArgumentError, JobError, ShapeError, did_you_mean, user_line
 from jobflow.ops import conv as cv
 from jobflow.ops import pool as pl
 from jobflow.ops import shape as sh
 from jobflow.types import Tensor
-from jobflow.variables import current_job
 
 Sizes: TypeAlias = int | Sequence[int]
 Padding: TypeAlias = str | Sequence[int | Sequence[int]]
@@ -91,15 +91,16 @@ def _conv(
         padding=pads(what, padding, ndim, last),
         dilations=1 if dilations is None else dilations,
         groups=groups,
-        algorithm=algorithm(what),
+        algorithm=algorithm(),
         name=name,
     )
     return to_last(y, last)
 
 
-def algorithm(what: str) -> Any:
-    """What the job was configured to convolve with: "auto", "direct" or "winograd"."""
-    return current_job(what).options.get("conv_algorithm", "auto")
+def algorithm() -> Any:
+    """What the session was configured to convolve with: "auto", "direct" or "winograd"."""
+    session = scope.current().root.session
+    return "auto" if session is None else session.settings.conv_algorithm
 
 
 def conv1d(
@@ -193,7 +194,7 @@ def conv2d_transpose(
         strides=strides,
         padding="same_upper" if word == "same" else word,
         dilations=1 if dilations is None else dilations,
-        algorithm=algorithm(what),
+        algorithm=algorithm(),
         name=name,
     )
     return to_last(y, last)

@@ -6,7 +6,7 @@ reduction is "none", "mean" or "sum"; the last two are over all elements and giv
 from __future__ import annotations
 
 from jobflow import math
-from jobflow.distribute import split, with_distribute
+from jobflow.distribute import distribute_of, split, with_distribute
 from jobflow.errors import ArgumentError, ConfigError, DtypeError, JobError, ShapeError, did_you_mean, user_line
 from jobflow.ops import elementwise as ew
 from jobflow.ops import loss as ls
@@ -37,13 +37,17 @@ def _same(what: str, **operands: Tensor | None) -> None:
 
 def sparse_softmax_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str | None = None) -> Tensor:
     """-log softmax(logits)[label], in the shape of the labels (N,) or (N, 1) -> (N,)."""
+    if distribute_of(logits) is split(logits.type.ndim - 1):
+        return distributed_sparse_softmax_cross_entropy_with_logits(labels, logits, name)
     target = class_labels("sparse_softmax_cross_entropy_with_logits", labels, logits.type)
     return ls.sparse_softmax_cross_entropy(logits, target, name=name)
 
 
 def distributed_sparse_softmax_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str | None = None) -> Tensor:
-    """The same, with the classes split over the devices."""
-    return sparse_softmax_cross_entropy_with_logits(labels, with_distribute(logits, split(logits.type.ndim - 1)), name)
+    """The same, with the classes split over the devices: they exchange a maximum and a sum per row instead of the logits."""
+    target = class_labels("distributed_sparse_softmax_cross_entropy_with_logits", labels, logits.type)
+    by_classes = with_distribute(logits, split(logits.type.ndim - 1))
+    return ls.split_sparse_softmax_cross_entropy(by_classes, target, name=name)
 
 
 def softmax_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str | None = None) -> Tensor:

@@ -41,7 +41,7 @@ class Immediate:
     seed: int = 0
     runs: int = 0
     placement: Placement = field(default_factory=lambda: Placement("cpu", (0,)))
-    options: dict[str, Any] = field(default_factory=dict)
+    config: Any = None
     variables: dict[str, Variable] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)

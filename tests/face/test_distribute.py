@@ -34,7 +34,7 @@ def test_with_distribute(run: Any) -> None:
     run(lambda x: distribute.with_distribute(x, distribute.split(-1)), X, placement=TWO)
     assert layouts(run) == [((S(1),), None)]
     assert run(lambda x: distribute.with_distribute(x, distribute.auto()) is x, X, placement=TWO)
-    with pytest.raises(ValueError, match="with_distribute at .*axis 2"):
+    with pytest.raises(ValueError, match=r"with_distribute at .*axis 2"):
         run(lambda x: distribute.with_distribute(x, distribute.split(2)), X, placement=TWO)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from jobflow import distribute, initializers, regularizers, scope
 from jobflow.errors import ArgumentError, ConfigError, DuplicateNameError, JobError, SbpError, ShapeError
+from jobflow.function_config import function_config
 from jobflow.initializers import Initializer, fans, from_conf
 from jobflow.layout import B, Placement, S
 from jobflow.types import DType, float32, float64, int32
@@ -161,9 +162,11 @@ def test_reuse(run: Any) -> None:
 
 
 def test_what_a_variable_needs(run: Any) -> None:
-    with pytest.raises(ConfigError, match="'w'.*initializer"):
+    with pytest.raises(ConfigError, match=r"'w'.*initializer"):
         run(lambda: get_variable("w", (3,)))
-    assert run(lambda: get_variable("w", (3,)), options={"default_initializer_conf": {"constant_conf": {"value": 4}}}).tolist() == [4, 4, 4]
+    config = function_config()
+    config.default_initializer_conf({"constant_conf": {"value": 4}})
+    assert run(lambda: get_variable("w", (3,)), config=config).tolist() == [4, 4, 4]
     for shape in (None, 3, (0, 2), (2.0,)):
         with pytest.raises(AssertionError, match="shape"):
             run(lambda s=shape: get_variable("w", s, initializer=initializers.ones_initializer()))

@@ -91,7 +91,7 @@ def test_two_layers_of_one_name() -> None:
         layers.dense(t, 3)
         layers.dense(t, 3)
 
-    with pytest.raises(DuplicateNameError, match="'Dense-weight'.*exists already"):
+    with pytest.raises(DuplicateNameError, match=r"'Dense-weight'.*exists already"):
         traced(body, (4, 3))
 
 

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from jobflow import nn, random, scope
+from jobflow.distribute import split, with_distribute
 from jobflow.errors import ArgumentError, ConfigError, DtypeError, JobError, ShapeError
+from jobflow.ops.loss import SplitCrossEntropy
 
 
 def sigmoid(x: Any) -> Any:
@@ -87,7 +89,7 @@ def test_dropout_depends_on_seed_name_and_run(run: Any) -> None:
         return run(lambda t: nn.dropout(t, 0.5, seed=seed, name=name), np.ones((8, 8)), trainable=True, **options)
 
     first = masked()
-    assert (first == masked()).all() and (masked(seed=3) == masked(seed=3, **{})).all()
+    assert (first == masked()).all() and (masked(seed=3) == masked(seed=3)).all()
     others = (masked(name="other"), masked(seed=3), masked(runs=1))
     assert all((first != other).any() for other in others)
 
@@ -344,6 +346,12 @@ def test_sparse_softmax_cross_entropy(dtype: Any, run: Any, rng: Any) -> None:
         assert run.job.names == ["loss"]
     np.testing.assert_allclose(run(nn.distributed_sparse_softmax_cross_entropy_with_logits, labels, x), wanted)
     np.testing.assert_allclose(run(nn.sparse_cross_entropy, labels, soft(x)), wanted)
+
+    def class_split(labels: Any, logits: Any) -> Any:
+        return nn.sparse_softmax_cross_entropy_with_logits(labels, with_distribute(logits, split(1)))
+
+    np.testing.assert_allclose(run(class_split, labels, x), wanted)
+    assert any(isinstance(op, SplitCrossEntropy) for op in run.job.ops)
 
 
 def test_labels_that_do_not_fit(run: Any) -> None:
