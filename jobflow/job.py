@@ -123,14 +123,15 @@ class Job:
         self.config.check()
         settings, view = session.settings, self.view
         tracer = Tracer(
-            self.name,
-            placement,
-            self.trainable,
-            settings.seed or 0,
-            self.config.options.get("default_data_type") or float32,
-            self.config,
-            session.variables,
-            ragged,
+            name=self.name,
+            placement=placement,
+            trainable=self.trainable,
+            seed=settings.seed or 0,
+            conv_algorithm=settings.conv_algorithm,
+            default_dtype=self.config.options.get("default_data_type") or float32,
+            config=self.config,
+            known=session.variables,
+            ragged=ragged,
         )
         with scope.using(interpreter=tracer, placement=placement, view=view, namespace=()):
             values = [self._argument(tracer, name, d, shape) for (name, d), shape in zip(self.signature.placeholders(), shapes, strict=True)]

@@ -33,6 +33,7 @@ class Tracer:
     placement: Placement
     trainable: bool = False
     seed: int = 0
+    conv_algorithm: str = "auto"
     default_dtype: DType = float32
     #: the job's function_config
     config: Any = None

@@ -34,6 +34,9 @@ LONG_NAP = 500e-6
 #: bytes; smaller arrays are pickled with the rest
 BESIDE = 64 * 1024
 
+#: seconds in which what a rank sent before it left may still arrive
+LAST_LETTER = 0.3
+
 LEAVING = "leaving"
 ABORT = "abort"
 
@@ -80,14 +83,15 @@ class Control:
         self.reason = self.reason or reason
         self.say(ABORT, reason)
 
-    def check(self, what: str, missing: Sequence[int]) -> None:
-        """Raise if waiting for `missing` is hopeless."""
+    def check(self) -> None:
+        """Listen, and raise if anybody gave up."""
         self.listen()
         if self.reason is not None:
             raise AbortedError(self.reason)
-        for rank in missing:
-            if self.words[rank] == LEAVING:
-                raise RankError(rank, f"ended its script while rank {self.rank} waited for it in {what}")
+
+    def left(self, rank: int, what: str) -> RankError:
+        """The error of waiting for a rank that has come to the end of its script."""
+        return RankError(rank, f"ended its script while rank {self.rank} waited for it in {what}")
 
     def wait(self, ready: Callable[[], Any], what: str, missing: Callable[[], Sequence[int]], patient: bool = False) -> None:
         """Come back when `ready()`; `missing()` are the ranks it depends on, `what` says in which operation."""
@@ -95,6 +99,7 @@ class Control:
             if ready():
                 return
         began = time.monotonic()
+        lost = float("inf")
         complain = began + PATIENCE
         polls = 0
         while not ready():
@@ -105,7 +110,11 @@ class Control:
             else:
                 time.sleep(NAP if waited < 1.0 else LONG_NAP)
             if polls % 8 == 0:
-                self.check(what, () if patient else missing())
+                self.check()
+                gone = [] if patient else [rank for rank in missing() if self.words[rank] == LEAVING]
+                lost = min(lost, waited) if gone else float("inf")
+                if waited > lost + LAST_LETTER:
+                    raise self.left(gone[0], what)
             if not patient and began + waited > complain:
                 notice(f"rank {self.rank} has waited {PATIENCE:g} s in {what} for ranks {list(missing())}")
                 complain = float("inf")

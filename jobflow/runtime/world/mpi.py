@@ -75,7 +75,7 @@ class Station:
         self.control.wait(lambda: self._heard() and all(words), what, lambda: [rank for rank in self.others if words[rank] in ("", LEAVING)])
         for rank in self.others:
             if words[rank] == LEAVING:
-                self.control.check(what, [rank])
+                raise self.control.left(rank, what)
             elif words[rank] != session:
                 raise JobError(f"rank {self.control.rank} starts a session as {session}, rank {rank} as {words[rank]}; all must agree")
 
