@@ -250,7 +250,8 @@ def batch_normalization(
     """gamma (x - mean) / sqrt(variance + epsilon) + beta, with the batch's statistics over all axes but `axis` in train jobs.
 
     There the moving statistics become momentum * moving + (1 - momentum) * batch at the end of the run, the variance being unbiased.
-    Predict jobs, training=False and trainable=False normalise with the moving statistics.  Statistics are those of the whole logical batch.
+    Predict jobs, training=False and trainable=False normalise with the moving statistics.  Statistics are those of the
+    whole logical batch; in the mirrored view, those of each device's own, of which the moving ones take the mean.
     """
     own = name or layer_name(current_job("batch_normalization"), "BatchNorm")
     wide = ew.cast(inputs, float32) if inputs.type.dtype is float16 else inputs

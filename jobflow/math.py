@@ -6,7 +6,6 @@ A number beside a tensor takes the tensor's element type.  Comparisons and logic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from numbers import Real
 from typing import TypeAlias, cast
 
 import numpy as np
@@ -80,11 +79,6 @@ tanh_v2 = _unary("tanh_v2", ac.tanh, "Hyperbolic tangent.")
 
 
 # Two operands -------------------------------------------------------------------------------------------------------
-
-
-def is_number(x: object) -> bool:
-    """True for Python and NumPy numbers, which take the element type of the tensor beside them."""
-    return isinstance(x, Real)
 
 
 def fitting(what: str, number: float, dtype: DType) -> float:

@@ -32,6 +32,7 @@ class Job(Protocol):
     #: True in a train job
     trainable: bool
     seed: int
+    default_dtype: DType
     #: "auto", "direct" or "winograd"
     conv_algorithm: str
 
@@ -81,8 +82,8 @@ def get_variable(
 ) -> Tensor:
     """The variable called `name`, made at its first sight in the session and fetched afterwards.
 
-    trainable None means True.  `random_seed` replaces the job's seed.  `distribute` (one wish) or `parallel_distribution` (one per mesh
-    dimension) says how it is stored; broadcast otherwise.  `model_name` means nothing.
+    `dtype` None is the job's default type; trainable None means True.  `random_seed` replaces the job's seed.  `distribute` (one wish) or
+    `parallel_distribution` (one per mesh dimension) says how it is stored; broadcast otherwise.  `model_name` means nothing.
     Raises: DuplicateNameError if reuse is False and this job has the name already; ConfigError without any initializer.
     """
     job = current_job(f"get_variable({name!r})")
@@ -92,7 +93,7 @@ def get_variable(
         return _fetch(job, known, shape, reuse)
     if not isinstance(shape, list | tuple) or not all(isinstance(n, Integral) and int(n) > 0 for n in shape):
         raise ArgumentError(f"get_variable({full!r}) at {user_line()}: shape must be a list or tuple of positive ints, not {shape!r}")
-    type = TensorType(tuple(int(n) for n in shape), dtype or float32)
+    type = TensorType(tuple(int(n) for n in shape), dtype or job.default_dtype)
     placement = current_placement(f"get_variable({full!r})")
     first = initializer or _default_initializer(job, full)
     penalty = regularizer or Regularizer()

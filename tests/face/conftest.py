@@ -18,7 +18,7 @@ from jobflow.layout import Placement
 from jobflow.ops.base import Op, types_tuple
 from jobflow.ops.source import ReadVariable
 from jobflow.tensor import TensorOperators
-from jobflow.types import TensorType, type_of
+from jobflow.types import DType, TensorType, float32, type_of
 
 
 @dataclass(eq=False)
@@ -42,6 +42,7 @@ class Immediate:
     runs: int = 0
     placement: Placement = field(default_factory=lambda: Placement("cpu", (0,)))
     config: Any = None
+    default_dtype: DType = float32
     variables: dict[str, Variable] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)

@@ -138,6 +138,11 @@ def test_a_variable_is_declared_with_all_that_was_said(run: Any) -> None:
     assert str(variable.type) == "float64[4,2]"
 
 
+def test_the_job_has_a_default_type(run: Any) -> None:
+    assert run(lambda: get_variable("w", (2,), None, initializers.ones_initializer()), default_dtype=float64).dtype == np.float64
+    assert run(lambda: get_variable("w", (2,), initializer=initializers.ones_initializer()), default_dtype=float64).dtype == np.float32
+
+
 def test_seed_of_the_job_or_of_the_variable(run: Any) -> None:
     normal = initializers.random_normal_initializer()
     values = [
