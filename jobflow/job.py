@@ -125,6 +125,7 @@ class Job:
         tracer = Tracer(
             name=self.name,
             placement=placement,
+            where=self.where,
             trainable=self.trainable,
             seed=settings.seed or 0,
             conv_algorithm=settings.conv_algorithm,
@@ -162,7 +163,7 @@ class Job:
                 optimizer = self.optimizer_of(self.config)
             except JobError as error:
                 raise JobError(f"train job {self.name} ({self.where}): {error}") from None
-            tracer.minimize(optimizer, tracer.losses)
+            tracer.minimize(optimizer, tracer.losses, self.where)
 
     # ---------------------------------------------------------------- running
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jobflow import scope
-from jobflow.errors import DuplicateNameError, JobError, JobflowError, SourceLine, user_line
+from jobflow.errors import NOWHERE, DuplicateNameError, JobError, JobflowError, SourceLine, user_line
 from jobflow.graph.ir import Graph, Node, Phase, Value, Variable
 from jobflow.graph.training import Optimizer, Training
 from jobflow.layout import B, Placement, S
@@ -31,6 +31,8 @@ class Tracer:
 
     name: str
     placement: Placement
+    #: where the job is declared
+    where: SourceLine = NOWHERE
     trainable: bool = False
     seed: int = 0
     conv_algorithm: str = "auto"
@@ -151,7 +153,7 @@ class Tracer:
     def input(self, key: str, type: TensorType, *, local: bool = False, split: bool = True) -> Value:
         """An argument of the job."""
         op = Input(type.shape, type.dtype, key, split)
-        (value,) = self._record(op, (), key, self.placement, self._where or user_line(), local=local)
+        (value,) = self._record(op, (), key, self.placement, self.where, local=local)
         self.inputs[key] = value
         return value
 
@@ -198,9 +200,9 @@ class Tracer:
         self._need_train("add_loss")
         self.losses.append(loss)
 
-    def minimize(self, optimizer: Optimizer, losses: Sequence[Value]) -> None:
-        """Have `optimizer` minimise the sum of the losses' means."""
-        where = user_line()
+    def minimize(self, optimizer: Optimizer, losses: Sequence[Value], where: SourceLine | None = None) -> None:
+        """Have `optimizer` minimise the sum of the losses' means; `where` is who asked, the user's line unless given."""
+        where = where or user_line()
         self._need_train("minimize")
         if self.training is not None:
             raise JobError(f"job {self.name}: minimize at {where} and at {self.training.where}; a job has one, of one loss or a list of them")

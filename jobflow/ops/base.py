@@ -85,6 +85,8 @@ class Op:
     batch_innermost: ClassVar[bool] = False
     #: True for values that come from outside the graph (arguments, variables): their kernel never runs
     external: ClassVar[bool] = False
+    #: attributes that the text of a node shows anyway
+    unshown: ClassVar[frozenset[str]] = frozenset()
     #: True for ops whose result depends on the logical position of the elements (random ones)
     by_position: ClassVar[bool] = False
 
@@ -108,7 +110,7 @@ class Op:
 
     def __str__(self) -> str:
         """The op with the attributes that differ from their defaults: MatMul(transpose_b=True)."""
-        shown = (f for f in fields(self) if f.repr and not (f.default is not MISSING and getattr(self, f.name) == f.default))
+        shown = (f for f in fields(self) if f.name not in self.unshown and not (f.default is not MISSING and getattr(self, f.name) == f.default))
         return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)}' for f in shown)})"
 
     @classmethod

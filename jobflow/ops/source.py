@@ -18,6 +18,7 @@ class Source(Op):
 
     shape: tuple[int, ...]
     dtype: DType
+    unshown: ClassVar[frozenset[str]] = frozenset({"shape", "dtype"})
 
     def infer(self) -> TensorType:
         return TensorType(self.shape, self.dtype)
