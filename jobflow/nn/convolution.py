@@ -7,14 +7,14 @@ per axis of `data_format`, each an int for both sides or (before, after), zero f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
-from jobflow import scope
 from jobflow.errors import ArgumentError, JobError, ShapeError, did_you_mean, user_line
 from jobflow.ops import conv as cv
 from jobflow.ops import pool as pl
 from jobflow.ops import shape as sh
 from jobflow.types import Tensor
+from jobflow.variables import current_job
 
 Sizes: TypeAlias = int | Sequence[int]
 Padding: TypeAlias = str | Sequence[int | Sequence[int]]
@@ -91,16 +91,10 @@ def _conv(
         padding=pads(what, padding, ndim, last),
         dilations=1 if dilations is None else dilations,
         groups=groups,
-        algorithm=algorithm(),
+        algorithm=cast(cv.Choice, current_job(what).conv_algorithm),
         name=name,
     )
     return to_last(y, last)
-
-
-def algorithm() -> Any:
-    """What the session was configured to convolve with: "auto", "direct" or "winograd"."""
-    session = scope.current().root.session
-    return "auto" if session is None else session.settings.conv_algorithm
 
 
 def conv1d(
@@ -194,7 +188,7 @@ def conv2d_transpose(
         strides=strides,
         padding="same_upper" if word == "same" else word,
         dilations=1 if dilations is None else dilations,
-        algorithm=algorithm(),
+        algorithm=cast(cv.Choice, current_job(what).conv_algorithm),
         name=name,
     )
     return to_last(y, last)

@@ -42,6 +42,7 @@ class Immediate:
     runs: int = 0
     placement: Placement = field(default_factory=lambda: Placement("cpu", (0,)))
     config: Any = None
+    conv_algorithm: str = "auto"
     default_dtype: DType = float32
     variables: dict[str, Variable] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)

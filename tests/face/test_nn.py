@@ -185,6 +185,12 @@ def test_same_pads_below_and_compat_above(run: Any) -> None:
     assert run(lambda x, w: nn.compat_conv2d(x, w, 1, "SAME"), x, w).ravel().tolist() == [3, 5, 7, 4]
 
 
+@pytest.mark.parametrize(("choice", "taken"), [("direct", "direct"), ("winograd", "winograd4")])
+def test_the_algorithm_is_the_session_s(choice: str, taken: str, run: Any) -> None:
+    run(lambda x, w: nn.conv2d(x, w, 1, "SAME"), np.zeros((2, 3, 8, 8)), np.zeros((4, 3, 3, 3)), conv_algorithm=choice)
+    assert [op.algorithm for op in run.job.ops if hasattr(op, "algorithm")] == [taken]
+
+
 def test_dilations_and_groups(run: Any, rng: Any) -> None:
     x, w = rng.standard_normal((2, 4, 7, 8)), rng.standard_normal((6, 2, 2, 3))
     halves = [conv(x[:, 2 * g : 2 * g + 2], w[3 * g : 3 * g + 3], (1, 1), "SAME", (2, 1)) for g in (0, 1)]
