@@ -16,7 +16,9 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="jobflow", description="Distributed deep learning that one person can read.")
     top.add_argument("--version", action="version", version=f"jobflow {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="command")
-    show = commands.add_parser("explain", help="print graph, layouts, boxing and plan of a job", description="Print every stage of a job; nothing runs.")
+    show = commands.add_parser(
+        "explain", help="print graph, layouts, boxing and plan of a job", description="Print every stage of a job; nothing runs."
+    )
     show.add_argument("job", help="path/to/file.py:job or module:job")
     show.add_argument("--devices", type=_positive, default=1, metavar="N", help="lay the job out over N devices (default 1)")
     show.add_argument("--rank", type=int, default=0, metavar="R", help="whose plan to print (default 0)")

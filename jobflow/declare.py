@@ -1,8 +1,8 @@
 """`global_function`: a Python function over logical tensors becomes a job.
 
-    @flow.global_function(type="train")
-    def train_job(images: tp.Numpy.Placeholder((100, 784)), labels: tp.Numpy.Placeholder((100,), dtype=flow.int32)) -> tp.Numpy:
-        ...
+@flow.global_function(type="train")
+def train_job(images: tp.Numpy.Placeholder((100, 784)), labels: tp.Numpy.Placeholder((100,), dtype=flow.int32)) -> tp.Numpy:
+    ...
 """
 
 from __future__ import annotations

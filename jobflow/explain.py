@@ -11,19 +11,22 @@ from typing import Any
 
 from jobflow.compiler.box import Reroute, box
 from jobflow.compiler.bucket import bucket
-from jobflow.compiler.compile import plan_rank
+from jobflow.compiler.compile import logical, plan_rank
+from jobflow.compiler.fuse import fuse
+from jobflow.compiler.lower import lower
 from jobflow.compiler.shard import shard
+from jobflow.compiler.write import write
 from jobflow.errors import ConfigError, JobError, did_you_mean
 from jobflow.graph.ir import Physical
 from jobflow.graph.text import graph_text, physical_text, sharded_text
-from jobflow.job import Job, job_of
+from jobflow.job import Job, job_of, returned_values
 from jobflow.plan.plan import ALIGNMENT, Slot
 from jobflow.plan.text import plan_text
 from jobflow.session import current_session
 from jobflow.types import contiguous_strides
 
 #: What can be shown, in the order of a job's life.
-STAGES = ("graph", "layouts", "boxing", "physical", "plan")
+STAGES = ("trace", "graph", "layouts", "boxing", "physical", "program", "plan")
 
 
 def load_job(target: str) -> Job:
@@ -58,15 +61,21 @@ def explain(job: Job, *, devices: int = 1, rank: int = 0, stages: Sequence[str] 
     session.settings.gpu_device_num, session.settings.cpu_device_num = None, devices
     placement = job.placement(session)
     shapes = [shape[0] if d.per_device else shape for (_, d), shape in zip(job.signature.placeholders(), job.declared_shapes(session), strict=True)]
-    graph, _ = job.trace(session, placement, shapes)
+    tracer, results = job.trace(session, placement, shapes)
+    outputs = returned_values(results)
+    traced = tracer.graph(outputs)
+    graph = logical(tracer, outputs)
     sharded = shard(graph)
     physical = bucket(box(sharded))
+    slots = storage(physical, rank)
     texts = {
+        "trace": lambda: graph_text(traced),
         "graph": lambda: graph_text(graph),
         "layouts": lambda: sharded_text(sharded),
         "boxing": lambda: boxing_table(physical),
         "physical": lambda: physical_text(physical),
-        "plan": lambda: plan_text(plan_rank(physical, rank, storage(physical, rank))),
+        "program": lambda: str(fuse(write(lower(physical, rank, slots)))),
+        "plan": lambda: plan_text(plan_rank(physical, rank, slots)),
     }
     return "\n\n".join(f"== {stage} ==\n{texts[stage]()}" for stage in STAGES if stage in stages)
 
@@ -100,5 +109,3 @@ def boxing_table(physical: Physical) -> str:
     widths = [max(len(str(row[i])) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([*lines, f"{total:.0f} bytes per rank and step"])
-
-

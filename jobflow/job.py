@@ -70,9 +70,7 @@ class Compiled:
 class Job:
     """A declared job; `signature` says what it takes and gives."""
 
-    def __init__(
-        self, function: Callable[..., Any], trainable: bool, config: FunctionConfig, where: SourceLine, optimizer_of: OptimizerOf
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], trainable: bool, config: FunctionConfig, where: SourceLine, optimizer_of: OptimizerOf) -> None:
         self.function = function
         self.name = function.__name__
         self.signature = JobSignature.of(function)
@@ -113,13 +111,13 @@ class Job:
             position = placement.ranks.index(index) if index in placement.ranks else 0
             own = tuple(shape[position] if d.per_device else shape for d, shape in zip(declared, shapes, strict=True))
             if own not in each:
-                each[own] = self._trace(session, placement, own, ragged)
+                each[own] = self._lay_out(session, placement, own, ragged)
             programs.append(each[own][0])
         physical, results = each[next(iter(each))]
         return Compiled(self, number, tuple(programs), results, _limits(physical.graph), _boxes(physical, session.device_count()))
 
-    def trace(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], ragged: bool = False) -> tuple[Graph, Results]:
-        """The logical graph of the job, gradients and updates included, and the shape of what it returns."""
+    def trace(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], ragged: bool = False) -> tuple[Tracer, Results]:
+        """Run the body once: what it recorded, and the nesting of what it returned."""
         self.config.check()
         settings, view = session.settings, self.view
         tracer = Tracer(
@@ -143,12 +141,11 @@ class Job:
                 raise
             results = self.signature.results(returned)
             self._train(tracer)
-            graph = logical(tracer, [value for value in results.leaves if isinstance(value, Value)])
-        return graph, results
+        return tracer, results
 
-    def _trace(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], ragged: bool) -> tuple[Physical, Results]:
-        graph, results = self.trace(session, placement, shapes, ragged)
-        return distribute(graph), results
+    def _lay_out(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], ragged: bool) -> tuple[Physical, Results]:
+        tracer, results = self.trace(session, placement, shapes, ragged)
+        return distribute(logical(tracer, returned_values(results))), results
 
     @staticmethod
     def _argument(tracer: Tracer, name: str, declared: Declared, shape: tuple[int, ...]) -> Value:
@@ -222,6 +219,11 @@ class Job:
         return values
 
 
+def returned_values(results: Results) -> list[Value]:
+    """The tensors of a result, as nodes of the graph that made them."""
+    return [value for value in results.leaves if isinstance(value, Value)]
+
+
 def _shape(declared: Declared, value: Any) -> tuple[Any, ...]:
     return tuple(tuple(a.shape) for a in value) if declared.per_device else declared.type.shape
 
@@ -257,5 +259,3 @@ def job_of(declared: Any) -> Job:
     if not isinstance(job, Job):
         raise JobError(f"{declared!r} is not a job; decorate it with global_function")
     return job
-
-

@@ -249,7 +249,6 @@ def started_session() -> Session:
     return session
 
 
-
 def _settings() -> Settings:
     return current_session().settings
 

@@ -94,5 +94,3 @@ def _renamed(node: Node, now: dict[Value, Value], layouts: dict[Value, Layout | 
         now[before] = after
         layouts[after] = layouts[before]
     return fresh
-
-

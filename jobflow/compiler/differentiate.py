@@ -51,7 +51,9 @@ def _check(tracer: Tracer, training: Training) -> None:
     first = training.losses[0]
     for loss in training.losses[1:]:
         if loss.type != first.type:
-            raise JobError(f"job {tracer.name} at {training.where}: losses {first.name} {first.type} and {loss.name} {loss.type} differ in shape or dtype")
+            raise JobError(
+                f"job {tracer.name} at {training.where}: losses {first.name} {first.type} and {loss.name} {loss.type} differ in shape or dtype"
+            )
     for loss in training.losses:
         if not loss.dtype.is_float:
             raise JobError(f"job {tracer.name} at {training.where}: loss {loss.name} is {loss.type}; a loss is a floating-point tensor")

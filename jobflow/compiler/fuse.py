@@ -123,7 +123,9 @@ def _together(build: Builder, items: list[Item], offsets: list[int], flat: Tenso
     """One flat item in which items[i] lies offsets[i] bytes from the start."""
     where = [found[item] for item in items]
     root, start = where[0].root, where[0].offset
-    lie_so = all(w.root is root and w.offset - start == offset and is_dense(item.type, w) for w, offset, item in zip(where, offsets, items, strict=True))
+    lie_so = all(
+        w.root is root and w.offset - start == offset and is_dense(item.type, w) for w, offset, item in zip(where, offsets, items, strict=True)
+    )
     if lie_so and root.type.ndim == 1 and root.type.dtype is flat.dtype:
         begin = start // flat.dtype.itemsize
         if begin + flat.shape[0] <= root.type.shape[0]:

@@ -36,17 +36,27 @@ class Collect:
     reduce: Reduction
     order: int
 
+    def __str__(self) -> str:
+        how = f" {self.reduce.value}" if self.kind in ("all_reduce", "reduce_scatter") else ""
+        return f"{self.kind}{how} {list(self.ranks)} #{self.order}"
+
 
 @dataclass(frozen=True, slots=True)
 class Send:
     peer: int
     order: int
 
+    def __str__(self) -> str:
+        return f"send to {self.peer} #{self.order}"
+
 
 @dataclass(frozen=True, slots=True)
 class Receive:
     peer: int
     order: int
+
+    def __str__(self) -> str:
+        return f"receive from {self.peer} #{self.order}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +82,7 @@ class Step:
 
     def __str__(self) -> str:
         outputs = ", ".join(f"{item}: {item.type}" for item in self.outputs)
-        return f"{outputs or '-'} = {self.action}({', '.join(map(str, self.inputs))})"
+        return f"{outputs + ' = ' if outputs else ''}{self.action}({', '.join(map(str, self.inputs))})"
 
 
 @dataclass(frozen=True)

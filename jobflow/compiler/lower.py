@@ -85,7 +85,9 @@ class _Lowering:
         types = tuple(self.local_type(value) for value in node.outputs)
         inferred = types_tuple(op.infer(*(item.type for item in inputs)))
         if inferred != types:
-            raise PlanError(f"{node.op} at {node.where}: rank {self.rank} would make {', '.join(map(str, inferred))} but holds {', '.join(map(str, types))}")
+            raise PlanError(
+                f"{node.op} at {node.where}: rank {self.rank} would make {', '.join(map(str, inferred))} but holds {', '.join(map(str, types))}"
+            )
         for value, item in zip(node.outputs, self.build.computes(op, inputs, node.name, types), strict=True):
             item.name = value.name
             self.items[value] = item
@@ -133,7 +135,8 @@ class _Lowering:
         self.build.append(Collect("all_reduce", op.source.placement.ranks, (size,), (), reduce, order), (joined,), (summed,))
         for value, offset in zip(node.outputs, offsets, strict=True):
             start = offset // dtype.itemsize
-            piece = self.build.compute(SliceBox((start,), (start + value.type.size,)), summed, name=value.name)
+            piece = self.build.compute(SliceBox((start,), (start + value.type.size,)), summed, name=f"{value.name}.flat")
+            self.build.name = value.name
             self.items[value] = unflatten(self.build, piece, value.shape)
 
     def _move(self, node: Node, op: Reroute) -> None:

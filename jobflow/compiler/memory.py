@@ -211,4 +211,3 @@ def _instruction(step: Step, inputs: tuple[Slot, ...], outputs: tuple[Slot, ...]
         case Receive(peer, order):
             return Transfer(peer, False, outputs[0], order, step.name, step.where)
     raise PlanError(f"{step.name} at {step.where}: {step.action} is not an instruction")
-

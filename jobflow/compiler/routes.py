@@ -71,7 +71,7 @@ class Route:
 
 
 def flatten(build: Builder, x: Item) -> Item:
-    return build.compute(PackPieces(0, (x.type.shape[0] if x.type.shape else 1,)), x)
+    return build.compute(PackPieces(0, (x.type.shape[0] if x.type.shape else 1,)), x, name=f"{x.name}.flat")
 
 
 def unflatten(build: Builder, flat: Item, shape: tuple[int, ...]) -> Item:
@@ -79,7 +79,7 @@ def unflatten(build: Builder, flat: Item, shape: tuple[int, ...]) -> Item:
 
 
 def _collect(build: Builder, change: Change, kind: Kind, x: Item, size: int, counts: tuple[int, ...], receives: tuple[int, ...] = ()) -> Item:
-    out = Item(x.type.with_shape((size,)), build.name)
+    out = Item(x.type.with_shape((size,)), f"{build.name}.{kind}")
     build.append(Collect(kind, change.ranks, counts, receives, change.reduce.reduce, change.order), (x,), (out,))
     return out
 
@@ -102,7 +102,7 @@ def _reduce_scatter(build: Builder, x: Item, change: Change) -> Item:
     axis = change.target.axis
     lengths = change.counts(change.target)
     counts = tuple(n * _rest(change.type.shape, axis) for n in lengths)
-    packed = build.compute(PackPieces(axis, lengths), x)
+    packed = build.compute(PackPieces(axis, lengths), x, name=f"{x.name}.packed")
     flat = _collect(build, change, "reduce_scatter", packed, counts[change.index], counts)
     return unflatten(build, flat, change.local_shape(change.target))
 
@@ -118,7 +118,7 @@ def _all_to_all(build: Builder, x: Item, change: Change) -> Item:
     counts = tuple(n * _rest(x.type.shape, change.target.axis) for n in gives)
     shape = change.local_shape(change.target)
     receives = tuple(n * _rest(shape, change.source.axis) for n in takes)
-    packed = build.compute(PackPieces(change.target.axis, gives), x)
+    packed = build.compute(PackPieces(change.target.axis, gives), x, name=f"{x.name}.packed")
     flat = _collect(build, change, "all_to_all", packed, sum(receives), counts, receives)
     return build.compute(UnpackPieces(change.source.axis, takes, shape), flat)
 

@@ -92,7 +92,9 @@ class Tracer:
 
     def _own(self, value: Any, label: str, where: SourceLine) -> Value:
         if not isinstance(value, Value):
-            raise JobError(f"{label} at {where}: {value!r} is not a tensor of this job; arrays become tensors as arguments of the job or as constants")
+            raise JobError(
+                f"{label} at {where}: {value!r} is not a tensor of this job; arrays become tensors as arguments of the job or as constants"
+            )
         return value
 
     def _cross(self, value: Value, local: bool) -> Value:
@@ -210,9 +212,7 @@ class Tracer:
 
     def _need_train(self, what: str) -> None:
         if not self.trainable:
-            raise JobError(
-                f'job {self.name}: {what} at {user_line()} in a job of type "predict"; decorate it with @global_function(type="train")'
-            )
+            raise JobError(f'job {self.name}: {what} at {user_line()} in a job of type "predict"; decorate it with @global_function(type="train")')
 
     def graph(self, outputs: Sequence[Value] = ()) -> Graph:
         """What has been recorded."""

@@ -52,13 +52,17 @@ class Executor:
 
     def run(self, arguments: Mapping[str, Array]) -> list[tuple[int, Array]]:
         """One step: this rank's parts of the arguments in, its parts of the outputs (position, NumPy copy) out."""
-        for name, (target, _) in self.feeds.items():
-            _fill(target, arguments[name])
+        self.feed(arguments)
         with np.errstate(all="ignore"):
             self._perform(self.body, 0)
             self._perform(self.epilogue, len(self.body))
         self.device.synchronize()
         return [(position, self.device.to_host(view)) for position, view in self.fetches]
+
+    def feed(self, arguments: Mapping[str, Array]) -> None:
+        """Put this rank's parts of the arguments where the plan reads them."""
+        for name, (target, _) in self.feeds.items():
+            _fill(target, arguments[name])
 
     def _perform(self, calls: list[Call], first: int) -> None:
         f: Callable[..., Any]

@@ -44,7 +44,7 @@ _COMMAND, _WORD = 1, 2
 
 
 class Control:
-    """The last word of every rank, and waiting that listens for the next."""
+    """The words of every rank, and waiting that listens for more."""
 
     def __init__(self, mpi: Any, comm: Any, crowded: bool) -> None:
         self._mpi = mpi
@@ -54,13 +54,13 @@ class Control:
         self._alert = ALERT_CROWDED if crowded else ALERT
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
-        #: what each rank said last; empty before it says anything
-        self.words = [""] * self.size
+        #: what each rank has said, in order: a rank may begin and leave before another looks
+        self.words: list[list[str]] = [[] for _ in range(self.size)]
         self.reason: str | None = None
 
     def say(self, word: str, text: str = "") -> None:
         """Tell every other rank; returns at once."""
-        self.words[self.rank] = word
+        self.words[self.rank].append(word)
         letter = f"{word}\n{text}".encode()
         for rank in range(self.size):
             if rank != self.rank:
@@ -76,7 +76,7 @@ class Control:
             if word == ABORT:
                 self.reason = self.reason or text
             else:
-                self.words[status.Get_source()] = word
+                self.words[status.Get_source()].append(word)
         self._sent = [(request, letter) for request, letter in self._sent if not request.Test()]
 
     def abort(self, reason: str) -> None:
@@ -111,7 +111,7 @@ class Control:
                 time.sleep(NAP if waited < 1.0 else LONG_NAP)
             if polls % 8 == 0:
                 self.check()
-                gone = [] if patient else [rank for rank in missing() if self.words[rank] == LEAVING]
+                gone = [] if patient else [rank for rank in missing() if LEAVING in self.words[rank]]
                 lost = min(lost, waited) if gone else float("inf")
                 if waited > lost + LAST_LETTER:
                     raise self.left(gone[0], what)

@@ -72,12 +72,12 @@ class Station:
         self.control.say(session)
         words = self.control.words
         what = "the start of a session"
-        self.control.wait(lambda: self._heard() and all(words), what, lambda: [rank for rank in self.others if words[rank] in ("", LEAVING)])
+        self.control.wait(lambda: self._heard() and all(words), what, lambda: [rank for rank in self.others if not words[rank]])
         for rank in self.others:
-            if words[rank] == LEAVING:
+            if words[rank][0] == LEAVING:
                 raise self.control.left(rank, what)
-            elif words[rank] != session:
-                raise JobError(f"rank {self.control.rank} starts a session as {session}, rank {rank} as {words[rank]}; all must agree")
+            if words[rank][0] != session:
+                raise JobError(f"rank {self.control.rank} starts a session as {session}, rank {rank} as {words[rank][0]}; all must agree")
 
     def _heard(self) -> bool:
         self.control.listen()
@@ -89,7 +89,7 @@ class Station:
             self.send_all(("stop",))
         self.control.say(LEAVING)
         words = self.control.words
-        self.control.wait(lambda: self._heard() and all(word == LEAVING for word in words), "the end of the job", lambda: (), patient=True)
+        self.control.wait(lambda: self._heard() and all(LEAVING in said for said in words), "the end of the job", lambda: (), patient=True)
 
     def send_all(self, order: tuple[Any, ...]) -> None:
         head = write(order)
