@@ -52,9 +52,11 @@ def main():
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--every", type=int, default=20, help="print the loss of every so many steps")
+    parser.add_argument("--convolution", choices=("auto", "direct", "winograd"), default="auto")
     options = parser.parse_args()
 
     flow.config.gpu_device_num(options.devices)
+    flow.config.conv_algorithm(options.convolution)
     check_point = flow.train.CheckPoint()
     check_point.init()
 

@@ -87,9 +87,11 @@ def main():
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--steps", type=int, default=12 * TRAIN_SIZE // BATCH_SIZE)
     parser.add_argument("--every", type=int, default=20, help="print the loss of every so many steps")
+    parser.add_argument("--convolution", choices=("auto", "direct", "winograd"), default="auto")
     options = parser.parse_args()
 
     flow.config.gpu_device_num(options.devices)
+    flow.config.conv_algorithm(options.convolution)
     train_job, predict_job = make_jobs(options.steps)
     (train_images, train_labels), (test_images, test_labels) = load_digits()
 

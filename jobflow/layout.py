@@ -81,7 +81,7 @@ P = Partial()
 
 
 @cache
-def S(axis: int) -> Split:  # noqa: N802 - the field's own letter
+def S(axis: int) -> Split:
     return Split(axis)
 
 

@@ -94,7 +94,7 @@ class _Entered:
         _CURRENT.reset(self._tokens.pop())
 
 
-class placement(_Entered):  # noqa: N801 - a public name of the legacy face
+class placement(_Entered):
     """Run what is called inside on these devices.
 
     `device_tag` is "cpu", "gpu" or "cuda"; `machine_device_ids` is "machine:devices" ("0:0", "0:0-3") or a list of such texts;
@@ -135,19 +135,19 @@ class _ViewScope(_Entered):
         return {"view": self.view}
 
 
-class consistent_view(_ViewScope):  # noqa: N801
+class consistent_view(_ViewScope):
     """Tensors are logical: one tensor, cut and put together automatically."""
 
     view = "consistent"
 
 
-class mirrored_view(_ViewScope):  # noqa: N801
+class mirrored_view(_ViewScope):
     """Every device has tensors of its own; variables are copies that stay equal."""
 
     view = "mirrored"
 
 
-class namespace(_Entered):  # noqa: N801
+class namespace(_Entered):
     """Put "<name>-" before the names of variables and ops made inside."""
 
     def __init__(self, name: str) -> None:

@@ -8,7 +8,6 @@ op serves them all.  This happens before `lower`, on the global program, so all 
 
 from __future__ import annotations
 
-
 from jobflow.compiler.box import Reroute
 from jobflow.graph.ir import Node, Physical, Value
 from jobflow.graph.rewrite import consumers, with_values

@@ -17,8 +17,8 @@ from jobflow.graph.ir import Graph, Node, Value
 from jobflow.graph.training import Optimizer, Parameter, Training
 from jobflow.layout import B, P
 from jobflow.ops import elementwise as ew
-from jobflow.ops.layout_ops import ToGlobal, ToLocal
 from jobflow.ops.base import apply
+from jobflow.ops.layout_ops import ToGlobal, ToLocal
 from jobflow.ops.source import Constant, ReadVariable
 from jobflow.ops.update import Increment
 from jobflow.types import TensorType, int64

@@ -77,9 +77,7 @@ class _Lowering:
             box = whole_box(value.shape) if value.local else self.box(value)
             self.arguments.append(Argument(op.key, item, box))
             return
-        if not node.outputs[0].local:
-            op = op.localize(tuple(map(self.box, node.inputs)), tuple(map(self.box, node.outputs)))
-        elif op.by_position:
+        if not node.outputs[0].local or op.by_position:
             op = op.localize(tuple(map(self.box, node.inputs)), tuple(map(self.box, node.outputs)))
         inputs = tuple(self.items[value] for value in node.inputs)
         types = tuple(self.local_type(value) for value in node.outputs)

@@ -20,9 +20,8 @@ from typing import Protocol
 
 from jobflow.compiler.local import Builder, Collect, Item
 from jobflow.errors import SbpError
-from jobflow.layout import SUM, B, Broadcast, Layout, Partial, Sbp, Split, cut
+from jobflow.layout import SUM, B, Box, Broadcast, Layout, Partial, Sbp, Split, cut
 from jobflow.ops.layout_ops import Assemble, FillIdentity, Identity, PackPieces, SliceBox, UnpackPieces
-from jobflow.layout import Box
 from jobflow.plan.plan import Kind
 from jobflow.types import TensorType
 
