@@ -40,7 +40,7 @@ def make_jobs(steps):
         labels: tp.Numpy.Placeholder((BATCH_SIZE,), dtype=flow.int32),
     ) -> tp.Numpy:
         loss = flow.nn.sparse_softmax_cross_entropy_with_logits(labels, lenet(images, train=True), name="softmax_loss")
-        flow.optimizer.SGD(flow.optimizer.CosineScheduler(0.05, steps), momentum=0.9).minimize(loss)
+        flow.optimizer.Adam(flow.optimizer.CosineScheduler(1e-3, steps), do_bias_correction=True).minimize(loss)
         return loss
 
     @flow.global_function(type="predict")

@@ -27,7 +27,7 @@ EXAMPLES = {
     "mirrored_strategy": (1, 2, 4),
 }
 #: steps over which the curves are compared; the slow ones are compared over fewer
-SHORT = {"consistent_strategy": 8, "gpt": 6, "hybrid_lenet": 8, "lenet_digits": 8}
+SHORT = {"consistent_strategy": 8, "gpt": 6, "hybrid_lenet": 8}
 #: Winograd's rounding makes near ties in pooling and ReLU fall differently when the batch is cut differently; direct convolution hardly does
 OPTIONS = dict.fromkeys(("consistent_strategy", "hybrid_lenet", "lenet_digits"), ("--convolution", "direct"))
 LOSS = re.compile(r"^step +(\d+)  loss ([\d.]+)$", re.MULTILINE)
