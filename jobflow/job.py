@@ -104,20 +104,21 @@ class Job:
         """Trace the body and lay it out; once for all ranks, or once per rank where their shapes differ."""
         placement = self.placement(session)
         declared = [d for _, d in self.signature.placeholders()]
-        ragged = any(d.per_device and len(set(shape)) > 1 for d, shape in zip(declared, shapes, strict=True))
+        ragged = [shape for d, shape in zip(declared, shapes, strict=True) if d.per_device and len(set(shape)) > 1]
+        rows = tuple(own[0] for own in ragged[0]) if ragged else ()
         each: dict[Any, tuple[Physical, Results]] = {}
         programs: list[Physical] = []
         for index in range(session.device_count()):
             position = placement.ranks.index(index) if index in placement.ranks else 0
             own = tuple(shape[position] if d.per_device else shape for d, shape in zip(declared, shapes, strict=True))
             if own not in each:
-                each[own] = self._lay_out(session, placement, own, ragged)
+                each[own] = self._lay_out(session, placement, own, rows)
             programs.append(each[own][0])
         physical, results = each[next(iter(each))]
         return Compiled(self, number, tuple(programs), results, _limits(physical.graph), _boxes(physical, session.device_count()))
 
-    def trace(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], ragged: bool = False) -> tuple[Tracer, Results]:
-        """Run the body once: what it recorded, and the nesting of what it returned."""
+    def trace(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...] = ()) -> tuple[Tracer, Results]:
+        """Run the body once: what it recorded, and the nesting of what it returned.  `rows` as in `Tracer`."""
         self.config.check()
         settings, view = session.settings, self.view
         tracer = Tracer(
@@ -130,7 +131,7 @@ class Job:
             default_dtype=self.config.options.get("default_data_type") or float32,
             config=self.config,
             known=session.variables,
-            ragged=ragged,
+            rows=rows,
         )
         with scope.using(interpreter=tracer, placement=placement, view=view, namespace=()):
             values = [self._argument(tracer, name, d, shape) for (name, d), shape in zip(self.signature.placeholders(), shapes, strict=True)]
@@ -143,8 +144,8 @@ class Job:
             self._train(tracer)
         return tracer, results
 
-    def _lay_out(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], ragged: bool) -> tuple[Physical, Results]:
-        tracer, results = self.trace(session, placement, shapes, ragged)
+    def _lay_out(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...]) -> tuple[Physical, Results]:
+        tracer, results = self.trace(session, placement, shapes, rows)
         return distribute(logical(tracer, returned_values(results))), results
 
     @staticmethod

@@ -93,7 +93,7 @@ def _reached_from_variables(tracer: Tracer, nodes: Sequence[Node]) -> set[Value]
 
 def _seed(tracer: Tracer, loss: Value, scale: float) -> Value:
     """d(sum of means) / d loss: loss_scale over the number of elements of the loss on all ranks."""
-    if loss.local and tracer.ragged:
+    if loss.local and tracer.rows:
         own = apply(Constant((1,), loss.dtype, loss.type.size))
         count = apply(ToLocal((B,)), apply(ToGlobal((P,)), own))
         seed: Value = ew.divide(ew.fill_like(loss, scale), count)

@@ -58,7 +58,7 @@ class _Lowering:
         layout = self.physical.layouts[value]
         if isinstance(layout, Layout):
             return layout.box(value.shape, self.rank)
-        return local_box(value.shape, layout, self.rank)
+        return local_box(value.shape, layout, self.rank, self.physical.graph.rows)
 
     def local_type(self, value: Value) -> TensorType:
         return value.type.with_shape(self.box(value).shape)
@@ -181,12 +181,20 @@ def whole_size(box: Box) -> int:
     return size
 
 
-def local_box(shape: tuple[int, ...], layout: Local, rank: int) -> Box:
-    """Where a rank's own tensor stands if all ranks' tensors lie one after another along axis 0."""
+def local_box(shape: tuple[int, ...], layout: Local, rank: int, rows: tuple[int, ...] = ()) -> Box:
+    """Where a rank's own tensor stands if all ranks' tensors lie one after another along axis 0.
+
+    If the ranks' arguments have different `rows`, a tensor made of them has the same multiple of them on every rank.
+    """
     if not shape:
         return whole_box(shape)
-    i, n, rows = layout.placement.ranks.index(rank), layout.placement.size, shape[0]
-    return Box(((i * rows, (i + 1) * rows), *((0, m) for m in shape[1:])), (n * rows, *shape[1:]))
+    i, n, own = layout.placement.ranks.index(rank), layout.placement.size, shape[0]
+    if rows and own % rows[i] == 0:
+        each = tuple(own // rows[i] * length for length in rows)
+    else:
+        each = (own,) * n
+    start = sum(each[:i])
+    return Box(((start, start + own), *((0, m) for m in shape[1:])), (sum(each), *shape[1:]))
 
 
 def joined_offsets(types: list[TensorType]) -> tuple[list[int], int]:

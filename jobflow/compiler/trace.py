@@ -40,8 +40,8 @@ class Tracer:
     #: the job's function_config
     config: Any = None
     known: dict[str, Variable] = field(default_factory=dict)
-    #: mirrored view only: how many rows of the first axis each rank has, if the ranks differ
-    ragged: bool = False
+    #: mirrored view only: the length of the first axis of each rank's arguments, if the ranks' shapes differ
+    rows: tuple[int, ...] = ()
 
     nodes: list[Node] = field(default_factory=list)
     inputs: dict[str, Value] = field(default_factory=dict)
@@ -226,6 +226,7 @@ class Tracer:
             dict(self.reads),
             dict(self.updates),
             self.training,
+            self.rows,
         )
 
 

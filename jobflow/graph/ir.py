@@ -95,6 +95,8 @@ class Graph:
     reads: dict[str, Value] = field(default_factory=dict)
     updates: dict[str, Value] = field(default_factory=dict)
     training: Training | None = None
+    #: mirrored view only: the length of the first axis of each rank's arguments, if the ranks' shapes differ
+    rows: tuple[int, ...] = ()
 
     def values(self) -> Iterator[Value]:
         for node in self.nodes:

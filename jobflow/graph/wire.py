@@ -34,12 +34,13 @@ def graph_to_wire(graph: Graph) -> Wire:
         dict(graph.variables),
         {name: number[v] for name, v in graph.reads.items()},
         {name: number[v] for name, v in graph.updates.items()},
+        graph.rows,
     )
 
 
 def graph_from_wire(wire: Wire) -> Graph:
     """The graph a table describes.  What it said about its training is not kept: gradients are nodes by now."""
-    name, placement, rows, inputs, outputs, variables, reads, updates = wire
+    name, placement, rows, inputs, outputs, variables, reads, updates, lengths = wire
     nodes: list[Node] = []
     values: list[Value] = []
     for op, sources, made, label, where_placed, where, stage, phase in rows:
@@ -56,6 +57,7 @@ def graph_from_wire(wire: Wire) -> Graph:
         variables,
         {key: values[i] for key, i in reads.items()},
         {key: values[i] for key, i in updates.items()},
+        rows=lengths,
     )
 
 

@@ -40,6 +40,7 @@ class RandomSource(Source):
     key: str
     seed: int = 0
     box: Box | None = None
+    by_position = True
 
     def infer(self, *counter: TensorType) -> TensorType:
         for each in counter:
@@ -173,6 +174,7 @@ class DropoutMask(Op):
     key: str
     seed: int = 0
     box: Box | None = None
+    by_position = True
 
     def infer(self, x: TensorType, counter: TensorType) -> TensorType:
         _check_counter("dropout", counter)
