@@ -240,6 +240,7 @@ class Recorder:
             position[record.ranks] += 1
             record.operation.keep(record.source, record.target)
             self._sealed.add(record.operation)
+        self.barrier()  # until all have looked at it, nobody may drop what its peers are about to read
 
     def rewind(self) -> None:
         """As if no operation had been called yet, and none bound since the last seal."""
@@ -248,6 +249,9 @@ class Recorder:
             operation.rewind()
 
     def exchange(self, item: Any) -> list[Any]:
+        raise NotImplementedError
+
+    def barrier(self) -> None:
         raise NotImplementedError
 
     def _write(self, records: Sequence[Record]) -> list[Letter]:

@@ -13,6 +13,10 @@ class Device(Protocol):
     #: "cpu" or "gpu"
     tag: str
 
+    #: machine and device, which differ for different GPUs; "" for the host
+    @property
+    def identity(self) -> str: ...
+
     @property
     def xp(self) -> Xp:
         """`numpy` or `cupy`."""

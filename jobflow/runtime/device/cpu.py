@@ -22,6 +22,7 @@ class CpuDevice:
     """One rank's share of the host."""
 
     tag = "cpu"
+    identity = ""
 
     def __init__(self) -> None:
         self._scratch = Scratch(self, ALIGNMENT)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import platform
 from functools import cached_property
 from typing import Any
 
@@ -54,8 +55,8 @@ class CudaDevice:
 
     @cached_property
     def identity(self) -> str:
-        """The PCI address: equal for two ranks only if they drive the same GPU."""
-        return str(self._cupy.cuda.runtime.deviceGetPCIBusId(self.index))
+        """Machine and PCI address: equal for two ranks only if they drive the same GPU."""
+        return f"{platform.node()} {self._cupy.cuda.runtime.deviceGetPCIBusId(self.index)}"
 
     def activate(self) -> None:
         self._cupy.cuda.Device(self.index).use()
@@ -77,6 +78,20 @@ class CudaDevice:
     def to_host(self, array: Array) -> Any:
         with self._cupy.cuda.Device(self.index):
             return self._cupy.asnumpy(array, stream=self.stream)  # blocking: returns when the copy is complete
+
+    def host_array(self, count: int, dtype: Any) -> Array:
+        """Page-locked host memory, which the GPU copies to and from at full speed."""
+        return importlib.import_module("cupyx").empty_pinned(count, dtype)
+
+    def fetch(self, source: Array, host: Array) -> None:
+        """host = source, complete on return."""
+        source.get(stream=self.stream, out=host)  # blocking
+        self.stream.synchronize()
+
+    def put(self, target: Array, host: Array) -> None:
+        """target = host, complete on return."""
+        target.set(host, stream=self.stream)
+        self.stream.synchronize()
 
     def synchronize(self) -> None:
         self.stream.synchronize()

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from jobflow.errors import AbortedError, JobError
 from jobflow.runtime.comm.mpi import MpiCommunicator
+from jobflow.runtime.comm.nccl import device_communicator
 from jobflow.runtime.comm.post import LEAVING, Control, Post, write
 from jobflow.runtime.device.base import Device
 from jobflow.runtime.device.cpu import CpuDevice
@@ -190,8 +191,9 @@ class MpiWorld:
         device, shared, nodes = self._settings
         here = self._station
         comm = MpiCommunicator(here.mpi, here.world, here.control, here.post, shared, nodes)
-        self._rank = Rank(here.control.rank, self.size, device(here.local), comm)
-        self._rank.device.activate()
+        mine = device(here.local)
+        mine.activate()
+        self._rank = Rank(here.control.rank, self.size, mine, device_communicator(comm, mine, comm.exchange(mine.identity)))
         self.ranks: Sequence[Rank] = (self._rank,)
 
     def _shut(self) -> None:

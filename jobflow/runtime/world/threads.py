@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from jobflow.errors import AbortedError, JobError
+from jobflow.runtime.comm.nccl import device_communicator
 from jobflow.runtime.comm.threads import Room, ThreadsCommunicator
 from jobflow.runtime.device.base import Device
+from jobflow.runtime.device.cpu import aligned_zeros
 from jobflow.runtime.world import blas
 from jobflow.runtime.world.base import Command, Rank, each_argument, failure
 
@@ -87,7 +89,9 @@ class ThreadsWorld:
     def __init__(self, devices: Sequence[Device]) -> None:
         self.size = len(devices)
         room = Room(self.size)
-        self.ranks: Sequence[Rank] = [Rank(i, self.size, device, ThreadsCommunicator(room, i, device.allocate)) for i, device in enumerate(devices)]
+        identities = [device.identity for device in devices]
+        comms = [device_communicator(ThreadsCommunicator(room, i, aligned_zeros), device, identities) for i, device in enumerate(devices)]
+        self.ranks: Sequence[Rank] = [Rank(i, self.size, device, comm) for i, (device, comm) in enumerate(zip(devices, comms, strict=True))]
         self._calling = threading.Lock()
         self._workers = [Worker(rank) for rank in self.ranks]
         self._blas_threads = blas.limit(1)

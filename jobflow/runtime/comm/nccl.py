@@ -1,0 +1,198 @@
+"""Ranks that are GPUs: NCCL where each has a GPU of its own, otherwise through host memory.
+
+Both stand on a communicator of the host (`inner`), which carries everything that is not a tensor.  NCCL calls are put on the
+device's stream and return at once; calls through host memory wait for the stream.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, Protocol
+
+from jobflow.errors import PlanError
+from jobflow.layout import Reduction
+from jobflow.ops.base import Call
+from jobflow.runtime.comm.base import Communicator
+from jobflow.runtime.comm.record import Letter, Record, Recorder, flat
+from jobflow.runtime.comm.solo import copying
+from jobflow.runtime.device.base import Device
+from jobflow.types import Array
+
+
+class StagingDevice(Device, Protocol):
+    """What copying through the host asks of a device besides."""
+
+    def host_array(self, count: int, dtype: Any) -> Array:
+        """Host memory that the device copies to and from quickly."""
+        ...
+
+    def fetch(self, source: Array, host: Array) -> None:
+        """host = source, complete on return."""
+        ...
+
+    def put(self, target: Array, host: Array) -> None:
+        """target = host; the host memory may be overwritten on return."""
+        ...
+
+
+def device_communicator(inner: Communicator, device: Device, identities: Sequence[str]) -> Communicator:
+    """The communicator of a rank on `device`; `identities` name the device of each rank, "" for the host."""
+    if device.tag == "cpu":
+        return inner
+    own = len(set(identities)) == len(identities) and "" not in identities
+    return NcclCommunicator(inner, device) if own else StagedCommunicator(inner, device)  # type: ignore[arg-type]
+
+
+class _OnHost:
+    """Everything that is not about tensors goes to the communicator of the host."""
+
+    def __init__(self, inner: Communicator, device: Any) -> None:
+        self.rank = inner.rank
+        self.size = inner.size
+        self._inner = inner
+        self._device = device
+
+    def allocate(self, nbytes: int) -> Array:
+        return self._device.allocate(nbytes)
+
+    def barrier(self) -> None:
+        self._inner.barrier()
+
+    def exchange(self, item: Any) -> list[Any]:
+        return self._inner.exchange(item)
+
+    def abort(self, reason: str) -> None:
+        self._inner.abort(reason)
+
+
+class StagedCommunicator(_OnHost):
+    """Copies to host memory, lets `inner` work, copies back."""
+
+    def __init__(self, inner: Communicator, device: StagingDevice) -> None:
+        super().__init__(inner, device)
+
+    def bind_all_reduce(self, ranks: Sequence[int], source: Array, target: Array, reduce: Reduction, name: str = "") -> list[Call]:
+        return self._stage(source, target, lambda a, b: self._inner.bind_all_reduce(ranks, a, b, reduce, name))
+
+    def bind_all_gather(self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], name: str = "") -> list[Call]:
+        return self._stage(source, target, lambda a, b: self._inner.bind_all_gather(ranks, a, b, counts, name))
+
+    def bind_reduce_scatter(
+        self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], reduce: Reduction, name: str = ""
+    ) -> list[Call]:
+        return self._stage(source, target, lambda a, b: self._inner.bind_reduce_scatter(ranks, a, b, counts, reduce, name))
+
+    def bind_all_to_all(
+        self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], receives: Sequence[int], name: str = ""
+    ) -> list[Call]:
+        return self._stage(source, target, lambda a, b: self._inner.bind_all_to_all(ranks, a, b, counts, receives, name))
+
+    def bind_send(self, peer: int, source: Array, name: str = "") -> list[Call]:
+        return self._stage(source, None, lambda a, _: self._inner.bind_send(peer, a, name))
+
+    def bind_receive(self, peer: int, target: Array, name: str = "") -> list[Call]:
+        return self._stage(None, target, lambda _, b: self._inner.bind_receive(peer, b, name))
+
+    def _stage(self, source: Array | None, target: Array | None, bind: Any) -> list[Call]:
+        hosts = [None if array is None else self._device.host_array(array.size, array.dtype) for array in (source, target)]
+        calls: list[Call] = list(bind(*hosts))
+        if source is not None and source.size:
+            calls.insert(0, (self._device.fetch, (flat(source), hosts[0])))
+        if target is not None and target.size:
+            calls.append((self._device.put, (flat(target), hosts[1])))
+        return calls
+
+    def seal(self) -> None:
+        self._inner.seal()
+
+    def reset(self) -> None:
+        self._inner.reset()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class NcclCommunicator(_OnHost, Recorder):
+    """One NCCL communicator per group of ranks, made when the first operation of the group is sealed."""
+
+    def __init__(self, inner: Communicator, device: Any) -> None:
+        Recorder.__init__(self)
+        _OnHost.__init__(self, inner, device)
+        self._nccl: Any = importlib.import_module("cupy.cuda").nccl
+        self._groups: dict[tuple[int, ...], Any] = {}
+        self._known: set[tuple[int, ...]] = set()
+
+    def _prepare(self, groups: dict[tuple[int, ...], list[list[Letter]]]) -> None:
+        new = sorted(set(groups) - self._known)
+        self._known.update(new)
+        # the first rank of each group makes its identity; one exchange carries them all
+        made = self.exchange({ranks: self._nccl.get_unique_id() for ranks in new if ranks[0] == self.rank})
+        for ranks in new:
+            if self.rank in ranks:
+                self._groups[ranks] = self._nccl.NcclCommunicator(len(ranks), made[ranks[0]][ranks], ranks.index(self.rank))
+
+    def _complete(self, record: Record, letters: Sequence[Letter]) -> None:
+        if len(record.ranks) == 1:
+            record.operation.fill(copying(record.source, record.target))
+        elif any(letter.nbytes for letter in letters):
+            record.operation.fill(self._calls(record, self._groups[record.ranks]))
+        else:
+            record.operation.fill([])
+
+    def _calls(self, record: Record, comm: Any) -> list[Call]:
+        me = record.ranks.index(self.rank)
+        stream = self._device.stream.ptr
+        source, target = record.source.data.ptr, record.target.data.ptr
+        byte = self._nccl.NCCL_UINT8
+        width = record.source.itemsize
+        if record.kind == "transfer":
+            if me == 0:
+                return [(comm.send, (source, record.source.nbytes, byte, 1, stream))]
+            return [(comm.recv, (target, record.target.nbytes, byte, 0, stream))]
+        if record.kind == "all_reduce":
+            return [(comm.allReduce, (source, target, record.source.size, *self._typed(record), stream))]
+        if record.kind == "reduce_scatter":
+            return self._grouped(
+                (comm.reduce, (source + start * width, target, count, *self._typed(record), root, stream))
+                for root, (start, count) in enumerate(_pieces(record.counts))
+                if count
+            )
+        gives = _pieces(record.counts) if record.kind == "all_to_all" else [(0, record.counts[me])] * len(record.ranks)
+        takes = _pieces(record.receives) if record.kind == "all_to_all" else _pieces(record.counts)
+        sends = [(comm.send, (source + start * width, n * width, byte, peer, stream)) for peer, (start, n) in enumerate(gives) if n]
+        receives = [(comm.recv, (target + start * width, n * width, byte, peer, stream)) for peer, (start, n) in enumerate(takes) if n]
+        return self._grouped([*sends, *receives])
+
+    def _grouped(self, calls: Any) -> list[Call]:
+        """NCCL takes the calls of a group as one: their order does not matter."""
+        return [(self._nccl.groupStart, ()), *calls, (self._nccl.groupEnd, ())]
+
+    def _typed(self, record: Record) -> tuple[int, int]:
+        """NCCL's names of the element type and the reduction."""
+        assert record.reduce is not None
+        kind = str(record.source.dtype)
+        names = {"int8": "INT8", "uint8": "UINT8", "int32": "INT32", "int64": "INT64", "float16": "FLOAT16", "bfloat16": "BFLOAT16"}
+        names |= {"float32": "FLOAT32", "float64": "FLOAT64", "bool": "UINT8"}
+        if kind not in names:
+            raise PlanError(f"{record.label}: NCCL cannot reduce {kind}")
+        # the sum of truth values is "or", as NumPy has it
+        word = "MAX" if kind == "bool" and record.reduce is Reduction.SUM else record.reduce.name
+        return getattr(self._nccl, f"NCCL_{names[kind]}"), getattr(self._nccl, f"NCCL_{word}")
+
+    def reset(self) -> None:
+        self._inner.reset()
+        self.rewind()
+
+    def close(self) -> None:
+        self._records.clear()
+        self._device.synchronize()
+        while self._groups:
+            self._groups.popitem()[1].destroy()
+        self._inner.close()
+
+
+def _pieces(counts: Sequence[int]) -> list[tuple[int, int]]:
+    """(start, count) of each piece."""
+    return list(zip(accumulate(counts, initial=0), counts, strict=False))

@@ -1,0 +1,181 @@
+"""Devices: alignment, scratch, and what the GPU needs where there is none."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobflow.errors import PlacementError
+from jobflow.layout import SUM
+from jobflow.runtime.comm.nccl import NcclCommunicator, StagedCommunicator, device_communicator
+from jobflow.runtime.comm.record import Record
+from jobflow.runtime.comm.solo import SoloCommunicator
+from jobflow.runtime.device import cuda
+from jobflow.runtime.device.cpu import CpuDevice
+from jobflow.runtime.world.threads import ThreadsWorld
+from jobflow.types import float32, float64, int8
+
+SPEC = importlib.util.spec_from_file_location("laws", pathlib.Path(__file__).parent / "programs" / "laws.py")
+assert SPEC and SPEC.loader
+laws = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(laws)
+
+
+class TestCpu:
+    @pytest.mark.parametrize("nbytes", [0, 1, 63, 64, 1000, 1 << 20])
+    def test_allocations_are_zeroed_and_aligned(self, nbytes: int) -> None:
+        array = CpuDevice().allocate(nbytes)
+        assert array.dtype == np.uint8 and array.shape == (nbytes,) and not array.any()
+        assert nbytes == 0 or array.ctypes.data % 64 == 0
+
+    def test_scratch_of_one_instruction_does_not_overlap(self) -> None:
+        device = CpuDevice()
+        for _ in range(3):
+            device.begin_instruction()
+            arrays = [device.scratch((n, 3), dtype) for n in (1, 7, 100, 5000) for dtype in (float32, int8, float64)]
+            for i, array in enumerate(arrays):
+                assert array.ctypes.data % 64 == 0
+                array[...] = i
+            assert all((array == i).all() for i, array in enumerate(arrays))
+
+    def test_scratch_is_shared_between_instructions_and_stays_valid(self) -> None:
+        device = CpuDevice()
+        device.begin_instruction()
+        first = device.scratch((100,), float32)
+        device.begin_instruction()
+        assert device.scratch((100,), float32).ctypes.data == first.ctypes.data
+        device.begin_instruction()
+        device.scratch((100_000,), float64)  # grows: the first one's memory must not go away
+        first[:] = 3
+        assert (first == 3).all()
+
+    def test_scratch_of_no_elements(self) -> None:
+        device = CpuDevice()
+        assert device.scratch((0, 5), float32).shape == (0, 5)
+        assert device.scratch((), float32).shape == ()
+
+    def test_to_host_copies(self) -> None:
+        array = np.arange(3)
+        copy = CpuDevice().to_host(array)
+        array[0] = 9
+        assert copy[0] == 0
+
+
+class TestCudaWithoutGpu:
+    @pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")
+    def test_none_is_available_and_a_device_is_refused(self) -> None:
+        assert cuda.available() == 0
+        with pytest.raises(PlacementError, match="gpu 0 does not exist: this machine has 0"):
+            cuda.CudaDevice(0)
+
+    def test_importing_the_module_does_not_import_cupy(self) -> None:
+        code = "import sys; import jobflow.runtime.device.cuda, jobflow.runtime.comm.nccl; sys.exit('cupy' in sys.modules)"
+        subprocess.run([sys.executable, "-c", code], check=True, cwd=pathlib.Path(__file__).parents[2])
+
+
+class FakeGpu(CpuDevice):
+    """A host device that must be spoken to as a GPU: its copies are counted."""
+
+    tag = "gpu"
+    identity = "one for all"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copies = 0
+
+    def host_array(self, count: int, dtype: Any) -> Any:
+        return np.full(count, 77).astype(dtype)
+
+    def fetch(self, source: Any, host: Any) -> None:
+        self.copies += 1
+        host[:] = source
+
+    def put(self, target: Any, host: Any) -> None:
+        self.copies += 1
+        target[:] = host
+
+
+class FakeNccl:
+    """Stands in for `cupy.cuda.nccl` where only arguments are looked at."""
+
+    NCCL_UINT8, NCCL_FLOAT32, NCCL_MAX, NCCL_SUM = "u8", "f32", "max", "sum"
+
+    def groupStart(self) -> None: ...
+
+    def groupEnd(self) -> None: ...
+
+
+class FakeArray:
+    """An array at an address."""
+
+    def __init__(self, pointer: int, size: int, dtype: str) -> None:
+        self.data = type("Pointer", (), {"ptr": pointer})()
+        self.size, self.dtype, self.itemsize = size, np.dtype(dtype), np.dtype(dtype).itemsize
+        self.nbytes = size * self.itemsize
+
+
+def sends(*pieces: tuple[int, int]) -> list[Any]:
+    return [("send", pointer, nbytes, "u8", peer, 9) for peer, (pointer, nbytes) in enumerate(pieces)]
+
+
+def receives(*pieces: tuple[int, int]) -> list[Any]:
+    return [("recv", pointer, nbytes, "u8", peer, 9) for peer, (pointer, nbytes) in enumerate(pieces)]
+
+
+class TestGpuCommunicators:
+    def test_ranks_that_share_a_gpu_go_through_the_host_and_keep_the_laws(self) -> None:
+        devices = [FakeGpu() for _ in range(3)]
+        world = ThreadsWorld(devices)
+        try:
+            assert all(isinstance(rank.comm, StagedCommunicator) for rank in world.ranks)
+            for law, argument in laws.all_cases():
+                if "in place" not in (argument if isinstance(argument, tuple) else ()):
+                    world.call(law, [argument] * 3)
+            assert all(device.copies > 100 for device in devices)
+        finally:
+            world.close()
+
+    def test_a_host_rank_keeps_its_communicator(self) -> None:
+        inner = SoloCommunicator(CpuDevice())
+        assert device_communicator(inner, CpuDevice(), [""]) is inner
+
+    @pytest.mark.parametrize(
+        ("kind", "counts", "receives", "expected"),
+        [
+            ("all_reduce", (5,), (), [("allReduce", 1000, 2000, 5, "f32", "sum", 9)]),
+            ("all_gather", (2, 3), (), [*sends((1000, 12), (1000, 12)), *receives((2000, 8), (2008, 12))]),
+            ("reduce_scatter", (0, 5), (), [("reduce", 1000, 2000, 5, "f32", "sum", 1, 9)]),
+            ("all_to_all", (4, 1), (2, 1), [*sends((1000, 16), (1016, 4)), *receives((2000, 8), (2008, 4))]),
+        ],
+    )
+    def test_arguments_of_nccl_calls(self, kind: str, counts: tuple[int, ...], receives: tuple[int, ...], expected: list[Any]) -> None:
+        """Rank 1 of two, on stream 9."""
+        comm = NcclCommunicator.__new__(NcclCommunicator)
+        comm.rank, comm._nccl = 1, FakeNccl()
+        comm._device = type("Device", (), {"stream": type("Stream", (), {"ptr": 9})()})()
+        group = type("Group", (), {name: name for name in ("allReduce", "reduce", "send", "recv")})()
+        record = Record(kind, (0, 1), FakeArray(1000, 5, "float32"), FakeArray(2000, 5, "float32"), counts, receives, SUM)
+        got = [(function, *arguments) for function, arguments in comm._calls(record, group) if isinstance(function, str)]
+        assert got == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(cuda.available() == 0, reason="there is no GPU")
+class TestCuda:
+    def test_memory_and_copies(self) -> None:
+        device = cuda.CudaDevice(0)
+        device.activate()
+        array = device.allocate(1000)
+        assert array.data.ptr % 256 == 0 and not device.to_host(array).any()
+        host = device.host_array(250, "float32")
+        host[:] = np.arange(250)
+        device.put(array.view("float32"), host)
+        np.testing.assert_array_equal(device.to_host(array.view("float32")), host)
+        assert device.scratch((3, 4), float32).shape == (3, 4)
+        device.synchronize()
