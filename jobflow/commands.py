@@ -8,6 +8,7 @@ from typing import Any
 
 from jobflow.compiler.compile import plan_rank
 from jobflow.graph.wire import Wire, physical_from_wire
+from jobflow.layout import Layout
 from jobflow.runtime.executor import Executor
 from jobflow.runtime.state import State
 from jobflow.runtime.world.base import Rank
@@ -63,13 +64,13 @@ class Run:
 
 @dataclass(frozen=True)
 class ReadVariables:
-    """The rank's parts of variables, by name; those it has no part of are left out."""
+    """The rank's parts of variables, by name; of what every rank holds whole, only the first sends it."""
 
     names: tuple[str, ...]
 
     def __call__(self, rank: Rank, _: Any) -> dict[str, Array]:
         state = state_of(rank)
-        return {name: state.read(name) for name in self.names if name in state.slots}
+        return {name: state.read(name) for name in self.names if name in state.slots and _gives(state.variables[name].layout, rank)}
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,20 @@ class Initialize:
         for name in self.names:
             if name in state.slots:
                 state.initialize(name)
+
+
+def _gives(layout: Layout, rank: Rank) -> bool:
+    return not layout.is_whole or layout.placement.ranks[0] == rank.index
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Every rank's own item, so that clients can compare."""
+
+    item: Any
+
+    def __call__(self, rank: Rank, _: Any) -> Any:
+        return self.item
 
 
 @dataclass(frozen=True)

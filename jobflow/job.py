@@ -170,6 +170,7 @@ class Job:
         bound = self.signature.bind(args, self.placement(session).size)
         compiled = session.compiled(self, tuple(_shape(declared, value) for _, declared, value in bound))
         self._check_limits(compiled, bound)
+        session.compare_arguments(self, {name: value if declared.per_device else [value] for name, declared, value in bound})
         parts = session.run(compiled, self._feeds(session, compiled, bound))
         return deliver(compiled.results, self._values(compiled, parts))
 

@@ -6,6 +6,7 @@ their declaration, so that their variables exist and have their first values, an
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jobflow import scope
-from jobflow.commands import Bind, Meet, ReadVariables, Run, Unbind, WriteVariables
-from jobflow.errors import CheckpointError, JobError, PlacementError, user_line
+from jobflow.commands import Bind, Meet, ReadVariables, Run, Tell, Unbind, WriteVariables
+from jobflow.errors import ArgumentError, CheckpointError, JobError, PlacementError, user_line
 from jobflow.graph.ir import Variable
+from jobflow.graph.text import physical_text
 from jobflow.graph.wire import physical_to_wire
 from jobflow.layout import Placement
 from jobflow.notices import notice
@@ -29,6 +31,8 @@ from jobflow.types import Array
 if TYPE_CHECKING:
     from jobflow.job import Compiled, Job
 
+#: In how many calls of a job clients compare their arguments.
+CALLS_COMPARED = 3
 #: How many shapes of arguments of one job stay compiled.
 SHAPES_KEPT = 16
 
@@ -135,12 +139,38 @@ class Session:
         world = self.start()
         compiled = job.compile(self, shapes, self._number)
         self._number += 1
+        if world.multi:
+            self._compare_programs(world, job, compiled)
         tables = {id(program): physical_to_wire(program) for program in compiled.programs}
         schedules = world.call(Bind(compiled.number), [tables[id(program)] for program in compiled.programs])
         compare_schedules(job.name, schedules)
         for name, variable in compiled.variables.items():
             self.variables.setdefault(name, variable)
         return compiled
+
+    def _compare_programs(self, world: World, job: Job, compiled: Compiled) -> None:
+        """JobError unless every client has traced the same program."""
+        texts = [physical_text(program) for program in compiled.programs]
+        for rank, other in enumerate(world.call(Tell(digest(*texts)))):
+            if other != digest(*texts):
+                raise JobError(
+                    f"job {job.name} ({job.where}): rank {rank} has traced another program than rank {world.ranks[0].index}; "
+                    f"as multi client every rank must run the same script with the same settings"
+                )
+
+    def compare_arguments(self, job: Job, arrays: Mapping[str, Sequence[Array]]) -> None:
+        """ArgumentError unless every client passes the same arguments; looked at in the first calls only, because it costs a message."""
+        world = self.world
+        if world is None or not world.multi or self.runs.get(job.name, 0) >= CALLS_COMPARED:
+            return
+        mine = {name: digest(*(np.ascontiguousarray(a).data for a in values)) for name, values in arrays.items()}
+        for rank, others in enumerate(world.call(Tell(mine))):
+            different = [name for name in mine if others.get(name) != mine[name]]
+            if different:
+                raise ArgumentError(
+                    f'{job.name}({different[0]}=...) at {user_line()}: argument "{different[0]}" of rank {rank} differs from that of rank '
+                    f"{world.ranks[0].index}; as multi client every rank passes the same whole arrays: seed random inputs alike"
+                )
 
     def _forget_oldest(self, job: Job) -> None:
         mine = [key for key, compiled in self._compiled.items() if compiled.job is job]
@@ -171,7 +201,7 @@ class Session:
         values: dict[str, Array] = {}
         for name in names:
             variable = self.variables[name]
-            shards = [parts[rank][name] for rank in variable.placement.ranks]
+            shards = [parts[rank][name] for rank in variable.placement.ranks if name in parts[rank]]
             values[name] = variable.layout.assemble(shards, variable.type)
         return values
 
@@ -206,6 +236,14 @@ class Session:
             self.world.close()
             self.world = None
         self._compiled.clear()
+
+
+def digest(*parts: str | memoryview) -> str:
+    """A short text that differs if the content does."""
+    sha = hashlib.sha256()
+    for part in parts:
+        sha.update(part.encode() if isinstance(part, str) else part)
+    return sha.hexdigest()
 
 
 def _how_many(size: int) -> str:

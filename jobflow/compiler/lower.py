@@ -46,10 +46,15 @@ class _Lowering:
                 self._reroute(node)
             elif self.rank in node.placement.ranks:
                 self._node(node)
-        fetches = tuple((i, self.items[value]) for i, value in enumerate(graph.outputs) if value in self.items)
+        fetches = tuple((i, self.items[value]) for i, value in enumerate(graph.outputs) if self._gives(value))
         updates = {name: self.items[value] for name, value in graph.updates.items() if value in self.items}
         steps = tuple(self.build.steps)
         return Program(graph.name, self.rank, steps, tuple(self.arguments), fetches, self.reads, updates, tuple(self.schedule))
+
+    def _gives(self, value: Value) -> bool:
+        """Whether this rank hands out its part of an output; of what all hold whole, the first does."""
+        layout = self.physical.layouts[value]
+        return value in self.items and (isinstance(layout, Local) or not layout.is_whole or layout.placement.ranks[0] == self.rank)
 
     # ---------------------------------------------------------------- ordinary nodes
 

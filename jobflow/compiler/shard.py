@@ -5,7 +5,7 @@ what comes before it):
 
 1. Arguments are S(0), variables as they are stored (B unless the user splits them), other sources B.
 2. A node takes one signature of its op's rule.  Signatures that split an axis into fewer elements than there are ranks are
-   left out, unless a wish (3) asks for one.
+   left out, unless a wish (3) asks for one.  An op that writes over a variable leaves it in the layout in which it is stored.
 3. What the user asked for (`ToLayout`, variables stored split) is a wish: signatures that disagree with it are left out, if
    any remain.
 4. The signature with the most inputs that already lie so wins.  Among equals, the one that moves fewer bytes: nothing for an
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from jobflow.errors import SbpError
 from jobflow.graph.ir import Graph, Node, Sharded, Value
-from jobflow.layout import B, Layout, Local, P, Partial, Placement, Rule, S, Sbp, Signature, Split
+from jobflow.layout import B, Layout, Local, Partial, Placement, Rule, S, Sbp, Signature, Split
 from jobflow.ops.layout_ops import ToGlobal, ToLayout, ToLocal
 from jobflow.ops.source import Input, ReadVariable
 
@@ -104,6 +104,11 @@ def _choose(node: Node, rule: Rule, dimension: int, layouts: Layouts, wishes: se
     if n == 1 or not node.inputs:
         return _all_whole(node, legal)
     now = [_present(layouts[value], node.placement, dimension) for value in node.inputs]
+    written = sorted(set(node.op.alias.values()))
+    legal = [s for s in legal if all(s.inputs[i] == now[i] for i in written)]
+    if not legal:
+        where = " and ".join(f"{node.inputs[i]} {layouts[node.inputs[i]]}" for i in written)
+        raise SbpError(f"{node.op} at {node.where} cannot update {where}: it has no signature for variables that are stored so")
     wished = [i for i, value in enumerate(node.inputs) if value in wishes and now[i] is not None]
     agreeing = [s for s in legal if wished and all(s.inputs[i] == now[i] for i in wished)]
     roomy = [s for s in agreeing or legal if all(_has_room(v, sbp, n) for v, sbp in zip(node.inputs, s.inputs, strict=True))]
@@ -138,6 +143,6 @@ def _preference(signature: Signature, node: Node, now: list[Sbp | None]) -> tupl
 def _cost(want: Sbp, have: Sbp | None, nbytes: int) -> int:
     if want == have:
         return 0
-    if isinstance(want, Partial) and want == P:
+    if isinstance(want, Partial):
         return _LAST
     return _LATE if have == B else nbytes

@@ -198,7 +198,10 @@ class PackPieces(ViewOp):
     def view(self, x: Array) -> Array:
         if not one_after_another(self.axis, self.counts, x.shape):
             raise ValueError("the pieces do not lie one after another")
-        return x.reshape((x.size,), copy=False)
+        flat = x.reshape((x.size,), copy=False)
+        if x.size > 1 and flat.strides[0] != x.itemsize:
+            raise ValueError("the elements of x have gaps between them")
+        return flat
 
     def _copies(self, x: Array, y: Array) -> Iterator[tuple[Array, Array]]:
         for flat, box in pieces(self.axis, self.counts, x.shape):
