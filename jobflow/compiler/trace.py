@@ -225,7 +225,6 @@ class Tracer:
             dict(self.variables),
             dict(self.reads),
             dict(self.updates),
-            self.training,
             self.rows,
         )
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from jobflow.errors import NOWHERE, SourceLine
-from jobflow.graph.training import Training
 from jobflow.layout import B, Layout, Local, Placement, Sbp
 from jobflow.ops.base import Op
 from jobflow.tensor import TensorOperators
@@ -83,7 +82,7 @@ class Graph:
     """A traced program.
 
     `nodes` are in an order in which every input comes before its use.  `updates` says which value a variable takes at the
-    end of the run.  `training` is what the job said about its losses and optimizers; `differentiate` consumes it.
+    end of the run.
     """
 
     name: str
@@ -94,7 +93,6 @@ class Graph:
     variables: dict[str, Variable] = field(default_factory=dict)
     reads: dict[str, Value] = field(default_factory=dict)
     updates: dict[str, Value] = field(default_factory=dict)
-    training: Training | None = None
     #: mirrored view only: the length of the first axis of each rank's arguments, if the ranks' shapes differ
     rows: tuple[int, ...] = ()
 

@@ -44,7 +44,6 @@ def with_values(graph: Graph, nodes: Sequence[Node], now: dict[Value, Value]) ->
         outputs=tuple(now[value] for value in graph.outputs),
         reads={name: now[value] for name, value in graph.reads.items()},
         updates={name: now[value] for name, value in graph.updates.items()},
-        training=None,
     )
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from jobflow.errors import SourceLine
+from jobflow.graph.ir import Value, Variable
 from jobflow.types import TensorType
-
-if TYPE_CHECKING:
-    from jobflow.graph.ir import Value, Variable
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,7 @@ class Parameter:
 
 #: slot(name, type, initial value, like) -> the current value of an optimizer's own variable, created at first sight.
 #: `like` is the variable whose storage layout it shares; None for a scalar that every rank holds.
-Slots = Callable[[str, TensorType, float, "Variable | None"], "Value"]
+Slots = Callable[[str, TensorType, float, Variable | None], Value]
 
 
 class Optimizer(Protocol):

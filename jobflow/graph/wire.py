@@ -39,7 +39,7 @@ def graph_to_wire(graph: Graph) -> Wire:
 
 
 def graph_from_wire(wire: Wire) -> Graph:
-    """The graph a table describes.  What it said about its training is not kept: gradients are nodes by now."""
+    """The graph a table describes."""
     name, placement, rows, inputs, outputs, variables, reads, updates, lengths = wire
     nodes: list[Node] = []
     values: list[Value] = []
