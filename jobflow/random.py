@@ -71,7 +71,8 @@ def fused_scale_tril_softmax_dropout(
 ) -> Tensor:
     """dropout(softmax(scale x where column - row <= diagonal, fill_value elsewhere))."""
     own = name if rate == 0 or not current_job("fused_scale_tril_softmax_dropout").trainable else None
-    if fill_value == float("-inf"):
+    # where a row sees a column at all, exp(fill_value - largest) of so low a fill value is 0
+    if fill_value == float("-inf") or (diagonal >= 0 and fill_value <= -1e30):
         y = sm.causal_softmax(x, float(scale), diagonal, name=own)
     else:
         y = sm.softmax(ix.tril(ew.scale(x, scale), diagonal, fill_value), name=own)

@@ -104,6 +104,12 @@ def _seed(tracer: Tracer, loss: Value, scale: float) -> Value:
 
 
 def _total(contributions: list[Value]) -> Value:
+    first = type(contributions[0].node.op)
+    if len(contributions) > 1 and all(type(value.node.op) is first for value in contributions):
+        total = first.total([(value.node.op, value.node.inputs) for value in contributions])
+        if total is not None:
+            assert isinstance(total, Value)
+            return total
     total = contributions[0]
     for value in contributions[1:]:
         total = ew.add(total, value)

@@ -104,6 +104,11 @@ class Op:
         """This op for a rank that holds these boxes; the same op unless attributes name logical sizes or positions."""
         return self
 
+    @classmethod
+    def total(cls, terms: Sequence[tuple[Op, Sequence[Tensor]]]) -> Tensor | None:
+        """The sum of what these ops of this class give for these inputs, where there is a shorter way than adding them; else None."""
+        return None
+
     def limits(self, *types: TensorType) -> Mapping[int, tuple[int, int]]:
         """Inputs that hold indices, and the range (low, high) they must be in, low <= index < high; checked before a job runs."""
         return {}
