@@ -1,0 +1,177 @@
+"""Small programs without a face: trace some ops, compile them, run them on a world of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jobflow import scope
+from jobflow.commands import Bind, Run, Unbind, WriteVariables
+from jobflow.compiler.compile import distribute, logical
+from jobflow.compiler.trace import Tracer
+from jobflow.graph.ir import Graph, Physical, Value, Variable
+from jobflow.graph.text import graph_text
+from jobflow.graph.training import Parameter
+from jobflow.graph.wire import physical_to_wire
+from jobflow.layout import B, Layout, Local, Placement, Sbp
+from jobflow.ops.base import apply
+from jobflow.ops.source import Constant
+from jobflow.ops.update import SgdUpdate
+from jobflow.plan.verify import compare_schedules
+from jobflow.runtime.device.cpu import CpuDevice
+from jobflow.runtime.world.base import World
+from jobflow.runtime.world.solo import SoloWorld
+from jobflow.runtime.world.threads import ThreadsWorld
+from jobflow.types import DType, TensorType, float32
+
+Array = Any
+Body = Callable[[Tracer], Any]
+
+
+def on(*ranks: int) -> Placement:
+    return Placement("cpu", ranks)
+
+
+def first(n: int) -> Placement:
+    """Ranks 0 to n - 1."""
+    return on(*range(n))
+
+
+def type_(*shape: int, dtype: DType = float32) -> TensorType:
+    return TensorType(shape, dtype)
+
+
+def variable(tracer: Tracer, name: str, *shape: int, sbp: Sbp = B, dtype: DType = float32, trainable: bool = True, **more: Any) -> Value:
+    """Declare and read a variable that starts as zeros."""
+    return tracer.variable(Variable(name, TensorType(shape, dtype), Constant(shape, dtype, 0.0), tracer.placement, (sbp,), trainable, **more))
+
+
+@dataclass(frozen=True)
+class Sgd:
+    """w - rate * gradient, for every variable."""
+
+    rate: float = 1.0
+    loss_scale: float = 1.0
+
+    def selects(self, names: Sequence[str]) -> Sequence[str]:
+        return names
+
+    def update(self, parameters: Sequence[Parameter], step: Value, slots: Any) -> dict[str, Value]:
+        rates = {p.value.dtype: apply(Constant((1,), p.value.dtype, self.rate)) for p in parameters}
+        return {p.variable.name: apply(SgdUpdate(), p.value, p.gradient, rates[p.value.dtype]) for p in parameters}
+
+
+def trace(
+    body: Body, placement: Placement | None = None, *, view: scope.View = "consistent", train: bool = False, optimizer: Any = None, **options: Any
+) -> Graph:
+    """The logical graph of a body that returns a value or several; with `train`, they are the losses."""
+    tracer = Tracer(name="job", placement=placement or first(1), trainable=train, **options)
+    with scope.using(interpreter=tracer, placement=tracer.placement, view=view, namespace=()):
+        returned = body(tracer)
+        outputs = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
+        if train:
+            tracer.minimize(optimizer or Sgd(), outputs)
+        return logical(tracer, outputs)
+
+
+def text(graph: Graph) -> str:
+    """The graph as printed, without the lines of this file."""
+    return plain(graph_text(graph))
+
+
+def plain(printed: str) -> str:
+    """Printed lines without the user's line behind them."""
+    return "\n".join(line.split("  # ")[0] for line in printed.splitlines()) + "\n"
+
+
+@contextmanager
+def world_of(n: int) -> Iterator[World]:
+    """n ranks on threads, or the calling thread alone."""
+    world: World = SoloWorld(CpuDevice()) if n == 1 else ThreadsWorld([CpuDevice() for _ in range(n)])
+    try:
+        yield world
+    finally:
+        world.close()
+
+
+Parts = list[list[tuple[int, Array]]]
+
+
+@dataclass
+class Bound:
+    """A compiled graph on the ranks of a world."""
+
+    world: World
+    physical: Physical
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        table = physical_to_wire(self.physical)
+        compare_schedules("job", self.world.call(Bind(self.number), [table] * self.world.size))
+
+    def write(self, values: dict[str, Array]) -> None:
+        """Set variables, from whole arrays."""
+        each: list[dict[str, Array]] = [{} for _ in range(self.world.size)]
+        for name, value in values.items():
+            layout = self.physical.graph.variables[name].layout
+            for rank, shard in zip(layout.placement.ranks, layout.shards(value), strict=True):
+                each[rank][name] = shard
+        self.world.call(WriteVariables(), each)
+
+    def read(self, name: str) -> Array:
+        """A variable, whole."""
+        variable = self.physical.graph.variables[name]
+        shards = [self.world.ranks[rank].memory["state"].read(name) for rank in variable.placement.ranks]
+        return variable.layout.assemble(shards, variable.type)
+
+    def feeds(self, arguments: dict[str, Array]) -> list[dict[str, Array]]:
+        """Each rank's parts of whole arrays; a list is one array per rank."""
+        each: list[dict[str, Array]] = [{} for _ in range(self.world.size)]
+        for value in self.physical.graph.inputs:
+            layout, argument = self.physical.layouts[value], arguments[value.name]
+            parts = argument if isinstance(argument, list) else layout.shards(argument)  # type: ignore[union-attr]
+            for rank, part in zip(layout.placement.ranks, parts, strict=True):
+                each[rank][value.name] = part
+        return each
+
+    def run(self, **arguments: Array) -> list[Array]:
+        """One step: the outputs, whole (mirrored ones as a list)."""
+        parts: Parts = self.world.call(Run(self.number), self.feeds(arguments))
+        return [self.whole(position, value, parts) for position, value in enumerate(self.physical.graph.outputs)]
+
+    def whole(self, position: int, value: Value, parts: Parts) -> Array:
+        layout = self.physical.layouts[value]
+        if isinstance(layout, Layout) and layout.is_whole:  # one of those that hold all of it gives it
+            return next(dict(fetched)[position] for fetched in parts if position in dict(fetched))
+        shards = [dict(parts[rank])[position] for rank in layout.placement.ranks]
+        return shards if isinstance(layout, Local) else layout.assemble(shards, value.type)
+
+    def close(self) -> None:
+        self.world.call(Unbind(self.number))
+        for rank in self.world.ranks:
+            rank.memory.pop("state", None)
+
+
+def run(n: int, body: Body, *, view: scope.View = "consistent", train: bool = False, variables: dict[str, Array] | None = None, **arguments: Array) -> Any:
+    """The outputs of one step on n ranks; with `train`, and the variables after it."""
+    graph = trace(body, first(n), view=view, train=train)
+    with world_of(n) as world:
+        bound = Bound(world, distribute(graph))
+        bound.write(variables or {})
+        outputs = bound.run(**arguments)
+        return (outputs, {name: bound.read(name) for name in variables or {}}) if train else outputs
+
+
+def lies(layouts: dict[Value, Layout | Local], value: Value) -> str:
+    """The S/B/P of a value as text."""
+    layout = layouts[value]
+    return "local" if isinstance(layout, Local) else ",".join(map(str, layout.sbp))
+
+
+def arrays_like(*types: TensorType, seed: int = 0) -> list[Array]:
+    random = np.random.default_rng(seed)
+    return [random.normal(size=t.shape).astype(t.dtype.numpy) for t in types]
