@@ -24,6 +24,10 @@ import gpt  # noqa: E402
 import lenet_digits  # noqa: E402
 import models  # noqa: E402
 import worker  # noqa: E402
+from anatomy import anatomy  # noqa: E402
+
+#: steps over which the instructions are timed
+STEPS = 10
 
 
 def mlp(images: Any) -> Any:
@@ -54,11 +58,6 @@ def job(model: str, check: bool) -> Callable[..., Any]:
     return gpt.make_train_job(size, models.ADAMW_RATE, 0.0 if check else models.ADAMW_DECAY)
 
 
-def profile(train_job: Callable[..., Any]) -> dict[str, Any]:
-    """Seconds of one step by kernel; empty where the executor cannot tell."""
-    return {}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model", choices=models.MODELS)
@@ -81,10 +80,12 @@ def main() -> None:
             "compile_s": ready,
             "first_step_s": first_step,
             "first_loss": first_loss,
-            "profile": profile(train_job),
         }
 
-    worker.serve(lambda: train_job(*arguments), lambda loss: float(loss.mean()), facts)
+    def inside() -> dict[str, Any]:
+        return anatomy(train_job, arguments, STEPS)
+
+    worker.serve(lambda: train_job(*arguments), lambda loss: float(loss.mean()), facts, inside)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ STEPS = {"mlp": 250, "lenet": 6, "gpt": 3}
 VARIANTS = {"mlp": ("eager", "compiled"), "lenet": ("eager", "channels_last", "compiled"), "gpt": ("eager", "fused", "compiled")}
 FOREIGN = 0.1
 CHECKED = 5
+LISTED = 14
 
 
 def arguments() -> argparse.Namespace:
@@ -119,6 +120,7 @@ def measure(model: str, options: argparse.Namespace, folder: str) -> dict[str, A
         one_round(sides, STEPS[model], 0, options.cores)  # warm
         rounds = [one_round(sides, STEPS[model], turn, options.cores) for turn in range(options.rounds)]
         memory = {side.name: side.peak_mib() for side in sides}
+        inside = sides[0].ask(do="inside")
     calm = [times for times, foreign in rounds if foreign <= FOREIGN]
     kept = calm if len(calm) >= max(3, len(rounds) // 3) else [times for times, _ in rounds]
     table = {}
@@ -126,7 +128,15 @@ def measure(model: str, options: argparse.Namespace, folder: str) -> dict[str, A
         ratios = [times["jobflow"] / times[side.name] for times in kept]
         spread = [quantile(ratios, 0.1), quantile(ratios, 0.9)]
         table[side.name] = {"ms": 1e3 * median(t[side.name] for t in kept), "ratio": median(ratios), "spread": spread, "mib": memory[side.name]}
-    return {"model": model, "ranks": options.ranks, "rounds": len(kept), "disturbed": len(rounds) - len(calm), "sides": table, "facts": facts}
+    return {
+        "model": model,
+        "ranks": options.ranks,
+        "rounds": len(kept),
+        "disturbed": len(rounds) - len(calm),
+        "sides": table,
+        "facts": facts,
+        "inside": inside,
+    }
 
 
 def show(result: dict[str, Any], difference: float | None) -> None:
@@ -139,8 +149,18 @@ def show(result: dict[str, Any], difference: float | None) -> None:
     print(f"  import {own['import_s']:.3f} s, session and compile {own['compile_s']:.3f} s, first step after {own['first_step_s']:.3f} s")
     if difference is not None:
         print(f"  losses of {CHECKED + 1} steps differ from PyTorch's by {difference:.1e} relative")
-    for kernel, seconds in sorted(own["profile"].items(), key=lambda item: -item[1]):
-        print(f"  {kernel:40}{seconds * 1e3:10.3f} ms")
+    show_inside(result["inside"])
+
+
+def show_inside(inside: dict[str, Any]) -> None:
+    """The first rank's step by kernel; products are the kernels whose time is that of GEMMs for the most part."""
+    kernels, products = inside["kernels"], ("matmul", "conv")
+    whole = sum(kernels.values())
+    outside = sum(seconds for kernel, seconds in kernels.items() if not any(word in kernel for word in products))
+    print(f"  {inside['instructions']} instructions in {inside['calls']} calls, {inside['loop_ns']:.0f} ns of loop each; ", end="")
+    print(f"instructions {whole * 1e3:.3f} ms, of it outside products {outside * 1e3:.3f} ms; a whole call {inside['call_s'] * 1e3:.3f} ms")
+    for kernel, seconds in list(kernels.items())[:LISTED]:
+        print(f"    {kernel:40}{seconds * 1e6:12.1f} us{seconds / whole:8.1%}")
 
 
 def machine() -> dict[str, Any]:

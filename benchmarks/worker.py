@@ -5,6 +5,7 @@ A worker reads one JSON object a line from its standard input and answers with o
     {"do": "round", "steps": k}  ->  {"seconds": [k times]}
     {"do": "losses", "steps": k} ->  {"losses": [k mean losses]}
     {"do": "facts"}              ->  what is worth knowing: seconds to import and to the first step, versions
+    {"do": "inside"}             ->  where the time of a step goes, of a worker that knows
     {"do": "stop"}               ->  ends
 """
 
@@ -28,17 +29,24 @@ def timed(step: Callable[[], Any], steps: int) -> list[float]:
     return seconds
 
 
-def serve(step: Callable[[], Any], loss_of: Callable[[Any], float], facts: Callable[[], dict[str, Any]], answers: bool = True) -> None:
+def serve(
+    step: Callable[[], Any],
+    loss_of: Callable[[Any], float],
+    facts: Callable[[], dict[str, Any]],
+    inside: Callable[[], dict[str, Any]] = dict,
+    answers: bool = True,
+) -> None:
     """Obey until told to stop.  `answers` is False on ranks that take part without reporting."""
+    obey: dict[str, Callable[[int], dict[str, Any]]] = {
+        "round": lambda steps: {"seconds": timed(step, steps)},
+        "losses": lambda steps: {"losses": [loss_of(step()) for _ in range(steps)]},
+        "facts": lambda _: facts(),
+        "inside": lambda _: inside(),
+    }
     for line in sys.stdin:
         order = json.loads(line)
         if order["do"] == "stop":
             return
-        if order["do"] == "round":
-            answer: dict[str, Any] = {"seconds": timed(step, order["steps"])}
-        elif order["do"] == "losses":
-            answer = {"losses": [loss_of(step()) for _ in range(order["steps"])]}
-        else:
-            answer = facts()
+        answer = obey[order["do"]](order.get("steps", 1))
         if answers:
             print(PREFIX + json.dumps(answer), flush=True)

@@ -93,8 +93,10 @@ def main():
     flow.config.gpu_device_num(options.devices)
     flow.config.conv_algorithm(options.convolution)
     train_job, predict_job = make_jobs(options.steps)
-    (train_images, train_labels), (test_images, test_labels) = load_digits()
+    check_point = flow.train.CheckPoint()
+    check_point.init()  # from here on, under mpiexec, only the first rank runs the program
 
+    (train_images, train_labels), (test_images, test_labels) = load_digits()
     start = time.perf_counter()
     shown = []
     for step, (images, labels) in enumerate(progress(shuffled_batches(train_images, train_labels, options.steps), options.steps)):
