@@ -173,11 +173,11 @@ class _Planning:
         (joined,) = step.outputs
         home = self.slot(joined)
         for part, offset in zip(step.inputs, step.action.offsets, strict=True):
-            if self.home(part) is self.home(joined):
-                continue
             strides = contiguous_strides(part.type.shape, part.type.dtype.itemsize)
             target = Slot(home.buffer, home.offset + offset, part.type, strides)
             source = self.slot(part)
+            if (source.buffer, source.offset) == (target.buffer, target.offset):  # made in place
+                continue
             found.append(Compute(Copy(), (source,), (target,), part.name, step.where))
             new = tuple((self.key(item), self.slot(item)) for item in self._new_homes((joined,)))
             self.accesses.append(Access(part.name, ((self.key(part), source),), (*new, (self.key(joined), target))))

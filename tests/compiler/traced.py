@@ -19,7 +19,7 @@ from jobflow.graph.training import Parameter
 from jobflow.graph.wire import physical_to_wire
 from jobflow.layout import B, Layout, Local, Placement, Sbp
 from jobflow.ops.base import apply
-from jobflow.ops.source import Constant
+from jobflow.ops.source import Constant, External, Input
 from jobflow.ops.update import SgdUpdate
 from jobflow.plan.verify import compare_schedules
 from jobflow.runtime.device.cpu import CpuDevice
@@ -164,6 +164,21 @@ def run(n: int, body: Body, *, view: scope.View = "consistent", train: bool = Fa
         bound.write(variables or {})
         outputs = bound.run(**arguments)
         return (outputs, {name: bound.read(name) for name in variables or {}}) if train else outputs
+
+
+def evaluate(graph: Graph, arguments: dict[str, Array], variables: dict[str, Array]) -> tuple[list[Array], dict[str, Array]]:
+    """Outputs and new variables of a logical graph, by running every kernel once on whole arrays: what any compiled plan must give."""
+    arrays: dict[Value, Array] = {}
+    for node in graph.nodes:
+        if isinstance(node.op, External):
+            given = arguments if isinstance(node.op, Input) else variables
+            (value,) = node.outputs
+            arrays[value] = given[node.op.key] if node.op.key in given else np.zeros(value.shape, value.dtype.numpy)
+            continue
+        outputs = [np.full(v.shape, 77, v.dtype.numpy) for v in node.outputs]
+        node.op.kernel(np, *(arrays[v] for v in node.inputs), *outputs)
+        arrays.update(zip(node.outputs, outputs, strict=True))
+    return [arrays[v] for v in graph.outputs], {name: arrays[value] for name, value in graph.updates.items()}
 
 
 def lies(layouts: dict[Value, Layout | Local], value: Value) -> str:
