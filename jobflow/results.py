@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from jobflow.types import Array
 from jobflow.typing.results import Results
@@ -14,7 +15,7 @@ from jobflow.typing.results import Results
 Delivered = Any
 
 
-class LocalBlob:
+class LocalBlob(NDArrayOperatorsMixin):
     """A returned tensor of a job without return annotation.
 
     It behaves like its array (`mean()`, indexing, arithmetic, `np.array(x)`); comparison and printing are those of the object.
@@ -50,6 +51,14 @@ class LocalBlob:
         """True if the devices' arrays differ in shape."""
         return len({a.shape for a in self.numpy_list()}) > 1
 
+    # arithmetic is the array's; comparison is the object's
+    __eq__ = object.__eq__
+    __ne__ = object.__ne__
+    __hash__ = object.__hash__
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        return getattr(ufunc, method)(*(x.numpy() if isinstance(x, LocalBlob) else x for x in inputs), **options)
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.array(self.numpy(), dtype=dtype)
 
@@ -64,18 +73,6 @@ class LocalBlob:
 
     def __float__(self) -> float:
         return float(self.numpy().item())
-
-
-def _forward(name: str) -> Callable[..., Any]:
-    def method(self: LocalBlob, *others: Any) -> Any:
-        return getattr(self.numpy(), name)(*(o.numpy() if isinstance(o, LocalBlob) else o for o in others))
-
-    method.__name__ = name
-    return method
-
-
-for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "mod", "pow", "neg", "abs"):
-    setattr(LocalBlob, f"__{_name}__", _forward(f"__{_name}__"))
 
 
 class Future:
