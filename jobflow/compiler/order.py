@@ -67,22 +67,33 @@ def _readers_first(steps: tuple[Step, ...], program: Program) -> tuple[Step, ...
                 heapq.heappush(ready, j)
     if len(result) != len(steps):
         stuck = ", ".join(step.name for i, step in enumerate(steps) if waiting[i] > 0)
-        raise PlanError(f"job {program.job}: variables are assigned to each other in a circle ({stuck}); assign a copy of one of them")
+        raise PlanError(f"job {program.job}: variables are updated from each other in a circle ({stuck}); update one of them from a copy")
     return tuple(result)
 
 
 def _dependencies(steps: tuple[Step, ...], program: Program) -> dict[int, set[int]]:
     """For each step, the steps that must come before it."""
-    stored = views_of(program.steps, set(program.reads.values()))
+    roots = {item for step in program.steps for item in step.inputs if item.slot is not None}
+    roots.update(written_over(steps).values())  # a variable that is stored split is gathered before it is updated whole
+    memory = views_of(program.steps, roots)
     producer = {item: i for i, step in enumerate(steps) for item in step.outputs}
-    over = written_over(steps)
-    readers: dict[Item, list[int]] = {}
-    for i, step in enumerate(steps):
-        for item in step.inputs:
-            if item in stored:
-                readers.setdefault(stored[item], []).append(i)
     before: dict[int, set[int]] = {i: {producer[item] for item in step.inputs if item in producer} for i, step in enumerate(steps)}
-    for output, variable in over.items():
+    readers: dict[object, list[tuple[int, Item]]] = {}
+    for i, step in enumerate(steps):
+        for root in (memory[item] for item in step.inputs if item in memory):
+            readers.setdefault(_buffer(root), []).append((i, root))
+    for output, root in written_over(steps).items():
         writer = producer[output]
-        before[writer].update(i for i in readers.get(variable, ()) if i != writer)
+        before[writer].update(i for i, other in readers.get(_buffer(root), ()) if i != writer and _overlap(root, other))
     return before
+
+
+def _buffer(root: Item) -> object:
+    return root if root.slot is None else root.slot.buffer
+
+
+def _overlap(a: Item, b: Item) -> bool:
+    """True if two roots share bytes: a joined update writes several variables at once."""
+    if a.slot is None or b.slot is None:
+        return a is b
+    return a.slot.offset < b.slot.stop and b.slot.offset < a.slot.stop

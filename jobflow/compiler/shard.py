@@ -5,7 +5,8 @@ what comes before it):
 
 1. Arguments are S(0), variables as they are stored (B unless the user splits them), other sources B.
 2. A node takes one signature of its op's rule.  Signatures that split an axis into fewer elements than there are ranks are
-   left out, unless a wish (3) asks for one.  An op that writes over a variable leaves it in the layout in which it is stored.
+   left out, unless a wish (3) asks for one.  An op that writes over a variable takes it
+   as it is stored, or whole if it has no such signature.
 3. What the user asked for (`ToLayout`, variables stored split) is a wish: signatures that disagree with it are left out, if
    any remain.
 4. The signature with the most inputs that already lie so wins.  Among equals, the one that moves fewer bytes: nothing for an
@@ -104,16 +105,22 @@ def _choose(node: Node, rule: Rule, dimension: int, layouts: Layouts, wishes: se
     if n == 1 or not node.inputs:
         return _all_whole(node, legal)
     now = [_present(layouts[value], node.placement, dimension) for value in node.inputs]
-    written = sorted(set(node.op.alias.values()))
-    legal = [s for s in legal if all(s.inputs[i] == now[i] for i in written)]
-    if not legal:
-        where = " and ".join(f"{node.inputs[i]} {layouts[node.inputs[i]]}" for i in written)
-        raise SbpError(f"{node.op} at {node.where} cannot update {where}: it has no signature for variables that are stored so")
+    legal = _writing(node, legal, now)
     wished = [i for i, value in enumerate(node.inputs) if value in wishes and now[i] is not None]
     agreeing = [s for s in legal if wished and all(s.inputs[i] == now[i] for i in wished)]
     roomy = [s for s in agreeing or legal if all(_has_room(v, sbp, n) for v, sbp in zip(node.inputs, s.inputs, strict=True))]
     candidates = roomy or agreeing or legal
     return min(candidates, key=lambda s: _preference(s, node, now))
+
+
+def _writing(node: Node, legal: list[Signature], now: list[Sbp | None]) -> list[Signature]:
+    """For an op that writes over variables: the signatures in which they lie as they are stored, else those that take them whole.
+
+    What comes out is stored without communication then, which there must not be once variables are written.
+    """
+    written = sorted(set(node.op.alias.values()))
+    as_stored = [s for s in legal if all(s.inputs[i] == now[i] for i in written)]
+    return as_stored or [s for s in legal if all(s.inputs[i] == B for i in written) and all(sbp == B for sbp in s.outputs)]
 
 
 def _all_whole(node: Node, legal: list[Signature]) -> Signature:

@@ -38,8 +38,8 @@ def _key(node: Node, inputs: tuple[Value, ...]) -> Any:
 
 
 def drop_dead(graph: Graph) -> Graph:
-    """Keep what outputs and updates depend on."""
-    roots: list[Tensor] = [*graph.outputs, *graph.updates.values()]
+    """Keep what outputs and updates depend on, and the reads of variables that are written: they say where to."""
+    roots: list[Tensor] = [*graph.outputs, *graph.updates.values(), *(graph.reads[name] for name in graph.updates)]
     alive = needed_nodes(roots)
     inputs = tuple(value for value in graph.inputs if value.node in alive)
     reads = {name: value for name, value in graph.reads.items() if value.node in alive}

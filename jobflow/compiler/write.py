@@ -1,7 +1,8 @@
 """Program -> the same with every write of a variable as a step, and with outputs that no write can change.
 
-A new value that an update op has put over the old one is there already; any other is assigned.  An output that is a variable,
-or a view of one, is copied: the caller gets the value from before the update.
+A new value that an update op has put over the old one is there already; any other is assigned.  What is, or is a view of, a
+variable as it was before the run is copied first where it is returned or assigned: the caller gets the value from before the
+update, and two variables may be exchanged.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ def write(program: Program) -> Program:
     over = written_over(program.steps)
     stored = views_of(program.steps, set(program.reads.values()))
     steps = list(program.steps)
+
+    def kept(item: Item, why: str) -> Item:
+        copy = Item(item.type, f"{item.name}:{why}")
+        steps.append(Step(Copy(), (item,), (copy,), item.name))
+        return copy
+
     for name, value in program.updates.items():
-        old = program.reads.get(name)
-        if old is None or over.get(value) is old:
-            continue
-        steps.append(Step(Assign(), (old, value), (Item(old.type, f"{name}:new"),), name, phase="update"))
-    fetches = []
-    for position, item in program.fetches:
-        if item in stored or item in over:
-            kept = Item(item.type, f"{item.name}:returned")
-            steps.append(Step(Copy(), (item,), (kept,), item.name))
-            item = kept
-        fetches.append((position, item))
-    return replace(program, steps=tuple(steps), fetches=tuple(fetches), updates={})
+        old = program.reads[name]
+        if over.get(value) is not old:
+            new = kept(value, "before") if value in stored else value
+            steps.append(Step(Assign(), (old, new), (Item(old.type, f"{name}:new"),), name, phase="update"))
+    fetches = tuple((position, kept(item, "returned") if item in stored or item in over else item) for position, item in program.fetches)
+    return replace(program, steps=tuple(steps), fetches=fetches, updates={})
 
 
 def written_over(steps: tuple[Step, ...]) -> dict[Item, Item]:

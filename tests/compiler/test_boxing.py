@@ -1,0 +1,136 @@
+"""Every change of layout, run on threads: what arrives is the logical value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from traced import Bound, evaluate, first, on, run, trace, world_of
+
+from jobflow.compiler.box import box
+from jobflow.compiler.compile import distribute
+from jobflow.compiler.format import format_items
+from jobflow.compiler.lower import lower
+from jobflow.compiler.trace import Tracer
+from jobflow.graph.ir import Graph, Node, Physical, Sharded, Value
+from jobflow.layout import MAX, MIN, B, Layout, P, Partial, Placement, S, Sbp
+from jobflow.ops.activation import relu
+from jobflow.ops.conv import conv
+from jobflow.ops.layout_ops import Copy, to_layout
+from jobflow.ops.source import Input
+from jobflow.types import DType, TensorType, float32, float64, int32
+
+Array = Any
+Pair = tuple[Layout, Layout]
+
+
+def change(source: Layout, target: Layout, type: TensorType, number: int = 0) -> tuple[Value, Node, Sharded]:
+    """x in `source`, read by a node that wants it in `target`."""
+    read = Node(Input(type.shape, type.dtype, f"x{number}"), (), (), f"x{number}", source.placement)
+    x = Value(type, read, 0, f"x{number}")
+    read.outputs = (x,)
+    copy = Node(Copy(), (x,), (), f"y{number}", target.placement)
+    copy.outputs = (Value(type, copy, 0, f"y{number}"),)
+    graph = Graph("job", source.placement, (read, copy), (x,), copy.outputs)
+    return x, copy, Sharded(graph, {x: source, copy.outputs[0]: target}, {read: (), copy: (target,)})
+
+
+def together(parts: list[Sharded]) -> Physical:
+    """Many programs as one: a world is started and bound once."""
+    graphs = [part.graph for part in parts]
+    nodes = tuple(node for graph in graphs for node in graph.nodes)
+    whole = Graph(
+        "job", graphs[0].placement, nodes, tuple(v for g in graphs for v in g.inputs), tuple(v for g in graphs for v in g.outputs)
+    )
+    return box(Sharded(whole, {k: v for p in parts for k, v in p.layouts.items()}, {k: v for p in parts for k, v in p.wanted.items()}))
+
+
+def addends(layout: Layout, array: Array, random: np.random.Generator) -> list[Array]:
+    """The ranks' parts of an array; those of a partial one all differ, and none is the value itself."""
+    (sbp,) = layout.sbp
+    if not isinstance(sbp, Partial):
+        return [np.array(part) for part in layout.shards(array)]
+    n = layout.placement.size
+    noise = random.integers(1, 9, (n, *array.shape)).astype(array.dtype)
+    if sbp.reduce is MAX or sbp.reduce is MIN:
+        owner = random.integers(0, n, array.shape)
+        away = -noise if sbp.reduce is MAX else noise
+        return [np.where(owner == i, array, array + away[i]) for i in range(n)]
+    noise[-1] = array - noise[:-1].sum(axis=0, dtype=array.dtype)
+    return list(noise)
+
+
+def agree(n: int, pairs: list[Pair], type: TensorType) -> None:
+    """Run all changes at once on n ranks and compare with the logical value."""
+    random = np.random.default_rng(7)
+    value = random.integers(-20, 21, type.shape).astype(type.dtype.numpy)
+    made = [change(source, target, type, i) for i, (source, target) in enumerate(pairs)]
+    with world_of(n) as world:
+        bound = Bound(world, together([sharded for *_, sharded in made]))
+        arguments = {f"x{i}": addends(source, value, random) for i, (source, _) in enumerate(pairs)}
+        for _ in range(2):  # the second run finds what the first has left in memory
+            for (source, target), result in zip(pairs, bound.run(**arguments), strict=True):
+                np.testing.assert_array_equal(result, value, err_msg=f"{source} -> {target} of {type}")
+
+
+def kinds(ndim: int) -> list[Sbp]:
+    return [B, P, Partial(MAX), Partial(MIN), *(S(axis) for axis in range(ndim))]
+
+
+def everything(placement: Placement, ndim: int) -> Iterator[Pair]:
+    for source, target in product(kinds(ndim), repeat=2):
+        yield Layout(placement, (source,)), Layout(placement, (target,))
+
+
+SHAPES = [(), (0,), (7,), (1,), (5, 3), (2, 9), (0, 3), (3, 0), (4, 1, 6), (3, 2, 2)]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_on_one_placement(n: int, shape: tuple[int, ...]) -> None:
+    agree(n, list(everything(first(n), len(shape))), TensorType(shape, float64))
+
+
+@pytest.mark.parametrize("dtype", [float32, int32], ids=str)
+def test_other_numbers(dtype: DType) -> None:
+    agree(3, list(everything(first(3), 2)), TensorType((5, 2), dtype))
+
+
+PLACEMENTS = {
+    "disjoint": (on(0, 1), on(2, 3)),
+    "subset": (first(4), on(1, 2)),
+    "superset": (on(2), first(4)),
+    "one to one": (on(3), on(0)),
+    "overlap": (on(0, 1, 2), on(1, 2, 3)),
+    "permuted": (first(3), on(2, 0, 1)),
+    "gathered": (first(4), on(3)),
+}
+
+
+@pytest.mark.parametrize("case", PLACEMENTS)
+@pytest.mark.parametrize("shape", [(), (0, 2), (7,), (5, 3), (1, 2)], ids=str)
+def test_between_placements(case: str, shape: tuple[int, ...]) -> None:
+    before, after = PLACEMENTS[case]
+    pairs = [(Layout(before, (a,)), Layout(after, (b,))) for a, b in product(kinds(len(shape)), repeat=2)]
+    agree(4, pairs, TensorType(shape, float64))
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_images_stored_with_the_batch_innermost(n: int) -> None:
+    """A convolution leaves its output in memory as c, h, w, n; routes move logical pieces of it all the same."""
+    random = np.random.default_rng(1)
+    x, w = random.normal(size=(9 * n - 1, 2, 4, 4)), random.normal(size=(3, 2, 3, 3))
+
+    def body(tracer: Tracer) -> tuple[Any, ...]:
+        image = tracer.input("x", TensorType(x.shape, float64))
+        y = relu(conv(image, tracer.input("w", TensorType(w.shape, float64), split=False), padding="same_lower"))
+        return tuple(to_layout(to_layout(y, a), b) for a, b in product(kinds(4), repeat=2))
+
+    graph = trace(body, first(n))
+    assert any(order == (1, 2, 3, 0) for order in format_items(lower(distribute(graph), 0, {})).values()), "nothing is stored so"
+    (expected, *_), _ = evaluate(graph, {"x": x, "w": w}, {})
+    for result in run(n, body, x=x, w=w):
+        np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-12)
