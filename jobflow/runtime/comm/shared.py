@@ -5,8 +5,8 @@ that all have been read and may be overwritten.
 
 * A small source is copied into one of two buffers first (twins, used in turn).  The meeting of the next step then proves that
   everybody has left this one, so a second meeting is not needed: half the waiting.  So is a source that peers cannot read.
-* all_reduce: each rank combines all sources into its own target.  Large ones of more than two ranks, and those in place, go in
-  two halves: each rank combines its piece of the sources, all meet, and each copies the others' pieces.
+* all_reduce: each rank combines all sources into its own target.  Large ones, and those in place, go in two halves: each rank
+  combines its piece of the sources, all meet, and each copies the others' pieces.
 * Sources are always combined in the order of `ranks`, so all ranks get the same bits.
 * Sums of more than two sources go block by block, so that the partial sum stays in the cache.
 """
@@ -29,6 +29,8 @@ from jobflow.types import Array
 
 #: bytes; up to here a copy costs less than a meeting
 SMALL = 32 * 1024
+#: bytes; above this two ranks gain more from reading each source once than another meeting costs (measured on two cores)
+HALVES = 512 * 1024
 #: bytes; two sources and a sum of this size fit a core's own cache
 BLOCK = 128 * 1024
 #: bytes; staged sources start on cache lines
@@ -187,8 +189,8 @@ class SharedOperations:
         if record.kind == "reduce_scatter":
             start, stop = _offsets(record.counts)[me : me + 2]
             return combining(record.reduce.ufunc, [source[start:stop] for source in sources], target)
-        large = letters[0].nbytes > SMALL
-        if large and (len(letters) > 2 or any(letter.in_place for letter in letters)):
+        nbytes = letters[0].nbytes
+        if nbytes > HALVES or (nbytes > SMALL and (len(letters) > 2 or any(letter.in_place for letter in letters))):
             return self._halves(record, me, sources, letters, meet)
         return combining(record.reduce.ufunc, sources, target)
 
