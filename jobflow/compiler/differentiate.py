@@ -21,7 +21,7 @@ from jobflow.ops.base import apply
 from jobflow.ops.layout_ops import ToGlobal, ToLocal
 from jobflow.ops.source import Constant, ReadVariable
 from jobflow.ops.update import Increment
-from jobflow.types import TensorType, int64
+from jobflow.types import Tensor, TensorType, int64
 
 #: Gradients so far, by the value they belong to.
 Contributions = dict[Value, list[Value]]
@@ -96,23 +96,26 @@ def _seed(tracer: Tracer, loss: Value, scale: float) -> Value:
     if loss.local and tracer.rows:
         own = apply(Constant((1,), loss.dtype, loss.type.size))
         count = apply(ToLocal((B,)), apply(ToGlobal((P,)), own))
-        seed: Value = ew.divide(ew.fill_like(loss, scale), count)
-        return seed
+        return _traced(ew.divide(ew.fill_like(loss, scale), count))
     ranks = loss.node.placement.size if loss.local else 1
-    seed = ew.fill_like(loss, scale / max(loss.type.size * ranks, 1))
-    return seed
+    return _traced(ew.fill_like(loss, scale / max(loss.type.size * ranks, 1)))
+
+
+def _traced(made: Tensor) -> Value:
+    """What ops give while the tracer is in force."""
+    assert isinstance(made, Value)
+    return made
 
 
 def _total(contributions: list[Value]) -> Value:
     first = type(contributions[0].node.op)
     if len(contributions) > 1 and all(type(value.node.op) is first for value in contributions):
-        total = first.total([(value.node.op, value.node.inputs) for value in contributions])
-        if total is not None:
-            assert isinstance(total, Value)
-            return total
+        shorter = first.total([(value.node.op, value.node.inputs) for value in contributions])
+        if shorter is not None:
+            return _traced(shorter)
     total = contributions[0]
     for value in contributions[1:]:
-        total = ew.add(total, value)
+        total = apply(ew.Add(), total, value)
     return total
 
 
@@ -129,11 +132,12 @@ def _add_gradients(node: Node, gradients: dict[Value, Value], needed: set[Value]
 def _parameter(tracer: Tracer, name: str, gradient: Value, optimizer: Optimizer) -> Parameter:
     variable, value = tracer.variables[name], tracer.reads[name]
     assert isinstance(value.node.op, ReadVariable), "gradients belong to reads of variables"
+    total: Tensor = gradient
     with scope.using(placement=variable.placement):
         if optimizer.loss_scale != 1:
-            gradient = ew.scale(gradient, 1.0 / optimizer.loss_scale)
+            total = ew.scale(total, 1.0 / optimizer.loss_scale)
         if variable.l1:
-            gradient = ew.add(gradient, ew.scale(ew.sign(value), variable.l1))
+            total = ew.add(total, ew.scale(ew.sign(value), variable.l1))
         if variable.l2:
-            gradient = ew.add(gradient, ew.scale(value, variable.l2))
-    return Parameter(variable, value, gradient)
+            total = ew.add(total, ew.scale(value, variable.l2))
+    return Parameter(variable, value, _traced(total))

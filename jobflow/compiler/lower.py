@@ -16,7 +16,7 @@ from jobflow.errors import PlanError
 from jobflow.graph.ir import Node, Physical, Value
 from jobflow.layout import SUM, Box, Layout, Local, Partial, whole_box
 from jobflow.ops.base import types_tuple
-from jobflow.ops.layout_ops import Assemble, FillIdentity, SliceBox
+from jobflow.ops.layout_ops import Assemble, FillIdentity, SliceBox, ToLocal
 from jobflow.ops.source import Input, ReadVariable
 from jobflow.plan.plan import ALIGNMENT, Slot
 from jobflow.types import TensorType
@@ -82,7 +82,7 @@ class _Lowering:
             box = whole_box(value.shape) if value.local else self.box(value)
             self.arguments.append(Argument(op.key, item, box))
             return
-        if not node.outputs[0].local or op.by_position:
+        if not node.outputs[0].local or op.by_position or isinstance(op, ToLocal):
             op = op.localize(tuple(map(self.box, node.inputs)), tuple(map(self.box, node.outputs)))
         inputs = tuple(self.items[value] for value in node.inputs)
         types = tuple(self.local_type(value) for value in node.outputs)

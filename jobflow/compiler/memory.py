@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from jobflow.compiler.format import format_items
 from jobflow.compiler.local import Collect, Item, Join, Receive, Send, Step
 from jobflow.compiler.order import Ordered
-from jobflow.compiler.views import Window, is_dense, windows
+from jobflow.compiler.place import communicated, overwritten, placements
+from jobflow.compiler.views import Window, is_dense, is_free, windows
 from jobflow.errors import PlanError
-from jobflow.ops.base import Op, ViewOp
+from jobflow.ops.base import Op
 from jobflow.ops.layout_ops import Copy
 from jobflow.plan.plan import ALIGNMENT, Collective, Compute, Feed, Instruction, Plan, Slot, Transfer
 from jobflow.plan.verify import Access, verify_memory, verify_order
@@ -43,8 +44,15 @@ class _Planning:
         self.steps = (*self.ordered.body, *self.ordered.epilogue)
         self.arguments = [argument.item for argument in program.arguments]
         orders = format_items(program)
-        self.windows: dict[Item, Window] = windows(self.steps, [*program.reads.values(), *_stored(self.steps), *self.arguments], orders)
+        roots = [*program.reads.values(), *_stored(self.steps), *self.arguments]
+        fetched, told = {item for _, item in program.fetches}, communicated(self.steps)
+        alone = windows(self.steps, roots, orders)
+        placed = placements(self.steps, alone, fetched | told | set(self.arguments), orders)
+        self.windows: dict[Item, Window] = windows(self.steps, roots, orders, placed) if placed else alone
         self._join()
+        kept = set(map(self.home, (*fetched, *told, *self.arguments)))
+        overwritten(self.steps, self.windows, self.home, kept, self.inside)
+        self.free = {step for step in self.steps if is_free(step, self.windows)}
         sizes = self._allocate()
         feeds = tuple(Feed(a.key, self.slot(a.item), a.box) for a in program.arguments)
         stored = [item for item in self.windows if item.slot is not None]
@@ -109,7 +117,7 @@ class _Planning:
         for item in self.arguments:
             touch(item, -1)
         for at, step in enumerate(self.steps):
-            if not self._is_free(step):
+            if step not in self.free:
                 for item in (*step.inputs, *step.outputs):
                     touch(item, at)
         for _, item in self.ordered.program.fetches:
@@ -149,14 +157,10 @@ class _Planning:
 
     # ---------------------------------------------------------------- instructions
 
-    def _is_free(self, step: Step) -> bool:
-        """True for a view: its output is a window on its input, so there is nothing to do."""
-        return isinstance(step.action, ViewOp) and bool(step.inputs) and self.windows[step.outputs[0]].root is not step.outputs[0]
-
     def _instructions(self, steps: tuple[Step, ...]) -> list[Instruction]:
         found: list[Instruction] = []
         for step in steps:
-            if self._is_free(step):
+            if step in self.free:
                 continue
             if isinstance(step.action, Join):
                 found.extend(self._copies(step))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jobflow import scope
@@ -17,8 +17,8 @@ from jobflow.graph.ir import Graph, Node, Phase, Value, Variable
 from jobflow.graph.training import Optimizer, Training
 from jobflow.layout import B, Placement, S
 from jobflow.ops.base import Op, types_tuple
-from jobflow.ops.layout_ops import ToGlobal, ToLocal
-from jobflow.ops.source import Constant, Input, ReadVariable
+from jobflow.ops.layout_ops import Crossing, ToGlobal, ToLocal
+from jobflow.ops.source import Constant, External, Input, ReadVariable
 from jobflow.types import DType, Tensor, TensorType, float32, int64
 
 #: The key of the hidden argument that counts the runs of a job.
@@ -69,8 +69,10 @@ class Tracer:
         label = self._label(op, name, where)
         values = tuple(self._own(value, label, where) for value in inputs)
         local = here.view == "mirrored"
-        if not isinstance(op, ToLocal | ToGlobal | ReadVariable | Input):
-            values = tuple(self._cross(value, local) for value in values)
+        if isinstance(op, Crossing):
+            op = self._parts(op, placement, where)
+        elif not isinstance(op, External):
+            values = tuple(self._cross(value, local, where) for value in values)
         return self._record(op, values, label, placement, where, local=self._is_local(op, local))
 
     def _record(self, op: Op, values: tuple[Value, ...], label: str, placement: Placement, where: SourceLine, *, local: bool) -> tuple[Value, ...]:
@@ -97,14 +99,29 @@ class Tracer:
             )
         return value
 
-    def _cross(self, value: Value, local: bool) -> Value:
+    def _cross(self, value: Value, local: bool, where: SourceLine) -> Value:
         """The value as the view in force sees it."""
         if value.local == local:
             return value
-        op = ToLocal((B,)) if local else ToGlobal((S(0),))
-        if local and isinstance(value.node.op, ToGlobal):
-            op = ToLocal(value.node.op.sbp)
-        return self._record(op, (value,), self.unique_name(op.word()), value.node.placement, value.node.where, local=local)[0]
+        source = value.node.op
+        op: Crossing = ToGlobal((S(0),))
+        if local:
+            op = ToLocal(source.sbp if isinstance(source, ToGlobal) else (B,))
+        return self._crossed(value, op, where)
+
+    def _crossed(self, value: Value, op: Crossing, where: SourceLine) -> Value:
+        placement = value.node.placement
+        op = self._parts(op, placement, where)
+        return self._record(op, (value,), self.unique_name(op.word()), placement, where, local=isinstance(op, ToLocal))[0]
+
+    def _parts(self, op: Crossing, placement: Placement, where: SourceLine) -> Crossing:
+        """The op that knows how many ranks have a part."""
+        if op.axes and self.rows:
+            raise JobError(
+                f"job {self.name} at {where}: the ranks' arguments differ in length ({list(self.rows)}), "
+                f"so their tensors are no balanced pieces of one logical tensor; stay in the mirrored view, or pass arrays of one length"
+            )
+        return replace(op, ranks=placement.size) if op.axes else op
 
     def _label(self, op: Op, name: str | None, where: SourceLine) -> str:
         if name is None:
@@ -192,8 +209,8 @@ class Tracer:
         return self.variable(Variable(name, type, Constant(type.shape, type.dtype, initial), placement, sbp, trainable=False, group=group))
 
     def assign(self, name: str, value: Value) -> None:
-        """The variable takes this value at the end of the run."""
-        self.updates[name] = self._cross(value, False)
+        """The variable takes this value at the end of the run; in the mirrored view, each rank's copy that of its rank."""
+        self.updates[name] = self._crossed(value, ToGlobal((B,)), self._where or user_line()) if value.local else value
 
     # ---------------------------------------------------------------- training
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -28,11 +29,12 @@ class Window:
     strides: tuple[int, ...]
 
 
-def windows(steps: Iterable[Step], roots: Iterable[Item], orders: Orders) -> dict[Item, Window]:
-    """The window of every item; an item that is no view is its own root."""
+def windows(steps: Iterable[Step], roots: Iterable[Item], orders: Orders, placed: Mapping[Item, Window] = MappingProxyType({})) -> dict[Item, Window]:
+    """The window of every item; an item that is neither a view nor placed in another is its own root."""
     found: dict[Item, Window] = {root: own_window(root, orders) for root in roots}
     for step in steps:
-        window = _view_window(step, found)
+        window = placed.get(step.outputs[0]) if len(step.outputs) == 1 else None
+        window = window or _view_window(step, found)
         if window is not None:
             found[step.outputs[0]] = window
             continue
@@ -67,8 +69,38 @@ def _view_window(step: Step, found: Mapping[Item, Window]) -> Window | None:
         seen = step.action.view(*mocks)
     except ValueError:
         return None
-    shift = seen.__array_interface__["data"][0] - mocks[0].__array_interface__["data"][0]
+    return _inside(base, mocks[0], seen)
+
+
+def _inside(base: Window, mock: np.ndarray, seen: np.ndarray) -> Window:
+    shift = seen.__array_interface__["data"][0] - mock.__array_interface__["data"][0]
     return Window(base.root, base.offset + (shift if seen.size else 0), tuple(seen.strides))
+
+
+def inner_windows(step: Step, window: Window) -> list[Window | None]:
+    """Where the inputs of a step of one output would lie in that output's window, so that there is nothing to do (`Op.places`)."""
+    if not isinstance(step.action, Op) or not step.outputs[0].type.size:
+        return [None] * len(step.inputs)
+    mock = _mock(step.outputs[0].type, window.strides)
+    places = step.action.places(mock, *(item.type for item in step.inputs))
+    return [None if place is None else _inside(window, mock, place) for place in places]
+
+
+def is_free(step: Step, found: Mapping[Item, Window]) -> bool:
+    """True if there is nothing to do: the output is a view of the input, or all inputs have been made in their places in it."""
+    if not isinstance(step.action, Op) or len(step.outputs) != 1 or not step.inputs:
+        return False
+    window = found[step.outputs[0]]
+    seen = _view_window(step, found)
+    if seen is not None and _same(seen, window, step.outputs[0].type):
+        return True
+    inner = inner_windows(step, window)
+    return all(place is not None and _same(place, found[item], item.type) for place, item in zip(inner, step.inputs, strict=True))
+
+
+def _same(a: Window, b: Window, type: TensorType) -> bool:
+    lie_alike = all(n <= 1 or s == t for n, s, t in zip(type.shape, a.strides, b.strides, strict=True))
+    return a.root is b.root and a.offset == b.offset and lie_alike
 
 
 _MOCK = np.zeros(1, np.uint8)

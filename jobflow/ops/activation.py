@@ -15,7 +15,7 @@ import numpy as np
 
 from jobflow.ops import special
 from jobflow.ops.arithmetic import divide, multiply, where
-from jobflow.ops.base import Binder, Call, Grads, Sample, sample
+from jobflow.ops.base import OVER_FIRST, Binder, Call, Grads, Sample, sample
 from jobflow.ops.blocks import blocks
 from jobflow.ops.compare import greater
 from jobflow.ops.functions import absolute
@@ -50,6 +50,8 @@ def _constant(value: float, x: Array) -> Array:
 class Relu(Unary):
     """y = max(x, 0)"""
 
+    in_place = OVER_FIRST
+
     def kernel(self, xp: Xp, *arrays: Array) -> None:
         x, y = arrays
         xp.maximum(x, x.dtype.type(0), out=y)
@@ -67,6 +69,8 @@ class Relu(Unary):
 @dataclass(frozen=True)
 class ReluGrad(Gradient):
     """dx = dy where y > 0, else 0"""
+
+    in_place = OVER_FIRST
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
         y, dy, dx = arrays

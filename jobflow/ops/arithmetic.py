@@ -12,7 +12,7 @@ import numpy as np
 
 from jobflow.errors import DtypeError
 from jobflow.layout import Rule
-from jobflow.ops.base import Binder, Call, Grads, Op, Sample, broadcast_rule, broadcast_shapes, sample
+from jobflow.ops.base import OVER_EITHER, Binder, Call, Grads, Op, Sample, broadcast_rule, broadcast_shapes, sample
 from jobflow.ops.broadcast import sum_to
 from jobflow.ops.compare import greater, less
 from jobflow.ops.pointwise import ANY, FLOATS, Binary, call, check_dtypes, numbers
@@ -26,6 +26,7 @@ class Add(Binary):
 
     ufunc = "add"
     linear = ((0, 1),)
+    in_place = OVER_EITHER
 
     def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
         return sum_to(dz, x.type.shape), sum_to(dz, y.type.shape)
@@ -37,6 +38,7 @@ class Subtract(Binary):
 
     ufunc = "subtract"
     linear = ((0, 1),)
+    in_place = OVER_EITHER
 
     def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
         return sum_to(dz, x.type.shape), negate(sum_to(dz, y.type.shape))
@@ -48,6 +50,7 @@ class Multiply(Binary):
 
     ufunc = "multiply"
     linear = ((0,), (1,))
+    in_place = OVER_EITHER
 
     def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
         return sum_to(multiply(dz, y), x.type.shape), sum_to(multiply(dz, x), y.type.shape)
@@ -61,6 +64,7 @@ class Divide(Binary):
     linear = ((0,),)
     kinds = FLOATS
     low = 0.5
+    in_place = OVER_EITHER
 
     def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
         dx = divide(dz, y)

@@ -49,6 +49,12 @@ class Reshape(ViewOp):
     def view(self, x: Array) -> Array:
         return np.reshape(x, self.shape, copy=False)
 
+    def places(self, y: Array, *types: TensorType) -> Sequence[Array | None]:
+        try:
+            return (np.reshape(y, types[0].shape, copy=False),)
+        except ValueError:
+            return (None,)
+
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         return Reshape(outputs[0].shape)
 
@@ -101,6 +107,9 @@ class Transpose(ViewOp):
     def view(self, x: Array) -> Array:
         return x.transpose(self.perm)
 
+    def places(self, y: Array, *types: TensorType) -> Sequence[Array | None]:
+        return (y.transpose([self.perm.index(i) for i in range(y.ndim)]),)
+
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (transpose(dy, tuple(self.perm.index(i) for i in range(len(self.perm)))),)
 
@@ -127,6 +136,9 @@ class ExpandDims(ViewOp):
 
     def view(self, x: Array) -> Array:
         return np.expand_dims(x, self.axis)
+
+    def places(self, y: Array, *types: TensorType) -> Sequence[Array | None]:
+        return (np.squeeze(y, self.axis),)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (squeeze(dy, (self.axis,)),)
@@ -155,6 +167,9 @@ class Squeeze(ViewOp):
 
     def view(self, x: Array) -> Array:
         return np.squeeze(x, self.axes)
+
+    def places(self, y: Array, *types: TensorType) -> Sequence[Array | None]:
+        return (np.expand_dims(y, self.axes),)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (reshape(dy, x.type.shape),)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
@@ -34,6 +35,9 @@ from jobflow.types import Array, DType, Tensor, TensorType, Xp
 
 #: One prepared call of an executing plan: `function(*args)`.
 Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
+#: `Op.in_place` of ops whose output may be written over the first input, or over either of two
+OVER_FIRST: Mapping[int, tuple[int, ...]] = MappingProxyType({0: (0,)})
+OVER_EITHER: Mapping[int, tuple[int, ...]] = MappingProxyType({0: (0, 1)})
 Types: TypeAlias = TensorType | tuple[TensorType, ...]
 Grads: TypeAlias = Sequence[Tensor | None]
 
@@ -90,6 +94,11 @@ class Op:
     #: True for ops whose result depends on the logical position of the elements (random ones)
     by_position: ClassVar[bool] = False
 
+    #: output index -> inputs of its type that it may be written over: the calls read an element of these no later than they write it
+    in_place: ClassVar[Mapping[int, tuple[int, ...]]] = {}
+    #: True if the CPU calls write into memory of other strides as fast as into dense memory, or nearly
+    strided_outputs: ClassVar[bool] = False
+
     infer: ClassVar[Callable[..., Types]]
     rule: ClassVar[Callable[..., Rule]]
     kernel: ClassVar[Callable[..., None]]
@@ -108,6 +117,13 @@ class Op:
     def total(cls, terms: Sequence[tuple[Op, Sequence[Tensor]]]) -> Tensor | None:
         """The sum of what these ops of this class give for these inputs, where there is a shorter way than adding them; else None."""
         return None
+
+    def places(self, y: Array, *types: TensorType) -> Sequence[Array | None]:
+        """For ops that only bring their inputs together, or into another order: the view of the output y that each input becomes.
+
+        None where there is no such view.  An input that is made there need not be moved.
+        """
+        return (None,) * len(types)
 
     def limits(self, *types: TensorType) -> Mapping[int, tuple[int, int]]:
         """Inputs that hold indices, and the range (low, high) they must be in, low <= index < high; checked before a job runs."""

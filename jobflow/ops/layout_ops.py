@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from jobflow.errors import SbpError
-from jobflow.layout import MAX, MIN, SUM, B, Box, Broadcast, P, Partial, Reduction, Rule, S, Sbp
+from jobflow.errors import SbpError, ShapeError
+from jobflow.layout import MAX, MIN, SUM, B, Box, Broadcast, P, Partial, Reduction, Rule, S, Sbp, Split
 from jobflow.ops.base import LETTERS, Grads, Op, Sample, ViewOp, apply, broadcast_rule, sample
 from jobflow.types import Array, DType, Tensor, TensorType, Xp, float32, float64, int32
 
@@ -75,10 +75,34 @@ def dual(sbp: Sbp) -> Sbp:
 
 
 @dataclass(frozen=True)
-class ToLocal(Identity):
+class Crossing(Identity):
+    """Between a logical tensor in `sbp` and its parts, one on each of `ranks` ranks; split parts all have one shape."""
+
+    abstract: ClassVar[bool] = True
+    sbp: tuple[Sbp, ...] = (B,)
+    #: how many parts a split axis has; the tracer says it
+    ranks: int = 1
+
+    @property
+    def axes(self) -> list[int]:
+        """The axes that are split."""
+        return [sbp.axis for sbp in self.sbp if isinstance(sbp, Split)]
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        return replace(self, ranks=1)
+
+
+@dataclass(frozen=True)
+class ToLocal(Crossing):
     """Each rank's part of a logical tensor that is read in `sbp`, as a tensor of its own in the mirrored view."""
 
-    sbp: tuple[Sbp, ...] = (B,)
+    def infer(self, x: TensorType) -> TensorType:
+        shape = list(x.shape)
+        for axis in self.axes:
+            if axis >= x.ndim or shape[axis] % self.ranks:
+                raise ShapeError(f"tolocal: x {x} cannot be cut into {self.ranks} equal parts along axis {axis}, one for each rank of the mirrored view")
+            shape[axis] //= self.ranks
+        return x.with_shape(tuple(shape))
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (apply(ToGlobal(tuple(map(dual, self.sbp))), dy),)
@@ -89,10 +113,16 @@ class ToLocal(Identity):
 
 
 @dataclass(frozen=True)
-class ToGlobal(Identity):
+class ToGlobal(Crossing):
     """The logical tensor whose parts, in `sbp`, are the ranks' tensors of the mirrored view."""
 
-    sbp: tuple[Sbp, ...]
+    def infer(self, x: TensorType) -> TensorType:
+        shape = list(x.shape)
+        for axis in self.axes:
+            if axis >= x.ndim:
+                raise ShapeError(f"toglobal: x {x} has no axis {axis} along which the ranks' tensors could follow each other")
+            shape[axis] *= self.ranks
+        return x.with_shape(tuple(shape))
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (apply(ToLocal(tuple(map(dual, self.sbp))), dy),)

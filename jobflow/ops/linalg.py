@@ -9,7 +9,7 @@ import numpy as np
 
 from jobflow.errors import DtypeError, ShapeError
 from jobflow.layout import B, Box, Rule, S, Signature
-from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, apply, normal_axis, sample
+from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, normal_axis, sample
 from jobflow.ops.broadcast import sum_calls
 from jobflow.types import Array, Tensor, TensorType, Xp, dtype_of
 
@@ -77,6 +77,8 @@ class Product(Op):
 
     transpose_a: bool = False
     transpose_b: bool = False
+
+    strided_outputs = True
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         if device.xp is not np:
@@ -238,6 +240,9 @@ class BiasAdd(Op):
     """y = value + bias, the bias lying along `axis` of value."""
 
     axis: int
+
+    in_place = OVER_FIRST
+    strided_outputs = True
 
     def infer(self, value: TensorType, bias: TensorType) -> TensorType:
         _same_dtype("bias_add", value=value, bias=bias)

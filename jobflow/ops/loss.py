@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from jobflow.errors import ArgumentError, DtypeError, ShapeError
 from jobflow.layout import Box, Rule
 from jobflow.ops.arithmetic import add, multiply
-from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, apply, sample
+from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, sample
 from jobflow.ops.functions import log
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
 from jobflow.ops.reduce import reduce_max
@@ -72,6 +73,8 @@ def _from_prob(logits: Tensor, prob: Tensor, dprob: Tensor | None, rest: Tensor 
 class SparseSoftmaxCrossEntropy(Op):
     """prob = softmax(logits), loss[n] = -log max(prob[n, label[n]], 1e-20)."""
 
+    in_place = MappingProxyType({1: (0,)})
+
     def infer(self, logits: TensorType, labels: TensorType) -> tuple[TensorType, TensorType]:
         _check_labels(WHAT, "logits", logits, labels)
         return logits.with_shape(labels.shape), logits
@@ -126,6 +129,8 @@ class SparseSoftmaxCrossEntropyGrad(Op):
 
     offset: int = 0
     classes: int | None = None
+
+    in_place = OVER_FIRST
 
     def infer(self, prob: TensorType, labels: TensorType, dloss: TensorType) -> TensorType:
         return prob

@@ -11,7 +11,7 @@ import numpy as np
 from jobflow.errors import ShapeError
 from jobflow.layout import Rule
 from jobflow.ops.arithmetic import add, multiply
-from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, apply, normal_axis, sample
+from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, normal_axis, sample
 from jobflow.ops.batch_norm import batch_norm_infer as batch_norm_infer
 from jobflow.ops.batch_norm import batch_norm_train as batch_norm_train
 from jobflow.ops.blocks import BLOCK
@@ -129,6 +129,8 @@ class LayerNorm(RowNorm):
 class LayerNormGrad(RowNorm):
     """dx = inv_std (gamma dy - mean_row(gamma dy) - n mean_row(gamma dy n)), dgamma = sum dy n, dbeta = sum dy;  n = (x - mean) inv_std."""
 
+    in_place = OVER_FIRST
+
     def infer(self, dy: TensorType, x: TensorType, gamma: TensorType, mean: TensorType, inv_std: TensorType) -> tuple[TensorType, ...]:
         return x, gamma, gamma
 
@@ -140,9 +142,9 @@ class LayerNormGrad(RowNorm):
         dy, x, gamma, mean, inv_std, dx, dgamma, dbeta = arrays
         axes, extra, lead = self._axes(x), x.ndim - self.begin, tuple(range(self.begin))
         n, u = (x - _lead(mean, extra)) * _lead(inv_std, extra), dy * gamma
-        dx[...] = (u - u.mean(axis=axes, keepdims=True) - n * (u * n).mean(axis=axes, keepdims=True)) * _lead(inv_std, extra)
         dgamma[...] = (dy * n).sum(axis=lead)
         dbeta[...] = dy.sum(axis=lead)
+        dx[...] = (u - u.mean(axis=axes, keepdims=True) - n * (u * n).mean(axis=axes, keepdims=True)) * _lead(inv_std, extra)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         matrices = [as_rows(a, self.begin) for a in (*inputs[:2], outputs[0])]

@@ -26,6 +26,7 @@ class Elementwise(Op):
     ufunc: ClassVar[str] = ""
     linear: ClassVar[tuple[tuple[int, ...], ...]] = ()
     kinds: ClassVar[str] = FLOATS
+    strided_outputs = True
     #: element type of the result; None: that of the operands
     gives: ClassVar[DType | None] = None
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from jobflow.errors import ConfigError, DtypeError
 from jobflow.layout import Rule
-from jobflow.ops.base import Binder, Call, Grads, Sample, broadcast_rule, sample
+from jobflow.ops.base import OVER_FIRST, Binder, Call, Grads, Sample, broadcast_rule, sample
 from jobflow.ops.layout_ops import Identity
 from jobflow.ops.pointwise import ANY, NUMBERS, Elementwise, Unary, call, numbers
 from jobflow.types import Array, DType, Tensor, TensorType, Xp, bool_, float32, float64, int32
@@ -22,6 +22,7 @@ class Negate(Unary):
     ufunc = "negative"
     linear = ((0,),)
     kinds = NUMBERS
+    in_place = OVER_FIRST
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (negate(dy),)
@@ -57,6 +58,7 @@ class Scale(WithNumber):
 
     ufunc = "multiply"
     linear = ((0,),)
+    in_place = OVER_FIRST
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (scale(dy, self.number),)
@@ -67,6 +69,7 @@ class Shift(WithNumber):
     """y = x + number"""
 
     ufunc = "add"
+    in_place = OVER_FIRST
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (dy,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from jobflow.layout import Box, Rule
 from jobflow.ops.axes import expand_dims, squeeze
 from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, ViewOp, normal_axis, sample
 from jobflow.ops.pointwise import call, numbers
-from jobflow.types import Array, Tensor, TensorType, Xp
+from jobflow.types import Array, Tensor, TensorType, Xp, type_of
 
 
 def _marks(free: Sequence[bool]) -> str:
@@ -212,22 +213,21 @@ class Concat(Op):
         word = _marks([i != self.axis for i in range(xs[0].ndim)])
         return Rule(f"{','.join([word] * len(xs))}->{word}", linear=(tuple(range(len(xs))),))
 
-    def _parts(self, arrays: Sequence[Array]) -> Iterator[tuple[Array, Array]]:
-        *xs, y = arrays
-        start = 0
-        for x in xs:
-            stop = start + x.shape[self.axis]
-            yield y[(*(slice(None),) * self.axis, slice(start, stop))], x
-            start = stop
+    def places(self, y: Array, *types: TensorType) -> Sequence[Array]:
+        stops = [0, *accumulate(x.shape[self.axis] for x in types)]
+        return [y[(*(slice(None),) * self.axis, slice(start, stop))] for start, stop in pairwise(stops)]
+
+    def _parts(self, xs: Sequence[Array], y: Array) -> Iterator[tuple[Array, Array]]:
+        return zip(self.places(y, *map(type_of, xs)), xs, strict=True)
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
-        for part, x in self._parts(arrays):
+        for part, x in self._parts(arrays[:-1], arrays[-1]):
             part[...] = x
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         if device.xp is not np:
             return super().bind(device, inputs, outputs)
-        return [(np.copyto, pair) for pair in self._parts((*inputs, *outputs))]
+        return [(np.copyto, pair) for pair in self._parts(inputs, outputs[0]) if not same_memory(*pair)]
 
     def grad(self, *tensors: Tensor) -> Grads:
         *xs, _, dy = tensors
@@ -237,6 +237,11 @@ class Concat(Op):
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(1), numbers(1, 5, 2), numbers(2, 5, 3), numbers(3, 5, 1))
         yield sample(cls(0), numbers(1, 2, 3), numbers(2, 4, 3))
+
+
+def same_memory(a: Array, b: Array) -> bool:
+    """True for two NumPy arrays of one shape that hold the same elements in the same places."""
+    return bool(a.strides == b.strides and a.__array_interface__["data"][0] == b.__array_interface__["data"][0])
 
 
 def slice_(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 
 from jobflow.layout import Box, Rule
-from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, normal_axis, sample
+from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, normal_axis, sample
 from jobflow.ops.blocks import BLOCK
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
 from jobflow.types import Array, Tensor, TensorType, Xp, dtype_of
@@ -63,6 +64,8 @@ class AxisOp(Op):
 class Softmax(AxisOp):
     """y = exp(x - max x) / sum exp(x - max x), along `axis`."""
 
+    in_place = OVER_FIRST
+
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
         e = xp.exp(x - x.max(axis=self.axis, keepdims=True)) if x.size else x
         y[...] = e / e.sum(axis=self.axis, keepdims=True)
@@ -108,6 +111,8 @@ class SoftmaxGrad(AxisOp):
     """dx = scale y (dy - sum y dy), along `axis`: the gradient of y = softmax(scale x)."""
 
     scale: float = 1.0
+
+    in_place = MappingProxyType({0: (1,)})
 
     def kernel(self, xp: Xp, y: Array, dy: Array, dx: Array) -> None:
         dx[...] = self.scale * y * (dy - (y * dy).sum(axis=self.axis, keepdims=True))
@@ -170,6 +175,8 @@ class CausalSoftmax(Op):
 
     scale: float = 1.0
     diagonal: int = 0
+
+    in_place = OVER_FIRST
 
     def infer(self, x: TensorType) -> TensorType:
         check_dtypes(self.word(), FLOATS, x)

@@ -21,7 +21,7 @@ from jobflow.types import Array
 
 @dataclass(frozen=True)
 class Row:
-    """One instruction: `kernel` is what does the work, `seconds` the least of the steps, which a busy machine disturbs least, spent in `calls` calls."""
+    """One instruction: `kernel` is what does the work, in `calls` calls; `seconds` the least of all steps, as a busy machine only adds."""
 
     name: str
     kernel: str

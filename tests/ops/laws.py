@@ -4,6 +4,8 @@ kernel_fills        the kernel writes every element of outputs of the inferred t
 shards_agree        on every legal signature: kernels on the ranks' shards, put together, give what the whole gives
 gradient_is_right   the op's gradient is the central difference
 bind_agrees         the bound calls do what the kernel does, for any memory order, in float32 and float64
+overwriting_is_safe an output may be written over the inputs that the op names
+places_are_right    inputs put where the op says they lie in its output are the output
 view_is_right       a view op's view is the same numbers in the same memory
 op_is_a_value       pickling, hashing, comparing, printing
 """
@@ -311,6 +313,39 @@ def check_bind(sample: Sample, arrays: Sequence[Array], types: Sequence[TensorTy
             assert i in written or np.array_equal(a, original, equal_nan=a.dtype.kind == "f"), f"{what}: input {i} was written"
 
 
+def overwriting_is_safe(sample: Sample) -> None:
+    """Written over an input that the op names, the outputs are the same, by the kernel and by the bound calls."""
+    types = types_tuple(sample.op.infer(*map(type_of, sample.arrays)))
+    expected = run(sample.op, sample.arrays)
+    for index, sources in sample.op.in_place.items():
+        for source, order in product(sources, (plain, strided)):
+            if types[index] != type_of(sample.arrays[source]):
+                continue
+            for bind in (sample.op.bind, lambda device, x, y: [(sample.op.kernel, (np, *x, *y))]):
+                inputs = [order(a) for a in sample.arrays]
+                outputs = [inputs[source] if i == index else a for i, a in enumerate(empties(types, fill=0))]
+                for function, arguments in bind(Bench(), inputs, outputs):
+                    function(*arguments)
+                for ours, theirs in zip(outputs, expected, strict=True):
+                    close(ours, theirs, 1e-11, magnitude(theirs), f"{sample}: output {index} written over input {source}")
+
+
+def places_are_right(sample: Sample) -> None:
+    """Inputs put into their places in the output are the output."""
+    (output, *others) = run(sample.op, sample.arrays)
+    places = sample.op.places(np.zeros_like(output), *map(type_of, sample.arrays))
+    assert len(places) == len(sample.arrays), f"{sample}: {len(places)} places for {len(sample.arrays)} inputs"
+    if others or not places or any(place is None for place in places):
+        return
+    for order in (plain, innermost, strided):
+        y = order(np.full_like(output, 77))
+        for place, a in zip(sample.op.places(y, *map(type_of, sample.arrays)), sample.arrays, strict=True):
+            if place is None:
+                return  # these strides do not allow it
+            place[...] = a
+        assert np.array_equal(y, output), f"{sample}: inputs put into their places in a {order.__name__} output are not the output"
+
+
 def view_is_right(sample: Sample) -> None:
     """Where a view op gives a view, it is of the input's memory and holds what the kernel writes."""
     if not isinstance(sample.op, ViewOp):
@@ -334,7 +369,7 @@ def op_is_a_value(sample: Sample) -> None:
     assert type(op).__name__ in repr(op), f"{op!r} does not name its class"
 
 
-LAWS = (kernel_fills, shards_agree, gradient_is_right, bind_agrees, view_is_right, op_is_a_value)
+LAWS = (kernel_fills, shards_agree, gradient_is_right, bind_agrees, overwriting_is_safe, places_are_right, view_is_right, op_is_a_value)
 
 
 def keep_laws(cls: type[Op]) -> None:
