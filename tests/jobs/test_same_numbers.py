@@ -1,0 +1,92 @@
+"""A program gives the same losses on one device, on threads and on ranks, whoever drives them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from pathlib import Path
+
+import curves
+import numpy as np
+import pytest
+from launching import PROGRAMS, Ended, run_ranks
+
+#: relative; of float32 and of float64
+SINGLE, DOUBLE = 1e-5, 1e-9
+
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+@functools.cache
+def reference(name: str) -> tuple[float, ...]:
+    """The curve of one device."""
+    return tuple(curves.run(name, 1))
+
+
+@functools.cache
+def started(ranks: int, client: str) -> tuple[Ended, list[dict[str, list[float]]]]:
+    """All curves from one start of mpiexec, one set of them per client; what a failed start left is kept too."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "curves.json"
+        ended = run_ranks(PROGRAMS / "curves.py", str(out), client, ranks=ranks)
+        return ended, [json.loads(path.read_text()) for path in sorted(Path(folder).iterdir())]
+
+
+def of_ranks(ranks: int, client: str, name: str) -> list[list[float]]:
+    """The curve that every client saw."""
+    ended, found = started(ranks, client)
+    assert (ended.code, ended.out) == (0, ""), ended.err
+    assert len(found) == (1 if client == "single" else ranks)
+    return [curves[name] for curves in found]
+
+
+def check(name: str, found: list[float]) -> None:
+    expected = reference(name)
+    assert len(found) == curves.STEPS
+    np.testing.assert_allclose(found, expected, rtol=DOUBLE if name in curves.DOUBLE else SINGLE, atol=0)
+
+
+@pytest.mark.parametrize("name", curves.PROGRAMS)
+def test_the_curve_moves(name: str) -> None:
+    """What the other tests compare is no constant, and the model learns from batch to batch."""
+    curve = np.array(reference(name))
+    assert np.isfinite(curve).all() and len(set(curve)) == curves.STEPS
+    if name not in curves.SLOW:
+        assert curve[-5:].mean() < 0.97 * curve[:3].mean()
+
+
+@pytest.mark.parametrize("devices", [2, 3, 4])
+@pytest.mark.parametrize("name", curves.PROGRAMS)
+def test_threads(name: str, devices: int) -> None:
+    check(name, curves.run(name, devices))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", curves.PROGRAMS)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks(name: str, ranks: int) -> None:
+    (found,) = of_ranks(ranks, "single", name)
+    check(name, found)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", curves.PROGRAMS)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_multi_client(name: str, ranks: int) -> None:
+    first, *others = of_ranks(ranks, "multi", name)
+    check(name, first)
+    assert all(other == first for other in others), "clients were told different losses"
+
+
+def test_ragged_parts_weigh_their_rows() -> None:
+    """Devices with more rows count for more: the curve is that of the rows in one batch, and equal weights would give another one."""
+    np.testing.assert_allclose(reference("ragged_lenet"), reference("mirrored_lenet"), rtol=0, atol=0)
+    check("ragged_lenet", curves.run("ragged_lenet", 4))
+
+
+def test_runs_are_repeatable() -> None:
+    """The same program twice: the same bits, on threads too."""
+    for devices in (1, 3):
+        assert curves.run("gpt", devices) == curves.run("gpt", devices)
