@@ -11,6 +11,8 @@ import jobflow as flow
 import jobflow.typing as tp
 
 BATCH_SIZE = 100
+#: where the hidden layer and the output layer are: "machine:device"; main puts both on the first device if it is the only one
+RELAY = ["0:0", "0:1"]
 
 
 def lenet(data, train=False):
@@ -20,11 +22,11 @@ def lenet(data, train=False):
     conv2 = flow.layers.conv2d(pool1, 64, 5, padding="SAME", activation=flow.nn.relu, kernel_initializer=initializer, name="conv2")
     pool2 = flow.nn.max_pool2d(conv2, ksize=2, strides=2, padding="SAME", name="pool2")
     reshape = flow.reshape(pool2, [pool2.shape[0], -1])
-    with flow.scope.placement("gpu", "0:0"):
+    with flow.scope.placement("gpu", RELAY[0]):
         hidden = flow.layers.dense(reshape, 512, activation=flow.nn.relu, kernel_initializer=initializer, name="hidden")
     if train:
         hidden = flow.nn.dropout(hidden, rate=0.5)
-    with flow.scope.placement("gpu", "0:1"):
+    with flow.scope.placement("gpu", RELAY[1]):
         return flow.layers.dense(hidden, 10, kernel_initializer=initializer, name="outlayer")
 
 
@@ -49,13 +51,15 @@ def train_job(
 
 def main():
     parser = argparse.ArgumentParser(description="LeNet whose dense layers are on two devices")
-    parser.add_argument("--devices", type=int, default=2, help="at least 2")
+    parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--every", type=int, default=20, help="print the loss of every so many steps")
     parser.add_argument("--convolution", choices=("auto", "direct", "winograd"), default="auto")
     options = parser.parse_args()
 
     flow.config.gpu_device_num(options.devices)
+    if options.devices == 1:
+        RELAY[1] = RELAY[0]
     flow.config.conv_algorithm(options.convolution)
     check_point = flow.train.CheckPoint()
     check_point.init()

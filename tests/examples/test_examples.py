@@ -20,7 +20,7 @@ STEPS = 20
 EXAMPLES = {
     "consistent_strategy": (1, 2, 4),
     "gpt": (1, 2, 4),
-    "hybrid_lenet": (2, 4),
+    "hybrid_lenet": (1, 2, 4),
     "hybrid_mlp": (1, 2, 4),
     "hybrid_mlp_optimizer": (1, 2, 4),
     "lenet_digits": (1, 2, 4),
