@@ -29,7 +29,8 @@ def global_function(type: str | FunctionConfig = "predict", function_config: Fun
     where = user_line()
     if isinstance(type, FunctionConfig):
         notice("global_function(config) is the old form; write global_function(type, config)")
-        type, function_config = ("train" if type.trains else "predict"), type
+        function_config = type
+        type = "train" if type.trains else "predict"
     if callable(type):
         raise JobError(f'global_function at {where} needs call parentheses: write @global_function() or @global_function(type="train")')
     if type not in ("predict", "train"):
