@@ -190,6 +190,8 @@ class TestEnds:
     @pytest.mark.parametrize("name", ["kill", "kill_client", "kill_idle"])
     def test_a_killed_rank_ends_the_job(self, name: str, ranks: int) -> None:
         ended = case(name, ranks)
+        named = pathlib.Path(ended.err.partition("segments ")[2].partition("\n")[0].strip() or "/proc/none")
+        assert not named.exists(), "shared memory outlived the job"
         assert ended.code != 0
         assert "computing" in ended.err
         assert ended.seconds < 4

@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from jobflow.errors import AbortedError, JobError
@@ -50,6 +51,8 @@ class Station:
         sharing = [set(cores) for cores in node.allgather(sorted(_cores()))]
         neighbours = sum(1 for cores in sharing if cores & _cores())
         self.threads = max(1, len(_cores()) // neighbours)
+        if self.local == 0:  # the allgather above says that all ranks of the node have mapped what they share
+            _forget_segments()
         node.Free()
         self.world = world.Dup()
         self.control = Control(self.mpi, world.Dup(), crowded=neighbours > len(_cores()))
@@ -107,6 +110,22 @@ def _cores() -> set[int]:
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
+
+
+def _forget_segments() -> None:
+    """Remove the names of the shared memory that MPICH made for this job at its start.
+
+    The memory itself lasts as long as a process maps it.  MPICH removes the names only at an orderly end, so each job that is
+    killed or aborted would leave some MiB in /dev/shm for good.  Only names that this very process has mapped are touched.
+    """
+    try:
+        with open("/proc/self/maps", encoding="utf-8") as maps:
+            names = {line.split()[-1] for line in maps if "/dev/shm/mpich_shm_" in line}
+    except OSError:
+        return  # not Linux: nothing is known of mappings
+    for name in names:
+        with suppress(FileNotFoundError):
+            os.unlink(name)
 
 
 def _import_mpi(started: Launch) -> Any:
