@@ -46,7 +46,7 @@ class Executor:
                 self.device.begin_instruction()
                 return op.bind(self.device, [self.view(s) for s in inputs], [self.view(s) for s in outputs])
             case Transfer(peer, sends, slot):
-                return (comm.bind_send if sends else comm.bind_receive)(peer, self.view(slot))
+                return (comm.bind_send if sends else comm.bind_receive)(peer, self.view(slot), name=instruction.name)
             case Collective():
                 return _bind_collective(instruction, self.view(instruction.input), self.view(instruction.output), comm)
 
@@ -78,16 +78,16 @@ class Executor:
 
 
 def _bind_collective(instruction: Collective, source: Array, target: Array, comm: Communicator) -> list[Call]:
-    ranks, counts = instruction.ranks, instruction.counts
+    ranks, counts, name = instruction.ranks, instruction.counts, instruction.name
     match instruction.kind:
         case "all_reduce":
-            return comm.bind_all_reduce(ranks, source, target, instruction.reduce)
+            return comm.bind_all_reduce(ranks, source, target, instruction.reduce, name=name)
         case "all_gather":
-            return comm.bind_all_gather(ranks, source, target, counts)
+            return comm.bind_all_gather(ranks, source, target, counts, name=name)
         case "reduce_scatter":
             return comm.bind_reduce_scatter(ranks, source, target, counts, instruction.reduce)
         case "all_to_all":
-            return comm.bind_all_to_all(ranks, source, target, counts, instruction.receives)
+            return comm.bind_all_to_all(ranks, source, target, counts, instruction.receives, name=name)
 
 
 def _fill(target: Array, value: Array) -> None:
