@@ -85,7 +85,7 @@ def _bind_collective(instruction: Collective, source: Array, target: Array, comm
         case "all_gather":
             return comm.bind_all_gather(ranks, source, target, counts, name=name)
         case "reduce_scatter":
-            return comm.bind_reduce_scatter(ranks, source, target, counts, instruction.reduce)
+            return comm.bind_reduce_scatter(ranks, source, target, counts, instruction.reduce, name=name)
         case "all_to_all":
             return comm.bind_all_to_all(ranks, source, target, counts, instruction.receives, name=name)
 
