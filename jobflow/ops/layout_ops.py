@@ -54,6 +54,10 @@ class ToLayout(Identity):
     sbp: tuple[Sbp, ...]
     grad_sbp: tuple[Sbp, ...] | None = None
 
+    def __str__(self) -> str:
+        back = "" if self.grad_sbp is None else f"; gradient {_listed(self.grad_sbp)}"
+        return f"ToLayout({_listed(self.sbp)}{back})"
+
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (dy if self.grad_sbp is None else apply(ToLayout(self.grad_sbp), dy),)
 
@@ -61,6 +65,10 @@ class ToLayout(Identity):
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls((S(0),)), np.arange(12.0).reshape(3, 4))
         yield sample(cls((B,), (S(1),)), np.arange(12.0).reshape(3, 4))
+
+
+def _listed(sbp: tuple[Sbp, ...]) -> str:
+    return ", ".join(map(str, sbp))
 
 
 def dual(sbp: Sbp) -> Sbp:
@@ -82,6 +90,9 @@ class Crossing(Identity):
     sbp: tuple[Sbp, ...] = (B,)
     #: how many parts a split axis has; the tracer says it
     ranks: int = 1
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}({_listed(self.sbp)})"
 
     @property
     def axes(self) -> list[int]:

@@ -156,7 +156,9 @@ class Bound:
             rank.memory.pop("state", None)
 
 
-def run(n: int, body: Body, *, view: scope.View = "consistent", train: bool = False, variables: dict[str, Array] | None = None, **arguments: Array) -> Any:
+def run(
+    n: int, body: Body, *, view: scope.View = "consistent", train: bool = False, variables: dict[str, Array] | None = None, **arguments: Array
+) -> Any:
     """The outputs of one step on n ranks; with `train`, and the variables after it."""
     graph = trace(body, first(n), view=view, train=train)
     with world_of(n) as world:

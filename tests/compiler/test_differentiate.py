@@ -1,0 +1,187 @@
+"""Gradients and updates are ordinary nodes behind the forward ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from traced import Sgd, first, run, text, trace, type_, variable
+
+from jobflow.compiler.differentiate import differentiate
+from jobflow.compiler.trace import Tracer
+from jobflow.errors import JobError
+from jobflow.ops.activation import relu
+from jobflow.ops.arithmetic import add, multiply
+from jobflow.ops.base import apply
+from jobflow.ops.linalg import bias_add, matmul
+from jobflow.ops.reduce import reduce_sum
+from jobflow.ops.scalar import cast, detach
+from jobflow.ops.update import SgdUpdate
+from jobflow.types import TensorType, float64, int32
+
+
+
+def added(graph: Any) -> str:
+    """The printed lines of what differentiation has added, without those of the train step and of the rate."""
+    lines = [line for line in text(graph).splitlines() if ".".join(line.split(":")[0].split(".")[1:]) or "update" in line]
+    return "\n".join(line.strip() for line in lines) + "\n"
+
+
+def test_a_layer() -> None:
+    def body(tracer: Tracer) -> Any:
+        x, w, b = tracer.input("x", type_(6, 4)), variable(tracer, "w", 4, 3), variable(tracer, "b", 3)
+        return relu(bias_add(matmul(x, w), b))
+
+    assert text(trace(body, train=True)) == (
+        "job job on cpu[0]\n"
+        "  %x: float32[6,4] = Input(key=x)()\n"
+        "  %w: float32[4,3] = ReadVariable(key=w)()\n"
+        "  %b: float32[3] = ReadVariable(key=b)()\n"
+        "  %matmul_0: float32[6,3] = MatMul()(%x, %w)\n"
+        "  %biasadd_0: float32[6,3] = BiasAdd(axis=1)(%matmul_0, %b)\n"
+        "  %relu_0: float32[6,3] = Relu()(%biasadd_0)\n"
+        "  %relu_0.filllike_0: float32[6,3] = FillLike(value=0.05555555555555555)(%relu_0)\n"
+        "  %relu_0.relugrad_0: float32[6,3] = ReluGrad()(%relu_0, %relu_0.filllike_0)\n"
+        "  %biasadd_0.axissum_0: float32[3] = AxisSum(axis=1)(%relu_0.relugrad_0)\n"
+        "  %matmul_0.matmul_1: float32[4,3] = MatMul(transpose_a=True)(%x, %relu_0.relugrad_0)\n"
+        "  %System-Train-TrainStep-job: int64[1] = ReadVariable(key=System-Train-TrainStep-job)()\n"
+        "  %constant_0: float32[1] = Constant(value=1.0)()\n"
+        "  %sgdupdate_0: float32[4,3] = SgdUpdate()(%w, %matmul_0.matmul_1, %constant_0)\n"
+        "  %sgdupdate_1: float32[3] = SgdUpdate()(%b, %biasadd_0.axissum_0, %constant_0)\n"
+        "  %increment_0: int64[1] = Increment()(%System-Train-TrainStep-job)\n"
+        "  return %relu_0\n"
+        "  w <- %sgdupdate_0\n"
+        "  b <- %sgdupdate_1\n"
+        "  System-Train-TrainStep-job <- %increment_0\n"
+    )
+
+
+def test_gradients_have_the_place_line_and_name_of_their_op() -> None:
+    graph = trace(lambda t: relu(variable(t, "w", 2), name="layer"), first(2), train=True)
+    by_name = {node.name: node for node in graph.nodes}
+    forward, backward, update = by_name["layer"], by_name["layer.relugrad_0"], by_name["sgdupdate_0"]
+    assert (backward.where, backward.placement) == (forward.where, forward.placement)
+    assert [node.phase for node in (forward, backward, update)] == ["forward", "backward", "update"]
+
+
+def test_contributions_add_up() -> None:
+    """d (w w) / d w is w + w; the two equal products are one node after simplification."""
+    graph = trace(lambda t: multiply(variable(t, "w", 2), variable(t, "w", 2)), train=True)
+    assert added(graph) == (
+        "%multiply_0.filllike_0: float32[2] = FillLike(value=0.5)(%multiply_0)\n"
+        "%multiply_0.multiply_0: float32[2] = Multiply()(%multiply_0.filllike_0, %w)\n"
+        "%w.add_0: float32[2] = Add()(%multiply_0.multiply_0, %multiply_0.multiply_0)\n"
+        "%sgdupdate_0: float32[2] = SgdUpdate()(%w, %w.add_0, %constant_0)\n"
+        "w <- %sgdupdate_0\n"
+    )
+
+
+def test_several_losses_each_count_as_their_mean() -> None:
+    def body(tracer: Tracer) -> Any:
+        w, v = variable(tracer, "w", 4), variable(tracer, "v", 4)
+        return relu(w), relu(v)
+
+    assert added(trace(body, train=True)) == (
+        "%relu_0.filllike_0: float32[4] = FillLike(value=0.25)(%relu_0)\n"
+        "%relu_1.filllike_0: float32[4] = FillLike(value=0.25)(%relu_1)\n"
+        "%relu_1.relugrad_0: float32[4] = ReluGrad()(%relu_1, %relu_1.filllike_0)\n"
+        "%relu_0.relugrad_0: float32[4] = ReluGrad()(%relu_0, %relu_0.filllike_0)\n"
+        "%sgdupdate_0: float32[4] = SgdUpdate()(%w, %relu_0.relugrad_0, %constant_0)\n"
+        "%sgdupdate_1: float32[4] = SgdUpdate()(%v, %relu_1.relugrad_0, %constant_0)\n"
+        "w <- %sgdupdate_0\n"
+        "v <- %sgdupdate_1\n"
+    )
+
+
+def test_a_loss_given_twice_counts_twice() -> None:
+    def body(tracer: Tracer) -> Any:
+        loss = reduce_sum(variable(tracer, "w", 3, dtype=float64))
+        return loss, loss
+
+    _, new = run(1, body, train=True, variables={"w": np.zeros(3)})
+    np.testing.assert_array_equal(new["w"], [-2, -2, -2])
+
+
+def test_what_no_loss_reaches_is_left_alone() -> None:
+    def body(tracer: Tracer) -> Any:
+        w = variable(tracer, "w", 2)
+        variable(tracer, "unread", 2)
+        frozen, seen = variable(tracer, "frozen", 2, trainable=False), variable(tracer, "seen", 2)
+        return add(multiply(w, frozen), detach(multiply(seen, seen)))
+
+    graph = trace(body, train=True)
+    assert list(graph.updates) == ["w", "System-Train-TrainStep-job"]
+    assert set(graph.variables) == {"w", "unread", "frozen", "seen", "System-Train-TrainStep-job"}
+    assert not [node for node in graph.nodes if node.phase == "backward" and "seen" in node.name]
+
+
+def test_loss_scale_is_divided_out() -> None:
+    graph = trace(lambda t: relu(variable(t, "w", 2)), train=True, optimizer=Sgd(loss_scale=8.0))
+    assert added(graph) == (
+        "%relu_0.filllike_0: float32[2] = FillLike(value=4.0)(%relu_0)\n"
+        "%relu_0.relugrad_0: float32[2] = ReluGrad()(%relu_0, %relu_0.filllike_0)\n"
+        "%sgdupdate_0: float32[2] = SgdUpdate()(%w, %scale_0, %constant_0)\n"
+        "w <- %sgdupdate_0\n"
+    )
+    assert [str(node) for node in graph.nodes if node.name == "scale_0"] == ["%scale_0:float32[2] = Scale(number=0.125)(%relu_0.relugrad_0)"]
+
+
+def test_regularizers() -> None:
+    """g + l1 sign(w) + l2 w."""
+
+    def body(tracer: Tracer) -> Any:
+        w = variable(tracer, "w", 2, dtype=float64, l1=0.5, l2=0.25)
+        return reduce_sum(multiply(w, tracer.input("x", TensorType((2,), float64))))
+
+    _, new = run(2, body, train=True, variables={"w": np.array([2.0, -4.0])}, x=np.array([10.0, 20.0]))
+    np.testing.assert_array_equal(new["w"], [2 - (10 + 0.5 + 0.5), -4 - (20 - 0.5 - 1)])
+
+
+def test_mirrored_gradients_are_summed_over_the_ranks() -> None:
+    def body(tracer: Tracer) -> Any:
+        return multiply(tracer.input("x", type_(2), local=True), variable(tracer, "w", 2))
+
+    assert added(trace(body, first(2), view="mirrored", train=True)) == (
+        "%multiply_0.filllike_0: float32[2] = FillLike(value=0.25)(%multiply_0)\n"
+        "%multiply_0.multiply_1: float32[2] = Multiply()(%multiply_0.filllike_0, %x)\n"
+        "%tolocal_0.toglobal_0: float32[2] = ToGlobal(P)(%multiply_0.multiply_1)\n"
+        "%sgdupdate_0: float32[2] = SgdUpdate()(%w, %tolocal_0.toglobal_0, %constant_0)\n"
+        "w <- %sgdupdate_0\n"
+    )
+
+
+# -------------------------------------------------------------------- errors
+
+
+def test_no_loss() -> None:
+    tracer = Tracer("job", first(1), trainable=True)
+    tracer.minimize(Sgd(), ())
+    with pytest.raises(JobError, match=r"job job at test_differentiate\.py:\d+: a train job needs at least one loss; pass it to minimize"):
+        differentiate(tracer, ())
+
+
+def test_losses_of_two_shapes() -> None:
+    with pytest.raises(JobError, match=r"losses relu_0 float32\[2\] and relu_1 float32\[3\] differ in shape or dtype"):
+        trace(lambda t: (relu(variable(t, "w", 2)), relu(variable(t, "v", 3))), train=True)
+
+
+def test_a_loss_of_integers() -> None:
+    with pytest.raises(JobError, match=r"loss cast_0 is int32\[2\]; a loss is a floating-point tensor"):
+        trace(lambda t: cast(variable(t, "w", 2), int32), train=True)
+
+
+def test_a_loss_that_nothing_can_change() -> None:
+    with pytest.raises(JobError, match=r"loss relu_0 does not depend on any trainable variable"):
+        trace(lambda t: relu(t.input("x", type_(2))), train=True)
+
+
+def test_a_gradient_that_does_not_exist() -> None:
+    """Updates have none; the message names the op."""
+    with pytest.raises(JobError, match=r"SgdUpdate has no gradient"):
+        trace(lambda t: _updated(t), train=True)
+
+
+def _updated(tracer: Tracer) -> Any:
+    w = variable(tracer, "w", 2)
+    return apply(SgdUpdate(), w, w, tracer.input("lr", type_(1)))
