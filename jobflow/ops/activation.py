@@ -10,18 +10,20 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 
+from jobflow.layout import Rule
 from jobflow.ops import special
-from jobflow.ops.arithmetic import divide, multiply, where
-from jobflow.ops.base import OVER_FIRST, Binder, Call, Grads, Sample, sample
+from jobflow.ops.arithmetic import add, divide, multiply, where
+from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, sample
 from jobflow.ops.blocks import blocks
 from jobflow.ops.compare import greater
-from jobflow.ops.functions import absolute
-from jobflow.ops.pointwise import Elementwise, Unary, call, numbers
+from jobflow.ops.functions import absolute, exp
+from jobflow.ops.pointwise import FLOATS, Elementwise, Unary, call, check_dtypes, numbers
 from jobflow.ops.scalar import clip, fill_like, negate, scale, shift
-from jobflow.types import Array, Tensor, Xp
+from jobflow.types import Array, Tensor, TensorType, Xp
 
 _ROOT_HALF = math.sqrt(0.5)
 _BELL = 1.0 / math.sqrt(2.0 * math.pi)
@@ -181,25 +183,44 @@ class TanhGrad(Gradient):
 
 
 @dataclass(frozen=True)
-class Gelu(Unary):
-    """y = x Phi(x) with the normal distribution Phi(x) = (1 + erf(x / sqrt 2)) / 2"""
+class Gelu(Op):
+    """y = x Phi(x), and share = Phi(x) = (1 + erf(x / sqrt 2)) / 2, the normal distribution, which the gradient needs again."""
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        x, y = arrays
-        y[...] = x * _normal(xp, x)
+    strided_outputs = True
+
+    def infer(self, x: TensorType) -> tuple[TensorType, TensorType]:
+        check_dtypes("gelu", FLOATS, x)
+        return x, x
+
+    def rule(self, x: TensorType) -> Rule:
+        letters = LETTERS[: x.ndim]
+        return Rule(f"{letters or '1'}->{letters},{letters}")
+
+    def kernel(self, xp: Xp, x: Array, y: Array, share: Array) -> None:
+        share[...] = _normal(xp, x)
+        xp.multiply(x, share, out=y)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         if device.xp is not np or inputs[0].dtype != np.float32:
             return super().bind(device, inputs, outputs)
         calls: list[Call] = []
-        for (y, x), (square,) in special.with_scratch(device, (*outputs, *inputs), 1):
+        for (share, y, x), (square,) in special.with_scratch(device, (outputs[1], outputs[0], inputs[0]), 1):
             half = _constant(0.5, x)
-            calls += special.fast_erf(x, square, y, _ROOT_HALF)
-            calls += [(np.multiply, (y, half, y)), (np.add, (y, half, y)), (np.multiply, (y, x, y))]
+            calls += special.fast_erf(x, square, share, _ROOT_HALF)
+            calls += [(np.multiply, (share, half, share)), (np.add, (share, half, share)), (np.multiply, (share, x, y))]
         return calls
 
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (call(GeluGrad(), x, dy),)
+    def grad(self, x: Tensor, y: Tensor, share: Tensor, dy: Tensor | None, dshare: Tensor | None) -> Grads:
+        through = None if dshare is None else multiply(dshare, scale(exp(scale(multiply(x, x), -0.5)), _BELL))
+        if dy is None:
+            return (through,)
+        dx = call(GeluGrad(), x, share, dy)
+        return (dx if through is None else add(dx, through),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), numbers(1, 5, 3))
+        yield sample(cls(), numbers(2))
 
 
 def _normal(xp: Xp, x: Array) -> Array:
@@ -210,24 +231,30 @@ def _normal(xp: Xp, x: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class GeluGrad(Gradient):
-    """dx = (Phi(x) + x phi(x)) dy with the normal density phi(x) = exp(-x^2 / 2) / sqrt(2 pi)"""
+class GeluGrad(Elementwise):
+    """dx = (share + x phi(x)) dy with share = Phi(x), and the normal density phi(x) = exp(-x^2 / 2) / sqrt(2 pi)"""
+
+    linear = ((2,),)
+    in_place = MappingProxyType({0: (1, 2)})
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
-        x, dy, dx = arrays
-        dx[...] = (_normal(xp, x) + x * xp.exp(x * x / -2) * x.dtype.type(_BELL)) * dy
+        x, share, dy, dx = arrays
+        dx[...] = (share + x * xp.exp(x * x / -2) * x.dtype.type(_BELL)) * dy
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np or inputs[0].dtype != np.float32 or inputs[0].shape != inputs[1].shape:
+        if device.xp is not np or inputs[0].dtype.itemsize < 4 or len({a.shape for a in inputs}) > 1:
             return super().bind(device, inputs, outputs)
         calls: list[Call] = []
-        for (dx, x, dy), (square,) in special.with_scratch(device, (*outputs, *inputs), 1):
-            half, minus_half, bell = _constant(0.5, x), _constant(-0.5, x), _constant(_BELL, x)
-            calls += special.fast_erf(x, square, dx, _ROOT_HALF)
-            calls += [(np.multiply, (dx, half, dx)), (np.add, (dx, half, dx))]
-            calls += [(np.multiply, (square, minus_half, square)), (np.exp, (square, square)), (np.multiply, (square, x, square))]
-            calls += [(np.multiply, (square, bell, square)), (np.add, (dx, square, dx)), (np.multiply, (dx, dy, dx))]
+        for (dx, x, share, dy), (slope,) in special.with_scratch(device, (*outputs, *inputs), 1):
+            minus_half, bell = _constant(-0.5, x), _constant(_BELL, x)
+            calls += [(np.multiply, (x, x, slope)), (np.multiply, (slope, minus_half, slope)), (np.exp, (slope, slope))]
+            calls += [(np.multiply, (slope, x, slope)), (np.multiply, (slope, bell, slope))]
+            calls += [(np.add, (slope, share, slope)), (np.multiply, (slope, dy, dx))]
         return calls
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), numbers(1, 5, 3), numbers(2, 5, 3), numbers(3, 5, 3), differentiable=())
 
 
 @dataclass(frozen=True)
@@ -334,7 +361,8 @@ def tanh(x: Tensor, *, name: str | None = None) -> Tensor:
 
 def gelu(x: Tensor, *, name: str | None = None) -> Tensor:
     """x Phi(x) with the normal distribution Phi."""
-    return call(Gelu(), x, name=name)
+    y: Tensor = apply(Gelu(), x, name=name)[0]
+    return y
 
 
 def gelu_tanh(x: Tensor, *, name: str | None = None) -> Tensor:
