@@ -45,6 +45,10 @@ class Limit:
     reader: str
 
 
+#: A job for the shapes of one rank's arguments.
+Version = tuple[Physical, Results, tuple[Limit, ...]]
+
+
 @dataclass(frozen=True)
 class Compiled:
     """A job for one set of argument shapes."""
@@ -106,7 +110,7 @@ class Job:
         declared = [d for _, d in self.signature.placeholders()]
         ragged = [shape for d, shape in zip(declared, shapes, strict=True) if d.per_device and len(set(shape)) > 1]
         rows = tuple(own[0] for own in ragged[0]) if ragged else ()
-        each: dict[Any, tuple[Physical, Results]] = {}
+        each: dict[Any, Version] = {}
         programs: list[Physical] = []
         for index in range(session.device_count()):
             position = placement.ranks.index(index) if index in placement.ranks else 0
@@ -114,8 +118,8 @@ class Job:
             if own not in each:
                 each[own] = self._lay_out(session, placement, own, rows)
             programs.append(each[own][0])
-        physical, results = each[next(iter(each))]
-        return Compiled(self, number, tuple(programs), results, _limits(physical.graph), _boxes(physical, session.device_count()))
+        physical, results, limits = each[next(iter(each))]
+        return Compiled(self, number, tuple(programs), results, limits, _boxes(physical, session.device_count()))
 
     def trace(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...] = ()) -> tuple[Tracer, Results]:
         """Run the body once: what it recorded, and the nesting of what it returned.  `rows` as in `Tracer`."""
@@ -144,9 +148,10 @@ class Job:
             self._train(tracer)
         return tracer, results
 
-    def _lay_out(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...]) -> tuple[Physical, Results]:
+    def _lay_out(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...]) -> Version:
         tracer, results = self.trace(session, placement, shapes, rows)
-        return distribute(logical(tracer, returned_values(results))), results
+        graph = logical(tracer, returned_values(results))
+        return distribute(graph), results, _limits(graph)
 
     @staticmethod
     def _argument(tracer: Tracer, name: str, declared: Declared, shape: tuple[int, ...]) -> Value:
@@ -181,8 +186,8 @@ class Job:
                 if array.size and not (limit.low <= array.min() and array.max() < limit.high):
                     wrong = next(int(x) for x in array.flat if not limit.low <= x < limit.high)
                     raise ArgumentError(
-                        f'{self.name}({limit.argument}=...) at {user_line()}: argument "{limit.argument}" holds {wrong}, '
-                        f"but {limit.reader} takes labels from {limit.low} to {limit.high - 1}"
+                        f'{self.name}({limit.argument}=...) at {user_line()}: argument "{limit.argument}" holds {wrong}; '
+                        f"{limit.reader} takes {limit.low} to {limit.high - 1}. Pass such numbers, or make what they point into larger."
                     )
 
     def _feeds(self, session: Session, compiled: Compiled, bound: Sequence[Bound]) -> list[dict[str, Array]]:

@@ -6,7 +6,7 @@ integer type, one per sample, and raise ArgumentError for a label outside [0, nu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeVar
@@ -82,6 +82,9 @@ class SparseSoftmaxCrossEntropy(Op):
     def rule(self, logits: TensorType, labels: TensorType) -> Rule:
         rows, whole = _classes(logits)
         return Rule(f"{whole},{rows}->{rows},{whole}")
+
+    def limits(self, logits: TensorType, labels: TensorType) -> Mapping[int, tuple[int, int]]:  # type: ignore[override]
+        return {1: (0, logits.shape[-1])}
 
     def kernel(self, xp: Xp, logits: Array, labels: Array, loss: Array, prob: Array) -> None:
         check_range(WHAT, labels, logits.shape[-1])
@@ -223,6 +226,9 @@ class SplitCrossEntropy(Op):
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         return _own_classes(self, outputs[1])
 
+    def limits(self, logits: TensorType, *rows: TensorType) -> Mapping[int, tuple[int, int]]:  # type: ignore[override]
+        return {1: (0, logits.shape[-1])}
+
     def kernel(self, xp: Xp, logits: Array, labels: Array, top: Array, total: Array, loss: Array, prob: Array) -> None:
         check_range(WHAT, labels, logits.shape[-1] if self.classes is None else self.classes)
         prob[...] = xp.exp(logits - top[..., None]) / total[..., None]
@@ -302,6 +308,9 @@ class SparseCrossEntropy(Op):
     def rule(self, prob: TensorType, labels: TensorType) -> Rule:
         rows, whole = _classes(prob)
         return Rule(f"{whole},{rows}->{rows}")
+
+    def limits(self, prob: TensorType, labels: TensorType) -> Mapping[int, tuple[int, int]]:  # type: ignore[override]
+        return {1: (0, prob.shape[-1])}
 
     def kernel(self, xp: Xp, prob: Array, labels: Array, loss: Array) -> None:
         check_range("sparse_cross_entropy", labels, prob.shape[-1])
