@@ -75,7 +75,7 @@ def _decide(graph: Graph, node: Node, layouts: Layouts, wishes: set[Value]) -> D
     if isinstance(op, ToLayout) and here.size > 1:
         asked = Layout(here, _per_dimension(op.sbp, here))
         return Decision((asked,), (asked,), is_wish=True)
-    return _by_rule(node, layouts, wishes)
+    return by_rule(node, layouts, wishes)
 
 
 def _per_dimension(sbp: tuple[Sbp, ...], placement: Placement) -> tuple[Sbp, ...]:
@@ -90,7 +90,8 @@ def _argument_layout(op: Input, placement: Placement) -> Layout:
     return Layout(placement, (first, *(B for _ in placement.mesh[1:])))
 
 
-def _by_rule(node: Node, layouts: Layouts, wishes: set[Value]) -> Decision:
+def by_rule(node: Node, layouts: Layouts, wishes: set[Value]) -> Decision:
+    """The signature of the node's op that steps 2 to 4 choose."""
     here = node.placement
     rule = node.op.rule(*(value.type for value in node.inputs))
     chosen = [_choose(node, rule, dimension, layouts, wishes) for dimension in range(len(here.mesh))]

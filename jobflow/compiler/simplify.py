@@ -34,7 +34,8 @@ def _mergeable(node: Node) -> bool:
 
 
 def _key(node: Node, inputs: tuple[Value, ...]) -> Any:
-    return node.op, inputs, node.placement, node.stage, node.outputs[0].local, node.outputs[0].type
+    # ops that are equal but print differently hold zeros of different sign
+    return node.op, repr(node.op), inputs, node.placement, node.stage, node.outputs[0].local, node.outputs[0].type
 
 
 def drop_dead(graph: Graph) -> Graph:

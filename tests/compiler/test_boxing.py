@@ -42,9 +42,7 @@ def together(parts: list[Sharded]) -> Physical:
     """Many programs as one: a world is started and bound once."""
     graphs = [part.graph for part in parts]
     nodes = tuple(node for graph in graphs for node in graph.nodes)
-    whole = Graph(
-        "job", graphs[0].placement, nodes, tuple(v for g in graphs for v in g.inputs), tuple(v for g in graphs for v in g.outputs)
-    )
+    whole = Graph("job", graphs[0].placement, nodes, tuple(v for g in graphs for v in g.inputs), tuple(v for g in graphs for v in g.outputs))
     return box(Sharded(whole, {k: v for p in parts for k, v in p.layouts.items()}, {k: v for p in parts for k, v in p.wanted.items()}))
 
 

@@ -21,7 +21,6 @@ from jobflow.ops.update import SgdUpdate
 from jobflow.types import TensorType, float64, int32
 
 
-
 def added(graph: Any) -> str:
     """The printed lines of what differentiation has added, without those of the train step and of the rate."""
     lines = [line for line in text(graph).splitlines() if ".".join(line.split(":")[0].split(".")[1:]) or "update" in line]

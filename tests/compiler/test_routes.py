@@ -1,0 +1,199 @@
+"""The table of routes, the paths through it, moves between placements, and the reroutes that boxing inserts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from traced import distribute, first, on, plain, trace, type_, variable
+
+from jobflow import scope
+from jobflow.compiler.box import Reroute, box
+from jobflow.compiler.routes import ROUTES, Move, moves, path
+from jobflow.compiler.shard import shard
+from jobflow.compiler.trace import Tracer
+from jobflow.errors import SbpError
+from jobflow.graph.ir import Graph
+from jobflow.graph.text import physical_text
+from jobflow.layout import MAX, B, Box, Layout, P, Partial, Placement, S, Sbp
+from jobflow.ops.activation import relu, tanh
+from jobflow.ops.arithmetic import add
+from jobflow.ops.layout_ops import to_layout
+from jobflow.ops.linalg import matmul
+
+# -------------------------------------------------------------------- paths
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "names", "sent"),
+    [
+        (B, B, [], 0),
+        (B, S(0), ["slice"], 0),
+        (B, P, ["keep_first"], 0),
+        (S(0), S(0), [], 0),
+        (S(0), S(1), ["all_to_all"], 1200 * 3 / 16),
+        (S(1), S(0), ["all_to_all"], 1200 * 3 / 16),
+        (S(1), B, ["all_gather"], 1200 * 3 / 4),
+        (S(0), P, ["pad"], 0),
+        (P, B, ["all_reduce"], 1200 * 6 / 4),
+        (P, S(1), ["reduce_scatter"], 1200 * 3 / 4),
+        (P, P, [], 0),
+        (P, Partial(MAX), ["all_reduce", "keep_first"], 1200 * 6 / 4),
+        (Partial(MAX), S(0), ["reduce_scatter"], 1200 * 3 / 4),
+    ],
+    ids=str,
+)
+def test_every_pair(source: Sbp, target: Sbp, names: list[str], sent: float) -> None:
+    """1200 bytes on 4 ranks: the routes taken and what each rank sends."""
+    stops = [source, *path(source, target, 1200, 4)]
+    taken = [ROUTES[type(a), type(b)] for a, b in zip(stops, stops[1:], strict=False)]
+    assert [route.name for route in taken] == names
+    assert sum(route.bytes(1200, 4) for route in taken) == sent
+    assert stops[-1] == target
+
+
+def test_the_cheapest_path_is_taken() -> None:
+    """Directly, though all_reduce and slice would do."""
+    assert path(P, S(0), 100, 2) == (S(0),)
+    assert path(S(0), S(1), 100, 2) == (S(1),)
+
+
+# -------------------------------------------------------------------- moves
+
+
+def boxes(found: tuple[Move, ...]) -> list[str]:
+    return [f"{move.source}->{move.target} {move.box.spans}" for move in found]
+
+
+def test_moves_keep_what_is_there_already() -> None:
+    source, target = Layout(on(0, 1), (S(0),)), Layout(on(1, 2), (S(0),))
+    assert boxes(moves(source, target, (5,))) == ["0->1 ((0, 3),)", "1->2 ((3, 5),)"]
+    assert boxes(moves(Layout(first(2), (B,)), Layout(on(1, 0), (B,)), (5,))) == ["1->1 ((0, 5),)", "0->0 ((0, 5),)"]
+
+
+def test_holders_of_the_same_part_take_turns() -> None:
+    found = moves(Layout(on(0, 1), (B,)), Layout(on(2, 3, 4, 5), (S(0),)), (4,))
+    assert [move.source for move in found] == [0, 1, 0, 1]
+
+
+def test_sizes_that_do_not_match() -> None:
+    found = moves(Layout(first(2), (S(0),)), Layout(on(2, 3, 4), (S(0),)), (7,))
+    assert boxes(found) == ["0->2 ((0, 3),)", "0->3 ((3, 4),)", "1->3 ((4, 5),)", "1->4 ((5, 7),)"]
+
+
+def test_empty_tensors_do_not_move() -> None:
+    assert moves(Layout(first(2), (S(0),)), Layout(on(2), (B,)), (0, 3)) == ()
+
+
+layouts = st.builds(
+    lambda ranks, sbp: Layout(Placement("cpu", tuple(ranks)), (sbp,)),
+    st.lists(st.integers(0, 5), min_size=1, max_size=5, unique=True),
+    st.sampled_from([B, S(0), S(1)]),
+)
+
+
+@given(layouts, layouts, st.tuples(st.integers(0, 7), st.integers(0, 3)))
+def test_moves_bring_each_rank_all_it_needs_once(source: Layout, target: Layout, shape: tuple[int, int]) -> None:
+    found = moves(source, target, shape)
+    for rank in target.placement.ranks:
+        need = target.box(shape, rank)
+        parts = [move.box for move in found if move.target == rank]
+        assert sum(_size(part) for part in parts) == _size(need)
+        assert all(part.meet(need) == part for part in parts)
+        assert all(a is b or a.meet(b).is_empty for a in parts for b in parts)
+    for move in found:
+        assert move.box.meet(source.box(shape, move.source)) == move.box, "a rank sends what it has"
+
+
+def _size(part: Box) -> int:
+    rows, columns = part.shape
+    return rows * columns
+
+
+# -------------------------------------------------------------------- boxing
+
+
+def rerouted(graph: Graph) -> list[str]:
+    """The reroutes of a graph, in order: what, of which value, for which line's sake."""
+    physical = box(shard(graph))
+    return [f"{node.op}({node.inputs[0].name})" for node in physical.graph.nodes if isinstance(node.op, Reroute)]
+
+
+def test_a_gradient_is_summed_for_its_update_only() -> None:
+    graph = trace(lambda t: relu(matmul(t.input("x", type_(6, 4)), variable(t, "w", 4, 3))), first(2), train=True)
+    assert rerouted(graph) == ["all_reduce[cpu[0-1]:P -> cpu[0-1]:B](matmul_0.matmul_1)"]
+
+
+def test_a_value_is_brought_to_a_layout_once() -> None:
+    def body(tracer: Tracer) -> Any:
+        x, w = tracer.input("x", type_(6, 4)), variable(tracer, "w", 4, 2, sbp=S(1))
+        return matmul(x, w), matmul(x, variable(tracer, "v", 4, 2, sbp=S(1)))
+
+    assert rerouted(trace(body, first(2))) == ["all_gather[cpu[0-1]:S(0) -> cpu[0-1]:B](x)"]
+
+
+def test_results_that_are_partial_are_summed() -> None:
+    graph = trace(lambda t: matmul(t.input("x", type_(4, 6)), t.input("y", type_(4, 6)), transpose_a=True), first(2))
+    assert plain(physical_text(distribute(graph))) == (
+        "job job on cpu[0-1]\n"
+        "  %x: float32[4,6] cpu[0-1]:S(0) = Input(key=x)()\n"
+        "  %y: float32[4,6] cpu[0-1]:S(0) = Input(key=y)()\n"
+        "  %matmul_0: float32[6,6] cpu[0-1]:P = MatMul(transpose_a=True)(%x, %y)\n"
+        "  %matmul_0:B: float32[6,6] cpu[0-1]:B = all_reduce[cpu[0-1]:P -> cpu[0-1]:B](%matmul_0)\n"
+        "  return %matmul_0:B\n"
+    )
+
+
+def test_between_placements_partial_values_are_summed_first() -> None:
+    def body(tracer: Tracer) -> Any:
+        x = matmul(tracer.input("x", type_(4, 6)), tracer.input("y", type_(4, 6)), transpose_a=True)
+        with scope.using(placement=on(2)):
+            return tanh(x)
+
+    assert rerouted(trace(body, first(2))) == [
+        "all_reduce[cpu[0-1]:P -> cpu[0-1]:B](matmul_0)",
+        "move[cpu[0-1]:B -> cpu[2]:B](matmul_0:B)",
+    ]
+
+
+def test_the_reader_is_who_a_reroute_is_for() -> None:
+    def body(tracer: Tracer) -> Any:
+        x = to_layout(relu(tracer.input("x", type_(4, 6))), S(1))
+        return x
+
+    (node,) = (node for node in box(shard(trace(body, first(2)))).graph.nodes if isinstance(node.op, Reroute))
+    assert str(node.where) == f"test_routes.py:{body.__code__.co_firstlineno + 1}"
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "sent"),
+    [
+        (Layout(first(2), (S(0),)), Layout(first(2), (B,)), 48),
+        (Layout(first(2), (P,)), Layout(first(2), (B,)), 96),
+        (Layout(first(2), (S(0),)), Layout(on(2), (B,)), 48),
+        (Layout(first(2), (B,)), Layout(on(1), (B,)), 0),
+        (Layout(on(0), (B,)), Layout(on(1, 2), (B,)), 192),
+    ],
+    ids=str,
+)
+def test_bytes_of_the_busiest_rank(source: Layout, target: Layout, sent: float) -> None:
+    """Of a tensor of 96 bytes."""
+    assert Reroute(source, target).bytes_per_rank(type_(6, 4)) == sent
+
+
+def test_meshes_of_several_dimensions_are_not_rerouted_yet() -> None:
+    mesh = Placement("cpu", (0, 1, 2, 3), (2, 2))
+    with pytest.raises(SbpError, match="only one-dimensional meshes change layouts"):
+        distribute(trace(lambda t: to_layout(add(t.input("x", type_(4, 4)), t.input("y", type_(4, 4))), S(0), S(1)), mesh))
+
+
+def test_views_are_crossed_only_on_purpose() -> None:
+    def body(tracer: Tracer) -> Any:
+        x = relu(tracer.input("x", type_(2), local=True))
+        with scope.using(placement=on(1)):
+            return tanh(x)
+
+    with pytest.raises(SbpError, match=r"%relu_0 lies cpu\[0\]:local but is read cpu\[1\]:local; cross between the views with to_local or to_global"):
+        distribute(trace(body, on(0), view="mirrored"))

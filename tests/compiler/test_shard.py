@@ -1,0 +1,262 @@
+"""Layouts are chosen as the policy says: by print, and against published choices."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from traced import first, lies, on, plain, run, trace, type_, variable
+
+from jobflow import scope
+from jobflow.compiler.shard import by_rule, shard
+from jobflow.compiler.trace import Tracer
+from jobflow.errors import SbpError
+from jobflow.graph.ir import Graph
+from jobflow.graph.text import sharded_text
+from jobflow.layout import B, Layout, P, S, Sbp
+from jobflow.ops import activation, arithmetic, axes, compare, conv, functions, index, linalg, loss, reduce, scalar, slices, softmax
+from jobflow.ops.layout_ops import to_layout
+from jobflow.types import TensorType, dtype_named, float64, int32
+
+
+def chosen(graph: Graph) -> dict[str, str]:
+    """Value -> its S/B/P."""
+    sharded = shard(graph)
+    return {value.name: lies(sharded.layouts, value) for value in graph.values()}
+
+
+def test_data_parallel() -> None:
+    """Batches stay split, parameters whole, and gradients come out partial."""
+
+    def body(tracer: Tracer) -> Any:
+        x, w, b = tracer.input("x", type_(6, 4)), variable(tracer, "w", 4, 3), variable(tracer, "b", 3)
+        return activation.relu(linalg.bias_add(linalg.matmul(x, w), b))
+
+    assert plain(sharded_text(shard(trace(body, first(2), train=True)))) == (
+        "job job on cpu[0-1]\n"
+        "  %x: float32[6,4] cpu[0-1]:S(0) = Input(key=x)()\n"
+        "  %w: float32[4,3] cpu[0-1]:B = ReadVariable(key=w)()\n"
+        "  %b: float32[3] cpu[0-1]:B = ReadVariable(key=b)()\n"
+        "  %matmul_0: float32[6,3] cpu[0-1]:S(0) = MatMul()(%x, %w)\n"
+        "  %biasadd_0: float32[6,3] cpu[0-1]:S(0) = BiasAdd(axis=1)(%matmul_0, %b)\n"
+        "  %relu_0: float32[6,3] cpu[0-1]:S(0) = Relu()(%biasadd_0)\n"
+        "  %relu_0.filllike_0: float32[6,3] cpu[0-1]:S(0) = FillLike(value=0.05555555555555555)(%relu_0)\n"
+        "  %relu_0.relugrad_0: float32[6,3] cpu[0-1]:S(0) = ReluGrad()(%relu_0, %relu_0.filllike_0)\n"
+        "  %biasadd_0.axissum_0: float32[3] cpu[0-1]:P = AxisSum(axis=1)(%relu_0.relugrad_0)\n"
+        "  %matmul_0.matmul_1: float32[4,3] cpu[0-1]:P = MatMul(transpose_a=True)(%x, %relu_0.relugrad_0)\n"
+        "  %System-Train-TrainStep-job: int64[1] cpu[0-1]:B = ReadVariable(key=System-Train-TrainStep-job)()\n"
+        "  %constant_0: float32[1] cpu[0-1]:B = Constant(value=1.0)()\n"
+        "  %sgdupdate_0: float32[4,3] cpu[0-1]:B = SgdUpdate()(%w, %matmul_0.matmul_1, %constant_0)\n"
+        "  %sgdupdate_1: float32[3] cpu[0-1]:B = SgdUpdate()(%b, %biasadd_0.axissum_0, %constant_0)\n"
+        "  %increment_0: int64[1] cpu[0-1]:B = Increment()(%System-Train-TrainStep-job)\n"
+        "  return %relu_0\n"
+        "  w <- %sgdupdate_0\n"
+        "  b <- %sgdupdate_1\n"
+        "  System-Train-TrainStep-job <- %increment_0\n"
+    )
+
+
+def test_model_parallel_by_a_split_variable() -> None:
+    """A variable stored split is a wish: the product takes all of x and gives pieces of its columns."""
+
+    def body(tracer: Tracer) -> Any:
+        x, w, b = tracer.input("x", type_(6, 4)), variable(tracer, "w", 4, 2, sbp=S(1)), variable(tracer, "b", 2, sbp=S(0))
+        return linalg.matmul(activation.relu(linalg.bias_add(linalg.matmul(x, w), b)), variable(tracer, "v", 2, 3, sbp=S(0)))
+
+    graph = trace(body, first(2), train=True)
+    found = chosen(graph)
+    assert {name: found[name] for name in ("x", "w", "matmul_0", "biasadd_0", "relu_0", "v", "matmul_1")} == {
+        "x": "S(0)", "w": "S(1)", "matmul_0": "S(1)", "biasadd_0": "S(1)", "relu_0": "S(1)", "v": "S(0)", "matmul_1": "P",
+    }  # fmt: skip
+    updated = {node.inputs[0].name: found[node.outputs[0].name] for node in graph.nodes if node.phase == "update" and node.op.alias}
+    assert updated == {"w": "S(1)", "b": "S(0)", "v": "S(0)", "System-Train-TrainStep-job": "B"}, "a variable keeps the layout it is stored in"
+
+
+# -------------------------------------------------------------------- ties
+
+
+def decide(op: Callable[..., Any], types: list[TensorType], now: list[Sbp], n: int = 2, wishes: tuple[int, ...] = ()) -> str:
+    """Inputs as they are read -> output, of one op whose inputs lie so; `wishes` are the inputs the user asked for."""
+    tracer = Tracer("job", first(n))
+    with scope.using(interpreter=tracer, placement=first(n)):
+        inputs = [tracer.input(f"x{i}", type) for i, type in enumerate(types)]
+        made = op(*inputs)
+    (node,) = (node for node in tracer.nodes if node.inputs)
+    assert made is node.outputs[0] or made in node.outputs
+    decision = by_rule(node, {x: Layout(first(n), (sbp,)) for x, sbp in zip(inputs, now, strict=True)}, {inputs[i] for i in wishes})
+    read, made_as = ([",".join(map(str, layout.sbp)) for layout in layouts] for layouts in (decision.inputs, decision.outputs[:1]))
+    return f"{' '.join(read)} -> {made_as[0]}"
+
+
+SQUARE = [type_(4, 4), type_(4, 4)]
+
+
+def test_most_inputs_as_they_lie() -> None:
+    assert decide(linalg.matmul, SQUARE, [S(0), B]) == "S(0) B -> S(0)"
+    assert decide(linalg.matmul, SQUARE, [S(1), S(0)]) == "S(1) S(0) -> P"
+    assert decide(arithmetic.add, SQUARE, [P, P]) == "P P -> P"
+
+
+def test_among_equals_fewer_bytes_move() -> None:
+    """A row vector S(0) and a matrix S(0) go apart: one of them moves, and it is the small one."""
+    assert decide(arithmetic.add, [type_(4, 6), type_(6)], [S(0), S(0)]) == "S(0) B -> S(0)"
+    assert decide(arithmetic.add, [type_(2, 6), type_(50, 2, 6)], [S(0), S(0)]) == "B S(0) -> S(0)"
+
+
+def test_cutting_up_a_whole_tensor_comes_late() -> None:
+    """S(0) + B gathers the first, though cutting the second would move nothing: the legacy order."""
+    assert decide(arithmetic.add, SQUARE, [S(0), B]) == "B B -> B"
+
+
+def test_making_partial_comes_last() -> None:
+    assert decide(arithmetic.multiply, [type_(4), type_(4)], [S(0), B]) == "B B -> B"
+    assert decide(linalg.matmul, SQUARE, [B, B]) == "B B -> B"
+
+
+def test_among_equals_still_the_rule_lists_the_order() -> None:
+    """Both rows and columns of a square product may be split; rows come first."""
+    assert decide(linalg.matmul, SQUARE, [S(0), S(1)]) == "S(0) B -> S(0)"
+
+
+def test_axes_shorter_than_the_ranks_stay_whole() -> None:
+    assert decide(activation.relu, [type_(3, 8)], [S(0)], n=4) == "S(1) -> S(1)"
+    assert decide(activation.relu, [type_(3, 2)], [S(0)], n=4) == "B -> B"
+    assert decide(activation.relu, [type_(3, 8)], [S(0)], n=3) == "S(0) -> S(0)"
+    assert decide(activation.relu, [type_(3, 8)], [S(0)], n=4, wishes=(0,)) == "S(0) -> S(0)", "unless the user asks for it"
+
+
+def test_wishes_come_before_matches() -> None:
+    assert decide(arithmetic.add, SQUARE, [S(0), S(1)], wishes=(1,)) == "S(1) S(1) -> S(1)"
+    assert decide(arithmetic.add, SQUARE, [S(0), S(1)], wishes=(0, 1)) == "S(0) S(0) -> S(0)", "wishes that cannot both be met are ignored"
+
+
+# -------------------------------------------------------------------- wishes and views
+
+
+def test_a_wish_is_met_and_respected_by_the_next_reader() -> None:
+    def body(tracer: Tracer) -> Any:
+        x = to_layout(tracer.input("x", type_(6, 4)), S(1))
+        return activation.relu(x)
+
+    assert chosen(trace(body, first(2))) == {"x": "S(0)", "tolayout_0": "S(1)", "relu_0": "S(1)"}
+
+
+def test_a_wish_for_the_gradient() -> None:
+    def body(tracer: Tracer) -> Any:
+        w = to_layout(variable(tracer, "w", 4, 4), B, grad=(S(0),))
+        return linalg.matmul(tracer.input("x", type_(6, 4)), w)
+
+    assert chosen(trace(body, first(2), train=True))["tolayout_0.tolayout_0"] == "S(0)"
+
+
+def test_one_rank_needs_no_layouts() -> None:
+    def body(tracer: Tracer) -> Any:
+        return to_layout(linalg.matmul(tracer.input("x", type_(6, 4)), variable(tracer, "w", 4, 2, sbp=S(1))), S(0))
+
+    assert set(chosen(trace(body, first(1))).values()) == {"B"}
+
+
+def test_mirrored_values_are_local() -> None:
+    graph = trace(lambda t: arithmetic.add(t.input("x", type_(2), local=True), variable(t, "w", 2)), first(2), view="mirrored")
+    assert chosen(graph) == {"x": "local", "w": "B", "tolocal_0": "local", "add_0": "local"}
+
+
+def test_arguments_shorter_than_the_ranks_are_whole() -> None:
+    graph = trace(lambda t: (activation.relu(t.input("x", type_(3))), activation.relu(t.input("y", type_()))), first(4))
+    assert chosen(graph) == {"x": "B", "relu_0": "B", "y": "B", "relu_1": "B"}
+
+
+def test_a_value_on_as_many_other_ranks_counts_as_lying_so() -> None:
+    def body(tracer: Tracer) -> Any:
+        x = activation.relu(tracer.input("x", type_(6, 4)))
+        with scope.using(placement=on(2, 3)):
+            return activation.tanh(x)
+
+    assert chosen(trace(body, on(0, 1)))["tanh_0"] == "S(0)"
+
+
+def test_updates_store_their_variable_as_it_was() -> None:
+    """A gradient that the user wants split does not make its variable split."""
+
+    def body(tracer: Tracer) -> Any:
+        w = to_layout(variable(tracer, "w", 4, 4, dtype=float64), B, grad=(S(1),))
+        return reduce.reduce_sum(linalg.matmul(tracer.input("x", TensorType((6, 4), float64)), w))
+
+    found = chosen(trace(body, first(2), train=True))
+    assert (found["tolayout_0.tolayout_0"], found["sgdupdate_0"]) == ("S(1)", "B")
+    x = np.arange(24.0).reshape(6, 4)
+    _, new = run(2, body, train=True, variables={"w": np.zeros((4, 4))}, x=x)
+    np.testing.assert_allclose(new["w"], -x.sum(axis=0)[:, None] * np.ones(4))
+
+
+def test_a_layout_needs_one_sbp_per_mesh_dimension() -> None:
+    with pytest.raises(SbpError, match="2 sbp for a mesh of 1 dimensions"):
+        Layout(first(2), (B, B))
+
+
+# -------------------------------------------------------------------- published choices
+
+OPS: dict[str, Callable[..., Any]] = {
+    "matmul_tb": lambda a, b: linalg.matmul(a, b, transpose_b=True),
+    "add": arithmetic.add,
+    "div": arithmetic.divide,
+    "maximum": arithmetic.maximum,
+    "greater": compare.greater,
+    "mul_row_1x6": arithmetic.multiply,
+    "sub_col_4x1": arithmetic.subtract,
+    "add_3d_2d": arithmetic.add,
+    "add_scalar": lambda x: scalar.shift(x, 2.0),
+    "mul_scalar": lambda x: scalar.scale(x, 2.0),
+    "abs": functions.absolute,
+    "log": functions.log,
+    "sqrt": functions.sqrt,
+    "tanh": activation.tanh,
+    "sigmoid": activation.sigmoid,
+    "relu": activation.relu,
+    "gelu": activation.gelu,
+    "cast_i32": lambda x: scalar.cast(x, int32),
+    "softmax_last": softmax.softmax,
+    "softmax_dim0": lambda x: softmax.softmax(x, 0),
+    "log_softmax_last": softmax.log_softmax,
+    "sum_1_keep": lambda x: reduce.reduce_sum(x, (1,), True),
+    "max_all": reduce.reduce_max,
+    "max_0": lambda x: reduce.reduce_max(x, (0,)),
+    "max_1": lambda x: reduce.reduce_max(x, (1,)),
+    "min_1": lambda x: reduce.reduce_min(x, (1,)),
+    "prod_1": lambda x: reduce.reduce_prod(x, (1,)),
+    "argmax_0": lambda x: reduce.argmax(x, 0),
+    "argmax_1": lambda x: reduce.argmax(x, 1),
+    "reshape_4x6_to_24": lambda x: axes.reshape(x, (24,)),
+    "reshape_4x6_to_2x2x6": lambda x: axes.reshape(x, (2, 2, 6)),
+    "flatten_img": lambda x: axes.reshape(x, (4, 150)),
+    "transpose_01": lambda x: axes.transpose(x, (1, 0)),
+    "permute_210": lambda x: axes.transpose(x, (2, 1, 0)),
+    "unsqueeze_0": lambda x: axes.expand_dims(x, 0),
+    "unsqueeze_1": lambda x: axes.expand_dims(x, 1),
+    "narrow_1": lambda x: slices.slice_(x, (None, 1), (None, 5)),
+    "flip_0": lambda x: slices.flip(x, (0,)),
+    "index_select_0": index.gather,
+    "conv2d": conv.conv,
+    "sparse_softmax_xent": loss.sparse_softmax_cross_entropy,
+}
+PUBLISHED = json.loads((Path(__file__).parent / "data" / "chosen_layouts.json").read_text(encoding="utf-8"))
+MARKS: dict[str, Sbp] = {"B": B, "P": P, **{f"S{axis}": S(axis) for axis in range(4)}}
+
+
+def type_named(printed: str) -> TensorType:
+    name, sizes = re.fullmatch(r"(\w+)\[([\d,]*)\]", printed).groups()  # type: ignore[union-attr]
+    return TensorType(tuple(map(int, filter(None, sizes.split(",")))), dtype_named(name))
+
+
+@pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: row["op"])
+def test_two_ranks_choose_as_published(row: dict[str, Any]) -> None:
+    types = [type_named(printed) for printed in row["types"]]
+    for line in row["chosen"]:
+        inputs, output = line.split(" -> ")
+        ours = decide(OPS[row["op"]], types, [MARKS[mark] for mark in inputs.split()])
+        assert ours.split(" -> ")[1] == str(MARKS[output]), f"{row['op']} {inputs}: {ours}"
