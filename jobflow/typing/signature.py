@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -111,7 +113,9 @@ class JobSignature:
             advice = f"Pass a list of {devices}" + (f", for example np.array_split({path}, {devices})." if isinstance(value, np.ndarray) else ".")
             raise self._error(path, f"is {_kind(value)}; the job declares a list of one array per device, {declared}", advice)
         if len(value) != devices:
-            raise self._error(path, f"has {len(value)} arrays; the job runs on {devices} devices", f"Pass a list of {devices}, one per device.")
+            raise self._error(
+                path, f"has {len(value)} arrays; the job runs on {devices} device{'s' * (devices != 1)}", f"Pass a list of {devices}, one per device."
+            )
         return [self._piece(f"{path}[{i}]", declared, piece) for i, piece in enumerate(value)]
 
     def _piece(self, path: str, declared: Declared, value: Any) -> Any:
@@ -211,10 +215,17 @@ def _evaluated(function: Callable[..., Any], annotation: Any, what: str) -> Any:
     while frame is not None and frame.f_globals is not function.__globals__:
         frame = frame.f_back
     try:
-        return eval(annotation, function.__globals__, frame.f_locals if frame is not None else {})
+        return eval(_located(annotation, function), function.__globals__, frame.f_locals if frame is not None else {})
     except Exception as error:
         advice = "Names in it must be known where the job is decorated"
         raise JobError(f"{what} {annotation!r} cannot be evaluated: {error}. {advice}") from error
+
+
+def _located(annotation: str, function: Callable[..., Any]) -> CodeType:
+    """The text as code that stands where the function begins, so that messages about what it declares point there."""
+    place = inspect.unwrap(function).__code__
+    tree = ast.parse(annotation, mode="eval")
+    return compile(ast.increment_lineno(tree, place.co_firstlineno - 1), place.co_filename, "eval")
 
 
 def _tree(annotation: Any, where: str) -> Any:
