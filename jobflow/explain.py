@@ -20,10 +20,9 @@ from jobflow.errors import ConfigError, JobError, did_you_mean
 from jobflow.graph.ir import Physical
 from jobflow.graph.text import graph_text, physical_text, sharded_text
 from jobflow.job import Job, job_of, returned_values
-from jobflow.plan.plan import ALIGNMENT, Slot
+from jobflow.plan.storage import place_variables
 from jobflow.plan.text import plan_text
 from jobflow.session import current_session
-from jobflow.types import contiguous_strides
 
 #: What can be shown, in the order of a job's life.
 STAGES = ("trace", "graph", "layouts", "boxing", "physical", "program", "plan")
@@ -67,7 +66,7 @@ def explain(job: Job, *, devices: int = 1, rank: int = 0, stages: Sequence[str] 
     graph = logical(tracer, outputs)
     sharded = shard(graph)
     physical = bucket(box(sharded))
-    slots = storage(physical, rank)
+    slots, _ = place_variables(physical.graph.variables.values(), rank)
     texts = {
         "trace": lambda: graph_text(traced),
         "graph": lambda: graph_text(graph),
@@ -78,21 +77,6 @@ def explain(job: Job, *, devices: int = 1, rank: int = 0, stages: Sequence[str] 
         "plan": lambda: plan_text(plan_rank(physical, rank, slots)),
     }
     return "\n\n".join(f"== {stage} ==\n{texts[stage]()}" for stage in STAGES if stage in stages)
-
-
-def storage(physical: Physical, rank: int) -> dict[str, Slot]:
-    """Where a rank's variables would lie: like State, one run of memory per group and element type."""
-    slots: dict[str, Slot] = {}
-    ends: dict[str, int] = {}
-    for variable in physical.graph.variables.values():
-        if rank not in variable.placement.ranks:
-            continue
-        type = variable.layout.local_type(variable.type, rank)
-        buffer = f"state/{variable.group}"
-        start = ends.get(buffer, 0)
-        slots[variable.name] = Slot(buffer, start, type, contiguous_strides(type.shape, type.dtype.itemsize))
-        ends[buffer] = start + -(-max(type.nbytes, 1) // ALIGNMENT) * ALIGNMENT
-    return slots
 
 
 def boxing_table(physical: Physical) -> str:

@@ -1,8 +1,4 @@
-"""Variables of one rank: flat buffers that outlive the runs of jobs, and where in them each variable lies.
-
-Variables declared together that share a group and an element type lie end to end, each at a multiple of the alignment, so that
-an update may treat them as one.
-"""
+"""Variables of one rank: flat buffers that outlive the runs of jobs, laid out as `plan.storage` says."""
 
 from __future__ import annotations
 
@@ -12,10 +8,11 @@ import numpy as np
 
 from jobflow.graph.ir import Variable
 from jobflow.ops.base import types_tuple
-from jobflow.plan.plan import ALIGNMENT, Slot
+from jobflow.plan.plan import Slot
+from jobflow.plan.storage import place_variables
 from jobflow.runtime.arrays import window
 from jobflow.runtime.device.base import Device
-from jobflow.types import Array, TensorType, contiguous_strides
+from jobflow.types import Array, TensorType
 
 
 class State:
@@ -31,22 +28,12 @@ class State:
     def declare(self, variables: Iterable[Variable]) -> None:
         """Give memory and a first value to every variable that is new."""
         new = [v for v in variables if v.name not in self.variables and self.rank in v.placement.ranks]
-        groups: dict[tuple[str, str], list[Variable]] = {}
-        for variable in new:
-            groups.setdefault((variable.group, variable.type.dtype.name), []).append(variable)
-        for (group, _), members in groups.items():
-            self._store(group, members)
+        slots, sizes = place_variables(new, self.rank, len(self.buffers))
+        self.slots.update(slots)
+        self.buffers.update({name: self.device.allocate(nbytes) for name, nbytes in sizes.items()})
+        self.variables.update({variable.name: variable for variable in new})
         for variable in new:
             self.initialize(variable.name)
-
-    def _store(self, group: str, members: list[Variable]) -> None:
-        buffer, offset = f"state/{len(self.buffers)}:{group}", 0
-        for variable in members:
-            type = variable.layout.local_type(variable.type, self.rank)
-            self.slots[variable.name] = Slot(buffer, offset, type, contiguous_strides(type.shape, type.dtype.itemsize))
-            self.variables[variable.name] = variable
-            offset += -(-max(type.nbytes, 1) // ALIGNMENT) * ALIGNMENT
-        self.buffers[buffer] = self.device.allocate(offset)
 
     def initialize(self, name: str) -> None:
         """Run the variable's initializer on this rank's part of it."""
