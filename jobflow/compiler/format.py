@@ -1,10 +1,14 @@
-"""Memory order of values: batch-innermost around convolutions and pooling.
+"""Memory order of values: batch-innermost around convolutions and pooling, and around products of few rows.
 
-Policy: a tensor [n, c, h, w] that a convolution or a pooling op reads or writes, and every tensor of its shape that is joined
+Policy for images: a tensor [n, c, h, w] that a convolution or a pooling op reads or writes, and every tensor of its shape that is joined
 to it by elementwise ops, is stored in the order c, h, w, n.  Then transforms, pooling, bias and activations are vector loops
 over the batch, padding and im2col are copies of contiguous runs, and flattening before a dense layer costs nothing, because
 [n, c h w] in that order is a transposed matrix that a GEMM takes as it is.  Logical types do not change: a kernel sees an array
 [n, c, h, w] with unusual strides.  Below `SMALLEST` samples the vectors are too short to pay.
+
+Policy for matrices: a matrix whose product says it is made faster column by column (`Op.wants_columns`) is stored so, together
+with all that elementwise ops join to it, if every op that touches any of these takes both orders alike (`Op.any_order`).
+Example: activations of a dense layer on 100 samples, their gradients, and what bias and activation function make of them.
 """
 
 from __future__ import annotations
@@ -30,7 +34,26 @@ def format_items(program: Program) -> dict[Item, tuple[int, ...]]:
         else:
             joined.join_equal_shapes([item for item in (*step.inputs, *step.outputs) if _is_image(item)])
     chosen = {joined.find(item) for item in wants}
-    return {item: (*range(1, item.type.ndim), 0) for item in _own_items(program) if _is_image(item) and joined.find(item) in chosen}
+    images = {item: (*range(1, item.type.ndim), 0) for item in _own_items(program) if _is_image(item) and joined.find(item) in chosen}
+    return images | dict.fromkeys(_columns_first(program), (1, 0))
+
+
+def _columns_first(program: Program) -> Iterable[Item]:
+    """The matrices that are stored column by column."""
+    joined = _Groups()
+    wants: list[Item] = []
+    fixed = [argument.item for argument in program.arguments] + [item for _, item in program.fetches]
+    for step in program.steps:
+        matrices = [item for item in (*step.inputs, *step.outputs) if item.type.ndim == 2]
+        fixed += [item for item in matrices if item.slot is not None]
+        if not isinstance(step.action, Op) or not step.action.any_order:
+            fixed += matrices
+        elif step.action.wants_columns(*(item.type for item in step.inputs)):
+            wants += step.outputs
+        else:
+            joined.join_equal_shapes(matrices)
+    chosen = {joined.find(item) for item in wants} - {joined.find(item) for item in fixed}
+    return [item for step in program.steps for item in step.outputs if item.type.ndim == 2 and joined.find(item) in chosen]
 
 
 def _batches(op: Op, step: Step) -> list[Item]:

@@ -17,6 +17,7 @@ from jobflow.compiler.local import Collect, Item, Join, Receive, Send, Step
 from jobflow.compiler.order import Ordered
 from jobflow.compiler.place import communicated, overwritten, placements
 from jobflow.compiler.views import Window, is_dense, is_free, windows
+from jobflow.compiler.write import views_of, written_over
 from jobflow.errors import PlanError
 from jobflow.ops.base import Op
 from jobflow.ops.layout_ops import Copy
@@ -35,6 +36,8 @@ class _Planning:
     ordered: Ordered
     #: root -> (the root it lies in, bytes into it)
     inside: dict[Item, tuple[Item, int]] = field(default_factory=dict)
+    #: those of them that are parts of a join
+    parts: set[Item] = field(default_factory=set)
     slots: dict[Item, Slot] = field(default_factory=dict)
     accesses: list[Access] = field(default_factory=list)
     begun: set[Item] = field(default_factory=set)
@@ -49,6 +52,7 @@ class _Planning:
         alone = windows(self.steps, roots, orders)
         placed = placements(self.steps, alone, fetched | told | set(self.arguments), orders)
         self.windows: dict[Item, Window] = windows(self.steps, roots, orders, placed) if placed else alone
+        self.updated = views_of(self.steps, set(written_over(self.steps)))
         self._join()
         kept = set(map(self.home, (*fetched, *told, *self.arguments)))
         overwritten(self.steps, self.windows, self.home, kept, self.inside)
@@ -77,9 +81,16 @@ class _Planning:
         return root
 
     def key(self, item: Item) -> int:
-        """Names a value for the verifier; what is stored lies end to end on purpose and counts as one."""
-        home = self.home(item)
-        return 0 if home.slot is not None else id(home)
+        """Names a value for the verifier: what is joined is one value, what is written over another is a new one.
+
+        Variables as they are before the run lie end to end on purpose and count as one.
+        """
+        if item in self.updated:
+            return id(self.updated[item])
+        root = self.windows[item].root
+        while root in self.parts:
+            root = self.inside[root][0]
+        return 0 if root.slot is not None else id(root)
 
     def slot(self, item: Item) -> Slot:
         window = self.windows[item]
@@ -102,6 +113,7 @@ class _Planning:
                 whole = window.offset == 0 and root.type.nbytes == part.type.nbytes and is_dense(part.type, window)
                 if whole and root.slot is None and root not in taken:
                     self.inside[root] = (step.outputs[0], offset)
+                    self.parts.add(root)
                     taken.add(root)
 
     def _lives(self) -> dict[Item, list[int]]:

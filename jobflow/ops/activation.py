@@ -187,6 +187,7 @@ class Gelu(Op):
     """y = x Phi(x), and share = Phi(x) = (1 + erf(x / sqrt 2)) / 2, the normal distribution, which the gradient needs again."""
 
     strided_outputs = True
+    any_order = True
 
     def infer(self, x: TensorType) -> tuple[TensorType, TensorType]:
         check_dtypes("gelu", FLOATS, x)

@@ -87,6 +87,8 @@ class Op:
     pure: ClassVar[bool] = True
     #: True for ops whose CPU calls are fastest on values [n,c,*spatial] stored with n innermost (a hint to the compiler's format pass)
     batch_innermost: ClassVar[bool] = False
+    #: True for ops whose CPU calls take matrices stored column by column as well as row by row
+    any_order: ClassVar[bool] = False
     #: True for values that come from outside the graph (arguments, variables): their kernel never runs
     external: ClassVar[bool] = False
     #: attributes that the text of a node shows anyway
@@ -124,6 +126,10 @@ class Op:
         None where there is no such view.  An input that is made there need not be moved.
         """
         return (None,) * len(types)
+
+    def wants_columns(self, *types: TensorType) -> bool:
+        """True if the CPU calls are faster where the output, a matrix, is stored column by column (a hint to the format pass)."""
+        return False
 
     def limits(self, *types: TensorType) -> Mapping[int, tuple[int, int]]:
         """Inputs that hold indices, and the range (low, high) they must be in, low <= index < high; checked before a job runs."""

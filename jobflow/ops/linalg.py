@@ -15,6 +15,8 @@ from jobflow.types import Array, Tensor, TensorType, Xp, dtype_of
 
 #: multiply-adds below which the shorter call of np.dot matters more than what np.matmul does for strided operands
 SMALL_PRODUCT = 1 << 15
+#: products of fewer rows than this, and than columns, are made column by column: OpenBLAS takes 5 % (128 rows) to 40 % (8 rows) less time
+FEW_ROWS = 256
 
 
 def _same_dtype(what: str, **operands: TensorType) -> None:
@@ -97,6 +99,13 @@ class Product(Op):
 @dataclass(frozen=True)
 class MatMul(Product):
     """y[m,n] = sum_k a[m,k] b[k,n]; a is [k,m] if transpose_a, b is [n,k] if transpose_b."""
+
+    any_order = True
+
+    def wants_columns(self, *types: TensorType) -> bool:
+        a, b = types
+        rows, columns = _product_shape(a, b, self.transpose_a, self.transpose_b)
+        return rows < min(FEW_ROWS, columns)
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         return a.with_shape(_product_shape(a, b, self.transpose_a, self.transpose_b))
@@ -243,6 +252,7 @@ class BiasAdd(Op):
 
     in_place = OVER_FIRST
     strided_outputs = True
+    any_order = True
 
     def infer(self, value: TensorType, bias: TensorType) -> TensorType:
         _same_dtype("bias_add", value=value, bias=bias)
@@ -287,6 +297,8 @@ class AxisSum(Op):
     """y[c] = sum of x over all axes but `axis`: the adjoint of a vector that broadcasts along it."""
 
     axis: int
+
+    any_order = True
 
     def infer(self, x: TensorType) -> TensorType:
         return x.with_shape((x.shape[self.axis],))

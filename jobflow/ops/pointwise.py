@@ -27,6 +27,7 @@ class Elementwise(Op):
     linear: ClassVar[tuple[tuple[int, ...], ...]] = ()
     kinds: ClassVar[str] = FLOATS
     strided_outputs = True
+    any_order = True
     #: element type of the result; None: that of the operands
     gives: ClassVar[DType | None] = None
 

@@ -82,12 +82,16 @@ Blockwise = Callable[..., list[Call]]
 
 
 def _blocks(block: Blockwise, size: int, length: int, arrays: Sequence[Array]) -> list[Call] | None:
-    """Calls of `block(n, *parts)` for contiguous parts of `arrays`, of at most `length` elements; None if the arrays do not allow it."""
+    """Calls of `block(n, *parts)` for contiguous parts of `arrays`, of at most `length` elements; None if the arrays do not allow it.
+
+    The last part comes first: the end of what the backward pass has written is still in the cache, and the first variables will
+    be when the next forward pass begins with them.
+    """
     if not all(a.flags.c_contiguous for a in arrays):
         return None
     flat = [a.reshape(-1) for a in arrays]
     calls: list[Call] = []
-    for start, stop in cut(size, max(1, -(-size // length))):
+    for start, stop in reversed(cut(size, max(1, -(-size // length)))):
         if stop > start:
             calls += block(stop - start, *(a[start:stop] for a in flat))
     return calls
