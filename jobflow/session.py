@@ -119,9 +119,9 @@ class Session:
 
     def prepare_all(self) -> None:
         """Trace, compile and bind every registered job that is not yet."""
-        self.start()
         if not self.jobs:
             raise JobError(f"at {user_line()}: there is no job yet; declare one with @global_function before variables are used")
+        self.start()
         for job in list(self.jobs.values()):
             self.compiled(job, job.declared_shapes(self))
 

@@ -25,8 +25,8 @@ class CheckPoint:
         stored.save(path)
 
     def load(self, path: str) -> None:
-        """Set the variables that `path` has a value for."""
-        stored.load_variables(stored.get(path))
+        """Set the variables that `path` has a value for; training goes on from there."""
+        stored.restore(path)
 
 
 class SimpleCheckPointManager:
@@ -53,7 +53,7 @@ class SimpleCheckPointManager:
         if latest is None:
             self.save()
         else:
-            stored.load_variables(stored.get(os.path.join(self.root, latest)))
+            stored.restore(os.path.join(self.root, latest))
 
     def save(self) -> None:
         """Save under a new name made of the current time."""

@@ -96,3 +96,12 @@ def get(path: str) -> dict[str, FileArray]:
     """The tensors of a checkpoint by name, read when needed; legacy directories too."""
     arrays = checkpoint.load(path)
     return {name: FileArray(arrays, name, path) for name in arrays}
+
+
+def restore(path: str) -> None:
+    """Set the variables that a checkpoint has, and go on with its counts of runs, so that dropout goes on too."""
+    load_variables(get(path))
+    saved = checkpoint.load(path).extra.get("runs")
+    if saved is not None:  # legacy directories do not say
+        runs = started_session().runs
+        runs.update({job: int(saved.get(job, 0)) for job in {*runs, *saved}})
