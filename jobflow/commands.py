@@ -9,6 +9,7 @@ from typing import Any
 from jobflow.compiler.compile import plan_rank
 from jobflow.graph.wire import Wire, physical_from_wire
 from jobflow.layout import Layout
+from jobflow.plan.plan import Announced
 from jobflow.runtime.executor import Executor
 from jobflow.runtime.state import State
 from jobflow.runtime.world.base import Rank
@@ -33,7 +34,7 @@ class Bind:
 
     number: int
 
-    def __call__(self, rank: Rank, table: Wire) -> tuple[str, ...]:
+    def __call__(self, rank: Rank, table: Wire) -> tuple[Announced, ...]:
         physical = physical_from_wire(table)
         state = state_of(rank)
         state.declare(physical.graph.variables.values())

@@ -9,7 +9,7 @@ from jobflow.errors import NOWHERE, SourceLine
 from jobflow.graph.ir import Phase
 from jobflow.layout import Box, Reduction
 from jobflow.ops.base import Op, types_tuple
-from jobflow.plan.plan import Kind, Slot
+from jobflow.plan.plan import Announced, Kind, Slot
 from jobflow.types import TensorType
 
 
@@ -108,7 +108,7 @@ class Program:
     reads: dict[str, Item]
     #: what they become
     updates: dict[str, Item]
-    schedule: tuple[str, ...] = ()
+    schedule: tuple[Announced, ...] = ()
 
     def __str__(self) -> str:
         return "\n".join([f"job {self.job}, rank {self.rank}", *(f"  {step}" for step in self.steps)])

@@ -18,7 +18,7 @@ from jobflow.layout import SUM, Box, Layout, Local, Partial, whole_box
 from jobflow.ops.base import types_tuple
 from jobflow.ops.layout_ops import Assemble, FillIdentity, SliceBox, ToLocal
 from jobflow.ops.source import Input, ReadVariable
-from jobflow.plan.plan import ALIGNMENT, Slot
+from jobflow.plan.plan import ALIGNMENT, Announced, Slot
 from jobflow.types import TensorType
 
 
@@ -35,7 +35,7 @@ class _Lowering:
     items: dict[Value, Item] = field(default_factory=dict)
     arguments: list[Argument] = field(default_factory=list)
     reads: dict[str, Item] = field(default_factory=dict)
-    schedule: list[str] = field(default_factory=list)
+    schedule: list[Announced] = field(default_factory=list)
 
     def run(self) -> Program:
         graph = self.physical.graph
@@ -119,7 +119,7 @@ class _Lowering:
     def _announce(self, op: Reroute, node: Node, nbytes: int) -> int:
         """Enter a communication into the global schedule; its number."""
         if op.name not in ("slice", "keep_first", "pad"):
-            self.schedule.append(f"{op.name} {node.outputs[0].name} {op.source.placement.ranks} {nbytes}")
+            self.schedule.append(Announced(op.name, node.outputs[0].name, op.source.placement.ranks, nbytes))
         return len(self.schedule) - 1
 
     def _together(self, node: Node, op: Reroute) -> None:
@@ -150,7 +150,8 @@ class _Lowering:
                 if self.rank == move.source:
                     received.append((move, self._part(value, op.source, move.box)))
                 continue
-            self.schedule.append(f"move {value.name} {move.source}->{move.target} {move.box.spans}")
+            nbytes = value.type.with_shape(move.box.shape).nbytes
+            self.schedule.append(Announced("move", value.name, (move.source, move.target), nbytes))
             order = len(self.schedule) - 1
             if self.rank == move.source:
                 part = self._part(value, op.source, move.box)

@@ -86,6 +86,20 @@ class Transfer:
     where: SourceLine = NOWHERE
 
 
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """A communication as all ranks see it, those that take no part in it too: one line of the schedule."""
+
+    what: str
+    name: str
+    #: who takes part; the sender before the receiver
+    ranks: tuple[int, ...]
+    nbytes: int
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.name} {list(self.ranks)} {self.nbytes} bytes"
+
+
 Instruction: TypeAlias = Compute | Collective | Transfer
 
 
@@ -112,8 +126,8 @@ class Plan:
     fetches: tuple[tuple[int, Slot], ...]
     #: variable name -> where it is stored
     variables: dict[str, Slot] = field(default_factory=dict)
-    #: one line per communication of all ranks, in order; its hash is compared across ranks before the first run
-    schedule: tuple[str, ...] = ()
+    #: every communication of all ranks, in order; compared across ranks before the first run
+    schedule: tuple[Announced, ...] = ()
 
     @property
     def instructions(self) -> tuple[Instruction, ...]:

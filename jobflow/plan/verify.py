@@ -6,12 +6,11 @@ one schedule of communication, and each takes part exactly in what concerns it, 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from jobflow.errors import PlanError
-from jobflow.plan.plan import Collective, Plan, Slot, Transfer
+from jobflow.plan.plan import Announced, Collective, Plan, Slot, Transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ def _check_read(owners: list[_Owned], key: int, slot: Slot, name: str) -> None:
     if slot.stop == slot.offset:
         return
     touching = [o for o in owners if o.start < slot.stop and slot.offset < o.stop]
-    if not any(o.key == key for o in touching):
+    if not touching:
         raise PlanError(f"{name} reads {slot}, which nothing has written")
     if any(o.key != key for o in touching):
         raise PlanError(f"{name} reads {slot}, over which another value has been written")
@@ -65,26 +64,23 @@ def _take(owners: list[_Owned], key: int, slot: Slot) -> None:
 
 
 def verify_order(plan: Plan) -> None:
-    """PlanError unless this rank's communication follows the global schedule."""
-    last = -1
-    for instruction in plan.instructions:
-        if isinstance(instruction, Collective | Transfer):
-            if instruction.order <= last:
-                raise PlanError(f"rank {plan.rank}: {instruction.name} (number {instruction.order}) comes after number {last} of the schedule")
-            last = instruction.order
-            if last >= len(plan.schedule):
-                raise PlanError(f"rank {plan.rank}: {instruction.name} (number {last}) is not in the schedule of {len(plan.schedule)}")
+    """PlanError unless this rank takes part in each communication that concerns it, in the order of the schedule, and in no other."""
+    done = [i for i in plan.instructions if isinstance(i, Collective | Transfer)]
+    due = [number for number, announced in enumerate(plan.schedule) if plan.rank in announced.ranks]
+    for i in range(max(len(done), len(due))):
+        number = due[i] if i < len(due) else None
+        instruction = done[i] if i < len(done) else None
+        if instruction is None or instruction.order != number:
+            ours = "nothing" if instruction is None else f"{instruction.name} (number {instruction.order})"
+            theirs = "nothing more" if number is None else f"{plan.schedule[number]} (number {number})"
+            raise PlanError(f"job {plan.job}, rank {plan.rank}: its communication {i} is {ours}, but the schedule has {theirs} for it")
 
 
-def schedule_hash(schedule: Sequence[str]) -> str:
-    """What ranks compare before the first run."""
-    return hashlib.sha256("\n".join(schedule).encode()).hexdigest()
-
-
-def compare_schedules(job: str, schedules: Sequence[Sequence[str]]) -> None:
+def compare_schedules(job: str, schedules: Sequence[Sequence[Announced]]) -> None:
     """PlanError naming two ranks and the first communication at which they disagree."""
+    first = schedules[0]
     for rank, schedule in enumerate(schedules):
-        for number in range(max(len(schedules[0]), len(schedule))):
-            a, b = (lines[number] if number < len(lines) else "nothing" for lines in (schedules[0], schedule))
+        for number in range(max(len(first), len(schedule))):
+            a, b = (lines[number] if number < len(lines) else "nothing" for lines in (first, schedule))
             if a != b:
                 raise PlanError(f"job {job}: ranks 0 and {rank} disagree at communication {number}: {a} versus {b}")

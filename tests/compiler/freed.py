@@ -1,0 +1,75 @@
+"""An executor that spoils memory as soon as a plan needs it no more: a value that is read too late becomes NaN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Slot
+from jobflow.runtime.comm.base import Communicator
+from jobflow.runtime.device.base import Device
+from jobflow.runtime.executor import Executor
+from jobflow.runtime.state import State
+
+Marks = dict[str, Any]  # buffer -> one bool per byte
+
+
+def slots(instruction: Instruction) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
+    """What an instruction reads and writes."""
+    match instruction:
+        case Compute(_, inputs, outputs):
+            return inputs, outputs
+        case Collective():
+            return (instruction.input,), (instruction.output,)
+    return ((instruction.slot,), ()) if instruction.sends else ((), (instruction.slot,))
+
+
+def bytes_of(marks: Marks, slot: Slot) -> Any:
+    """The marks of the bytes that a slot touches, as a view."""
+    if 0 in slot.type.shape:
+        return np.zeros(0, bool)
+    return np.ndarray((*slot.type.shape, slot.type.dtype.itemsize), bool, marks[slot.buffer], slot.offset, (*slot.strides, 1))
+
+
+def deaths(plan: Plan) -> list[Marks]:
+    """After each instruction: the bytes it touched that nobody reads before somebody writes them again."""
+    live = {name: np.zeros(size, bool) for name, size in plan.buffers.items()}
+    for _, slot in plan.fetches:
+        if slot.buffer in live:
+            bytes_of(live, slot)[...] = True
+    found: list[Marks] = []
+    for instruction in reversed(plan.instructions):
+        reads, writes = ([slot for slot in side if slot.buffer in live] for side in slots(instruction))
+        dead = {name: np.zeros(size, bool) for name, size in plan.buffers.items()}
+        for slot in (*reads, *writes):
+            bytes_of(dead, slot)[...] = True
+        found.append({name: mark & ~live[name] for name, mark in dead.items()})
+        for slot in writes:
+            bytes_of(live, slot)[...] = False
+        for slot in reads:
+            bytes_of(live, slot)[...] = True
+    return found[::-1]
+
+
+class SpoilingExecutor(Executor):
+    """Fills memory with ones, which are NaNs and huge numbers, after its last reader."""
+
+    def __init__(self, plan: Plan, device: Device, comm: Communicator, state: State) -> None:
+        super().__init__(plan, device, comm, state)
+        dead = {id(i): marks for i, marks in zip(plan.instructions, deaths(plan), strict=True)}
+        origin, calls = self.origin, [*self.body, *self.epilogue]
+        mixed, spoiled = [], []
+        for at, call in enumerate(calls):
+            mixed.append((origin[at], call))
+            if at + 1 == len(calls) or origin[at + 1] is not origin[at]:
+                for name, mark in dead[id(origin[at])].items():
+                    where = np.flatnonzero(mark)
+                    if where.size:
+                        mixed.append((origin[at], (np.put, (self.buffers[name], where, 255))))
+                        spoiled.append(where.size)
+        body = {id(i) for i in plan.body}
+        self.origin = [i for i, _ in mixed]
+        self.body = [call for i, call in mixed if id(i) in body]
+        self.epilogue = [call for i, call in mixed if id(i) not in body]
+        self.spoiled = sum(spoiled)

@@ -1,0 +1,153 @@
+"""What the checks of plans find: memory written over, and ranks that disagree."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from jobflow.errors import PlanError
+from jobflow.layout import SUM
+from jobflow.plan.plan import Announced, Collective, Compute, Plan, Slot, Transfer
+from jobflow.plan.text import instruction_text, plan_text
+from jobflow.plan.verify import Access, compare_schedules, verify_memory, verify_order
+from jobflow.types import TensorType, contiguous_strides, float32
+
+
+def slot(offset: int, *shape: int, buffer: str = "arena", strides: tuple[int, ...] | None = None) -> Slot:
+    return Slot(buffer, offset, TensorType(shape, float32), contiguous_strides(shape, 4) if strides is None else strides)
+
+
+A, B_, C = 1, 2, 3  # values
+SOUND = [
+    Access("arguments", (), ((A, slot(0, 16)),)),
+    Access("one", ((A, slot(0, 16)),), ((B_, slot(64, 16)),)),
+    Access("two", ((A, slot(0, 16)), (B_, slot(64, 16))), ((C, slot(128, 16)),)),
+    Access("outputs", ((C, slot(128, 16)),), ()),
+]
+
+# -------------------------------------------------------------------- memory
+
+
+def test_a_sound_plan() -> None:
+    verify_memory(SOUND)
+
+
+def test_memory_that_nothing_has_written() -> None:
+    with pytest.raises(PlanError, match=r"^two reads arena@64:float32\[16\], which nothing has written$"):
+        verify_memory([SOUND[0], SOUND[2]])
+
+
+def test_a_slot_on_top_of_a_live_one() -> None:
+    moved = replace(SOUND[1], writes=((B_, slot(32, 16)),))
+    with pytest.raises(PlanError, match=r"^two reads arena@0:float32\[16\], over which another value has been written$"):
+        verify_memory([SOUND[0], moved, *SOUND[2:]])
+
+
+def test_one_byte_too_far() -> None:
+    moved = replace(SOUND[2], writes=((C, slot(76, 1)),))
+    with pytest.raises(PlanError, match="later reads"):
+        verify_memory([*SOUND[:2], moved, Access("later", ((B_, slot(64, 16)),), ())])
+
+
+def test_instructions_in_another_order() -> None:
+    with pytest.raises(PlanError, match="two reads arena@64"):
+        verify_memory([SOUND[0], SOUND[2], SOUND[1]])
+
+
+def test_memory_given_away_too_early() -> None:
+    reuse = Access("reuse", (), ((C, slot(0, 4)),))
+    with pytest.raises(PlanError, match=r"two reads arena@0:float32\[16\], over which"):
+        verify_memory([*SOUND[:2], reuse, *SOUND[2:]])
+
+
+def test_memory_may_be_used_again() -> None:
+    verify_memory([*SOUND[:3], Access("reuse", (), ((B_, slot(0, 32)),)), Access("end", ((B_, slot(64, 4)),), ())])
+
+
+def test_buffers_are_apart() -> None:
+    verify_memory([SOUND[0], Access("elsewhere", (), ((C, slot(0, 16, buffer="shared")),)), SOUND[1]])
+
+
+def test_a_window_counts_with_all_it_spans() -> None:
+    column = slot(0, 4, strides=(16,))
+    assert column.stop == 52
+    verify_memory([Access("arguments", (), ((A, slot(0, 4, 4)),)), Access("column", ((A, column),), ())])
+
+
+def test_empty_slots_are_never_wrong() -> None:
+    verify_memory([Access("nothing", ((A, slot(0, 0, 3)),), ((B_, slot(0, 3, 0)),))])
+
+
+# -------------------------------------------------------------------- order
+
+
+def reduce(order: int, name: str = "gradients") -> Collective:
+    return Collective("all_reduce", (0, 1), slot(0, 4), slot(64, 4), (4,), (), SUM, order, name)
+
+
+def announced(*ranks: tuple[int, ...], what: str = "all_reduce") -> tuple[Announced, ...]:
+    return tuple(Announced(what, f"x{i}", own, 16) for i, own in enumerate(ranks))
+
+
+def plan(*body: Collective | Transfer | Compute, schedule: tuple[Announced, ...]) -> Plan:
+    return Plan("job", 1, {"arena": 128}, (), body, (), (), schedule=schedule)
+
+
+def test_a_rank_follows_the_schedule() -> None:
+    verify_order(plan(reduce(0), Transfer(0, True, slot(0, 4), 2, "x"), schedule=announced((0, 1), (0, 2), (1, 0))))
+    verify_order(plan(schedule=announced((0, 2))))
+
+
+def test_communication_in_another_order() -> None:
+    message = (
+        r"^job job, rank 1: its communication 0 is gradients \(number 1\), but the schedule has all_reduce x0 \[0, 1\] 16 bytes \(number 0\) for it$"
+    )
+    with pytest.raises(PlanError, match=message):
+        verify_order(plan(reduce(1), reduce(0), schedule=announced((0, 1), (0, 1))))
+
+
+def test_communication_left_out() -> None:
+    with pytest.raises(PlanError, match=r"communication 1 is nothing, but the schedule has all_reduce x1 \[1, 2\]"):
+        verify_order(plan(reduce(0), schedule=announced((0, 1), (1, 2))))
+
+
+def test_communication_of_others() -> None:
+    with pytest.raises(PlanError, match=r"communication 0 is gradients \(number 0\), but the schedule has nothing more for it"):
+        verify_order(plan(reduce(0), schedule=announced((0, 2))))
+
+
+def test_ranks_that_disagree() -> None:
+    x, y = announced((0, 1), (0, 1))
+    compare_schedules("job", [(x, y), (x, y)])
+    with pytest.raises(PlanError, match=r"^job job: ranks 0 and 2 disagree at communication 1: all_reduce x1 \[0, 1\] 16 bytes versus all_gather x1"):
+        compare_schedules("job", [(x, y), (x, y), (x, replace(y, what="all_gather"))])
+
+
+def test_a_rank_that_stops_early() -> None:
+    x, y = announced((0, 1), (0, 1))
+    with pytest.raises(PlanError, match=r"ranks 0 and 1 disagree at communication 1: all_reduce x1 .* versus nothing"):
+        compare_schedules("job", [(x, y), (x,)])
+    with pytest.raises(PlanError, match=r"ranks 0 and 1 disagree at communication 1: nothing versus all_reduce x1"):
+        compare_schedules("job", [(x,), (x, y)])
+
+
+# -------------------------------------------------------------------- text
+
+
+def test_instructions_print() -> None:
+    assert instruction_text(reduce(4)) == "arena@64:float32[4] = all_reduce sum [0, 1] #4(arena@0:float32[4])  # gradients, <jobflow>:0"
+    gather = replace(reduce(5), kind="all_gather", name="x")
+    assert instruction_text(gather) == "arena@64:float32[4] = all_gather [0, 1] #5(arena@0:float32[4])  # x, <jobflow>:0"
+    assert instruction_text(Transfer(3, True, slot(0, 4), 6, "x")) == "send to 3 #6: arena@0:float32[4]  # x, <jobflow>:0"
+    assert instruction_text(Transfer(3, False, slot(0, 4), 6, "x")) == "receive from 3 #6: arena@0:float32[4]  # x, <jobflow>:0"
+
+
+def test_slots_print_their_strides_where_they_are_unusual() -> None:
+    assert [str(slot(0, 2, 3)), str(slot(8, 2, 3, strides=(4, 8)))] == ["arena@0:float32[2,3]", "arena@8:float32[2,3]/(4, 8)"]
+
+
+def test_a_plan_prints() -> None:
+    printed = plan_text(plan(reduce(0), schedule=announced((0, 1))))
+    assert printed.splitlines()[0] == "job job, rank 1: arena 128 bytes"
+    assert printed.count("\n") == 3
