@@ -1,0 +1,122 @@
+"""How a program on ranks ends: it prints once, and whatever goes wrong anywhere ends all of it at once, with one message."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from launching import PROGRAMS, run_ranks
+
+pytestmark = pytest.mark.mpi
+
+#: seconds from the accident to the end of mpiexec, which is 2 on a machine with nothing else to do
+PROMPT = 3.0
+#: seconds that the system may need to take an ended process from its table
+GRACE = 2.0
+
+
+@dataclass(frozen=True)
+class Ending:
+    code: int
+    out: list[str]
+    err: str
+    #: seconds from the accident to the end of the launcher
+    late: float
+
+
+def alive(pid: int) -> bool:
+    """True if there is such a process, and it is more than a dead one nobody has asked about."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def end(case: str, folder: Path, ranks: int) -> Ending:
+    """Run the case; when its launcher has ended, none of its ranks may be left."""
+    ended = run_ranks(PROGRAMS / "endings.py", case, str(folder), ranks=ranks, limit=60)
+    now = time.time()
+    event = folder / "event"
+    late = now - float(event.read_text()) if event.exists() else 0.0
+    pids = [int((folder / f"pid.{rank}").read_text()) for rank in range(ranks)]
+    assert len(set(pids)) == ranks and os.getpid() not in pids
+    deadline = time.monotonic() + GRACE
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert [pid for pid in pids if alive(pid)] == [], "ranks are left running"
+    return Ending(ended.code, ended.out.splitlines(), ended.err, late)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_program_prints_once_and_servers_do_not_run_on(tmp_path: Path, ranks: int) -> None:
+    ending = end("fine", tmp_path, ranks)
+    assert (ending.code, ending.out) == (0, ["begin", "five steps", "done"]), ending.err
+    assert ending.err == "rank 0 goes on\n"
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_client_prints(tmp_path: Path, ranks: int) -> None:
+    ending = end("multi_fine", tmp_path, ranks)
+    assert ending.code == 0, ending.err
+    assert sorted(ending.out) == ["begin"] + ["done"] * ranks + ["five steps"] * ranks
+    assert sorted(ending.err.splitlines()) == [f"rank {rank} goes on" for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("case", "rank", "text"),
+    [
+        ("error_in_script", 0, "ValueError: no luck in the script"),
+        ("error_in_body", 0, "ValueError: no luck in the body"),
+        ("error_in_callback", 0, "ValueError: no luck in the callback"),
+        ("error_early", 1, "ValueError: no luck at the start"),
+        ("error_in_plan", -1, "ArgumentError: sparse_softmax_cross_entropy: label 10 is outside [0, 3), the range of the 3 classes"),
+        ("multi_error", 1, "ValueError: no luck on one rank"),
+    ],
+)
+def test_the_first_error_is_shown_once_with_its_rank(tmp_path: Path, case: str, rank: int, text: str, ranks: int) -> None:
+    ending = end(case, tmp_path, ranks)
+    assert ending.code == 1
+    assert ending.late < PROMPT
+    assert ending.err.count(text) == 1, ending.err
+    first = [line for line in ending.err.splitlines() if re.match(r"rank \d+: ", line)]
+    assert first == [f"rank {rank % ranks}: Traceback (most recent call last):"], ending.err
+    assert ending.err.count("Traceback (most recent call last)") == 1
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("case", ["kill_server", "kill_client", "multi_kill"])
+def test_a_killed_rank_ends_the_job(tmp_path: Path, case: str, ranks: int) -> None:
+    ending = end(case, tmp_path, ranks)
+    assert ending.code != 0
+    assert ending.late < PROMPT
+    assert ending.out[0] == "begin"
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("case", ["exit_early", "multi_exit"])
+def test_a_rank_that_leaves_early_ends_the_job(tmp_path: Path, case: str, ranks: int) -> None:
+    ending = end(case, tmp_path, ranks)
+    assert ending.code != 0
+    assert ending.late < PROMPT
+    assert ending.err.count("rank 1: ended its script while rank") == 1, ending.err
+
+
+def test_the_exit_code_of_the_program_is_that_of_the_job(tmp_path: Path) -> None:
+    ending = end("exit", tmp_path, 2)
+    assert ending.code == 3
+    assert ending.out == ["begin", "five steps"] and "Traceback" not in ending.err
+    assert ending.late < PROMPT
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_clients_that_pass_different_arguments_are_told(tmp_path: Path, ranks: int) -> None:
+    ending = end("multi_other_arguments", tmp_path, ranks)
+    assert ending.code == 1
+    assert ending.late < PROMPT
+    told = re.findall(r'train_job\(labels=...\) at endings\.py:\d+: argument "labels" of rank (\d) differs from that of rank (\d)', ending.err)
+    assert len(told) == 1 and "1" in told[0], ending.err
