@@ -9,8 +9,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from jobflow.errors import ShapeError
 from jobflow.layout import Box, Rule, S, Signature
 from jobflow.ops.base import LETTERS, Grads, Op, Sample, ViewOp, normal_axis, sample
@@ -47,11 +45,11 @@ class Reshape(ViewOp):
         return Rule(f"{''.join(left) or '1'}->{''.join(right)}", linear=((0,),), also=tuple(s for s in also if s.divides > 1))
 
     def view(self, x: Array) -> Array:
-        return np.reshape(x, self.shape, copy=False)
+        return x.reshape(self.shape, copy=False)
 
     def places(self, y: Array, *types: TensorType) -> Sequence[Array | None]:
         try:
-            return (np.reshape(y, types[0].shape, copy=False),)
+            return (y.reshape(types[0].shape, copy=False),)
         except ValueError:
             return (None,)
 
@@ -135,10 +133,10 @@ class ExpandDims(ViewOp):
         return Rule(f"{letters or '1'}->{letters[: self.axis]}1{letters[self.axis :]}", linear=((0,),))
 
     def view(self, x: Array) -> Array:
-        return np.expand_dims(x, self.axis)
+        return x[(slice(None),) * self.axis + (None,)]
 
     def places(self, y: Array, *types: TensorType) -> Sequence[Array | None]:
-        return (np.squeeze(y, self.axis),)
+        return (y.squeeze(self.axis),)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (squeeze(dy, (self.axis,)),)
@@ -166,10 +164,11 @@ class Squeeze(ViewOp):
         return Rule(f"{''.join(letters) or '1'}->{''.join(c for c in letters if c != '1')}", linear=((0,),))
 
     def view(self, x: Array) -> Array:
-        return np.squeeze(x, self.axes)
+        return x.squeeze(self.axes)
 
     def places(self, y: Array, *types: TensorType) -> Sequence[Array | None]:
-        return (np.expand_dims(y, self.axes),)
+        where = [None if i in self.axes else slice(None) for i in range(len(types[0].shape))]
+        return (y[tuple(where)],)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (reshape(dy, x.type.shape),)

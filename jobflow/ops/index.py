@@ -7,8 +7,10 @@ the first entry a rank has.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +32,18 @@ def _positions(xp: Xp, ids: Array, offset: int, size: int) -> tuple[Array, Array
     """Local positions forced into range, and which of them were in range."""
     local = ids.astype(xp.int64) - offset
     return xp.clip(local, 0, max(size - 1, 0)), (local >= 0) & (local < size)
+
+
+def _sums_in(xp: Xp, dtype: Any) -> Any:
+    """The type to sum rows of `dtype` in: on a GPU numbers are added at their places in half, single and double precision and in whole words only."""
+    if xp is np or dtype.kind == "f":
+        return dtype
+    return xp.dtype(xp.float32 if dtype.kind == "V" else xp.uint64)  # whole numbers are the same modulo 2^64, of either sign
+
+
+def _add_at(xp: Xp, total: Array, at: Any, found: Array, values: Array) -> None:
+    """total[at] += values where found, once for each time that a place is named.  Choosing rows by a mask would make a GPU wait for their number."""
+    xp.add.at(total, at, xp.where(found, values, values.dtype.type(0)).astype(total.dtype, copy=False))
 
 
 @dataclass(frozen=True)
@@ -110,16 +124,16 @@ class UnsortedSegmentSum(Op):
 
     def _flat(self, data: Array, ids: Array) -> tuple[Array, Array]:
         """The data with the segments' axes merged and in front, and the ids as a vector."""
-        first = np.prod(data.shape[: self.axis], dtype=int)
-        merged = data.reshape(first, ids.size, np.prod(data.shape[self.axis + ids.ndim :], dtype=int))
+        first = math.prod(data.shape[: self.axis])
+        merged = data.reshape(first, ids.size, math.prod(data.shape[self.axis + ids.ndim :]))
         return merged.swapaxes(0, 1), ids.reshape(-1)
 
     def kernel(self, xp: Xp, data: Array, ids: Array, y: Array) -> None:
-        total = xp.zeros(y.shape, y.dtype)
+        total = xp.zeros(y.shape, _sums_in(xp, y.dtype))
         if y.shape[self.axis] and data.size:
             rows, flat = self._flat(data, ids)
             at, found = _positions(xp, flat, self.offset, y.shape[self.axis])
-            xp.add.at(total.reshape(-1, total.shape[self.axis], rows.shape[2]).swapaxes(0, 1), at[found], rows[found])
+            _add_at(xp, total.reshape(-1, total.shape[self.axis], rows.shape[2]).swapaxes(0, 1), at, found[:, None, None], rows)
         y[...] = total
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
@@ -215,12 +229,12 @@ class DimScatterAdd(Op):
         return Rule(f"{letters},{letters}->{out}", linear=((0,),), also=(Signature((B, B), (S(self.axis),)),))
 
     def kernel(self, xp: Xp, data: Array, ids: Array, y: Array) -> None:
-        total = xp.zeros(y.shape, y.dtype)
+        total = xp.zeros(y.shape, _sums_in(xp, y.dtype))
         if y.shape[self.axis] and data.size:
             at, found = _positions(xp, ids, self.offset, y.shape[self.axis])
             places = list(xp.indices(ids.shape))
             places[self.axis] = at
-            xp.add.at(total, tuple(p[found] for p in places), data[found])
+            _add_at(xp, total, tuple(places), found, data)
         y[...] = total
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
@@ -331,11 +345,12 @@ class BatchSegmentSum(Op):
         return Rule(f"{lead}z{rest},{lead}z->{lead}N{rest}", linear=((0,),))
 
     def kernel(self, xp: Xp, data: Array, ids: Array, y: Array) -> None:
-        total = xp.zeros(y.shape, y.dtype)
-        at, found = _positions(xp, ids, 0, self.size)
-        places = list(xp.indices(ids.shape))
-        places[self.batch] = at
-        xp.add.at(total, tuple(p[found] for p in places), data[found])
+        total = xp.zeros(y.shape, _sums_in(xp, y.dtype))
+        if y.size and data.size:
+            at, found = _positions(xp, ids, 0, self.size)
+            places = list(xp.indices(ids.shape))
+            places[self.batch] = at
+            _add_at(xp, total, tuple(places), found.reshape(ids.shape + (1,) * (data.ndim - ids.ndim)), data)
         y[...] = total
 
     def grad(self, data: Tensor, ids: Tensor, y: Tensor, dy: Tensor) -> Grads:

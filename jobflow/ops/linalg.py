@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -209,7 +210,7 @@ class RowsMatMul(Op):
         return Rule(f"{lead}y,{lead}z->yz", linear=((0,), (1,)))
 
     def kernel(self, xp: Xp, a: Array, b: Array, y: Array) -> None:
-        rows = int(np.prod(a.shape[:-1]))
+        rows = math.prod(a.shape[:-1])
         y[...] = a.reshape(rows, a.shape[-1]).T @ b.reshape(rows, b.shape[-1])
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
