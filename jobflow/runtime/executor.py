@@ -1,7 +1,8 @@
 """Bind a plan to memory once, then run it: a step is `for f, a in calls: f(*a)`.
 
-Every instruction becomes one or a few prepared calls on views of the rank's buffers.  The body runs before the epilogue, so if
-it raises, no variable has changed.
+Every instruction becomes one or a few prepared calls on views of the rank's buffers.  The body runs before the epilogue, and no
+rank begins its epilogue before all have met at the end of their bodies or at a collective with nothing behind it: if a body
+raises on any rank, no variable has changed anywhere.
 """
 
 from __future__ import annotations
@@ -36,6 +37,15 @@ class Executor:
         self.body: list[Call] = [call for _, calls in bound for call in calls]
         self.epilogue: list[Call] = [call for _, calls in late for call in calls]
         self.fetches = [(position, self.view(slot)) for position, slot in plan.fetches]
+        self.meet = comm.barrier if self._must_meet(comm) else None
+
+    def _must_meet(self, comm: Communicator) -> bool:
+        """True if some rank may still fail in its body while another one writes variables; the same on all ranks."""
+        if comm.size == 1 or not any(comm.exchange(bool(self.plan.epilogue))):
+            return False
+        everybody = tuple(range(comm.size))
+        met = [i for i, instruction in enumerate(self.plan.body) if isinstance(instruction, Collective) and instruction.ranks == everybody]
+        return any(comm.exchange(len(self.plan.body) > met[-1] + 1 if met else True))
 
     def view(self, slot: Slot) -> Array:
         return window(self.device.xp, self.buffers[slot.buffer], slot)
@@ -55,6 +65,8 @@ class Executor:
         self.feed(arguments)
         with np.errstate(all="ignore"):
             self._perform(self.body, 0)
+            if self.meet is not None:
+                self.meet()
             self._perform(self.epilogue, len(self.body))
         self.device.synchronize()
         return [(position, self.device.to_host(view)) for position, view in self.fetches]
@@ -74,7 +86,11 @@ class Executor:
             raise
         except Exception as error:
             instruction = self.origin[first + next(i for i, call in enumerate(calls) if call[1] is a and call[0] is f)]
-            raise _located(error, instruction) from error
+            where = f"{instruction.name} at {instruction.where}"
+            if isinstance(error, JobflowError):
+                error.args = (f"{where}: {error}",)
+                raise
+            raise JobflowError(f"{where}: {error} ({type(error).__name__})") from error
 
 
 def _bind_collective(instruction: Collective, source: Array, target: Array, comm: Communicator) -> list[Call]:
@@ -102,11 +118,3 @@ def _to_device(target: Array, value: Array) -> Array:
     made = type(target)(value.shape, target.dtype)
     made.set(np.ascontiguousarray(value, target.dtype))
     return made
-
-
-def _located(error: Exception, instruction: Instruction) -> Exception:
-    """The same kind of exception, telling at which instruction and user's line it happened."""
-    text = f"{instruction.name} at {instruction.where}: {error}"
-    if isinstance(error, JobflowError):
-        return type(error)(text) if type(error).__init__ is Exception.__init__ else error
-    return JobflowError(f"{text} ({type(error).__name__})")
