@@ -223,17 +223,24 @@ class Layout:
         """The whole array from the ranks' parts, in placement order."""
         if self.is_whole:
             return np.array(shards[0])
+        reductions = {sbp.reduce for sbp in self.sbp if isinstance(sbp, Partial)}
+        if len(reductions) > 1:
+            raise SbpError(f"the parts of a tensor in {self} cannot be put together: bring it to one kind of P first")
         out = np.empty(type.shape, type.dtype.numpy)
-        done: dict[tuple[Span, ...], list[Array]] = {}
+        begun: set[tuple[Span, ...]] = set()
         for rank, shard in zip(self.placement.ranks, shards, strict=True):
-            done.setdefault(self.box(type.shape, rank).spans, []).append(shard)
-        reduce = next((sbp.reduce for sbp in self.sbp if isinstance(sbp, Partial)), None)
-        for spans, parts in done.items():
-            at = tuple(slice(*span) for span in spans)
-            out[at] = parts[0]
-            if reduce is not None:
-                for part in parts[1:]:
-                    reduce.ufunc(out[at], part, out[at])
+            if any(isinstance(sbp, Broadcast) and i > 0 for sbp, i in zip(self.sbp, self.placement.coordinates(rank), strict=True)):
+                continue  # a copy of what another rank holds
+            box = self.box(type.shape, rank)
+            if box.is_empty:
+                continue
+            part = out[(*box.slices, ...)]
+            if box.spans in begun:
+                (reduction,) = reductions
+                reduction.ufunc(part, shard, out=part)
+            else:
+                begun.add(box.spans)
+                part[...] = shard
         return out
 
 
