@@ -1,5 +1,8 @@
 """Program -> fewer, larger steps.
 
+`absorb_makers`: an update that can make its own gradient (`Op.absorb`) does, if nobody else reads that: a product is subtracted
+from the variable while it is computed, and its result is never stored.
+
 `join_updates`: elementwise updates of variables that lie end to end become one update of the whole run.  State keeps the
 variables of one group end to end, buckets keep their gradients in the same places, and where there is no bucket (one rank) the
 gradients are asked to lie like the variables they belong to.  So a step of AdamW over fifty variables is one pass over flat
@@ -8,12 +11,15 @@ arrays, in blocks that stay in cache.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
 from jobflow.compiler.local import Builder, Item, Join, Program, Step
 from jobflow.compiler.routes import flatten
 from jobflow.compiler.views import Window, is_dense, windows
+from jobflow.compiler.write import views_of, written_over
+from jobflow.ops.base import Op
 from jobflow.ops.layout_ops import SliceBox
 from jobflow.ops.update import Updated
 from jobflow.plan.plan import ALIGNMENT, Slot
@@ -22,7 +28,30 @@ from jobflow.types import TensorType, contiguous_strides
 
 def fuse(program: Program) -> Program:
     """Join what can be joined."""
-    return join_updates(program)
+    return join_updates(absorb_makers(program))
+
+
+def absorb_makers(program: Program) -> Program:
+    """Let updates make the gradients that only they read, from values that no update overwrites."""
+    stored = views_of(program.steps, set(program.reads.values()))
+    over = written_over(program.steps)
+    makers = {step.outputs[0]: step for step in program.steps if len(step.outputs) == 1}
+    readers = Counter(item for step in program.steps for item in step.inputs)
+    readers.update(item for _, item in program.fetches)
+    steps = list(program.steps)
+    for step in program.steps:
+        if not isinstance(step.action, Op) or not step.action.alias:
+            continue
+        for index, item in enumerate(step.inputs):
+            maker = makers.get(item)
+            if maker is None or readers[item] != 1 or not isinstance(maker.action, Op) or any(i in stored or i in over for i in maker.inputs):
+                continue
+            both = step.action.absorb(index, maker.action, *(i.type for i in step.inputs))
+            if both is not None:
+                steps[steps.index(step)] = replace(step, action=both, inputs=(*step.inputs[:index], *maker.inputs, *step.inputs[index + 1 :]))
+                steps.remove(maker)
+                break
+    return replace(program, steps=tuple(steps))
 
 
 def join_updates(program: Program) -> Program:

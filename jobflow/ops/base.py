@@ -127,6 +127,13 @@ class Op:
         """
         return (None,) * len(types)
 
+    def absorb(self, index: int, maker: Op, *types: TensorType) -> Op | None:
+        """For updates: the op that takes the inputs of `maker` in place of input `index`, which that makes, and does both in one pass.
+
+        `types` are those of this op's inputs.  None where there is no such op, or nothing gained.
+        """
+        return None
+
     def wants_columns(self, *types: TensorType) -> bool:
         """True if the CPU calls are faster where the output, a matrix, is stored column by column (a hint to the format pass)."""
         return False

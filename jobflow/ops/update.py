@@ -16,7 +16,9 @@ import numpy as np
 from jobflow.errors import DtypeError, ShapeError
 from jobflow.layout import Rule, cut
 from jobflow.ops.base import LETTERS, Binder, Call, Op, Sample, apply, sample
-from jobflow.types import Array, Tensor, TensorType, Xp, dtype_of, float32, int64
+from jobflow.ops.linalg import MatMul
+from jobflow.ops.product_update import SgdProduct
+from jobflow.types import Array, Tensor, TensorType, Xp, dtype_of, float32, float64, int64
 
 #: elements per block: the arrays of one block of Adam (w, m, v, g and two scratch) stay in a second-level cache of 1 MB
 BLOCK = 32 * 1024
@@ -131,6 +133,10 @@ class SgdUpdate(Updated):
 
         calls = _blocks(block, w.size, LONG_BLOCK, [w, g, outputs[0]])
         return super().bind(device, inputs, outputs) if calls is None else calls
+
+    def absorb(self, index: int, maker: Op, *types: TensorType) -> Op | None:
+        gains = index == 1 and not self.weight_decay and types[0].size >= LONG_BLOCK and types[0].dtype in (float32, float64)
+        return SgdProduct(maker.transpose_a, maker.transpose_b) if gains and type(maker) is MatMul else None
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -7,17 +7,14 @@ knows every library if it is installed; otherwise the OpenBLAS that NumPy's whee
 from __future__ import annotations
 
 import ctypes
-import glob
 import importlib
 import importlib.util
-import os
 from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
-import numpy as np
-
 from jobflow.notices import notice
+from jobflow.ops.blas import openblas_files
 
 
 class Knob(NamedTuple):
@@ -70,7 +67,7 @@ def _from_threadpoolctl() -> Knob | None:
 
 
 def _from_openblas() -> Knob | None:
-    for path in _openblas_files():
+    for path in openblas_files():
         library = ctypes.CDLL(path)  # NumPy has loaded it: this is another reference to the same copy
         for before, after in (("scipy_", "64_"), ("", "64_"), ("", "")):
             get = getattr(library, f"{before}openblas_get_num_threads{after}", None)
@@ -78,9 +75,3 @@ def _from_openblas() -> Knob | None:
             if get is not None and set is not None:
                 return Knob(get, set)
     return None
-
-
-def _openblas_files() -> list[str]:
-    package = os.path.dirname(os.path.abspath(np.__file__))
-    places = [os.path.join(os.path.dirname(package), "numpy.libs"), os.path.join(package, ".dylibs")]
-    return [path for place in places for path in sorted(glob.glob(os.path.join(place, "*openblas*")))]

@@ -1,0 +1,106 @@
+"""Matrix products that add to what is there, y += alpha a b in one pass over y, which NumPy does not have.
+
+They are those of the OpenBLAS library that NumPy's wheels bring and have loaded already.  It is asked through ctypes, and
+believed only after it has computed an example right; where there is none (another BLAS, another platform) callers do without.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import os
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from jobflow.ops.base import Call
+from jobflow.types import Array
+
+ROW_MAJOR, AS_IT_IS, TRANSPOSED = 101, 111, 112
+#: how builds of OpenBLAS name their functions (before, after), and what integers they take
+NAMES = (("scipy_", "64_", ctypes.c_int64), ("", "64_", ctypes.c_int64), ("", "", ctypes.c_int))
+
+
+def openblas_files() -> list[str]:
+    """The OpenBLAS libraries that a wheel of NumPy has brought."""
+    package = os.path.dirname(os.path.abspath(np.__file__))
+    places = [os.path.join(os.path.dirname(package), "numpy.libs"), os.path.join(package, ".dylibs")]
+    return [path for place in places for path in sorted(glob.glob(os.path.join(place, "*openblas*")))]
+
+
+def adding_product(a: Array, b: Array, y: Array, rate: Array) -> Call | None:
+    """The call for y -= rate a b on NumPy matrices, with `rate` of one element read when it runs; None where BLAS cannot do it."""
+    forms = [_form(x) for x in (a, b)]
+    gemm = _gemm(y.dtype.char) if {a.dtype, b.dtype, y.dtype} == {y.dtype} and y.size and a.size else None
+    if gemm is None or None in forms or not y.flags.c_contiguous:
+        return None
+    return _subtract, (gemm(a, b, y), rate.reshape(()))
+
+
+def _subtract(product: Callable[[float], None], rate: Array) -> None:
+    product(-rate.item())
+
+
+def _form(x: Array) -> tuple[int, int] | None:
+    """How BLAS reads a matrix by rows: as it is or transposed, and the elements from one line to the next; None if it cannot."""
+    (rows, columns), (down, right), size = x.shape, x.strides, x.itemsize
+    if right == size and down >= size * columns and down % size == 0:
+        return AS_IT_IS, down // size
+    if down == size and right >= size * rows and right % size == 0:
+        return TRANSPOSED, right // size
+    return None
+
+
+@cache
+def _gemm(kind: str) -> Callable[[Array, Array, Array], Callable[[float], None]] | None:
+    """Prepares products of a NumPy element type; None if there is no library, or its answer is wrong."""
+    found = _function(kind)
+    if found is None:
+        return None
+    function, integer = found
+    real = {"f": ctypes.c_float, "d": ctypes.c_double}[kind]
+
+    def prepare(a: Array, b: Array, y: Array) -> Callable[[float], None]:
+        alpha, forms = real(0.0), [_form(x) for x in (a, b)]
+        (turn_a, line_a), (turn_b, line_b) = (form or (AS_IT_IS, 0) for form in forms)
+        sizes = [integer(n) for n in (*y.shape, a.shape[1])]
+        data = [ctypes.c_void_p(x.ctypes.data) for x in (a, b, y)]
+        ways = [ctypes.c_int(word) for word in (ROW_MAJOR, turn_a, turn_b)]
+        arguments = (*ways, *sizes, alpha, data[0], integer(line_a), data[1], integer(line_b), real(1.0), data[2], integer(y.shape[1]))
+        kept_alive = (a, b, y)
+
+        def run(factor: float) -> None:
+            alpha.value = factor
+            function(*arguments)
+
+        run.arrays = kept_alive  # type: ignore[attr-defined]
+        return run
+
+    return prepare if _is_right(prepare, kind) else None
+
+
+def _function(kind: str) -> tuple[Any, Any] | None:
+    if kind not in "fd":
+        return None
+    for path in openblas_files():
+        library = ctypes.CDLL(path)
+        for before, after, integer in NAMES:
+            function = getattr(library, f"{before}cblas_{'s' if kind == 'f' else 'd'}gemm{after}", None)
+            if function is not None:
+                function.restype = None
+                return function, integer
+    return None
+
+
+def _is_right(prepare: Callable[[Array, Array, Array], Callable[[float], None]], kind: str) -> bool:
+    """True if a product of small whole numbers, exact in any order of summation, comes out right for both forms of both operands."""
+    a, b = (np.arange(n).reshape(shape).astype(kind) - 4 for n, shape in ((6, (2, 3)), (12, (3, 4))))
+    for x in (a, np.asfortranarray(a)):
+        for z in (b, np.asfortranarray(b)):
+            y = np.ones((2, 4), kind)
+            prepare(x, z, y)(-2.0)
+            if not np.array_equal(y, 1 - 2 * (a @ b)):
+                return False
+    return True

@@ -1,0 +1,83 @@
+"""Products that subtract themselves from a matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import laws
+import numpy as np
+import pytest
+
+from jobflow.ops import blas
+from jobflow.ops.linalg import BatchMatMul, MatMul
+from jobflow.ops.product_update import SgdProduct
+from jobflow.ops.update import SgdUpdate
+from jobflow.types import TensorType, float32
+
+Array = Any
+
+
+def whole(*shape: int) -> Array:
+    """Small whole numbers: their products are exact, whatever the order of summation."""
+    return (np.arange(np.prod(shape)).reshape(shape) % 7 - 3.0).astype(np.float32)
+
+
+def subtracted(a: Array, b: Array, rate: float) -> Array | None:
+    y, lr = whole(a.shape[0], b.shape[1]), np.array([rate], np.float32)
+    call = blas.adding_product(a, b, y, lr)
+    if call is None:
+        return None
+    function, arguments = call
+    function(*arguments)
+    return y
+
+
+def test_numpy_wheels_bring_a_library_that_passes_its_test() -> None:
+    if not blas.openblas_files():
+        pytest.skip("this NumPy was not built with a bundled OpenBLAS")
+    assert subtracted(whole(3, 4), whole(4, 5), 2.0) is not None
+
+
+@pytest.mark.skipif(not blas.openblas_files(), reason="this NumPy was not built with a bundled OpenBLAS")
+@pytest.mark.parametrize("first", [laws.plain, laws.innermost], ids=["rows", "columns"])
+@pytest.mark.parametrize("second", [laws.plain, laws.innermost], ids=["rows", "columns"])
+def test_operands_by_rows_and_by_columns(first: Any, second: Any) -> None:
+    a, b = first(whole(6, 5)), second(whole(5, 4))
+    ours = subtracted(a, b, 0.5)
+    assert ours is not None
+    assert np.array_equal(ours, whole(6, 4) - 0.5 * (a @ b))
+
+
+def test_the_rate_is_read_when_it_runs() -> None:
+    a, b, y, rate = whole(2, 3), whole(3, 2), np.zeros((2, 2), np.float32), np.array([1.0], np.float32)
+    call = blas.adding_product(a, b, y, rate)
+    if call is None:
+        pytest.skip("no library")
+    rate[0] = 4.0
+    call[0](*call[1])
+    assert np.array_equal(y, -4 * (a @ b))
+
+
+def test_what_blas_cannot_read_is_left_to_numpy() -> None:
+    assert subtracted(laws.strided(whole(4, 3)), whole(3, 5), 1.0) is None
+    assert blas.adding_product(whole(2, 3), whole(3, 2).astype(np.float64), whole(2, 2), np.ones(1)) is None
+    assert blas.adding_product(whole(2, 3), whole(3, 2), np.asfortranarray(whole(2, 2)), np.ones(1, np.float32)) is None
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["with the library", "without"])
+def test_descent_along_a_product(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not there:
+        monkeypatch.setattr(blas, "_gemm", lambda kind: None)
+    w, a, b, lr = whole(6, 4), whole(5, 6), whole(5, 4), np.array([0.25], np.float32)
+    expected = w - 0.25 * (a.T @ b)
+    for function, arguments in SgdProduct(transpose_a=True).bind(laws.Bench(), [w, a, b, lr], [w]):
+        function(*arguments)
+    assert np.array_equal(w, expected)
+
+
+def test_only_large_plain_updates_make_their_gradient() -> None:
+    large, small, lr = TensorType((512, 784), float32), TensorType((5, 7), float32), TensorType((1,), float32)
+    assert SgdUpdate().absorb(1, MatMul(True), large, large, lr) == SgdProduct(True)
+    assert SgdUpdate().absorb(1, MatMul(True), small, small, lr) is None
+    assert SgdUpdate(0.1).absorb(1, MatMul(True), large, large, lr) is None
+    assert SgdUpdate().absorb(1, BatchMatMul(), large, large, lr) is None
