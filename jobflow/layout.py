@@ -226,7 +226,7 @@ class Layout:
         reductions = {sbp.reduce for sbp in self.sbp if isinstance(sbp, Partial)}
         if len(reductions) > 1:
             raise SbpError(f"the parts of a tensor in {self} cannot be put together: bring it to one kind of P first")
-        out = np.empty(type.shape, type.dtype.numpy)
+        out: Array = np.empty(type.shape, type.dtype.numpy)
         begun: set[tuple[Span, ...]] = set()
         for rank, shard in zip(self.placement.ranks, shards, strict=True):
             if any(isinstance(sbp, Broadcast) and i > 0 for sbp, i in zip(self.sbp, self.placement.coordinates(rank), strict=True)):

@@ -1,0 +1,75 @@
+"""Images around convolutions are stored with the batch innermost; nothing else is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from traced import distribute, evaluate, first, run, trace, type_
+
+from jobflow.compiler.format import SMALLEST, format_items
+from jobflow.compiler.lower import lower
+from jobflow.compiler.trace import Tracer
+from jobflow.ops.activation import relu, tanh
+from jobflow.ops.arithmetic import add
+from jobflow.ops.axes import reshape
+from jobflow.ops.conv import conv
+from jobflow.ops.pool import max_pool
+from jobflow.types import TensorType, float64
+
+
+def innermost(body: Any, n: int = 1) -> set[str]:
+    """Names of what is stored with the batch innermost."""
+    orders = format_items(lower(distribute(trace(body, first(n))), 0, {}))
+    assert all(order == (*range(1, len(order)), 0) for order in orders.values())
+    return {item.name for item in orders}
+
+
+def image(tracer: Tracer, batch: int = 2 * SMALLEST) -> Any:
+    return tracer.input("x", TensorType((batch, 3, 6, 6), float64))
+
+
+def weight(tracer: Tracer) -> Any:
+    return tracer.input("w", TensorType((4, 3, 3, 3), float64), split=False)
+
+
+def test_what_convolutions_touch() -> None:
+    def body(tracer: Tracer) -> Any:
+        y = relu(conv(image(tracer), weight(tracer), padding="same"))
+        return reshape(max_pool(y, 2, 2), (2 * SMALLEST, 36))
+
+    assert innermost(body) == {"x", "conv_0", "relu_0", "maxpool_0"}
+
+
+def test_what_is_joined_to_them_elementwise() -> None:
+    def body(tracer: Tracer) -> Any:
+        x = image(tracer)
+        y = tanh(x)
+        return conv(add(x, y), weight(tracer)), tanh(tracer.input("z", type_(16, 3, 6, 6)))
+
+    assert innermost(body) == {"x", "tanh_0", "add_0", "conv_0"}
+
+
+def test_few_samples_do_not_pay() -> None:
+    def body(tracer: Tracer) -> Any:
+        return conv(image(tracer, SMALLEST), weight(tracer))
+
+    assert innermost(body) == {"x", "conv_0"}
+    assert innermost(body, n=2) == set(), "a rank has half of them"
+
+
+def test_programs_without_images() -> None:
+    assert innermost(lambda t: relu(t.input("x", type_(100, 100)))) == set()
+
+
+def test_the_numbers_are_the_same() -> None:
+    def body(tracer: Tracer) -> Any:
+        y = conv(image(tracer), weight(tracer), padding="same")
+        return reshape(max_pool(add(y, tanh(y)), 2, 2), (2 * SMALLEST, 36)), y
+
+    random = np.random.default_rng(0)
+    x, w = random.normal(size=(2 * SMALLEST, 3, 6, 6)), random.normal(size=(4, 3, 3, 3))
+    expected, _ = evaluate(trace(body), {"x": x, "w": w}, {})
+    for n in (1, 2):
+        for ours, theirs in zip(run(n, body, x=x, w=w), expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12)

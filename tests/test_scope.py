@@ -1,0 +1,129 @@
+"""The one context variable, and the `with` blocks that change it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+import jobflow
+from jobflow import scope
+from jobflow.errors import JobError, PlacementError
+from jobflow.layout import Placement
+
+
+class Nobody:
+    """An interpreter that takes no ops: a job's body is being run."""
+
+    def apply(self, op: Any, inputs: Any, name: Any) -> tuple[Any, ...]:
+        raise AssertionError
+
+
+@pytest.fixture
+def inside() -> Any:
+    """As in the body of a job of a session with 4 CPU devices."""
+    jobflow.clear_default_session()
+    jobflow.config.cpu_device_num(4)
+    with scope.using(interpreter=Nobody(), placement=Placement("cpu", (0, 1, 2, 3))) as entered:
+        yield entered
+    jobflow.clear_default_session()
+
+
+def test_changes_last_as_long_as_their_block() -> None:
+    before = scope.current()
+    with scope.using(stage=3) as changed:
+        assert (changed.stage, scope.current()) == (3, changed)
+    assert scope.current() is before
+
+
+def test_changes_are_undone_by_errors() -> None:
+    before = scope.current()
+    with pytest.raises(ZeroDivisionError), scope.using(stage=3):
+        _ = 1 / 0
+    assert scope.current() is before
+
+
+def test_a_misspelt_field() -> None:
+    with pytest.raises(TypeError, match="stge"), scope.using(stge=3):
+        pass
+
+
+def test_threads_begin_outside() -> None:
+    found: list[Any] = []
+    with scope.using(stage=3):
+        thread = threading.Thread(target=lambda: found.append(scope.current().stage))
+        thread.start()
+        thread.join()
+    assert found == [None]
+
+
+def test_views(inside: Any) -> None:
+    with scope.mirrored_view():
+        assert scope.current().view == "mirrored"
+        with scope.consistent_view():
+            assert scope.current().view == "consistent"
+        assert scope.current().view == "mirrored"
+    assert scope.current().view == "consistent"
+
+
+def test_namespaces_nest(inside: Any) -> None:
+    with scope.namespace("a"), scope.namespace("b"):
+        assert scope.current().full_name("w") == "a-b-w"
+    assert scope.current().full_name("w") == "w"
+
+
+def test_a_block_may_be_entered_again(inside: Any) -> None:
+    block = scope.namespace("a")
+    with block, block:
+        assert scope.current().full_name("w") == "a-a-w"
+    with block:
+        assert scope.current().full_name("w") == "a-w"
+    assert scope.current() is inside
+
+
+def test_placements(inside: Any) -> None:
+    with scope.placement("cpu", "0:1-2"):
+        assert scope.current().placement == Placement("cpu", (1, 2))
+        with scope.placement("cpu", ["0:3", "0:0"]):
+            assert scope.current().placement == Placement("cpu", (3, 0))
+    with scope.placement("cpu", "0:0-3", hierarchy=(2, 2)):
+        assert str(scope.current().placement) == "cpu[0-3:2x2]"
+
+
+def test_outside_of_jobs_a_placement_is_a_value() -> None:
+    before = scope.current()
+    with scope.placement("gpu", "0:0-7") as placement:
+        assert scope.current().placement is None
+    assert repr(placement) == "jobflow.scope.placement('gpu', ['0:0-7'])"
+    assert scope.current().root is before.root
+
+
+@pytest.mark.parametrize(
+    ("tag", "devices", "message"),
+    [
+        ("cpu", "0-3", r'placement\(\'cpu\', \[\'0-3\'\]\) at test_scope\.py:\d+: cannot read "0-3"; write "machine:device" or "machine:first-last"'),
+        ("cpu", ["0:0", "0:0"], r"names a device twice"),
+        ("gpu", "0:9", r"device 9 does not exist; there are 4"),
+    ],
+)
+def test_devices_that_make_no_placement(inside: Any, tag: str, devices: Any, message: str) -> None:
+    with pytest.raises(PlacementError, match=message), scope.placement(tag, devices):
+        pass
+    assert scope.current() is inside
+
+
+def test_an_unknown_tag() -> None:
+    with pytest.raises(PlacementError, match=r"placement at test_scope\.py:\d+: unknown device tag 'tpu'; use \"cpu\" or \"gpu\""):
+        scope.placement("tpu", "0:0")
+
+
+def test_a_namespace_is_a_text() -> None:
+    for wrong in ("", 3):
+        with pytest.raises(JobError, match=r"namespace at test_scope\.py:\d+: the name is a text, not"):
+            scope.namespace(wrong)  # type: ignore[arg-type]
+
+
+def test_a_placement_needs_a_session() -> None:
+    with scope.using(root=scope.Root()), pytest.raises(JobError, match="there is no session that knows the devices"):
+        scope.placement("cpu", "0:0").resolve()
