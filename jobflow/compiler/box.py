@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from jobflow.compiler.routes import ROUTES, moves, path
 from jobflow.errors import SbpError
-from jobflow.graph.ir import Graph, Node, Physical, Sharded, Value
+from jobflow.graph.ir import Node, Physical, Sharded, Value
 from jobflow.graph.rewrite import copy_node, with_values
 from jobflow.layout import B, Layout, Local, Partial, Rule
 from jobflow.ops.base import Op, Types
@@ -80,17 +80,16 @@ class _Boxing:
             for before, after in zip(node.outputs, fresh.outputs, strict=True):
                 self.now[before] = after
                 self.layouts[after] = self.sharded.layouts[before]
-        self._bring_results(graph)
-        return Physical(with_values(graph, self.nodes, self.now), self.layouts)
+        outputs = tuple(self._result(value) for value in graph.outputs)
+        updates = {name: self.bring(self.now[value], graph.variables[name].layout, value.node) for name, value in graph.updates.items()}
+        return Physical(replace(with_values(graph, self.nodes, self.now), outputs=outputs, updates=updates), self.layouts)
 
-    def _bring_results(self, graph: Graph) -> None:
-        """Outputs leave as B or S; variables take their new values as they are stored."""
-        for value in graph.outputs:
-            layout = self.layouts[self.now[value]]
-            if isinstance(layout, Layout) and layout.is_partial:
-                self.now[value] = self.bring(self.now[value], Layout(layout.placement, (B,) * len(layout.sbp)), value.node)
-        for name, value in graph.updates.items():
-            self.now[value] = self.bring(self.now[value], graph.variables[name].layout, value.node)
+    def _result(self, value: Value) -> Value:
+        """An output, which leaves as B or S."""
+        here, layout = self.now[value], self.layouts[self.now[value]]
+        if isinstance(layout, Layout) and layout.is_partial:
+            return self.bring(here, Layout(layout.placement, (B,) * len(layout.sbp)), value.node)
+        return here
 
     def bring(self, value: Value, target: Layout | Local, node: Node) -> Value:
         """`value` as `node` reads it."""
@@ -99,9 +98,16 @@ class _Boxing:
             return value
         if isinstance(here, Local) or isinstance(target, Local):
             raise SbpError(f"{node.op} at {node.where}: {value} lies {here} but is read {target}; cross between the views with to_local or to_global")
-        for layout in route(here, target, value.type):
+        for layout in self._route(here, target, value, node):
             value = self._reroute(value, layout, node)
         return value
+
+    @staticmethod
+    def _route(here: Layout, target: Layout, value: Value, node: Node) -> tuple[Layout, ...]:
+        try:
+            return tuple(route(here, target, value.type))
+        except SbpError as error:
+            raise SbpError(f'{node.op.word()} at {node.where} (layer "{node.name}"): {value.name} {value.type}: {error}') from None
 
     def _reroute(self, value: Value, target: Layout, node: Node) -> Value:
         key = (value, target)
@@ -134,6 +140,8 @@ def route(source: Layout, target: Layout, type: TensorType) -> Iterator[Layout]:
 
 def _same_ranks(source: Layout, target: Layout, type: TensorType) -> Iterator[Layout]:
     if len(source.sbp) > 1 or len(target.sbp) > 1:
-        raise SbpError(f"cannot bring a tensor from {source} to {target}: only one-dimensional meshes change layouts")
+        raise SbpError(
+            f"there is no way yet from {source} to {target}: layouts change on meshes of one dimension only; use a placement without hierarchy"
+        )
     for sbp in path(source.sbp[0], target.sbp[0], type.nbytes, source.placement.size):
         yield Layout(target.placement, (sbp,))
