@@ -17,6 +17,7 @@ This file is the table of contents of the public face; everything is defined els
 from jobflow import (
     checkpoint,
     data,
+    deprecated,
     distribute,
     initializers,
     layers,
@@ -91,6 +92,7 @@ from jobflow.errors import (
     ShapeError,
 )
 from jobflow.function_config import ExecutionConfig, FunctionConfig, function_config
+from jobflow.handle import INVALID_SPLIT_AXIS
 from jobflow.initializers import (
     constant_initializer,
     empty_initializer,
@@ -123,6 +125,18 @@ from jobflow.math import (
 from jobflow.nn.losses import smooth_l1_loss
 from jobflow.runtime.world.mpi import guard as _guard
 from jobflow.session import clear_default_session, config, env, sync_default_session
+from jobflow.spellings import (
+    cast_to_current_logical_view,
+    convert_oneflow_dtype_to_numpy_dtype,
+    current_global_function_desc,
+    current_scope,
+    device_prior_placement,
+    dtypes,
+    eager_execution_enabled,
+    enable_eager_execution,
+    fixed_placement,
+    name_scope,
+)
 from jobflow.types import bool_, char, float16, float32, float64, int8, int32, int64, uint8
 from jobflow.types import float16 as half
 from jobflow.types import float32 as float
@@ -132,6 +146,7 @@ from jobflow.types import int64 as long
 from jobflow.typing import FixedTensorDef, MirroredTensorDef
 from jobflow.variables import assign, get_variable
 from jobflow.version import __version__
+from jobflow.watching import watch, watch_diff
 
 # A process that mpiexec started among others must not end, or fail, without the others.
 _guard()
@@ -146,6 +161,7 @@ __all__ = [
     "ExecutionConfig",
     "FixedTensorDef",
     "FunctionConfig",
+    "INVALID_SPLIT_AXIS",
     "JobError",
     "JobflowError",
     "MirroredTensorDef",
@@ -160,6 +176,7 @@ __all__ = [
     "broadcast_like",
     "broadcast_to_compatible_with",
     "cast",
+    "cast_to_current_logical_view",
     "cast_to_static_shape",
     "char",
     "checkpoint",
@@ -175,16 +192,25 @@ __all__ = [
     "constant_like",
     "constant_pad2d",
     "constant_scalar",
+    "convert_oneflow_dtype_to_numpy_dtype",
     "count_not_finite",
+    "current_global_function_desc",
+    "current_scope",
     "data",
+    "deprecated",
+    "device_prior_placement",
     "dim_gather",
     "distribute",
     "double",
+    "dtypes",
+    "eager_execution_enabled",
     "elem_cnt",
     "empty_initializer",
+    "enable_eager_execution",
     "env",
     "expand",
     "expand_dims",
+    "fixed_placement",
     "flatten",
     "float",
     "float16",
@@ -217,6 +243,7 @@ __all__ = [
     "math",
     "matmul",
     "multi_count_not_finite",
+    "name_scope",
     "nn",
     "one_hot",
     "ones",
@@ -253,6 +280,8 @@ __all__ = [
     "unsorted_segment_sum",
     "unsorted_segment_sum_like",
     "variance_scaling_initializer",
+    "watch",
+    "watch_diff",
     "where",
     "xavier_normal_initializer",
     "xavier_uniform_initializer",

@@ -18,8 +18,9 @@ from typing import TypeAlias
 from jobflow import scope
 from jobflow.errors import ArgumentError, JobError, SbpError, user_line
 from jobflow.layout import B, P, Placement, S, Sbp, Split
-from jobflow.ops.base import apply, normal_axis
-from jobflow.ops.layout_ops import Identity, ToLayout, to_layout
+from jobflow.notices import notice
+from jobflow.ops.base import Op, apply, normal_axis
+from jobflow.ops.layout_ops import GradientLayout, Identity, ToLayout, to_layout
 from jobflow.types import Tensor, TensorType
 
 
@@ -173,15 +174,43 @@ def _cast(
     gradient: Distribute | ParallelDistribution | None,
 ) -> Tensor:
     free = gradient is None or gradient is auto()
-    if wish is auto() and not free:
-        raise ArgumentError(f"{what} at {user_line()}: a layout for the gradient alone cannot be asked for; give distribute= too")
-    if wish is auto() or is_local(x):
-        return _identity(x, name)
+    if is_local(x) or (free and wish is auto()):
+        return _apply(Identity(), x, name)
     placement = current_placement(what)
-    grad = None if free else mesh_sbp(f"{what} (gradient)", gradient or "B", x.type, placement)
-    return to_layout(x, *mesh_sbp(what, wish, x.type, placement), grad=grad, name=name)
+    grad = None if gradient is None or free else mesh_sbp(f"{what} (gradient)", gradient, x.type, placement)
+    if wish is not auto():
+        return to_layout(x, *mesh_sbp(what, wish, x.type, placement), grad=grad, name=name)
+    assert grad is not None
+    return _apply(GradientLayout(grad), x, name)
 
 
-def _identity(x: Tensor, name: str | None) -> Tensor:
-    result: Tensor = apply(Identity(), x, name=name)
+def _apply(op: Op, x: Tensor, name: str | None) -> Tensor:
+    result: Tensor = apply(op, x, name=name)
     return result
+
+
+# Old spellings ------------------------------------------------------------------------------------------------------
+
+
+def consistent_strategy() -> scope.consistent_view:
+    """The old spelling of `scope.consistent_view`."""
+    notice("distribute.consistent_strategy is the old spelling of scope.consistent_view")
+    return scope.consistent_view()
+
+
+def mirrored_strategy() -> scope.mirrored_view:
+    """The old spelling of `scope.mirrored_view`."""
+    notice("distribute.mirrored_strategy is the old spelling of scope.mirrored_view")
+    return scope.mirrored_view()
+
+
+def consistent_strategy_enabled() -> bool:
+    """The old spelling of `scope.consistent_view_enabled`."""
+    notice("distribute.consistent_strategy_enabled is the old spelling of scope.consistent_view_enabled")
+    return scope.consistent_view_enabled()
+
+
+def mirrored_strategy_enabled() -> bool:
+    """The old spelling of `scope.mirrored_view_enabled`."""
+    notice("distribute.mirrored_strategy_enabled is the old spelling of scope.mirrored_view_enabled")
+    return scope.mirrored_view_enabled()

@@ -18,7 +18,7 @@ from jobflow.compiler.trace import RUN_COUNTER, Tracer
 from jobflow.errors import ArgumentError, JobError, SourceLine, user_line
 from jobflow.function_config import FunctionConfig
 from jobflow.graph.ir import Graph, Physical, Value, Variable
-from jobflow.graph.training import Optimizer
+from jobflow.graph.training import Optimizer, Watch
 from jobflow.layout import Box, Layout, Local, Placement
 from jobflow.ops.base import ViewOp
 from jobflow.ops.source import Input
@@ -46,7 +46,7 @@ class Limit:
 
 
 #: A job for the shapes of one rank's arguments.
-Version = tuple[Physical, Results, tuple[Limit, ...]]
+Version = tuple[Physical, Results, tuple[Watch, ...], tuple[Limit, ...]]
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ class Compiled:
     #: per rank; the same object for all unless the ranks' shapes differ
     programs: tuple[Physical, ...]
     results: Results
+    #: whom to show the outputs that come after those of `results`
+    watches: tuple[Watch, ...]
     limits: tuple[Limit, ...]
     #: argument -> the box of it that each rank takes; None for an argument that is a list already
     boxes: dict[str, tuple[Box | None, ...]]
@@ -118,8 +120,8 @@ class Job:
             if own not in each:
                 each[own] = self._lay_out(session, placement, own, rows)
             programs.append(each[own][0])
-        physical, results, limits = each[next(iter(each))]
-        return Compiled(self, number, tuple(programs), results, limits, _boxes(physical, session.device_count()))
+        physical, results, watches, limits = each[next(iter(each))]
+        return Compiled(self, number, tuple(programs), results, watches, limits, _boxes(physical, session.device_count()))
 
     def trace(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...] = ()) -> tuple[Tracer, Results]:
         """Run the body once: what it recorded, and the nesting of what it returned.  `rows` as in `Tracer`."""
@@ -151,7 +153,7 @@ class Job:
     def _lay_out(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...]) -> Version:
         tracer, results = self.trace(session, placement, shapes, rows)
         graph = logical(tracer, returned_values(results))
-        return distribute(graph), results, _limits(graph)
+        return distribute(graph), results, tuple(tracer.watches), _limits(graph)
 
     @staticmethod
     def _argument(tracer: Tracer, name: str, declared: Declared, shape: tuple[int, ...]) -> Value:
@@ -177,7 +179,18 @@ class Job:
         self._check_limits(compiled, bound)
         session.compare_arguments(self, {name: value if declared.per_device else [value] for name, declared, value in bound})
         parts = session.run(compiled, self._feeds(session, compiled, bound))
-        return deliver(compiled.results, self._values(compiled, parts))
+        values = self._values(compiled, parts)
+        returned = len(compiled.results.leaves)
+        self._show(compiled.watches, values[returned:])
+        return deliver(compiled.results, values[:returned])
+
+    def _show(self, watches: Sequence[Watch], values: Sequence[Any]) -> None:
+        for watch, value in zip(watches, values, strict=True):
+            try:
+                watch.take(value)
+            except Exception as error:
+                error.add_note(f"while job {self.name} ({self.where}) showed {watch.value.name}, which is watched at {watch.where}")
+                raise
 
     def _check_limits(self, compiled: Compiled, bound: Sequence[Bound]) -> None:
         values = {name: value for name, _, value in bound}

@@ -28,6 +28,7 @@ class Placer(Protocol):
     """Who knows which devices there are."""
 
     def place(self, tag: str, devices: Sequence[str], hierarchy: tuple[int, ...] | None) -> Placement: ...
+    def devices_per_machine(self) -> int: ...
 
 
 @dataclass
@@ -147,6 +148,16 @@ class mirrored_view(_ViewScope):
     view = "mirrored"
 
 
+def consistent_view_enabled() -> bool:
+    """True where tensors are logical."""
+    return current().view == "consistent"
+
+
+def mirrored_view_enabled() -> bool:
+    """True where every device has tensors of its own."""
+    return current().view == "mirrored"
+
+
 class namespace(_Entered):
     """Put "<name>-" before the names of variables and ops made inside."""
 
@@ -158,3 +169,50 @@ class namespace(_Entered):
 
     def _changes(self) -> dict[str, Any]:
         return {"namespace": (*current().namespace, self.name)}
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Devices of a placement, as the legacy face looks at them."""
+
+    placement: Placement
+    per_machine: int
+
+    @property
+    def device_tag(self) -> str:
+        """The kind of device: "cpu" or "gpu"."""
+        return self.placement.tag
+
+    @property
+    def parallel_num(self) -> int:
+        """How many there are."""
+        return self.placement.size
+
+    @property
+    def machine_id2device_id_list(self) -> dict[int, list[int]]:
+        """Which devices of which machine."""
+        found: dict[int, list[int]] = {}
+        for rank in self.placement.ranks:
+            found.setdefault(rank // self.per_machine, []).append(rank % self.per_machine)
+        return found
+
+    @property
+    def parallel_conf(self) -> str:
+        """All of this as text."""
+        return str(self.placement)
+
+
+@dataclass(frozen=True)
+class CurrentScope:
+    """What a program may ask about where it is."""
+
+    device_parallel_desc_symbol: Devices
+
+
+def current_scope() -> CurrentScope:
+    """The devices on which what is called here runs; JobError outside a job."""
+    here = current()
+    session: Placer | None = here.root.session
+    if here.placement is None or session is None:
+        raise JobError(f"current_scope at {user_line()} was called outside a job; call it in the body of a function decorated with global_function")
+    return CurrentScope(Devices(here.placement, session.devices_per_machine()))

@@ -73,6 +73,10 @@ class Session:
         started = launched()
         return started.size if started is not None else self.asked_devices or 1
 
+    def devices_per_machine(self) -> int:
+        """How many devices each machine has."""
+        return max(self.device_count() // self.settings.machine_num, 1)
+
     def default_placement(self) -> Placement:
         """All devices."""
         return Placement(self.device_tag, tuple(range(self.device_count())))
@@ -90,7 +94,7 @@ class Session:
         if match is None:
             raise PlacementError(f'{here}: cannot read "{text}"; write "machine:device" or "machine:first-last", for example "0:0-3"')
         size = self.device_count()
-        each = size // self.settings.machine_num
+        each = self.devices_per_machine()
         found: list[int] = []
         for part in match[2].split(","):
             first, _, last = part.partition("-")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from numbers import Real
 from typing import Any, TypeAlias, TypeGuard
 
+from jobflow import scope
 from jobflow.errors import JobError, user_line
 from jobflow.ops import elementwise as ew
 from jobflow.ops import linalg
-from jobflow.types import DType, Tensor, TensorType
+from jobflow.types import DType, Tensor, TensorType, bool_
 
 #: What may stand beside a tensor in an expression.  A number takes the tensor's element type.
 Operand: TypeAlias = "TensorOperators | float"
@@ -17,7 +18,8 @@ Operand: TypeAlias = "TensorOperators | float"
 class TensorOperators:
     """Operators over `type`; a mixin without state.
 
-    `==` and `!=` compare identity, because values are keys of dictionaries; `math.equal` compares elements.
+    Comparisons compare elements where an interpreter is in force.  Elsewhere, and beside what is neither tensor nor number, `==` and
+    `!=` compare identity, so that values are keys of dictionaries.
     Division by a number multiplies by its reciprocal, and division by zero (the number, or a number by zero elements) gives zeros,
     as the legacy face has it.
     """
@@ -96,16 +98,24 @@ class TensorOperators:
         return ew.power(ew.fill_like(self, other), self) if _is_number(other) else NotImplemented
 
     def __lt__(self, other: Operand) -> Any:
-        return _with(ew.less, self, other)
+        return _compared(ew.less, self, other)
 
     def __le__(self, other: Operand) -> Any:
-        return _with(ew.less_equal, self, other)
+        return _compared(ew.less_equal, self, other)
 
     def __gt__(self, other: Operand) -> Any:
-        return _with(ew.greater, self, other)
+        return _compared(ew.greater, self, other)
 
     def __ge__(self, other: Operand) -> Any:
-        return _with(ew.greater_equal, self, other)
+        return _compared(ew.greater_equal, self, other)
+
+    def __eq__(self, other: object) -> Any:
+        return NotImplemented if scope.current().interpreter is None else _compared(ew.equal, self, other)
+
+    def __ne__(self, other: object) -> Any:
+        return NotImplemented if scope.current().interpreter is None else _compared(ew.not_equal, self, other)
+
+    __hash__ = object.__hash__
 
     def __matmul__(self, other: TensorOperators) -> Any:
         return linalg.matmul(self, other) if _is_tensor(other) else NotImplemented
@@ -124,3 +134,10 @@ def _with(function: Any, x: Tensor, other: Any) -> Any:
     if _is_number(other):
         return function(x, ew.fill_like(x, other))
     return function(x, other) if _is_tensor(other) else NotImplemented
+
+
+def _compared(function: Any, x: Tensor, other: Any) -> Any:
+    """The comparison, as the interpreter has truth: bool, or the integers of a face that knows no bool."""
+    result = _with(function, x, other)
+    dtype: DType = getattr(scope.current().interpreter, "truth", bool_)
+    return result if result is NotImplemented or dtype is bool_ else ew.cast(result, dtype)

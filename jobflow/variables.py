@@ -7,7 +7,7 @@ The same full name denotes the same storage in every job of the session.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import count
 from numbers import Integral
@@ -29,6 +29,7 @@ from jobflow.types import DType, Tensor, TensorType, float32
 class Job(Protocol):
     """What the libraries ask of the job being traced."""
 
+    name: str
     #: True in a train job
     trainable: bool
     seed: int
@@ -47,6 +48,7 @@ class Job(Protocol):
     def run_counter(self) -> Tensor: ...
     def unique_name(self, prefix: str) -> str: ...
     def updating(self, where: SourceLine) -> AbstractContextManager[None]: ...
+    def watch(self, value: Any, take: Callable[[Any], None], gradient: bool) -> None: ...
 
 
 def current_job(what: str) -> Job:

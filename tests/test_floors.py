@@ -16,13 +16,13 @@ FLOORS = {
     for floor, names in {
         "0": "errors types layout scope typing notices version",
         "1": "ops",
-        "2": "tensor graph",
+        "2": "tensor distribute handle graph",
         "3": "plan",
         "4a": "compiler",
         "4b": "runtime",
         "5": "session job commands results variable_io eager checkpoint options function_config",
         "6": "declare strategies nn layers math arrays linalg losses optimizer regularizers initializers variables "
-        "distribute data image random train",
+        "data image random train watching spellings deprecated",
         "7": "trainer cli explain __main__",
     }.items()
 }

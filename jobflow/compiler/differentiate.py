@@ -8,7 +8,7 @@ added; the optimizer clips and updates.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from jobflow import scope
 from jobflow.compiler.trace import Tracer
@@ -21,7 +21,7 @@ from jobflow.ops.base import apply
 from jobflow.ops.layout_ops import ToGlobal, ToLocal
 from jobflow.ops.source import Constant, ReadVariable
 from jobflow.ops.update import Increment
-from jobflow.types import Tensor, TensorType, int64
+from jobflow.types import DType, Tensor, TensorType, int64
 
 #: Gradients so far, by the value they belong to.
 Contributions = dict[Value, list[Value]]
@@ -31,7 +31,7 @@ def differentiate(tracer: Tracer, outputs: Sequence[Value]) -> Graph:
     """The traced job with the nodes of its training appended; a predict job is left as it is."""
     training = tracer.training
     if training is None:
-        return tracer.graph(outputs)
+        return tracer.graph((*outputs, *watched(tracer, {})))
     _check(tracer, training)
     gradients = backpropagate(tracer, training)
     names = [name for name, variable in tracer.variables.items() if variable.trainable and tracer.reads[name] in gradients]
@@ -42,7 +42,26 @@ def differentiate(tracer: Tracer, outputs: Sequence[Value]) -> Graph:
             parameters = [_parameter(tracer, name, gradients[tracer.reads[name]], optimizer) for name in chosen]
             tracer.updates.update(optimizer.update(parameters, step, tracer.slot))
         tracer.updates[step.name] = apply(Increment(), step)
-    return tracer.graph(outputs)
+    return tracer.graph((*outputs, *watched(tracer, gradients)))
+
+
+def watched(tracer: Tracer, gradients: Mapping[Value, Value]) -> list[Value]:
+    """What the watches show.  Those of gradients that there are not are forgotten."""
+    tracer.watches = [watch for watch in tracer.watches if not watch.gradient or watch.value in gradients]
+    return [_undivided(tracer, watch.value, gradients[watch.value]) if watch.gradient else watch.value for watch in tracer.watches]
+
+
+def _undivided(tracer: Tracer, value: Value, gradient: Value) -> Value:
+    """The gradient of the sum of the losses' elements, not of their mean."""
+    assert tracer.training is not None, "without training there are no gradients"
+    loss = tracer.training.losses[0]
+    if not _ragged(tracer, loss):
+        with tracer.gradients_of(value.node):
+            return _traced(ew.scale(gradient, _elements(loss)))
+    with tracer.gradients_of(loss.node):
+        counted = _counted(loss, gradient.dtype)
+    with tracer.gradients_of(value.node):
+        return _traced(ew.multiply(gradient, apply(ToLocal((B,)), counted) if value.local else counted))
 
 
 def _check(tracer: Tracer, training: Training) -> None:
@@ -93,12 +112,25 @@ def _reached_from_variables(tracer: Tracer, nodes: Sequence[Node]) -> set[Value]
 
 def _seed(tracer: Tracer, loss: Value, scale: float) -> Value:
     """d(sum of means) / d loss: loss_scale over the number of elements of the loss on all ranks."""
-    if loss.local and tracer.rows:
-        own = apply(Constant((1,), loss.dtype, loss.type.size))
-        count = apply(ToLocal((B,)), apply(ToGlobal((P,)), own))
-        return _traced(ew.divide(ew.fill_like(loss, scale), count))
-    ranks = loss.node.placement.size if loss.local else 1
-    return _traced(ew.fill_like(loss, scale / max(loss.type.size * ranks, 1)))
+    if _ragged(tracer, loss):
+        return _traced(ew.divide(ew.fill_like(loss, scale), apply(ToLocal((B,)), _counted(loss, loss.dtype))))
+    return _traced(ew.fill_like(loss, scale / max(_elements(loss), 1)))
+
+
+def _ragged(tracer: Tracer, loss: Value) -> bool:
+    """True if the ranks' parts of the loss differ in length, so that no rank knows how many elements there are."""
+    return loss.local and bool(tracer.rows)
+
+
+def _elements(loss: Value) -> int:
+    """How many elements the loss has on all ranks."""
+    return loss.type.size * (loss.node.placement.size if loss.local else 1)
+
+
+def _counted(loss: Value, dtype: DType) -> Tensor:
+    """The same as a logical tensor of shape (1,), counted when the job runs."""
+    counted: Tensor = apply(ToGlobal((P,)), apply(Constant((1,), dtype, loss.type.size)))
+    return counted
 
 
 def _traced(made: Tensor) -> Value:

@@ -6,7 +6,7 @@ mutable things in jobflow; `graph()` freezes what it has seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,12 +14,12 @@ from typing import Any
 from jobflow import scope
 from jobflow.errors import NOWHERE, DuplicateNameError, JobError, JobflowError, SourceLine, user_line
 from jobflow.graph.ir import Graph, Node, Phase, Value, Variable
-from jobflow.graph.training import Optimizer, Training
+from jobflow.graph.training import Optimizer, Training, Watch
 from jobflow.layout import B, Placement, S
 from jobflow.ops.base import Op, types_tuple
 from jobflow.ops.layout_ops import Crossing, ToGlobal, ToLocal
 from jobflow.ops.source import Constant, External, Input, ReadVariable
-from jobflow.types import DType, Tensor, TensorType, float32, int64
+from jobflow.types import DType, Tensor, TensorType, float32, int8, int64
 
 #: The key of the hidden argument that counts the runs of a job.
 RUN_COUNTER = "#run"
@@ -37,6 +37,8 @@ class Tracer:
     seed: int = 0
     conv_algorithm: str = "auto"
     default_dtype: DType = float32
+    #: what comparisons written with operators give: jobs know no bool
+    truth: DType = int8
     #: the job's function_config
     config: Any = None
     known: dict[str, Variable] = field(default_factory=dict)
@@ -50,6 +52,7 @@ class Tracer:
     updates: dict[str, Value] = field(default_factory=dict)
     losses: list[Value] = field(default_factory=list)
     training: Training | None = None
+    watches: list[Watch] = field(default_factory=list)
 
     _names: dict[str, SourceLine] = field(default_factory=dict)
     _counters: dict[str, int] = field(default_factory=dict)
@@ -226,6 +229,11 @@ class Tracer:
         if self.training is not None:
             raise JobError(f"job {self.name}: minimize at {where} and at {self.training.where}; a job has one, of one loss or a list of them")
         self.training = Training(tuple(losses), (optimizer,), where)
+
+    def watch(self, value: Value, take: Callable[[Any], None], gradient: bool = False) -> None:
+        """Show `take` the value after every run; or its gradient, if it has one."""
+        where = user_line()
+        self.watches.append(Watch(self._own(value, "watch", where), take, gradient, where))
 
     def _need_train(self, what: str) -> None:
         if not self.trainable:

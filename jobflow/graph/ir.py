@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from jobflow.errors import NOWHERE, SourceLine
+from jobflow.handle import Handle
 from jobflow.layout import B, Layout, Local, Placement, Sbp
 from jobflow.ops.base import Op
-from jobflow.tensor import TensorOperators
 from jobflow.types import TensorType
 
 #: What a node is for: the user's program, its gradients, or the step that writes variables.
@@ -17,7 +17,7 @@ Phase = Literal["forward", "backward", "update"]
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
-class Value(TensorOperators):
+class Value(Handle):
     """One tensor of a program; compared by identity.
 
     `local` is True in the mirrored view, where `type` is the type on one rank and no logical whole exists.

@@ -1,10 +1,10 @@
-"""What a train job says about its losses and optimizers, and what an optimizer is to the compiler."""
+"""What a job says about its losses, its optimizers and the tensors it watches, and what an optimizer is to the compiler."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from jobflow.errors import SourceLine
 from jobflow.graph.ir import Value, Variable
@@ -48,4 +48,17 @@ class Training:
 
     losses: tuple[Value, ...]
     optimizers: tuple[Optimizer, ...]
+    where: SourceLine
+
+
+@dataclass(frozen=True)
+class Watch:
+    """A tensor that the program is shown after every run: itself, or the gradient of the sum of the losses' elements by it.
+
+    `take` gets the whole array, or a list with one array per device of a mirrored tensor.
+    """
+
+    value: Value
+    take: Callable[[Any], None]
+    gradient: bool
     where: SourceLine

@@ -67,6 +67,23 @@ class ToLayout(Identity):
         yield sample(cls((B,), (S(1),)), np.arange(12.0).reshape(3, 4))
 
 
+@dataclass(frozen=True)
+class GradientLayout(Identity):
+    """y = x, in whatever layout; its gradient is asked for in `sbp`, one per mesh dimension."""
+
+    sbp: tuple[Sbp, ...]
+
+    def __str__(self) -> str:
+        return f"GradientLayout({_listed(self.sbp)})"
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (apply(ToLayout(self.sbp), dy),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls((S(0),)), np.arange(12.0).reshape(3, 4))
+
+
 def _listed(sbp: tuple[Sbp, ...]) -> str:
     return ", ".join(map(str, sbp))
 
@@ -111,7 +128,9 @@ class ToLocal(Crossing):
         shape = list(x.shape)
         for axis in self.axes:
             if axis >= x.ndim or shape[axis] % self.ranks:
-                raise ShapeError(f"tolocal: x {x} cannot be cut into {self.ranks} equal parts along axis {axis}, one for each rank of the mirrored view")
+                raise ShapeError(
+                    f"tolocal: x {x} cannot be cut into {self.ranks} equal parts along axis {axis}, one for each rank of the mirrored view"
+                )
             shape[axis] //= self.ranks
         return x.with_shape(tuple(shape))
 

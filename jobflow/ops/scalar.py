@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jobflow.errors import ConfigError, DtypeError
+from jobflow.errors import ConfigError, DtypeError, user_line
 from jobflow.layout import Rule
 from jobflow.ops.base import OVER_FIRST, Binder, Call, Grads, Sample, broadcast_rule, sample
 from jobflow.ops.layout_ops import Identity
@@ -282,7 +282,7 @@ def shift(x: Tensor, amount: float, *, name: str | None = None) -> Tensor:
 def clip(x: Tensor, minimum: float | None = None, maximum: float | None = None, *, name: str | None = None) -> Tensor:
     """x limited to [minimum, maximum]; at least one is given."""
     if minimum is None and maximum is None:
-        raise ConfigError("clip needs a minimum, a maximum, or both")
+        raise ConfigError(f"clip at {user_line()}: it needs a minimum, a maximum, or both")
     low, high = (None if bound is None else fitting("clip", x, bound) for bound in (minimum, maximum))
     return call(Clip(low, high), x, name=name)
 
@@ -302,5 +302,5 @@ def fitting(what: str, x: Tensor, number: float) -> float:
     if x.type.dtype.is_float:
         return float(number)
     if number != int(number):
-        raise DtypeError(f"{what}: {number} is no integer but the tensor is {x.type}; cast it to a float type first")
+        raise DtypeError(f"{what} at {user_line()}: {number} is no integer but the tensor is {x.type}; cast it to a float type first")
     return int(number)

@@ -10,7 +10,7 @@ import pytest
 from jobflow import distribute
 from jobflow.errors import ArgumentError, SbpError
 from jobflow.layout import B, P, Placement, S
-from jobflow.ops.layout_ops import ToLayout
+from jobflow.ops.layout_ops import GradientLayout, ToLayout
 
 TWO, GRID = Placement("cpu", (0, 1)), Placement("cpu", (0, 1, 2, 3), (2, 2))
 X = np.zeros((4, 6))
@@ -50,8 +50,8 @@ def test_parallel_cast(run: Any) -> None:
     run(lambda x: distribute.parallel_cast(x, distribute=broadcast), X, placement=TWO)
     assert layouts(run) == [((B,), None)]
     assert run(lambda x: distribute.parallel_cast(x, "free"), X).shape == X.shape and layouts(run) == [] and run.job.names == ["free"]
-    with pytest.raises(ArgumentError, match="gradient alone"):
-        run(lambda x: distribute.parallel_cast(x, gradient_distribute=split), X, placement=TWO)
+    run(lambda x: distribute.parallel_cast(x, "grad", gradient_distribute=split), X, placement=TWO)
+    assert run.job.ops == [GradientLayout((S(0),))] and run.job.names == ["grad"]
 
 
 def test_hierarchical_parallel_cast(run: Any) -> None:

@@ -1,0 +1,38 @@
+"""What the legacy face called deprecated already: another spelling of namespaces, workers that mpiexec starts now, and a base for modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jobflow.notices import notice
+from jobflow.spellings import name_scope as variable_scope
+
+__all__ = ["delete_worker", "delete_worker_by_bootstrap", "delete_worker_of_multi_process", "init_worker", "nn", "variable_scope"]
+
+
+def _workers(*arguments: Any, **options: Any) -> None:
+    """Accepted: mpiexec starts the processes, and they end with it."""
+    notice("deprecated.init_worker and delete_worker mean nothing here and are ignored: mpiexec starts the processes")
+
+
+init_worker = delete_worker = delete_worker_by_bootstrap = delete_worker_of_multi_process = _workers
+
+
+class nn:
+    """The namespace `deprecated.nn`."""
+
+    class Module:
+        """Calls `forward`, and counts the calls."""
+
+        def __init__(self, name: str | None = None) -> None:
+            self.module_name = name or type(self).__name__
+            self.call_seq_no = 0
+
+        def forward(self, *arguments: Any) -> Any:
+            """What the module computes; subclasses say it."""
+            raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+        def __call__(self, *arguments: Any) -> Any:
+            result = self.forward(*arguments)
+            self.call_seq_no += 1
+            return result

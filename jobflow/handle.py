@@ -1,0 +1,82 @@
+"""What the body of a job may ask of its tensors, in the words of the legacy face: layouts that are wished for, and names.
+
+h = flow.matmul(x, w).with_distribute(flow.distribute.split(1))
+assert h.distribute is flow.distribute.split(1) and h.split_axis == 1
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jobflow.distribute import Distribute, broadcast, distribute_of, parallel_cast, split, with_distribute
+from jobflow.tensor import TensorOperators
+from jobflow.types import Tensor
+
+#: `split_axis` of a tensor that was not asked to be split.
+INVALID_SPLIT_AXIS = -1
+
+
+class Handle(TensorOperators):
+    """A tensor in the body of a job: output `index` of `node`; a mixin without state.
+
+    Layouts are decided after the body has run, so `distribute` and `split_axis` tell what was asked for, not what will be.
+    """
+
+    __slots__ = ()
+    node: Any
+    index: int
+    local: bool
+
+    def with_distribute(self, distribute: Distribute) -> Tensor:
+        """This tensor, which those who read it from the returned handle get as `distribute` says."""
+        return with_distribute(self, distribute)
+
+    def with_gradient_distribute(self, distribute: Distribute) -> Tensor:
+        """This tensor, whose gradient through the returned handle comes back as `distribute` says."""
+        return parallel_cast(self, gradient_distribute=distribute)
+
+    def with_split_distribute(self, axis: int) -> Tensor:
+        """with_distribute(split(axis))."""
+        return with_distribute(self, split(axis))
+
+    def with_broadcast_distribute(self) -> Tensor:
+        """with_distribute(broadcast())."""
+        return with_distribute(self, broadcast())
+
+    @property
+    def distribute(self) -> Distribute:
+        """What was asked of this handle with `with_distribute` or `parallel_cast`; `auto()` if nothing was."""
+        return distribute_of(self)
+
+    @property
+    def split_axis(self) -> int:
+        """The axis of `distribute`, or INVALID_SPLIT_AXIS."""
+        axis = self.distribute.axis
+        return INVALID_SPLIT_AXIS if axis is None else axis
+
+    @property
+    def is_dynamic(self) -> bool:
+        """True in the mirrored view, where the devices' tensors may differ in length."""
+        return self.local
+
+    @property
+    def parallel_size(self) -> int:
+        """How many devices hold it, or parts of it."""
+        size: int = self.node.placement.size
+        return size
+
+    @property
+    def op_name(self) -> str:
+        """The full name of the op that makes it."""
+        name: str = self.node.name
+        return name
+
+    @property
+    def blob_name(self) -> str:
+        """Its name among the outputs of that op: "out", or "out_<i>" where there are several."""
+        return "out" if len(self.node.outputs) == 1 else f"out_{self.index}"
+
+    @property
+    def logical_blob_name(self) -> str:
+        """ "<op_name>/<blob_name>", which no other tensor of the job has."""
+        return f"{self.op_name}/{self.blob_name}"

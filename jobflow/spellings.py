@@ -1,0 +1,92 @@
+"""Small names of the legacy face that belong nowhere else: element types, where a job's body is, eager jobs, old spellings of scopes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jobflow import scope
+from jobflow.arrays import identity
+from jobflow.errors import JobError, user_line
+from jobflow.notices import notice
+from jobflow.scope import current_scope as current_scope
+from jobflow.types import DTYPES, DType, Tensor, bool_
+from jobflow.variables import current_job
+
+# Element types -----------------------------------------------------------------------------------------------------
+
+
+def dtypes() -> list[DType]:
+    """The element types of arguments and variables of jobs."""
+    return [dtype for dtype in DTYPES if dtype is not bool_]
+
+
+def convert_oneflow_dtype_to_numpy_dtype(oneflow_dtype: DType) -> type[Any]:
+    """The NumPy scalar type of an element type."""
+    if not isinstance(oneflow_dtype, DType):
+        raise JobError(f"convert_oneflow_dtype_to_numpy_dtype at {user_line()}: {oneflow_dtype!r} is no element type such as jobflow.float32")
+    found: type[Any] = oneflow_dtype.numpy.type
+    return found
+
+
+# Where the body of a job is ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class JobDescription:
+    """The job whose body is running."""
+
+    job_name: str
+    trains: bool
+    function_attribute: Any
+
+    def IsTrainable(self) -> bool:
+        """True in a train job."""
+        return self.trains
+
+
+def current_global_function_desc() -> JobDescription:
+    """The job whose body is running; JobError outside of one."""
+    job = current_job("current_global_function_desc")
+    return JobDescription(job.name, job.trainable, job.config)
+
+
+def cast_to_current_logical_view(x: Tensor) -> Tensor:
+    """x as the view in force has it: a tensor per device in the mirrored view, one logical tensor in the consistent view."""
+    return identity(x)
+
+
+# Eager jobs --------------------------------------------------------------------------------------------------------
+
+
+def enable_eager_execution(val: bool = True) -> None:
+    """Eager jobs are not supported: JobError, unless they are switched off."""
+    if val:
+        raise JobError(
+            f"enable_eager_execution at {user_line()}: jobs are compiled, not run line by line; leave the call out, and look at tensors "
+            f"inside a job with watch(x)"
+        )
+
+
+def eager_execution_enabled() -> bool:
+    """False: jobs are compiled."""
+    return False
+
+
+# Old spellings -----------------------------------------------------------------------------------------------------
+
+
+def name_scope(name: str) -> scope.namespace:
+    """The old spelling of `scope.namespace`."""
+    notice("name_scope is the old spelling of scope.namespace")
+    return scope.namespace(name)
+
+
+def fixed_placement(device_tag: str, machine_device_ids: str | Sequence[str]) -> scope.placement:
+    """The old spelling of `scope.placement`."""
+    notice("fixed_placement and device_prior_placement are the old spelling of scope.placement")
+    return scope.placement(device_tag, machine_device_ids)
+
+
+device_prior_placement = fixed_placement

@@ -1,0 +1,81 @@
+"""`watch` and `watch_diff`: a function of the program sees a tensor of a job, or its gradient, after every run.
+
+    def show(x: tp.Numpy): print(x.mean())
+
+    flow.watch(logits, show)              # in the body of the job
+    flow.watch(logits, "logits")          # prints the text, then the array
+
+What is watched comes back with the results, and is shown before the call returns.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from jobflow.errors import JobError, user_line
+from jobflow.results import Delivered, LocalBlob, whole
+from jobflow.types import Tensor
+from jobflow.typing import ListNumpy, Numpy
+from jobflow.variables import current_job
+
+#: A function of one argument, or a text to print before the value, or None to print the value alone.
+Watcher = Callable[[Any], Any] | str | None
+
+
+def watch(blob_watched: Tensor, handler_or_prompt: Watcher = None) -> None:
+    """Show the value after every run.
+
+    A function whose argument is annotated `tp.Numpy` gets the whole array, `tp.ListNumpy` a list with one array per device, and without
+    annotation an object that can give both.
+    """
+    _watch("watch", blob_watched, handler_or_prompt, gradient=False)
+
+
+def watch_diff(blob_watched: Tensor, handler_or_prompt: Watcher = None) -> None:
+    """Show the gradient of the sum of the losses' elements (times the loss scale) after every run of a train job.
+
+    It is shown as it is before division by the number of elements, regularizers and clipping.  A tensor without gradient is not shown.
+    """
+    _watch("watch_diff", blob_watched, handler_or_prompt, gradient=True)
+
+
+def _watch(what: str, value: Any, watcher: Watcher, *, gradient: bool) -> None:
+    job = current_job(what)
+    if not isinstance(value, Tensor):
+        raise JobError(f"{what} at {user_line()}: {value!r} is no tensor; watch one that the job takes or computes")
+    take = _reader(what, watcher) if callable(watcher) else partial(_print, watcher)
+    job.watch(value, take, gradient)
+
+
+def _reader(what: str, function: Callable[[Any], Any]) -> Callable[[Delivered], None]:
+    """Gives `function` the value as the annotation of its argument says."""
+    signature = inspect.signature(function, eval_str=True)
+    try:
+        (name,) = signature.bind(None).arguments
+    except TypeError:
+        raise JobError(f"{what} at {user_line()}: {function!r} takes {signature}; it must take one argument, the value") from None
+    annotation = signature.parameters[name].annotation
+    shapes: dict[Any, Callable[[Delivered], Any]] = {Numpy: whole, ListNumpy: _listed, inspect.Parameter.empty: LocalBlob}
+    if annotation not in shapes:
+        raise JobError(
+            f"{what} at {user_line()}: argument {name} of {function!r} is annotated {annotation!r}; write tp.Numpy, tp.ListNumpy or nothing"
+        )
+    shape = shapes[annotation]
+
+    def take(value: Delivered) -> None:
+        function(shape(value))
+
+    return take
+
+
+def _listed(value: Delivered) -> list[Any]:
+    return list(value) if isinstance(value, list) else [value]
+
+
+def _print(prompt: object, value: Delivered) -> None:
+    if prompt is not None:
+        print(prompt)
+    print(value)

@@ -1,0 +1,219 @@
+"""What the body of a job may ask of its tensors: names, wishes about layouts, comparisons, the scope it is in, and old spellings."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jobflow as flow
+import jobflow.typing as tp
+from jobflow import explain
+from jobflow.errors import JobError
+from jobflow.job import job_of
+
+X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6)
+Rows = tp.Numpy.Placeholder((4, 6))
+Begin = Callable[[int], None]
+
+
+def ask(question: Callable[[Any], Any], x: Any = X) -> Any:
+    """What `question` answers about the argument of a job, in its body."""
+    answers = []
+
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder(x.shape)) -> tp.Numpy:  # type: ignore[valid-type]
+        answers.append(question(x))
+        return x
+
+    job(x)
+    return answers[0]
+
+
+class TestHandles:
+    def test_wishes(self, devices: int) -> None:
+        split, broadcast = flow.distribute.split, flow.distribute.broadcast()
+        assert ask(lambda x: (x.distribute, x.split_axis)) == (flow.distribute.auto(), flow.INVALID_SPLIT_AXIS)
+        assert ask(lambda x: x.with_distribute(split(1)).split_axis) == 1
+        assert ask(lambda x: x.with_split_distribute(0).distribute is split(0))
+        assert ask(lambda x: x.with_broadcast_distribute().distribute is broadcast)
+        assert ask(lambda x: x.with_distribute(flow.distribute.auto()) is x)
+
+    def test_a_wish_is_granted(self, on: Begin) -> None:
+        on(2)
+
+        @flow.global_function()
+        def job(x: Rows) -> tp.Numpy:
+            return flow.math.relu(x.with_distribute(flow.distribute.split(1)), name="positive")
+
+        np.testing.assert_array_equal(job(X), np.maximum(X, 0))
+        text = explain.explain(job_of(job), devices=2, stages=["layouts"])
+        (line,) = (line for line in text.splitlines() if "%positive:" in line)
+        assert "S(1)" in line
+
+    def test_a_gradient_comes_back_as_asked(self, on: Begin) -> None:
+        def train(wish: Callable[[Any], Any]) -> tuple[Any, str]:
+            @flow.global_function(type="train")
+            def job(x: Rows) -> tp.Numpy:
+                w = flow.get_variable("w", (6, 4), initializer=flow.ones_initializer())
+                y = wish(flow.matmul(x, w))
+                flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.5]), momentum=0).minimize(y * y)
+                return w
+
+            job(X)
+            return job(X), explain.explain(job_of(job), devices=2, stages=["graph"])
+
+        on(2)
+        free, _ = train(lambda y: y)
+        on(2)
+        asked, text = train(lambda y: y.with_gradient_distribute(flow.distribute.split(1)))
+        np.testing.assert_allclose(asked, free, rtol=1e-6)
+        assert "ToLayout(S(1))" in text
+
+    def test_names(self, fresh: None) -> None:
+        def names(x: Any) -> Any:
+            with flow.scope.namespace("block"):
+                y = flow.math.exp(x, name="e")
+            return y.op_name, y.blob_name, y.logical_blob_name, y.parallel_size, y.is_dynamic
+
+        assert ask(names) == ("block-e", "out", "block-e/out", 1, False)
+
+    def test_a_tensor_per_device_is_dynamic(self, fresh: None) -> None:
+        answers = []
+
+        @flow.global_function()
+        def job(x: tp.ListNumpy.Placeholder((4, 6))) -> tp.ListNumpy:
+            answers.append(x.is_dynamic)
+            return x
+
+        job([X])
+        assert answers == [True]
+
+
+CASES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = {
+    "less": (lambda x, y: x < y, np.less),
+    "less_equal": (lambda x, y: x <= y, np.less_equal),
+    "greater": (lambda x, y: x > y, np.greater),
+    "greater_equal": (lambda x, y: x >= y, np.greater_equal),
+    "equal": (lambda x, y: x == y, np.equal),
+    "not_equal": (lambda x, y: x != y, np.not_equal),
+}
+
+
+class TestComparisons:
+    """The legacy system has no bool: what compares gives int8."""
+
+    @pytest.mark.parametrize("word", CASES)
+    def test_operators(self, devices: int, word: str) -> None:
+        written, expected = CASES[word]
+        x, y = np.array([1, 2, 3, 3], np.float32), np.array([1, 3, 2, 3], np.float32)
+
+        @flow.global_function()
+        def job(x: tp.Numpy.Placeholder((4,)), y: tp.Numpy.Placeholder((4,))) -> tp.Bundle[tp.Numpy]:
+            return [written(x, y), written(x, 3), written(2.0, x), flow.cast(written(x, y), flow.float)]
+
+        found = job(x, y)
+        assert [a.dtype for a in found] == [np.int8, np.int8, np.int8, np.float32]
+        for a, b in zip(found, (expected(x, y), expected(x, 3), expected(2, x), expected(x, y)), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+    def test_where_takes_them(self, devices: int) -> None:
+        @flow.global_function()
+        def job(x: Rows) -> tp.Numpy:
+            return flow.where(x > 0, x, flow.zeros_like(x))
+
+        np.testing.assert_array_equal(job(X), np.maximum(X, 0))
+
+    def test_beside_other_things_identity_is_compared(self, fresh: None) -> None:
+        assert ask(lambda x: (x == x.shape, x != "x", x == None, {x: 1}[x])) == (False, True, False, 1)  # noqa: E711
+
+    def test_truth_is_not_known(self, fresh: None) -> None:
+        with pytest.raises(JobError, match=r"the truth of a int8\[4,6\] tensor is not known"):
+            ask(lambda x: x in (x * 2, x))
+
+    def test_outside_of_jobs_values_are_themselves(self, fresh: None) -> None:
+        x, y = ask(lambda x: (x, x * 2))
+        assert x == x and x != y and y in (x, y)
+
+
+class TestScope:
+    def test_devices(self, devices: int) -> None:
+        def found(x: Any) -> Any:
+            here = flow.current_scope().device_parallel_desc_symbol
+            with flow.scope.placement("cpu", "0:0"):
+                inner = flow.scope.current_scope().device_parallel_desc_symbol
+            return here.device_tag, here.parallel_num, here.machine_id2device_id_list, here.parallel_conf, inner.parallel_num
+
+        ids = list(range(devices))
+        assert ask(found) == ("cpu", devices, {0: ids}, f"cpu[{'0-1' if devices == 2 else '0'}]", 1)
+        with pytest.raises(JobError, match=r"current_scope at .* outside a job"):
+            flow.current_scope()
+
+    def test_views(self, on: Begin) -> None:
+        on(2)
+        per_device = []
+
+        @flow.global_function()
+        def job(x: Rows) -> tuple[tp.ListNumpy, tp.Numpy]:
+            assert flow.scope.consistent_view_enabled() and not flow.scope.mirrored_view_enabled()
+            with flow.scope.mirrored_view():
+                assert flow.scope.mirrored_view_enabled()
+                y = flow.cast_to_current_logical_view(x)
+                per_device.append((y.is_dynamic, y.shape))
+                y = y + 1
+            return y, flow.cast_to_current_logical_view(y)
+
+        listed, _ = job(X)
+        assert per_device == [(True, (4, 6))]
+        for each in listed:
+            np.testing.assert_array_equal(each, X + 1)
+
+    def test_the_job(self, fresh: None) -> None:
+        assert ask(lambda x: (flow.current_global_function_desc().job_name, flow.current_global_function_desc().IsTrainable())) == ("job", False)
+
+
+class TestSmallNames:
+    def test_element_types(self) -> None:
+        assert flow.float32 in flow.dtypes() and flow.bool_ not in flow.dtypes()
+        assert flow.convert_oneflow_dtype_to_numpy_dtype(flow.int8) is np.int8
+        assert [np.dtype(flow.convert_oneflow_dtype_to_numpy_dtype(d)) for d in flow.dtypes()] == [d.numpy for d in flow.dtypes()]
+        with pytest.raises(JobError, match="is no element type such as"):
+            flow.convert_oneflow_dtype_to_numpy_dtype(np.float32)  # type: ignore[arg-type]
+
+    def test_eager_jobs_are_refused(self) -> None:
+        assert flow.eager_execution_enabled() is False
+        flow.enable_eager_execution(False)
+        with pytest.raises(NotImplementedError, match=r"enable_eager_execution at test_handles.py:\d+: jobs are compiled"):
+            flow.enable_eager_execution()
+
+    @pytest.mark.parametrize("spelling", [flow.name_scope, flow.deprecated.variable_scope])
+    def test_namespaces(self, fresh: None, capsys: pytest.CaptureFixture[str], spelling: Any) -> None:
+        def name(x: Any) -> Any:
+            with spelling("a"), flow.scope.namespace("b"):
+                return flow.math.exp(x, name="e").op_name
+
+        assert ask(name) == "a-b-e"
+        assert "is the old spelling of scope.namespace" in capsys.readouterr().err
+
+    def test_placements_and_views(self, fresh: None, capsys: pytest.CaptureFixture[str]) -> None:
+        assert flow.fixed_placement is flow.device_prior_placement
+        assert repr(flow.fixed_placement("cpu", "0:0")) == repr(flow.scope.placement("cpu", "0:0"))
+        assert flow.distribute.consistent_strategy().view == "consistent" and flow.distribute.mirrored_strategy().view == "mirrored"
+        assert flow.distribute.consistent_strategy_enabled() and not flow.distribute.mirrored_strategy_enabled()
+        said = capsys.readouterr().err
+        assert said.count("is the old spelling of") == 4 and said.count("are the old spelling of scope.placement") == 1
+
+    def test_workers_are_not_started(self, fresh: None, capsys: pytest.CaptureFixture[str]) -> None:
+        flow.deprecated.init_worker(scp_binary=True, use_uuid=True)
+        flow.deprecated.delete_worker()
+        assert capsys.readouterr().err.count("mpiexec starts the processes") == 1
+
+    def test_modules_count_their_calls(self) -> None:
+        class Twice(flow.deprecated.nn.Module):
+            def forward(self, x: int) -> int:
+                return 2 * x
+
+        twice = Twice()
+        assert (twice(3), twice(4), twice.call_seq_no, twice.module_name) == (6, 8, 2, "Twice")
+        with pytest.raises(NotImplementedError, match="Module has no forward"):
+            flow.deprecated.nn.Module("m")(1)
