@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from traced import Bound, evaluate, first, text, trace, variable, world_of
+from traced import Bound, evaluate, first, on, text, trace, variable, world_of
 
+from jobflow import scope
 from jobflow.compiler.compile import distribute
 from jobflow.compiler.trace import Tracer
 from jobflow.graph.ir import Graph
-from jobflow.layout import B, P, S
+from jobflow.layout import B, P, Placement, S
 from jobflow.ops.activation import relu, sigmoid, tanh
 from jobflow.ops.arithmetic import add, maximum, multiply, subtract
 from jobflow.ops.axes import expand_dims, reshape, transpose
@@ -54,11 +55,20 @@ class Program:
     def grow(self) -> None:
         x = self.pool[int(self.random.integers(len(self.pool)))]
         step = STEPS[int(self.random.integers(len(STEPS)))]
-        y = step(self, x)
-        if self.random.random() < 0.3:
-            y = self.wish(y)
+        with scope.using(placement=self.place()):
+            y = step(self, x)
+            if self.random.random() < 0.3:
+                y = self.wish(y)
         if y.type.size <= 4000:
             self.pool.append(y)
+
+    def place(self) -> Placement:
+        """All ranks, mostly; else some of them in any order."""
+        ranks = self.tracer.placement.ranks
+        if self.random.random() < 0.8:
+            return self.tracer.placement
+        chosen = self.random.permutation(len(ranks))[: int(self.random.integers(1, len(ranks) + 1))]
+        return on(*(ranks[i] for i in chosen))
 
     def wish(self, x: Any) -> Any:
         kinds = [B, P, *(S(axis) for axis in range(x.ndim))]
