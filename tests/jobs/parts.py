@@ -1,0 +1,48 @@
+"""Small data, shapes and optimizers that the tests of this folder share, and how a message reads."""
+
+import linecache
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import jobflow as flow
+import jobflow.typing as tp
+
+X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6)
+Y = np.array([0, 1, 2, 0], np.int32)
+Rows = tp.Numpy.Placeholder((4, 6))
+Labels = tp.Numpy.Placeholder((4,), dtype=flow.int32)
+#: begins a session anew, on so many devices
+Begin = Callable[[int], None]
+Job = Callable[..., Any]
+
+
+def constant(rate: float) -> Any:
+    return flow.optimizer.PiecewiseConstantScheduler([], [rate])
+
+
+def sgd(rate: float = 0.5, momentum: float = 0.0, **options: Any) -> Any:
+    return flow.optimizer.SGD(constant(rate), momentum=momentum, **options)
+
+
+def normal() -> Any:
+    return flow.random_normal_initializer(stddev=0.3)
+
+
+def values() -> dict[str, Any]:
+    """All variables now."""
+    return {name: variable.numpy() for name, variable in flow.get_all_variables().items()}
+
+
+def told(error: BaseException) -> str:
+    """The message and its notes; every "file.py:line" of this folder as «the code that stands there»."""
+    text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+
+    def code(match: re.Match[str]) -> str:
+        line = linecache.getline(str(Path(__file__).with_name(match[1])), int(match[2])).strip()
+        return f"«{line.rstrip(':')}»"
+
+    return re.sub(r"(test_\w+\.py):(\d+)", code, text)
