@@ -1,5 +1,7 @@
 """Program -> fewer, larger steps.
 
+`use_triangles`: what is known to be zero above a diagonal (`Op.keeps_lower`) is told to the ops that read it.
+
 `absorb_makers`: an update that can make its own gradient (`Op.absorb`) does, if nobody else reads that: a product is subtracted
 from the variable while it is computed, and its result is never stored.
 
@@ -28,7 +30,22 @@ from jobflow.types import TensorType, contiguous_strides
 
 def fuse(program: Program) -> Program:
     """Join what can be joined."""
-    return join_updates(absorb_makers(program))
+    return join_updates(absorb_makers(use_triangles(program)))
+
+
+def use_triangles(program: Program) -> Program:
+    """Have every op that can skip the zeros above the diagonal of an input do so."""
+    lower: set[Item] = set()
+    steps: list[Step] = []
+    for step in program.steps:
+        if isinstance(step.action, Op):
+            known = tuple(item in lower for item in step.inputs)
+            if step.action.keeps_lower(*known):
+                lower.update(step.outputs)
+            if any(known):
+                step = replace(step, action=step.action.given_lower(*known))
+        steps.append(step)
+    return replace(program, steps=tuple(steps))
 
 
 def absorb_makers(program: Program) -> Program:

@@ -134,6 +134,14 @@ class Op:
         """
         return None
 
+    def keeps_lower(self, *lower: bool) -> bool:
+        """True if the output is zero above the diagonal of its last two axes; `lower` says which inputs are."""
+        return False
+
+    def given_lower(self, *lower: bool) -> Op:
+        """The op to run where some inputs are known to be zero above the diagonal of their last two axes."""
+        return self
+
     def wants_columns(self, *types: TensorType) -> bool:
         """True if the CPU calls are faster where the output, a matrix, is stored column by column (a hint to the format pass)."""
         return False

@@ -8,66 +8,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jobflow.errors import DtypeError, ShapeError
+from jobflow.errors import ShapeError
 from jobflow.layout import B, Box, Rule, S, Signature
 from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, normal_axis, sample
 from jobflow.ops.broadcast import sum_calls
-from jobflow.types import Array, Tensor, TensorType, Xp, dtype_of
+from jobflow.ops.products import product_calls, product_shape, same_dtype, turned
+from jobflow.ops.triangular import LowerMatMul
+from jobflow.types import Array, Tensor, TensorType, Xp
 
-#: multiply-adds below which the shorter call of np.dot matters more than what np.matmul does for strided operands
-SMALL_PRODUCT = 1 << 15
 #: products of fewer rows than this, and than columns, are made column by column: OpenBLAS takes 5 % (128 rows) to 40 % (8 rows) less time
 FEW_ROWS = 256
 
 
-def _same_dtype(what: str, **operands: TensorType) -> None:
-    (first, a), (second, b) = operands.items()
-    if a.dtype is not b.dtype:
-        raise DtypeError(f"{what}: {first} {a} and {second} {b} differ in element type; cast one of them")
-
-
 def _flip(pair: str, transpose: bool) -> str:
     return pair[::-1] if transpose else pair
-
-
-def _product_shape(a: TensorType, b: TensorType, transpose_a: bool, transpose_b: bool) -> tuple[int, int]:
-    """(m, n) of the product of the last two axes."""
-    _same_dtype("matmul", a=a, b=b)
-    m, k = a.shape[-2:][::-1] if transpose_a else a.shape[-2:]
-    k2, n = b.shape[-2:][::-1] if transpose_b else b.shape[-2:]
-    if k != k2:
-        raise ShapeError(f"matmul: a {a} and b {b} disagree on the summed axis ({k} != {k2})")
-    return m, n
-
-
-def turned(x: Array, transpose: bool) -> Array:
-    """x with its last two axes exchanged if asked for: a view."""
-    return x.swapaxes(-1, -2) if transpose else x
-
-
-def _blas_ready(x: Array) -> bool:
-    """True if BLAS takes the last two axes as they are: one of them has unit stride and the other does not overlap it."""
-    rows, columns = x.strides[-2:]
-    size = x.itemsize
-    return bool((columns == size and rows >= size * x.shape[-1]) or (rows == size and columns >= size * x.shape[-2]))
-
-
-def product_calls(device: Binder, a: Array, b: Array, y: Array) -> list[Call]:
-    """Calls for y = a b on the last two axes, with operands and result brought into a form that BLAS takes."""
-    if y.ndim == 2 and y.flags.c_contiguous and y.size * a.shape[1] < SMALL_PRODUCT:
-        return [(a.dot, (b, y))]
-    calls: list[Call] = []
-    operands = []
-    for x in (a, b):
-        if not _blas_ready(x):
-            copy = device.scratch(x.shape, dtype_of(x.dtype))
-            calls.append((np.copyto, (copy, x)))
-            x = copy
-        operands.append(x)
-    if _blas_ready(y):
-        return [*calls, (np.matmul, (*operands, y))]
-    result = device.scratch(y.shape, dtype_of(y.dtype))
-    return [*calls, (np.matmul, (*operands, result)), (np.copyto, (y, result))]
 
 
 def _random(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
@@ -105,11 +59,11 @@ class MatMul(Product):
 
     def wants_columns(self, *types: TensorType) -> bool:
         a, b = types
-        rows, columns = _product_shape(a, b, self.transpose_a, self.transpose_b)
+        rows, columns = product_shape(a, b, self.transpose_a, self.transpose_b)
         return rows < min(FEW_ROWS, columns)
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
-        return a.with_shape(_product_shape(a, b, self.transpose_a, self.transpose_b))
+        return a.with_shape(product_shape(a, b, self.transpose_a, self.transpose_b))
 
     def rule(self, a: TensorType, b: TensorType) -> Rule:
         return Rule(f"{_flip('mk', self.transpose_a)},{_flip('kn', self.transpose_b)}->mn", linear=((0,), (1,)))
@@ -134,7 +88,7 @@ class BatchMatMul(Product):
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         if a.shape[:-2] != b.shape[:-2]:
             raise ShapeError(f"matmul: a {a} and b {b} disagree on the leading axes ({list(a.shape[:-2])} != {list(b.shape[:-2])})")
-        return a.with_shape((*a.shape[:-2], *_product_shape(a, b, self.transpose_a, self.transpose_b)))
+        return a.with_shape((*a.shape[:-2], *product_shape(a, b, self.transpose_a, self.transpose_b)))
 
     def rule(self, a: TensorType, b: TensorType) -> Rule:
         lead = LETTERS[: a.ndim - 2]
@@ -142,6 +96,9 @@ class BatchMatMul(Product):
 
     def kernel(self, xp: Xp, a: Array, b: Array, y: Array) -> None:
         y[...] = turned(a, self.transpose_a) @ turned(b, self.transpose_b)
+
+    def given_lower(self, *lower: bool) -> Op:
+        return LowerMatMul(self.transpose_a, self.transpose_b) if lower[0] else self
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -166,7 +123,7 @@ class BroadcastMatMul(Op):
     transpose_b: bool = False
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
-        _, n = _product_shape(a, b, False, self.transpose_b)
+        _, n = product_shape(a, b, False, self.transpose_b)
         return a.with_shape((*a.shape[:-1], n))
 
     def rule(self, a: TensorType, b: TensorType) -> Rule:
@@ -200,7 +157,7 @@ class RowsMatMul(Op):
     """y[m,n] = sum over the leading axes of a[...,m] b[...,n]: the gradient of the matrix that all leading axes share."""
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
-        _same_dtype("matmul", a=a, b=b)
+        same_dtype("matmul", a=a, b=b)
         if a.shape[:-1] != b.shape[:-1]:
             raise ShapeError(f"matmul: a {a} and b {b} disagree on the summed axes ({list(a.shape[:-1])} != {list(b.shape[:-1])})")
         return a.with_shape((a.shape[-1], b.shape[-1]))
@@ -256,7 +213,7 @@ class BiasAdd(Op):
     any_order = True
 
     def infer(self, value: TensorType, bias: TensorType) -> TensorType:
-        _same_dtype("bias_add", value=value, bias=bias)
+        same_dtype("bias_add", value=value, bias=bias)
         if bias.shape != (value.shape[self.axis],):
             raise ShapeError(f"bias_add: bias {bias} is not of the size {value.shape[self.axis]} that value {value} has on axis {self.axis}")
         return value

@@ -13,8 +13,9 @@ from jobflow.errors import ShapeError
 from jobflow.layout import Rule
 from jobflow.ops import blas
 from jobflow.ops.base import Binder, Call, Op, Sample, sample
-from jobflow.ops.linalg import MatMul, product_calls, turned
+from jobflow.ops.linalg import MatMul
 from jobflow.ops.pointwise import numbers
+from jobflow.ops.products import product_calls, turned
 from jobflow.types import Array, TensorType, Xp, dtype_of
 
 

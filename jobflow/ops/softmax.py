@@ -114,6 +114,9 @@ class SoftmaxGrad(AxisOp):
 
     in_place = MappingProxyType({0: (1,)})
 
+    def keeps_lower(self, *lower: bool) -> bool:
+        return lower[0]
+
     def kernel(self, xp: Xp, y: Array, dy: Array, dx: Array) -> None:
         dx[...] = self.scale * y * (dy - (y * dy).sum(axis=self.axis, keepdims=True))
 
@@ -188,6 +191,9 @@ class CausalSoftmax(Op):
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         return replace(self, diagonal=self.diagonal + outputs[0].start[-2])
+
+    def keeps_lower(self, *lower: bool) -> bool:
+        return self.diagonal <= 0
 
     def _seen(self, xp: Xp, rows: int, columns: int) -> Array:
         return xp.arange(columns) - xp.arange(rows)[:, None] <= self.diagonal
