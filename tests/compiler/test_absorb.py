@@ -1,0 +1,63 @@
+"""Updates that make their own gradient, and products that know where zeros are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from test_memory import attentive, computed, plan_of
+from traced import Bound, Sgd, distribute, evaluate, first, trace, variable, world_of
+
+from jobflow.compiler.trace import Tracer
+from jobflow.ops.linalg import matmul
+from jobflow.types import TensorType, float64
+
+Array = Any
+WIDE = 300
+
+
+def dense(tracer: Tracer) -> Any:
+    return matmul(tracer.input("x", TensorType((8, WIDE), float64)), variable(tracer, "w", WIDE, WIDE, dtype=float64))
+
+
+def circular(tracer: Tracer) -> Any:
+    return matmul(variable(tracer, "u", WIDE, WIDE, dtype=float64), variable(tracer, "v", WIDE, WIDE, dtype=float64))
+
+
+def given(*names: str) -> dict[str, Array]:
+    return {name: np.random.default_rng(i).normal(size=(WIDE, WIDE)) for i, name in enumerate(names)}
+
+
+def test_a_product_is_subtracted_while_it_is_computed() -> None:
+    graph, values = trace(dense, train=True, optimizer=Sgd(0.25)), given("w")
+    assert computed(plan_of(graph)).count("sgdproduct") == 1
+    x = np.random.default_rng(7).normal(size=(8, WIDE))
+    _, expected = evaluate(graph, {"x": x}, values)
+    with world_of(1) as world:
+        bound = Bound(world, distribute(graph))
+        bound.write(values)
+        bound.run(x=x)
+        np.testing.assert_allclose(bound.read("w"), expected["w"], rtol=0, atol=1e-12)
+
+
+def test_a_gradient_that_ranks_add_up_is_stored() -> None:
+    assert "sgdproduct" not in computed(plan_of(trace(dense, first(2), train=True)))
+
+
+def test_variables_that_are_each_others_gradients_are_not_read_too_late() -> None:
+    graph, values = trace(circular, train=True), given("u", "v")
+    assert "sgdproduct" not in computed(plan_of(graph))
+    _, expected = evaluate(graph, {}, values)
+    with world_of(1) as world:
+        bound = Bound(world, distribute(graph))
+        bound.write(values)
+        bound.run()
+        for name in values:
+            np.testing.assert_allclose(bound.read(name), expected[name], rtol=1e-12)
+
+
+def test_products_with_causal_weights_skip_their_zeros() -> None:
+    """Forward one, backward three; scores and the gradient of the weights are products of whole matrices."""
+    words = computed(plan_of(trace(attentive, train=True)))
+    assert words.count("lowermatmul") == 4
+    assert words.count("batchmatmul") == 2
