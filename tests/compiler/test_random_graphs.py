@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from traced import Bound, evaluate, first, on, text, trace, variable, world_of
+from traced import Bound, Sgd, evaluate, first, on, text, trace, variable, world_of
 
-from jobflow import scope
+from jobflow import optimizer, scope
 from jobflow.compiler.compile import distribute
 from jobflow.compiler.trace import Tracer
 from jobflow.graph.ir import Graph
@@ -20,7 +20,9 @@ from jobflow.ops.axes import expand_dims, reshape, transpose
 from jobflow.ops.index import gather
 from jobflow.ops.layout_ops import to_layout
 from jobflow.ops.linalg import bias_add, matmul
+from jobflow.ops.loss import sparse_softmax_cross_entropy
 from jobflow.ops.norm import layer_norm
+from jobflow.ops.random import dropout
 from jobflow.ops.reduce import reduce_max, reduce_mean, reduce_sum
 from jobflow.ops.slices import concat, slice_
 from jobflow.ops.softmax import softmax
@@ -143,6 +145,17 @@ def _normed(p: Program, x: Any) -> Any:
     return result[0] if isinstance(result, tuple) else result
 
 
+def _dropped(p: Program, x: Any) -> Any:
+    return dropout(x, 0.4, p.tracer.run_counter(), key=f"drop{len(p.tracer.nodes)}", seed=3)
+
+
+def _lost(p: Program, x: Any) -> Any:
+    """Cross entropy of rows, spread over their columns again."""
+    if x.ndim != 2 or x.shape[0] != 5 or "ids" not in p.tracer.inputs:
+        return sigmoid(x)
+    return multiply(x, expand_dims(sparse_softmax_cross_entropy(concat([x, x, x], 1), p.tracer.inputs["ids"]), 1))
+
+
 STEPS: tuple[Callable[[Program, Any], Any], ...] = (
     _matmul,
     _matmul,
@@ -163,6 +176,15 @@ STEPS: tuple[Callable[[Program, Any], Any], ...] = (
     _flat,
     _gathered,
     _normed,
+    _dropped,
+    _lost,
+)
+
+OPTIMIZERS: tuple[Callable[[], Any], ...] = (
+    Sgd,
+    lambda: optimizer.SGD(optimizer.PiecewiseConstantScheduler([], [0.5]), momentum=0.9),
+    lambda: optimizer.AdamW(optimizer.PiecewiseConstantScheduler([1], [0.1, 0.05]), weight_decay=0.1),
+    lambda: optimizer.SGD(optimizer.CosineScheduler(10, 0.5), momentum=0.0, grad_clipping=optimizer.grad_clipping.by_global_norm(0.5)),
 )
 
 
@@ -175,14 +197,19 @@ def program(seed: int, n: int) -> Graph:
             made.grow()
         return made.losses()
 
-    return trace(body, first(n), train=True)
+    return trace(body, first(n), train=True, optimizer=OPTIMIZERS[seed % len(OPTIMIZERS)]())
 
 
 def first_values(graph: Graph, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Arguments and variables that depend on the seed alone."""
     random = np.random.default_rng(1000 + seed)
-    values = {name: random.normal(size=v.type.shape) for name, v in sorted(graph.variables.items()) if name.startswith("w")}
-    made = {"x": random.normal, "y": random.normal, "ids": lambda size: random.integers(0, 2, size)}
+    values = {name: random.normal(size=v.type.shape) for name, v in sorted(graph.variables.items()) if v.trainable}
+    made: dict[str, Any] = {
+        "#run": lambda size: np.zeros(size, np.int64),
+        "x": random.normal,
+        "y": random.normal,
+        "ids": lambda size: random.integers(0, 2, size),
+    }
     arguments = {name: draw(size=v.shape) for name, draw in made.items() for v in graph.inputs if v.name == name}
     return arguments, values
 
@@ -196,7 +223,7 @@ def check(world: World, graph: Graph, seed: int) -> None:
         outputs, new = evaluate(graph, arguments, values)
         for ours, theirs in zip(bound.run(**arguments), outputs, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
-        values = {name: new.get(name, value) for name, value in values.items()}
+        values = values | new
         for name, value in values.items():
             np.testing.assert_allclose(bound.read(name), value, rtol=1e-9, atol=1e-9, err_msg=name)
     bound.close()

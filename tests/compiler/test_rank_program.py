@@ -20,7 +20,7 @@ from jobflow.compiler.write import write
 from jobflow.errors import PlanError
 from jobflow.graph.ir import Graph, Value
 from jobflow.graph.training import Parameter
-from jobflow.layout import B, S
+from jobflow.layout import MAX, B, P, Partial, S
 from jobflow.ops.activation import relu, tanh
 from jobflow.ops.arithmetic import add, multiply
 from jobflow.ops.axes import reshape, transpose
@@ -124,6 +124,27 @@ def test_a_returned_variable_is_copied_before_it_changes() -> None:
 
     program = write(lowered(trace(lambda t: reshape(variable(t, "w", 3), (3, 1)), train=True)))
     assert [str(step.action) for step in program.steps if "returned" in step.outputs[0].name] == ["Copy()"]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_whatever_is_returned(n: int) -> None:
+    """Arguments, constants, views, partial values, variables before and after they are written."""
+    x, w = np.arange(8.0).reshape(4, 2), -np.ones((4, 2))
+
+    def body(tracer: Tracer) -> Any:
+        given, old = tracer.input("x", TensorType((4, 2), float64)), variable(tracer, "w", 4, 2, dtype=float64)
+        new = apply(Assign(), old, tracer.input("v", TensorType((4, 2), float64), split=False))
+        tracer.assign("w", new)
+        sums = [to_layout(given, sbp) for sbp in (P, Partial(MAX))]
+        return given, given, reshape(given, (8,)), apply(Constant((2,), float64, 3.0)), *sums, old, transpose(old), new, reshape(new, (8,)), relu(new)
+
+    expected = [x, x, x.reshape(8), np.full(2, 3.0), x, x, w, w.T, 2 * x, 2 * x.reshape(8), 2 * x]
+    with world_of(n) as world:
+        bound = Bound(world, distribute(trace(body, first(n))))
+        bound.write({"w": w})
+        for ours, theirs in zip(bound.run(x=x, v=2 * x), expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        np.testing.assert_array_equal(bound.read("w"), 2 * x)
 
 
 @pytest.mark.parametrize("n", [1, 2])

@@ -91,7 +91,7 @@ def test_an_ops_message_names_line_and_layer() -> None:
 
 
 def test_what_is_no_tensor_of_the_job() -> None:
-    with pytest.raises(JobError, match=r"is not a tensor of this job; arrays become tensors as arguments of the job or as constants"):
+    with pytest.raises(JobError, match=r"is not a tensor of this job; arrays become tensors as arguments of the job"):
         trace(lambda t: add(t.input("x", type_(2)), np.ones(2, np.float32)))
 
 
