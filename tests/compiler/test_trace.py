@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from traced import first, on, run, text, trace, type_, variable
+from traced import Bound, distribute, first, on, run, text, trace, type_, variable, world_of
 
 from jobflow import scope
 from jobflow.compiler.trace import Tracer
@@ -91,7 +91,7 @@ def test_an_ops_message_names_line_and_layer() -> None:
 
 
 def test_what_is_no_tensor_of_the_job() -> None:
-    with pytest.raises(JobError, match=r"is not a tensor of this job; arrays become tensors as arguments of the job"):
+    with pytest.raises(JobError, match=r"float32\[2\] array is not a tensor of this job; arrays become tensors as arguments of the job"):
         trace(lambda t: add(t.input("x", type_(2)), np.ones(2, np.float32)))
 
 
@@ -189,6 +189,21 @@ def test_mirrored_tensors_have_one_shape() -> None:
         trace(lambda t: to_local(t.input("x", type_(3, 2)), S(0)), first(2))
     with pytest.raises(ShapeError, match=r"toglobal at .*: x float32\[\] has no axis 0"):
         trace(lambda t: to_global(reduce_sum(t.input("x", type_(2), local=True)), S(0)), first(2), view="mirrored")
+
+
+def test_assigning_in_the_mirrored_view_writes_each_ranks_copy() -> None:
+    def body(tracer: Tracer) -> Any:
+        variable(tracer, "w", 2, trainable=False)
+        x = tracer.input("x", type_(2), local=True)
+        tracer.assign("w", relu(x))
+        return x
+
+    graph = trace(body, first(2), view="mirrored")
+    assert text(graph).splitlines()[4:] == ["  %toglobal_0: float32[2] = ToGlobal(B)(%relu_0)", "  return %x", "  w <- %toglobal_0"]
+    with world_of(2) as world:
+        bound = Bound(world, distribute(graph))
+        bound.run(x=[np.ones(2), np.full(2, 2.0)])
+        assert [rank.memory["state"].read("w").tolist() for rank in world.ranks] == [[1, 1], [2, 2]]
 
 
 def test_ranks_of_different_lengths_stay_apart() -> None:
