@@ -31,7 +31,7 @@ def started(ranks: int, client: str) -> tuple[Ended, list[dict[str, list[float]]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "curves.json"
         ended = run_ranks(PROGRAMS / "curves.py", str(out), client, ranks=ranks)
-        return ended, [json.loads(path.read_text()) for path in sorted(Path(folder).iterdir())]
+        return ended, [json.loads(path.read_text()) for path in sorted(Path(folder).glob("curves.json*"))]
 
 
 def of_ranks(ranks: int, client: str, name: str) -> list[list[float]]:

@@ -9,7 +9,7 @@ from parts import Begin, Labels, Rows, X, Y, constant, normal, sgd, values
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow.errors import CheckpointError
+from jobflow.errors import ArgumentError, CheckpointError
 
 
 class TestNames:
@@ -247,6 +247,32 @@ class TestTraining:
 
         seen = [float(job(X).item()) for _ in range(7)]
         np.testing.assert_allclose(-np.diff(seen), [0.5, 0.75, 1, 1, 0.25, 0.25], rtol=1e-6)
+
+
+class TestFailure:
+    @pytest.mark.parametrize("count", [1, 2, 3])
+    def test_a_step_that_fails_on_the_way_leaves_no_trace(self, on: Begin, count: int) -> None:
+        """Labels that are computed are checked where they are used: on one device, in the middle of a step."""
+        on(count)
+
+        @flow.global_function(type="train")
+        def job(x: Rows, y: Labels) -> tp.Numpy:
+            hidden = flow.layers.batch_normalization(x, axis=1, momentum=0.5, name="bn")
+            logits = flow.layers.dense(flow.nn.dropout(hidden, 0.1), 3, kernel_initializer=normal(), name="fc")
+            loss = flow.nn.sparse_softmax_cross_entropy_with_logits(y + y, logits)
+            flow.optimizer.Adam(constant(0.1)).minimize(loss)
+            return loss
+
+        right, wrong = np.array([0, 1, 1, 0], np.int32), np.array([0, 1, 1, 2], np.int32)
+        job(X, right)
+        before = values()
+        for _ in range(2):
+            with pytest.raises(ArgumentError, match=r"label 4 is outside \[0, 3\)"):
+                job(X, wrong)
+            after = values()
+            for name, value in before.items():
+                np.testing.assert_array_equal(after[name], value, err_msg=name)
+        assert np.isfinite(job(X, right)).all()
 
 
 class TestDropout:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ DOUBLE: set[str] = set()
 #: too few rows, or steps too small, to learn anything in 20 steps
 SLOW = {"lenet_of_1_row", "lenet_of_7_rows", "moving_statistics"}
 PROGRAMS: dict[str, Program] = {}
+#: where the program that runs may save
+FOLDERS: list[Path] = []
 
 
 def program(function: Program) -> Program:
@@ -131,10 +134,10 @@ def consistent_lenet(devices: int) -> list[float]:
 add("lenet_in_float64", lambda devices: train(lenet, sgd(0.05), double=True), double=True)
 
 
-def in_mirrored_view(model: Callable[[Any], Any], parts: Sequence[int]) -> list[float]:
+def in_mirrored_view(model: Callable[[Any], Any], parts: Sequence[int], config: Any = None) -> list[float]:
     """The loss curve where device i has the next parts[i] rows of each batch."""
     flow.config.conv_algorithm("direct")
-    config = flow.function_config()
+    config = config or flow.function_config()
     config.default_logical_view(flow.scope.mirrored_view())
     most = max(parts)
 
@@ -415,22 +418,55 @@ def on_two_devices(devices: int) -> list[float]:
 
 
 @program
+def mirrored_on_two_devices(devices: int) -> list[float]:
+    config = flow.function_config()
+    config.default_placement_scope(flow.scope.placement("cpu", "0:0-1"))
+    return in_mirrored_view(lenet, [BATCH] if devices == 1 else [BATCH - 7, 7], config)
+
+
+@program
 def on_the_last_device(devices: int) -> list[float]:
     config = flow.function_config()
     config.default_placement_scope(flow.scope.placement("cpu", f"0:{devices - 1}"))
     return train(split_mlp, sgd(0.05), config=config)
 
 
+@program
+def saved_and_loaded(devices: int) -> list[float]:
+    """Ten steps, a checkpoint, steps that are taken back by loading it, and ten more."""
+    folder = FOLDERS[-1] / "saved_and_loaded"
+
+    @flow.global_function(type="train")
+    def train_job(images: images_of(), labels: labels_of()) -> tp.Numpy:
+        hidden = flow.math.tanh(flow.layers.batch_normalization(dense(flat(images), 16, "hidden"), axis=1, momentum=0.8, name="bn"))
+        logits = dense(flow.nn.dropout(hidden, rate=0.2), CLASSES, "output", model_distribute=flow.distribute.split(0))
+        loss = softmax_loss(labels, logits)
+        flow.optimizer.Adam(flow.optimizer.CosineScheduler(0.01, 15), do_bias_correction=True).minimize(loss)
+        return loss
+
+    given = list(batches())
+    found = curve(train_job(images, labels) for images, labels in given[:10])
+    check_point = flow.train.CheckPoint()
+    check_point.save(str(folder))
+    curve(train_job(images, labels) for images, labels in given[3:7])
+    check_point.load(str(folder))
+    return found + curve(train_job(images, labels) for images, labels in given[10:])
+
+
 # -------------------------------------------------------------------- running
 
 
-def run(name: str, devices: int) -> list[float]:
-    """One curve, in a session of its own."""
+def run(name: str, devices: int, folder: Path | None = None) -> list[float]:
+    """One curve, in a session of its own; what it saves goes to `folder`, or is forgotten."""
     flow.clear_default_session()
     flow.config.gpu_device_num(devices)
-    found = PROGRAMS[name](devices)
-    flow.clear_default_session()
-    return found
+    with tempfile.TemporaryDirectory() as own:
+        FOLDERS.append(folder or Path(own))
+        try:
+            return PROGRAMS[name](devices)
+        finally:
+            FOLDERS.pop()
+            flow.clear_default_session()
 
 
 def main(out: str, client: str = "single") -> None:
@@ -439,7 +475,7 @@ def main(out: str, client: str = "single") -> None:
     started = launched()
     assert started is not None, "this is for mpiexec"
     flow.env.client(client)
-    curves = {name: run(name, started.size) for name in PROGRAMS}
+    curves = {name: run(name, started.size, Path(out).parent) for name in PROGRAMS}  # all ranks save to one place
     Path(out if client == "single" else f"{out}.{started.rank}").write_text(json.dumps(curves))
 
 
