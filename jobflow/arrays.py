@@ -22,7 +22,7 @@ from jobflow.ops import slices as sl
 from jobflow.ops import source
 from jobflow.ops.base import apply, normal_axis
 from jobflow.ops.layout_ops import Identity
-from jobflow.types import DType, Tensor, int32, int64
+from jobflow.types import DType, Tensor, dtype_of, int32, int64
 
 Name = str | None
 
@@ -41,9 +41,18 @@ def _axis(what: str, axis: int, ndim: int) -> int:
 # Element types and fresh values -------------------------------------------------------------------------------------
 
 
+def _dtype(what: str, dtype: Any) -> DType:
+    """An element type, however NumPy would spell it; ArgumentError for anything else."""
+    try:
+        return dtype_of(dtype if dtype is not None else "?none")  # np.dtype(None) would be float64
+    except (KeyError, TypeError):
+        raise ArgumentError(f"{what} at {user_line()}: dtype must be an element type, for example jobflow.float32, not {dtype!r}") from None
+
+
 def cast(x: Tensor, dtype: DType, name: Name = None) -> Tensor:
     """x as `dtype`; x itself if it is that already."""
-    return x if x.type.dtype is dtype else ew.cast(x, dtype, name=name)
+    wanted = _dtype("cast", dtype)
+    return x if x.type.dtype is wanted else ew.cast(x, wanted, name=name)
 
 
 def identity(x: Tensor, name: Name = None) -> Tensor:
@@ -63,9 +72,8 @@ cast_to_static_shape = identity
 
 def constant(value: float, dtype: DType | None = None, shape: Sequence[int] | None = None, name: Name = None) -> Tensor:
     """A tensor of `shape`, or (1,), filled with value; dtype is required."""
-    if not isinstance(dtype, DType):
-        raise ArgumentError(f"constant at {user_line()}: dtype must be given, for example jobflow.float32, not {dtype!r}")
-    return source.constant(fitting("constant", value, dtype), (1,) if shape is None else _ints("constant", "shape", shape), dtype, name=name)
+    kind = _dtype("constant", dtype)
+    return source.constant(fitting("constant", value, kind), (1,) if shape is None else _ints("constant", "shape", shape), kind, name=name)
 
 
 def constant_scalar(value: float, dtype: DType | None = None, name: Name = None) -> Tensor:
@@ -75,7 +83,7 @@ def constant_scalar(value: float, dtype: DType | None = None, name: Name = None)
 
 def constant_like(like: Tensor, value: float, dtype: DType | None = None, name: Name = None) -> Tensor:
     """value in the shape of `like`, as `dtype` or like's own."""
-    kind = dtype or like.type.dtype
+    kind = like.type.dtype if dtype is None else _dtype("constant_like", dtype)
     return ew.fill_like(like, fitting("constant_like", value, kind), dtype=kind, name=name)
 
 
@@ -365,10 +373,9 @@ def one_hot(
     indices: Tensor, depth: int, on_value: float = 1, off_value: float = 0, axis: int = -1, dtype: DType | None = None, name: Name = None
 ) -> Tensor:
     """on_value where a new axis of `depth` equals the index, off_value elsewhere; dtype is required."""
-    if not isinstance(dtype, DType):
-        raise ArgumentError(f"one_hot at {user_line()}: dtype must be given, for example jobflow.float32, not {dtype!r}")
-    on, off = fitting("one_hot", on_value, dtype), fitting("one_hot", off_value, dtype)
-    return ix.one_hot(indices, depth, dtype=dtype, axis=_axis("one_hot", axis, indices.type.ndim + 1), on=on, off=off, name=name)
+    kind = _dtype("one_hot", dtype)
+    on, off = fitting("one_hot", on_value, kind), fitting("one_hot", off_value, kind)
+    return ix.one_hot(indices, depth, dtype=kind, axis=_axis("one_hot", axis, indices.type.ndim + 1), on=on, off=off, name=name)
 
 
 def where(condition: Tensor, x: Operand | None = None, y: Operand | None = None, name: Name = None) -> Tensor:

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from jobflow import scope
 from jobflow.errors import JobError, user_line
 from jobflow.function_config import FunctionConfig
 from jobflow.job import Job
@@ -44,6 +45,8 @@ def global_function(type: str | FunctionConfig = "predict", function_config: Fun
 
         @functools.wraps(function)
         def call(*args: Any) -> Any:
+            if scope.current().interpreter is not None:
+                raise JobError(f"job {job.name} was called at {user_line()} in the body of another job; put what both compute into a plain function")
             return current_session().call(job, args)
 
         call.job = job  # type: ignore[attr-defined]

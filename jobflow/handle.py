@@ -9,11 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from jobflow.distribute import Distribute, broadcast, distribute_of, parallel_cast, split, with_distribute
+from jobflow.errors import JobError, did_you_mean, user_line
 from jobflow.tensor import TensorOperators
 from jobflow.types import Tensor
 
 #: `split_axis` of a tensor that was not asked to be split.
 INVALID_SPLIT_AXIS = -1
+#: what results of jobs have, and tensors in jobs have not
+_OF_RESULTS = frozenset({"get", "async_get", "item", "mean", "ndarray", "numpy", "numpy_list", "sum", "tolist"})
 
 
 class Handle(TensorOperators):
@@ -26,6 +29,7 @@ class Handle(TensorOperators):
     node: Any
     index: int
     local: bool
+    name: str
 
     def with_distribute(self, distribute: Distribute) -> Tensor:
         """This tensor, which those who read it from the returned handle get as `distribute` says."""
@@ -80,3 +84,15 @@ class Handle(TensorOperators):
     def logical_blob_name(self) -> str:
         """ "<op_name>/<blob_name>", which no other tensor of the job has."""
         return f"{self.op_name}/{self.blob_name}"
+
+    def __getitem__(self, index: object) -> Tensor:
+        raise JobError(f"{user_line()}: a tensor of a job has no [...]; use slice(x, begin, size), slice_v2(x, [(start, stop, step), ...]) or gather")
+
+    def __iter__(self) -> Any:
+        raise JobError(f"{user_line()}: a tensor of a job cannot be iterated; its axes are known, x.shape, but its values only when the job has run")
+
+    def __getattr__(self, name: str) -> Any:
+        what = f'{user_line()}: the tensor {self.name} {self.type} of a job has no "{name}"'
+        if name in _OF_RESULTS:
+            raise AttributeError(f"{what}: its values are known when the job has run; return it, or watch(x)")
+        raise AttributeError(f"{what}{did_you_mean(name, [known for known in dir(type(self)) if not known.startswith('_')])}")

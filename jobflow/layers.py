@@ -135,8 +135,10 @@ def _weight_shape(ndim: int, name: str, inputs: Tensor, filters: int, kernel_siz
     where = f'conv{ndim}d at {user_line()} (layer "{name}")'
     last = channels_last(where, data_format, ndim)
     kernel = (kernel_size,) * ndim if isinstance(kernel_size, int) else tuple(kernel_size)
-    if inputs.type.ndim != ndim + 2 or len(kernel) != ndim:
-        raise ShapeError(f"{where}: inputs {inputs.type} must have {ndim + 2} axes, and kernel_size {kernel_size} {ndim} entries")
+    if inputs.type.ndim != ndim + 2:
+        raise ShapeError(f"{where}: inputs {inputs.type} must have {ndim + 2} axes, {data_format}")
+    if len(kernel) != ndim:
+        raise ShapeError(f"{where}: kernel_size {kernel_size} must be an int or a list of {ndim}")
     channels = inputs.type.shape[-1 if last else 1]
     if groups < 1 or channels % groups or filters % groups:
         raise ShapeError(f"{where}: {channels} channels and {filters} filters do not fall into {groups} equal groups")

@@ -82,12 +82,11 @@ tanh_v2 = _unary("tanh_v2", ac.tanh, "Hyperbolic tangent.")
 
 
 def fitting(what: str, number: float, dtype: DType) -> float:
-    """The number as one of `dtype`; DtypeError where that would change it."""
-    if dtype.is_float:
-        return float(number)
-    if int(number) != number:
-        raise DtypeError(f"{what} at {user_line()}: {number} beside a tensor of {dtype.name}; cast the tensor to a floating type first")
-    return int(number)
+    """The number as one of `dtype`; DtypeError where it would lose its fraction."""
+    try:
+        return dtype.number(number)
+    except ValueError as error:
+        raise DtypeError(f"{what} at {user_line()}: {error} but the tensor is {dtype.name}; cast it to a floating type first") from None
 
 
 def _tensor_of(what: str, x: Operand, y: Operand) -> Tensor:

@@ -5,14 +5,19 @@ from __future__ import annotations
 from numbers import Real
 from typing import Any, TypeAlias, TypeGuard
 
+import numpy as np
+
 from jobflow import scope
-from jobflow.errors import JobError, user_line
+from jobflow.errors import DtypeError, JobError, user_line
 from jobflow.ops import elementwise as ew
 from jobflow.ops import linalg
 from jobflow.types import DType, Tensor, TensorType, bool_
 
 #: What may stand beside a tensor in an expression.  A number takes the tensor's element type.
 Operand: TypeAlias = "TensorOperators | float"
+
+NOT_A_TENSOR = "arrays become tensors as arguments of the job, as variables (get_variable, load_variables) or as constants"
+_USE_OURS = "use jobflow's own functions, or return it from the job"
 
 
 class TensorOperators:
@@ -44,6 +49,12 @@ class TensorOperators:
     def __bool__(self) -> bool:
         raise JobError(f"{user_line()}: the truth of a {self.type} tensor is not known while a job is traced; use where(condition, x, y)")
 
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise JobError(f"{user_line()}: NumPy cannot take the {self.type} tensor {self!r}: it has no values while a job is traced; {_USE_OURS}")
+
+    def __array_function__(self, function: Any, *_: Any) -> Any:
+        raise JobError(f"{user_line()}: np.{function.__name__} cannot take a {self.type} tensor: it has no values while a job is traced; {_USE_OURS}")
+
     def __neg__(self) -> Any:
         return ew.negate(self)
 
@@ -56,46 +67,46 @@ class TensorOperators:
     def __add__(self, other: Operand) -> Any:
         if _is_number(other):
             return ew.shift(self, other)
-        return ew.add(self, other) if _is_tensor(other) else NotImplemented
+        return ew.add(self, other) if _is_tensor(other) else _no_operand(other)
 
     __radd__ = __add__
 
     def __sub__(self, other: Operand) -> Any:
         if _is_number(other):
             return ew.shift(self, -other)
-        return ew.subtract(self, other) if _is_tensor(other) else NotImplemented
+        return ew.subtract(self, other) if _is_tensor(other) else _no_operand(other)
 
     def __rsub__(self, other: Operand) -> Any:
-        return ew.shift(ew.negate(self), other) if _is_number(other) else NotImplemented
+        return ew.shift(ew.negate(self), other) if _is_number(other) else _no_operand(other)
 
     def __mul__(self, other: Operand) -> Any:
         if _is_number(other):
             return ew.scale(self, other)
-        return ew.multiply(self, other) if _is_tensor(other) else NotImplemented
+        return ew.multiply(self, other) if _is_tensor(other) else _no_operand(other)
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: Operand) -> Any:
         if _is_number(other):
             return ew.scale(self, 1.0 / other if other else 0.0)
-        return ew.divide(self, other) if _is_tensor(other) else NotImplemented
+        return ew.divide(self, other) if _is_tensor(other) else _no_operand(other)
 
     def __rtruediv__(self, other: Operand) -> Any:
-        return ew.scale(ew.reciprocal_no_nan(self), other) if _is_number(other) else NotImplemented
+        return ew.scale(ew.reciprocal_no_nan(self), other) if _is_number(other) else _no_operand(other)
 
     def __mod__(self, other: Operand) -> Any:
         return _with(ew.floor_mod, self, other)
 
     def __rmod__(self, other: Operand) -> Any:
-        return ew.floor_mod(ew.fill_like(self, other), self) if _is_number(other) else NotImplemented
+        return ew.floor_mod(ew.fill_like(self, other), self) if _is_number(other) else _no_operand(other)
 
     def __pow__(self, other: Operand) -> Any:
         if _is_number(other):
             return ew.scalar_power(self, other)
-        return ew.power(self, other) if _is_tensor(other) else NotImplemented
+        return ew.power(self, other) if _is_tensor(other) else _no_operand(other)
 
     def __rpow__(self, other: Operand) -> Any:
-        return ew.power(ew.fill_like(self, other), self) if _is_number(other) else NotImplemented
+        return ew.power(ew.fill_like(self, other), self) if _is_number(other) else _no_operand(other)
 
     def __lt__(self, other: Operand) -> Any:
         return _compared(ew.less, self, other)
@@ -118,7 +129,14 @@ class TensorOperators:
     __hash__ = object.__hash__
 
     def __matmul__(self, other: TensorOperators) -> Any:
-        return linalg.matmul(self, other) if _is_tensor(other) else NotImplemented
+        return linalg.matmul(self, other) if _is_tensor(other) else _no_operand(other)
+
+
+def _no_operand(other: Any) -> Any:
+    """NotImplemented, except for arrays: beside a tensor they are a mistake that Python cannot explain."""
+    if isinstance(other, np.ndarray):
+        raise DtypeError(f"{user_line()}: a tensor beside a NumPy array {other.dtype}{list(other.shape)}; {NOT_A_TENSOR}")
+    return NotImplemented
 
 
 def _is_number(other: Any) -> TypeGuard[float]:
@@ -133,7 +151,7 @@ def _with(function: Any, x: Tensor, other: Any) -> Any:
     """`function` of two tensors; a number becomes a tensor like `x`."""
     if _is_number(other):
         return function(x, ew.fill_like(x, other))
-    return function(x, other) if _is_tensor(other) else NotImplemented
+    return function(x, other) if _is_tensor(other) else _no_operand(other)
 
 
 def _compared(function: Any, x: Tensor, other: Any) -> Any:

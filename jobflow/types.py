@@ -40,6 +40,16 @@ class DType:
     def is_integer(self) -> bool:
         return self.numpy.kind in "iu"
 
+    def number(self, value: float) -> float:
+        """A Python number as this type has it: infinite where a float type does not reach; ValueError where an integer would lose its fraction."""
+        if not self.is_float:
+            if value != value or math.isinf(value) or int(value) != value:
+                raise ValueError(f"{value} is no integer")
+            return int(value)
+        number = float(value)
+        too_large = abs(number) > float(np.finfo(self.numpy).max)
+        return math.copysign(math.inf, number) if too_large else number
+
 
 bool_ = DType("bool", np.dtype(np.bool_))
 char = DType("char", np.dtype(np.int8))

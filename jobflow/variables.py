@@ -97,8 +97,12 @@ def get_variable(
         raise ArgumentError(f"get_variable({full!r}) at {user_line()}: shape must be a list or tuple of positive ints, not {shape!r}")
     type = TensorType(tuple(int(n) for n in shape), dtype or job.default_dtype)
     placement = current_placement(f"get_variable({full!r})")
-    first = initializer or _default_initializer(job, full)
-    penalty = regularizer or Regularizer()
+    first = _default_initializer(job, full) if initializer is None else initializer
+    if not hasattr(first, "op"):
+        raise ConfigError(f"variable {full!r} at {user_line()}: initializer is {first!r}; pass one, for example constant_initializer(0.1)")
+    penalty = Regularizer() if regularizer is None else regularizer
+    if not isinstance(penalty, Regularizer):
+        raise ConfigError(f"variable {full!r} at {user_line()}: regularizer is {penalty!r}; pass one, for example regularizers.l2(0.01)")
     return job.variable(
         Variable(
             name=full,
@@ -119,7 +123,9 @@ def _fetch(job: Job, known: Variable, shape: Sequence[int] | None, reuse: bool) 
             f"variable {known.name!r} at {user_line()} exists already in this job; give the layer a name of its own, or put it in a scope.namespace"
         )
     if shape is not None and tuple(shape) != known.type.shape:
-        raise ShapeError(f"get_variable({known.name!r}) at {user_line()}: shape {tuple(shape)}, but in this job it is {known.type} already")
+        raise ShapeError(
+            f"get_variable({known.name!r}) at {user_line()}: shape {tuple(shape)}, but in this job it is {known.type} already; give it another name"
+        )
     return job.variable(known)
 
 

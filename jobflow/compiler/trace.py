@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from jobflow import scope
 from jobflow.errors import NOWHERE, DuplicateNameError, JobError, JobflowError, SourceLine, user_line
 from jobflow.graph.ir import Graph, Node, Phase, Value, Variable
@@ -19,6 +21,7 @@ from jobflow.layout import B, Placement, S
 from jobflow.ops.base import Op, types_tuple
 from jobflow.ops.layout_ops import Crossing, ToGlobal, ToLocal
 from jobflow.ops.source import Constant, External, Input, ReadVariable
+from jobflow.tensor import NOT_A_TENSOR
 from jobflow.types import DType, Tensor, TensorType, float32, int8, int64
 
 #: The key of the hidden argument that counts the runs of a job.
@@ -97,9 +100,8 @@ class Tracer:
 
     def _own(self, value: Any, label: str, where: SourceLine) -> Value:
         if not isinstance(value, Value):
-            raise JobError(
-                f"{label} at {where}: {value!r} is not a tensor of this job; arrays become tensors as arguments of the job or as constants"
-            )
+            given = f"{value.dtype}{list(value.shape)} array" if isinstance(value, np.ndarray) else repr(value)
+            raise JobError(f"{label} at {where}: {given} is not a tensor of this job; {NOT_A_TENSOR}")
         return value
 
     def _cross(self, value: Value, local: bool, where: SourceLine) -> Value:

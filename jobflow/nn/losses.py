@@ -19,7 +19,7 @@ def class_labels(what: str, labels: Tensor, scores: TensorType) -> Tensor:
     """Integer labels in the shape of the scores without their last axis; a last axis of 1 is dropped."""
     shape, wanted = labels.type.shape, scores.shape[:-1]
     if not labels.type.dtype.is_integer:
-        raise DtypeError(f"{what} at {user_line()}: labels {labels.type} must be integers; cast them, or use one-hot labels with softmax_...")
+        raise DtypeError(f"{what} at {user_line()}: labels {labels.type}, which come first, must be integers; cast them, or use softmax_cross_...")
     if shape == wanted:
         return labels
     if shape == (*wanted, 1):

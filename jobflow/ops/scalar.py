@@ -298,9 +298,8 @@ def cast(x: Tensor, dtype: DType, *, name: str | None = None) -> Tensor:
 
 
 def fitting(what: str, x: Tensor, number: float) -> float:
-    """The number as an int or a float, as x's element type is; DtypeError if it would lose its fraction."""
-    if x.type.dtype.is_float:
-        return float(number)
-    if number != int(number):
-        raise DtypeError(f"{what} at {user_line()}: {number} is no integer but the tensor is {x.type}; cast it to a float type first")
-    return int(number)
+    """The number as x's element type has it; DtypeError if it would lose its fraction."""
+    try:
+        return x.type.dtype.number(number)
+    except ValueError as error:
+        raise DtypeError(f"{what} at {user_line()}: {error} but the tensor is {x.type}; cast it to a float type first") from None

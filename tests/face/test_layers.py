@@ -145,7 +145,7 @@ def test_conv_layouts_and_names(run: Any) -> None:
     [
         ({"data_format": "NHWC", "groups": 2}, "channels first"),
         ({"groups": 3}, "3 equal groups"),
-        ({"kernel_size": [1, 2, 3]}, "2 entries"),
+        ({"kernel_size": [1, 2, 3]}, "an int or a list of 2"),
         ({"data_format": "NHW"}, "NCHW or NHWC"),
     ],
 )

@@ -108,7 +108,7 @@ BODIES: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
         two_shapes,
         ShapeError,
         "get_variable('w') at «return x + first + flow.get_variable(\"w\", (4, 6), initializer=flow.zeros_initializer())»: "
-        "shape (4, 6), but in this job it is float32[6] already" + TRACED,
+        "shape (4, 6), but in this job it is float32[6] already; give it another name" + TRACED,
     ),
     "shapes that do not fit": (
         shapes,

@@ -195,9 +195,17 @@ def test_matrix_product() -> None:
     np.testing.assert_array_equal((laws.Result(a) @ laws.Result(b)).array, a @ b)
 
 
-def test_equality_is_identity_and_truth_is_refused() -> None:
+def test_equality_is_of_elements_beside_tensors_and_numbers() -> None:
+    x, y = tensor(1.0, 2.0), tensor(1.0, 3.0)
+    assert (x == y).array.tolist() == [True, False] and (x != y).array.tolist() == [False, True]
+    assert (x == 2).array.tolist() == [False, True] and (x != 1.0).array.tolist() == [False, True]
+    assert (x == "x") is False and (x != None) is True and len({x, y}) == 2  # noqa: E711
+    with scope.using(interpreter=None):
+        assert (x == y) is False and (x != y) is True
+
+
+def test_truth_is_refused() -> None:
     x, y = tensor(1.0), tensor(1.0)
-    assert (x == y) is False and (x != y) is True and len({x, y}) == 2
     with pytest.raises(JobError, match="where"):
         bool(x > y)
 

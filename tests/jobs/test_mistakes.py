@@ -1,0 +1,133 @@
+"""Mistakes that are easily made in the body of a job, where tensors look like arrays: what is said about them, and where."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jobflow as flow
+import jobflow.typing as tp
+from jobflow.errors import ConfigError, DtypeError, JobError
+
+X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6)
+HERE = r"test_mistakes\.py:\d+"
+ROW = np.ones((6,), np.float32)
+
+MISTAKES: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
+    "an array beside a tensor": (lambda x: x + ROW, DtypeError, rf"{HERE}: a tensor beside a NumPy array float32\[6\]; arrays become tensors as"),
+    "a tensor beside an array": (lambda x: ROW * x, DtypeError, rf"{HERE}: a tensor beside a NumPy array float32\[6\]; arrays become tensors as"),
+    "an array compared": (lambda x: x < ROW, DtypeError, rf"{HERE}: a tensor beside a NumPy array"),
+    "an array for a tensor": (lambda x: flow.math.relu(X), JobError, rf"relu_0 at {HERE}: float32\[4, 6\] array is not a tensor of this job"),
+    "NumPy's own function": (np.sum, JobError, r"np\.sum cannot take a float32\[4,6\] tensor: it has no values while a job is traced; use jobflow's"),
+    "conversion to an array": (np.array, JobError, r"NumPy cannot take the float32\[4,6\] tensor <tensor x float32\[4,6\]>: it has no values"),
+    "indexing": (lambda x: x[0], JobError, rf"{HERE}: a tensor of a job has no \[\.\.\.\]; use slice"),
+    "iteration": (list, JobError, "a tensor of a job cannot be iterated; its axes are known, x.shape"),
+    "numpy()": (lambda x: x.numpy(), AttributeError, rf'{HERE}: the tensor x float32\[4,6\] of a job has no "numpy": its values are known when'),
+    "a misspelt attribute": (lambda x: x.shap, AttributeError, 'of a job has no "shap"; did you mean "shape"'),
+    "a truth": (lambda x: x if x > 0 else -x, JobError, rf"{HERE}: the truth of a int8\[4,6\] tensor is not known while a job is traced; use where"),
+    "no element type": (lambda x: flow.cast(x, "flot"), AssertionError, rf"cast at {HERE}: dtype must be an element type, .* not 'flot'"),
+    "no initializer": (
+        lambda x: flow.layers.dense(x, 3, kernel_initializer=0.1),
+        ConfigError,
+        rf"variable 'Dense-weight' at {HERE}: initializer is 0.1; pass one, for example constant_initializer\(0.1\)",
+    ),
+    "no regularizer": (
+        lambda x: flow.layers.dense(x, 3, kernel_regularizer=0.1),
+        ConfigError,
+        rf"variable 'Dense-weight' at {HERE}: regularizer is 0.1; pass one, for example regularizers.l2\(0.01\)",
+    ),
+    "a fraction beside integers": (
+        lambda x: flow.cast(x, flow.int32) + 0.5,
+        DtypeError,
+        rf"shift at {HERE}: 0.5 is no integer but the tensor is int32",
+    ),
+    "matrices for images": (
+        lambda x: flow.layers.conv2d(x, 3, 3, name="c"),
+        ValueError,
+        rf'conv2d at {HERE} \(layer "c"\): inputs float32\[4,6\] must have 4 axes, NCHW',
+    ),
+    "labels and logits exchanged": (
+        lambda x: flow.nn.sparse_softmax_cross_entropy_with_logits(x, flow.cast(x, flow.int32)),
+        DtypeError,
+        rf"sparse_softmax_cross_entropy_with_logits at {HERE}: labels float32\[4,6\], which come first, must be integers",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistake(fresh: None, name: str) -> None:
+    mistake, kind, text = MISTAKES[name]
+
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((4, 6))) -> tp.Numpy:
+        return mistake(x)
+
+    with pytest.raises(kind, match=text) as caught:
+        job(X)
+    assert any(note.startswith("while job job (test_mistakes.py:") for note in caught.value.__notes__)
+
+
+def test_a_job_in_a_job(fresh: None) -> None:
+    @flow.global_function()
+    def inner(x: tp.Numpy.Placeholder((4, 6))) -> tp.Numpy:
+        return x
+
+    @flow.global_function()
+    def outer(x: tp.Numpy.Placeholder((4, 6))) -> tp.Numpy:
+        return inner(x)
+
+    with pytest.raises(JobError, match=rf"job inner was called at {HERE} in the body of another job; put what both compute into a plain function"):
+        outer(X)
+    np.testing.assert_array_equal(inner(X), X)
+
+
+def test_element_types_as_numpy_spells_them(fresh: None) -> None:
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((4, 6))) -> tp.Bundle[tp.Numpy]:
+        return flow.cast(x, np.int32), flow.constant(1, "int8", (2,)), flow.cast(x, np.dtype(np.float64))
+
+    assert [a.dtype for a in job(X)] == [np.int32, np.int8, np.float64]
+
+
+def test_numbers_beyond_the_element_type_are_infinite(fresh: None) -> None:
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((4, 6))) -> tp.Numpy:
+        return flow.zeros_like(x) + 1e50
+
+    assert np.isposinf(job(X)).all()
+
+
+def test_what_has_no_way_names_its_layer_and_line(fresh: None) -> None:
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((4, 6))) -> tp.Numpy:
+        with flow.scope.placement("cpu", "0:0-3", (2, 2)):
+            return flow.hierarchical_parallel_cast(x, ["S(0)", "S(1)"], name="grid")
+
+    flow.config.cpu_device_num(4)
+    with pytest.raises(ValueError, match=rf'tolayout at {HERE} \(layer "grid"\): x float32\[4,6\]: there is no way yet from .* without hierarchy'):
+        job(X)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_variable_becomes_an_argument_and_another_variable(on: Callable[[int], None], count: int) -> None:
+    """What a variable takes may be an argument, or a variable that is stored otherwise: both keep their places."""
+    on(count)
+
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((4, 6))) -> tp.Bundle[tp.Numpy]:
+        a = flow.get_variable("a", (4, 6), initializer=flow.ones_initializer(), distribute=flow.distribute.split(0))
+        b = flow.get_variable("b", (4, 6), initializer=flow.zeros_initializer())
+        c = flow.get_variable("c", (4, 6), initializer=flow.zeros_initializer(), distribute=flow.distribute.split(1))
+        flow.assign(a, x)
+        flow.assign(b, a)
+        flow.assign(c, b)
+        return a, b, c, x
+
+    expected = [np.ones_like(X), np.zeros_like(X), np.zeros_like(X)]
+    for run in range(4):
+        *found, given = job(X + run)
+        np.testing.assert_array_equal(given, X + np.float32(run))
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+        expected = [given, *expected[:2]]
