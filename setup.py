@@ -40,7 +40,7 @@ setup(
     extras_require={
         # an MPI with mpiexec from a wheel; any MPI of the system that mpi4py finds does as well
         "mpi": MPI,
-        "gpu": ["cupy-cuda13x>=13.6"],
+        "gpu": ["cupy-cuda13x>=14", "nvidia-nccl-cu13>=2.27.7,<3"],
         "examples": EXAMPLES,
         "test": TEST,
         "dev": [*TEST, "ruff>=0.9", "mypy>=1.14", "types-PyYAML"],

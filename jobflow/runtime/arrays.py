@@ -15,5 +15,4 @@ def window(xp: Xp, buffer: Array, slot: Slot) -> Array:
         return xp.empty(shape, dtype)
     if xp is np:
         return np.ndarray(shape, dtype, buffer, slot.offset, slot.strides)
-    flat = buffer[slot.offset : slot.stop].view(dtype)
-    return xp.lib.stride_tricks.as_strided(flat, shape, slot.strides)
+    return xp.ndarray(shape, dtype, memptr=buffer.data + slot.offset, strides=slot.strides)

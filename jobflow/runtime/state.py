@@ -56,7 +56,7 @@ class State:
 
     def write(self, name: str, value: Array) -> None:
         """Overwrite this rank's part."""
-        self.array(name)[...] = self.device.xp.asarray(value)
+        self.device.upload(self.array(name), value)
 
     def types(self) -> dict[str, TensorType]:
         """The logical types of all variables."""

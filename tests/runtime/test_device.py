@@ -149,6 +149,8 @@ class TestGpuCommunicators:
         ("kind", "counts", "receives", "expected"),
         [
             ("all_reduce", (5,), (), [("allReduce", 1000, 2000, 5, "f32", "sum", 9)]),
+            ("all_gather", (5, 5), (), [("allGather", 1000, 2000, 20, "u8", 9)]),
+            ("reduce_scatter", (5, 5), (), [("reduceScatter", 1000, 2000, 5, "f32", "sum", 9)]),
             ("all_gather", (2, 3), (), [*sends((1000, 12), (1000, 12)), *receives((2000, 8), (2008, 12))]),
             ("reduce_scatter", (0, 5), (), [("reduce", 1000, 2000, 5, "f32", "sum", 1, 9)]),
             ("all_to_all", (4, 1), (2, 1), [*sends((1000, 16), (1016, 4)), *receives((2000, 8), (2008, 4))]),
@@ -159,23 +161,7 @@ class TestGpuCommunicators:
         comm = NcclCommunicator.__new__(NcclCommunicator)
         comm.rank, comm._nccl = 1, FakeNccl()
         comm._device = type("Device", (), {"stream": type("Stream", (), {"ptr": 9})()})()
-        group = type("Group", (), {name: name for name in ("allReduce", "reduce", "send", "recv")})()
+        group = type("Group", (), {name: name for name in ("allReduce", "allGather", "reduceScatter", "reduce", "send", "recv")})()
         record = Record(kind, (0, 1), FakeArray(1000, 5, "float32"), FakeArray(2000, 5, "float32"), counts, receives, SUM)
         got = [(function, *arguments) for function, arguments in comm._calls(record, group) if isinstance(function, str)]
         assert got == expected
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(cuda.available() == 0, reason="there is no GPU")
-class TestCuda:
-    def test_memory_and_copies(self) -> None:
-        device = cuda.CudaDevice(0)
-        device.activate()
-        array = device.allocate(1000)
-        assert array.data.ptr % 256 == 0 and not device.to_host(array).any()
-        host = device.host_array(250, "float32")
-        host[:] = np.arange(250)
-        device.put(array.view("float32"), host)
-        np.testing.assert_array_equal(device.to_host(array.view("float32")), host)
-        assert device.scratch((3, 4), float32).shape == (3, 4)
-        device.synchronize()

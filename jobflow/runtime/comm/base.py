@@ -77,6 +77,10 @@ class Communicator(Protocol):
         """Every rank's small picklable item, in rank order."""
         ...
 
+    def check(self) -> None:
+        """Raise AbortedError or RankError if the others cannot be waited for any more: for a rank that waits for its device."""
+        ...
+
     def abort(self, reason: str) -> None:
         """Make every rank that waits, now or later, raise AbortedError(reason)."""
         ...

@@ -24,7 +24,7 @@ from jobflow.errors import JobError
 from jobflow.layout import Reduction
 from jobflow.notices import notice
 from jobflow.ops.base import Call
-from jobflow.runtime.comm.post import Control, Post
+from jobflow.runtime.comm.post import LEAVING, Control, Post
 from jobflow.runtime.comm.record import Letter, Place, Record, Recorder, Regions, address
 from jobflow.runtime.comm.shared import Meet, SharedOperations
 from jobflow.runtime.comm.solo import copying
@@ -328,6 +328,12 @@ class MpiCommunicator(Recorder):
 
     def exchange(self, item: Any) -> list[Any]:
         return self._post.exchange(item, "an exchange among all ranks")
+
+    def check(self) -> None:
+        self._control.check()
+        for rank, words in enumerate(self._control.words):
+            if LEAVING in words and rank != self.rank:
+                raise self._control.left(rank, "work of its device")
 
     def abort(self, reason: str) -> None:
         self._control.abort(reason)

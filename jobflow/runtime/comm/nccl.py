@@ -7,11 +7,12 @@ device's stream and return at once; calls through host memory wait for the strea
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, Protocol
 
-from jobflow.errors import PlanError
+from jobflow.errors import JobError, JobflowError, PlanError
 from jobflow.layout import Reduction
 from jobflow.ops.base import Call
 from jobflow.runtime.comm.base import Communicator
@@ -46,7 +47,7 @@ def device_communicator(inner: Communicator, device: Device, identities: Sequenc
 
 
 class _OnHost:
-    """Everything that is not about tensors goes to the communicator of the host."""
+    """Everything that is not about tensors goes to the communicator of the host, and memory comes from the device."""
 
     def __init__(self, inner: Communicator, device: Any) -> None:
         self.rank = inner.rank
@@ -55,6 +56,7 @@ class _OnHost:
         self._device = device
 
     def allocate(self, nbytes: int) -> Array:
+        self._inner.allocate(0)  # ranks without a GPU allocate there, all together
         return self._device.allocate(nbytes)
 
     def barrier(self) -> None:
@@ -62,6 +64,9 @@ class _OnHost:
 
     def exchange(self, item: Any) -> list[Any]:
         return self._inner.exchange(item)
+
+    def check(self) -> None:
+        self._inner.check()
 
     def abort(self, reason: str) -> None:
         self._inner.abort(reason)
@@ -115,20 +120,28 @@ class StagedCommunicator(_OnHost):
 
 
 class NcclCommunicator(_OnHost, Recorder):
-    """One NCCL communicator per group of ranks, made when the first operation of the group is sealed."""
+    """One NCCL communicator per group of ranks, made when the first operation of the group is sealed.
+
+    A call is only launched: a rank whose peer never launches its part finds out when it waits for the device, which therefore
+    listens.  What was aborted cannot be used again.
+    """
 
     def __init__(self, inner: Communicator, device: Any) -> None:
         Recorder.__init__(self)
         _OnHost.__init__(self, inner, device)
-        self._nccl: Any = importlib.import_module("cupy.cuda").nccl
+        self._nccl: Any = importlib.import_module("cupy.cuda.nccl")
         self._groups: dict[tuple[int, ...], Any] = {}
         self._known: set[tuple[int, ...]] = set()
+        self._ended: str | None = None
+        self._guard = threading.Lock()
+        device.listen = self._listen
 
     def _prepare(self, groups: dict[tuple[int, ...], list[list[Letter]]]) -> None:
         new = sorted(set(groups) - self._known)
         self._known.update(new)
         # the first rank of each group makes its identity; one exchange carries them all
         made = self.exchange({ranks: self._nccl.get_unique_id() for ranks in new if ranks[0] == self.rank})
+        self._usable()
         for ranks in new:
             if self.rank in ranks:
                 self._groups[ranks] = self._nccl.NcclCommunicator(len(ranks), made[ranks[0]][ranks], ranks.index(self.rank))
@@ -137,7 +150,7 @@ class NcclCommunicator(_OnHost, Recorder):
         if len(record.ranks) == 1:
             record.operation.fill(copying(record.source, record.target))
         elif any(letter.nbytes for letter in letters):
-            record.operation.fill(self._calls(record, self._groups[record.ranks]))
+            record.operation.fill([(self._usable, ()), *self._calls(record, self._groups[record.ranks])])
         else:
             record.operation.fill([])
 
@@ -153,6 +166,11 @@ class NcclCommunicator(_OnHost, Recorder):
             return [(comm.recv, (target, record.target.nbytes, byte, 0, stream))]
         if record.kind == "all_reduce":
             return [(comm.allReduce, (source, target, record.source.size, *self._typed(record), stream))]
+        even = len(set(record.counts)) == 1
+        if record.kind == "reduce_scatter" and even:
+            return [(comm.reduceScatter, (source, target, record.counts[0], *self._typed(record), stream))]
+        if record.kind == "all_gather" and even:
+            return [(comm.allGather, (source, target, record.source.nbytes, byte, stream))]
         if record.kind == "reduce_scatter":
             return self._grouped(
                 (comm.reduce, (source + start * width, target, count, *self._typed(record), root, stream))
@@ -173,13 +191,35 @@ class NcclCommunicator(_OnHost, Recorder):
         """NCCL's names of the element type and the reduction."""
         assert record.reduce is not None
         kind = str(record.source.dtype)
-        names = {"int8": "INT8", "uint8": "UINT8", "int32": "INT32", "int64": "INT64", "float16": "FLOAT16", "bfloat16": "BFLOAT16"}
-        names |= {"float32": "FLOAT32", "float64": "FLOAT64", "bool": "UINT8"}
+        names = {name: name.upper() for name in _REDUCED} | {"bool": "UINT8"}
         if kind not in names:
             raise PlanError(f"{record.label}: NCCL cannot reduce {kind}")
         # the sum of truth values is "or", as NumPy has it
         word = "MAX" if kind == "bool" and record.reduce is Reduction.SUM else record.reduce.name
         return getattr(self._nccl, f"NCCL_{names[kind]}"), getattr(self._nccl, f"NCCL_{word}")
+
+    def _usable(self) -> None:
+        if self._ended is not None:
+            raise JobError(f"ranks cannot exchange tensors any more since a step failed ({self._ended}); begin anew with clear_default_session()")
+
+    def _listen(self) -> None:
+        try:
+            self._inner.check()
+        except JobflowError as error:
+            self.end(str(error))
+            raise
+
+    def end(self, reason: str) -> None:
+        """Let go whatever waits on the device for peers; called in any thread."""
+        with self._guard:
+            if self._ended is None and self._groups:
+                self._ended = reason
+                for group in self._groups.values():
+                    group.abort()
+
+    def abort(self, reason: str) -> None:
+        self._inner.abort(reason)
+        self.end(reason)
 
     def reset(self) -> None:
         self._inner.reset()
@@ -187,10 +227,17 @@ class NcclCommunicator(_OnHost, Recorder):
 
     def close(self) -> None:
         self._records.clear()
-        self._device.synchronize()
-        while self._groups:
-            self._groups.popitem()[1].destroy()
+        self._device.listen = None
+        if self._ended is None:
+            self._device.synchronize()
+            for group in self._groups.values():
+                group.destroy()
+        self._groups.clear()
         self._inner.close()
+
+
+#: element types that NCCL reduces
+_REDUCED = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16")
 
 
 def _pieces(counts: Sequence[int]) -> list[tuple[int, int]]:

@@ -70,6 +70,9 @@ class SoloCommunicator:
         """Nothing: the calls are ready when bound."""
 
     def barrier(self) -> None:
+        self.check()
+
+    def check(self) -> None:
         if self._reason is not None:
             raise AbortedError(self._reason)
 

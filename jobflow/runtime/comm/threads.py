@@ -162,6 +162,10 @@ class ThreadsCommunicator(Recorder):
         self._everybody("an exchange among all ranks")  # nobody may write the next item before all have read this one
         return result
 
+    def check(self) -> None:
+        if self._room.reason is not None:
+            raise AbortedError(self._room.reason)
+
     def abort(self, reason: str) -> None:
         self._room.abort(reason)
 

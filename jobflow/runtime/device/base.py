@@ -13,7 +13,7 @@ class Device(Protocol):
     #: "cpu" or "gpu"
     tag: str
 
-    #: machine and device, which differ for different GPUs; "" for the host
+    #: the machine and GPU that NCCL can reach, which differ for different GPUs; "" for the host, and for a GPU where there is no NCCL
     @property
     def identity(self) -> str: ...
 
@@ -36,6 +36,10 @@ class Device(Protocol):
 
     def activate(self) -> None:
         """Make this device (and its stream) the current one of the calling thread; a world does it once per rank."""
+        ...
+
+    def upload(self, target: Array, value: Array) -> None:
+        """target = value, a NumPy array of its shape and of any element type; value may be overwritten on return."""
         ...
 
     def to_host(self, array: Array) -> Array:

@@ -43,6 +43,9 @@ class CpuDevice:
     def activate(self) -> None:
         """Nothing: the host is always current."""
 
+    def upload(self, target: Array, value: Array) -> None:
+        np.copyto(target, value, casting="unsafe")
+
     def to_host(self, array: Array) -> Array:
         return np.array(array)
 

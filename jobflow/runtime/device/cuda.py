@@ -9,8 +9,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import platform
+import time
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 from jobflow.errors import PlacementError
 from jobflow.runtime.device.base import Scratch
@@ -18,6 +22,10 @@ from jobflow.types import Array, DType, Xp
 
 #: bytes; what the widest vectorised loads and library kernels ask for
 ALIGNMENT = 256
+#: looks at the stream before a host that has to listen meanwhile gives its core away: about a millisecond
+SPINS = 1000
+#: seconds between looks after that
+NAP = 50e-6
 
 
 def available() -> int:
@@ -34,6 +42,8 @@ class CudaDevice:
     """GPU number `index` of this node."""
 
     tag = "gpu"
+    #: raises if what is waited for will not come; called while the host waits for the stream, and after
+    listen: Callable[[], None] | None = None
 
     def __init__(self, index: int) -> None:
         count = available()
@@ -56,6 +66,8 @@ class CudaDevice:
     @cached_property
     def identity(self) -> str:
         """Machine and PCI address: equal for two ranks only if they drive the same GPU."""
+        if not importlib.import_module("cupy.cuda.nccl").available:
+            return ""
         return f"{platform.node()} {self._cupy.cuda.runtime.deviceGetPCIBusId(self.index)}"
 
     def activate(self) -> None:
@@ -75,9 +87,19 @@ class CudaDevice:
     def begin_instruction(self) -> None:
         self._scratch.rewind()
 
+    def upload(self, target: Array, value: Array) -> None:
+        if not target.size:
+            return
+        host = np.ascontiguousarray(value, target.dtype)
+        if target.flags.c_contiguous:
+            self.put(target, host)
+        else:  # bytes can only be copied to where they lie together
+            made = self._cupy.empty(target.shape, target.dtype)
+            self.put(made, host)
+            target[...] = made
+
     def to_host(self, array: Array) -> Any:
-        with self._cupy.cuda.Device(self.index):
-            return self._cupy.asnumpy(array, stream=self.stream)  # blocking: returns when the copy is complete
+        return self._cupy.asnumpy(array, stream=self.stream)  # blocking: returns when the copy is complete
 
     def host_array(self, count: int, dtype: Any) -> Array:
         """Page-locked host memory, which the GPU copies to and from at full speed."""
@@ -90,8 +112,19 @@ class CudaDevice:
 
     def put(self, target: Array, host: Array) -> None:
         """target = host, complete on return."""
+        # without a stream the copy would go by the legacy one, with which this device's stream is not ordered
         target.set(host, stream=self.stream)
         self.stream.synchronize()
 
     def synchronize(self) -> None:
-        self.stream.synchronize()
+        if self.listen is None:
+            self.stream.synchronize()
+            return
+        looks = 0
+        while not self.stream.done:
+            looks += 1
+            if looks > SPINS:
+                self.listen()
+                time.sleep(NAP)
+        self.stream.synchronize()  # raises what went wrong on the stream
+        self.listen()

@@ -18,10 +18,13 @@ def start_world(tag: str, asked: int | None, *, multi: bool = False) -> World:
 
     Under mpiexec there is one rank per process, whatever was asked for; otherwise one rank per device, on threads.
     """
-    make = gpu_device if tag == "gpu" and _gpus() else cpu_device
+    make = gpu_device if tag == "gpu" else cpu_device
     started = launch.launched()
+    first = started is None or started.rank == 0  # notices are for the job, not for each of its ranks
+    if tag == "gpu" and first and not cuda.available():
+        notice('there is no GPU: "gpu" placements run on CPU ranks')
     if started is not None:
-        if asked is not None and asked != started.size:
+        if asked is not None and asked != started.size and first:
             notice(f"the program asks for {asked} devices but {started.launcher} started {started.size} ranks: it runs on {started.size}")
         world = MpiWorld(started, make, multi=multi)
         if not world.is_client:
@@ -31,18 +34,12 @@ def start_world(tag: str, asked: int | None, *, multi: bool = False) -> World:
     return SoloWorld(devices[0]) if len(devices) == 1 else ThreadsWorld(devices)
 
 
-def _gpus() -> int:
-    found = cuda.available()
-    if not found:
-        notice('there is no GPU: "gpu" placements run on CPU ranks')
-    return found
-
-
 def cpu_device(local: int) -> Device:
     """The device of the rank that is number `local` in its node."""
     return CpuDevice()
 
 
 def gpu_device(local: int) -> Device:
-    """The same, on GPUs: ranks beyond their number share."""
-    return cuda.CudaDevice(local % cuda.available())
+    """The same, on the node's GPUs, where it has any: ranks beyond their number share."""
+    found = cuda.available()
+    return cuda.CudaDevice(local % found) if found else cpu_device(local)

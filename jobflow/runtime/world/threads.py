@@ -27,9 +27,10 @@ FAREWELL = 5.0
 class Round:
     """One command on its way through the ranks."""
 
-    def __init__(self, command: Command, arguments: Sequence[Any]) -> None:
+    def __init__(self, command: Command, arguments: Sequence[Any], ranks: Sequence[Rank]) -> None:
         self.command = command
         self.arguments = arguments
+        self._ranks = ranks
         self.results: list[Any] = [None] * len(arguments)
         #: first failure first
         self.failures: list[tuple[int, BaseException]] = []
@@ -37,6 +38,11 @@ class Round:
         self._guard = threading.Lock()
         self.done = threading.Lock()
         self.done.acquire()
+
+    def abort(self, reason: str) -> None:
+        """Let every rank give up; each on its own, because a device may wait for others where no other rank reaches it."""
+        for rank in self._ranks:
+            rank.comm.abort(reason)
 
     def finish(self) -> None:
         with self._guard:
@@ -76,7 +82,7 @@ class Worker:
                 round.results[self.rank.index] = round.command(self.rank, round.arguments[self.rank.index])
             except BaseException as error:  # noqa: BLE001 - whatever it is, the client raises it
                 round.failures.append((self.rank.index, error))
-                self.rank.comm.abort(f"rank {self.rank.index} failed: {type(error).__name__}: {error}")
+                round.abort(f"rank {self.rank.index} failed: {type(error).__name__}: {error}")
             round.finish()
             del round  # an idle rank keeps no arguments alive
 
@@ -102,7 +108,7 @@ class ThreadsWorld:
             raise JobError("this world has been closed")
         if threading.current_thread() in {worker.thread for worker in self._workers}:
             raise JobError("a rank cannot call its own world from inside a command: all ranks are busy with that command")
-        round = Round(command, each_argument(self.size, arguments))
+        round = Round(command, each_argument(self.size, arguments), self.ranks)
         with self._calling:
             for worker in self._workers:
                 worker.start(round)
@@ -116,7 +122,7 @@ class ThreadsWorld:
         try:
             round.done.acquire()
         except BaseException:  # Ctrl-C: no rank may run on behind the client's back
-            self.ranks[0].comm.abort("the client was interrupted")
+            round.abort("the client was interrupted")
             round.done.acquire()
             self._reset()
             raise

@@ -1,0 +1,496 @@
+"""CuPy for machines without a GPU: NumPy behind CuPy's names, and as strict as CuPy is.
+
+What it has is what data/cupy_names.txt says that CuPy has.  Its arrays do not mix with NumPy's, live on the device that was current
+when they were made, and refuse to be used on another one.  It also notices what on a GPU would be a race: every allocation remembers
+the stream that wrote it last, and using it on another stream, before anybody waited, is an error.  `modules(gpus)` are what is to be put
+into `sys.modules`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.machinery
+import itertools
+import math
+import threading
+import types
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+ALIGNMENT = 512
+NAMES: dict[str, list[str]] = {}
+for line in (Path(__file__).with_name("data") / "cupy_names.txt").read_text().splitlines():
+    if not line.startswith("#"):
+        first, *rest = line.split()
+        NAMES[first] = rest
+#: element types that atomic additions take
+ADDED_AT = "iIQefdFD"
+
+
+class Gpus:
+    """How many there seem to be."""
+
+    count = 1
+
+
+class Race(Exception):
+    """Memory was used on a stream that nothing orders after the one that wrote it."""
+
+
+class Current(threading.local):
+    """The device of this thread, and its stream on each device; 0 is the legacy stream."""
+
+    device = 0
+
+    def __init__(self) -> None:
+        self.streams: dict[int, int] = {}
+
+    @property
+    def stream(self) -> int:
+        return self.streams.get(self.device, 0)
+
+
+current = Current()
+
+
+class Memory:
+    """One allocation on a device."""
+
+    written: ClassVar[weakref.WeakSet[Memory]] = weakref.WeakSet()
+    guard = threading.Lock()
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        #: the stream that wrote last, unless somebody has waited for it since
+        self.writer: int | None = None
+
+    def use(self, stream: int) -> None:
+        if current.device != self.device:
+            raise ValueError(f"Array device must be same as the current device: array device = {self.device} while current = {current.device}")
+        if self.writer not in (None, stream):
+            raise Race(f"stream {stream} uses what stream {self.writer} has written, and does not wait for it")
+
+    def write(self, stream: int) -> None:
+        self.use(stream)
+        self.writer = stream
+        with Memory.guard:
+            Memory.written.add(self)
+
+    @staticmethod
+    def finish(stream: int) -> None:
+        with Memory.guard:
+            written = list(Memory.written)
+        for memory in written:
+            if memory.writer == stream:
+                memory.writer = None
+
+
+#: functions that write into their first argument
+WRITING = ("cupy.copyto", "cupy.put", "cupy.fill_diagonal")
+
+
+def called(name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """TypeError unless CuPy's function of this name may be called so."""
+    parameters = NAMES[name]
+    if parameters == ["type"]:
+        return
+    if parameters[:1] == ["ufunc"]:
+        allowed, most = ["out", "casting", "dtype"], int(parameters[1]) + int(parameters[2])
+    else:
+        allowed, most = parameters, len(parameters)
+    if len(arguments) > most and not any(p.startswith("*") for p in parameters):
+        raise TypeError(f"{name} takes {most} arguments, {len(arguments)} were given")
+    unknown = [option for option in options if option not in allowed]
+    if unknown:
+        raise TypeError(f"{name} has no parameters {unknown}")
+
+
+def raw(item: Any) -> Any:
+    """What NumPy is given in place of an argument."""
+    if isinstance(item, ndarray):
+        item.memory.use(current.stream)
+        return item.inner
+    if isinstance(item, np.ndarray):
+        raise TypeError("Unsupported type <class 'numpy.ndarray'>")
+    if isinstance(item, list | tuple):
+        return type(item)(raw(x) for x in item)
+    return item
+
+
+def wrapped(value: Any, inputs: Any = ()) -> Any:
+    """NumPy's answer as an array of this module; views keep the memory of the array that they look at."""
+    if isinstance(value, ndarray) or not isinstance(value, np.ndarray | np.generic):
+        return [wrapped(x, inputs) for x in value] if isinstance(value, list) else value
+    if isinstance(value, np.generic):
+        return _new(np.asarray(value))
+    for source in inputs:
+        if isinstance(source, ndarray) and (value is source.inner or np.may_share_memory(value, source.inner)):
+            return ndarray._of(value, source.memory)
+    return _new(value)
+
+
+def _room(shape: Any, dtype: Any) -> np.ndarray[Any, Any]:
+    """Memory that begins where a GPU's would, full of rubbish."""
+    dtype = np.dtype(dtype)
+    size = int(np.prod(shape, dtype=int)) * dtype.itemsize
+    whole = np.full(size + ALIGNMENT, 0xFF, np.uint8)
+    start = -whole.ctypes.data % ALIGNMENT
+    return whole[start : start + size].view(dtype).reshape(shape)
+
+
+def _new(value: np.ndarray[Any, Any]) -> ndarray:
+    made = _room(value.shape, value.dtype)
+    made[...] = value
+    memory = Memory(current.device)
+    memory.write(current.stream)
+    return ndarray._of(made, memory)
+
+
+def _call(name: str, function: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """One kernel launch on the current stream."""
+    called(name, arguments, options)
+    ufunc = NAMES[name][:1] == ["ufunc"]
+    outputs = [*(arguments[int(NAMES[name][1]) :] if ufunc else ()), options.get("out"), *(arguments[:1] if name in WRITING else ())]
+    with np.errstate(all="ignore"):
+        value = function(*map(raw, arguments), **{key: raw(item) for key, item in options.items()})
+    for output in outputs:
+        if isinstance(output, ndarray):
+            output.memory.write(current.stream)
+            value = None if name in WRITING else output
+    return wrapped(value, (*arguments, *itertools.chain(*(a for a in arguments if isinstance(a, list | tuple)))))
+
+
+class ufunc:
+    """A function of elements; unlike NumPy's it has no `where`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._function = getattr(np, name)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return _call(f"cupy.{self.name}", self._function, arguments, options)
+
+    def at(self, array: ndarray, indices: Any, values: Any = None) -> None:
+        if array.dtype.char not in ADDED_AT and not (array.dtype.char == "L" and np.dtype("L").itemsize == 8):
+            raise TypeError(f"cupy.{self.name}.at does not support {array.dtype} as data type")
+        self._function.at(raw(array), raw(indices), raw(values))
+        array.memory.write(current.stream)
+
+    def reduce(self, array: ndarray, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+        return wrapped(self._function.reduce(raw(array), axis, dtype, raw(out), keepdims))
+
+
+class Flags:
+    """Of an array."""
+
+    def __init__(self, flags: Any) -> None:
+        self.c_contiguous, self.f_contiguous, self.owndata = flags.c_contiguous, flags.f_contiguous, flags.owndata
+
+
+class Pointer:
+    """Where an array lies: an address in an allocation, which is one array of bytes."""
+
+    def __init__(self, address: int, whole: Any, memory: Memory) -> None:
+        self.ptr, self.whole, self.memory = address, whole, memory
+
+    def __add__(self, offset: int) -> Pointer:
+        return Pointer(self.ptr + offset, self.whole, self.memory)
+
+
+def _operator(name: str) -> Any:
+    def operate(self: ndarray, *others: Any) -> Any:
+        for other in others:
+            if not isinstance(other, ndarray | bool | int | float | np.generic):
+                raise TypeError(f"Unsupported type {type(other)}")
+        if name.startswith("__i") and name != "__invert__":
+            value = getattr(self, "__" + name[3:])(*others)
+            if not np.can_cast(value.dtype, self.dtype, "same_kind"):
+                raise TypeError(f"output {self.dtype} cannot hold {value.dtype}")
+            self[...] = value
+            return self
+        with np.errstate(all="ignore"):
+            value = getattr(self.inner, name)(*map(raw, others))
+        raw(self)
+        return value if value is NotImplemented else wrapped(value)
+
+    return operate
+
+
+class ndarray:
+    """An array on a device."""
+
+    __array_priority__ = 100
+
+    def __init__(self, shape: Any, dtype: Any = float, memptr: Pointer | None = None, strides: Any = None) -> None:
+        if memptr is None:
+            self.inner, self.memory = _room(shape, dtype), Memory(current.device)
+            return
+        first, self.memory = memptr.ptr - memptr.whole.ctypes.data, memptr.memory
+        self.inner = np.ndarray(shape, dtype, memptr.whole, first, strides)
+
+    @classmethod
+    def _of(cls, inner: np.ndarray[Any, Any], memory: Memory) -> ndarray:
+        made = cls.__new__(cls)
+        made.inner, made.memory = inner, memory
+        return made
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct a NumPy array explicitly.")
+
+    def __array_function__(self, function: Any, *_: Any) -> Any:
+        raise TypeError(f"numpy.{function.__name__} was given an array of a GPU")
+
+    def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        if method != "__call__" or any(isinstance(x, np.ndarray) for x in inputs):
+            raise TypeError(f"numpy.{function.__name__} was given arrays of a GPU and of the host")
+        return ufunc(function.__name__)(*inputs, **options)  # a NumPy scalar on the left
+
+    def __getattr__(self, name: str) -> Any:
+        if f"ndarray.{name}" not in NAMES:
+            raise AttributeError(f"cupy.ndarray has no attribute {name!r}")
+        inner = self.inner
+        if name in ("T", "mT", "real", "imag"):
+            return wrapped(getattr(inner, name), (self,))
+        if not callable(getattr(inner, name)):
+            return getattr(inner, name)
+        return lambda *arguments, **options: self._method(name, arguments, options)
+
+    def _method(self, name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        called(f"ndarray.{name}", arguments, options)
+        out = options.get("out")
+        with np.errstate(all="ignore"):
+            value = getattr(raw(self), name)(*map(raw, arguments), **{key: raw(item) for key, item in options.items()})
+        for written in (self if name in ("fill", "sort", "put", "partition") else None, out):
+            if written is not None:
+                written.memory.write(current.stream)
+        return wrapped(value, (self,)) if out is None else out
+
+    def __getitem__(self, key: Any) -> ndarray:
+        whole = key if isinstance(key, tuple) else (key,)
+        plain = all(k is None or k is Ellipsis or isinstance(k, slice | int | np.integer) for k in whole)
+        # an index into every axis gives an array without axes, not a number
+        key = (*whole, ...) if plain and Ellipsis not in whole else whole
+        return wrapped(raw(self)[raw(key)], (self,) if plain else ())
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if isinstance(value, np.ndarray | list | tuple):
+            raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
+        place = self[key] if not isinstance(key, ndarray) else None
+        if isinstance(value, ndarray) and place is not None and value.ndim > place.ndim:
+            raise ValueError("input operand has more dimensions than allowed by the axis remapping")
+        self.inner[raw(key)] = raw(value)
+        self.memory.write(current.stream)
+
+    def get(self, stream: Stream | None = None, order: str = "C", out: Any = None, blocking: bool = True) -> Any:
+        where = current.stream if stream is None else stream.ptr
+        with Device(self.memory.device):
+            self.memory.use(where)
+        if out is None:
+            out = np.empty(self.shape, self.dtype)
+        elif not isinstance(out, np.ndarray) or out.dtype != self.dtype or out.shape != self.shape or not out.flags.c_contiguous:
+            raise ValueError("out must be a contiguous numpy.ndarray of this shape and element type")
+        out[...] = self.inner
+        if blocking:
+            Memory.finish(where)
+        return out
+
+    def set(self, array: Any, stream: Stream | None = None) -> None:
+        if not isinstance(array, np.ndarray):
+            raise TypeError("Only numpy.ndarray can be set to cupy.ndarray")
+        if array.dtype != self.dtype or array.shape != self.shape:
+            raise TypeError(f"{self.dtype}{self.shape} array cannot be set to {array.dtype}{array.shape} array")
+        if not self.inner.flags.c_contiguous:
+            raise RuntimeError("Cannot set to non-contiguous array")
+        with Device(self.memory.device):
+            self.memory.write(0 if stream is None else stream.ptr)
+        self.inner[...] = array
+
+    @property
+    def data(self) -> Pointer:
+        whole = self.inner if self.inner.base is None else self.inner.base
+        return Pointer(self.inner.ctypes.data if self.inner.size else 0, whole, self.memory)
+
+    @property
+    def device(self) -> Device:
+        return Device(self.memory.device)
+
+    @property
+    def flags(self) -> Flags:
+        return Flags(self.inner.flags)
+
+    def _waited(self) -> Any:
+        """The one number that the host needs: it waits for the stream."""
+        value = raw(self).item()
+        Memory.finish(current.stream)
+        return value
+
+    def __bool__(self) -> bool:
+        return bool(self._waited())
+
+    def __int__(self) -> int:
+        return int(self._waited())
+
+    def __float__(self) -> float:
+        return float(self._waited())
+
+    __index__ = __int__
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __iter__(self) -> Iterator[ndarray]:
+        return (self[i] for i in range(len(self)))
+
+
+BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
+for word in BINARY:
+    for prefix in ("", "r", "i"):
+        setattr(ndarray, f"__{prefix}{word}__", _operator(f"__{prefix}{word}__"))
+for word in ("lt", "le", "gt", "ge", "eq", "ne", "neg", "pos", "abs", "invert"):
+    setattr(ndarray, f"__{word}__", _operator(f"__{word}__"))
+
+
+# Functions ----------------------------------------------------------------------------------------------------------
+
+#: what takes arrays of the host as well
+FROM_HOST = ("array", "asarray")
+#: what gives no array
+PLAIN = ("result_type", "promote_types", "can_cast", "iinfo", "finfo", "isscalar", "ndim", "size", "shape", "issubdtype")
+
+
+def _function(name: str) -> Any:
+    function = getattr(np, name)
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        if name in PLAIN:
+            return function(*raw(arguments), **options)
+        return _call(f"cupy.{name}", function, arguments, options)
+
+    return call
+
+
+def _special(name: str, function: Any, x: ndarray, out: ndarray) -> ndarray:
+    """A function of cupyx.scipy.special: half precision is computed in double."""
+    called(name, (x, out), {})
+    out[...] = _new(function(raw(x).astype(float)))
+    return out
+
+
+def asarray(a: Any, dtype: Any = None, order: Any = None, *, copy: Any = None, blocking: bool = False) -> ndarray:
+    if isinstance(a, ndarray):
+        return a if dtype is None or a.dtype == np.dtype(dtype) else wrapped(raw(a).astype(dtype))
+    return _new(np.asarray(a, dtype))
+
+
+def array(obj: Any, dtype: Any = None, copy: bool = True) -> ndarray:
+    return wrapped(raw(obj).astype(dtype or obj.dtype)) if isinstance(obj, ndarray) else _new(np.array(obj, dtype))
+
+
+def asnumpy(a: Any, stream: Stream | None = None, order: str = "C", out: Any = None, *, blocking: bool = True) -> Any:
+    return a.get(stream, order, out, blocking) if isinstance(a, ndarray) else np.asarray(a)
+
+
+def empty(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
+    return ndarray(shape, dtype)
+
+
+def empty_pinned(shape: Any, dtype: Any = float, order: str = "C") -> Any:
+    return np.full(shape, 77).astype(dtype)
+
+
+# Devices and streams ------------------------------------------------------------------------------------------------
+
+
+class Device:
+    """Makes a device the current one of this thread."""
+
+    def __init__(self, device: int | None = None) -> None:
+        self.id = current.device if device is None else device
+        if not 0 <= self.id < Gpus.count:
+            raise RuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
+        self._before: list[int] = []
+
+    def __enter__(self) -> Device:
+        self._before.append(current.device)
+        current.device = self.id
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        current.device = self._before.pop()
+
+    def use(self) -> Device:
+        current.device = self.id
+        return self
+
+
+class Stream:
+    """An order of launches."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, null: bool = False, non_blocking: bool = False, ptds: bool = False) -> None:
+        assert non_blocking, "a blocking stream would be ordered with the legacy stream, which is not pretended here"
+        self.device_id = current.device
+        self.ptr = next(self._numbers)
+        self.done = True
+        self._before: list[int] = []
+
+    def use(self) -> Stream:
+        if current.device != self.device_id:
+            raise RuntimeError(f"This stream was created on device {self.device_id}, not on {current.device}")
+        current.streams[self.device_id] = self.ptr
+        return self
+
+    def __enter__(self) -> Stream:
+        self._before.append(current.stream)
+        return self.use()
+
+    def __exit__(self, *_: Any) -> None:
+        current.streams[self.device_id] = self._before.pop()
+
+    def synchronize(self) -> None:
+        Memory.finish(self.ptr)
+
+
+def memory_at(address: int, count: int, dtype: Any) -> np.ndarray[Any, Any]:
+    """What a pointer given to a library means."""
+    dtype = np.dtype(dtype)
+    return np.frombuffer((ctypes.c_char * (count * dtype.itemsize)).from_address(address), dtype) if count else np.empty(0, dtype)
+
+
+def special_functions() -> dict[str, Any]:
+    return {name: functools.partial(_special, f"special.{name}", np.vectorize(getattr(math, name), [float])) for name in ("erf", "erfc")}
+
+
+def members() -> dict[str, Any]:
+    """What the module has of NumPy, by the names that CuPy has too."""
+    found = {}
+    for full, parameters in NAMES.items():
+        owner, name = full.split(".")
+        if owner == "cupy" and name in dir(np):
+            member = getattr(np, name)
+            plain = not callable(member) or isinstance(member, type)
+            found[name] = member if plain else ufunc(name) if parameters[:1] == ["ufunc"] else _function(name)
+    return found
+
+
+def modules(gpus: int) -> dict[str, types.ModuleType]:
+    """What `import cupy` finds on a machine that seems to have so many GPUs, and no NCCL."""
+    Gpus.count = gpus
+    names = ("cupy", "cupy.cuda", "cupy.cuda.nccl", "cupyx", "cupyx.scipy", "cupyx.scipy.special")
+    cupy, cuda, nccl, cupyx, scipy, special = made = [types.ModuleType(name) for name in names]
+    vars(cupy).update(members(), asarray=asarray, array=array, asnumpy=asnumpy, empty=empty, ndarray=ndarray, cuda=cuda)
+    runtime = types.SimpleNamespace(getDeviceCount=lambda: Gpus.count, deviceGetPCIBusId=lambda index: f"0000:{index:02x}:00.0")
+    vars(cuda).update(Device=Device, Stream=Stream, runtime=runtime, is_available=lambda: Gpus.count > 0)
+    vars(nccl).update(available=False)  # not in vars(cuda) before it is imported, as with CuPy
+    vars(cupyx).update(empty_pinned=empty_pinned, scipy=scipy)
+    vars(scipy).update(special=special)
+    vars(special).update(special_functions())
+    for module in made:
+        module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None)
+    return {module.__name__: module for module in made}

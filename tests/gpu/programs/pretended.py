@@ -1,0 +1,53 @@
+"""The loss curves of training programs on a machine that seems to have GPUs.
+
+    python pretended.py OUT GPUS DEVICES PROGRAM...            on devices of this process; they share GPUs if there are fewer
+    mpiexec -n N python pretended.py OUT GPUS N PROGRAM...     on ranks that are processes
+
+OUT gets {program: curve}, and under "world" the devices and communicators of the ranks in the process that wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "jobs" / "programs")]
+
+import fake_cupy  # noqa: E402
+import fake_nccl  # noqa: E402
+
+#: of each program
+STEPS = 6
+
+
+def seen() -> dict[str, object]:
+    """What carried the ranks of this session, from the world that is up."""
+    from jobflow.session import current_session
+
+    world = current_session().world
+    assert world is not None
+    return {"tags": [rank.device.tag for rank in world.ranks], "comms": [type(rank.comm).__name__ for rank in world.ranks]}
+
+
+def main(out: str, gpus: str, devices: str, *programs: str) -> None:
+    sys.modules.update(fake_cupy.modules(int(gpus)))
+    fake_nccl.install(Path(out).parent)
+    import curves
+
+    import jobflow as flow
+
+    curves.STEPS = STEPS
+    found: dict[str, object] = {}
+    for program in programs:
+        flow.clear_default_session()
+        flow.config.gpu_device_num(int(devices))
+        found[program] = curves.PROGRAMS[program](int(devices))
+        found["world"] = seen()
+    flow.clear_default_session()
+    Path(out).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

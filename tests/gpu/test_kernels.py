@@ -1,0 +1,224 @@
+"""Kernels use nothing that CuPy lacks, and give on a pretended CuPy what they give on NumPy."""
+
+from __future__ import annotations
+
+import ast
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fake_cupy
+import laws
+import numpy as np
+import pytest
+
+import jobflow.ops
+from jobflow.errors import DtypeError
+from jobflow.ops.base import Op, Sample, types_tuple
+from jobflow.types import float32, float64, type_of
+
+MODULES = sorted(Path(jobflow.ops.__path__[0]).glob("*.py"))
+OPS = {f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}": cls for cls in laws.concrete_ops()}
+
+
+# By reading ----------------------------------------------------------------------------------------------------------
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
+    """Those that compute on whatever array module they are given."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and (node.name == "kernel" or any(a.arg == "xp" for a in node.args.args)):
+            yield node
+
+
+def dotted(node: ast.AST) -> str:
+    """`xp.add.at` of the attribute that says so; "" for anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    before = dotted(node.value) if isinstance(node, ast.Attribute) else ""
+    return f"{before}.{node.attr}" if before and isinstance(node, ast.Attribute) else ""
+
+
+def misuse(call: ast.Call, name: str) -> str | None:
+    """What is wrong with calling CuPy's function so."""
+    arguments = [a for a in call.args if not isinstance(a, ast.Starred)]
+    try:
+        fake_cupy.called(name, tuple(arguments), {k.arg: None for k in call.keywords if k.arg})
+    except TypeError as error:
+        return str(error)
+    return None
+
+
+def faults(text: str) -> Iterator[str]:
+    """What the kernels of a module ask for that CuPy does not have."""
+    for function in functions(ast.parse(text)):
+        for node in ast.walk(function):
+            name = dotted(node) if isinstance(node, ast.Attribute) else ""
+            if name.startswith("xp.") and not known(name):
+                yield f"{function.name}, line {node.lineno}: {name}"
+            if isinstance(node, ast.Call) and dotted(node.func).startswith("xp.") and known(dotted(node.func)):
+                wrong = misuse(node, listed(dotted(node.func)))
+                if wrong:
+                    yield f"{function.name}, line {node.lineno}: {wrong}"
+            if function.name == "kernel" and isinstance(node, ast.Call) and dotted(node.func).startswith("np."):
+                yield f"{function.name}, line {node.lineno}: {dotted(node.func)} would be given arrays of a GPU"
+
+
+def listed(name: str) -> str:
+    """The name in the list of `xp.take`, and of `xp.add.at`."""
+    first, *rest = name.split(".")[1:]
+    if rest and fake_cupy.NAMES.get(f"cupy.{first}", [""])[:1] == ["ufunc"]:
+        return f"ufunc.{'.'.join(rest)}"
+    return f"cupy.{'.'.join([first, *rest])}"
+
+
+def known(name: str) -> bool:
+    return listed(name) in fake_cupy.NAMES
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)
+def test_kernels_ask_for_what_cupy_has(module: Path) -> None:
+    assert list(faults(module.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "xp.vecdot(x, x)",
+        "xp.add(x, x, where=x)",
+        "xp.add(x, x, x, x)",
+        "xp.add.inplace(x)",
+        "xp.sum(x, initial=0)",
+        "xp.take(x, y, mode='clip')",
+        "xp.errstate()",
+        "np.prod(x.shape)",
+    ],
+)
+def test_what_cupy_lacks_is_found(line: str) -> None:
+    assert len(list(faults(f"def kernel(self, xp, x, y):\n    {line}"))) == 1
+
+
+# By running ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
+    for name, module in fake_cupy.modules(1).items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return sys.modules["cupy"]
+
+
+def put(cupy: Any, array: Any, order: Any) -> Any:
+    """The array on the device, with the strides that `order` gives it."""
+    host = order(array)
+    first = host if host.base is None else host.base
+    whole = cupy.asarray(np.frombuffer(first.tobytes(order="K"), np.uint8))
+    if not array.size:
+        return cupy.asarray(array)
+    offset = host.ctypes.data - first.ctypes.data
+    return cupy.ndarray(host.shape, host.dtype, memptr=whole.data + offset, strides=host.strides)
+
+
+def cases(cls: type[Op]) -> Iterator[tuple[Sample, list[Any]]]:
+    """The samples of an op, in double and single precision, and with whole numbers and truth values as they are."""
+    for sample in cls.samples():
+        for dtype in (float64, float32):
+            arrays = [a.astype(dtype.numpy) if a.dtype.kind == "f" else a for a in sample.arrays]
+            try:
+                sample.op.infer(*map(type_of, arrays))
+            except DtypeError:
+                continue  # an attribute of the op names the type
+            yield sample, arrays
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_the_kernel_gives_what_it_gives_on_numpy(name: str, cupy: Any) -> None:
+    for sample, arrays in cases(OPS[name]):
+        expected = laws.run(sample.op, arrays)
+        for inner, outer in laws.ORDERS[:5]:
+            inputs = [put(cupy, a, inner) for a in arrays]
+            outputs = [put(cupy, a, outer) for a in laws.empties(types_tuple(sample.op.infer(*map(type_of, arrays))), fill=0)]
+            calls = sample.op.bind(SimpleNamespace(tag="gpu", xp=cupy), inputs, outputs)
+            for function, arguments in calls:
+                function(*arguments)
+            for ours, theirs in zip(outputs, expected, strict=True):
+                laws.close(ours.get(), theirs, 1e-12 if theirs.dtype.itemsize == 8 else 1e-5, laws.magnitude(theirs), f"{sample} ({inner.__name__})")
+
+
+def test_whole_numbers_are_added_at_their_places(cupy: Any) -> None:
+    """GPUs add whole words of 64 bits without a sign, and no narrow ones."""
+    from jobflow.ops.index import UnsortedSegmentSum
+
+    for dtype in (np.int8, np.int32, np.int64, np.float16):
+        data, ids = np.array([[-3, 2], [5, -7], [-100, 1]], dtype), np.array([1, 1, 0], np.int32)
+        y = cupy.zeros((2, 2), dtype)
+        UnsortedSegmentSum(axis=0, size=2).kernel(cupy, cupy.asarray(data), cupy.asarray(ids), y)
+        assert y.get().tolist() == [[-100, 1], [2, -5]]
+
+
+class TestThePretence:
+    """What it would be worth nothing without."""
+
+    def test_arrays_do_not_mix_with_those_of_numpy(self, cupy: Any) -> None:
+        x, host = cupy.ones((2, 2)), np.ones((2, 2))
+        for mixed in (lambda: x + host, lambda: host + x, lambda: cupy.add(x, host), lambda: np.add(x, 1), lambda: np.asarray(x), lambda: np.sum(x)):
+            if mixed.__code__.co_names[:2] == ("np", "add"):
+                assert isinstance(mixed(), cupy.ndarray)  # with numbers NumPy's functions are CuPy's
+                continue
+            with pytest.raises(TypeError):
+                mixed()
+        with pytest.raises(ValueError, match="cannot be used for fill"):
+            x[...] = host
+
+    def test_numbers_of_either_kind_do(self, cupy: Any) -> None:
+        x = cupy.ones(3, np.float32)
+        for y in (x * 2, x * np.float32(2), np.float32(2) * x, 2 - x * 0):
+            assert y.dtype == np.float32 and y.get().tolist() == [2, 2, 2]
+
+    def test_reductions_and_single_elements_stay_on_the_device(self, cupy: Any) -> None:
+        x = cupy.arange(6.0).reshape(2, 3)
+        for y, value in ((x.sum(), 15), (x[1, 2], 5), (cupy.max(x), 5)):
+            assert isinstance(y, cupy.ndarray) and y.shape == () and float(y) == value
+
+    def test_views_share_memory(self, cupy: Any) -> None:
+        x = cupy.zeros((2, 3))
+        x.T[0] = 1
+        x.reshape(-1)[5:] = 2
+        x[1, 1] = 3
+        part = x[:, 2]
+        part += 4
+        assert x.get().tolist() == [[1, 0, 4], [1, 3, 6]]
+
+    def test_fresh_memory_is_rubbish_and_aligned(self, cupy: Any) -> None:
+        x = cupy.empty((3, 5))
+        assert math.isnan(float(x[1, 1])) and x.data.ptr % 256 == 0
+
+    def test_what_the_list_lacks_is_not_there(self, cupy: Any) -> None:
+        assert not hasattr(cupy, "errstate") and not hasattr(cupy, "vecdot")
+        with pytest.raises(TypeError, match="no parameters"):
+            cupy.ones(3).sum(initial=0)
+        with pytest.raises(TypeError, match="does not support int64"):
+            cupy.add.at(cupy.zeros(3, np.int64), cupy.zeros(1, np.int64), 1)
+
+    def test_streams_that_do_not_wait_for_each_other_are_a_race(self, cupy: Any) -> None:
+        first, second = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
+        with first:
+            x = cupy.ones(3)
+            x.set(np.ones(3), stream=first)
+        with pytest.raises(fake_cupy.Race), second:
+            cupy.add(x, x)
+        first.synchronize()
+        with second:
+            cupy.add(x, x)
+            x.set(np.ones(3))  # by the legacy stream, which nobody waits for
+            with pytest.raises(fake_cupy.Race):
+                cupy.add(x, x)
+
+    def test_devices_do_not_mix(self, cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(fake_cupy.Gpus, "count", 2)
+        x = cupy.ones(3)
+        with cupy.cuda.Device(1), pytest.raises(ValueError, match="must be same as the current device"):
+            x + 1
