@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jobflow import scope
-from jobflow.errors import JobError, user_line
+from jobflow.errors import ArgumentError, JobError, user_line
 from jobflow.function_config import FunctionConfig
 from jobflow.job import Job
 from jobflow.notices import notice
@@ -44,7 +44,9 @@ def global_function(type: str | FunctionConfig = "predict", function_config: Fun
         current_session().register(job)
 
         @functools.wraps(function)
-        def call(*args: Any) -> Any:
+        def call(*args: Any, **named: Any) -> Any:
+            if named:
+                raise ArgumentError(f"{job.name}({', '.join(named)}=...) at {user_line()}: arguments of a job are passed by position")
             if scope.current().interpreter is not None:
                 raise JobError(f"job {job.name} was called at {user_line()} in the body of another job; put what both compute into a plain function")
             return current_session().call(job, args)

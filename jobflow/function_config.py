@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from jobflow import scope
 from jobflow.errors import ConfigError, JobError, SourceLine, did_you_mean, user_line
 from jobflow.notices import notice
 from jobflow.types import DType
@@ -30,12 +31,23 @@ class Option:
 
 
 _NUMBER = (int, float)
+#: kinds of values, as messages call them
+_KINDS: dict[type, str] = {
+    int: "an int",
+    float: "a float",
+    bool: "a bool",
+    dict: "a dict",
+    DType: "an element type such as jobflow.float32",
+    scope.consistent_view: "scope.consistent_view()",
+    scope.mirrored_view: "scope.mirrored_view()",
+    scope.placement: "scope.placement(tag, devices)",
+}
 _STORED = {
     "default_data_type": Option((DType,)),
     "default_initializer_conf": Option((dict,)),
-    "default_logical_view": Option(),
-    "default_distribute_strategy": Option(now="default_logical_view"),
-    "default_placement_scope": Option(),
+    "default_logical_view": Option((scope.consistent_view, scope.mirrored_view)),
+    "default_distribute_strategy": Option((scope.consistent_view, scope.mirrored_view), now="default_logical_view"),
+    "default_placement_scope": Option((scope.placement,)),
     "train.primary_lr": Option(_NUMBER),
     "train.secondary_lr": Option(_NUMBER),
     "train.model_update_conf": Option((dict,)),
@@ -151,8 +163,8 @@ class FunctionConfig:
         if value is NEEDED:
             raise ConfigError(f"function_config.{name} at {where}: call it with a value")
         if option.kinds and not _is_kind(value, option.kinds):
-            kinds = " or ".join(kind.__name__ for kind in option.kinds)
-            raise ConfigError(f"function_config.{name} at {where}: the value must be a {kinds}; got {value!r}")
+            kinds = " or ".join(_KINDS[kind] for kind in option.kinds)
+            raise ConfigError(f"function_config.{name} at {where}: the value must be {kinds}; got {value!r}")
         if option.ignored:
             notice(f"function_config.{name} means nothing here and is ignored")
         if option.now:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from jobflow.errors import JobError, user_line
 from jobflow.types import Array
 from jobflow.typing.results import Results
 
@@ -76,7 +77,7 @@ class LocalBlob(NDArrayOperatorsMixin):
 
 
 class Future:
-    """The result of a job without return annotation."""
+    """The result of a job without return annotation; what it holds has to be asked for with `get`."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -88,6 +89,14 @@ class Future:
     def async_get(self, callback: Callable[[Any], None]) -> None:
         """Hand the returned structure to `callback`."""
         callback(self._value)
+
+    def __iter__(self) -> Iterator[Any]:
+        raise JobError(f"{user_line()}: the result of a job without return annotation is not yet the tuple; write a, b = job(...).get()")
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f'{user_line()}: the result of a job without return annotation has no "{name}"; write job(...).get().{name}, or annotate -> tp.Numpy'
+        )
 
 
 def whole(value: Delivered) -> Array:

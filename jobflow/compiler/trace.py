@@ -57,6 +57,7 @@ class Tracer:
     training: Training | None = None
     watches: list[Watch] = field(default_factory=list)
 
+    _made: set[Node] = field(default_factory=set)
     _names: dict[str, SourceLine] = field(default_factory=dict)
     _counters: dict[str, int] = field(default_factory=dict)
     _phase: Phase = "forward"
@@ -90,6 +91,7 @@ class Tracer:
         names = [label] if len(types) == 1 else [f"{label}.{i}" for i in range(len(types))]
         node.outputs = tuple(Value(type, node, i, names[i], local) for i, type in enumerate(types))
         self.nodes.append(node)
+        self._made.add(node)
         return node.outputs
 
     @staticmethod
@@ -99,9 +101,14 @@ class Tracer:
         return mirrored and not isinstance(op, ToGlobal | ReadVariable)
 
     def _own(self, value: Any, label: str, where: SourceLine) -> Value:
+        """The value, if this job has made it."""
         if not isinstance(value, Value):
             given = f"{value.dtype}{list(value.shape)} array" if isinstance(value, np.ndarray) else repr(value)
             raise JobError(f"{label} at {where}: {given} is not a tensor of this job; {NOT_A_TENSOR}")
+        if value.node not in self._made:
+            raise JobError(
+                f"{label} at {where}: {value!r} was made while another job was traced; compute it here, or share it through a variable or an argument"
+            )
         return value
 
     def _cross(self, value: Value, local: bool, where: SourceLine) -> Value:
@@ -243,6 +250,8 @@ class Tracer:
 
     def graph(self, outputs: Sequence[Value] = ()) -> Graph:
         """What has been recorded."""
+        for value in outputs:
+            self._own(value, f"job {self.name}: its result", self.where)
         return Graph(
             self.name,
             self.placement,

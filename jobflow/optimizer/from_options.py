@@ -72,7 +72,8 @@ def optimizer_of(config: FunctionConfig | Mapping[str, Any]) -> Single:
         missing = "train.model_update_conf" if rule is None else "train.primary_lr"
         advice = "set it on the function_config, or call optimizer.SGD(...).minimize(loss) in the job"
         raise JobError(f"a train job needs an optimizer, and function_config.{missing} is not set; {advice}")
-    what = "function_config.train.model_update_conf"
+    line = f"{config.lines['train.model_update_conf']}: " if isinstance(config, FunctionConfig) else ""
+    what = f"{line}function_config.train.model_update_conf"
     legal = {**dict.fromkeys(_RULES), **dict.fromkeys(_OTHERS)}
     given = _fields(what, rule, legal)
     kinds = [name for name in _RULES if given[name] is not None]

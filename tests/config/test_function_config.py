@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jobflow import notices
+from jobflow import notices, scope
 from jobflow import optimizer as opt
 from jobflow.errors import ConfigError, JobError
 from jobflow.function_config import OPTIONS, ExecutionConfig, FunctionConfig, function_config
@@ -37,7 +37,7 @@ def test_options_are_called_and_read_back(capsys: pytest.CaptureFixture[str]) ->
     config.default_data_type(float32)
     config.train.primary_lr(0.1)
     config.enable_auto_mixed_precision()
-    view, place = object(), object()
+    view, place = scope.mirrored_view(), scope.placement("cpu", "0:0")
     config.default_logical_view(view)
     config.default_placement_scope(place)
     config.default_initializer_conf({"constant_conf": {"value": 10}})
@@ -76,9 +76,10 @@ def test_switches_without_meaning_say_so_once(capsys: pytest.CaptureFixture[str]
 
 def test_the_old_spelling_of_the_view(capsys: pytest.CaptureFixture[str]) -> None:
     config = FunctionConfig()
-    config.default_distribute_strategy("view")
-    assert config.options == {"default_logical_view": "view"}
-    assert config.function_desc.default_distribute_strategy == "view"
+    view = scope.consistent_view()
+    config.default_distribute_strategy(view)
+    assert config.options == {"default_logical_view": view}
+    assert config.function_desc.default_distribute_strategy is view
     assert capsys.readouterr().err == "jobflow: function_config.default_distribute_strategy is the old spelling of default_logical_view\n"
 
 
@@ -114,10 +115,12 @@ def test_unknown_names_are_errors_with_a_suggestion() -> None:
     ("call", "text"),
     [
         (lambda c: c.default_data_type("float32"), "default_data_type at test_function_config.py"),
-        (lambda c: c.default_data_type("float32"), "the value must be a DType; got 'float32'"),
-        (lambda c: c.train.primary_lr("0.1"), "the value must be a int or float; got '0.1'"),
-        (lambda c: c.train.primary_lr(True), "the value must be a int or float; got True"),
+        (lambda c: c.default_data_type("float32"), "the value must be an element type such as jobflow.float32; got 'float32'"),
+        (lambda c: c.train.primary_lr("0.1"), "the value must be an int or a float; got '0.1'"),
+        (lambda c: c.train.primary_lr(True), "the value must be an int or a float; got True"),
         (lambda c: c.train.model_update_conf(None), "the value must be a dict; got None"),
+        (lambda c: c.default_logical_view("mirrored"), "the value must be scope.consistent_view() or scope.mirrored_view(); got 'mirrored'"),
+        (lambda c: c.default_placement_scope("gpu"), "the value must be scope.placement(tag, devices); got 'gpu'"),
         (lambda c: c.enable_auto_mixed_precision(1), "the value must be a bool; got 1"),
         (lambda c: c.train.primary_lr(), "call it with a value"),
         (lambda c: c.default_logical_view(), "call it with a value"),

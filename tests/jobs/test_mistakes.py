@@ -131,3 +131,58 @@ def test_a_variable_becomes_an_argument_and_another_variable(on: Callable[[int],
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_array_equal(one, other)
         expected = [given, *expected[:2]]
+
+
+def test_a_tensor_of_another_job(fresh: None) -> None:
+    kept = []
+
+    @flow.global_function()
+    def first(x: tp.Numpy.Placeholder((4, 6))) -> tp.Numpy:
+        kept.append(flow.math.exp(x, name="e"))
+        return x
+
+    first(X)
+    for use in (lambda x: x + kept[0], lambda x: kept[0]):
+
+        @flow.global_function()
+        def second(x: tp.Numpy.Placeholder((4, 6))) -> tp.Numpy:
+            return use(x)  # noqa: B023 - called in this turn of the loop
+
+        with pytest.raises(JobError, match=rf"at {HERE}: <tensor e float32\[4,6\]> was made while another job was traced; compute it here"):
+            second(X)
+
+
+def test_results_that_must_be_got(fresh: None) -> None:
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((4, 6))):  # type: ignore[no-untyped-def]
+        return x, x
+
+    with pytest.raises(
+        JobError, match=rf"{HERE}: the result of a job without return annotation is not yet the tuple; write a, b = job\(...\).get\(\)"
+    ):
+        _, _ = job(X)
+    with pytest.raises(AttributeError, match=rf'{HERE}: the result of a job without return annotation has no "mean"; write job\(...\).get\(\).mean'):
+        job(X).mean()
+    assert not hasattr(job(X), "shape")
+
+
+def test_arguments_by_name(fresh: None) -> None:
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((4, 6))) -> tp.Numpy:
+        return x
+
+    with pytest.raises(AssertionError, match=rf"job\(x=...\) at {HERE}: arguments of a job are passed by position"):
+        job(x=X)
+
+
+def test_options_of_the_optimizer_name_their_line(fresh: None) -> None:
+    config = flow.function_config()
+    config.train.primary_lr(0.1)
+    config.train.model_update_conf({"adam_conf": {"beta_1": 0.9}})
+
+    @flow.global_function("train", config)
+    def job(x: tp.Numpy.Placeholder((4, 6))) -> None:
+        flow.losses.add_loss(flow.layers.dense(x, 1))
+
+    with pytest.raises(ConfigError, match=rf'{HERE}: function_config.train.model_update_conf.adam_conf: unknown key "beta_1"; did you mean "beta1"'):
+        job(X)
