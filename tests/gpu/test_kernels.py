@@ -7,21 +7,16 @@ import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import fake_cupy
-import laws
 import numpy as np
 import pytest
+from on_device import OPS, check_op, check_whole_numbers
 
 import jobflow.ops
-from jobflow.errors import DtypeError
-from jobflow.ops.base import Op, Sample, types_tuple
-from jobflow.types import float32, float64, type_of
 
 MODULES = sorted(Path(jobflow.ops.__path__[0]).glob("*.py"))
-OPS = {f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}": cls for cls in laws.concrete_ops()}
 
 
 # By reading ----------------------------------------------------------------------------------------------------------
@@ -111,52 +106,14 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
     return sys.modules["cupy"]
 
 
-def put(cupy: Any, array: Any, order: Any) -> Any:
-    """The array on the device, with the strides that `order` gives it."""
-    host = order(array)
-    first = host if host.base is None else host.base
-    whole = cupy.asarray(np.frombuffer(first.tobytes(order="K"), np.uint8))
-    if not array.size:
-        return cupy.asarray(array)
-    offset = host.ctypes.data - first.ctypes.data
-    return cupy.ndarray(host.shape, host.dtype, memptr=whole.data + offset, strides=host.strides)
-
-
-def cases(cls: type[Op]) -> Iterator[tuple[Sample, list[Any]]]:
-    """The samples of an op, in double and single precision, and with whole numbers and truth values as they are."""
-    for sample in cls.samples():
-        for dtype in (float64, float32):
-            arrays = [a.astype(dtype.numpy) if a.dtype.kind == "f" else a for a in sample.arrays]
-            try:
-                sample.op.infer(*map(type_of, arrays))
-            except DtypeError:
-                continue  # an attribute of the op names the type
-            yield sample, arrays
-
-
 @pytest.mark.parametrize("name", OPS)
 def test_the_kernel_gives_what_it_gives_on_numpy(name: str, cupy: Any) -> None:
-    for sample, arrays in cases(OPS[name]):
-        expected = laws.run(sample.op, arrays)
-        for inner, outer in laws.ORDERS[:5]:
-            inputs = [put(cupy, a, inner) for a in arrays]
-            outputs = [put(cupy, a, outer) for a in laws.empties(types_tuple(sample.op.infer(*map(type_of, arrays))), fill=0)]
-            calls = sample.op.bind(SimpleNamespace(tag="gpu", xp=cupy), inputs, outputs)
-            for function, arguments in calls:
-                function(*arguments)
-            for ours, theirs in zip(outputs, expected, strict=True):
-                laws.close(ours.get(), theirs, 1e-12 if theirs.dtype.itemsize == 8 else 1e-5, laws.magnitude(theirs), f"{sample} ({inner.__name__})")
+    check_op(cupy, OPS[name])
 
 
 def test_whole_numbers_are_added_at_their_places(cupy: Any) -> None:
     """GPUs add whole words of 64 bits without a sign, and no narrow ones."""
-    from jobflow.ops.index import UnsortedSegmentSum
-
-    for dtype in (np.int8, np.int32, np.int64, np.float16):
-        data, ids = np.array([[-3, 2], [5, -7], [-100, 1]], dtype), np.array([1, 1, 0], np.int32)
-        y = cupy.zeros((2, 2), dtype)
-        UnsortedSegmentSum(axis=0, size=2).kernel(cupy, cupy.asarray(data), cupy.asarray(ids), y)
-        assert y.get().tolist() == [[-100, 1], [2, -5]]
+    check_whole_numbers(cupy)
 
 
 class TestThePretence:

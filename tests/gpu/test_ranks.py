@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import json
-import os
-import shutil
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,21 +11,17 @@ from typing import Any
 import carrying
 import fake_cupy
 import fake_nccl
-import numpy as np
+import on_device
 import pytest
+from curves_of import NOTICE, PROGRAMS, curves_of, same_as_on_the_cpu
 
+from jobflow import notices
 from jobflow.errors import JobError, PlacementError, RankError
-from jobflow.plan.plan import Slot
-from jobflow.runtime.arrays import window
 from jobflow.runtime.comm.nccl import NcclCommunicator, StagedCommunicator
 from jobflow.runtime.device import cuda
 from jobflow.runtime.device.base import Device
 from jobflow.runtime.device.cpu import CpuDevice
 from jobflow.runtime.world.threads import ThreadsWorld
-from jobflow.types import TensorType, float32
-
-ROOT = Path(__file__).parents[2]
-PROGRAM = Path(__file__).with_name("programs") / "pretended.py"
 
 
 @pytest.fixture
@@ -46,49 +36,32 @@ def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     fake_cupy.current.streams.clear()
 
 
+@pytest.fixture
+def device(gpus: None) -> cuda.CudaDevice:
+    made = cuda.CudaDevice(1)
+    made.activate()
+    return made
+
+
 class TestDevice:
-    def test_memory_is_zeroed_aligned_and_on_its_device(self, gpus: None) -> None:
-        device = cuda.CudaDevice(1)
-        for nbytes in (0, 1, 1000):
-            array = device.allocate(nbytes)
-            assert array.shape == (nbytes,) and array.device.id == 1
-            assert array.data.ptr % 256 == 0 and not device.to_host(array).any()
+    def test_memory_is_zeroed_aligned_and_on_its_device(self, device: cuda.CudaDevice) -> None:
+        on_device.check_memory(device)
 
     def test_a_gpu_that_does_not_exist(self, gpus: None) -> None:
         with pytest.raises(PlacementError, match="gpu 3 does not exist: this machine has 3 usable GPUs"):
             cuda.CudaDevice(3)
 
-    @pytest.mark.parametrize("strides", [(12, 4), (4, 8), (24, 8), (0, 4), (-12, 4)])
-    def test_slots_are_windows_on_device_memory(self, gpus: None, strides: tuple[int, int]) -> None:
-        device = cuda.CudaDevice(0)
-        device.activate()
-        buffer = device.allocate(256)
-        slot = Slot("arena", 64, TensorType((2, 3), float32), strides)
-        host = np.zeros(64, np.float32)
-        value = np.array([[1, 2, 3], [1, 2, 3]], np.float64)
-        device.upload(window(device.xp, buffer, slot), value)
-        device.upload(buffer.view(np.float32)[40:42], np.array([8, 9]))
-        window(np, host.view(np.uint8), slot)[...] = value
-        host[40:42] = 8, 9
-        np.testing.assert_array_equal(device.to_host(buffer.view(np.float32)), host)
-        np.testing.assert_array_equal(device.to_host(window(device.xp, buffer, slot)), value)
+    @pytest.mark.parametrize("strides", on_device.STRIDES)
+    def test_slots_are_windows_on_device_memory(self, device: cuda.CudaDevice, strides: tuple[int, int]) -> None:
+        on_device.check_windows(device, strides)
 
-    def test_uploads_are_ordered_with_kernels(self, gpus: None) -> None:
+    def test_copies_are_ordered_with_kernels(self, device: cuda.CudaDevice) -> None:
         """The pretended CuPy raises where they are not."""
-        device = cuda.CudaDevice(0)
-        device.activate()
-        array = device.allocate(40).view(np.float32)
-        for step in range(3):
-            device.upload(array, np.full(10, step))
-            array += 1
-        assert device.to_host(array).tolist() == [3] * 10
+        on_device.check_uploads(device)
+        on_device.check_pinned_copies(device)
 
-    def test_empty_values(self, gpus: None) -> None:
-        device = cuda.CudaDevice(0)
-        device.activate()
-        empty = window(device.xp, device.allocate(0), Slot("arena", 0, TensorType((0, 3), float32), (12, 4)))
-        device.upload(empty, np.empty((0, 3)))
-        assert device.to_host(empty).shape == (0, 3)
+    def test_empty_values(self, device: cuda.CudaDevice) -> None:
+        on_device.check_empty(device)
 
 
 def world_of(*devices: Device) -> Iterator[ThreadsWorld]:
@@ -137,10 +110,12 @@ class TestCommunicators:
     def test_transfers_through_the_host(self, together: ThreadsWorld) -> None:
         assert together.call(carrying.relay) == [3, 3, 3]
 
-    def test_without_nccl_ranks_go_through_the_host(self, gpus: None) -> None:
+    def test_without_nccl_ranks_go_through_the_host_and_say_so(self, gpus: None, capsys: pytest.CaptureFixture[str]) -> None:
+        notices.forget()
         sys.modules["cupy.cuda.nccl"].available = False  # type: ignore[attr-defined]
         for world in world_of(cuda.CudaDevice(0), cuda.CudaDevice(1)):
             assert {type(rank.comm) for rank in world.ranks} == {StagedCommunicator}
+        assert capsys.readouterr().err.count("NCCL is not installed") == 1
 
     def test_a_rank_that_fails_lets_the_others_go(self, apart: ThreadsWorld) -> None:
         """They wait on their devices, where only an abort of their own reaches them; after that there is no NCCL."""
@@ -159,34 +134,11 @@ class TestCommunicators:
 
 # Whole programs ------------------------------------------------------------------------------------------------------
 
-PROGRAMS = ("hybrid_mlp_with_optimizer", "consistent_lenet", "gpt", "mirrored_mlp", "relay_lenet")
-NOTICE = 'jobflow: there is no GPU: "gpu" placements run on CPU ranks'
-
-
-@functools.cache
-def curves_of(gpus: int, devices: int, processes: int = 1) -> tuple[dict[str, Any], str]:
-    """What the programs gave, and what was printed on standard error."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "curves.json"
-        command = [sys.executable, "-W", "error", str(PROGRAM), str(out), str(gpus), str(devices), *PROGRAMS]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        if processes > 1:
-            beside = Path(sys.executable).with_name("mpiexec")
-            launcher = str(beside) if beside.exists() else shutil.which("mpiexec")
-            if launcher is None:
-                pytest.skip("there is no mpiexec")
-            command = [launcher, "-n", str(processes), *command]
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-        assert ended.returncode == 0, ended.stderr
-        return json.loads(out.read_text()), ended.stderr
-
 
 def check(name: str, found: tuple[dict[str, Any], str], world: dict[str, Any]) -> None:
     curves, printed = found
     assert curves["world"] == world and NOTICE not in printed
-    expected, _ = curves_of(0, 1)
-    assert len(curves[name]) == 6
-    np.testing.assert_allclose(curves[name], expected[name], rtol=1e-5, atol=0)
+    same_as_on_the_cpu(name, curves)
 
 
 def nccl_and_host(devices: int) -> list[Any]:

@@ -6,7 +6,6 @@ device's stream and return at once; calls through host memory wait for the strea
 
 from __future__ import annotations
 
-import importlib
 import threading
 from collections.abc import Sequence
 from itertools import accumulate
@@ -14,10 +13,12 @@ from typing import Any, Protocol
 
 from jobflow.errors import JobError, JobflowError, PlanError
 from jobflow.layout import Reduction
+from jobflow.notices import notice
 from jobflow.ops.base import Call
 from jobflow.runtime.comm.base import Communicator
 from jobflow.runtime.comm.record import Letter, Record, Recorder, flat
 from jobflow.runtime.comm.solo import copying
+from jobflow.runtime.device import cuda
 from jobflow.runtime.device.base import Device
 from jobflow.types import Array
 
@@ -42,6 +43,8 @@ def device_communicator(inner: Communicator, device: Device, identities: Sequenc
     """The communicator of a rank on `device`; `identities` name the device of each rank, "" for the host."""
     if device.tag == "cpu":
         return inner
+    if not device.identity and inner.rank == 0:
+        notice('NCCL is not installed: GPUs exchange tensors through the host; pip install "nvidia-nccl-cu13>=2.27.7,<3" brings it')
     own = len(set(identities)) == len(identities) and "" not in identities
     return NcclCommunicator(inner, device) if own else StagedCommunicator(inner, device)  # type: ignore[arg-type]
 
@@ -129,7 +132,7 @@ class NcclCommunicator(_OnHost, Recorder):
     def __init__(self, inner: Communicator, device: Any) -> None:
         Recorder.__init__(self)
         _OnHost.__init__(self, inner, device)
-        self._nccl: Any = importlib.import_module("cupy.cuda.nccl")
+        self._nccl: Any = cuda.nccl()
         self._groups: dict[tuple[int, ...], Any] = {}
         self._known: set[tuple[int, ...]] = set()
         self._ended: str | None = None

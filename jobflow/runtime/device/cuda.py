@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import platform
 import time
+import warnings
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -36,6 +37,13 @@ def available() -> int:
     if not cupy.cuda.is_available():  # never raises, unlike getDeviceCount without a driver
         return 0
     return int(cupy.cuda.runtime.getDeviceCount())
+
+
+def nccl() -> Any:
+    """CuPy's module for NCCL; its `available` says whether there is such a library."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # CuPy warns if there is none; what that means is said where ranks are connected
+        return importlib.import_module("cupy.cuda.nccl")  # no attribute of cupy.cuda before it is imported
 
 
 class CudaDevice:
@@ -66,7 +74,7 @@ class CudaDevice:
     @cached_property
     def identity(self) -> str:
         """Machine and PCI address: equal for two ranks only if they drive the same GPU."""
-        if not importlib.import_module("cupy.cuda.nccl").available:
+        if not nccl().available:
             return ""
         return f"{platform.node()} {self._cupy.cuda.runtime.deviceGetPCIBusId(self.index)}"
 

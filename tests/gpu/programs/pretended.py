@@ -1,4 +1,4 @@
-"""The loss curves of training programs on a machine that seems to have GPUs.
+"""The loss curves of training programs on a machine that seems to have GPUS GPUs; "real" for those that are there.
 
     python pretended.py OUT GPUS DEVICES PROGRAM...            on devices of this process; they share GPUs if there are fewer
     mpiexec -n N python pretended.py OUT GPUS N PROGRAM...     on ranks that are processes
@@ -32,8 +32,9 @@ def seen() -> dict[str, object]:
 
 
 def main(out: str, gpus: str, devices: str, *programs: str) -> None:
-    sys.modules.update(fake_cupy.modules(int(gpus)))
-    fake_nccl.install(Path(out).parent)
+    if gpus != "real":
+        sys.modules.update(fake_cupy.modules(int(gpus)))
+        fake_nccl.install(Path(out).parent)
     import curves
 
     import jobflow as flow

@@ -1,0 +1,50 @@
+"""Loss curves of programs in processes of their own, on pretended GPUs or on those that are there."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).with_name("programs") / "pretended.py"
+PROGRAMS = ("hybrid_mlp_with_optimizer", "consistent_lenet", "gpt", "mirrored_mlp", "relay_lenet")
+NOTICE = 'jobflow: there is no GPU: "gpu" placements run on CPU ranks'
+
+
+def mpiexec() -> str:
+    beside = Path(sys.executable).with_name("mpiexec")
+    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if found is None:
+        pytest.skip("there is no mpiexec")
+    return found
+
+
+@functools.cache
+def curves_of(gpus: int | None, devices: int, processes: int = 1) -> tuple[dict[str, Any], str]:
+    """What the programs gave, and what was printed on standard error; `gpus` None means those that are there."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "curves.json"
+        launcher = [mpiexec(), "-n", str(processes)] if processes > 1 else []
+        there = "real" if gpus is None else str(gpus)
+        strict = ["-W", "error"] if gpus is not None else []  # CuPy may warn of its own affairs
+        command = [*launcher, sys.executable, *strict, str(PROGRAM), str(out), there, str(devices), *PROGRAMS]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert ended.returncode == 0, ended.stderr
+        return json.loads(out.read_text()), ended.stderr
+
+
+def same_as_on_the_cpu(name: str, curves: dict[str, Any]) -> None:
+    expected, _ = curves_of(0, 1)
+    assert expected["world"]["tags"] == ["cpu"]
+    np.testing.assert_allclose(curves[name], expected[name], rtol=1e-5, atol=0)

@@ -1,0 +1,156 @@
+"""On real GPUs: what the other tests of this folder check on pretended ones."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+import carrying
+import on_device
+import pytest
+from curves_of import NOTICE, PROGRAMS, curves_of, same_as_on_the_cpu
+
+from jobflow.errors import JobError, PlacementError, RankError
+from jobflow.runtime.comm.nccl import NcclCommunicator, StagedCommunicator
+from jobflow.runtime.device import cuda
+from jobflow.runtime.world.threads import ThreadsWorld
+
+
+def missing(gpus: int, nccl: bool = False) -> str:
+    """What keeps tests on so many GPUs from running here; "" if nothing does."""
+    if importlib.util.find_spec("cupy") is None:
+        return "CuPy is not installed"
+    found = cuda.available()
+    if not found:
+        return "CuPy is installed, but cupy.cuda.is_available() is false: there is no GPU, or no driver for CUDA"
+    if found < gpus:
+        return f"there is only {found} GPU, {gpus} are needed"
+    if nccl and not cuda.nccl().available:
+        return "NCCL is not installed"
+    return ""
+
+
+def needs(gpus: int, nccl: bool = False) -> Any:
+    reason = missing(gpus, nccl)
+    return pytest.mark.skipif(bool(reason), reason=reason or "nothing is missing")
+
+
+pytestmark = [pytest.mark.gpu, needs(1), pytest.mark.filterwarnings("default")]  # CuPy may warn of its own affairs
+
+
+@pytest.fixture
+def device() -> cuda.CudaDevice:
+    made = cuda.CudaDevice(0)
+    made.activate()
+    return made
+
+
+class TestDevice:
+    def test_memory_is_zeroed_and_aligned(self, device: cuda.CudaDevice) -> None:
+        on_device.check_memory(device)
+
+    def test_a_gpu_that_does_not_exist(self) -> None:
+        count = cuda.available()
+        with pytest.raises(PlacementError, match=f"gpu {count} does not exist: this machine has {count} usable GPUs"):
+            cuda.CudaDevice(count)
+
+    @pytest.mark.parametrize("strides", on_device.STRIDES)
+    def test_slots_are_windows_on_device_memory(self, device: cuda.CudaDevice, strides: tuple[int, int]) -> None:
+        on_device.check_windows(device, strides)
+
+    def test_copies_are_ordered_with_kernels(self, device: cuda.CudaDevice) -> None:
+        on_device.check_uploads(device)
+        on_device.check_pinned_copies(device)
+
+    def test_empty_values(self, device: cuda.CudaDevice) -> None:
+        on_device.check_empty(device)
+
+
+@pytest.mark.parametrize("name", on_device.OPS)
+def test_the_kernel_gives_what_it_gives_on_numpy(name: str, device: cuda.CudaDevice) -> None:
+    on_device.check_op(device.xp, on_device.OPS[name])
+
+
+def test_whole_numbers_are_added_at_their_places(device: cuda.CudaDevice) -> None:
+    on_device.check_whole_numbers(device.xp)
+
+
+def world_of(*indices: int) -> Iterator[ThreadsWorld]:
+    world = ThreadsWorld([cuda.CudaDevice(i) for i in indices])
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def together() -> Iterator[ThreadsWorld]:
+    """One GPU for all ranks."""
+    yield from world_of(0, 0, 0)
+
+
+@pytest.fixture
+def apart() -> Iterator[ThreadsWorld]:
+    """A GPU for each rank."""
+    yield from world_of(0, 1)
+
+
+class TestThroughTheHost:
+    @pytest.mark.parametrize("shape", carrying.SHAPES)
+    @pytest.mark.parametrize("dtype", carrying.DTYPES)
+    def test_operations(self, together: ThreadsWorld, dtype: str, shape: str) -> None:
+        assert {type(rank.comm) for rank in together.ranks} == {StagedCommunicator}
+        assert min(together.call(carrying.carry, [(dtype, shape)] * 3)) > 10
+
+    def test_transfers(self, together: ThreadsWorld) -> None:
+        assert together.call(carrying.relay) == [3, 3, 3]
+
+    def test_a_world_outlives_a_failure(self, together: ThreadsWorld) -> None:
+        with pytest.raises(RankError, match="it fails"):
+            together.call(carrying.one_stays_away)
+        assert together.call(carrying.relay) == [3, 3, 3]
+
+
+@needs(2, nccl=True)
+class TestNccl:
+    @pytest.mark.parametrize("shape", carrying.SHAPES)
+    @pytest.mark.parametrize("dtype", carrying.DTYPES)
+    def test_operations(self, apart: ThreadsWorld, dtype: str, shape: str) -> None:
+        assert {type(rank.comm) for rank in apart.ranks} == {NcclCommunicator}
+        assert min(apart.call(carrying.carry, [(dtype, shape)] * 2)) > 10
+
+    def test_transfers(self, apart: ThreadsWorld) -> None:
+        assert apart.call(carrying.relay) == [2, 2]
+
+    def test_a_rank_that_fails_lets_the_others_go(self, apart: ThreadsWorld) -> None:
+        with pytest.raises(RankError, match="it fails"):
+            apart.call(carrying.one_stays_away)
+        with pytest.raises(JobError, match="begin anew with clear_default_session"):
+            apart.call(carrying.relay)
+
+
+def check(name: str, devices: int, processes: int, comm: str) -> None:
+    curves, printed = curves_of(None, devices, processes)
+    assert set(curves["world"]["tags"]) == {"gpu"} and set(curves["world"]["comms"]) == {comm}
+    assert NOTICE not in printed
+    same_as_on_the_cpu(name, curves)
+
+
+def between(ranks: int) -> str:
+    return "NcclCommunicator" if not missing(ranks, nccl=True) else "StagedCommunicator"
+
+
+class TestPrograms:
+    """The losses are those of the CPU."""
+
+    @pytest.mark.parametrize("name", PROGRAMS)
+    def test_one_gpu(self, name: str) -> None:
+        check(name, 1, 1, "SoloCommunicator")
+
+    @pytest.mark.parametrize("name", PROGRAMS)
+    def test_threads(self, name: str) -> None:
+        check(name, 2, 1, between(2))
+
+    @pytest.mark.mpi
+    @pytest.mark.parametrize("name", PROGRAMS)
+    def test_processes(self, name: str) -> None:
+        check(name, 2, 2, between(2))
