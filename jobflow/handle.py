@@ -92,6 +92,8 @@ class Handle(TensorOperators):
         raise JobError(f"{user_line()}: a tensor of a job cannot be iterated; its axes are known, x.shape, but its values only when the job has run")
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("name", "type"):  # asked of half-made objects too, by copy and pickle
+            raise AttributeError(name)
         what = f'{user_line()}: the tensor {self.name} {self.type} of a job has no "{name}"'
         if name in _OF_RESULTS:
             raise AttributeError(f"{what}: its values are known when the job has run; return it, or watch(x)")

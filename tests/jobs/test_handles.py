@@ -1,5 +1,6 @@
 """What the body of a job may ask of its tensors: names, wishes about layouts, comparisons, the scope it is in, and old spellings."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -98,6 +99,12 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = 
     "equal": (lambda x, y: x == y, np.equal),
     "not_equal": (lambda x, y: x != y, np.not_equal),
 }
+
+
+def test_handles_can_be_copied(fresh: None) -> None:
+    value = ask(lambda x: x)
+    other = copy.copy(value)
+    assert other is not value and (other.name, other.type, other.node) == (value.name, value.type, value.node)
 
 
 class TestComparisons:
