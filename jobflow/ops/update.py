@@ -159,7 +159,7 @@ class MomentumUpdate(Updated):
     def kernel(self, xp: Xp, w: Array, v: Array, g: Array, lr: Array, new_w: Array, new_v: Array) -> None:
         rate = lr.reshape(())
         new_v[...] = self.beta * v - rate * g
-        new_w[...] = w + new_v - rate * self.weight_decay * w
+        new_w[...] = w + new_v - rate * (self.weight_decay * w)  # the rate is float32: on its own it must not meet another number
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         w, v, g, lr = inputs

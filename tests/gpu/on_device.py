@@ -114,3 +114,11 @@ def check_empty(device: CudaDevice) -> None:
     empty = window(device.xp, device.allocate(0), Slot("arena", 0, TensorType((0, 3), float32), (12, 4)))
     device.upload(empty, np.empty((0, 3)))
     assert device.to_host(empty).shape == (0, 3)
+
+
+def check_numbers(device: CudaDevice) -> None:
+    """Arrays without axes."""
+    number = window(device.xp, device.allocate(64), Slot("arena", 8, TensorType((), float64), ()))
+    device.upload(number, np.array(3, np.int8))
+    number += 1
+    assert device.to_host(number).shape == () and device.to_host(number) == 4

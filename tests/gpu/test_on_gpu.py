@@ -66,6 +66,9 @@ class TestDevice:
     def test_empty_values(self, device: cuda.CudaDevice) -> None:
         on_device.check_empty(device)
 
+    def test_arrays_without_axes(self, device: cuda.CudaDevice) -> None:
+        on_device.check_numbers(device)
+
 
 @pytest.mark.parametrize("name", on_device.OPS)
 def test_the_kernel_gives_what_it_gives_on_numpy(name: str, device: cuda.CudaDevice) -> None:

@@ -63,6 +63,9 @@ class TestDevice:
     def test_empty_values(self, device: cuda.CudaDevice) -> None:
         on_device.check_empty(device)
 
+    def test_arrays_without_axes(self, device: cuda.CudaDevice) -> None:
+        on_device.check_numbers(device)
+
 
 def world_of(*devices: Device) -> Iterator[ThreadsWorld]:
     world = ThreadsWorld(devices)
@@ -166,6 +169,12 @@ def test_threads(name: str, gpus: int, comm: str) -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_processes(name: str, gpus: int, comm: str) -> None:
     check(name, curves_of(gpus, 2, processes=2), {"tags": ["gpu"], "comms": [comm]})
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_processes_of_which_one_has_a_gpu(name: str) -> None:
+    check(name, curves_of("first", 2, processes=2), {"tags": ["gpu"], "comms": ["StagedCommunicator"]})
 
 
 @pytest.mark.mpi

@@ -98,7 +98,7 @@ class CudaDevice:
     def upload(self, target: Array, value: Array) -> None:
         if not target.size:
             return
-        host = np.ascontiguousarray(value, target.dtype)
+        host = np.asarray(value, target.dtype, order="C")
         if target.flags.c_contiguous:
             self.put(target, host)
         else:  # bytes can only be copied to where they lie together

@@ -226,6 +226,7 @@ class MpiWorld:
         if not self.is_client:
             raise JobError(f"rank {self._rank.index} serves and cannot call; only rank 0 can, or all ranks as multi client")
         items = each_argument(self.size, arguments)
+        self._rank.device.activate()  # this is the user's thread: another device may have become current in it
         # what cannot be pickled is the caller's mistake, and noticed before any rank begins
         letters = {} if self.multi else {rank: write(("call", command, items[rank])) for rank in self._station.others}
         try:

@@ -1,4 +1,5 @@
-"""The loss curves of training programs on a machine that seems to have GPUS GPUs; "real" for those that are there.
+"""The loss curves of training programs on a machine that seems to have GPUS GPUs; "real" for those that are there,
+"first" for one that only rank 0 has.
 
     python pretended.py OUT GPUS DEVICES PROGRAM...            on devices of this process; they share GPUs if there are fewer
     mpiexec -n N python pretended.py OUT GPUS N PROGRAM...     on ranks that are processes
@@ -33,7 +34,10 @@ def seen() -> dict[str, object]:
 
 def main(out: str, gpus: str, devices: str, *programs: str) -> None:
     if gpus != "real":
-        sys.modules.update(fake_cupy.modules(int(gpus)))
+        from jobflow.runtime.world.launch import launched
+
+        here = launched()
+        sys.modules.update(fake_cupy.modules(int(gpus) if gpus != "first" else int(here is None or here.rank == 0)))
         fake_nccl.install(Path(out).parent)
     import curves
 
