@@ -26,13 +26,15 @@ EXAMPLES = {
     "lenet_digits": (1, 2, 4),
     "mirrored_strategy": (1, 2, 4),
 }
-#: steps over which the curves are compared; the slow ones are compared over fewer
-SHORT = {"consistent_strategy": 8, "gpt": 6, "hybrid_lenet": 8}
 #: Winograd's rounding makes near ties in pooling and ReLU fall differently when the batch is cut differently; direct convolution hardly does
 OPTIONS = dict.fromkeys(("consistent_strategy", "hybrid_lenet", "lenet_digits"), ("--convolution", "direct"))
 LOSS = re.compile(r"^step +(\d+)  loss ([\d.]+)$", re.MULTILINE)
 #: relative, in float32; printed losses have six decimals
 TOLERANCE = 1e-5
+#: Steps of the full-size LeNets over which that holds on any machine.  Later, sums in another order have made a near tie in pooling or ReLU fall
+#: the other way, and the curves stay within `AFTER_A_TIE`; in float64 they agree to 1e-9 (tests/jobs).
+EXACT_STEPS = {"consistent_strategy": 8, "hybrid_lenet": 8}
+AFTER_A_TIE = 1e-3
 
 
 def mpiexec() -> str:
@@ -68,11 +70,12 @@ def curve(output: str) -> list[float]:
 
 
 def check(example: str, devices: int, ranks: int) -> None:
-    steps = SHORT.get(example, STEPS)
-    expected = curve(run(example, EXAMPLES[example][0], steps=steps))
-    found = curve(run(example, devices, ranks, steps))
-    assert len(expected) == steps and min(expected[1:]) < expected[0], "it does not learn"
-    np.testing.assert_allclose(found, expected, rtol=TOLERANCE, atol=1e-6)
+    expected = curve(run(example, EXAMPLES[example][0], steps=STEPS))
+    found = curve(run(example, devices, ranks, STEPS))
+    assert len(expected) == STEPS and min(expected[1:]) < expected[0], "it does not learn"
+    exact = EXACT_STEPS.get(example, STEPS)
+    np.testing.assert_allclose(found[:exact], expected[:exact], rtol=TOLERANCE, atol=1e-6)
+    np.testing.assert_allclose(found, expected, rtol=AFTER_A_TIE)
 
 
 def test_every_example_is_listed() -> None:
@@ -98,8 +101,7 @@ def test_mpi(example: str, ranks: int) -> None:
 @pytest.mark.mpi
 @pytest.mark.parametrize("example", ["hybrid_mlp", "consistent_strategy"])
 def test_same_text_from_two_threads_and_two_ranks(example: str) -> None:
-    steps = SHORT.get(example, STEPS)
-    assert run(example, 2, 2, steps) == run(example, 2, 0, steps)
+    assert run(example, 2, 2, STEPS) == run(example, 2, 0, STEPS)
 
 
 @pytest.mark.slow
