@@ -61,7 +61,7 @@ def anatomy(declared: Callable[..., Any], arguments: tuple[Any, ...], steps: int
     assert session.world is not None
     bound = job.signature.bind(arguments, session.world.size)
     compiled = session.compiled(job, tuple(value.shape for _, _, value in bound))
-    found = session.world.call(Profile(compiled.number, steps), job._feeds(session, compiled, bound))[0]
+    found = session.world.call(Profile(compiled.number, steps), compiled.feeds(bound, session.runs.get(job.name, 0)))[0]
     seconds = []
     for _ in range(steps):
         start = time.perf_counter()

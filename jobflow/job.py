@@ -7,27 +7,23 @@ results together as the return annotation says.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from jobflow import scope
+from jobflow.compiled import Compiled, Limit, argument_boxes, argument_limits
 from jobflow.compiler.compile import distribute, logical
-from jobflow.compiler.trace import RUN_COUNTER, Tracer
-from jobflow.errors import ArgumentError, JobError, SourceLine, user_line
+from jobflow.compiler.trace import Tracer
+from jobflow.errors import JobError, SourceLine
 from jobflow.function_config import FunctionConfig
-from jobflow.graph.ir import Graph, Physical, Value, Variable
+from jobflow.graph.ir import Physical, Value
 from jobflow.graph.training import Optimizer, Watch
-from jobflow.layout import Box, Layout, Local, Placement
-from jobflow.ops.base import ViewOp
-from jobflow.ops.source import Input
+from jobflow.layout import Placement
 from jobflow.results import deliver
 from jobflow.session import Session
-from jobflow.types import Array, TensorType, float32
+from jobflow.types import TensorType, float32
 from jobflow.typing.annotations import Declared
 from jobflow.typing.results import Results
-from jobflow.typing.signature import Bound, JobSignature
+from jobflow.typing.signature import JobSignature
 
 #: The optimizer that a configuration describes; JobError if it does not.
 OptimizerOf = Callable[[FunctionConfig], Optimizer]
@@ -35,42 +31,8 @@ OptimizerOf = Callable[[FunctionConfig], Optimizer]
 Shapes = tuple[tuple[Any, ...], ...]
 
 
-@dataclass(frozen=True)
-class Limit:
-    """What an argument may hold because an op indexes with it: low <= value < high."""
-
-    argument: str
-    low: int
-    high: int
-    reader: str
-
-
 #: A job for the shapes of one rank's arguments.
 Version = tuple[Physical, Results, tuple[Watch, ...], tuple[Limit, ...]]
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """A job for one set of argument shapes."""
-
-    job: Job
-    number: int
-    #: per rank; the same object for all unless the ranks' shapes differ
-    programs: tuple[Physical, ...]
-    results: Results
-    #: whom to show the outputs that come after those of `results`
-    watches: tuple[Watch, ...]
-    limits: tuple[Limit, ...]
-    #: argument -> the box of it that each rank takes; None for an argument that is a list already
-    boxes: dict[str, tuple[Box | None, ...]]
-
-    @property
-    def graph(self) -> Graph:
-        return self.programs[0].graph
-
-    @property
-    def variables(self) -> dict[str, Variable]:
-        return self.graph.variables
 
 
 class Job:
@@ -121,7 +83,7 @@ class Job:
                 each[own] = self._lay_out(session, placement, own, rows)
             programs.append(each[own][0])
         physical, results, watches, limits = each[next(iter(each))]
-        return Compiled(self, number, tuple(programs), results, watches, limits, _boxes(physical, session.device_count()))
+        return Compiled(self.name, self.where, number, tuple(programs), results, watches, limits, argument_boxes(physical, session.device_count()))
 
     def trace(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...] = ()) -> tuple[Tracer, Results]:
         """Run the body once: what it recorded, and the nesting of what it returned.  `rows` as in `Tracer`."""
@@ -153,7 +115,7 @@ class Job:
     def _lay_out(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...]) -> Version:
         tracer, results = self.trace(session, placement, shapes, rows)
         graph = logical(tracer, returned_values(results))
-        return distribute(graph), results, tuple(tracer.watches), _limits(graph)
+        return distribute(graph), results, tuple(tracer.watches), argument_limits(graph)
 
     @staticmethod
     def _argument(tracer: Tracer, name: str, declared: Declared, shape: tuple[int, ...]) -> Value:
@@ -176,67 +138,12 @@ class Job:
         """One call with arguments from the program."""
         bound = self.signature.bind(args, self.placement(session).size)
         compiled = session.compiled(self, tuple(_shape(declared, value) for _, declared, value in bound))
-        self._check_limits(compiled, bound)
+        compiled.check_limits(bound)
         session.compare_arguments(self, {name: value if declared.per_device else [value] for name, declared, value in bound})
-        parts = session.run(compiled, self._feeds(session, compiled, bound))
-        values = self._values(compiled, parts)
+        values = compiled.values(session.run(compiled, compiled.feeds(bound, session.runs.get(self.name, 0))))
         returned = len(compiled.results.leaves)
-        self._show(compiled.watches, values[returned:])
+        compiled.show_watched(values[returned:])
         return deliver(compiled.results, values[:returned])
-
-    def _show(self, watches: Sequence[Watch], values: Sequence[Any]) -> None:
-        for watch, value in zip(watches, values, strict=True):
-            try:
-                watch.take(value)
-            except Exception as error:
-                error.add_note(f"while job {self.name} ({self.where}) showed {watch.value.name}, which is watched at {watch.where}")
-                raise
-
-    def _check_limits(self, compiled: Compiled, bound: Sequence[Bound]) -> None:
-        values = {name: value for name, _, value in bound}
-        for limit in compiled.limits:
-            for array in values[limit.argument] if isinstance(values[limit.argument], list) else [values[limit.argument]]:
-                if array.size and not (limit.low <= array.min() and array.max() < limit.high):
-                    wrong = next(int(x) for x in array.flat if not limit.low <= x < limit.high)
-                    raise ArgumentError(
-                        f'{self.name}({limit.argument}=...) at {user_line()}: argument "{limit.argument}" holds {wrong}; '
-                        f"{limit.reader} takes {limit.low} to {limit.high - 1}. Pass such numbers, or make what they point into larger."
-                    )
-
-    def _feeds(self, session: Session, compiled: Compiled, bound: Sequence[Bound]) -> list[dict[str, Array]]:
-        feeds: list[dict[str, Array]] = [{} for _ in compiled.programs]
-        for name, declared, value in bound:
-            for rank, box in enumerate(compiled.boxes.get(name, ())):
-                if declared.per_device:
-                    position = compiled.graph.placement.ranks.index(rank) if rank in compiled.graph.placement.ranks else None
-                    if position is not None:
-                        feeds[rank][name] = value[position]
-                elif box is not None:
-                    feeds[rank][name] = value if box.is_whole else value[box.slices]
-        if RUN_COUNTER in compiled.boxes:
-            counter = np.array([session.runs.get(self.name, 0)])
-            for rank in range(len(feeds)):
-                feeds[rank][RUN_COUNTER] = counter
-        return feeds
-
-    @staticmethod
-    def _values(compiled: Compiled, parts: Sequence[Sequence[tuple[int, Array]]]) -> list[Any]:
-        """Per returned tensor: the whole array, or a list of one array per device of a mirrored one."""
-        found: dict[int, dict[int, Array]] = {}
-        for rank, fetched in enumerate(parts):
-            for position, array in fetched:
-                found.setdefault(position, {})[rank] = array
-        values: list[Any] = []
-        for position, value in enumerate(compiled.graph.outputs):
-            layout = compiled.programs[0].layouts[value]
-            shards = found[position]
-            if isinstance(layout, Local):
-                values.append([shards[rank] for rank in layout.placement.ranks])
-            elif layout.is_whole:
-                values.append(next(iter(shards.values())))
-            else:
-                values.append(layout.assemble([shards[rank] for rank in layout.placement.ranks], value.type))
-        return values
 
 
 def returned_values(results: Results) -> list[Value]:
@@ -246,31 +153,6 @@ def returned_values(results: Results) -> list[Value]:
 
 def _shape(declared: Declared, value: Any) -> tuple[Any, ...]:
     return tuple(tuple(a.shape) for a in value) if declared.per_device else declared.type.shape
-
-
-def _boxes(physical: Physical, size: int) -> dict[str, tuple[Box | None, ...]]:
-    found: dict[str, tuple[Box | None, ...]] = {}
-    for value in physical.graph.inputs:
-        layout = physical.layouts[value]
-        op = value.node.op
-        assert isinstance(op, Input)
-        found[op.key] = tuple(
-            layout.box(value.shape, rank) if isinstance(layout, Layout) and rank in layout.placement.ranks else None for rank in range(size)
-        )
-    return found
-
-
-def _limits(graph: Graph) -> tuple[Limit, ...]:
-    """Arguments that an op indexes with directly, and what they may hold."""
-    found: list[Limit] = []
-    for node in graph.nodes:
-        for i, (low, high) in node.op.limits(*(value.type for value in node.inputs)).items():
-            value = node.inputs[i]
-            while isinstance(value.node.op, ViewOp):
-                value = value.node.inputs[0]
-            if isinstance(value.node.op, Input):
-                found.append(Limit(value.node.op.key, low, high, f"{node.name} at {node.where}"))
-    return tuple(found)
 
 
 def job_of(declared: Any) -> Job:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from jobflow import scope
 from jobflow.commands import Bind, Meet, ReadVariables, Run, Tell, Unbind, WriteVariables
-from jobflow.errors import ArgumentError, CheckpointError, JobError, PlacementError, user_line
+from jobflow.compiled import Compiled
+from jobflow.errors import ArgumentError, CheckpointError, JobError, PlacementError, SourceLine, user_line
 from jobflow.graph.ir import Variable
 from jobflow.graph.text import physical_text
 from jobflow.graph.wire import physical_to_wire
@@ -28,13 +29,22 @@ from jobflow.runtime.world.launch import launched
 from jobflow.runtime.world.start import start_world
 from jobflow.types import Array
 
-if TYPE_CHECKING:
-    from jobflow.job import Compiled, Job
-
 #: In how many calls of a job clients compare their arguments.
 CALLS_COMPARED = 3
 #: How many shapes of arguments of one job stay compiled.
 SHAPES_KEPT = 16
+
+
+class Declared(Protocol):
+    """A job, as the session that holds it sees it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def where(self) -> SourceLine: ...
+    def declared_shapes(self, session: Session) -> Any: ...
+    def compile(self, session: Session, shapes: Any, number: int) -> Compiled: ...
+    def run(self, session: Session, args: tuple[Any, ...]) -> Any: ...
 
 
 class Session:
@@ -42,11 +52,11 @@ class Session:
 
     def __init__(self) -> None:
         self.settings = Settings()
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, Declared] = {}
         self.variables: dict[str, Variable] = {}
         self.runs: dict[str, int] = {}
         self.world: World | None = None
-        self._compiled: dict[Any, Compiled] = {}
+        self._compiled: dict[tuple[Declared, Any], Compiled] = {}
         self._number = 0
 
     @property
@@ -109,7 +119,7 @@ class Session:
 
     # ---------------------------------------------------------------- jobs
 
-    def register(self, job: Job) -> None:
+    def register(self, job: Declared) -> None:
         """A job with the name of an earlier one takes its place."""
         self.jobs[job.name] = job
 
@@ -129,9 +139,9 @@ class Session:
         for job in list(self.jobs.values()):
             self.compiled(job, job.declared_shapes(self))
 
-    def compiled(self, job: Job, shapes: Any) -> Compiled:
+    def compiled(self, job: Declared, shapes: Any) -> Compiled:
         """The job for arguments of these shapes, bound on every rank."""
-        key = (id(job), shapes)
+        key = (job, shapes)
         found = self._compiled.get(key)
         if found is None:
             found = self._compile(job, shapes)
@@ -139,7 +149,7 @@ class Session:
             self._forget_oldest(job)
         return found
 
-    def _compile(self, job: Job, shapes: Any) -> Compiled:
+    def _compile(self, job: Declared, shapes: Any) -> Compiled:
         world = self.start()
         compiled = job.compile(self, shapes, self._number)
         self._number += 1
@@ -152,7 +162,7 @@ class Session:
             self.variables.setdefault(name, variable)
         return compiled
 
-    def _compare_programs(self, world: World, job: Job, compiled: Compiled) -> None:
+    def _compare_programs(self, world: World, job: Declared, compiled: Compiled) -> None:
         """JobError unless every client has traced the same program."""
         texts = [physical_text(program) for program in compiled.programs]
         for rank, other in enumerate(world.call(Tell(digest(*texts)))):
@@ -162,7 +172,7 @@ class Session:
                     f"as multi client every rank must run the same script with the same settings"
                 )
 
-    def compare_arguments(self, job: Job, arrays: Mapping[str, Sequence[Array]]) -> None:
+    def compare_arguments(self, job: Declared, arrays: Mapping[str, Sequence[Array]]) -> None:
         """ArgumentError unless every client passes the same arguments; looked at in the first calls only, because it costs a message."""
         world = self.world
         if world is None or not world.multi or self.runs.get(job.name, 0) >= CALLS_COMPARED:
@@ -176,13 +186,13 @@ class Session:
                     f"{world.ranks[0].index}; as multi client every rank passes the same whole arrays: seed random inputs alike"
                 )
 
-    def _forget_oldest(self, job: Job) -> None:
-        mine = [key for key, compiled in self._compiled.items() if compiled.job is job]
+    def _forget_oldest(self, job: Declared) -> None:
+        mine = [key for key in self._compiled if key[0] is job]
         if len(mine) > SHAPES_KEPT:
             assert self.world is not None
             self.world.call(Unbind(self._compiled.pop(mine[0]).number))
 
-    def call(self, job: Job, args: tuple[Any, ...]) -> Any:
+    def call(self, job: Declared, args: tuple[Any, ...]) -> Any:
         """Run a job; its result as the return annotation says."""
         if self.world is None:
             self.prepare_all()
@@ -191,7 +201,7 @@ class Session:
     def run(self, compiled: Compiled, feeds: Sequence[Mapping[str, Array]]) -> list[list[tuple[int, Array]]]:
         """One step on all ranks."""
         assert self.world is not None
-        name = compiled.job.name
+        name = compiled.name
         results = self.world.call(Run(compiled.number), feeds)
         self.runs[name] = self.runs.get(name, 0) + 1
         return results

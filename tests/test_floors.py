@@ -20,7 +20,7 @@ FLOORS = {
         "3": "plan",
         "4a": "compiler",
         "4b": "runtime",
-        "5": "session job commands results variable_io eager checkpoint options function_config",
+        "5": "session job compiled commands results variable_io eager checkpoint options function_config",
         "6": "declare strategies nn layers math arrays linalg losses optimizer regularizers initializers variables "
         "data image random train watching spellings deprecated",
         "7": "trainer cli explain __main__",
