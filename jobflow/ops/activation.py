@@ -15,7 +15,7 @@ from types import MappingProxyType
 import numpy as np
 
 from jobflow.layout import Rule
-from jobflow.ops import special
+from jobflow.ops import blas, special
 from jobflow.ops.arithmetic import add, divide, multiply, where
 from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, sample
 from jobflow.ops.blocks import blocks
@@ -184,10 +184,14 @@ class TanhGrad(Gradient):
 
 @dataclass(frozen=True)
 class Gelu(Op):
-    """y = x Phi(x), and share = Phi(x) = (1 + erf(x / sqrt 2)) / 2, the normal distribution, which the gradient needs again."""
+    """y = x Phi(x), and slope = dy/dx = Phi(x) + x phi(x);  Phi(x) = (1 + erf(x / sqrt 2)) / 2, phi(x) = exp(-x^2 / 2) / sqrt(2 pi).
+
+    The slope is all that the gradient needs, and cheap while x is at hand.
+    """
 
     strided_outputs = True
     any_order = True
+    in_place = MappingProxyType({1: (0,)})
 
     def infer(self, x: TensorType) -> tuple[TensorType, TensorType]:
         check_dtypes("gelu", FLOATS, x)
@@ -197,26 +201,26 @@ class Gelu(Op):
         letters = LETTERS[: x.ndim]
         return Rule(f"{letters or '1'}->{letters},{letters}")
 
-    def kernel(self, xp: Xp, x: Array, y: Array, share: Array) -> None:
-        share[...] = _normal(xp, x)
+    def kernel(self, xp: Xp, x: Array, y: Array, slope: Array) -> None:
+        share = _normal(xp, x)
         xp.multiply(x, share, out=y)
+        slope[...] = share + x * xp.exp(x * x / -2) * x.dtype.type(_BELL)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         if device.xp is not np or inputs[0].dtype != np.float32:
             return super().bind(device, inputs, outputs)
         calls: list[Call] = []
-        for (share, y, x), (square,) in special.with_scratch(device, (outputs[1], outputs[0], inputs[0]), 1):
-            half = _constant(0.5, x)
-            calls += special.fast_erf(x, square, share, _ROOT_HALF)
-            calls += [(np.multiply, (share, half, share)), (np.add, (share, half, share)), (np.multiply, (share, x, y))]
+        for (slope, y, x), (half, square) in special.with_scratch(device, (outputs[1], outputs[0], inputs[0]), 2):
+            calls += _gelu_block(x, y, slope, half, square)
         return calls
 
-    def grad(self, x: Tensor, y: Tensor, share: Tensor, dy: Tensor | None, dshare: Tensor | None) -> Grads:
-        through = None if dshare is None else multiply(dshare, scale(exp(scale(multiply(x, x), -0.5)), _BELL))
-        if dy is None:
-            return (through,)
-        dx = call(GeluGrad(), x, share, dy)
-        return (dx if through is None else add(dx, through),)
+    def grad(self, x: Tensor, y: Tensor, slope: Tensor, dy: Tensor | None, dslope: Tensor | None) -> Grads:
+        dx = None if dy is None else multiply(slope, dy)
+        if dslope is None:
+            return (dx,)
+        square = multiply(x, x)
+        through = multiply(dslope, multiply(scale(exp(scale(square, -0.5)), _BELL), shift(negate(square), 2.0)))
+        return (through if dx is None else add(dx, through),)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -231,31 +235,14 @@ def _normal(xp: Xp, x: Array) -> Array:
     return (value + 1) / 2
 
 
-@dataclass(frozen=True)
-class GeluGrad(Elementwise):
-    """dx = (share + x phi(x)) dy with share = Phi(x), and the normal density phi(x) = exp(-x^2 / 2) / sqrt(2 pi)"""
-
-    linear = ((2,),)
-    in_place = MappingProxyType({0: (1, 2)})
-
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        x, share, dy, dx = arrays
-        dx[...] = (share + x * xp.exp(x * x / -2) * x.dtype.type(_BELL)) * dy
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np or inputs[0].dtype.itemsize < 4 or len({a.shape for a in inputs}) > 1:
-            return super().bind(device, inputs, outputs)
-        calls: list[Call] = []
-        for (dx, x, share, dy), (slope,) in special.with_scratch(device, (*outputs, *inputs), 1):
-            minus_half, bell = _constant(-0.5, x), _constant(_BELL, x)
-            calls += [(np.multiply, (x, x, slope)), (np.multiply, (slope, minus_half, slope)), (np.exp, (slope, slope))]
-            calls += [(np.multiply, (slope, x, slope)), (np.multiply, (slope, bell, slope))]
-            calls += [(np.add, (slope, share, slope)), (np.multiply, (slope, dy, dx))]
-        return calls
-
-    @classmethod
-    def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), numbers(1, 5, 3), numbers(2, 5, 3), numbers(3, 5, 3), differentiable=())
+def _gelu_block(x: Array, y: Array, slope: Array, half: Array, square: Array) -> list[Call]:
+    """With h = -x/2 and q = h x = -x^2/2, e = erf(-x / sqrt 2) - 1 = -2 Phi(x): y = h e, slope = -e/2 - 2 h exp(q) / sqrt(2 pi)."""
+    minus_half, one = _constant(-0.5, x), _constant(1, x)
+    bell, e = _constant(-2 * _BELL, x), slope
+    calls: list[Call] = [(np.multiply, (x, minus_half, half)), (np.multiply, (half, x, square))]
+    calls += special.fast_erf_of(half, square, e, [2 * c * _ROOT_HALF ** (2 * i + 1) * (-2.0) ** i for i, c in enumerate(special.FAST)])
+    calls += [(np.subtract, (e, one, e)), (np.multiply, (half, e, y)), (np.exp, (square, square)), (np.multiply, (square, half, square))]
+    return [*calls, *blas.mixed(bell, square, minus_half, e, e, square)]
 
 
 @dataclass(frozen=True)

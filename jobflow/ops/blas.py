@@ -1,6 +1,6 @@
-"""Matrix products that add to what is there, y += alpha a b in one pass over y, which NumPy does not have.
+"""What BLAS does in one pass over y and NumPy does not: y += alpha a b on matrices, y = alpha x + beta y on vectors.
 
-They are those of the OpenBLAS library that NumPy's wheels bring and have loaded already.  It is asked through ctypes, and
+The functions are those of the OpenBLAS library that NumPy's wheels bring and have loaded already.  It is asked through ctypes, and
 believed only after it has computed an example right; where there is none (another BLAS, another platform) callers do without.
 """
 
@@ -19,6 +19,8 @@ from jobflow.ops.base import Call
 from jobflow.types import Array
 
 ROW_MAJOR, AS_IT_IS, TRANSPOSED = 101, 111, 112
+#: the element types of these functions, by NumPy's letters
+REALS = {"f": ctypes.c_float, "d": ctypes.c_double}
 #: how builds of OpenBLAS name their functions (before, after), and what integers they take
 NAMES = (("scipy_", "64_", ctypes.c_int64), ("", "64_", ctypes.c_int64), ("", "", ctypes.c_int))
 
@@ -39,6 +41,23 @@ def adding_product(a: Array, b: Array, y: Array, rate: Array) -> Call | None:
     return _subtract, (gemm(a, b, y), rate.reshape(()))
 
 
+def weighted_sum(alpha: Array, x: Array, beta: Array, y: Array) -> Call | None:
+    """The call for y = alpha x + beta y on NumPy vectors, with alpha and beta of one element read when it runs; None where BLAS cannot do it."""
+    arrays = (alpha, x, beta, y)
+    if len({a.dtype for a in arrays}) > 1 or x.shape != y.shape or not all(a.flags.c_contiguous and a.flags.writeable and a.size for a in arrays):
+        return None
+    function = _axpby(y.dtype.char)
+    return None if function is None else function(*arrays)
+
+
+def mixed(alpha: Array, x: Array, beta: Array, y: Array, new_y: Array, scratch: Array) -> list[Call]:
+    """Calls for new_y = alpha x + beta y on vectors, in one pass where BLAS can and new_y is y; x may be the scratch."""
+    together = weighted_sum(alpha, x, beta, y) if y.ctypes.data == new_y.ctypes.data else None
+    if together is not None:
+        return [together]
+    return [(np.multiply, (x, alpha, scratch)), (np.multiply, (y, beta, new_y)), (np.add, (new_y, scratch, new_y))]
+
+
 def _subtract(product: Callable[[float], None], rate: Array) -> None:
     product(-rate.item())
 
@@ -56,11 +75,11 @@ def _form(x: Array) -> tuple[int, int] | None:
 @cache
 def _gemm(kind: str) -> Callable[[Array, Array, Array], Callable[[float], None]] | None:
     """Prepares products of a NumPy element type; None if there is no library, or its answer is wrong."""
-    found = _function(kind)
+    found = _function("gemm", kind)
     if found is None:
         return None
     function, integer = found
-    real = {"f": ctypes.c_float, "d": ctypes.c_double}[kind]
+    real = REALS[kind]
 
     def prepare(a: Array, b: Array, y: Array) -> Callable[[float], None]:
         alpha, forms = real(0.0), [_form(x) for x in (a, b)]
@@ -81,13 +100,35 @@ def _gemm(kind: str) -> Callable[[Array, Array, Array], Callable[[float], None]]
     return prepare if _is_right(prepare, kind) else None
 
 
-def _function(kind: str) -> tuple[Any, Any] | None:
-    if kind not in "fd":
+@cache
+def _axpby(kind: str) -> Callable[[Array, Array, Array, Array], Call] | None:
+    """Prepares weighted sums of a NumPy element type; None if there is no library, or its answer is wrong."""
+    found = _function("axpby", kind)
+    if found is None:
+        return None
+    function, integer = found
+    real = REALS[kind]
+
+    def prepare(alpha: Array, x: Array, beta: Array, y: Array) -> Call:
+        # objects that share the arrays' memory: factors are passed by value as they then are, vectors by address, and all stay alive
+        factors, vectors = [real.from_buffer(a) for a in (alpha, beta)], [(real * x.size).from_buffer(a) for a in (x, y)]
+        one = integer(1)
+        return function, (integer(x.size), factors[0], vectors[0], one, factors[1], vectors[1], one)
+
+    alpha, x, beta, y = (np.array(values, kind) for values in (3.0, [1.0, -2.0, 5.0], -2.0, [4.0, 1.0, 0.0]))
+    expected = 3 * x - 2 * y
+    call, arguments = prepare(alpha, x, beta, y)
+    call(*arguments)
+    return prepare if np.array_equal(y, expected) else None
+
+
+def _function(name: str, kind: str) -> tuple[Any, Any] | None:
+    if kind not in REALS:
         return None
     for path in openblas_files():
         library = ctypes.CDLL(path)
         for before, after, integer in NAMES:
-            function = getattr(library, f"{before}cblas_{'s' if kind == 'f' else 'd'}gemm{after}", None)
+            function = getattr(library, f"{before}cblas_{'s' if kind == 'f' else 'd'}{name}{after}", None)
             if function is not None:
                 function.restype = None
                 return function, integer

@@ -105,10 +105,15 @@ FAST = (
 )
 
 
-def fast_erf(x: Array, square: Array, y: Array, factor: float) -> list[Call]:
-    """Calls for y = erf(factor x) in float32 (error below 2e-7); `square` is scratch and afterwards holds x^2."""
-    p = [np.asarray(c * factor ** (2 * i + 1), x.dtype) for i, c in enumerate(FAST)]
-    calls: list[Call] = [(np.multiply, (x, x, square)), (np.multiply, (square, p[-1], y))]
+def fast_erf(x: Array, square: Array, y: Array) -> list[Call]:
+    """Calls for y = erf(x) in float32 (error below 2e-7); `square` is scratch and afterwards holds x^2."""
+    return [(np.multiply, (x, x, square)), *fast_erf_of(x, square, y, FAST)]
+
+
+def fast_erf_of(x: Array, square: Array, y: Array, powers: Sequence[float]) -> list[Call]:
+    """Calls for y = tanh(x p(square)); `powers` are p's coefficients, those of FAST in the scales of x and square."""
+    p = [np.asarray(c, x.dtype) for c in powers]
+    calls: list[Call] = [(np.multiply, (square, p[-1], y))]
     for c in p[-2:0:-1]:
         calls += [(np.add, (y, c, y)), (np.multiply, (y, square, y))]
     return [*calls, (np.add, (y, p[0], y)), (np.multiply, (y, x, y)), (np.tanh, (y, y))]
@@ -118,7 +123,7 @@ def erf_calls(device: Binder, x: Array, y: Array) -> list[Call]:
     """Blocked calls for y = erf(x) in float32."""
     calls: list[Call] = []
     for (a, b), (square,) in with_scratch(device, (x, y), 1):
-        calls += fast_erf(a, square, b, 1.0)
+        calls += fast_erf(a, square, b)
     return calls
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from jobflow.errors import DtypeError, ShapeError
 from jobflow.layout import Rule, cut
+from jobflow.ops import blas
 from jobflow.ops.base import LETTERS, Binder, Call, Op, Sample, apply, sample
 from jobflow.ops.linalg import MatMul
 from jobflow.ops.product_update import SgdProduct
@@ -193,9 +194,9 @@ def _keep(rate: Array, weight_decay: float, keep: Array) -> None:
 
 
 def _adam_scalars(op: AdamUpdate, lr: Array, step: Array, rate: Array, keep: Array) -> None:
-    """rate = lr', the learning rate with the bias correction folded in; keep = 1 - lr' weight_decay."""
+    """rate = -lr', the learning rate with the bias correction folded in; keep = 1 - lr' weight_decay."""
     corrected = op.rate(float(lr), int(step))
-    rate[()] = corrected
+    rate[()] = -corrected
     keep[()] = 1.0 - corrected * op.weight_decay
 
 
@@ -239,22 +240,9 @@ class AdamUpdate(Updated):
 
         def block(n: int, w: Array, m: Array, v: Array, g: Array, new_w: Array, new_m: Array, new_v: Array) -> list[Call]:
             t = scratch[:n]
-            calls: list[Call] = [
-                (np.multiply, (g, rest1, t)),
-                (np.multiply, (m, beta1, new_m)),
-                (np.add, (new_m, t, new_m)),
-                (np.multiply, (g, g, t)),
-                (np.multiply, (t, rest2, t)),
-                (np.multiply, (v, beta2, new_v)),
-                (np.add, (new_v, t, new_v)),
-                (np.sqrt, (new_v, t)),
-                (np.add, (t, epsilon, t)),
-                (np.divide, (new_m, t, t)),
-                (np.multiply, (t, rate, t)),
-            ]
-            if self.weight_decay:
-                return [*calls, (np.multiply, (w, keep, new_w)), (np.subtract, (new_w, t, new_w))]
-            return [*calls, (np.subtract, (w, t, new_w))]
+            calls: list[Call] = [*blas.mixed(rest1, g, beta1, m, new_m, t), (np.multiply, (g, g, t)), *blas.mixed(rest2, t, beta2, v, new_v, t)]
+            calls += [(np.sqrt, (new_v, t)), (np.add, (t, epsilon, t)), (np.divide, (new_m, t, t))]
+            return [*calls, *blas.mixed(rate, t, keep, w, new_w, t)]
 
         calls = _blocks(block, w.size, BLOCK, [w, m, v, g, *outputs])
         if calls is None:

@@ -81,3 +81,25 @@ def test_only_large_plain_updates_make_their_gradient() -> None:
     assert SgdUpdate().absorb(1, MatMul(True), small, small, lr) is None
     assert SgdUpdate(0.1).absorb(1, MatMul(True), large, large, lr) is None
     assert SgdUpdate().absorb(1, BatchMatMul(), large, large, lr) is None
+
+
+@pytest.mark.skipif(not blas.openblas_files(), reason="this NumPy was not built with a bundled OpenBLAS")
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_weighted_sums_read_their_factors_when_they_run(kind: Any) -> None:
+    alpha, beta = np.array(0.0, kind), np.array(1.0, kind)
+    x, y = np.arange(5, dtype=kind), np.ones(5, kind)
+    call = blas.weighted_sum(alpha, x, beta, y)
+    assert call is not None
+    alpha[()], beta[()] = 2.0, -3.0
+    call[0](*call[1])
+    assert np.array_equal(y, 2 * np.arange(5) - 3)
+
+
+def test_weighted_sums_of_what_blas_does_not_take() -> None:
+    one, x = np.array(1.0, np.float32), np.ones(6, np.float32)
+    fixed = x.copy()
+    fixed.flags.writeable = False
+    for a, y in ((x, x.astype(np.float64)), (x[::2], x[:3]), (x[:0], x[:0]), (fixed, x), (x[:3], x)):
+        assert blas.weighted_sum(one, a, one, y) is None
+    half = np.ones(3, np.float16)
+    assert blas.weighted_sum(half[:1], half, half[:1], half) is None
