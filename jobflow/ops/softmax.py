@@ -17,6 +17,8 @@ from jobflow.types import Array, Tensor, TensorType, Xp, dtype_of
 
 #: query rows of a causal softmax are cut into so many blocks, of no less than so many rows: each computes only the columns that its last row sees
 CAUSAL_BLOCKS, CAUSAL_ROWS = 8, 16
+#: up to this length a row's maximum is found faster than it is reduced to
+SHORT_ROW = 1024
 
 
 def whole_axis(ndim: int, axis: int) -> str:
@@ -43,6 +45,14 @@ def row_sum_call(x: Array, ones: Array, y: Array) -> Call:
     if x.flags.c_contiguous and x.shape[1] > 1:
         return np.dot, (x, ones, y)
     return np.add.reduce, (x, 1, None, y)
+
+
+def row_max_calls(x: Array, y: Array) -> list[Call]:
+    """y[i] = max_j x[i,j].  NumPy finds where a maximum is in less than half the time it takes to reduce many short rows to it."""
+    if not x.flags.c_contiguous or x.shape[1] > SHORT_ROW:
+        return [(np.maximum.reduce, (x, 1, None, y))]
+    index, starts = np.zeros(len(x), np.intp), np.arange(0, x.size, x.shape[1])
+    return [(x.argmax, (1, index)), (np.add, (index, starts, index)), (x.reshape(-1).take, (index, None, y, "clip"))]
 
 
 @dataclass(frozen=True)
@@ -96,7 +106,7 @@ def softmax_calls(device: Binder, blocks: Sequence[tuple[Array, ...]]) -> list[C
     for x, y in blocks:
         c = column[: len(x)]
         calls += [
-            (np.maximum.reduce, (x, 1, None, c, True)),
+            *row_max_calls(x, c[:, 0]),
             (np.subtract, (x, c, y)),
             (np.exp, (y, y)),
             row_sum_call(y, ones, c[:, 0]),
@@ -248,7 +258,7 @@ class CausalSoftmax(Op):
         rows = work.reshape(-1, work.shape[2])
         return [
             *calls,
-            (np.maximum.reduce, (rows, 1, None, column, True)),
+            *row_max_calls(rows, column[:, 0]),
             (np.subtract, (rows, column, rows)),
             (np.exp, (rows, rows)),
             row_sum_call(rows, ones, column[:, 0]),
