@@ -28,6 +28,8 @@ def global_function(type: str | FunctionConfig = "predict", function_config: Fun
     Raises: JobError for another type, for use without call parentheses, and for annotations a job cannot have.
     """
     where = user_line()
+    if scope.current().interpreter is not None:
+        raise JobError(f"global_function at {where} in the body of a job; declare jobs outside of jobs")
     if isinstance(type, FunctionConfig):
         notice("global_function(config) is the old form; write global_function(type, config)")
         function_config = type

@@ -284,6 +284,7 @@ def current_session() -> Session:
 
 def clear_default_session() -> None:
     """Close the current session: jobs, variables and settings are forgotten."""
+    _refuse_in_jobs("clear_default_session")
     root = scope.current().root
     if root.session is not None:
         root.session.close()
@@ -296,9 +297,16 @@ def sync_default_session() -> None:
 
 def started_session() -> Session:
     """The current session, with all registered jobs prepared."""
+    _refuse_in_jobs("what needs all variables")
     session = current_session()
     session.prepare_all()
     return session
+
+
+def _refuse_in_jobs(what: str) -> None:
+    """JobError in the body of a job, which is traced while the session is being prepared."""
+    if scope.current().interpreter is not None:
+        raise JobError(f"{what} was called at {user_line()} in the body of a job; call it outside, before or after the job")
 
 
 def _settings() -> Settings:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from launching import PROGRAMS, run_ranks
 
 import jobflow as flow
 import jobflow.typing as tp
@@ -186,3 +187,35 @@ def test_options_of_the_optimizer_name_their_line(fresh: None) -> None:
 
     with pytest.raises(ConfigError, match=rf'{HERE}: function_config.train.model_update_conf.adam_conf: unknown key "beta_1"; did you mean "beta1"'):
         job(X)
+
+
+@pytest.mark.parametrize(
+    ("act", "what"),
+    [
+        (flow.clear_default_session, "clear_default_session was called"),
+        (flow.get_all_variables, "what needs all variables was called"),
+        (lambda: flow.load_variables({}), "what needs all variables was called"),
+        (lambda: flow.train.CheckPoint().init(), "what needs all variables was called"),
+        (flow.global_function, "global_function"),
+    ],
+    ids=["clear", "get", "load", "checkpoint", "declare"],
+)
+def test_what_jobs_must_not_do(fresh: None, act: Callable[[], Any], what: str) -> None:
+    wrong = [True]
+
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((4, 6))) -> tp.Numpy:
+        if wrong[0]:
+            act()
+        return x
+
+    with pytest.raises(JobError, match=rf"{what} at {HERE} in the body of a job"):
+        job(X)
+    wrong[0] = False
+    np.testing.assert_array_equal(job(X), X)
+
+
+@pytest.mark.mpi
+def test_ranks_that_serve_end_whatever_the_program_catches(fresh: None) -> None:
+    ended = run_ranks(PROGRAMS / "catches.py", ranks=2, limit=30)
+    assert (ended.code, ended.out) == (0, "1 12.0\nbehind 1\n2 12.0\nbehind 2\n"), ended.err

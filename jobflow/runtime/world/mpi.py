@@ -255,7 +255,7 @@ class MpiWorld:
                 self._obey(*here.post.receive(0, "the next command", patient=True))
         except BaseException as error:  # noqa: BLE001 - an error inside a command ends the job
             here.fail(error)
-        sys.exit(0)
+        launch.leave_now()
 
     def _obey(self, order: str, *rest: Any) -> None:
         here = self._station

@@ -1,0 +1,22 @@
+"""Under mpiexec: a program that catches everything around the calls of its jobs, in two sessions; only rank 0 goes on behind them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import jobflow as flow
+import jobflow.typing as tp
+
+for session in (1, 2):
+    flow.clear_default_session()
+    try:
+
+        @flow.global_function()
+        def twice(x: tp.Numpy.Placeholder((4,))) -> tp.Numpy:
+            return x * 2
+
+        print(session, twice(np.arange(4)).sum())
+    except BaseException as error:  # noqa: BLE001 - on purpose
+        print("caught", repr(error))
+    finally:
+        print("behind", session)
