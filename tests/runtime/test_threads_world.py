@@ -197,6 +197,7 @@ def test_a_stall_says_who_waits_where_for_whom(monkeypatch: pytest.MonkeyPatch, 
 
 INTERRUPTED = """
 import os, signal, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts the tests in the background has it ignored
 from jobflow.runtime.device.cpu import CpuDevice
 from jobflow.runtime.world.threads import ThreadsWorld
 
