@@ -42,8 +42,8 @@ def train_job(
 ) -> tp.Numpy:
     logits = lenet(images, train=True)
     loss = flow.nn.sparse_softmax_cross_entropy_with_logits(labels, logits, name="softmax_loss")
-    schedule = flow.optimizer.PiecewiseConstantScheduler([], [0.0001])
-    flow.optimizer.Adam(schedule).minimize(loss)
+    schedule = flow.optimizer.PiecewiseConstantScheduler([], [0.0002])
+    flow.optimizer.SGD(schedule, momentum=0.9).minimize(loss)
     return loss
 
 

@@ -33,8 +33,8 @@ def lenet(data, train=False):
 def get_train_config():
     config = flow.function_config()
     config.default_data_type(flow.float)
-    config.train.primary_lr(0.0001)
-    config.train.model_update_conf({"adam_conf": {}})
+    config.train.primary_lr(0.0002)
+    config.train.model_update_conf({"momentum_conf": {"beta": 0.9}})
     return config
 
 

@@ -31,10 +31,6 @@ OPTIONS = dict.fromkeys(("consistent_strategy", "hybrid_lenet", "lenet_digits"),
 LOSS = re.compile(r"^step +(\d+)  loss ([\d.]+)$", re.MULTILINE)
 #: relative, in float32; printed losses have six decimals
 TOLERANCE = 1e-5
-#: Steps of the full-size LeNets over which that holds on any machine.  Later, sums in another order have made a near tie in pooling or ReLU fall
-#: the other way, and the curves stay within `AFTER_A_TIE`; in float64 they agree to 1e-9 (tests/jobs).
-EXACT_STEPS = {"consistent_strategy": 8, "hybrid_lenet": 8}
-AFTER_A_TIE = 1e-3
 
 
 def mpiexec() -> str:
@@ -73,9 +69,7 @@ def check(example: str, devices: int, ranks: int) -> None:
     expected = curve(run(example, EXAMPLES[example][0], steps=STEPS))
     found = curve(run(example, devices, ranks, STEPS))
     assert len(expected) == STEPS and min(expected[1:]) < expected[0], "it does not learn"
-    exact = EXACT_STEPS.get(example, STEPS)
-    np.testing.assert_allclose(found[:exact], expected[:exact], rtol=TOLERANCE, atol=1e-6)
-    np.testing.assert_allclose(found, expected, rtol=AFTER_A_TIE)
+    np.testing.assert_allclose(found, expected, rtol=TOLERANCE, atol=1e-6)
 
 
 def test_every_example_is_listed() -> None:
