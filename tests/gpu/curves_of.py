@@ -27,7 +27,7 @@ def mpiexec() -> str:
     beside = Path(sys.executable).with_name("mpiexec")
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     if found is None:
-        pytest.skip("there is no mpiexec")
+        pytest.fail("there is no mpiexec: install the extra mpi, or deselect these tests with -m 'not mpi'")
     return found
 
 

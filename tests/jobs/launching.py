@@ -36,7 +36,7 @@ def run_ranks(script: Path, *arguments: str, ranks: int, limit: float = 120.0) -
     """The script under mpiexec, in a process group of its own that is killed if it takes longer than `limit` seconds."""
     launcher = mpiexec()
     if launcher is None:
-        pytest.skip("there is no mpiexec")
+        pytest.fail("there is no mpiexec: install the extra mpi, or deselect these tests with -m 'not mpi'")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     command = [launcher, "-n", str(ranks), sys.executable, str(script), *arguments]
     started = time.monotonic()
