@@ -48,7 +48,10 @@ class Scope:
     placement: Placement | None = None
     view: View = "consistent"
     namespace: tuple[str, ...] = ()
+    #: stage of a pipeline
     stage: int | None = None
+    #: number of the region whose values are made again for the backward pass
+    region: int | None = None
 
     def full_name(self, name: str) -> str:
         """`name` behind the namespaces, joined with "-" as the legacy face spells it."""

@@ -114,7 +114,7 @@ class _Boxing:
         if key not in self.rerouted:
             source = self.layouts[value]
             assert isinstance(source, Layout)
-            fresh = Node(Reroute(source, target), (value,), (), f"{value.name}:{target}", target.placement, node.where, node.stage, node.phase)
+            fresh = Node(Reroute(source, target), (value,), (), f"{value.name}:{target}", target.placement, node.origin)
             output = Value(value.type, fresh, 0, f"{value.name}:{','.join(map(str, target.sbp))}")
             fresh.outputs = (output,)
             self.nodes.append(fresh)

@@ -8,6 +8,8 @@ op serves them all.  This happens before `lower`, on the global program, so all 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from jobflow.compiler.box import Reroute
 from jobflow.graph.ir import Node, Physical, Value
 from jobflow.graph.rewrite import consumers, with_values
@@ -69,7 +71,7 @@ def _merge(group: list[Node], now: dict[Value, Value], layouts: dict[Value, Layo
     first, last = group[0], group[-1]
     inputs = tuple(value for node in group for value in node.inputs)
     name = f"{first.inputs[0].name}..{last.inputs[0].name}"
-    fresh = Node(first.op, inputs, (), name, first.placement, first.where, first.stage, "update")
+    fresh = Node(first.op, inputs, (), name, first.placement, replace(first.origin, phase="update"))
     old = [node.outputs[0] for node in group]
     fresh.outputs = tuple(replace_value(value, fresh, i) for i, value in enumerate(old))
     for before, after in zip(old, fresh.outputs, strict=True):
@@ -87,7 +89,7 @@ def _renamed(node: Node, now: dict[Value, Value], layouts: dict[Value, Layout | 
     inputs = tuple(now[value] for value in node.inputs)
     if inputs == node.inputs:
         return node
-    fresh = Node(node.op, inputs, (), node.name, node.placement, node.where, node.stage, node.phase)
+    fresh = Node(node.op, inputs, (), node.name, node.placement, node.origin)
     fresh.outputs = tuple(replace_value(value, fresh, value.index) for value in node.outputs)
     for before, after in zip(node.outputs, fresh.outputs, strict=True):
         now[before] = after

@@ -35,7 +35,7 @@ def _mergeable(node: Node) -> bool:
 
 def _key(node: Node, inputs: tuple[Value, ...]) -> Any:
     # ops that are equal but print differently hold zeros of different sign
-    return node.op, repr(node.op), inputs, node.placement, node.stage, node.outputs[0].local, node.outputs[0].type
+    return node.op, repr(node.op), inputs, node.placement, node.origin.stage, node.origin.region, node.outputs[0].local, node.outputs[0].type
 
 
 def drop_dead(graph: Graph) -> Graph:

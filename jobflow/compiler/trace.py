@@ -15,7 +15,8 @@ import numpy as np
 
 from jobflow import scope
 from jobflow.errors import NOWHERE, DuplicateNameError, JobError, JobflowError, SourceLine, user_line
-from jobflow.graph.ir import Graph, Node, Phase, Value, Variable
+from jobflow.graph.ir import Graph, Node, Origin, Phase, Value, Variable
+from jobflow.graph.rewrite import Rewrite, copy_node
 from jobflow.graph.training import Optimizer, Training, Watch
 from jobflow.layout import B, Placement, S
 from jobflow.ops.base import Op, types_tuple
@@ -87,12 +88,16 @@ class Tracer:
             types = types_tuple(op.infer(*(value.type for value in values)))
         except JobflowError as error:
             raise type(error)(_located(str(error), op, label, where)) from None
-        node = Node(op, values, (), label, placement, where, scope.current().stage, self._phase)
+        node = Node(op, values, (), label, placement, self._origin(where))
         names = [label] if len(types) == 1 else [f"{label}.{i}" for i in range(len(types))]
         node.outputs = tuple(Value(type, node, i, names[i], local) for i, type in enumerate(types))
         self.nodes.append(node)
         self._made.add(node)
         return node.outputs
+
+    def _origin(self, where: SourceLine) -> Origin:
+        here = scope.current()
+        return Origin(where, self._phase, here.stage, region=here.region)
 
     @staticmethod
     def _is_local(op: Op, mirrored: bool) -> bool:
@@ -161,9 +166,9 @@ class Tracer:
         """What is recorded inside belongs to the backward pass of `node`: its place, line and name."""
         before = (self._phase, self._where, self._prefix)
         self._phase, self._where, self._prefix = "backward", node.where, f"{node.name}."
-        local = any(value.local for value in node.outputs)
+        view = "mirrored" if any(value.local for value in node.outputs) else "consistent"
         try:
-            with scope.using(interpreter=self, placement=node.placement, view="mirrored" if local else "consistent", stage=node.stage, namespace=()):
+            with scope.using(interpreter=self, placement=node.placement, view=view, stage=node.origin.stage, region=None, namespace=()):
                 yield
         finally:
             self._phase, self._where, self._prefix = before
@@ -175,6 +180,46 @@ class Tracer:
         self._phase, self._where = "update", where
         try:
             with scope.using(interpreter=self, placement=self.placement, view="consistent", namespace=()):
+                yield
+        finally:
+            self._phase, self._where = before
+
+    # ---------------------------------------------------------------- rewriting
+
+    def rewritten(self, outputs: Sequence[Value], rewrite: Rewrite) -> list[Value]:
+        """Record the program anew, with `rewrite` choosing what stands for a node; the outputs as they are then.
+
+        Ops that `rewrite` calls are recorded in the node's place, with its line, placement, view and stage.
+        """
+        old, self.nodes = self.nodes, []
+        now: dict[Value, Value] = {}
+        for node in old:
+            inputs = tuple(now[value] for value in node.inputs)
+            with self.standing_for(node):
+                made = rewrite(node, inputs)
+            if made is None:
+                fresh = copy_node(node, inputs)
+                self.nodes.append(fresh)
+                self._made.add(fresh)
+                made = fresh.outputs
+            now.update(zip(node.outputs, made, strict=True))
+        for named in (self.inputs, self.reads, self.updates):
+            named.update({name: now[value] for name, value in named.items()})
+        self.losses = [now[value] for value in self.losses]
+        if self.training is not None:
+            self.training = replace(self.training, losses=tuple(now[value] for value in self.training.losses))
+        self.watches = [replace(watch, value=now[watch.value]) for watch in self.watches]
+        return [now[value] for value in outputs]
+
+    @contextmanager
+    def standing_for(self, node: Node) -> Iterator[None]:
+        """What is recorded inside belongs where `node` is."""
+        before = (self._phase, self._where)
+        self._phase, self._where = node.phase, node.where
+        view = "mirrored" if any(value.local for value in node.outputs) else "consistent"
+        changes = {"placement": node.placement, "view": view, "stage": node.origin.stage, "region": node.origin.region, "namespace": ()}
+        try:
+            with scope.using(interpreter=self, **changes):
                 yield
         finally:
             self._phase, self._where = before

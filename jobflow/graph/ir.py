@@ -36,18 +36,40 @@ class Value(Handle):
         return f"<tensor {self.name} {self.type}>"
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where in the program a node comes from; nodes that passes add take it over from the nodes they serve."""
+
+    #: the user's line, for every error about the node
+    where: SourceLine = NOWHERE
+    phase: Phase = "forward"
+    #: which stage of a pipeline; None if the program names none
+    stage: int | None = None
+    #: which part of the batch it works on; None if on all of it
+    microbatch: int | None = None
+    #: which region, whose values are dropped after the forward pass and made again for the backward pass; None if they are kept
+    region: int | None = None
+
+
 @dataclass(eq=False, slots=True)
 class Node:
-    """One application of an op on a placement; `where` is the user's line, for every error about it."""
+    """One application of an op on a placement."""
 
     op: Op
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     name: str
     placement: Placement
-    where: SourceLine = NOWHERE
-    stage: int | None = None
-    phase: Phase = "forward"
+    origin: Origin = Origin()
+
+    @property
+    def where(self) -> SourceLine:
+        """The user's line."""
+        return self.origin.where
+
+    @property
+    def phase(self) -> Phase:
+        return self.origin.phase
 
     def __str__(self) -> str:
         outputs = ", ".join(f"{v}:{v.type}" for v in self.outputs)

@@ -14,7 +14,7 @@ Rewrite = Callable[[Node, tuple[Value, ...]], Sequence[Value] | None]
 
 def copy_node(node: Node, inputs: tuple[Value, ...]) -> Node:
     """The same application on other inputs, with values of its own."""
-    fresh = Node(node.op, inputs, (), node.name, node.placement, node.where, node.stage, node.phase)
+    fresh = Node(node.op, inputs, (), node.name, node.placement, node.origin)
     fresh.outputs = tuple(Value(v.type, fresh, v.index, v.name, v.local) for v in node.outputs)
     return fresh
 

@@ -19,9 +19,7 @@ def graph_to_wire(graph: Graph) -> Wire:
             tuple((v.type, v.name, v.local) for v in node.outputs),
             node.name,
             node.placement,
-            node.where,
-            node.stage,
-            node.phase,
+            node.origin,
         )
         for node in graph.nodes
     ]
@@ -43,8 +41,8 @@ def graph_from_wire(wire: Wire) -> Graph:
     name, placement, rows, inputs, outputs, variables, reads, updates, lengths = wire
     nodes: list[Node] = []
     values: list[Value] = []
-    for op, sources, made, label, where_placed, where, stage, phase in rows:
-        node = Node(op, tuple(values[i] for i in sources), (), label, where_placed, where, stage, phase)
+    for op, sources, made, label, placed, origin in rows:
+        node = Node(op, tuple(values[i] for i in sources), (), label, placed, origin)
         node.outputs = tuple(Value(type, node, i, value_name, local) for i, (type, value_name, local) in enumerate(made))
         values.extend(node.outputs)
         nodes.append(node)
