@@ -194,7 +194,7 @@ class _Planning:
             source = self.slot(part)
             if (source.buffer, source.offset) == (target.buffer, target.offset):  # made in place
                 continue
-            found.append(Compute(Copy(), (source,), (target,), part.name, step.where))
+            found.append(Compute(Copy(), (source,), (target,), part.name, step.where, step.phase))
             new = tuple((self.key(item), self.slot(item)) for item in self._new_homes((joined,)))
             self.accesses.append(Access(part.name, ((self.key(part), source),), (*new, (self.key(joined), target))))
         return found
@@ -219,9 +219,9 @@ def _stored(steps: tuple[Step, ...]) -> list[Item]:
 def _instruction(step: Step, inputs: tuple[Slot, ...], outputs: tuple[Slot, ...]) -> Instruction:
     match step.action:
         case Op() as op:
-            return Compute(op, inputs, outputs, step.name, step.where)
+            return Compute(op, inputs, outputs, step.name, step.where, step.phase)
         case Collect(kind, ranks, counts, receives, reduce, order):
-            return Collective(kind, ranks, inputs[0], outputs[0], counts, receives, reduce, order, step.name, step.where)
+            return Collective(kind, ranks, inputs[0], outputs[0], counts, receives, reduce, order, step.name, step.where, step.phase)
         case Send(peer, order):
             return Transfer(peer, True, inputs[0], order, step.name, step.where)
         case Receive(peer, order):

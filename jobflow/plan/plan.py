@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from jobflow.errors import NOWHERE, SourceLine
+from jobflow.graph.ir import Phase
 from jobflow.layout import Box, Reduction
 from jobflow.ops.base import Op
 from jobflow.types import TensorType, contiguous_strides
@@ -51,6 +52,7 @@ class Compute:
     outputs: tuple[Slot, ...]
     name: str
     where: SourceLine = NOWHERE
+    phase: Phase = "forward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class Collective:
     order: int
     name: str
     where: SourceLine = NOWHERE
+    phase: Phase = "forward"
 
 
 @dataclass(frozen=True, slots=True)
