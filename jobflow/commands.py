@@ -10,6 +10,7 @@ from jobflow.compiler.compile import plan_rank
 from jobflow.graph.wire import Wire, physical_from_wire
 from jobflow.layout import Layout
 from jobflow.plan.plan import Announced
+from jobflow.plan.traffic import Traffic
 from jobflow.runtime.executor import Executor
 from jobflow.runtime.state import State
 from jobflow.runtime.world.base import Rank
@@ -109,6 +110,14 @@ class Tell:
 
     def __call__(self, rank: Rank, _: Any) -> Any:
         return self.item
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What the rank has handed to others since its world began, by kind of communication."""
+
+    def __call__(self, rank: Rank, _: Any) -> dict[str, Traffic]:
+        return rank.comm.sent()
 
 
 @dataclass(frozen=True)

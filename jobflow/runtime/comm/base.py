@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from jobflow.layout import Reduction
 from jobflow.ops.base import Call
+from jobflow.plan.traffic import Traffic
 from jobflow.types import Array
 
 
@@ -67,6 +68,10 @@ class Communicator(Protocol):
 
     def seal(self) -> None:
         """Make the calls bound since the last seal ready to run.  Collective; PlanError if the ranks bound different things."""
+        ...
+
+    def sent(self) -> dict[str, Traffic]:
+        """By kind of communication, how many this rank took part in so far and the bytes it handed to others, counted as `plan.traffic` does."""
         ...
 
     def barrier(self) -> None:

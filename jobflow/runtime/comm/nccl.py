@@ -15,6 +15,7 @@ from jobflow.errors import JobError, JobflowError, PlanError
 from jobflow.layout import Reduction
 from jobflow.notices import notice
 from jobflow.ops.base import Call
+from jobflow.plan.traffic import Traffic
 from jobflow.runtime.comm.base import Communicator
 from jobflow.runtime.comm.record import Letter, Record, Recorder, flat
 from jobflow.runtime.comm.solo import copying
@@ -114,6 +115,9 @@ class StagedCommunicator(_OnHost):
 
     def seal(self) -> None:
         self._inner.seal()
+
+    def sent(self) -> dict[str, Traffic]:
+        return self._inner.sent()
 
     def reset(self) -> None:
         self._inner.reset()

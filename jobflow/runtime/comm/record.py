@@ -19,6 +19,7 @@ import numpy as np
 from jobflow.errors import PlanError
 from jobflow.layout import Reduction
 from jobflow.ops.base import Call
+from jobflow.plan.traffic import Traffic, handed, total
 from jobflow.types import Array
 
 
@@ -66,12 +67,26 @@ def _unsealed() -> None:
     raise PlanError("a communication was called before seal() of its communicator")
 
 
+@dataclass(slots=True)
+class Tally:
+    """How often an operation ran, and the bytes that this rank hands to others each time."""
+
+    kind: str = ""
+    nbytes: int = 0
+    runs: int = 0
+
+    @property
+    def traffic(self) -> tuple[str, Traffic]:
+        return self.kind, Traffic(self.runs, self.runs * self.nbytes)
+
+
 class Operation:
     """The calls of one operation; with twin buffers, those of odd and even steps alternate."""
 
-    __slots__ = ("__weakref__", "_even", "_kept", "_later", "_now")
+    __slots__ = ("__weakref__", "_even", "_kept", "_later", "_now", "tally")
 
     def __init__(self) -> None:
+        self.tally = Tally()
         self._kept: tuple[Array, ...] = ()
         self.fill([(_unsealed, ())])
 
@@ -92,6 +107,7 @@ class Operation:
         calls = self._now
         self._now = self._later
         self._later = calls
+        self.tally.runs += 1
         for function, arguments in calls:
             function(*arguments)
 
@@ -182,6 +198,8 @@ class Recorder:
     def __init__(self) -> None:
         self._records: list[Record] = []
         self._sealed: weakref.WeakSet[Operation] = weakref.WeakSet()
+        self._tallies: list[tuple[weakref.ref[Operation], Tally]] = []
+        self._before: dict[str, Traffic] = {}
 
     def bind_all_reduce(self, ranks: Sequence[int], source: Array, target: Array, reduce: Reduction, name: str = "") -> list[Call]:
         return self._bind("all_reduce", ranks, source, target, (source.size,), (source.size, source.size), (), reduce, name)
@@ -231,6 +249,7 @@ class Recorder:
 
     def seal(self) -> None:
         records, self._records = self._records, []
+        self.sent()  # forgets operations that are gone, but not what they sent
         letters = self.exchange(self._write(records))
         parts = match(letters)
         self._prepare({ranks: operations for ranks, operations in parts.items() if len(ranks) > 1})
@@ -240,7 +259,22 @@ class Recorder:
             position[record.ranks] += 1
             record.operation.keep(record.source, record.target)
             self._sealed.add(record.operation)
+            self._begin_tally(record)
         self.barrier()  # until all have looked at it, nobody may drop what its peers are about to read
+
+    def _begin_tally(self, record: Record) -> None:
+        """Begin to count the runs of an operation."""
+        tally = record.operation.tally
+        elements = handed(record.kind, record.counts, record.ranks.index(self.rank), len(record.ranks))
+        tally.kind, tally.nbytes = record.kind, elements * record.source.itemsize
+        self._tallies.append((weakref.ref(record.operation), tally))
+
+    def sent(self) -> dict[str, Traffic]:
+        """See `Communicator.sent`."""
+        gone = [tally.traffic for operation, tally in self._tallies if operation() is None]
+        self._before = total([*self._before.items(), *gone])
+        self._tallies = [(operation, tally) for operation, tally in self._tallies if operation() is not None]
+        return total([*self._before.items(), *(tally.traffic for _, tally in self._tallies if tally.runs)])
 
     def rewind(self) -> None:
         """As if no operation had been called yet, and none bound since the last seal."""

@@ -10,6 +10,7 @@ import numpy as np
 from jobflow.errors import AbortedError, PlanError
 from jobflow.layout import Reduction
 from jobflow.ops.base import Call
+from jobflow.plan.traffic import Traffic
 from jobflow.runtime.device.base import Device
 from jobflow.types import Array
 
@@ -68,6 +69,9 @@ class SoloCommunicator:
 
     def seal(self) -> None:
         """Nothing: the calls are ready when bound."""
+
+    def sent(self) -> dict[str, Traffic]:
+        return {}
 
     def barrier(self) -> None:
         self.check()

@@ -215,6 +215,41 @@ def exchange(rank: Rank, argument: None) -> None:
         rank.comm.barrier()
 
 
+def counting(rank: Rank, total: int) -> None:
+    """What a rank hands to others is counted once per run, in exact bytes, also when the operation is long forgotten."""
+    world, n, me = tuple(range(rank.size)), rank.size, rank.index
+    pieces = uneven(total, n)
+    before = rank.comm.sent()
+    whole, other, mine = np.zeros(total), np.zeros(total), np.zeros(pieces[me])
+    back = [pieces[me]] * n
+    received = np.zeros(sum(pieces))
+    calls = [
+        *rank.comm.bind_all_reduce(world, whole, other, SUM),
+        *rank.comm.bind_all_gather(world, mine, whole, pieces),
+        *rank.comm.bind_reduce_scatter(world, whole, mine, pieces, SUM),
+        *rank.comm.bind_all_to_all(world, np.zeros(sum(back)), received, back, pieces),
+    ]
+    if n > 1 and me < 2:
+        calls += rank.comm.bind_send(1, whole) if me == 0 else rank.comm.bind_receive(0, whole)
+    rank.comm.seal()
+    for _ in range(3):
+        run(calls)
+    del calls
+    rank.comm.seal()
+    balanced = total // n + (me < total % n)
+    expected = {
+        "all_reduce": total - balanced + balanced * (n - 1),
+        "all_gather": pieces[me] * (n - 1),
+        "reduce_scatter": total - pieces[me],
+        "all_to_all": pieces[me] * (n - 1),
+        "transfer": total if n > 1 and me == 0 else 0,
+    }
+    after = rank.comm.sent()
+    for kind, elements in expected.items():
+        sent = after.get(kind, (0, 0))[1] - before.get(kind, (0, 0))[1]
+        assert sent == (3 * 8 * elements if n > 1 else 0), (kind, sent, elements)
+
+
 def disagreement(rank: Rank, argument: None) -> None:
     """What the ranks bound is compared before it runs; every rank is told."""
     if rank.size == 1:
@@ -276,4 +311,5 @@ def all_cases() -> Iterator[tuple[Any, Any]]:
     yield no_race, 50
     yield same_bits, (100, 20_001, 200_003)
     yield exchange, None
+    yield from ((counting, total) for total in (0, 1, 37, 20_001))
     yield disagreement, None
