@@ -2,6 +2,7 @@
 
 kernel_fills        the kernel writes every element of outputs of the inferred type, and is a function of its inputs
 shards_agree        on every legal signature: kernels on the ranks' shards, put together, give what the whole gives
+grids_agree         the same on meshes of two dimensions, by pairs of signatures
 gradient_is_right   the op's gradient is the central difference
 bind_agrees         the bound calls do what the kernel does, for any memory order, in float32 and float64
 overwriting_is_safe an output may be written over the inputs that the op names
@@ -111,20 +112,37 @@ def magnitude(*arrays: Array) -> float:
 
 
 MESHES = ((1,), (2,), (3,), (4,))
+GRIDS = ((2, 2), (3, 2))
+#: pairs of signatures that are tried on each grid; of more, some chosen by chance
+PAIRS = 100
 
 
 def shards_agree(sample: Sample) -> None:
-    """Every signature along one mesh dimension of 1 to 4 ranks; all pairs on a 2x2 mesh for ops that have to know their boxes."""
-    types = [type_of(a) for a in sample.arrays]
-    signatures = sample.op.rule(*types).signatures()
-    assert signatures, f"{sample}: the rule has no signature"
-    for mesh, signature in product(MESHES, signatures):
-        if signature.legal(mesh[0]):
+    """Every signature along one mesh dimension of 1 to 4 ranks."""
+    for mesh, signature in product(MESHES, signatures_of(sample)):
+        if nests((signature,), mesh):
             check_shards(sample, mesh, (signature,))
-    if type(sample.op).localize is not Op.localize:
-        for pair in product(signatures, signatures):
-            if all(s.legal(4) for s in pair):
-                check_shards(sample, (2, 2), pair)
+
+
+def grids_agree(sample: Sample) -> None:
+    """Every pair of signatures, one per dimension of a mesh of 2x2 and of 3x2 ranks."""
+    random = generator(sample)
+    for mesh in GRIDS:
+        pairs = [pair for pair in product(signatures_of(sample), repeat=2) if nests(pair, mesh)]
+        some = [pairs[i] for i in sorted(random.choice(len(pairs), PAIRS, replace=False))] if len(pairs) > PAIRS else pairs
+        for pair in some:
+            check_shards(sample, mesh, pair)
+
+
+def signatures_of(sample: Sample) -> tuple[Signature, ...]:
+    signatures = sample.op.rule(*(type_of(a) for a in sample.arrays)).signatures()
+    assert signatures, f"{sample}: the rule has no signature"
+    return signatures
+
+
+def nests(signatures: Sequence[Signature], mesh: Sequence[int]) -> bool:
+    """Whether the signatures may be used on the dimensions of a mesh: dimensions that cut one way cut as one of all their ranks."""
+    return all(s.legal(int(np.prod([n for other, n in zip(signatures, mesh, strict=True) if other == s]))) for s in signatures)
 
 
 def check_shards(sample: Sample, mesh: tuple[int, ...], signatures: Sequence[Signature]) -> None:
@@ -369,7 +387,7 @@ def op_is_a_value(sample: Sample) -> None:
     assert type(op).__name__ in repr(op), f"{op!r} does not name its class"
 
 
-LAWS = (kernel_fills, shards_agree, gradient_is_right, bind_agrees, overwriting_is_safe, places_are_right, view_is_right, op_is_a_value)
+LAWS = (kernel_fills, shards_agree, grids_agree, gradient_is_right, bind_agrees, overwriting_is_safe, places_are_right, view_is_right, op_is_a_value)
 
 
 def keep_laws(cls: type[Op]) -> None:
