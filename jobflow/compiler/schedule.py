@@ -1,0 +1,298 @@
+"""Schedules of pipelines: in which order each stage works on its microbatches.
+
+A pipeline has stages, each run by one group of ranks; a task is the forward or backward pass of one microbatch through one
+stage.  A schedule is a function from the form of a pipeline to rows: for each group the order of its tasks.  Nothing here runs
+anything: rows are checked, simulated and drawn, and `pipeline` puts the nodes of a graph in their order.
+
+* ``gpipe``: all forward passes, then all backward passes.  Every stage keeps the activations of all m microbatches.
+* ``1f1b``: a stage takes up a new microbatch only while fewer than (stages - stage) are under way, and prefers backward passes.
+  The same bubble, (p-1)/(m+p-1) of the time, but at most p activations: the default.
+* ``interleaved``: each of the p groups has v stages, p apart: a microbatch passes every group v times.  Stages are shorter, so
+  the bubble falls to (p-1)/(v m + p - 1), for v times the communication.
+
+Example, 1f1b with two stages and three microbatches (time runs to the right, a backward pass takes as long as a forward one)
+
+    stage 0  F0 F1 B0 F2 B1 .. B2
+    stage 1  .. F0 B0 F1 B1 F2 B2
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from jobflow.errors import PlanError
+
+Pass = Literal["forward", "backward"]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One microbatch's way through one stage, there or back."""
+
+    direction: Pass
+    stage: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.direction} of microbatch {self.microbatch} in stage {self.stage}"
+
+
+#: The tasks of one group, in order.
+Row: TypeAlias = tuple[Task, ...]
+#: The time that a task takes, in any unit.
+Cost: TypeAlias = Callable[[Task], float]
+#: The tasks that must be done before a task may begin.
+Needs: TypeAlias = Callable[[Task], Iterable[Task]]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A pipeline: which group runs each stage, how many microbatches there are, and whether they come back."""
+
+    groups: tuple[int, ...]
+    microbatches: int
+    trains: bool = True
+
+    @property
+    def stages(self) -> int:
+        return len(self.groups)
+
+    @property
+    def size(self) -> int:
+        """The number of groups."""
+        return max(self.groups) + 1
+
+    def tasks(self) -> list[Task]:
+        directions: tuple[Pass, ...] = ("forward", "backward") if self.trains else ("forward",)
+        return [Task(direction, stage, i) for direction in directions for stage in range(self.stages) for i in range(self.microbatches)]
+
+    def needs(self, task: Task) -> list[Task]:
+        """A microbatch goes through the stages in order, and back."""
+        s, i = task.stage, task.microbatch
+        if task.direction == "forward":
+            return [Task("forward", s - 1, i)] if s else []
+        return [Task("forward", s, i), *([Task("backward", s + 1, i)] if s + 1 < self.stages else [])]
+
+
+# -------------------------------------------------------------------- schedules
+
+
+def gpipe(form: Form) -> tuple[Row, ...]:
+    """Every group: its stages forward one after the other, then backward."""
+    batch = range(form.microbatches)
+    rows: list[Row] = []
+    for group in range(form.size):
+        stages = [s for s in range(form.stages) if form.groups[s] == group]
+        forward = [Task("forward", s, i) for s in stages for i in batch]
+        backward = [Task("backward", s, i) for s in reversed(stages) for i in batch]
+        rows.append((*forward, *(backward if form.trains else ())))
+    return tuple(rows)
+
+
+def one_forward_one_backward(form: Form) -> tuple[Row, ...]:
+    """Each group takes what it can do first; backward passes before forward ones, the stage nearest to the end before others.
+
+    With one stage a group these are the known rows: p - 1 - s forward passes, then one forward and one backward pass in turn.
+    """
+    done: dict[Task, float] = {}
+    rows: list[list[Task]] = [[] for _ in range(form.size)]
+    free = [0.0] * form.size
+    following = {(task.direction, task.stage): task for task in form.tasks() if task.microbatch == 0}
+    while following:
+        ready = [task for task in following.values() if _may_begin(task, form, done)]
+        begin = {task: max([free[form.groups[task.stage]], *(done[need] for need in form.needs(task))]) for task in ready}
+        task = min(ready, key=lambda task: (begin[task], _urgency(task)))
+        group = form.groups[task.stage]
+        rows[group].append(task)
+        done[task] = free[group] = begin[task] + 1.0
+        following[task.direction, task.stage] = replace(task, microbatch=task.microbatch + 1)
+        if task.microbatch + 1 == form.microbatches:
+            del following[task.direction, task.stage]
+    return tuple(map(tuple, rows))
+
+
+def _urgency(task: Task) -> tuple[bool, int]:
+    backward = task.direction == "backward"
+    return (not backward, task.stage if backward else -task.stage)
+
+
+def _may_begin(task: Task, form: Form, done: Mapping[Task, float]) -> bool:
+    """True if all it needs is done, and a stage that takes up a microbatch has room for it."""
+    oldest = task.microbatch - (form.stages - task.stage)
+    has_room = task.direction == "backward" or not form.trains or oldest < 0 or Task("backward", task.stage, oldest) in done
+    return has_room and all(need in done for need in form.needs(task))
+
+
+def interleaved(form: Form) -> tuple[Row, ...]:
+    """Groups of about p microbatches go through a group's stages one after the other; as in 1f1b once the pipeline is full.
+
+    Stages that are not p apart on p groups: as 1f1b.
+    """
+    p = form.size
+    if not _is_interleaved(form):
+        return one_forward_one_backward(form)
+    rounds = _rounds(form.microbatches, p)
+    rows: list[Row] = []
+    for group in range(p):
+        own = range(group, form.stages, p)
+        forward = [Task("forward", s, i) for round in rounds for s in own for i in round]
+        backward = [Task("backward", s, i) for round in rounds for s in reversed(own) for i in round]
+        rows.append(_in_turn(forward, backward, _warm_up(form, group)))
+    return tuple(rows)
+
+
+def _is_interleaved(form: Form) -> bool:
+    return (
+        form.stages > form.size and form.stages % form.size == 0 and form.groups == tuple(s % form.size for s in range(form.stages)) and form.trains
+    )
+
+
+def _warm_up(form: Form, group: int) -> int:
+    """The forward passes before a group's first backward pass: until the first microbatch is back, there is nothing else to do."""
+    first, p, v = len(_rounds(form.microbatches, form.size)[0]), form.size, form.stages // form.size
+    return min(2 * (p - 1 - group) + (v - 1) * first, v * form.microbatches)
+
+
+def _rounds(microbatches: int, p: int) -> list[range]:
+    """The microbatches in rounds of p; the first takes what is left over."""
+    first = microbatches - (max(microbatches // p, 1) - 1) * p
+    return [range(first), *(range(start, start + p) for start in range(first, microbatches, p))]
+
+
+def _in_turn(forward: Sequence[Task], backward: Sequence[Task], warm_up: int) -> Row:
+    row = list(forward[:warm_up])
+    for i, task in enumerate(forward[warm_up:]):
+        row += [task, backward[i]]
+    return (*row, *backward[len(forward) - warm_up :])
+
+
+def _all_of_them(form: Form, group: int) -> int:
+    return form.microbatches * form.groups.count(group)
+
+
+def _distance_to_the_end(form: Form, group: int) -> int:
+    return sum(min(form.stages - s, form.microbatches) for s in range(form.stages) if form.groups[s] == group)
+
+
+def _after_warming_up(form: Form, group: int) -> int:
+    return min(_warm_up(form, group) + 1, _all_of_them(form, group)) if _is_interleaved(form) else _distance_to_the_end(form, group)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`rows` of a form, and for a group the most activations that it keeps: one for each microbatch and stage that is not back yet."""
+
+    rows: Callable[[Form], tuple[Row, ...]]
+    limit: Callable[[Form, int], int]
+
+
+SCHEDULES: Mapping[str, Schedule] = {
+    "1f1b": Schedule(one_forward_one_backward, _distance_to_the_end),
+    "gpipe": Schedule(gpipe, _all_of_them),
+    "interleaved": Schedule(interleaved, _after_warming_up),
+}
+
+
+def rows_of(form: Form, name: str) -> tuple[Row, ...]:
+    """The rows of the schedule of this name, validated."""
+    schedule = SCHEDULES[name]
+    rows = schedule.rows(form)
+    validate(form, rows, schedule.limit)
+    return rows
+
+
+# -------------------------------------------------------------------- looking at rows
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """When each task begins and ends if every group works as soon as it can."""
+
+    begin: dict[Task, float]
+    end: dict[Task, float]
+    groups: int
+
+    @property
+    def length(self) -> float:
+        """From the first begin to the last end."""
+        return max(self.end.values(), default=0.0)
+
+    @property
+    def bubble(self) -> float:
+        """The share of the groups' time in which they wait."""
+        busy = sum(self.end[task] - self.begin[task] for task in self.begin)
+        return 1.0 - busy / (self.groups * self.length) if self.length else 0.0
+
+
+def unit(task: Task) -> float:
+    """Every task takes as long as every other."""
+    return 1.0
+
+
+def simulate(rows: Sequence[Row], needs: Needs, cost: Cost = unit) -> Simulation:
+    """The times of all tasks; PlanError naming the tasks that wait for each other if the rows cannot be followed."""
+    begin: dict[Task, float] = {}
+    end: dict[Task, float] = {}
+    free = [0.0] * len(rows)
+    at = [0] * len(rows)
+    moved = True
+    while moved:
+        moved = False
+        for group, row in enumerate(rows):
+            while at[group] < len(row) and all(need in end for need in needs(row[at[group]])):
+                task = row[at[group]]
+                begin[task] = max([free[group], *(end[need] for need in needs(task))])
+                end[task] = free[group] = begin[task] + cost(task)
+                at[group] += 1
+                moved = True
+    stuck = [str(row[i]) for row, i in zip(rows, at, strict=True) if i < len(row)]
+    if stuck:
+        raise PlanError(f"a schedule that cannot be followed: nobody can begin {' or '.join(stuck)}")
+    return Simulation(begin, end, len(rows))
+
+
+def in_flight(row: Row) -> int:
+    """The most activations that a group keeps at once."""
+    now = most = 0
+    for task in row:
+        now += 1 if task.direction == "forward" else -1
+        most = max(most, now)
+    return most
+
+
+def validate(form: Form, rows: Sequence[Row], limit: Callable[[Form, int], int] = _all_of_them) -> None:
+    """PlanError unless each group does every task of its stages once, in an order in which all can go on, within its limit."""
+    for group, row in enumerate(rows):
+        wanted = Counter(task for task in form.tasks() if form.groups[task.stage] == group)
+        found = Counter(row)
+        for task in (*wanted, *found):
+            if found[task] != wanted[task]:
+                raise PlanError(f"a schedule has the {task} {found[task]} times for group {group}; its part is {wanted[task]}")
+        if form.trains and in_flight(row) > limit(form, group):
+            raise PlanError(f"a schedule has group {group} keep {in_flight(row)} activations; at most {limit(form, group)} are allowed")
+    simulate(rows, form.needs)
+
+
+def diagram(rows: Sequence[Row], simulation: Simulation, names: Sequence[str] = ()) -> str:
+    """The rows over time, a column per unit: F and B with the number of the microbatch, with a letter for the stage where a group has several."""
+    shortest = min((simulation.end[t] - simulation.begin[t] for row in rows for t in row), default=1.0) or 1.0
+    labels = [names[i] if names else f"group {i}" for i in range(len(rows))]
+    width = max([len(_mark(task, row)) for row in rows for task in row], default=2) + 1
+    margin = max(map(len, labels), default=0) + 2
+    lines = []
+    for label, row in zip(labels, rows, strict=True):
+        cells = [".".ljust(width)] * round(simulation.length / shortest)
+        for task in row:
+            first, last = (round(time[task] / shortest) for time in (simulation.begin, simulation.end))
+            cells[first:last] = [_mark(task, row).ljust(width), *["-".ljust(width)] * (last - first - 1)]
+        lines.append((label.ljust(margin) + "".join(cells)).rstrip())
+    return "\n".join([*lines, f"bubble {100 * simulation.bubble:.1f} %"])
+
+
+def _mark(task: Task, row: Row) -> str:
+    stages = sorted({other.stage for other in row})
+    chunk = chr(ord("a") + stages.index(task.stage) % 26) if len(stages) > 1 else ""
+    return f"{'F' if task.direction == 'forward' else 'B'}{task.microbatch}{chunk}"
