@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from jobflow.errors import JobflowError
-from jobflow.explain import STAGES, explain, load_job
+from jobflow.explain import STAGES, explain, explain_page, load_job
 from jobflow.version import __version__
 
 
@@ -23,6 +24,7 @@ def parser() -> argparse.ArgumentParser:
     show.add_argument("--devices", type=_positive, default=1, metavar="N", help="lay the job out over N devices (default 1)")
     show.add_argument("--rank", type=int, default=0, metavar="R", help="whose plan to print (default 0)")
     show.add_argument("--stage", action="append", choices=STAGES, help="print only this stage; may be given several times (default: all)")
+    show.add_argument("--html", metavar="FILE", help="write a page with a picture of the graph and the tables instead; it opens offline")
     return top
 
 
@@ -33,13 +35,22 @@ def _positive(text: str) -> int:
     return number
 
 
+def _explain(given: argparse.Namespace) -> None:
+    job = load_job(given.job)
+    if given.html is None:
+        print(explain(job, devices=given.devices, rank=given.rank, stages=given.stage or STAGES))
+        return
+    Path(given.html).write_text(explain_page(job, devices=given.devices, rank=given.rank), encoding="utf-8")
+    print(f"wrote {given.html}")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code: 0, or 1 after an error that is printed."""
     given = parser().parse_args(arguments)
     if given.rank not in range(given.devices):
         parser().error(f"--rank {given.rank} is not one of the ranks 0 to {given.devices - 1}")
     try:
-        print(explain(load_job(given.job), devices=given.devices, rank=given.rank, stages=given.stage or STAGES))
+        _explain(given)
     except JobflowError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1

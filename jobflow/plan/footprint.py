@@ -1,0 +1,132 @@
+"""What the memory of a rank is used for, and when it is fullest; exact, before anything runs.
+
+A byte of the arena is in use from the instruction that writes it to the last that reads what was written.  It counts for what
+wrote it: the forward pass (activations), the backward pass (gradients), the update (temporaries), or a communication (what it
+received).  Variables are always there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Slot, Transfer
+
+#: What memory is used for, in the order of the table.
+CATEGORIES = ("variables", "optimizer state", "activations", "gradients", "communication", "update")
+_OF_PHASE = {"forward": "activations", "backward": "gradients", "update": "update"}
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """The memory of one rank, in bytes."""
+
+    #: in use at the fullest moment, by category
+    at_peak: dict[str, int]
+    #: the instruction that runs then
+    peak: str
+    #: of the buffers that are reused: all in use at the fullest moment, which no placement can go below
+    needed: int
+    #: of the same buffers: what is allocated
+    allocated: int
+
+    @property
+    def total(self) -> int:
+        """What the rank allocates."""
+        return self.allocated + self.at_peak["variables"] + self.at_peak["optimizer state"]
+
+
+@dataclass(frozen=True)
+class _Touch:
+    """An instruction reads or writes the bytes of a slot."""
+
+    time: int
+    slot: Slot
+    category: str | None  # None: a read
+
+
+def footprint(plan: Plan) -> Footprint:
+    """Where the bytes of a rank go."""
+    instructions = plan.instructions
+    touches = [touch for touch in _touches(plan, instructions) if not touch.slot.buffer.startswith("state/")]
+    last = len(instructions) + 1
+    in_use = np.zeros((len(CATEGORIES), last + 1), np.int64)
+    for buffer in sorted({touch.slot.buffer for touch in touches}):
+        _add_lives([touch for touch in touches if touch.slot.buffer == buffer], in_use)
+    total = in_use.sum(axis=0)
+    fullest = int(total.argmax())
+    at_peak = {category: int(in_use[i, fullest]) for i, category in enumerate(CATEGORIES)}
+    for slot in plan.variables.values():
+        kind = "variables" if slot.buffer.endswith((":parameter", ":scalar")) else "optimizer state"
+        at_peak[kind] += slot.type.nbytes
+    return Footprint(at_peak, _describe(instructions, fullest), int(total[fullest]), sum(plan.buffers.values()))
+
+
+def _touches(plan: Plan, instructions: tuple[Instruction, ...]) -> Iterator[_Touch]:
+    """In order of time; within an instruction reads come before writes."""
+    for feed in plan.feeds:
+        yield _Touch(0, feed.slot, "activations")
+    for time, instruction in enumerate(instructions, 1):
+        reads, writes, category = _accesses(instruction)
+        yield from (_Touch(time, slot, None) for slot in reads)
+        yield from (_Touch(time, slot, category) for slot in writes)
+    for _, slot in plan.fetches:
+        yield _Touch(len(instructions) + 1, slot, None)
+
+
+def _accesses(instruction: Instruction) -> tuple[tuple[Slot, ...], tuple[Slot, ...], str]:
+    match instruction:
+        case Compute(_, inputs, outputs):
+            return inputs, outputs, _OF_PHASE[instruction.phase]
+        case Collective():
+            return (instruction.input,), (instruction.output,), "communication"
+        case Transfer(_, sends, slot):
+            return ((slot,), (), "communication") if sends else ((), (slot,), "communication")
+
+
+def _add_lives(touches: list[_Touch], in_use: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> None:
+    """Add the bytes of one buffer to what is in use, from each write to the last read before the next."""
+    edges = np.unique([edge for touch in touches for edge in (touch.slot.offset, touch.slot.stop)])
+    sizes = np.diff(edges)
+    written = np.full(len(sizes), -1)
+    read = np.full(len(sizes), -1)
+    kind = np.zeros(len(sizes), np.int64)
+    change = np.zeros((in_use.shape[0], in_use.shape[1] + 1), np.int64)
+
+    def end(parts: Iterable[int]) -> None:
+        for part in parts:
+            if written[part] >= 0:
+                change[kind[part], written[part]] += sizes[part]
+                change[kind[part], max(read[part], written[part]) + 1] -= sizes[part]
+
+    for touch in touches:
+        parts = range(*np.searchsorted(edges, (touch.slot.offset, touch.slot.stop)))
+        if touch.category is None:
+            read[parts.start : parts.stop] = touch.time
+            continue
+        again = [part for part in parts if read[part] != touch.time]  # what is written over what it reads lives on
+        end(again)
+        written[again] = touch.time
+        read[again] = -1
+        kind[again] = CATEGORIES.index(touch.category)
+    end(range(len(sizes)))
+    in_use += np.cumsum(change, axis=1)[:, :-1]
+
+
+def _describe(instructions: tuple[Instruction, ...], time: int) -> str:
+    if not 1 <= time <= len(instructions):
+        return "arguments" if time == 0 else "results"
+    instruction = instructions[time - 1]
+    return f"{instruction.name} at {instruction.where}"
+
+
+def footprint_text(footprints: dict[int, Footprint]) -> str:
+    """A table with a line per rank, in MiB."""
+    rows: list[tuple[str, ...]] = [("rank", *CATEGORIES, "allocated", "fullest at")]
+    for rank, f in footprints.items():
+        rows.append((str(rank), *(f"{f.at_peak[c] / 2**20:.2f}" for c in CATEGORIES), f"{f.total / 2**20:.2f}", f.peak))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join([*(cell.rjust(w) for cell, w in zip(row[:-1], widths[:-1], strict=True)), row[-1]]) for row in rows]
+    return "\n".join([*lines, "MiB in use at each rank's fullest moment; allocated is that of all buffers"])

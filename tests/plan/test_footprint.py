@@ -1,0 +1,77 @@
+"""What memory is used for: by hand on small plans, and against the plan of a real job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jobflow import scope
+from jobflow.explain import laid_out, load_job
+from jobflow.layout import Reduction, whole_box
+from jobflow.ops.elementwise import Add
+from jobflow.plan.footprint import footprint, footprint_text
+from jobflow.plan.plan import Collective, Compute, Feed, Instruction, Plan, Slot
+from jobflow.types import TensorType, contiguous_strides, float32
+
+
+def slot(offset: int, n: int, buffer: str = "arena") -> Slot:
+    return Slot(buffer, offset, TensorType((n,), float32), contiguous_strides((n,), 4))
+
+
+def add(name: str, a: Slot, b: Slot, out: Slot, phase: str = "forward") -> Compute:
+    return Compute(Add(), (a, b), (out,), name, phase=phase)  # type: ignore[arg-type]
+
+
+def plan(*body: Instruction, fetch: Slot, arena: int = 4096, variables: dict[str, Slot] | None = None) -> Plan:
+    feeds = (Feed("x", slot(0, 16), whole_box((16,))),)
+    return Plan("job", 0, {"arena": arena, "shared": 0}, feeds, body, (), ((0, fetch),), variables or {})
+
+
+def test_values_live_from_their_write_to_their_last_read() -> None:
+    x, y, z = slot(0, 16), slot(64, 16), slot(128, 16)
+    found = footprint(plan(add("first", x, x, y), add("second", y, y, z), add("third", z, z, x), fetch=x))
+    assert found.needed == 2 * 64  # x and y, y and z, z and the new x
+    assert found.peak.startswith("first")
+    assert found.allocated == 4096
+
+
+def test_what_is_written_over_its_input_needs_no_second_place() -> None:
+    x = slot(0, 16)
+    assert footprint(plan(add("first", x, x, x), add("second", x, x, x), fetch=x)).needed == 64
+
+
+def test_what_nobody_reads_lives_while_it_is_written() -> None:
+    x, y = slot(0, 16), slot(64, 32)
+    found = footprint(plan(add("first", x, x, y), add("second", x, x, x), fetch=x))
+    assert (found.needed, found.peak.split()[0]) == (64 + 128, "first")
+
+
+def test_each_byte_counts_for_the_phase_that_wrote_it() -> None:
+    x, y, z = slot(0, 16), slot(64, 16), slot(128, 32)
+    weights = {"w": slot(0, 8, "state/0:parameter"), "w-m": slot(0, 8, "state/1:m")}
+    body = [add("forward", x, x, y), add("backward", x, y, z, "backward"), add("end", x, y, x), add("last", z, x, x)]
+    at_peak = footprint(plan(*body, fetch=x, variables=weights)).at_peak
+    assert at_peak == {"variables": 32, "optimizer state": 32, "activations": 128, "gradients": 128, "communication": 0, "update": 0}
+
+
+def test_what_is_received_counts_for_communication() -> None:
+    x, y = slot(0, 16), slot(64, 64)
+    gather = Collective("all_gather", (0, 1, 2, 3), x, y, (16,) * 4, (), Reduction.SUM, 0, "gathered")
+    found = footprint(plan(gather, fetch=y))
+    assert (found.at_peak["communication"], found.at_peak["activations"], found.peak.split()[0]) == (256, 64, "gathered")
+
+
+def test_table_has_a_line_per_rank() -> None:
+    x = slot(0, 16)
+    found = footprint(plan(add("first", x, x, x), fetch=x))
+    lines = footprint_text({0: found, 1: found}).splitlines()
+    assert [line.split()[0] for line in lines] == ["rank", "0", "1", "MiB"]
+    assert lines[0].split()[-2:] == ["fullest", "at"]
+
+
+def test_memory_of_a_real_job() -> None:
+    with scope.using(root=scope.Root()):
+        found = laid_out(load_job(str(Path(__file__).parents[2] / "examples" / "hybrid_mlp.py") + ":train_job"), 2)
+        plan = found.plan(0)
+    memory = footprint(plan)
+    assert memory.at_peak["variables"] == sum(slot.type.nbytes for slot in plan.variables.values())
+    assert 0.9 * memory.allocated <= memory.needed <= memory.allocated
