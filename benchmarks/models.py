@@ -36,6 +36,12 @@ class Gemm:
     batch: int = 1
 
 
+def divide(parts: int) -> None:
+    """Let every batch from here on be the `parts`-th part of what it was."""
+    global BATCH, GPT_BATCH
+    BATCH, GPT_BATCH = BATCH // parts, GPT_BATCH // parts
+
+
 def shapes(model: str) -> dict[str, tuple[int, ...]]:
     """The trainable variables of a model."""
     return {"mlp": _mlp_shapes, "lenet": _lenet_shapes, "gpt": _gpt_shapes}[model]()

@@ -37,16 +37,21 @@ def serve(
     answers: bool = True,
 ) -> None:
     """Obey until told to stop.  `answers` is False on ranks that take part without reporting."""
-    obey: dict[str, Callable[[int], dict[str, Any]]] = {
+    does: dict[str, Callable[[int], dict[str, Any]]] = {
         "round": lambda steps: {"seconds": timed(step, steps)},
         "losses": lambda steps: {"losses": [loss_of(step()) for _ in range(steps)]},
         "facts": lambda _: facts(),
         "inside": lambda _: inside(),
     }
+    obey(does, answers)
+
+
+def obey(does: dict[str, Callable[[int], dict[str, Any]]], answers: bool = True) -> None:
+    """Do what each line of the standard input names, with its "steps", until told to stop."""
     for line in sys.stdin:
         order = json.loads(line)
         if order["do"] == "stop":
             return
-        answer = obey[order["do"]](order.get("steps", 1))
+        answer = does[order["do"]](order.get("steps", 1))
         if answers:
             print(PREFIX + json.dumps(answer), flush=True)
