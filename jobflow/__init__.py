@@ -29,6 +29,7 @@ from jobflow import (
     random,
     regularizers,
     scope,
+    strategies,
     train,
     typing,
 )
@@ -264,6 +265,7 @@ __all__ = [
     "reshape_like",
     "reverse",
     "scope",
+    "strategies",
     "slice",
     "slice_v2",
     "smooth_l1_loss",

@@ -12,6 +12,7 @@ from typing import Any
 
 from jobflow import scope
 from jobflow.errors import ConfigError, JobError, SourceLine, did_you_mean, user_line
+from jobflow.graph.strategy import Strategy
 from jobflow.notices import notice
 from jobflow.types import DType
 
@@ -41,6 +42,7 @@ _KINDS: dict[type, str] = {
     scope.consistent_view: "scope.consistent_view()",
     scope.mirrored_view: "scope.mirrored_view()",
     scope.placement: "scope.placement(tag, devices)",
+    Strategy: "a strategy such as strategies.data_parallel()",
 }
 _STORED = {
     "default_data_type": Option((DType,)),
@@ -48,6 +50,7 @@ _STORED = {
     "default_logical_view": Option((scope.consistent_view, scope.mirrored_view)),
     "default_distribute_strategy": Option((scope.consistent_view, scope.mirrored_view), now="default_logical_view"),
     "default_placement_scope": Option((scope.placement,)),
+    "strategy": Option((Strategy,)),
     "train.primary_lr": Option(_NUMBER),
     "train.secondary_lr": Option(_NUMBER),
     "train.model_update_conf": Option((dict,)),
@@ -198,8 +201,8 @@ class FunctionConfig:
 
 
 def _is_kind(value: Any, kinds: tuple[type, ...]) -> bool:
-    """isinstance, except that a bool is no number."""
-    return isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds)
+    """isinstance, except that a bool is no number, and a class not one of its instances."""
+    return isinstance(value, kinds) and not isinstance(value, type) and (not isinstance(value, bool) or bool in kinds)
 
 
 function_config = FunctionConfig

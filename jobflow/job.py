@@ -16,6 +16,7 @@ from jobflow.compiler.trace import Tracer
 from jobflow.errors import JobError, SourceLine
 from jobflow.function_config import FunctionConfig
 from jobflow.graph.ir import Physical, Value
+from jobflow.graph.strategy import Strategy
 from jobflow.graph.training import Optimizer, Watch
 from jobflow.layout import Placement
 from jobflow.results import deliver
@@ -55,10 +56,19 @@ class Job:
     def placement(self, session: Session) -> Placement:
         """Where the job runs unless its body says otherwise."""
         wanted = self.config.options.get("default_placement_scope")
-        return session.default_placement() if wanted is None else wanted.resolve()
+        given = session.default_placement() if wanted is None else wanted.resolve()
+        return given if self.strategy is None else self.strategy.placement(given)
+
+    @property
+    def strategy(self) -> Strategy | None:
+        """How the job is parallel, if its configuration says so."""
+        wanted: Strategy | None = self.config.options.get("strategy")
+        return wanted
 
     @property
     def view(self) -> scope.View:
+        if self.strategy is not None and self.strategy.view is not None:
+            return self.strategy.view
         wanted = self.config.options.get("default_logical_view")
         per_device = any(declared.per_device for _, declared in self.signature.placeholders())
         return wanted.view if wanted is not None else "mirrored" if per_device else "consistent"
@@ -99,6 +109,7 @@ class Job:
             default_dtype=self.config.options.get("default_data_type") or float32,
             config=self.config,
             known=session.variables,
+            strategy=self.strategy,
             rows=rows,
         )
         with scope.using(interpreter=tracer, placement=placement, view=view, namespace=()):

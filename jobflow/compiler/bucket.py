@@ -46,7 +46,7 @@ def _late_nodes(physical: Physical) -> set[Node]:
     outputs = set(physical.graph.outputs)
     late: set[Node] = set()
     for node in physical.graph.nodes:
-        starts = _is_all_reduce(node) and all(r.phase == "update" for v in node.outputs for r in readers[v]) and not outputs & set(node.outputs)
+        starts = _is_reduction(node) and all(r.phase == "update" for v in node.outputs for r in readers[v]) and not outputs & set(node.outputs)
         if starts or any(value.node in late for value in node.inputs):
             late.add(node)
     return late
@@ -54,6 +54,10 @@ def _late_nodes(physical: Physical) -> set[Node]:
 
 def _is_all_reduce(node: Node) -> bool:
     return isinstance(node.op, Reroute) and node.op.name == "all_reduce"
+
+
+def _is_reduction(node: Node) -> bool:
+    return isinstance(node.op, Reroute) and node.op.name in ("all_reduce", "reduce_scatter")
 
 
 def _is_gradient_sum(node: Node, late: set[Node]) -> bool:

@@ -37,6 +37,9 @@ from jobflow.plan.plan import Plan, Slot
 
 def logical(tracer: Tracer, outputs: Sequence[Value]) -> Graph:
     """What to compute."""
+    strategy = tracer.strategy
+    if strategy is not None:
+        outputs = strategy.distribute(tracer, outputs)
     return simplify(differentiate(tracer, outputs))
 
 

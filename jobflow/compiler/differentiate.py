@@ -15,10 +15,10 @@ from jobflow.compiler.trace import Tracer
 from jobflow.errors import JobError, PlanError
 from jobflow.graph.ir import Graph, Node, Value
 from jobflow.graph.training import Optimizer, Parameter, Training
-from jobflow.layout import B, P
+from jobflow.layout import B, P, Split
 from jobflow.ops import elementwise as ew
 from jobflow.ops.base import apply
-from jobflow.ops.layout_ops import ToGlobal, ToLocal
+from jobflow.ops.layout_ops import ToGlobal, ToLayout, ToLocal
 from jobflow.ops.source import Constant, ReadVariable
 from jobflow.ops.update import Increment
 from jobflow.types import DType, Tensor, TensorType, int64
@@ -166,6 +166,8 @@ def _parameter(tracer: Tracer, name: str, gradient: Value, optimizer: Optimizer)
     assert isinstance(value.node.op, ReadVariable), "gradients belong to reads of variables"
     total: Tensor = gradient
     with scope.using(placement=variable.placement):
+        if any(isinstance(sbp, Split) for sbp in variable.sbp):
+            total = apply(ToLayout(variable.sbp), total)  # each rank gets the part of the gradient that it will use
         if optimizer.loss_scale != 1:
             total = ew.scale(total, 1.0 / optimizer.loss_scale)
         if variable.l1:

@@ -17,6 +17,7 @@ from jobflow import scope
 from jobflow.errors import NOWHERE, DuplicateNameError, JobError, JobflowError, SourceLine, user_line
 from jobflow.graph.ir import Graph, Node, Origin, Phase, Value, Variable
 from jobflow.graph.rewrite import Rewrite, copy_node
+from jobflow.graph.strategy import Strategy
 from jobflow.graph.training import Optimizer, Training, Watch
 from jobflow.layout import B, Placement, S
 from jobflow.ops.base import Op, types_tuple
@@ -46,6 +47,8 @@ class Tracer:
     #: the job's function_config
     config: Any = None
     known: dict[str, Variable] = field(default_factory=dict)
+    #: how the job is parallel; None leaves it to its body and to layout inference
+    strategy: Strategy | None = None
     #: mirrored view only: the length of the first axis of each rank's arguments, if the ranks' shapes differ
     rows: tuple[int, ...] = ()
 
@@ -198,10 +201,7 @@ class Tracer:
             with self.standing_for(node):
                 made = rewrite(node, inputs)
             if made is None:
-                fresh = copy_node(node, inputs)
-                self.nodes.append(fresh)
-                self._made.add(fresh)
-                made = fresh.outputs
+                made = self.again(node, inputs)
             now.update(zip(node.outputs, made, strict=True))
         for named in (self.inputs, self.reads, self.updates):
             named.update({name: now[value] for name, value in named.items()})
@@ -210,6 +210,17 @@ class Tracer:
             self.training = replace(self.training, losses=tuple(now[value] for value in self.training.losses))
         self.watches = [replace(watch, value=now[watch.value]) for watch in self.watches]
         return [now[value] for value in outputs]
+
+    def again(
+        self, node: Node, inputs: Sequence[Value], *, op: Op | None = None, placement: Placement | None = None, origin: Origin | None = None
+    ) -> tuple[Value, ...]:
+        """Record a node once more, under its name, on other inputs; with another op, place or origin, if given."""
+        fresh = copy_node(Node(op or node.op, node.inputs, node.outputs, node.name, placement or node.placement, origin or node.origin), tuple(inputs))
+        for value, type in zip(fresh.outputs, types_tuple(fresh.op.infer(*(value.type for value in inputs))), strict=True):
+            value.type = type
+        self.nodes.append(fresh)
+        self._made.add(fresh)
+        return fresh.outputs
 
     @contextmanager
     def standing_for(self, node: Node) -> Iterator[None]:

@@ -1,0 +1,19 @@
+"""Every rank has tensors of its own; variables are copies, and their gradients are added up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jobflow.scope import View
+from jobflow.strategies.base import Strategy
+
+
+@dataclass(frozen=True)
+class mirrored(Strategy):
+    """The job's body is traced in the mirrored view: what it says, it says about one rank."""
+
+    size: int | None = None
+
+    @property
+    def view(self) -> View | None:
+        return "mirrored"

@@ -1,0 +1,224 @@
+"""Every rank holds its part of every layer, and computes it for the whole batch.
+
+Layers come in pairs, as in Megatron-LM.  The first is split by columns: each rank has some of its outputs, and everything up to the
+second works on these alone.  The second is split by rows: each rank has the part that belongs to its inputs, and the sum over ranks is
+the layer's output.  A pair costs one all_reduce forward (after the rows) and one backward (before the columns).
+
+Which layers pair is read off the ops' own rules, so any model can be split and no op is known by name.  A *product* is a node that reads a
+variable and whose rule has the two signatures
+
+    columns   (B, S(a)) -> S(b)          rows   (S(c), S(d)) -> P
+
+In program order, a product whose input lies split is taken by rows, if it can be.  Any other is taken by columns if, following
+its output from reader to reader, every rule keeps it split until products taken by rows, or sums, have used it up; variables met on the
+way (biases) are split alike.  Otherwise the layer stays whole.
+
+Example: x -> dense up -> gelu -> dense down -> y.  up-weight (4d, d) is S(0), up-bias S(0), down-weight (d, 4d) S(1), down-bias B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from jobflow.errors import ConfigError, JobflowError
+from jobflow.graph.ir import Node, Value
+from jobflow.graph.strategy import Program
+from jobflow.layout import B, Broadcast, Partial, Sbp, Signature, Split
+from jobflow.ops.source import ReadVariable
+from jobflow.strategies.base import Strategy
+from jobflow.strategies.hints import Hints
+
+Patterns = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class tensor_parallel(Strategy):
+    """Layers split by columns and by rows: variables by name ("block*-up-weight"), or pairs found in the program if no name is given.
+
+    `vocabulary` names tables that are split along what they are looked up by; without any names those of at least `large` elements are.
+    Bytes per rank and step: 4 a (n-1)/n per pair of layers, with a the bytes of the pair's output; half of that forward, half backward.
+    Raises: ConfigError if a name fits no variable, or one whose layer has no such signature.
+    """
+
+    size: int | None = None
+    columns: Patterns = ()
+    rows: Patterns = ()
+    vocabulary: Patterns = ()
+    large: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        for name in ("columns", "rows", "vocabulary"):
+            given = getattr(self, name)
+            object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
+
+    @property
+    def is_named(self) -> bool:
+        return bool(self.columns or self.rows or self.vocabulary)
+
+    def hints(self, program: Program, n: int, split: Mapping[str, AbstractSet[int]]) -> Hints:
+        if n == 1:
+            return Hints(read={})
+        found = _Pairs(self, program, n).run()
+        self._check(program, found)
+        return Hints(found, read=found)
+
+    def _check(self, program: Program, found: Mapping[str, Sbp]) -> None:
+        for pattern in (*self.columns, *self.rows, *self.vocabulary):
+            fitting = [name for name in program.variables if fnmatchcase(name, pattern)]
+            if not fitting:
+                raise ConfigError(
+                    f'strategies.tensor_parallel: no variable of job {program.name} fits "{pattern}"; there are {", ".join(program.variables)}'
+                )
+            whole = [name for name in fitting if name not in found]
+            if whole:
+                raise ConfigError(
+                    f'strategies.tensor_parallel: "{pattern}" fits variable "{whole[0]}" {program.variables[whole[0]].type}, which no reader takes '
+                    f"split that way on the ranks there are; leave it out, or make the axis at least as long as there are ranks"
+                )
+
+
+@dataclass
+class _State:
+    """How values and variables lie along the dimension; what is not named is whole."""
+
+    values: dict[Value, Sbp] = field(default_factory=dict)
+    variables: dict[str, Sbp] = field(default_factory=dict)
+
+    def copy(self) -> _State:
+        return _State(dict(self.values), dict(self.variables))
+
+    def take(self, node: Node, signature: Signature) -> None:
+        for value, sbp in zip(node.inputs, signature.inputs, strict=True):
+            if isinstance(value.node.op, ReadVariable):
+                self.variables[value.node.op.key] = sbp
+        for value, sbp in zip(node.outputs, signature.outputs, strict=True):
+            self.values[value] = B if isinstance(sbp, Partial) else sbp
+
+
+class _Pairs:
+    def __init__(self, strategy: tensor_parallel, program: Program, n: int) -> None:
+        self.strategy = strategy
+        self.n = n
+        self.nodes = [node for node in program.nodes if node.phase == "forward" and node.inputs and not node.outputs[0].local]
+        self.readers: dict[Value, list[int]] = {}
+        for i, node in enumerate(self.nodes):
+            for value in dict.fromkeys(node.inputs):
+                self.readers.setdefault(value, []).append(i)
+        asked = {name: variable.sbp[-1] for name, variable in program.variables.items() if any(isinstance(sbp, Split) for sbp in variable.sbp)}
+        self.state = _State(variables=asked)
+
+    def run(self) -> dict[str, Sbp]:
+        for node in self.nodes:
+            if node.outputs[0] not in self.state.values:
+                self.decide(node)
+        return {name: sbp for name, sbp in self.state.variables.items() if isinstance(sbp, Split)}
+
+    def decide(self, node: Node) -> None:
+        """Split what the node reads, if that is wished and pays."""
+        legal = self.legal(node)
+        if self.is_split(node):
+            chosen = next((s for s in legal if self.fits(s, node, self.state)), None)
+            if chosen is not None:
+                self.state.take(node, chosen)
+            return
+        weights = [i for i, value in enumerate(node.inputs) if self.free(value)]
+        for i in weights:
+            for signature in legal:
+                kind = self.kind(signature, i)
+                if kind and self.starts(node, i, kind, legal) and self.fits(signature, node, self.state, beginning=kind != "rows"):
+                    after = self.followed(node, signature)
+                    if after is not None:
+                        self.state = after
+                        return
+
+    def starts(self, node: Node, i: int, kind: str, legal: Sequence[Signature]) -> bool:
+        """Whether a node that reads variable i, and nothing split, is taken this way."""
+        if self.strategy.is_named:
+            return any(fnmatchcase(_variable(node.inputs[i]), pattern) for pattern in getattr(self.strategy, kind))
+        if kind == "vocabulary":
+            return node.inputs[i].type.size >= self.strategy.large
+        return kind == "columns" and any(self.kind(s, i) == "rows" for s in legal)
+
+    @staticmethod
+    def kind(signature: Signature, i: int) -> str | None:
+        """What a signature makes of variable i: columns, rows, vocabulary, or nothing that concerns it."""
+        if not isinstance(signature.inputs[i], Split):
+            return None
+        others = [sbp for j, sbp in enumerate(signature.inputs) if j != i]
+        sums = all(isinstance(sbp, Partial) for sbp in signature.outputs)
+        if all(isinstance(sbp, Broadcast) for sbp in others):
+            return "vocabulary" if sums else "columns"
+        return "rows" if sums else None
+
+    # ---------------------------------------------------------------- following what is split
+
+    def followed(self, start: Node, signature: Signature) -> _State | None:
+        """What lies split if `start` is taken this way; None if it would have to be brought together on the way, and no name asks for it."""
+        state = self.state.copy()
+        state.take(start, signature)
+        waiting = self.waiting(start, state)
+        while waiting:
+            i = min(waiting)
+            waiting.discard(i)
+            node = self.nodes[i]
+            chosen = next((s for s in self.legal(node) if self.fits(s, node, state)), None)
+            if chosen is not None:
+                state.take(node, chosen)
+                waiting |= self.waiting(node, state)
+            elif not self.strategy.is_named and not self.ends(node, state):
+                return None
+        return state
+
+    def waiting(self, node: Node, state: _State) -> set[int]:
+        return {i for value in node.outputs if isinstance(state.values.get(value), Split) for i in self.readers.get(value, ())}
+
+    def is_split(self, node: Node) -> bool:
+        return any(isinstance(self.state.values.get(value), Split) for value in node.inputs)
+
+    def free(self, value: Value) -> bool:
+        """True for a variable about which nothing is decided."""
+        op = value.node.op
+        return isinstance(op, ReadVariable) and op.key not in self.state.variables and value.type.dtype.is_float
+
+    def legal(self, node: Node) -> list[Signature]:
+        """The signatures in which nothing is P before the node, and every rank has something of what is split."""
+        rule = node.op.rule(*(value.type for value in node.inputs))
+        return [s for s in rule.signatures() if s.legal(self.n) and self.has_room(s, node)]
+
+    def has_room(self, signature: Signature, node: Node) -> bool:
+        pairs = [*zip(node.inputs, signature.inputs, strict=True), *zip(node.outputs, signature.outputs, strict=True)]
+        if any(isinstance(sbp, Partial) for sbp in signature.inputs):
+            return False
+        return all(value.shape[sbp.axis] >= self.n for value, sbp in pairs if isinstance(sbp, Split))
+
+    def fits(self, signature: Signature, node: Node, state: _State, beginning: bool = False) -> bool:
+        """Whether all inputs lie, or may be stored, as the signature wants them, with nothing whole made of something split.
+
+        A whole input may be cut, which costs nothing, except at the beginning of a pair.
+        """
+        for value, sbp in zip(node.inputs, signature.inputs, strict=True):
+            op = value.node.op
+            if isinstance(op, ReadVariable):
+                if op.key in state.variables and state.variables[op.key] != sbp:
+                    return False
+            elif isinstance(state.values.get(value, B), Split):
+                if state.values[value] != sbp:
+                    return False
+            elif beginning and isinstance(sbp, Split):
+                return False
+        return any(isinstance(sbp, Split) for sbp in signature.inputs)
+
+    def ends(self, node: Node, state: _State) -> bool:
+        """True if the op can be written in smaller ones that take its inputs as they lie, and its results are whole."""
+        smaller = getattr(node.op, "smaller", None)
+        del smaller, state
+        return False
+
+
+def _variable(value: Value) -> str:
+    op = value.node.op
+    assert isinstance(op, ReadVariable), "only variables have names that are asked for"
+    return op.key

@@ -1,0 +1,149 @@
+"""Hints -> program: nodes get their stage and its ranks, variables their storage, and reads a `to_layout` where they need one.
+
+The ranks of a job are a grid with one dimension of parallelism each.  A dimension that is no pipeline is a mesh dimension of every placement;
+along a pipeline the grid is cut, so that every stage has a mesh of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from jobflow import scope
+from jobflow.errors import PlacementError
+from jobflow.graph.ir import Node, Value, Variable
+from jobflow.graph.strategy import Program
+from jobflow.layout import B, Placement, Sbp, Split
+from jobflow.ops.layout_ops import Crossing, GradientLayout, ToLayout
+from jobflow.ops.source import Input, ReadVariable
+from jobflow.strategies.hints import Dimension, Hints
+
+
+def sizes(dimensions: Sequence[Dimension], ranks: int) -> tuple[int, ...]:
+    """How many ranks each dimension has; PlacementError if they do not fill the grid."""
+    free = [i for i, dimension in enumerate(dimensions) if dimension.size is None]
+    fixed = math.prod(dimension.size for dimension in dimensions if dimension.size is not None)
+    rest, over = divmod(ranks, fixed)
+    if len(free) > 1 or over or (rest > 1 and not free) or not rest:
+        told = " x ".join(map(repr, dimensions))
+        raise PlacementError(f"strategy {told}: the job has {ranks} ranks, which do not fill it; leave at most one size out, and let the product be {ranks}")
+    return tuple(rest if dimension.size is None else dimension.size for dimension in dimensions)
+
+
+def arranged(dimensions: Sequence[Dimension], given: Placement) -> Placement:
+    """The given ranks as a grid of the dimensions."""
+    return Placement(given.tag, given.ranks, sizes(dimensions, given.size))
+
+
+def stage_placements(dimensions: Sequence[Dimension], given: Placement) -> tuple[Placement, ...]:
+    """The ranks of each stage: parts of the grid across the pipeline; all of it if there is none."""
+    each = sizes(dimensions, given.size)
+    along = [i for i, dimension in enumerate(dimensions) if dimension.is_pipeline]
+    if len(along) > 1:
+        raise PlacementError(f"strategy {' x '.join(map(repr, dimensions))}: there can be one pipeline only")
+    if not along:
+        return (Placement(given.tag, given.ranks, each),)
+    (axis,) = along
+    grid = np.array(given.ranks).reshape(each)
+    mesh = each[:axis] + each[axis + 1 :]
+    parts = (np.take(grid, i, axis).ravel() for i in range(each[axis]))
+    return tuple(Placement(given.tag, tuple(int(rank) for rank in part), mesh) for part in parts)
+
+
+def write(program: Program, outputs: Sequence[Value], dimensions: Sequence[Dimension]) -> list[Value]:
+    """The program with the hints of all dimensions in it; its outputs as they are then."""
+    return _Writing(program, dimensions).run(outputs)
+
+
+class _Writing:
+    def __init__(self, program: Program, dimensions: Sequence[Dimension]) -> None:
+        self.program = program
+        self.given = program.placement
+        self.places = stage_placements(dimensions, self.given)
+        hints = collected(program, dimensions)
+        self.stages = {node: stage for one in hints for node, stage in one.stages.items()}
+        self.hints = [one for one, dimension in zip(hints, dimensions, strict=True) if not dimension.is_pipeline]
+        self.homes = {node.op.key: self.place(node) for node in program.nodes if isinstance(node.op, ReadVariable)}
+        self.brought: dict[str, Value] = {}
+
+    def run(self, outputs: Sequence[Value]) -> list[Value]:
+        for name, variable in self.program.variables.items():
+            if name not in self.program.known and variable.placement == self.given:
+                home = self.homes[name]
+                self.program.variables[name] = replace(variable, placement=home, sbp=self.stored(variable, len(home.mesh)))
+        return self.program.rewritten(outputs, self.rewrite)
+
+    # ---------------------------------------------------------------- nodes
+
+    def place(self, node: Node) -> Placement:
+        """Where a node runs: on the ranks of its stage, unless its body says where."""
+        if node.placement != self.given:
+            return node.placement
+        return self.places[self.stages.get(node, 0) % len(self.places)]
+
+    def rewrite(self, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
+        op, place = node.op, self.place(node)
+        origin = replace(node.origin, stage=self.stages.get(node, node.origin.stage))
+        if isinstance(op, ReadVariable):
+            place = self.program.variables[op.key].placement
+        elif isinstance(op, Input) and not (self.hints and self.hints[0].cuts_arguments):
+            op = replace(op, split=False)
+        elif node.phase == "forward" and not op.alias and not isinstance(op, Crossing | ToLayout | GradientLayout):
+            inputs = tuple(map(self.read, inputs))
+        return self.program.again(node, inputs, op=op, placement=place, origin=origin)
+
+    # ---------------------------------------------------------------- variables
+
+    def stored(self, variable: Variable, ndim: int) -> tuple[Sbp, ...]:
+        """How a new variable is stored: as the program asks, else as the strategies wish."""
+        if any(isinstance(sbp, Split) for sbp in variable.sbp) or not self.hints:
+            return variable.sbp[-ndim:]
+        return tuple(hints.stored.get(variable.name, B) for hints in self.hints)
+
+    def wished(self, name: str) -> tuple[Sbp, ...] | None:
+        """How a variable is read; None if that is left to inference."""
+        each = [None if hints.read is None else hints.read.get(name, B) for hints in self.hints]
+        return None if None in each else tuple(sbp for sbp in each if sbp is not None) or (B,)
+
+    def read(self, value: Value) -> Value:
+        """What stands for the value of a variable where it is read."""
+        op = value.node.op
+        if not isinstance(op, ReadVariable) or op.key not in self.homes:
+            return value
+        variable, home, wish = self.program.variables[op.key], self.homes[op.key], self.wished(op.key)
+        if wish is None or (variable.placement, variable.sbp) == (home, wish):
+            return value
+        if op.key not in self.brought:
+            self.brought[op.key] = self.bring(value, variable, home, wish)
+        return self.brought[op.key]
+
+    def bring(self, value: Value, variable: Variable, home: Placement, wish: tuple[Sbp, ...]) -> Value:
+        at_once = home == variable.placement and any(hints.reduces_at_once for hints in self.hints)
+        again = any(hints.gathers_again for hints in self.hints)
+        region = self.first_region + len(self.brought) if again else scope.current().region
+        with scope.using(placement=home, view="consistent", stage=value.node.origin.stage, region=region):
+            (whole,) = self.program.apply(ToLayout(wish, variable.sbp if at_once else None), (value,), None)
+        assert isinstance(whole, Value)
+        return whole
+
+    @cached_property
+    def first_region(self) -> int:
+        """A number for a region that the program does not use."""
+        return 1 + max((node.origin.region for node in self.program.nodes if node.origin.region is not None), default=0)
+
+
+def collected(program: Program, dimensions: Sequence[Dimension]) -> list[Hints]:
+    """The hints of every dimension; inner ones come first, so that outer ones know which axes are split already."""
+    split = {name: {sbp.axis for sbp in variable.sbp if isinstance(sbp, Split)} for name, variable in program.variables.items()}
+    found: list[Hints] = []
+    for dimension, n in zip(reversed(dimensions), reversed(program.placement.mesh), strict=True):
+        hints = dimension.hints(program, n, split)
+        for name, sbp in hints.stored.items():
+            if isinstance(sbp, Split):
+                split[name].add(sbp.axis)
+        found.append(hints)
+    return found[::-1]

@@ -1,0 +1,49 @@
+"""Data parallelism in which every rank keeps only its part of the variables and of what the optimizer remembers about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from jobflow.errors import ConfigError
+from jobflow.graph.ir import Variable
+from jobflow.graph.strategy import Program
+from jobflow.layout import S, Sbp
+from jobflow.strategies.base import Strategy
+from jobflow.strategies.hints import Hints
+
+
+@dataclass(frozen=True)
+class zero(Strategy):
+    """Variables are stored S(axis), along the first axis that has room and that no other dimension splits, and read whole.
+
+    stage 1   gradients are brought to their owners when all are made     2 psi (n-1)/n bytes per rank and step
+    stage 2   as they are made, so that no rank ever holds all            2 psi (n-1)/n
+    stage 3   variables are gathered again for the backward pass          3 psi (n-1)/n
+
+    psi is the bytes of all variables.  Those of fewer than `least` elements stay whole, with an all_reduce of their gradients: that is
+    2 psi (n-1)/n too, in fewer messages.  In stage 3 nothing is gathered again that the backward pass does not read, such as biases.
+    """
+
+    stage: int = 1
+    size: int | None = None
+    least: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.stage not in (1, 2, 3):
+            raise ConfigError(f"strategies.zero: stage is {self.stage!r}; use 1, 2 or 3")
+
+    def hints(self, program: Program, n: int, split: Mapping[str, AbstractSet[int]]) -> Hints:
+        stored: dict[str, Sbp] = {}
+        for name, variable in program.variables.items():
+            axis = self.axis(variable, n, split[name])
+            if axis is not None:
+                stored[name] = S(axis)
+        return Hints(stored, read={}, cuts_arguments=True, reduces_at_once=self.stage > 1, gathers_again=self.stage > 2)
+
+    def axis(self, variable: Variable, n: int, taken: AbstractSet[int]) -> int | None:
+        """The axis along which a variable is stored split; None if it stays whole."""
+        if n == 1 or not variable.trainable or variable.type.size < self.least:
+            return None
+        return next((axis for axis, length in enumerate(variable.type.shape) if axis not in taken and length >= n), None)
