@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from jobflow.graph.ir import Node, Origin, Value, Variable
@@ -19,9 +19,9 @@ class Program(Protocol):
     name: str
     placement: Placement
     #: a strategy may replace how a variable that is not `known` is stored
-    variables: MutableMapping[str, Variable]
+    variables: dict[str, Variable]
     #: those that other jobs have declared: their storage is shared and stays as it is
-    known: Mapping[str, Variable]
+    known: dict[str, Variable]
 
     @property
     def nodes(self) -> Sequence[Node]: ...

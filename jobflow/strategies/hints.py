@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from jobflow.graph.ir import Node
+from jobflow.graph.ir import Node, Value
 from jobflow.graph.strategy import Program
 from jobflow.layout import Sbp
 
@@ -20,6 +20,9 @@ class Hints:
     stored: Mapping[str, Sbp] = field(default_factory=dict)
     #: how variables are read; those not named: whole.  None leaves it to layout inference
     read: Mapping[str, Sbp] | None = None
+    #: how values are read, and how their gradients are, where inference is not to choose
+    values: Mapping[Value, Sbp] = field(default_factory=dict)
+    gradients: Mapping[Value, Sbp] = field(default_factory=dict)
     #: False if every rank along the dimension takes the whole of every argument
     cuts_arguments: bool = False
     #: gradients are brought to where their variables are stored as soon as they are made, not when all are made

@@ -23,10 +23,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from jobflow.errors import ConfigError, JobflowError
+from jobflow.errors import ConfigError
 from jobflow.graph.ir import Node, Value
 from jobflow.graph.strategy import Program
 from jobflow.layout import B, Broadcast, Partial, Sbp, Signature, Split
+from jobflow.ops.base import Op
 from jobflow.ops.source import ReadVariable
 from jobflow.strategies.base import Strategy
 from jobflow.strategies.hints import Hints
@@ -61,9 +62,10 @@ class tensor_parallel(Strategy):
     def hints(self, program: Program, n: int, split: Mapping[str, AbstractSet[int]]) -> Hints:
         if n == 1:
             return Hints(read={})
-        found = _Pairs(self, program, n).run()
+        state = _Pairs(self, program, n).run()
+        found = {name: sbp for name, sbp in state.variables.items() if isinstance(sbp, Split)}
         self._check(program, found)
-        return Hints(found, read=found)
+        return Hints(found, read=found, values=dict.fromkeys(state.sums, B), gradients=dict.fromkeys(state.sources, B))
 
     def _check(self, program: Program, found: Mapping[str, Sbp]) -> None:
         for pattern in (*self.columns, *self.rows, *self.vocabulary):
@@ -86,9 +88,18 @@ class _State:
 
     values: dict[Value, Sbp] = field(default_factory=dict)
     variables: dict[str, Sbp] = field(default_factory=dict)
+    #: values that are sums over the ranks
+    sums: dict[Value, None] = field(default_factory=dict)
+    #: whole values that products taken by columns read: their gradients are sums over the ranks
+    sources: dict[Value, None] = field(default_factory=dict)
 
     def copy(self) -> _State:
-        return _State(dict(self.values), dict(self.variables))
+        return _State(dict(self.values), dict(self.variables), dict(self.sums), dict(self.sources))
+
+    def begin(self, node: Node, signature: Signature) -> None:
+        """Take the first node of a pair."""
+        self.take(node, signature)
+        self.sources.update(dict.fromkeys(value for value in node.inputs if not isinstance(value.node.op, ReadVariable)))
 
     def take(self, node: Node, signature: Signature) -> None:
         for value, sbp in zip(node.inputs, signature.inputs, strict=True):
@@ -96,6 +107,8 @@ class _State:
                 self.variables[value.node.op.key] = sbp
         for value, sbp in zip(node.outputs, signature.outputs, strict=True):
             self.values[value] = B if isinstance(sbp, Partial) else sbp
+            if isinstance(sbp, Partial):
+                self.sums[value] = None
 
 
 class _Pairs:
@@ -110,11 +123,11 @@ class _Pairs:
         asked = {name: variable.sbp[-1] for name, variable in program.variables.items() if any(isinstance(sbp, Split) for sbp in variable.sbp)}
         self.state = _State(variables=asked)
 
-    def run(self) -> dict[str, Sbp]:
+    def run(self) -> _State:
         for node in self.nodes:
             if node.outputs[0] not in self.state.values:
                 self.decide(node)
-        return {name: sbp for name, sbp in self.state.variables.items() if isinstance(sbp, Split)}
+        return self.state
 
     def decide(self, node: Node) -> None:
         """Split what the node reads, if that is wished and pays."""
@@ -158,7 +171,7 @@ class _Pairs:
     def followed(self, start: Node, signature: Signature) -> _State | None:
         """What lies split if `start` is taken this way; None if it would have to be brought together on the way, and no name asks for it."""
         state = self.state.copy()
-        state.take(start, signature)
+        state.begin(start, signature)
         waiting = self.waiting(start, state)
         while waiting:
             i = min(waiting)
@@ -212,10 +225,10 @@ class _Pairs:
         return any(isinstance(sbp, Split) for sbp in signature.inputs)
 
     def ends(self, node: Node, state: _State) -> bool:
-        """True if the op can be written in smaller ones that take its inputs as they lie, and its results are whole."""
-        smaller = getattr(node.op, "smaller", None)
-        del smaller, state
-        return False
+        """True for a loss and the like: an op that can be written in smaller ones which take what is split as it lies, and gives something small."""
+        most = max(value.type.ndim for value in node.inputs if isinstance(state.values.get(value, B), Split))
+        small = all(value.type.ndim < most for value in node.outputs if value in self.readers)
+        return small and type(node.op).smaller is not Op.smaller
 
 
 def _variable(value: Value) -> str:

@@ -7,7 +7,7 @@ along a pipeline the grid is cut, so that every stage has a mesh of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -90,11 +90,28 @@ class _Writing:
         origin = replace(node.origin, stage=self.stages.get(node, node.origin.stage))
         if isinstance(op, ReadVariable):
             place = self.program.variables[op.key].placement
-        elif isinstance(op, Input) and not (self.hints and self.hints[0].cuts_arguments):
+        elif isinstance(op, Input) and not (self.hints and self.hints[0].cuts_arguments and place.mesh[0] > 1):
             op = replace(op, split=False)
         elif node.phase == "forward" and not op.alias and not isinstance(op, Crossing | ToLayout | GradientLayout):
             inputs = tuple(map(self.read, inputs))
-        return self.program.again(node, inputs, op=op, placement=place, origin=origin)
+        made = self.program.again(node, inputs, op=op, placement=place, origin=origin)
+        return [self.laid(new, old) for new, old in zip(made, node.outputs, strict=True)]
+
+    def laid(self, value: Value, before: Value) -> Value:
+        """A value that the program has made, in the layout in which it is to be read; `before` is how the hints know it."""
+        wish = self.wishes(before, [hints.values for hints in self.hints])
+        back = self.wishes(before, [hints.gradients for hints in self.hints])
+        if (wish is None and back is None) or value.node.op.external:
+            return value
+        with scope.using(placement=value.node.placement, view="consistent", stage=value.node.origin.stage):
+            op = GradientLayout(back) if wish is None and back is not None else ToLayout(wish or (), back)
+            (fresh,) = self.program.apply(op, (value,), None)
+        assert isinstance(fresh, Value)
+        return fresh
+
+    @staticmethod
+    def wishes(value: Value, each: Sequence[Mapping[Value, Sbp]]) -> tuple[Sbp | None, ...] | None:
+        return tuple(one.get(value) for one in each) if any(value in one for one in each) else None
 
     # ---------------------------------------------------------------- variables
 
