@@ -19,7 +19,7 @@ from jobflow import scope
 from jobflow.errors import ArgumentError, JobError, SbpError, user_line
 from jobflow.layout import B, P, Placement, S, Sbp, Split
 from jobflow.notices import notice
-from jobflow.ops.base import Op, apply, normal_axis
+from jobflow.ops.base import Op, apply
 from jobflow.ops.layout_ops import GradientLayout, Identity, ToLayout, to_layout
 from jobflow.types import Tensor, TensorType
 
@@ -113,7 +113,12 @@ def _checked(what: str, wish: Distribute | str, type: TensorType) -> Sbp:
     else:
         assert_is_valid_distribute(wish)
         sbp = wish.sbp or B
-    return S(normal_axis(f"{what} at {user_line()}: {wish}", sbp.axis, type.ndim)) if isinstance(sbp, Split) else sbp
+    if not isinstance(sbp, Split):
+        return sbp
+    if not -type.ndim <= sbp.axis < type.ndim:
+        axes = "has no axes; use distribute.broadcast()" if not type.ndim else f"has the axes 0 to {type.ndim - 1}; split one of these"
+        raise SbpError(f"{what} at {user_line()}: {wish} names axis {sbp.axis}, but the tensor {type} {axes}")
+    return S(sbp.axis % type.ndim)
 
 
 def with_distribute(value: Tensor, distribute: Distribute) -> Tensor:
@@ -121,7 +126,7 @@ def with_distribute(value: Tensor, distribute: Distribute) -> Tensor:
     assert_is_valid_distribute(distribute)
     if distribute is auto() or is_local(value):
         return value
-    return to_layout(value, *mesh_sbp("with_distribute", distribute, value.type, current_placement("with_distribute")))
+    return to_layout(value, *mesh_sbp("with_distribute", distribute, value.type, current_placement("with_distribute")), asked="with_distribute")
 
 
 def is_local(value: Tensor) -> bool:
@@ -179,7 +184,7 @@ def _cast(
     placement = current_placement(what)
     grad = None if gradient is None or free else mesh_sbp(f"{what} (gradient)", gradient, x.type, placement)
     if wish is not auto():
-        return to_layout(x, *mesh_sbp(what, wish, x.type, placement), grad=grad, name=name)
+        return to_layout(x, *mesh_sbp(what, wish, x.type, placement), grad=grad, asked=what, name=name)
     assert grad is not None
     return _apply(GradientLayout(grad), x, name)
 

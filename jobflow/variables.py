@@ -15,10 +15,10 @@ from typing import Any, Protocol, cast
 
 from jobflow import scope
 from jobflow.distribute import Distribute, ParallelDistribution, broadcast, current_placement, mesh_sbp
-from jobflow.errors import ArgumentError, ConfigError, DuplicateNameError, JobError, ShapeError, SourceLine, user_line
+from jobflow.errors import ArgumentError, ConfigError, DuplicateNameError, JobError, SbpError, ShapeError, SourceLine, user_line
 from jobflow.graph.ir import Variable
 from jobflow.initializers import Initializer, from_conf
-from jobflow.layout import Sbp
+from jobflow.layout import Sbp, Split
 from jobflow.ops.base import Op
 from jobflow.ops.layout_ops import ToLocal
 from jobflow.ops.source import ReadVariable
@@ -39,6 +39,9 @@ class Job(Protocol):
 
     @property
     def variables(self) -> Mapping[str, Variable]: ...
+    #: variable -> its value, for those read so far
+    @property
+    def reads(self) -> Mapping[str, Any]: ...
     #: the job's function_config, if it has one
     @property
     def config(self) -> Any: ...
@@ -92,6 +95,7 @@ def get_variable(
     full = scope.current().full_name(name)
     known = job.variables.get(full)
     if known is not None:
+        _check_storage(job, known, parallel_distribution or distribute)
         return _fetch(job, known, shape, reuse)
     if not isinstance(shape, list | tuple) or not all(isinstance(n, Integral) and int(n) > 0 for n in shape):
         raise ArgumentError(f"get_variable({full!r}) at {user_line()}: shape must be a list or tuple of positive ints, not {shape!r}")
@@ -144,7 +148,28 @@ def _storage(full: str, type: TensorType, each: ParallelDistribution | Distribut
         raise ArgumentError(f"get_variable({full!r}) at {user_line()}: give distribute or parallel_distribution, not both")
     wish = one or each or broadcast()
     what = f"get_variable({full!r})"
-    return mesh_sbp(what, wish, type, current_placement(what))
+    placement = current_placement(what)
+    sbp = mesh_sbp(what, wish, type, placement)
+    if scope.current().view == "mirrored" and placement.size > 1 and any(isinstance(one, Split) for one in sbp):
+        raise SbpError(
+            f"{what} at {user_line()}: {type} is asked for {', '.join(map(str, sbp))} on {placement}, but in the mirrored view every device has all "
+            f"of a variable; leave distribute out, or declare and use it in scope.consistent_view()"
+        )
+    return sbp
+
+
+def _check_storage(job: Job, known: Variable, wish: ParallelDistribution | Distribute | None) -> None:
+    """SbpError if this job asks for the variable in two ways."""
+    if wish is None:
+        return
+    what = f"get_variable({known.name!r})"
+    sbp = mesh_sbp(what, wish, known.type, known.placement)
+    if sbp != known.sbp:
+        first = job.reads[known.name].node.where
+        raise SbpError(
+            f"{what} at {user_line()}: {known.type} is asked for {', '.join(map(str, sbp))}, but for {', '.join(map(str, known.sbp))} at {first}; "
+            f"a variable is stored in one way: ask for the same in both places, or read it otherwise by parallel_cast"
+        )
 
 
 def variable_of(value: Tensor) -> str | None:

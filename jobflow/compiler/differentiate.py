@@ -9,11 +9,13 @@ added; the optimizer clips and updates.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from jobflow import scope
+from jobflow.compiler.loss_scale import Scaling
 from jobflow.compiler.trace import Tracer
 from jobflow.errors import JobError, PlanError
-from jobflow.graph.ir import Graph, Node, Value
+from jobflow.graph.ir import End, Graph, Node, Value, Variable
 from jobflow.graph.training import Optimizer, Parameter, Training
 from jobflow.layout import B, P, Split
 from jobflow.ops import elementwise as ew
@@ -27,44 +29,73 @@ from jobflow.types import DType, Tensor, TensorType, int64
 Contributions = dict[Value, list[Value]]
 
 
+@dataclass(frozen=True)
+class Weight:
+    """What the losses of a body count in the losses of the batch.
+
+    Their mean is over `elements` elements (in the mirrored view: per rank, so many), and `share` of it is this body's.
+    """
+
+    elements: int
+    share: float = 1.0
+
+
 def differentiate(tracer: Tracer, outputs: Sequence[Value]) -> Graph:
     """The traced job with the nodes of its training appended; a predict job is left as it is."""
     training = tracer.training
     if training is None:
-        return tracer.graph((*outputs, *watched(tracer, {})))
-    _check(tracer, training)
-    gradients = backpropagate(tracer, training)
+        return tracer.graph((*outputs, *watched(tracer, {}, Weight(1))))
+    check_losses(tracer, training)
+    weight = Weight(training.losses[0].type.size)
+    gradients = backpropagate(tracer, training, weight)
+    update_variables(tracer, training, gradients_of_variables(tracer, gradients))
+    return tracer.graph((*outputs, *watched(tracer, gradients, weight)))
+
+
+def gradients_of_variables(tracer: Tracer, gradients: Mapping[Value, Value]) -> dict[str, Value]:
+    """By name, those of the variables that are trained."""
     names = [name for name, variable in tracer.variables.items() if variable.trainable and tracer.reads[name] in gradients]
+    return {name: gradients[tracer.reads[name]] for name in names}
+
+
+def update_variables(tracer: Tracer, training: Training, gradients: Mapping[str, Value]) -> None:
+    """Record the step that writes variables and counts steps."""
+    names = list(gradients)
+    scaling = Scaling.of(tracer, training.optimizers[0].dynamic_loss_scale)
     with tracer.updating(training.where):
+        if scaling is not None:
+            gradients = {name: _in_layout_of(tracer.variables[name], gradient) for name, gradient in gradients.items()}
+            tracer.updates.update(scaling.judge(list(gradients.values())))
+            gradients = {name: _traced(scaling.unscaled(gradient)) for name, gradient in gradients.items()}
         step = tracer.slot(f"System-Train-TrainStep-{tracer.name}", TensorType((1,), int64), 0, None)
         for optimizer in training.optimizers:
             chosen = [name for name in names if name in set(optimizer.selects(names))]
-            parameters = [_parameter(tracer, name, gradients[tracer.reads[name]], optimizer) for name in chosen]
+            parameters = [_parameter(tracer, name, gradients[name], optimizer) for name in chosen]
             tracer.updates.update(optimizer.update(parameters, step, tracer.slot))
         tracer.updates[step.name] = apply(Increment(), step)
-    return tracer.graph((*outputs, *watched(tracer, gradients)))
 
 
-def watched(tracer: Tracer, gradients: Mapping[Value, Value]) -> list[Value]:
+def watched(tracer: Tracer, gradients: Mapping[Value, Value], weight: Weight) -> list[Value]:
     """What the watches show.  Those of gradients that there are not are forgotten."""
     tracer.watches = [watch for watch in tracer.watches if not watch.gradient or watch.value in gradients]
-    return [_undivided(tracer, watch.value, gradients[watch.value]) if watch.gradient else watch.value for watch in tracer.watches]
+    return [_undivided(tracer, watch.value, gradients[watch.value], weight) if watch.gradient else watch.value for watch in tracer.watches]
 
 
-def _undivided(tracer: Tracer, value: Value, gradient: Value) -> Value:
+def _undivided(tracer: Tracer, value: Value, gradient: Value, weight: Weight) -> Value:
     """The gradient of the sum of the losses' elements, not of their mean."""
     assert tracer.training is not None, "without training there are no gradients"
     loss = tracer.training.losses[0]
     if not _ragged(tracer, loss):
         with tracer.gradients_of(value.node):
-            return _traced(ew.scale(gradient, _elements(loss)))
+            return _traced(ew.scale(gradient, _on_all_ranks(loss, weight)))
     with tracer.gradients_of(loss.node):
-        counted = _counted(loss, gradient.dtype)
+        counted = _counted(weight, gradient.dtype)
     with tracer.gradients_of(value.node):
         return _traced(ew.multiply(gradient, apply(ToLocal((B,)), counted) if value.local else counted))
 
 
-def _check(tracer: Tracer, training: Training) -> None:
+def check_losses(tracer: Tracer, training: Training) -> None:
+    """JobError unless there are losses, of one floating-point type."""
     if not training.losses:
         raise JobError(f"job {tracer.name} at {training.where}: a train job needs at least one loss; pass it to minimize or to losses.add_loss")
     first = training.losses[0]
@@ -78,17 +109,19 @@ def _check(tracer: Tracer, training: Training) -> None:
             raise JobError(f"job {tracer.name} at {training.where}: loss {loss.name} is {loss.type}; a loss is a floating-point tensor")
 
 
-def backpropagate(tracer: Tracer, training: Training) -> dict[Value, Value]:
+def backpropagate(tracer: Tracer, training: Training, weight: Weight) -> dict[Value, Value]:
     """The gradient of the losses with respect to every value that leads from a trainable variable to them."""
     nodes = tuple(tracer.nodes)
     needed = _reached_from_variables(tracer, nodes)
     found: Contributions = {}
     scale = training.optimizers[0].loss_scale
+    scaling = Scaling.of(tracer, training.optimizers[0].dynamic_loss_scale)
     for loss in training.losses:
         if loss not in needed:
             raise JobError(f"job {tracer.name} at {training.where}: loss {loss.name} does not depend on any trainable variable")
         with tracer.gradients_of(loss.node):
-            found.setdefault(loss, []).append(_seed(tracer, loss, scale))
+            seed = _seed(tracer, loss, scale * weight.share, weight)
+            found.setdefault(loss, []).append(seed if scaling is None else _traced(scaling.scaled(seed)))
     gradients: dict[Value, Value] = {}
     for node in reversed(nodes):
         if not any(output in found for output in node.outputs):
@@ -96,7 +129,7 @@ def backpropagate(tracer: Tracer, training: Training) -> dict[Value, Value]:
         with tracer.gradients_of(node):
             for output in node.outputs:
                 if output in found:
-                    gradients[output] = _total(found[output])
+                    gradients[output] = _of(_total(found[output]), End(node.name, output.index, output=True))
             if any(value in needed for value in node.inputs):
                 _add_gradients(node, gradients, needed, found)
     return gradients
@@ -110,11 +143,11 @@ def _reached_from_variables(tracer: Tracer, nodes: Sequence[Node]) -> set[Value]
     return reached
 
 
-def _seed(tracer: Tracer, loss: Value, scale: float) -> Value:
-    """d(sum of means) / d loss: loss_scale over the number of elements of the loss on all ranks."""
+def _seed(tracer: Tracer, loss: Value, scale: float, weight: Weight) -> Value:
+    """d(sum of means) / d loss: the scale over the number of elements of the loss on all ranks."""
     if _ragged(tracer, loss):
-        return _traced(ew.divide(ew.fill_like(loss, scale), apply(ToLocal((B,)), _counted(loss, loss.dtype))))
-    return _traced(ew.fill_like(loss, scale / max(_elements(loss), 1)))
+        return _traced(ew.divide(ew.fill_like(loss, scale), apply(ToLocal((B,)), _counted(weight, loss.dtype))))
+    return _traced(ew.fill_like(loss, scale / max(_on_all_ranks(loss, weight), 1)))
 
 
 def _ragged(tracer: Tracer, loss: Value) -> bool:
@@ -122,14 +155,14 @@ def _ragged(tracer: Tracer, loss: Value) -> bool:
     return loss.local and bool(tracer.rows)
 
 
-def _elements(loss: Value) -> int:
+def _on_all_ranks(loss: Value, weight: Weight) -> int:
     """How many elements the loss has on all ranks."""
-    return loss.type.size * (loss.node.placement.size if loss.local else 1)
+    return weight.elements * (loss.node.placement.size if loss.local else 1)
 
 
-def _counted(loss: Value, dtype: DType) -> Tensor:
+def _counted(weight: Weight, dtype: DType) -> Tensor:
     """The same as a logical tensor of shape (1,), counted when the job runs."""
-    counted: Tensor = apply(ToGlobal((P,)), apply(Constant((1,), dtype, loss.type.size)))
+    counted: Tensor = apply(ToGlobal((P,)), apply(Constant((1,), dtype, weight.elements)))
     return counted
 
 
@@ -153,12 +186,27 @@ def _total(contributions: list[Value]) -> Value:
 
 def _add_gradients(node: Node, gradients: dict[Value, Value], needed: set[Value], found: Contributions) -> None:
     results = node.op.grad(*node.inputs, *node.outputs, *(gradients.get(output) for output in node.outputs))
-    for value, gradient in zip(node.inputs, results, strict=True):
+    for index, (value, gradient) in enumerate(zip(node.inputs, results, strict=True)):
         if gradient is None or value not in needed:
             continue
         if not isinstance(gradient, Value) or gradient.type != value.type:
             raise PlanError(f"{node.op} at {node.where}: its gradient for {value.name} {value.type} is {gradient!r}")
-        found.setdefault(value, []).append(gradient)
+        found.setdefault(value, []).append(_of(gradient, End(node.name, index)))
+
+
+def _of(gradient: Value, end: End) -> Value:
+    """The gradient, whose node says what it is the gradient of; what it was made for counts where it is passed on."""
+    node = gradient.node
+    if node.phase == "backward":
+        ends = list(node.origin.gradients or (None,) * len(node.outputs))
+        if ends[gradient.index] is None:
+            ends[gradient.index] = end
+            node.origin = replace(node.origin, gradients=tuple(ends))
+    return gradient
+
+
+def _in_layout_of(variable: Variable, gradient: Tensor) -> Value:
+    return _traced(apply(ToLayout(variable.sbp), gradient))
 
 
 def _parameter(tracer: Tracer, name: str, gradient: Value, optimizer: Optimizer) -> Parameter:
@@ -167,7 +215,7 @@ def _parameter(tracer: Tracer, name: str, gradient: Value, optimizer: Optimizer)
     total: Tensor = gradient
     with scope.using(placement=variable.placement):
         if any(isinstance(sbp, Split) for sbp in variable.sbp):
-            total = apply(ToLayout(variable.sbp), total)  # each rank gets the part of the gradient that it will use
+            total = _in_layout_of(variable, total)  # each rank gets the part of the gradient that it will use
         if optimizer.loss_scale != 1:
             total = ew.scale(total, 1.0 / optimizer.loss_scale)
         if variable.l1:

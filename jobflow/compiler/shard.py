@@ -1,156 +1,231 @@
-"""Graph -> layouts: how every value lies on the ranks.
+"""Graph -> layouts: how every value lies on the ranks, and in which layouts each node reads its inputs.
 
-The policy is the legacy system's greedy one, per node in program order (it never looks ahead, so a layout is explained by
-what comes before it):
+Arguments are S(0), variables as they are stored (B unless the user splits them), other sources B.  Every other node takes the
+signatures that the policy in `choose` gives it, in program order.  In the mirrored view nothing is decided: a node runs on each
+rank's own tensors.
 
-1. Arguments are S(0), variables as they are stored (B unless the user splits them), other sources B.
-2. A node takes one signature of its op's rule.  Signatures that split an axis into fewer elements than there are ranks are
-   left out, unless a wish (3) asks for one.  An op that writes over a variable takes it
-   as it is stored, or whole if it has no such signature.
-3. What the user asked for (`ToLayout`, variables stored split) is a wish: signatures that disagree with it are left out, if
-   any remain.
-4. The signature with the most inputs that already lie so wins.  Among equals, the one that moves fewer bytes: nothing for an
-   input that already lies so, its size otherwise; making P out of something, and cutting up a B, come last.  Among equals
-   still, the order in which the rule lists them.
+Wishes are what the policy knows of the user: how the readers of a value are to find it.
 
-Example, two ranks: x S(0), w B.  MatMul "mk,kn->mn" takes (S(0) B -> S(0)): both inputs lie so already.  Its gradient for w
-is x' dy with both S(0): "km,kn->mn" split along k gives P, and the update, which only takes B B B, has it all_reduced.
+    with_distribute     readers in the forward pass must read it so
+    parallel_cast       the same, but for another cast
+    ToLayout of a strategy, variables stored split, and all of these in the backward pass: readers do, where a signature does
 
-In the mirrored view nothing is decided: a node runs on each rank's own tensors.  A mesh of several dimensions decides each on
-its own.
+An op that must keep an axis whole along which its input lies split stands aside for the same in smaller ops, if it can be
+written so (`Op.smaller`): the softmax of split classes is a maximum, an exponential, a sum and a quotient, of which only numbers
+per row travel.  The graph is then another one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from jobflow.errors import SbpError
-from jobflow.graph.ir import Graph, Node, Sharded, Value
-from jobflow.layout import B, Layout, Local, Partial, Placement, Rule, S, Sbp, Signature, Split
+from jobflow import scope
+from jobflow.compiler.choose import Case, Choice, Marks, Operand, choose
+from jobflow.compiler.hints import Wish, contradiction, unmet
+from jobflow.errors import PlanError
+from jobflow.graph.ir import End, Graph, Node, Sharded, Value
+from jobflow.graph.rewrite import copy_node, with_values
+from jobflow.layout import B, Layout, Local, Partial, Placement, S, Sbp, Split
+from jobflow.ops.base import Op, types_tuple
 from jobflow.ops.layout_ops import ToGlobal, ToLayout, ToLocal
 from jobflow.ops.source import Input, ReadVariable
+from jobflow.types import Tensor
 
-_LAST = 1 << 62
-_LATE = 1 << 31
-
-Layouts = dict[Value, Layout | Local]
+Reads = tuple[Layout | Local, ...]
 
 
 def shard(graph: Graph) -> Sharded:
     """Decide the layout of every value, and in which layouts each node reads its inputs."""
-    layouts: Layouts = {}
-    wanted: dict[Node, tuple[Layout | Local, ...]] = {}
-    wishes: set[Value] = set()
-    for node in graph.nodes:
-        decided = _decide(graph, node, layouts, wishes)
-        wanted[node] = decided.inputs
-        layouts.update(zip(node.outputs, decided.outputs, strict=True))
-        if decided.is_wish:
-            wishes.update(node.outputs)
-    return Sharded(graph, layouts, wanted)
+    return _Sharding(graph).run()
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The layouts a node reads and writes; `is_wish` if later nodes should respect them."""
+    """The layouts a node reads and writes, and what readers of its output are asked for."""
 
-    inputs: tuple[Layout | Local, ...]
-    outputs: tuple[Layout | Local, ...]
-    is_wish: bool = False
-
-
-def _decide(graph: Graph, node: Node, layouts: Layouts, wishes: set[Value]) -> Decision:
-    op, here = node.op, node.placement
-    if isinstance(op, ReadVariable):
-        variable = graph.variables[op.key]
-        return Decision((), (variable.layout,), is_wish=any(isinstance(sbp, Split) for sbp in variable.layout.sbp))
-    if isinstance(op, Input):
-        return Decision((), (Local(here) if node.outputs[0].local else _argument_layout(op, here),))
-    if isinstance(op, ToLocal):
-        return Decision((Layout(here, _per_dimension(op.sbp, here)),), (Local(here),))
-    if isinstance(op, ToGlobal):
-        return Decision((Local(here),), (Layout(here, _per_dimension(op.sbp, here)),))
-    if node.outputs[0].local:
-        return Decision((Local(here),) * len(node.inputs), (Local(here),) * len(node.outputs))
-    if isinstance(op, ToLayout) and here.size > 1:
-        asked = Layout(here, _per_dimension(op.sbp, here))
-        return Decision((asked,), (asked,), is_wish=True)
-    return by_rule(node, layouts, wishes)
+    inputs: Reads
+    outputs: Reads
+    wish: Wish | None = None
 
 
-def _per_dimension(sbp: tuple[Sbp, ...], placement: Placement) -> tuple[Sbp, ...]:
-    """One S/B/P per mesh dimension; a dimension of one rank is B whatever was asked."""
+class _Sharding:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.layouts: dict[Value, Layout | Local] = {}
+        self.wanted: dict[Node, Reads] = {}
+        self.wishes: dict[Value, Wish] = {}
+        self.nodes: list[Node] = []
+        #: original value -> the value that stands for it, where nodes were replaced
+        self.now: dict[Value, Value] = {}
+        #: how the inputs and outputs of a node lay, by the node's name
+        self.seen: dict[str, tuple[Reads, Reads]] = {}
+        self.chosen: dict[Case, Choice] = {}
+
+    def run(self) -> Sharded:
+        for node in self.graph.nodes:
+            self.now.update(zip(node.outputs, self.take(node), strict=True))
+        changed = len(self.nodes) != len(self.graph.nodes) or any(a is not b for a, b in zip(self.nodes, self.graph.nodes, strict=True))
+        graph = with_values(self.graph, self.nodes, self.now) if changed else self.graph
+        return Sharded(graph, self.layouts, self.wanted)
+
+    def take(self, node: Node) -> Sequence[Value]:
+        """Decide about a node of the program; the values that stand for its outputs."""
+        inputs = tuple(self.now[value] for value in node.inputs)
+        here = node if inputs == node.inputs else copy_node(node, inputs)
+        decided = self.decide(here)
+        made: Sequence[Value] = here.outputs
+        if decided is None:
+            made = self.replaced(here)
+            self.seen[node.name] = tuple(self.layouts[v] for v in inputs), tuple(self.layouts[v] for v in made)
+        else:
+            self.add(here, decided)
+            self.seen[node.name] = decided.inputs, decided.outputs
+        return made
+
+    def add(self, node: Node, decided: Decision) -> None:
+        self.nodes.append(node)
+        self.wanted[node] = decided.inputs
+        self.layouts.update(zip(node.outputs, decided.outputs, strict=True))
+        if decided.wish is not None:
+            self.wishes.update(dict.fromkeys(node.outputs, decided.wish))
+
+    # ---------------------------------------------------------------- one node
+
+    def decide(self, node: Node) -> Decision | None:
+        """How a node reads and writes; None if it stands aside for smaller ops."""
+        op, here = node.op, node.placement
+        if isinstance(op, ReadVariable):
+            return self._stored(self.graph.variables[op.key].layout, node)
+        if isinstance(op, Input):
+            return Decision((), (Local(here) if node.outputs[0].local else _argument_layout(op, here),))
+        if isinstance(op, ToLocal):
+            return Decision((Layout(here, _per_dimension(op.sbp, here)),), (Local(here),))
+        if isinstance(op, ToGlobal):
+            return Decision((Local(here),), (Layout(here, _per_dimension(op.sbp, here)),))
+        if node.outputs[0].local:
+            return Decision((Local(here),) * len(node.inputs), (Local(here),) * len(node.outputs))
+        if isinstance(op, ToLayout) and here.size > 1:
+            return self._cast(op, node)
+        return self.by_rule(node)
+
+    @staticmethod
+    def _stored(layout: Layout, node: Node) -> Decision:
+        marks: Marks = tuple(sbp if isinstance(sbp, Split) else None for sbp in layout.sbp)
+        return Decision((), (layout,), Wish(marks, node) if any(marks) else None)
+
+    def _cast(self, op: ToLayout, node: Node) -> Decision:
+        marks = _each(op.sbp, node.placement)
+        value = node.inputs[0]
+        here = self.layouts[value]
+        lies = present(here, node.placement, value)[0] if isinstance(here, Layout) else marks
+        asked = tuple(mark or have or B for mark, have in zip(marks, lies, strict=True))
+        layout, before = Layout(node.placement, asked), self.wishes.get(node.inputs[0])
+        if op.asked and before is not None and before.hint and before.marks != marks and node.phase == "forward":
+            raise contradiction(node, before, asked)
+        return Decision((layout,), (layout,), Wish(marks, node, firm=bool(op.asked), hint=op.asked == "with_distribute"))
+
+    def by_rule(self, node: Node) -> Decision | None:
+        """What the policy takes."""
+        case = self.case(node)
+        choice = self.chosen.get(case)
+        if choice is None:
+            choice = self.chosen[case] = choose(case)
+        if choice.stuck and type(node.op).smaller is not Op.smaller:
+            return None
+        if choice.unmet is not None:
+            raise unmet(node, case, choice.unmet, [self.wishes.get(value) for value in node.inputs])
+        here = node.placement
+        inputs = tuple(Layout(here, choice.input(i)) for i in range(len(node.inputs)))
+        return Decision(inputs, tuple(Layout(here, choice.output(i)) for i in range(len(node.outputs))))
+
+    def case(self, node: Node) -> Case:
+        """All that the choice for a node depends on."""
+        operands = tuple(self._operand(value, node) for value in node.inputs)
+        pieces = tuple(self._piece(end, node.placement) for end in node.origin.gradients)
+        return Case(node.op, operands, node.placement.mesh, pieces if any(pieces) else ())
+
+    def _operand(self, value: Value, node: Node) -> Operand:
+        layout, wish = self.layouts[value], self.wishes.get(value)
+        if isinstance(layout, Local):
+            raise PlanError(f"{node.op} at {node.where}: {value.name} is of the mirrored view, the op is not; cross with to_global")
+        now, here = present(layout, node.placement, value)
+        if wish is None or len(wish.marks) != len(now):
+            return Operand(value.type, now, here)
+        return Operand(value.type, now, here, wish.marks, wish.firm and node.phase == "forward")
+
+    def _piece(self, end: End | None, placement: Placement) -> Marks:
+        """How the forward pass held what this is the gradient of; () if it says nothing."""
+        if end is None or end.node not in self.seen:
+            return ()
+        layout = self.seen[end.node][end.output][end.index]
+        return layout.sbp if isinstance(layout, Layout) and layout.placement.mesh == placement.mesh else ()
+
+    # ---------------------------------------------------------------- smaller ops
+
+    def replaced(self, node: Node) -> tuple[Value, ...]:
+        """The outputs of a node as smaller ops make them."""
+        with scope.using(interpreter=_Recorder(self, node), placement=node.placement, view="consistent", namespace=()):
+            made = node.op.smaller(*node.inputs)
+        found = tuple(value for value in made or () if isinstance(value, Value))
+        if [value.type for value in found] != [value.type for value in node.outputs]:
+            raise PlanError(
+                f"{node.op} at {node.where}: written in smaller ops it gives {list(map(repr, found))}, not {list(map(repr, node.outputs))}"
+            )
+        return found
+
+
+class _Recorder:
+    """The interpreter while an op is written in smaller ones: each is decided about where it is called."""
+
+    def __init__(self, sharding: _Sharding, node: Node) -> None:
+        self.sharding, self.node, self.count = sharding, node, 0
+
+    def apply(self, op: Op, inputs: Sequence[Tensor], name: str | None) -> tuple[Value, ...]:
+        values = tuple(value for value in inputs if isinstance(value, Value))
+        types = types_tuple(op.infer(*(value.type for value in values)))
+        label = f"{self.node.name}.{op.word()}_{self.count}"
+        self.count += 1
+        origin = replace(self.node.origin, gradients=())
+        fresh = Node(op, values, (), label, self.node.placement, origin)
+        fresh.outputs = tuple(Value(type, fresh, i, label if len(types) == 1 else f"{label}.{i}") for i, type in enumerate(types))
+        decided = self.sharding.decide(fresh)
+        if decided is None:
+            return self.sharding.replaced(fresh)
+        self.sharding.add(fresh, decided)
+        return fresh.outputs
+
+
+def _each(sbp: Marks, placement: Placement) -> Marks:
+    """One entry per mesh dimension; a dimension of one rank is B whatever was asked."""
     each = sbp if len(sbp) == len(placement.mesh) else sbp[:1] * len(placement.mesh)
     return tuple(B if n == 1 else one for one, n in zip(each, placement.mesh, strict=True))
 
 
+def _per_dimension(sbp: tuple[Sbp, ...], placement: Placement) -> tuple[Sbp, ...]:
+    """One S/B/P per mesh dimension."""
+    return tuple(one or B for one in _each(sbp, placement))
+
+
 def _argument_layout(op: Input, placement: Placement) -> Layout:
-    splits = op.split and op.shape and op.shape[0] >= placement.mesh[0]
-    first: Sbp = S(0) if splits and placement.size > 1 else B
-    return Layout(placement, (first, *(B for _ in placement.mesh[1:])))
+    """Split along the outermost mesh dimension of more than one rank, if there are as many elements."""
+    outer = next((d for d, n in enumerate(placement.mesh) if n > 1), 0)
+    splits = op.split and op.shape and placement.size > 1 and op.shape[0] >= placement.mesh[outer]
+    return Layout(placement, tuple(S(0) if splits and d == outer else B for d in range(len(placement.mesh))))
 
 
-def by_rule(node: Node, layouts: Layouts, wishes: set[Value]) -> Decision:
-    """The signature of the node's op that steps 2 to 4 choose."""
-    here = node.placement
-    rule = node.op.rule(*(value.type for value in node.inputs))
-    chosen = [_choose(node, rule, dimension, layouts, wishes) for dimension in range(len(here.mesh))]
-    inputs = tuple(Layout(here, tuple(s.inputs[i] for s in chosen)) for i in range(len(node.inputs)))
-    outputs = tuple(Layout(here, tuple(s.outputs[i] for s in chosen)) for i in range(len(node.outputs)))
-    return Decision(inputs, outputs)
+def present(layout: Layout, placement: Placement, value: Value) -> tuple[Marks, bool]:
+    """How a value lies on a placement's mesh, or would if it came there; and whether it lies on such a mesh already.
 
-
-def _choose(node: Node, rule: Rule, dimension: int, layouts: Layouts, wishes: set[Value]) -> Signature:
-    n = node.placement.mesh[dimension]
-    legal = [s for s in rule.signatures() if s.legal(n)]
-    if n == 1 or not node.inputs:
-        return _all_whole(node, legal)
-    now = [_present(layouts[value], node.placement, dimension) for value in node.inputs]
-    legal = _writing(node, legal, now)
-    wished = [i for i, value in enumerate(node.inputs) if value in wishes and now[i] is not None]
-    agreeing = [s for s in legal if wished and all(s.inputs[i] == now[i] for i in wished)]
-    roomy = [s for s in agreeing or legal if all(_has_room(v, sbp, n) for v, sbp in zip(node.inputs, s.inputs, strict=True))]
-    candidates = roomy or agreeing or legal
-    return min(candidates, key=lambda s: _preference(s, node, now))
-
-
-def _writing(node: Node, legal: list[Signature], now: list[Sbp | None]) -> list[Signature]:
-    """For an op that writes over variables: the signatures in which they lie as they are stored, else those that take them whole.
-
-    What comes out is stored without communication then, which there must not be once variables are written.
+    Partial values are made whole before they go elsewhere.  A value of one rank comes as pieces.
     """
-    written = sorted(set(node.op.alias.values()))
-    as_stored = [s for s in legal if all(s.inputs[i] == now[i] for i in written)]
-    return as_stored or [s for s in legal if all(s.inputs[i] == B for i in written) and all(sbp == B for sbp in s.outputs)]
-
-
-def _all_whole(node: Node, legal: list[Signature]) -> Signature:
-    for signature in legal:
-        if all(sbp == B for sbp in (*signature.inputs, *signature.outputs)):
-            return signature
-    raise SbpError(f"{node.op} at {node.where} has no signature in which every rank holds everything")
-
-
-def _present(layout: Layout | Local, placement: Placement, dimension: int) -> Sbp | None:
-    """The S/B/P of a value along a mesh dimension; None where it lies on another number of ranks."""
-    if isinstance(layout, Local) or layout.placement.mesh != placement.mesh:
-        return None
-    return layout.sbp[dimension]
-
-
-def _has_room(value: Value, sbp: Sbp, n: int) -> bool:
-    return not isinstance(sbp, Split) or value.shape[sbp.axis] >= n
-
-
-def _preference(signature: Signature, node: Node, now: list[Sbp | None]) -> tuple[int, int]:
-    matches = sum(want == have for want, have in zip(signature.inputs, now, strict=True))
-    cost = sum(_cost(want, have, v.type.nbytes) for want, have, v in zip(signature.inputs, now, node.inputs, strict=True))
-    return -matches, cost
-
-
-def _cost(want: Sbp, have: Sbp | None, nbytes: int) -> int:
-    if want == have:
-        return 0
-    if isinstance(want, Partial):
-        return _LAST
-    return _LATE if have == B else nbytes
+    if layout.placement == placement:
+        return layout.sbp, True
+    moved: Marks = tuple(None if isinstance(sbp, Partial) else sbp for sbp in layout.sbp)
+    if layout.placement.mesh == placement.mesh:
+        return moved, True
+    if layout.placement.size == 1:
+        moved = (S(0) if value.shape else B,)
+    if len(moved) == len(placement.mesh):
+        return moved, False
+    return (moved[0] if len(set(moved)) == 1 else None,) * len(placement.mesh), False

@@ -37,6 +37,15 @@ class Value(Handle):
 
 
 @dataclass(frozen=True, slots=True)
+class End:
+    """An input, or an output, of the node called `node`."""
+
+    node: str
+    index: int
+    output: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Origin:
     """Where in the program a node comes from; nodes that passes add take it over from the nodes they serve."""
 
@@ -49,6 +58,8 @@ class Origin:
     microbatch: int | None = None
     #: which region, whose values are dropped after the forward pass and made again for the backward pass; None if they are kept
     region: int | None = None
+    #: per output, what it is the gradient of; () if none is a gradient
+    gradients: tuple[End | None, ...] = ()
 
 
 @dataclass(eq=False, slots=True)

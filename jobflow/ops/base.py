@@ -14,6 +14,7 @@ and, where it pays,
     view(*inputs)                       for ops that only look at their input differently (`ViewOp`)
     localize(inputs, outputs)           the op a rank runs on its boxes of the logical tensors
     alias                               outputs that are written over an input (updates)
+    smaller(*inputs)                    the same by ops that may be split along axes which this one keeps whole
 
 `infer`, `rule` and `localize` see logical types; `kernel` and `bind` see what one rank holds.  Arrays may have any strides.
 The functions users call (`relu(x)`) are thin: they build the op and `apply` it.
@@ -24,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -38,6 +39,9 @@ Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 #: `Op.in_place` of ops whose output may be written over the first input, or over either of two
 OVER_FIRST: Mapping[int, tuple[int, ...]] = MappingProxyType({0: (0,)})
 OVER_EITHER: Mapping[int, tuple[int, ...]] = MappingProxyType({0: (0, 1)})
+#: What mixed precision does with an op: computes it in half precision; in half precision if what is around it is; in float32; or in
+#: whatever its inputs are.
+Precision = Literal["half", "follows", "single", "any"]
 Types: TypeAlias = TensorType | tuple[TensorType, ...]
 Grads: TypeAlias = Sequence[Tensor | None]
 
@@ -95,11 +99,16 @@ class Op:
     unshown: ClassVar[frozenset[str]] = frozenset()
     #: True for ops whose result depends on the logical position of the elements (random ones)
     by_position: ClassVar[bool] = False
+    #: when `smaller` is taken for an input that lies split along an axis which no signature keeps: always, or only where that
+    #: input would be gathered or was asked to lie so (it is cut along another axis otherwise)
+    smaller_first: ClassVar[bool] = False
 
     #: output index -> inputs of its type that it may be written over: the calls read an element of these no later than they write it
     in_place: ClassVar[Mapping[int, tuple[int, ...]]] = {}
     #: True if the CPU calls write into memory of other strides as fast as into dense memory, or nearly
     strided_outputs: ClassVar[bool] = False
+    #: in which precision it runs in a job of mixed precision
+    precision: ClassVar[Precision] = "single"
 
     infer: ClassVar[Callable[..., Types]]
     rule: ClassVar[Callable[..., Rule]]
@@ -115,6 +124,10 @@ class Op:
         """This op for a rank that holds these boxes; the same op unless attributes name logical sizes or positions."""
         return self
 
+    def smaller(self, *inputs: Any) -> Sequence[Tensor] | None:
+        """The outputs, by ops that may be split along axes which this one must keep whole; None where there are no such ops."""
+        return None
+
     @classmethod
     def total(cls, terms: Sequence[tuple[Op, Sequence[Tensor]]]) -> Tensor | None:
         """The sum of what these ops of this class give for these inputs, where there is a shorter way than adding them; else None."""
@@ -126,6 +139,10 @@ class Op:
         None where there is no such view.  An input that is made there need not be moved.
         """
         return (None,) * len(types)
+
+    def unwritten(self, *inputs: Tensor) -> Tensor:
+        """For updates that the body of a job holds: the new value, by ops that write over nothing."""
+        raise JobError(f"{self.word()} cannot run once per microbatch; leave train.num_gradient_accumulation_steps at 1")
 
     def absorb(self, index: int, maker: Op, *types: TensorType) -> Op | None:
         """For updates: the op that takes the inputs of `maker` in place of input `index`, which that makes, and does both in one pass.
@@ -170,6 +187,7 @@ class Op:
 class ViewOp(Op):
     """An op whose output is its (first) input looked at differently: no arithmetic, and no copy where strides allow."""
 
+    precision = "any"
     view: ClassVar[Callable[..., Array]]  # view(*inputs) -> a view of inputs[0]; ValueError where only a copy would do
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:

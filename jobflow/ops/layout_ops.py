@@ -49,10 +49,21 @@ class Identity(ViewOp):
 
 @dataclass(frozen=True)
 class ToLayout(Identity):
-    """y = x, read in `sbp` (one per mesh dimension); its gradient is asked for in `grad_sbp`, or left free if that is None."""
+    """y = x, read in `sbp`, one per mesh dimension; its gradient is asked for in `grad_sbp`, or left free if that is None.
 
-    sbp: tuple[Sbp, ...]
-    grad_sbp: tuple[Sbp, ...] | None = None
+    None for a mesh dimension is: as it lies.
+    """
+
+    sbp: tuple[Sbp | None, ...]
+    grad_sbp: tuple[Sbp | None, ...] | None = None
+    #: the function by which the program asked, whose readers must read it so; "" for those who may
+    asked: str = ""
+
+    def infer(self, x: TensorType) -> TensorType:
+        for sbp in (*self.sbp, *(self.grad_sbp or ())):
+            if isinstance(sbp, Split) and not 0 <= sbp.axis < x.ndim:
+                raise SbpError(f"{self.asked or 'to_layout'}: x {x} has {_axes_of(x)}, so it cannot be {sbp}")
+        return x
 
     def __str__(self) -> str:
         back = "" if self.grad_sbp is None else f"; gradient {_listed(self.grad_sbp)}"
@@ -69,9 +80,9 @@ class ToLayout(Identity):
 
 @dataclass(frozen=True)
 class GradientLayout(Identity):
-    """y = x, in whatever layout; its gradient is asked for in `sbp`, one per mesh dimension."""
+    """y = x, in whatever layout; its gradient is asked for in `sbp`, one per mesh dimension, None: as it lies."""
 
-    sbp: tuple[Sbp, ...]
+    sbp: tuple[Sbp | None, ...]
 
     def __str__(self) -> str:
         return f"GradientLayout({_listed(self.sbp)})"
@@ -84,8 +95,14 @@ class GradientLayout(Identity):
         yield sample(cls((S(0),)), np.arange(12.0).reshape(3, 4))
 
 
-def _listed(sbp: tuple[Sbp, ...]) -> str:
-    return ", ".join(map(str, sbp))
+def _axes_of(x: TensorType) -> str:
+    if not x.ndim:
+        return "no axes"
+    return "axis 0 only" if x.ndim == 1 else f"the axes 0 to {x.ndim - 1}"
+
+
+def _listed(sbp: tuple[Sbp | None, ...]) -> str:
+    return ", ".join("any" if one is None else str(one) for one in sbp)
 
 
 def dual(sbp: Sbp) -> Sbp:
@@ -162,9 +179,9 @@ class ToGlobal(Crossing):
         yield sample(cls((P,)), np.arange(12.0).reshape(3, 4))
 
 
-def to_layout(x: Tensor, *sbp: Sbp, grad: tuple[Sbp, ...] | None = None, name: str | None = None) -> Tensor:
-    """x, read in `sbp`, one per mesh dimension."""
-    result: Tensor = apply(ToLayout(sbp, grad), x, name=name)
+def to_layout(x: Tensor, *sbp: Sbp, grad: tuple[Sbp, ...] | None = None, asked: str = "", name: str | None = None) -> Tensor:
+    """x, read in `sbp`, one per mesh dimension; `asked` as in ToLayout."""
+    result: Tensor = apply(ToLayout(sbp, grad, asked), x, name=name)
     return result
 
 

@@ -13,7 +13,8 @@ import pytest
 from traced import first, lies, on, plain, run, trace, type_, variable
 
 from jobflow import scope
-from jobflow.compiler.shard import by_rule, shard
+from jobflow.compiler.choose import Case, Operand, choose
+from jobflow.compiler.shard import shard
 from jobflow.compiler.trace import Tracer
 from jobflow.errors import SbpError
 from jobflow.graph.ir import Graph
@@ -88,9 +89,9 @@ def decide(op: Callable[..., Any], types: list[TensorType], now: list[Sbp], n: i
         made = op(*inputs)
     (node,) = (node for node in tracer.nodes if node.inputs)
     assert made is node.outputs[0] or made in node.outputs
-    decision = by_rule(node, {x: Layout(first(n), (sbp,)) for x, sbp in zip(inputs, now, strict=True)}, {inputs[i] for i in wishes})
-    read, made_as = ([",".join(map(str, layout.sbp)) for layout in layouts] for layouts in (decision.inputs, decision.outputs[:1]))
-    return f"{' '.join(read)} -> {made_as[0]}"
+    operands = tuple(Operand(x.type, (sbp,), wish=(sbp,) if i in wishes else ()) for i, (x, sbp) in enumerate(zip(inputs, now, strict=True)))
+    choice = choose(Case(node.op, operands, (n,)))
+    return f"{' '.join(str(choice.input(i)[0]) for i in range(len(inputs)))} -> {choice.output(0)[0]}"
 
 
 SQUARE = [type_(4, 4), type_(4, 4)]

@@ -1,0 +1,92 @@
+"""What is said about wishes for layouts that cannot be met: who asked, what is legal, and the cheapest change that would work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from jobflow.compiler.choose import Case, Marks, choose
+from jobflow.errors import SbpError
+from jobflow.graph.ir import Node
+from jobflow.layout import Broadcast, Sbp, Signature, Split
+from jobflow.ops.layout_ops import ToLayout
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How the readers of a value are to find it, per mesh dimension (None: as they like), because of what `node` says."""
+
+    marks: Marks
+    node: Node
+    #: they must
+    firm: bool = False
+    #: and a cast must, too
+    hint: bool = False
+
+    @property
+    def asked(self) -> str:
+        """Who asked, and where."""
+        op = self.node.op
+        who = op.asked if isinstance(op, ToLayout) and op.asked else self.node.op.word()
+        return f"by {who} at {self.node.where}"
+
+
+def listed(marks: Marks) -> str:
+    return ",".join("any" if sbp is None else str(sbp) for sbp in marks)
+
+
+def contradiction(node: Node, before: Wish, asked: tuple[Sbp, ...]) -> SbpError:
+    """A handle that was asked for one layout, and is asked for another before anyone has read it."""
+    value = node.inputs[0]
+    wish = Wish(asked, node)
+    return SbpError(
+        f'{wish.node.op.word()} at {node.where} (layer "{node.name}"): {value.name} {value.type} is asked for {listed(before.marks)} {before.asked} '
+        f"and for {listed(asked)} {wish.asked}; one handle has one layout: drop one of the two, or write "
+        f"parallel_cast(x, distribute={spelled(before.marks)}) where the tensor is to change from one to the other"
+    )
+
+
+def unmet(node: Node, case: Case, dimension: int, wishes: Sequence[Wish | None]) -> SbpError:
+    """No signature reads the inputs along this mesh dimension as it was asked."""
+    n = case.mesh[dimension]
+    inputs = "; ".join(_input(node, case, i, wish) for i, wish in enumerate(wishes))
+    legal = [s for s in case.op.rule(*(value.type for value in node.inputs)).signatures() if s.legal(n)]
+    along = "" if len(case.mesh) == 1 else f" of mesh dimension {dimension}"
+    firm = [wish for operand, wish in zip(case.operands, wishes, strict=True) if operand.firm]
+    what = "the hints contradict each other" if _one_by_one(case, legal, dimension) and len(firm) > 1 else "no signature reads its inputs as asked"
+    return SbpError(
+        f'{node.op.word()} at {node.where} (layer "{node.name}"): {what}: {inputs}. On the {n} ranks{along} it may run as '
+        f"{' | '.join(f'({s})' for s in legal)}. The cheapest change that works: {_change(node, case, legal, dimension, wishes)}"
+    )
+
+
+def _input(node: Node, case: Case, index: int, wish: Wish | None) -> str:
+    value, operand = node.inputs[index], case.operands[index]
+    text = f"{value.name} {value.type} lies {listed(operand.now)}"
+    return text if wish is None or not operand.firm else f"{text}, asked for {listed(wish.marks)} {wish.asked}"
+
+
+def _one_by_one(case: Case, legal: Sequence[Signature], dimension: int) -> bool:
+    """Whether each hint could be met, were it the only one."""
+    asked = [(i, o.wished(dimension)) for i, o in enumerate(case.operands) if o.firm and o.wished(dimension) is not None]
+    return all(any(s.inputs[i] == wish for s in legal) for i, wish in asked)
+
+
+def _change(node: Node, case: Case, legal: Sequence[Signature], dimension: int, wishes: Sequence[Wish | None]) -> str:
+    """The fewest hints to change, and among those the ones that the policy itself would take."""
+    free = choose(replace(case, operands=tuple(replace(o, firm=False) for o in case.operands)))
+    wanted = [free.input(i) for i in range(len(case.operands))]
+    parts = []
+    for i, (operand, wish) in enumerate(zip(case.operands, wishes, strict=True)):
+        if operand.firm and wish is not None and wish.marks[dimension] != wanted[i][dimension]:
+            parts.append(f"ask for {node.inputs[i].name} in {listed(wanted[i])} at {wish.node.where} ({spelled(wanted[i])})")
+    return " and ".join(parts)
+
+
+def spelled(marks: Marks) -> str:
+    """A layout as programs write it."""
+    if len(set(marks)) > 1:
+        return f"hierarchical_parallel_cast(x, {[str(sbp) for sbp in marks]})"
+    if isinstance(marks[0], Split):
+        return f"distribute.split({marks[0].axis})"
+    return "distribute.broadcast()" if isinstance(marks[0], Broadcast) else str(marks[0])
