@@ -4,7 +4,11 @@ An axis of `size` elements is cut among n ranks in balance: the first `size mod 
 
     cut(7, 3) == ((0, 3), (3, 5), (5, 7))        cut(2, 3) == ((0, 1), (1, 2), (2, 2))
 
-and a rank may get an empty piece.  On a mesh of several dimensions the pieces of one dimension are cut again by the next.
+and a rank may get an empty piece.  On a mesh of several dimensions the pieces of one dimension are cut again by the next:
+
+    nested_cut(5, (2, 2)) == ((0, 2), (2, 3), (3, 4), (4, 5))
+
+A tensor that is partial along several mesh dimensions is reduced along the innermost first: P, P(max) is a sum of maxima.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -38,8 +43,10 @@ class Reduction(enum.Enum):
         if self is Reduction.SUM:
             return 0
         kind = np.dtype(dtype)
-        if kind.kind == "f":
+        if kind.kind in "fV":
             return -np.inf if self is Reduction.MAX else np.inf
+        if kind.kind == "b":
+            return self is Reduction.MIN
         limits = np.iinfo(kind)
         return limits.min if self is Reduction.MAX else limits.max
 
@@ -93,6 +100,21 @@ def cut(size: int, n: int) -> tuple[tuple[int, int], ...]:
     return tuple(zip(starts[:-1], starts[1:], strict=True))
 
 
+@cache
+def nested_cut(size: int, mesh: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """The pieces of an axis that the first mesh dimension cuts, the second cuts again, and so on; in row-major order of the mesh."""
+    pieces: tuple[tuple[int, int], ...] = ((0, size),)
+    for n in mesh:
+        pieces = tuple((start + a, start + b) for start, stop in pieces for a, b in cut(stop - start, n))
+    return pieces
+
+
+@cache
+def _grid(mesh: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """The coordinates of every place on a mesh, in row-major order."""
+    return tuple(product(*map(range, mesh)))
+
+
 @dataclass(frozen=True)
 class Placement:
     """Which ranks, in which order, arranged as a grid of `mesh` ranks per mesh dimension."""
@@ -123,7 +145,14 @@ class Placement:
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
         """Where `rank` stands on the mesh."""
-        return tuple(int(i) for i in np.unravel_index(self.ranks.index(rank), self.mesh))
+        return _grid(self.mesh)[self.ranks.index(rank)]
+
+    def along(self, dimensions: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """The groups of ranks that differ only in these mesh dimensions, each in row-major order; groups in the order of their first ranks."""
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for rank, at in zip(self.ranks, _grid(self.mesh), strict=True):
+            groups.setdefault(tuple(i for d, i in enumerate(at) if d not in dimensions), []).append(rank)
+        return tuple(map(tuple, groups.values()))
 
 
 Span = tuple[int, int]
@@ -198,8 +227,15 @@ class Layout:
 
     def box(self, shape: Sequence[int], rank: int) -> Box:
         """The part of a tensor of logical `shape` that `rank` holds."""
+        return self._box(shape, self.placement.coordinates(rank))
+
+    def boxes(self, shape: Sequence[int]) -> dict[int, Box]:
+        """The part of every rank, in placement order."""
+        return {rank: self._box(shape, at) for rank, at in zip(self.placement.ranks, _grid(self.placement.mesh), strict=True)}
+
+    def _box(self, shape: Sequence[int], at: tuple[int, ...]) -> Box:
         spans = [(0, n) for n in shape]
-        for sbp, n, i in zip(self.sbp, self.placement.mesh, self.placement.coordinates(rank), strict=True):
+        for sbp, n, i in zip(self.sbp, self.placement.mesh, at, strict=True):
             if isinstance(sbp, Split):
                 start, stop = spans[sbp.axis]
                 a, b = cut(stop - start, n)[i]
@@ -220,28 +256,30 @@ class Layout:
         return parts
 
     def assemble(self, shards: Sequence[Array], type: TensorType) -> Array:
-        """The whole array from the ranks' parts, in placement order."""
+        """The whole array from the ranks' parts, in placement order; partial ones are reduced along the innermost mesh dimension first."""
         if self.is_whole:
             return np.array(shards[0])
-        reductions = {sbp.reduce for sbp in self.sbp if isinstance(sbp, Partial)}
-        if len(reductions) > 1:
-            raise SbpError(f"the parts of a tensor in {self} cannot be put together: bring it to one kind of P first")
+        parts = dict(zip(_grid(self.placement.mesh), shards, strict=True))
+        for dimension in reversed(range(len(self.sbp))):
+            parts = _folded(parts, dimension, self.sbp[dimension])
         out: Array = np.empty(type.shape, type.dtype.numpy)
-        begun: set[tuple[Span, ...]] = set()
-        for rank, shard in zip(self.placement.ranks, shards, strict=True):
-            if any(isinstance(sbp, Broadcast) and i > 0 for sbp, i in zip(self.sbp, self.placement.coordinates(rank), strict=True)):
-                continue  # a copy of what another rank holds
-            box = self.box(type.shape, rank)
-            if box.is_empty:
-                continue
-            part = out[(*box.slices, ...)]
-            if box.spans in begun:
-                (reduction,) = reductions
-                reduction.ufunc(part, shard, out=part)
-            else:
-                begun.add(box.spans)
-                part[...] = shard
+        for at, part in parts.items():
+            out[(*self._box(type.shape, at).slices, ...)] = part
         return out
+
+
+def _folded(parts: dict[tuple[int, ...], Array], dimension: int, sbp: Sbp) -> dict[tuple[int, ...], Array]:
+    """The parts by place on a mesh, one left of those that differ only in a mesh dimension along which they are copies or addends."""
+    if isinstance(sbp, Split):
+        return parts
+    left: dict[tuple[int, ...], Array] = {}
+    for at, part in parts.items():
+        first = (*at[:dimension], 0, *at[dimension + 1 :])
+        if first not in left:
+            left[first] = part
+        elif isinstance(sbp, Partial):
+            left[first] = sbp.reduce.ufunc(left[first], part)
+    return left
 
 
 def layout(placement: Placement, *sbp: Sbp) -> Layout:

@@ -1,21 +1,23 @@
-"""Sharded graph -> physical graph: where producer and reader differ in layout, a `Reroute` node stands between them.
+"""Sharded graph -> physical graph: where producer and reader differ in layout, `Reroute` nodes stand between them.
 
-A reroute is one row of the route table (one mesh dimension, one placement), or a move between placements.  A value that
-several nodes want in the same layout is rerouted once.  Nothing moves without such a node, so the list of them, with bytes
-and the user's line, is the whole communication of a job.
+A reroute is one hop of the cheapest path (`paths`): a row of the route table, an exchange, a move between placements, or a
+relabel, which does nothing.  A value that several nodes want in the same layout is rerouted once.  Nothing moves without such a
+node, so the list of them, with bytes and the user's line, is the whole communication of a job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from jobflow.compiler.routes import ROUTES, moves, path
+from jobflow.compiler.paths import Hop, changed, direct, path, sent
 from jobflow.errors import SbpError
 from jobflow.graph.ir import Node, Physical, Sharded, Value
 from jobflow.graph.rewrite import copy_node, with_values
 from jobflow.layout import B, Layout, Local, Partial, Rule
 from jobflow.ops.base import Op, Types
+from jobflow.plan.plan import ALIGNMENT
+from jobflow.plan.traffic import handed
 from jobflow.types import TensorType
 
 
@@ -25,6 +27,14 @@ class Reroute(Op):
 
     source: Layout
     target: Layout
+    #: the route's name in the table, or "exchange", "move" or "relabel"; "" is the one hop there is
+    name: str = ""
+    #: of several tensors whose layouts are not the same: (source, target) of each
+    each: tuple[tuple[Layout, Layout], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", direct(self.source, self.target))
 
     def infer(self, *x: TensorType) -> Types:
         return x
@@ -35,26 +45,41 @@ class Reroute(Op):
     def kernel(self, *arrays: object) -> None:
         raise SbpError("a reroute is lowered to the steps of a route before it runs")
 
-    @property
-    def name(self) -> str:
-        """The route's name in the table, or "move" between placements."""
-        if self.source.placement.ranks != self.target.placement.ranks:
-            return "move"
-        return ROUTES[type(self.source.sbp[0]), type(self.target.sbp[0])].name
+    def sent(self, *types: TensorType) -> dict[int, int]:
+        """Bytes that each rank which communicates hands to others, for tensors of these logical types; exact, alignment in joins included."""
+        if len(types) == 1:
+            return dict(sent(self.name, self.source, self.target, types[0]))
+        found: dict[int, int] = {}
+        for ranks in self.source.placement.along(changed(self.source, self.target)):
+            size = joined_offsets(self.joined_types(types, ranks[0]))[1] // types[0].dtype.itemsize
+            for i, rank in enumerate(ranks):
+                found[rank] = handed("all_reduce", (size,), i, len(ranks)) * types[0].dtype.itemsize
+        return found
 
-    def bytes_per_rank(self, type: TensorType) -> float:
-        """Bytes the busiest rank sends for one tensor of this logical type."""
-        n = self.source.placement.size
-        if self.name != "move":
-            return ROUTES[self.source.sbp[0].__class__, self.target.sbp[0].__class__].bytes(type.nbytes, n)
-        sent: dict[int, int] = {}
-        for move in moves(self.source, self.target, type.shape):
-            if move.source != move.target:
-                sent[move.source] = sent.get(move.source, 0) + type.with_shape(move.box.shape).nbytes
-        return float(max(sent.values(), default=0))
+    def bytes_sent(self, rank: int, *types: TensorType) -> int:
+        """Bytes that `rank` hands to others."""
+        return self.sent(*types).get(rank, 0)
+
+    def bytes_per_rank(self, *types: TensorType) -> int:
+        """Bytes that the busiest rank hands to others."""
+        return max(self.sent(*types).values(), default=0)
+
+    def joined_types(self, types: Sequence[TensorType], rank: int) -> list[TensorType]:
+        """What `rank` holds of the tensors that travel together."""
+        layouts = [source for source, _ in self.each] or [self.source] * len(types)
+        return [layout.local_type(type, rank) for layout, type in zip(layouts, types, strict=True)]
 
     def __str__(self) -> str:
         return f"{self.name}[{self.source} -> {self.target}]"
+
+
+def joined_offsets(types: Sequence[TensorType]) -> tuple[list[int], int]:
+    """Byte offsets of tensors laid end to end, each aligned, and the bytes of all."""
+    offsets, total = [], 0
+    for type in types:
+        offsets.append(total)
+        total += -(-type.nbytes // ALIGNMENT) * ALIGNMENT
+    return offsets, total
 
 
 def box(sharded: Sharded) -> Physical:
@@ -88,7 +113,8 @@ class _Boxing:
         """An output, which leaves as B or S."""
         here, layout = self.now[value], self.layouts[self.now[value]]
         if isinstance(layout, Layout) and layout.is_partial:
-            return self.bring(here, Layout(layout.placement, (B,) * len(layout.sbp)), value.node)
+            whole = replace(layout, sbp=tuple(B if isinstance(sbp, Partial) else sbp for sbp in layout.sbp))
+            return self.bring(here, whole, value.node)
         return here
 
     def bring(self, value: Value, target: Layout | Local, node: Node) -> Value:
@@ -98,50 +124,26 @@ class _Boxing:
             return value
         if isinstance(here, Local) or isinstance(target, Local):
             raise SbpError(f"{node.op} at {node.where}: {value} lies {here} but is read {target}; cross between the views with to_local or to_global")
-        for layout in self._route(here, target, value, node):
-            value = self._reroute(value, layout, node)
+        for hop in self._path(here, target, value, node):
+            value = self._reroute(value, hop, node)
         return value
 
     @staticmethod
-    def _route(here: Layout, target: Layout, value: Value, node: Node) -> tuple[Layout, ...]:
+    def _path(here: Layout, target: Layout, value: Value, node: Node) -> tuple[Hop, ...]:
         try:
-            return tuple(route(here, target, value.type))
+            return path(here, target, value.type)
         except SbpError as error:
-            raise SbpError(f'{node.op.word()} at {node.where} (layer "{node.name}"): {value.name} {value.type}: {error}') from None
+            raise SbpError(f'{node.op.word()} at {node.where} (layer "{node.name}"): {value.name} {value.type} lies {here}: {error}') from None
 
-    def _reroute(self, value: Value, target: Layout, node: Node) -> Value:
-        key = (value, target)
+    def _reroute(self, value: Value, hop: Hop, node: Node) -> Value:
+        key = (value, hop.target)
         if key not in self.rerouted:
             source = self.layouts[value]
             assert isinstance(source, Layout)
-            fresh = Node(Reroute(source, target), (value,), (), f"{value.name}:{target}", target.placement, node.origin)
-            output = Value(value.type, fresh, 0, f"{value.name}:{','.join(map(str, target.sbp))}")
+            fresh = Node(Reroute(source, hop.target, hop.name), (value,), (), f"{value.name}:{hop.target}", hop.target.placement, node.origin)
+            output = Value(value.type, fresh, 0, f"{value.name}:{','.join(map(str, hop.target.sbp))}")
             fresh.outputs = (output,)
             self.nodes.append(fresh)
-            self.layouts[output] = target
+            self.layouts[output] = hop.target
             self.rerouted[key] = output
         return self.rerouted[key]
-
-
-def route(source: Layout, target: Layout, type: TensorType) -> Iterator[Layout]:
-    """The layouts on the way from `source` (excluded) to `target`."""
-    if source.placement.ranks == target.placement.ranks:
-        yield from _same_ranks(source, target, type)
-        return
-    here = source
-    if source.is_partial:
-        here = replace(source, sbp=tuple(B if isinstance(sbp, Partial) else sbp for sbp in source.sbp))
-        yield from _same_ranks(source, here, type)
-    there = replace(target, sbp=tuple(B if isinstance(sbp, Partial) else sbp for sbp in target.sbp))
-    yield there
-    if there != target:
-        yield from _same_ranks(there, target, type)
-
-
-def _same_ranks(source: Layout, target: Layout, type: TensorType) -> Iterator[Layout]:
-    if len(source.sbp) > 1 or len(target.sbp) > 1:
-        raise SbpError(
-            f"there is no way yet from {source} to {target}: layouts change on meshes of one dimension only; use a placement without hierarchy"
-        )
-    for sbp in path(source.sbp[0], target.sbp[0], type.nbytes, source.placement.size):
-        yield Layout(target.placement, (sbp,))

@@ -7,18 +7,20 @@ operations in that order cannot deadlock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from jobflow.compiler.box import Reroute
+from jobflow.compiler.box import Reroute, joined_offsets
 from jobflow.compiler.local import Argument, Builder, Collect, Item, Join, Program, Receive, Send
-from jobflow.compiler.routes import ROUTES, Change, Move, flatten, moves, unflatten
+from jobflow.compiler.moves import exchange_steps, exchanges, moves, put_together, take
+from jobflow.compiler.paths import changed, changes, row
+from jobflow.compiler.routes import flatten, unflatten
 from jobflow.errors import PlanError
 from jobflow.graph.ir import Node, Physical, Value
-from jobflow.layout import SUM, Box, Layout, Local, Partial, whole_box
+from jobflow.layout import Box, Layout, Local, Partial, Reduction, whole_box
 from jobflow.ops.base import types_tuple
-from jobflow.ops.layout_ops import Assemble, FillIdentity, SliceBox, ToLocal
+from jobflow.ops.layout_ops import SliceBox, ToLocal
 from jobflow.ops.source import Input, ReadVariable
-from jobflow.plan.plan import ALIGNMENT, Announced, Slot
+from jobflow.plan.plan import Announced, Slot
 from jobflow.types import TensorType
 
 
@@ -100,91 +102,86 @@ class _Lowering:
     def _reroute(self, node: Node) -> None:
         op = node.op
         assert isinstance(op, Reroute)
-        if op.name == "move":
-            self._move(node, op)
-        elif len(node.inputs) > 1:
+        if len(node.inputs) > 1:
             self._together(node, op)
+            return
+        (value,), (output,) = node.inputs, node.outputs
+        if op.name == "move":
+            self._move(value, output, op)
+        elif op.name == "exchange":
+            self._exchange(value, output, op)
+        elif op.name == "relabel":
+            if value in self.items:
+                self.items[output] = self.items[value]
         else:
-            (value,), (output,) = node.inputs, node.outputs
-            order = self._announce(op, node, value.type.nbytes)
-            if self.rank in op.source.placement.ranks:
-                self.items[output] = ROUTES[type(op.source.sbp[0]), type(op.target.sbp[0])].steps(
-                    self.build, self.items[value], self._change(op, value.type, order)
-                )
+            self._along(value, output, op)
 
-    def _change(self, op: Reroute, type: TensorType, order: int) -> Change:
-        ranks = op.source.placement.ranks
-        return Change(op.source.sbp[0], op.target.sbp[0], type, ranks, ranks.index(self.rank), order)
-
-    def _announce(self, op: Reroute, node: Node, nbytes: int) -> int:
+    def _announce(self, what: str, name: str, ranks: tuple[int, ...], nbytes: int) -> int:
         """Enter a communication into the global schedule; its number."""
-        if op.name not in ("slice", "keep_first", "pad"):
-            self.schedule.append(Announced(op.name, node.outputs[0].name, op.source.placement.ranks, nbytes))
+        self.schedule.append(Announced(what, name, ranks, nbytes))
         return len(self.schedule) - 1
+
+    def _along(self, value: Value, output: Value, op: Reroute) -> None:
+        """A row of the route table, in every group of ranks; this rank is in one of them."""
+        route = row(op.source, op.target)
+        for group in changes(op.source, op.target, value.type):
+            first = group[0]
+            order = -1 if route.kind is None else self._announce(op.name, output.name, first.ranks, first.type.nbytes)
+            if self.rank in first.ranks:
+                mine = replace(group[first.ranks.index(self.rank)], order=order)
+                self.items[output] = route.steps(self.build, self.items[value], mine)
+
+    def _exchange(self, value: Value, output: Value, op: Reroute) -> None:
+        for exchange in exchanges(op.source, op.target, value.shape):
+            sizes = sum(move.size for move in exchange.moves)
+            order = self._announce(op.name, output.name, exchange.ranks, sizes * value.dtype.itemsize) if len(exchange.ranks) > 1 else -1
+            if self.rank in exchange.ranks:
+                held, needed = op.source.box(value.shape, self.rank), op.target.box(value.shape, self.rank)
+                self.items[output] = exchange_steps(self.build, self.items[value], held, needed, exchange, order)
 
     def _together(self, node: Node, op: Reroute) -> None:
         """All_reduce several tensors as one flat array in which each begins at a multiple of the alignment."""
-        offsets, total = joined_offsets([value.type for value in node.inputs])
-        order = self._announce(op, node, total)
-        if self.rank not in op.source.placement.ranks:
-            return
         dtype = node.inputs[0].dtype
-        size = total // dtype.itemsize
-        flat = TensorType((size,), dtype)
-        joined, summed = Item(flat, f"{node.name}:parts"), Item(flat, f"{node.name}:sum")
-        parts = tuple(flatten(self.build, self.items[value]) for value in node.inputs)
-        self.build.append(Join(tuple(offsets)), parts, (joined,))
-        reduce = op.source.sbp[0].reduce if isinstance(op.source.sbp[0], Partial) else SUM
-        self.build.append(Collect("all_reduce", op.source.placement.ranks, (size,), (), reduce, order), (joined,), (summed,))
-        for value, offset in zip(node.outputs, offsets, strict=True):
-            start = offset // dtype.itemsize
-            piece = self.build.compute(SliceBox((start,), (start + value.type.size,)), summed, name=f"{value.name}.flat")
-            self.build.name = value.name
-            self.items[value] = unflatten(self.build, piece, value.shape)
+        for ranks in op.source.placement.along(changed(op.source, op.target)):
+            offsets, total = joined_offsets(op.joined_types([value.type for value in node.inputs], ranks[0]))
+            order = self._announce(op.name, node.outputs[0].name, ranks, total)
+            if self.rank not in ranks:
+                continue
+            flat = TensorType((total // dtype.itemsize,), dtype)
+            joined, summed = Item(flat, f"{node.name}:parts"), Item(flat, f"{node.name}:sum")
+            held = [self.items[value] for value in node.inputs]
+            self.build.append(Join(tuple(offsets)), tuple(flatten(self.build, item) for item in held), (joined,))
+            self.build.append(Collect("all_reduce", ranks, flat.shape, (), _reduction(op), order), (joined,), (summed,))
+            for value, item, offset in zip(node.outputs, held, offsets, strict=True):
+                start = offset // dtype.itemsize
+                piece = self.build.compute(SliceBox((start,), (start + item.type.size,)), summed, name=f"{value.name}.flat")
+                self.build.name = value.name
+                self.items[value] = unflatten(self.build, piece, item.type.shape)
 
-    def _move(self, node: Node, op: Reroute) -> None:
-        (value,), (output,) = node.inputs, node.outputs
-        received: list[tuple[Move, Item]] = []
+    def _move(self, value: Value, output: Value, op: Reroute) -> None:
+        received: list[tuple[Box, Item]] = []
+        held = op.source.box(value.shape, self.rank) if self.rank in op.source.placement.ranks else None
         for move in moves(op.source, op.target, value.shape):
             if move.source == move.target:
-                if self.rank == move.source:
-                    received.append((move, self._part(value, op.source, move.box)))
+                if self.rank == move.source and held is not None:
+                    received.append((move.box, take(self.build, self.items[value], held, move.box)))
                 continue
-            nbytes = value.type.with_shape(move.box.shape).nbytes
-            self.schedule.append(Announced("move", value.name, (move.source, move.target), nbytes))
-            order = len(self.schedule) - 1
-            if self.rank == move.source:
-                part = self._part(value, op.source, move.box)
+            order = self._announce("move", value.name, (move.source, move.target), move.size * value.dtype.itemsize)
+            if self.rank == move.source and held is not None:
+                part = take(self.build, self.items[value], held, move.box)
                 self.build.append(Send(move.target, order), (flatten(self.build, part),), ())
             elif self.rank == move.target:
-                flat = Item(value.type.with_shape((whole_size(move.box),)), output.name)
+                flat = Item(value.type.with_shape((move.size,)), output.name)
                 self.build.append(Receive(move.source, order), (), (flat,))
-                received.append((move, unflatten(self.build, flat, move.box.shape)))
+                received.append((move.box, unflatten(self.build, flat, move.box.shape)))
         if self.rank in op.target.placement.ranks:
-            self.items[output] = self._joined(output, op.target.box(value.shape, self.rank), received)
-
-    def _part(self, value: Value, layout: Layout, box: Box) -> Item:
-        """`box` of a logical tensor, from what this rank holds of it."""
-        held = layout.box(value.shape, self.rank)
-        if held.spans == box.spans:
-            return self.items[value]
-        at = box.within(held)
-        return self.build.compute(SliceBox(tuple(s.start for s in at), tuple(s.stop for s in at)), self.items[value])
-
-    def _joined(self, output: Value, box: Box, received: list[tuple[Move, Item]]) -> Item:
-        if len(received) == 1 and received[0][0].box.spans == box.spans:
-            return received[0][1]
-        if not received:
-            return self.build.compute(FillIdentity(box.shape, output.dtype))
-        boxes = tuple(Box(tuple((s.start, s.stop) for s in move.box.within(box)), box.shape) for move, _ in received)
-        return self.build.compute(Assemble(box.shape, boxes), *(item for _, item in received))
+            self.items[output] = put_together(self.build, op.target.box(value.shape, self.rank), received, output.type)
 
 
-def whole_size(box: Box) -> int:
-    size = 1
-    for n in box.shape:
-        size *= n
-    return size
+def _reduction(op: Reroute) -> Reduction:
+    sbp = op.source.sbp[changed(op.source, op.target)[0]]
+    assert isinstance(sbp, Partial)
+    return sbp.reduce
 
 
 def local_box(shape: tuple[int, ...], layout: Local, rank: int, rows: tuple[int, ...] = ()) -> Box:
@@ -201,12 +198,3 @@ def local_box(shape: tuple[int, ...], layout: Local, rank: int, rows: tuple[int,
         each = (own,) * n
     start = sum(each[:i])
     return Box(((start, start + own), *((0, m) for m in shape[1:])), (sum(each), *shape[1:]))
-
-
-def joined_offsets(types: list[TensorType]) -> tuple[list[int], int]:
-    """Byte offsets of tensors laid end to end, each aligned, and the bytes of all."""
-    offsets, total = [], 0
-    for type in types:
-        offsets.append(total)
-        total += -(-type.nbytes // ALIGNMENT) * ALIGNMENT
-    return offsets, total

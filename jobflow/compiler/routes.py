@@ -1,14 +1,16 @@
-"""Every way to change a layout on one placement: name, bytes each rank sends, and the steps a rank takes.
+"""Every way to change a layout along mesh dimensions: name, what each rank gives to the collective, and the steps it takes.
 
-One table serves cost, explanation and execution.  Pairs that are not in it are the cheapest path through those that are.
-With b bytes on n ranks:
+One table serves cost, explanation and execution.  Pairs that are not in it are the cheapest path through those that are
+(`paths`).  A row changes one mesh dimension, or several that change alike, in groups: the ranks that differ only in those
+dimensions do it among themselves, on the part of the tensor that they have in common.  With b bytes on n ranks a rank hands on
 
     S -> B  all_gather      b (n-1)/n        P -> S  reduce_scatter  b (n-1)/n       B -> P  keep_first  0
     S -> S  all_to_all      b (n-1)/n^2      B -> S  slice           0               S -> P  pad         0
     P -> B  all_reduce      2 b (n-1)/n
 
-Collectives move flat arrays whose pieces lie one after another in rank order; putting pieces along an axis in that order, and
-back, is a local step (`PackPieces`, `UnpackPieces`), free where memory already has it.
+and exactly what `plan.traffic` says where pieces are uneven.  Collectives move flat arrays whose pieces lie one after another in
+rank order; putting pieces along an axis in that order, and back, is a local step (`PackPieces`, `UnpackPieces`), free where
+memory already has it.
 """
 
 from __future__ import annotations
@@ -19,28 +21,37 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from jobflow.compiler.local import Builder, Collect, Item
-from jobflow.errors import SbpError
-from jobflow.layout import SUM, B, Box, Broadcast, Layout, Partial, Sbp, Split, cut
+from jobflow.layout import SUM, Box, Broadcast, Partial, Sbp, Span, Split, nested_cut
 from jobflow.ops.layout_ops import Assemble, FillIdentity, Identity, PackPieces, SliceBox, UnpackPieces
 from jobflow.plan.plan import Kind
+from jobflow.plan.traffic import handed
 from jobflow.types import TensorType
 
 
 @dataclass(frozen=True)
 class Change:
-    """One change of layout of a tensor of logical `type`, as the rank at `index` of `ranks` sees it."""
+    """One change of layout, as the rank at `index` of a group of `ranks` sees it.
+
+    The group is a mesh of its own; `type` is that of what its ranks have in common.
+    """
 
     source: Sbp
     target: Sbp
     type: TensorType
     ranks: tuple[int, ...]
     index: int
-    order: int
+    mesh: tuple[int, ...]
+    #: position in the global order of communication
+    order: int = -1
+
+    def pieces(self, sbp: Sbp) -> tuple[Span, ...]:
+        """What each rank of the group holds along the split axis."""
+        assert isinstance(sbp, Split)
+        return nested_cut(self.type.shape[sbp.axis], self.mesh)
 
     def counts(self, sbp: Sbp) -> tuple[int, ...]:
-        """Elements along the split axis that each rank holds."""
-        assert isinstance(sbp, Split)
-        return tuple(stop - start for start, stop in cut(self.type.shape[sbp.axis], len(self.ranks)))
+        """How many elements along the split axis each rank of the group holds."""
+        return tuple(stop - start for start, stop in self.pieces(sbp))
 
     def local_shape(self, sbp: Sbp) -> tuple[int, ...]:
         if not isinstance(sbp, Split):
@@ -64,9 +75,17 @@ class Route:
     """A row of the table."""
 
     name: str
-    #: bytes each rank sends, from the bytes of the whole tensor and the number of ranks
-    bytes: Callable[[int, int], float]
+    #: the collective operation; None if nothing leaves a rank
+    kind: Kind | None
+    #: elements a rank gives to the collective, piece by piece
+    counts: Callable[[Change], tuple[int, ...]]
     steps: Steps
+
+    def sent(self, change: Change) -> int:
+        """Bytes that the rank hands to the others of its group."""
+        if self.kind is None:
+            return 0
+        return handed(self.kind, self.counts(change), change.index, len(change.ranks)) * change.type.dtype.itemsize
 
 
 def flatten(build: Builder, x: Item) -> Item:
@@ -87,21 +106,40 @@ def _rest(shape: tuple[int, ...], axis: int) -> int:
     return math.prod(shape[:axis] + shape[axis + 1 :])
 
 
+def _gathered(change: Change) -> tuple[int, ...]:
+    assert isinstance(change.source, Split)
+    return _times(change.counts(change.source), _rest(change.type.shape, change.source.axis))
+
+
+def _scattered(change: Change) -> tuple[int, ...]:
+    assert isinstance(change.target, Split)
+    return _times(change.counts(change.target), _rest(change.type.shape, change.target.axis))
+
+
+def _turned(change: Change) -> tuple[int, ...]:
+    assert isinstance(change.target, Split)
+    return _times(change.counts(change.target), _rest(change.local_shape(change.source), change.target.axis))
+
+
+def _times(lengths: tuple[int, ...], each: int) -> tuple[int, ...]:
+    return tuple(n * each for n in lengths)
+
+
+def _nothing(change: Change) -> tuple[int, ...]:
+    return ()
+
+
 def _all_gather(build: Builder, x: Item, change: Change) -> Item:
     assert isinstance(change.source, Split)
-    axis, shape = change.source.axis, change.type.shape
-    lengths = change.counts(change.source)
-    counts = tuple(n * _rest(shape, axis) for n in lengths)
+    counts = _gathered(change)
     flat = _collect(build, change, "all_gather", flatten(build, x), sum(counts), counts)
-    return build.compute(UnpackPieces(axis, lengths, shape), flat)
+    return build.compute(UnpackPieces(change.source.axis, change.counts(change.source), change.type.shape), flat)
 
 
 def _reduce_scatter(build: Builder, x: Item, change: Change) -> Item:
     assert isinstance(change.target, Split)
-    axis = change.target.axis
-    lengths = change.counts(change.target)
-    counts = tuple(n * _rest(change.type.shape, axis) for n in lengths)
-    packed = build.compute(PackPieces(axis, lengths), x, name=f"{x.name}.packed")
+    counts = _scattered(change)
+    packed = build.compute(PackPieces(change.target.axis, change.counts(change.target)), x, name=f"{x.name}.packed")
     flat = _collect(build, change, "reduce_scatter", packed, counts[change.index], counts)
     return unflatten(build, flat, change.local_shape(change.target))
 
@@ -113,19 +151,17 @@ def _all_reduce(build: Builder, x: Item, change: Change) -> Item:
 
 def _all_to_all(build: Builder, x: Item, change: Change) -> Item:
     assert isinstance(change.source, Split) and isinstance(change.target, Split)
-    gives, takes = change.counts(change.target), change.counts(change.source)
-    counts = tuple(n * _rest(x.type.shape, change.target.axis) for n in gives)
-    shape = change.local_shape(change.target)
-    receives = tuple(n * _rest(shape, change.source.axis) for n in takes)
-    packed = build.compute(PackPieces(change.target.axis, gives), x, name=f"{x.name}.packed")
-    flat = _collect(build, change, "all_to_all", packed, sum(receives), counts, receives)
+    takes, shape = change.counts(change.source), change.local_shape(change.target)
+    receives = _times(takes, _rest(shape, change.source.axis))
+    packed = build.compute(PackPieces(change.target.axis, change.counts(change.target)), x, name=f"{x.name}.packed")
+    flat = _collect(build, change, "all_to_all", packed, sum(receives), _turned(change), receives)
     return build.compute(UnpackPieces(change.source.axis, takes, shape), flat)
 
 
 def _slice(build: Builder, x: Item, change: Change) -> Item:
     assert isinstance(change.target, Split)
     axis, shape = change.target.axis, change.type.shape
-    start, stop = cut(shape[axis], len(change.ranks))[change.index]
+    start, stop = change.pieces(change.target)[change.index]
     starts = tuple(start if i == axis else 0 for i in range(len(shape)))
     stops = tuple(stop if i == axis else n for i, n in enumerate(shape))
     return build.compute(SliceBox(starts, stops), x)
@@ -140,7 +176,7 @@ def _keep_first(build: Builder, x: Item, change: Change) -> Item:
 def _pad(build: Builder, x: Item, change: Change) -> Item:
     assert isinstance(change.source, Split)
     axis, shape = change.source.axis, change.type.shape
-    start, stop = cut(shape[axis], len(change.ranks))[change.index]
+    start, stop = change.pieces(change.source)[change.index]
     parts, boxes = [], []
     for a, b in ((0, start), (start, stop), (stop, shape[axis])):
         box = Box(tuple((a, b) if i == axis else (0, n) for i, n in enumerate(shape)), shape)
@@ -155,61 +191,11 @@ def _pad(build: Builder, x: Item, change: Change) -> Item:
 
 
 ROUTES: Mapping[tuple[type, type], Route] = {
-    (Split, Broadcast): Route("all_gather", lambda b, n: b * (n - 1) / n, _all_gather),
-    (Split, Split): Route("all_to_all", lambda b, n: b * (n - 1) / n**2, _all_to_all),
-    (Partial, Broadcast): Route("all_reduce", lambda b, n: 2 * b * (n - 1) / n, _all_reduce),
-    (Partial, Split): Route("reduce_scatter", lambda b, n: b * (n - 1) / n, _reduce_scatter),
-    (Broadcast, Split): Route("slice", lambda b, n: 0.0, _slice),
-    (Broadcast, Partial): Route("keep_first", lambda b, n: 0.0, _keep_first),
-    (Split, Partial): Route("pad", lambda b, n: 0.0, _pad),
+    (Split, Broadcast): Route("all_gather", "all_gather", _gathered, _all_gather),
+    (Split, Split): Route("all_to_all", "all_to_all", _turned, _all_to_all),
+    (Partial, Broadcast): Route("all_reduce", "all_reduce", lambda change: (change.type.size,), _all_reduce),
+    (Partial, Split): Route("reduce_scatter", "reduce_scatter", _scattered, _reduce_scatter),
+    (Broadcast, Split): Route("slice", None, _nothing, _slice),
+    (Broadcast, Partial): Route("keep_first", None, _nothing, _keep_first),
+    (Split, Partial): Route("pad", None, _nothing, _pad),
 }
-
-
-def path(source: Sbp, target: Sbp, nbytes: int, n: int) -> tuple[Sbp, ...]:
-    """The S/B/P after each route on the cheapest way from `source` to `target`; empty if they are equal."""
-    if source == target:
-        return ()
-    best: dict[Sbp, tuple[float, tuple[Sbp, ...]]] = {source: (0.0, ())}
-    open_ = [source]
-    while open_:
-        here = min(open_, key=lambda sbp: (best[sbp][0], len(best[sbp][1]), str(sbp)))
-        open_.remove(here)
-        if here == target:
-            return best[here][1]
-        for there in (B, target):
-            route = ROUTES.get((type(here), type(there)))
-            if route is None or here == there:
-                continue
-            cost = best[here][0] + route.bytes(nbytes, n)
-            if there not in best or cost < best[there][0]:
-                best[there] = (cost, (*best[here][1], there))
-                open_.append(there)
-    raise SbpError(f"no way to bring a tensor from {source} to {target}")
-
-
-@dataclass(frozen=True)
-class Move:
-    """`box` of a tensor goes from one rank to another (or stays, if they are the same)."""
-
-    source: int
-    target: int
-    box: Box
-
-
-def moves(source: Layout, target: Layout, shape: tuple[int, ...]) -> tuple[Move, ...]:
-    """What goes where when a tensor without partial dimensions changes its placement.
-
-    Every target rank takes what it needs from itself first, then from the holders in placement order; several holders of the
-    same part take turns, so that no one serves all.
-    """
-    found: list[Move] = []
-    for turn, rank in enumerate(target.placement.ranks):
-        need = target.box(shape, rank)
-        held: dict[tuple[tuple[int, int], ...], list[int]] = {}
-        for holder in source.placement.ranks:
-            held.setdefault(source.box(shape, holder).spans, []).append(holder)
-        for spans, holders in held.items():
-            box = need.meet(Box(spans, shape))
-            if not box.is_empty:
-                found.append(Move(rank if rank in holders else holders[turn % len(holders)], rank, box))
-    return tuple(found)

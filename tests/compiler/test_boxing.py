@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -47,16 +48,24 @@ def together(parts: list[Sharded]) -> Physical:
 
 
 def addends(layout: Layout, array: Array, random: np.random.Generator) -> list[Array]:
-    """The ranks' parts of an array; those of a partial one all differ, and none is the value itself."""
-    (sbp,) = layout.sbp
+    """The ranks' parts of an array; those of a partial one all differ, change their sign, and none is the value itself."""
+    held = {(): array}
+    for sbp, n in zip(layout.sbp, layout.placement.mesh, strict=True):
+        held = {(*at, i): part for at, whole in held.items() for i, part in enumerate(parts_along(sbp, n, whole, random))}
+    boxes = layout.boxes(array.shape).values()
+    return [part[box.slices].copy() for part, box in zip(held.values(), boxes, strict=True)]
+
+
+def parts_along(sbp: Sbp, n: int, array: Array, random: np.random.Generator) -> list[Array]:
+    """What n ranks hold along one mesh dimension, not yet cut."""
     if not isinstance(sbp, Partial):
-        return [np.array(part) for part in layout.shards(array)]
-    n = layout.placement.size
+        return [array] * n
     noise = random.integers(1, 9, (n, *array.shape)).astype(array.dtype)
     if sbp.reduce is MAX or sbp.reduce is MIN:
         owner = random.integers(0, n, array.shape)
         away = -noise if sbp.reduce is MAX else noise
-        return [np.where(owner == i, array, array + away[i]) for i in range(n)]
+        return [np.where(owner == i, array, array + away[i]).astype(array.dtype) for i in range(n)]
+    noise[::2] *= -1
     noise[-1] = array - noise[:-1].sum(axis=0, dtype=array.dtype)
     return list(noise)
 
@@ -97,6 +106,36 @@ def test_other_numbers(dtype: DType) -> None:
     agree(3, list(everything(first(3), 2)), TensorType((5, 2), dtype))
 
 
+def layouts(placement: Placement, each: Sequence[Sbp]) -> list[Layout]:
+    """Every layout on a mesh."""
+    return [Layout(placement, sbp) for sbp in product(each, repeat=len(placement.mesh))]
+
+
+def sampled(sources: list[Layout], targets: list[Layout], n: int) -> list[Pair]:
+    """All pairs, or n of them."""
+    pairs = list(product(sources, targets))
+    if len(pairs) <= n:
+        return pairs
+    return [pairs[i] for i in np.random.default_rng(len(pairs)).choice(len(pairs), n, replace=False)]
+
+
+def grid(*mesh: int) -> Placement:
+    return Placement("cpu", tuple(range(math.prod(mesh))), mesh)
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (3, 4)], ids=str)
+def test_every_pair_on_a_square(shape: tuple[int, ...]) -> None:
+    every = layouts(grid(2, 2), [B, P, S(0), S(1)])
+    agree(4, list(product(every, every)), TensorType(shape, float64))
+
+
+@pytest.mark.parametrize("mesh", [(2, 2), (3, 2), (2, 3), (2, 1, 2), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize("shape", [(), (5,), (1, 2), (7, 5), (0, 3), (3, 2, 9)], ids=str)
+def test_on_meshes(mesh: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    every = layouts(grid(*mesh), kinds(len(shape)))
+    agree(math.prod(mesh), sampled(every, every, 100), TensorType(shape, float64))
+
+
 PLACEMENTS = {
     "disjoint": (on(0, 1), on(2, 3)),
     "subset": (first(4), on(1, 2)),
@@ -114,6 +153,26 @@ def test_between_placements(case: str, shape: tuple[int, ...]) -> None:
     before, after = PLACEMENTS[case]
     pairs = [(Layout(before, (a,)), Layout(after, (b,))) for a, b in product(kinds(len(shape)), repeat=2)]
     agree(4, pairs, TensorType(shape, float64))
+
+
+MESHES = {
+    "flat to square": (first(4), grid(2, 2)),
+    "square to flat": (grid(2, 2), first(4)),
+    "turned": (grid(2, 3), Placement("cpu", (0, 3, 1, 4, 2, 5), (3, 2))),
+    "deeper": (grid(2, 4), grid(2, 2, 2)),
+    "stages": (Placement("cpu", (0, 1, 2, 3), (2, 2)), Placement("cpu", (4, 5, 6, 7), (2, 2))),
+    "overlap": (Placement("cpu", (0, 1, 2, 3, 4, 5), (3, 2)), Placement("cpu", (2, 3, 4, 5), (2, 2))),
+    "one to square": (on(5), grid(2, 2)),
+    "square to one": (grid(2, 2), on(1)),
+}
+
+
+@pytest.mark.parametrize("case", MESHES)
+@pytest.mark.parametrize("shape", [(), (7,), (5, 3)], ids=str)
+def test_between_meshes(case: str, shape: tuple[int, ...]) -> None:
+    before, after = MESHES[case]
+    each = kinds(len(shape))
+    agree(1 + max(*before.ranks, *after.ranks), sampled(layouts(before, each), layouts(after, each), 100), TensorType(shape, float64))
 
 
 @pytest.mark.parametrize("n", [2, 3])

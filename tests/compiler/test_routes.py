@@ -11,7 +11,8 @@ from traced import distribute, first, on, plain, trace, type_, variable
 
 from jobflow import scope
 from jobflow.compiler.box import Reroute, box
-from jobflow.compiler.routes import ROUTES, Move, moves, path
+from jobflow.compiler.moves import Move, exchanges, moves
+from jobflow.compiler.paths import MEETING, cost, path
 from jobflow.compiler.shard import shard
 from jobflow.compiler.trace import Tracer
 from jobflow.errors import SbpError
@@ -22,6 +23,7 @@ from jobflow.ops.activation import relu, tanh
 from jobflow.ops.arithmetic import add
 from jobflow.ops.layout_ops import to_layout
 from jobflow.ops.linalg import matmul
+from jobflow.types import TensorType
 
 # -------------------------------------------------------------------- paths
 
@@ -33,31 +35,37 @@ from jobflow.ops.linalg import matmul
         (B, S(0), ["slice"], 0),
         (B, P, ["keep_first"], 0),
         (S(0), S(0), [], 0),
-        (S(0), S(1), ["all_to_all"], 1200 * 3 / 16),
-        (S(1), S(0), ["all_to_all"], 1200 * 3 / 16),
-        (S(1), B, ["all_gather"], 1200 * 3 / 4),
+        (S(0), S(1), ["all_to_all"], 1280 * 3 / 16),
+        (S(1), S(0), ["all_to_all"], 1280 * 3 / 16),
+        (S(1), B, ["all_gather"], 1280 * 3 / 4),
         (S(0), P, ["pad"], 0),
-        (P, B, ["all_reduce"], 1200 * 6 / 4),
-        (P, S(1), ["reduce_scatter"], 1200 * 3 / 4),
+        (P, B, ["all_reduce"], 1280 * 6 / 4),
+        (P, S(1), ["reduce_scatter"], 1280 * 3 / 4),
         (P, P, [], 0),
-        (P, Partial(MAX), ["all_reduce", "keep_first"], 1200 * 6 / 4),
-        (Partial(MAX), S(0), ["reduce_scatter"], 1200 * 3 / 4),
+        (P, Partial(MAX), ["reduce_scatter", "pad"], 1280 * 3 / 4),
+        (Partial(MAX), S(0), ["reduce_scatter"], 1280 * 3 / 4),
     ],
     ids=str,
 )
 def test_every_pair(source: Sbp, target: Sbp, names: list[str], sent: float) -> None:
-    """1200 bytes on 4 ranks: the routes taken and what each rank sends."""
-    stops = [source, *path(source, target, 1200, 4)]
-    taken = [ROUTES[type(a), type(b)] for a, b in zip(stops, stops[1:], strict=False)]
-    assert [route.name for route in taken] == names
-    assert sum(route.bytes(1200, 4) for route in taken) == sent
-    assert stops[-1] == target
+    """1280 bytes on 4 ranks: the routes taken and what each rank sends."""
+    assert way(Layout(first(4), (source,)), Layout(first(4), (target,)), type_(20, 16)) == (names, sent)
+
+
+def way(source: Layout, target: Layout, type: TensorType) -> tuple[list[str], int]:
+    """Names of the hops from `source` to `target`, and the bytes that the busiest rank sends in them."""
+    total, here, hops = 0, source, path(source, target, type)
+    for hop in hops:
+        total += Reroute(here, hop.target, hop.name).bytes_per_rank(type)
+        here = hop.target
+    assert here == target
+    return [hop.name for hop in hops], total
 
 
 def test_the_cheapest_path_is_taken() -> None:
     """Directly, though all_reduce and slice would do."""
-    assert path(P, S(0), 100, 2) == (S(0),)
-    assert path(S(0), S(1), 100, 2) == (S(1),)
+    assert way(Layout(first(2), (P,)), Layout(first(2), (S(0),)), type_(10, 10))[0] == ["reduce_scatter"]
+    assert way(Layout(first(2), (S(0),)), Layout(first(2), (S(1),)), type_(10, 10))[0] == ["all_to_all"]
 
 
 # -------------------------------------------------------------------- moves
@@ -153,8 +161,8 @@ def test_between_placements_partial_values_are_summed_first() -> None:
             return tanh(x)
 
     assert rerouted(trace(body, first(2))) == [
-        "all_reduce[cpu[0-1]:P -> cpu[0-1]:B](matmul_0)",
-        "move[cpu[0-1]:B -> cpu[2]:B](matmul_0:B)",
+        "reduce_scatter[cpu[0-1]:P -> cpu[0-1]:S(0)](matmul_0)",
+        "move[cpu[0-1]:S(0) -> cpu[2]:B](matmul_0:S(0))",
     ]
 
 
@@ -181,12 +189,6 @@ def test_the_reader_is_who_a_reroute_is_for() -> None:
 def test_bytes_of_the_busiest_rank(source: Layout, target: Layout, sent: float) -> None:
     """Of a tensor of 96 bytes."""
     assert Reroute(source, target).bytes_per_rank(type_(6, 4)) == sent
-
-
-def test_meshes_of_several_dimensions_are_not_rerouted_yet() -> None:
-    mesh = Placement("cpu", (0, 1, 2, 3), (2, 2))
-    with pytest.raises(SbpError, match="layouts change on meshes of one dimension only"):
-        distribute(trace(lambda t: to_layout(add(t.input("x", type_(4, 4)), t.input("y", type_(4, 4))), S(0), S(1)), mesh))
 
 
 def test_views_are_crossed_only_on_purpose() -> None:
