@@ -1,0 +1,103 @@
+"""Every op with a gradient, on ranks: what it gives and its gradients are those of the whole, for each of its signatures.
+
+All signatures of a sample stand in one graph: the inputs are brought into the layouts of the signature, the op is called, its
+gradient is taken for cotangents that lie in layouts of their own, and everything is compiled and run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from traced import Bound, evaluate, trace, world_of
+
+import jobflow.ops
+from jobflow.compiler.compile import distribute
+from jobflow.compiler.trace import Tracer
+from jobflow.graph.ir import Graph
+from jobflow.layout import B, P, Placement, S, Sbp, Signature
+from jobflow.ops.base import Op, Sample, all_ops, apply
+from jobflow.ops.layout_ops import Crossing, to_layout
+from jobflow.types import type_of
+
+for module in pkgutil.iter_modules(jobflow.ops.__path__):
+    importlib.import_module(f"jobflow.ops.{module.name}")
+
+MESHES = ((2,), (3,))
+#: pairs of signatures of one sample that are tried on a mesh of two dimensions
+PAIRS = 12
+OPS = {
+    cls.__name__: cls
+    for cls in all_ops()
+    if cls.__module__.startswith("jobflow.ops.") and cls.grad is not Op.grad and not cls.external and not issubclass(cls, Crossing)
+}
+
+
+def combinations(sample: Sample, mesh: Sequence[int], random: np.random.Generator) -> list[tuple[Signature, ...]]:
+    """Signatures, one per mesh dimension."""
+    legal = [s for s in sample.op.rule(*map(type_of, sample.arrays)).signatures() if s.legal(int(np.prod(mesh)))]
+    if len(mesh) == 1:
+        return [(s,) for s in legal]
+    chosen = random.integers(0, len(legal), (PAIRS, len(mesh)))
+    return list(dict.fromkeys(tuple(legal[i] for i in row) for row in chosen))
+
+
+def some_sbp(ndim: int, mesh: Sequence[int], random: np.random.Generator) -> tuple[Sbp, ...]:
+    kinds = [B, P, *(S(axis) for axis in range(ndim))]
+    return tuple(kinds[int(random.integers(len(kinds)))] for _ in mesh)
+
+
+def forward_and_backward(tracer: Tracer, sample: Sample, mark: str, mesh: Sequence[int]) -> tuple[list[Any], dict[str, Any]]:
+    """Outputs and gradients under every combination of signatures, and the arguments they need."""
+    random = np.random.default_rng(zlib.crc32(str(sample).encode()))
+    arguments = {f"{mark}x{i}": a for i, a in enumerate(sample.arrays)}
+    inputs = [tracer.input(key, type_of(a), split=False) for key, a in arguments.items()]
+    found: list[Any] = []
+    cotangents: list[Any] = []
+    for signatures in combinations(sample, mesh, random):
+        xs = [to_layout(x, *(s.inputs[i] for s in signatures)) for i, x in enumerate(inputs)]
+        made = apply(sample.op, *xs)
+        ys = made if isinstance(made, tuple) else (made,)
+        if not cotangents:
+            for k, y in enumerate(ys):
+                if y.dtype.is_float:
+                    arguments[f"{mark}c{k}"] = random.normal(size=y.shape).astype(y.dtype.numpy)
+            cotangents = [tracer.input(f"{mark}c{k}", y.type, split=False) if y.dtype.is_float else None for k, y in enumerate(ys)]
+        cs = [None if c is None else to_layout(c, *some_sbp(c.ndim, mesh, random)) for c in cotangents]
+        found += ys
+        if any(c is not None for c in cs):
+            found += [gradient for gradient in sample.op.grad(*xs, *ys, *cs) if gradient is not None]
+    return found, arguments
+
+
+def graph_of(cls: type[Op], mesh: tuple[int, ...]) -> tuple[Graph, dict[str, Any]]:
+    """All samples of an op in one graph."""
+    arguments: dict[str, Any] = {}
+
+    def body(tracer: Tracer) -> list[Any]:
+        found: list[Any] = []
+        for number, sample in enumerate(cls.samples()):
+            values, more = forward_and_backward(tracer, sample, f"s{number}", mesh)
+            found += values
+            arguments.update(more)
+        return found
+
+    return trace(body, Placement("cpu", tuple(range(int(np.prod(mesh)))), mesh)), arguments
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=lambda mesh: "x".join(map(str, mesh)))
+@pytest.mark.parametrize("name", OPS)
+def test_gradients_under_layouts_are_those_of_the_whole(name: str, mesh: tuple[int, ...]) -> None:
+    graph, arguments = graph_of(OPS[name], mesh)
+    expected, _ = evaluate(graph, arguments, {})
+    with world_of(int(np.prod(mesh))) as world:
+        bound = Bound(world, distribute(graph))
+        for value, ours, theirs in zip(graph.outputs, bound.run(**arguments), expected, strict=True):
+            where = f"{value.node.op} {value.name} = {', '.join(map(str, value.node.inputs))}"
+            np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9, err_msg=where)
+        bound.close()
