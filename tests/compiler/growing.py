@@ -299,9 +299,8 @@ def _slice(g: Growth) -> str:
 def _joined(g: Growth) -> str:
     x = g.pick(1, 2, 3)
     axis = g.axis(x)
-    rest = [
-        y for y in g.pool if len(g.shape(y)) == len(g.shape(x)) and all(a == b or i == axis for i, (a, b) in enumerate(zip(*map(g.shape, (x, y)))))
-    ]
+    others = [n for i, n in enumerate(g.shape(x)) if i != axis]
+    rest = [y for y in g.pool if len(g.shape(y)) == len(g.shape(x)) and [n for i, n in enumerate(g.shape(y)) if i != axis] == others]
     return f"concat([{x}, tanh({x}), {g.one(rest)}], {axis})"
 
 
