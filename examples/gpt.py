@@ -1,7 +1,10 @@
 """A small GPT that learns to write Python: a transformer over bytes, trained on the standard library's own source.
 
 python examples/gpt.py --devices 2 --steps 20
-mpiexec -n 2 python examples/gpt.py --steps 20
+mpiexec -n 4 python examples/gpt.py --steps 20 --strategy 2x2
+
+How it is parallel is one line, `config.strategy(...)`: dp, tp, pp, 2x2 (data x tensor), 2x2x2 (pipeline x data x tensor), zero1, zero2,
+zero3, or data=2,tensor=2,zero=1.  The model says nothing about it, and the losses are the same.
 """
 
 import argparse
@@ -31,19 +34,21 @@ def dense(x, units, name, activation=None):
 
 
 def attention(x, size, name):
-    """Every position looks at itself and those before it.  x is [batch * length, width]."""
-    qkv = dense(x, 3 * size.width, f"{name}-qkv")
+    """Every position looks at itself and those before it.  x is [batch * length, width].
+
+    The columns of qkv are those of the first head's query, key and value, then those of the second head's ...: heads can be split.
+    """
+    each = size.width // size.heads
+    qkv = flow.reshape(dense(x, 3 * size.width, f"{name}-qkv"), [-1, size.length, size.heads, 3 * each])
 
     def heads(index):
-        part = flow.slice(qkv, [None, index * size.width], [None, size.width])
-        part = flow.reshape(part, [size.batch, size.length, size.heads, size.width // size.heads])
+        part = flow.slice(qkv, [None, None, None, index * each], [None, None, None, each])
         return flow.transpose(part, perm=[0, 2, 1, 3])
 
     scores = flow.matmul(heads(0), heads(1), transpose_b=True)
-    scale = 1 / math.sqrt(size.width // size.heads)
-    weights = flow.math.fused_scale_tril_softmax_dropout(scores, diagonal=0, fill_value=-1e30, scale=scale, rate=0.0)
+    weights = flow.math.fused_scale_tril_softmax_dropout(scores, diagonal=0, fill_value=-1e30, scale=1 / math.sqrt(each), rate=0.0)
     mixed = flow.transpose(flow.matmul(weights, heads(2)), perm=[0, 2, 1, 3])
-    return dense(flow.reshape(mixed, [size.batch * size.length, size.width]), size.width, f"{name}-out")
+    return dense(flow.reshape(mixed, [-1, size.width]), size.width, f"{name}-out")
 
 
 def block(x, size, name):
@@ -58,19 +63,22 @@ def gpt(words, size):
     table = flow.get_variable("words", (size.words, size.width), initializer=initializer)
     positions = flow.get_variable("positions", (size.length, size.width), initializer=initializer)
     x = flow.gather(table, words) + flow.reshape(positions, [1, size.length, size.width])
-    x = flow.reshape(x, [size.batch * size.length, size.width])
+    x = flow.reshape(x, [-1, size.width])
     for index in range(size.blocks):
         x = block(x, size, f"block{index}")
     return dense(flow.layers.layer_norm(x, name="norm"), size.words, "head")
 
 
-def make_train_job(size, rate=3e-4, decay=0.1):
-    @flow.global_function(type="train")
+def make_train_job(size, rate=3e-4, decay=0.1, strategy="dp"):
+    config = flow.function_config()
+    config.strategy(flow.strategies.named(strategy))
+
+    @flow.global_function("train", config)
     def train_job(
         words: tp.Numpy.Placeholder((size.batch, size.length), dtype=flow.int32),
         following: tp.Numpy.Placeholder((size.batch, size.length), dtype=flow.int32),
     ) -> tp.Numpy:
-        labels = flow.reshape(following, [size.batch * size.length])
+        labels = flow.reshape(following, [-1])
         loss = flow.nn.sparse_softmax_cross_entropy_with_logits(labels, gpt(words, size), name="softmax_loss")
         schedule = flow.optimizer.PiecewiseConstantScheduler([], [rate])
         flow.optimizer.AdamW(schedule, do_bias_correction=True, weight_decay=decay).minimize(loss)
@@ -89,12 +97,13 @@ def main():
     parser = argparse.ArgumentParser(description="a GPT over bytes")
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--strategy", default="dp", help="how the job is parallel")
     parser.add_argument("--every", type=int, default=10, help="print the loss of every so many steps")
     options = parser.parse_args()
 
     flow.config.gpu_device_num(options.devices)
     size = Size()
-    train_job = make_train_job(size, rate=1e-3)
+    train_job = make_train_job(size, rate=1e-3, strategy=options.strategy)
     text, random = source_bytes(), np.random.RandomState(0)
     for step in range(options.steps):
         starts = random.randint(0, len(text) - size.length - 1, size.batch)

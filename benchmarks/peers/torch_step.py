@@ -62,7 +62,7 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         b, t, d = x.shape
-        q, k, v = (part.view(b, t, models.GPT_HEADS, -1).transpose(1, 2) for part in self.qkv(self.norm1(x)).split(d, dim=2))
+        q, k, v = self.qkv(self.norm1(x)).view(b, t, models.GPT_HEADS, -1).transpose(1, 2).split(d // models.GPT_HEADS, dim=3)
         context = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(context.transpose(1, 2).reshape(b, t, d))
         return x + self.down(F.gelu(self.up(self.norm2(x))))

@@ -1,20 +1,36 @@
 """How a job is parallel, said in one line and without a change to the model: ``config.strategy(strategies.tensor_parallel())``.
 
-    consistent        the program as it is written
-    mirrored          every rank has tensors of its own
-    data_parallel     each rank has its part of the batch
-    zero              the same, with variables and what optimizers remember split over the ranks
-    tensor_parallel   each rank has its part of every layer
-    pipeline          each rank has some of the layers
-    combine, mesh     several of them at once, on one mesh
+consistent        the program as it is written
+mirrored          every rank has tensors of its own
+data_parallel     each rank has its part of the batch
+zero              the same, with variables and what optimizers remember split over the ranks
+tensor_parallel   each rank has its part of every layer
+pipeline          each group of ranks has some of the layers
+combine, mesh     several of them at once, each along a dimension of its own
+named             a strategy by a short text, for command lines
 """
 
 from jobflow.strategies.base import Strategy
+from jobflow.strategies.combine import combine, mesh
 from jobflow.strategies.consistent import consistent
 from jobflow.strategies.data_parallel import data_parallel
 from jobflow.strategies.hints import Hints
 from jobflow.strategies.mirrored import mirrored
+from jobflow.strategies.names import named
+from jobflow.strategies.pipeline import pipeline
 from jobflow.strategies.tensor_parallel import tensor_parallel
 from jobflow.strategies.zero import zero
 
-__all__ = ["Hints", "Strategy", "consistent", "data_parallel", "mirrored", "tensor_parallel", "zero"]
+__all__ = [
+    "Hints",
+    "Strategy",
+    "combine",
+    "consistent",
+    "data_parallel",
+    "mesh",
+    "mirrored",
+    "named",
+    "pipeline",
+    "tensor_parallel",
+    "zero",
+]

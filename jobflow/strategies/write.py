@@ -30,7 +30,9 @@ def sizes(dimensions: Sequence[Dimension], ranks: int) -> tuple[int, ...]:
     rest, over = divmod(ranks, fixed)
     if len(free) > 1 or over or (rest > 1 and not free) or not rest:
         told = " x ".join(map(repr, dimensions))
-        raise PlacementError(f"strategy {told}: the job has {ranks} ranks, which do not fill it; leave at most one size out, and let the product be {ranks}")
+        raise PlacementError(
+            f"strategy {told}: the job has {ranks} ranks, which do not fill it; leave at most one size out, and let the product be {ranks}"
+        )
     return tuple(rest if dimension.size is None else dimension.size for dimension in dimensions)
 
 

@@ -1,0 +1,97 @@
+"""Several strategies at once, each along a dimension of its own of the job's ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jobflow.errors import ConfigError
+from jobflow.scope import View
+from jobflow.strategies.base import Strategy
+from jobflow.strategies.data_parallel import data_parallel
+from jobflow.strategies.hints import Dimension
+from jobflow.strategies.pipeline import pipeline
+from jobflow.strategies.tensor_parallel import Patterns, tensor_parallel
+from jobflow.strategies.zero import zero as zero_of
+
+
+@dataclass(frozen=True)
+class Combined(Strategy):
+    """From the outermost dimension of the ranks to the innermost: neighbouring ranks differ along the last."""
+
+    parts: tuple[Strategy, ...]
+
+    @property
+    def size(self) -> int | None:  # type: ignore[override]
+        each = [part.size for part in self.parts]
+        return None if None in each else math.prod(size for size in each if size is not None)
+
+    @property
+    def dimensions(self) -> tuple[Dimension, ...]:
+        return tuple(dimension for part in self.parts for dimension in part.dimensions)
+
+    @property
+    def view(self) -> View | None:
+        return next((part.view for part in self.parts if part.view is not None), None)
+
+    @property
+    def microbatches(self) -> int | None:
+        return next((part.microbatches for part in self.parts if part.microbatches is not None), None)
+
+    @property
+    def schedule(self) -> str | None:
+        return next((part.schedule for part in self.parts if part.schedule is not None), None)
+
+
+def combine(*strategies: Strategy) -> Strategy:
+    """All of them at once, the first along the outermost dimension of the ranks.
+
+        combine(pipeline(2), data_parallel(2), tensor_parallel(2))
+
+    Sizes multiply to the number of ranks; one may be left out.  Each variable is split along a dimension by the strategy of that dimension.
+    Raises: ConfigError for no strategies, or for one that cuts the batch behind one that does not.
+    """
+    for strategy in strategies:
+        if not isinstance(strategy, Strategy):
+            raise ConfigError(f"strategies.combine: {strategy!r} is no strategy; pass such as data_parallel(2)")
+    if not strategies:
+        raise ConfigError("strategies.combine needs at least one strategy")
+    inner = [type(strategy) for strategy in strategies if not isinstance(strategy, pipeline)][1:]
+    for kind in inner:
+        if kind in (data_parallel, zero_of):
+            raise ConfigError(f"strategies.combine: {kind.__name__} cuts the batch, and comes before those that do not; list it first")
+    return strategies[0] if len(strategies) == 1 else Combined(strategies)
+
+
+def mesh(
+    *,
+    data: int | None = 1,
+    tensor: int = 1,
+    pipeline: int = 1,
+    zero: int = 0,
+    microbatches: int | None = None,
+    schedule: str = "1f1b",
+    stages: int | None = None,
+    cuts: Sequence[str] = (),
+    columns: Patterns = (),
+    rows: Patterns = (),
+    vocabulary: Patterns = (),
+) -> Strategy:
+    """pipeline x data x tensor ranks, tensor innermost; with `zero` the stage of ZeRO along the data dimension.
+
+    `data` None takes the ranks that the others leave.  The remaining arguments are those of `pipeline` and of `tensor_parallel`.
+    """
+    found: list[Strategy] = []
+    if pipeline > 1:
+        found.append(_pipeline(pipeline, microbatches, schedule, stages, tuple(cuts)))
+    if zero:
+        found.append(zero_of(zero, data))
+    elif data != 1 or (tensor == 1 and pipeline == 1):
+        found.append(data_parallel(data))
+    if tensor > 1:
+        found.append(tensor_parallel(tensor, columns, rows, vocabulary))
+    return combine(*found)
+
+
+_pipeline = pipeline

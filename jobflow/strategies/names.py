@@ -1,0 +1,58 @@
+"""Strategies by name, for command lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from jobflow.errors import ConfigError, did_you_mean
+from jobflow.strategies.base import Strategy
+from jobflow.strategies.combine import mesh
+from jobflow.strategies.consistent import consistent
+from jobflow.strategies.data_parallel import data_parallel
+from jobflow.strategies.mirrored import mirrored
+from jobflow.strategies.pipeline import pipeline
+from jobflow.strategies.tensor_parallel import tensor_parallel
+from jobflow.strategies.zero import zero
+
+_SHORT = {
+    "consistent": consistent(),
+    "mirrored": mirrored(),
+    "dp": data_parallel(),
+    "tp": tensor_parallel(),
+    "pp": pipeline(),
+    "zero1": zero(1),
+    "zero2": zero(2),
+    "zero3": zero(3),
+}
+_ALONG: dict[str, Callable[[int], Strategy]] = {"dp": data_parallel, "tp": tensor_parallel, "pp": pipeline}
+_SIZES = ("data", "tensor", "pipeline", "zero", "microbatches", "stages")
+
+
+def named(text: str) -> Strategy:
+    """The strategy that a text means.
+
+    dp, tp, pp, zero1, zero2, zero3     along all ranks; with a number behind dp, tp, pp that many
+    2x2, 2x2x2                          data x tensor, pipeline x data x tensor
+    data=2,tensor=2,zero=1              the arguments of `mesh`
+    """
+    short = re.fullmatch(r"(dp|tp|pp)(\d+)", text)
+    if text in _SHORT:
+        return _SHORT[text]
+    if short is not None:
+        return _ALONG[short[1]](int(short[2]))
+    if re.fullmatch(r"\d+x\d+(x\d+)?", text):
+        *stages, data, tensor = map(int, text.split("x"))
+        return mesh(pipeline=stages[0] if stages else 1, data=data, tensor=tensor)
+    if "=" in text:
+        return mesh(**dict(_assigned(text, part) for part in text.split(",")))  # type: ignore[arg-type]
+    raise ConfigError(f"there is no strategy {text!r}{did_you_mean(text, _SHORT)}; write {', '.join(_SHORT)}, 2x2, or data=2,tensor=2,zero=1")
+
+
+def _assigned(text: str, part: str) -> tuple[str, int | str]:
+    name, _, value = (word.strip() for word in part.partition("="))
+    if name == "schedule":
+        return name, value
+    if name not in _SIZES or not value.isdecimal():
+        raise ConfigError(f'strategy "{text}": {part!r} is not understood{did_you_mean(name, (*_SIZES, "schedule"))}; write numbers, such as data=2')
+    return name, int(value)

@@ -1,0 +1,153 @@
+"""Every group of ranks has some of the layers; the batch passes through them in microbatches.
+
+Stages are cut in program order, so a value only goes from a stage to a later one.  Where:
+
+* at names: stage i + 1 begins with the first node that is called, or reads a variable that is called, like the i-th pattern of `cuts`;
+* else as the program itself says, if it names stages (`experimental.scope.config(pipeline_stage_id_hint=)`);
+* else in balance: a node works the larger of its flops and BALANCE times the bytes it touches, and each cut is the one across which the
+  fewest bytes go, of those not further than SLACK of a stage's work from the even cut.
+
+A variable is stored by the stage that reads it first; stages that share it are sent it, and send back their part of its gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import accumulate
+from typing import ClassVar
+
+from jobflow.errors import ConfigError, PlacementError
+from jobflow.graph.ir import Node, Value
+from jobflow.graph.strategy import Program
+from jobflow.layout import Rule
+from jobflow.ops.base import ViewOp
+from jobflow.ops.source import ReadVariable, Source
+from jobflow.strategies.base import Strategy
+from jobflow.strategies.hints import Hints
+
+#: Flops that a device does in the time in which it moves one byte.
+BALANCE = 10
+#: How far a cut may be from the even one, in works of a stage.
+SLACK = 0.25
+
+
+@dataclass(frozen=True)
+class pipeline(Strategy):
+    """Stages one after the other, each on its part of the ranks.
+
+    `microbatches` None leaves the number to train.num_gradient_accumulation_steps.  `schedule` is "1f1b", "gpipe" or "interleaved";
+    `stages` is a multiple of `size`, and stage i runs on group i mod size.
+    Bytes: what crosses a cut, once forward and once back.  Time: of a step, (p - 1) / (m + p - 1) is waited for m microbatches in p stages.
+    """
+
+    size: int | None = None
+    microbatches: int | None = None
+    schedule: str | None = "1f1b"
+    stages: int | None = None
+    cuts: tuple[str, ...] = ()
+    is_pipeline: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cuts", (self.cuts,) if isinstance(self.cuts, str) else tuple(self.cuts))
+
+    def hints(self, program: Program, n: int, split: Mapping[str, AbstractSet[int]]) -> Hints:
+        count = self.stages or n
+        if count % n:
+            raise ConfigError(f"strategies.pipeline: {count} stages do not divide among {n} groups of ranks; make stages a multiple of {n}")
+        steps = [node for node in program.nodes if not isinstance(node.op, Source)]
+        begins = self._begins(program, steps, count)
+        stages = {node: _last(i, begins) for i, node in enumerate(steps)}
+        return Hints(stages={**stages, **_of_sources(program, stages)})
+
+    def _begins(self, program: Program, steps: Sequence[Node], count: int) -> Sequence[int]:
+        """Where in program order each stage but the first begins."""
+        if self.cuts:
+            return _named(program, steps, self.cuts, count)
+        return balanced(steps, count)
+
+
+def _last(position: int, begins: Sequence[int]) -> int:
+    return sum(begin <= position for begin in begins)
+
+
+def _of_sources(program: Program, stages: Mapping[Node, int]) -> dict[Node, int]:
+    """Variables, arguments and constants belong to the first stage that reads them."""
+    found: dict[Node, int] = {}
+    for node in program.nodes:
+        for value in node.inputs:
+            if isinstance(value.node.op, Source):
+                found[value.node] = min(found.get(value.node, stages[node]), stages[node])
+    return found
+
+
+def _named(program: Program, steps: Sequence[Node], cuts: Sequence[str], count: int) -> list[int]:
+    if len(cuts) != count - 1:
+        raise ConfigError(f"strategies.pipeline: {len(cuts)} cuts make {len(cuts) + 1} stages, not {count}; give {count - 1}, or set stages")
+    begins: list[int] = []
+    for pattern in cuts:
+        begin = next((i for i, node in enumerate(steps) if any(fnmatchcase(name, pattern) for name in _names(node))), None)
+        if begin is None or begin <= max(begins, default=0):
+            why = "comes first" if begin is None else "is behind the cut before it"
+            raise ConfigError(f'strategies.pipeline: in job {program.name} no op or variable like "{pattern}" {why}; name the cuts in program order')
+        begins.append(begin)
+    return begins
+
+
+def _names(node: Node) -> list[str]:
+    return [node.name, *(value.node.op.key for value in node.inputs if isinstance(value.node.op, ReadVariable))]
+
+
+# -------------------------------------------------------------------- in balance
+
+
+def balanced(steps: Sequence[Node], count: int) -> list[int]:
+    """Where each stage but the first begins, so that stages work alike and little goes from one to the next."""
+    if len(steps) < count:
+        raise PlacementError(f"strategies.pipeline: {len(steps)} ops cannot make {count} stages")
+    before = [0.0, *accumulate(map(work, steps))]
+    across = crossing(steps)
+    share = before[-1] / count
+    begins: list[int] = []
+    for stage in range(1, count):
+        first, last = (begins[-1] if begins else 0) + 1, len(steps) - (count - stage)
+        near = [i for i in range(first, last + 1) if abs(before[i] - stage * share) <= SLACK * share]
+        nearest = min(range(first, last + 1), key=lambda i: abs(before[i] - stage * share))
+        begins.append(min(near or [nearest], key=lambda i: (across[i], abs(before[i] - stage * share))))
+    return begins
+
+
+def crossing(steps: Sequence[Node]) -> list[int]:
+    """Per position, the bytes of the values that are made before it and read behind it."""
+    made: dict[Value, int] = {value: i for i, node in enumerate(steps) for value in node.outputs}
+    last: dict[Value, int] = {}
+    for i, node in enumerate(steps):
+        last.update((value, i) for value in node.inputs if value in made)
+    change = [0] * (len(steps) + 1)
+    for value, end in last.items():
+        change[made[value] + 1] += value.type.nbytes
+        change[end + 1] -= value.type.nbytes
+    return list(accumulate(change))
+
+
+def work(node: Node) -> float:
+    """What a node costs, in flops."""
+    if isinstance(node.op, ViewOp):
+        return 0.0
+    touched = sum(value.type.nbytes for value in (*node.inputs, *node.outputs) if not isinstance(value.node.op, ReadVariable))
+    return max(flops(node), float(BALANCE * touched))
+
+
+def flops(node: Node) -> float:
+    """Products and sums along axes that two inputs share and the output has not; 0 for an op without such axes."""
+    rule: Rule = node.op.rule(*(value.type for value in node.inputs))
+    left, _, right = rule.spec.partition("->")
+    words = left.split(",")
+    out = set(right.partition(",")[0])
+    if len(words) < 2 or not any(mark.islower() and mark in words[1] and mark not in out for mark in words[0]):
+        return 0.0
+    summed = math.prod(size for mark, size in zip(words[1], node.inputs[1].shape, strict=True) if mark not in out)
+    return 2.0 * node.outputs[0].type.size * summed
