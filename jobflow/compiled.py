@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,21 @@ class Limit:
 
 
 @dataclass(frozen=True)
+class Part:
+    """What a rank takes of an argument: these rows of it, all if None, and of them this box; None if its array is its own."""
+
+    key: str
+    argument: str
+    rows: slice | None
+    box: Box | None
+
+    def of(self, value: Array) -> Array:
+        """A view of the caller's array."""
+        given = value if self.rows is None else value[self.rows]
+        return given if self.box is None or self.box.is_whole else given[self.box.slices]
+
+
+@dataclass(frozen=True)
 class Compiled:
     """A job for one set of argument shapes, known to the ranks by its number."""
 
@@ -44,8 +60,10 @@ class Compiled:
     #: whom to show the outputs that come after those of `results`
     watches: tuple[Watch, ...]
     limits: tuple[Limit, ...]
-    #: argument -> the box of it that each rank takes; None for an argument that is a list already
-    boxes: dict[str, tuple[Box | None, ...]]
+    #: per rank, what it takes of the arguments
+    parts: tuple[tuple[Part, ...], ...]
+    #: per result and watch, of how many outputs it consists, one after another along axis 0
+    pieces: tuple[int, ...]
 
     @property
     def graph(self) -> Graph:
@@ -69,18 +87,13 @@ class Compiled:
 
     def feeds(self, bound: Sequence[Bound], run: int) -> list[dict[str, Array]]:
         """Per rank its parts of the arguments of run number `run`; views of the caller's arrays."""
-        feeds: list[dict[str, Array]] = [{} for _ in self.programs]
+        given = {name: value for name, _, value in bound}
+        given[RUN_COUNTER] = np.array([run])
         ranks = self.graph.placement.ranks
-        for name, declared, value in bound:
-            for rank, box in enumerate(self.boxes.get(name, ())):
-                if declared.per_device:
-                    if rank in ranks:
-                        feeds[rank][name] = value[ranks.index(rank)]
-                elif box is not None:
-                    feeds[rank][name] = value if box.is_whole else value[box.slices]
-        if RUN_COUNTER in self.boxes:
-            for feed in feeds:
-                feed[RUN_COUNTER] = np.array([run])
+        feeds: list[dict[str, Array]] = []
+        for rank, parts in enumerate(self.parts):
+            own = {name: value[ranks.index(rank)] if isinstance(value, list) else value for name, value in given.items()} if parts else {}
+            feeds.append({part.key: part.of(own[part.argument]) for part in parts})
         return feeds
 
     def values(self, parts: Sequence[Sequence[tuple[int, Array]]]) -> list[Any]:
@@ -89,7 +102,9 @@ class Compiled:
         for rank, fetched in enumerate(parts):
             for position, array in fetched:
                 found.setdefault(position, {})[rank] = array
-        return [self._whole(position, found[position]) for position in range(len(self.graph.outputs))]
+        wholes = [self._whole(position, found[position]) for position in range(len(self.graph.outputs))]
+        stops = accumulate(self.pieces)
+        return [_joined(wholes[stop - count : stop]) for count, stop in zip(self.pieces, stops, strict=True)]
 
     def _whole(self, position: int, shards: dict[int, Array]) -> Any:
         value = self.graph.outputs[position]
@@ -110,17 +125,25 @@ class Compiled:
                 raise
 
 
-def argument_boxes(physical: Physical, size: int) -> dict[str, tuple[Box | None, ...]]:
-    """For every argument, the part of it that each of `size` ranks takes."""
-    found: dict[str, tuple[Box | None, ...]] = {}
+def _joined(values: Sequence[Any]) -> Any:
+    """One value, of which these are the pieces along axis 0; a list with that of each device if they are lists."""
+    if len(values) == 1:
+        return values[0]
+    if isinstance(values[0], list):
+        return [np.concatenate(pieces) for pieces in zip(*values, strict=True)]
+    return np.concatenate(values)
+
+
+def argument_parts(physical: Physical, rank: int) -> tuple[Part, ...]:
+    """What a rank takes of the arguments."""
+    found: list[Part] = []
     for value in physical.graph.inputs:
-        layout = physical.layouts[value]
-        op = value.node.op
+        layout, op = physical.layouts[value], value.node.op
         assert isinstance(op, Input)
-        found[op.key] = tuple(
-            layout.box(value.shape, rank) if isinstance(layout, Layout) and rank in layout.placement.ranks else None for rank in range(size)
-        )
-    return found
+        if rank in layout.placement.ranks:
+            rows = slice(*op.part[1:]) if op.part is not None else None
+            found.append(Part(op.key, op.argument, rows, layout.box(value.shape, rank) if isinstance(layout, Layout) else None))
+    return tuple(found)
 
 
 def argument_limits(graph: Graph) -> tuple[Limit, ...]:
@@ -132,5 +155,5 @@ def argument_limits(graph: Graph) -> tuple[Limit, ...]:
             while isinstance(value.node.op, ViewOp):
                 value = value.node.inputs[0]
             if isinstance(value.node.op, Input):
-                found.append(Limit(value.node.op.key, low, high, f"{node.name} at {node.where}"))
-    return tuple(found)
+                found.append(Limit(value.node.op.argument, low, high, f"{node.name.partition('#')[0]} at {node.where}"))
+    return tuple(dict.fromkeys(found))

@@ -14,7 +14,7 @@ from jobflow import scope
 from jobflow.errors import ConfigError, JobError, SourceLine, did_you_mean, user_line
 from jobflow.graph.strategy import Strategy
 from jobflow.notices import notice
-from jobflow.types import DType
+from jobflow.types import DType, float16
 
 #: An option that must be called with a value.
 NEEDED: Any = object()
@@ -57,6 +57,7 @@ _STORED = {
     "train.loss_scale_factor": Option(_NUMBER),
     "train.num_gradient_accumulation_steps": Option((int,)),
     "enable_auto_mixed_precision": Option((bool,), True),
+    "mixed_precision": Option((DType,)),
     "enable_quantization_aware_training": Option((bool,), True),
     "enable_qat": Option((bool,), True, now="enable_quantization_aware_training"),
 }
@@ -175,6 +176,12 @@ class FunctionConfig:
         self.options[option.now or name] = value
         self.lines[option.now or name] = where
 
+    @property
+    def half(self) -> DType | None:
+        """The element type in which products and convolutions are computed; None leaves them as they are."""
+        chosen: DType | None = self.options.get("mixed_precision")
+        return chosen or (float16 if self.options.get("enable_auto_mixed_precision") else None)
+
     def copy(self) -> FunctionConfig:
         """A configuration that further calls on this one do not change."""
         other = FunctionConfig()
@@ -186,10 +193,8 @@ class FunctionConfig:
         steps = self.options.get("train.num_gradient_accumulation_steps", 1)
         if steps < 1:
             raise self._unsupported("train.num_gradient_accumulation_steps", "must be at least 1")
-        if steps > 1:
-            raise self._unsupported("train.num_gradient_accumulation_steps", "is not supported yet; leave it at 1 and feed larger batches")
-        if self.options.get("enable_auto_mixed_precision"):
-            raise self._unsupported("enable_auto_mixed_precision", "is not supported yet; leave it out, and the job computes in float32")
+        if "mixed_precision" in self.options and not self.options["mixed_precision"].is_half:
+            raise self._unsupported("mixed_precision", "takes jobflow.float16 or jobflow.bfloat16")
         if self.options.get("enable_quantization_aware_training"):
             raise self._unsupported("enable_quantization_aware_training", "is not supported; leave it out")
         primary = self.options.get("train.primary_lr")

@@ -7,17 +7,18 @@ results together as the return annotation says.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jobflow import scope
-from jobflow.compiled import Compiled, Limit, argument_boxes, argument_limits
+from jobflow.compiled import Compiled, Limit, argument_limits, argument_parts
 from jobflow.compiler.compile import distribute, logical
+from jobflow.compiler.microbatch import cut_batch, explained
 from jobflow.compiler.trace import Tracer
 from jobflow.errors import JobError, SourceLine
 from jobflow.function_config import FunctionConfig
 from jobflow.graph.ir import Physical, Value
 from jobflow.graph.strategy import Strategy
-from jobflow.graph.training import Optimizer, Watch
+from jobflow.graph.training import Microbatches, Optimizer, Watch
 from jobflow.layout import Placement
 from jobflow.results import deliver
 from jobflow.session import Session
@@ -32,8 +33,14 @@ OptimizerOf = Callable[[FunctionConfig], Optimizer]
 Shapes = tuple[tuple[Any, ...], ...]
 
 
-#: A job for the shapes of one rank's arguments.
-Version = tuple[Physical, Results, tuple[Watch, ...], tuple[Limit, ...]]
+class Version(NamedTuple):
+    """A job for the shapes of one rank's arguments; see `Compiled`."""
+
+    physical: Physical
+    results: Results
+    watches: tuple[Watch, ...]
+    limits: tuple[Limit, ...]
+    pieces: tuple[int, ...]
 
 
 class Job:
@@ -91,13 +98,41 @@ class Job:
             own = tuple(shape[position] if d.per_device else shape for d, shape in zip(declared, shapes, strict=True))
             if own not in each:
                 each[own] = self._lay_out(session, placement, own, rows)
-            programs.append(each[own][0])
-        physical, results, watches, limits = each[next(iter(each))]
-        return Compiled(self.name, self.where, number, tuple(programs), results, watches, limits, argument_boxes(physical, session.device_count()))
+            programs.append(each[own].physical)
+        first = each[next(iter(each))]
+        parts = tuple(argument_parts(program, rank) for rank, program in enumerate(programs))
+        return Compiled(self.name, self.where, number, tuple(programs), first.results, first.watches, first.limits, parts, first.pieces)
+
+    def microbatches(self, shapes: Sequence[tuple[int, ...]]) -> Microbatches | None:
+        """How the batch of a train job is cut, for arguments of these shapes; None if it passes whole."""
+        option = "train.num_gradient_accumulation_steps"
+        count = self.config.options.get(option) or (self.strategy.microbatches if self.strategy is not None else None) or 1
+        if count == 1 or not self.trainable:
+            return None
+        named = zip(self.signature.placeholders(), shapes, strict=True)
+        return cut_batch(self.name, count, self.config.lines.get(option, self.where), {name: shape for (name, _), shape in named})
 
     def trace(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...] = ()) -> tuple[Tracer, Results]:
-        """Run the body once: what it recorded, and the nesting of what it returned.  `rows` as in `Tracer`."""
+        """Run the body: what it recorded, and the nesting of what it returned.  `rows` as in `Tracer`.
+
+        Once; or once for each size of microbatches, if the batch is cut.
+        """
         self.config.check()
+        cut = self.microbatches(shapes)
+        if cut is None:
+            return self._traced(session, placement, shapes, rows)
+        named = list(zip(self.signature.placeholders(), shapes, strict=True))
+        each: list[tuple[Tracer, Results]] = []
+        for size in cut.sizes:
+            own = [(size, *shape[1:]) if name in cut.arguments else shape for (name, _), shape in named]
+            with explained(cut, size):
+                each.append(self._traced(session, placement, own, rows))
+        tracer, results = each[0]
+        tracer.microbatches = cut
+        tracer.tail = (each[1][0], returned_values(each[1][1])) if len(each) > 1 else None
+        return tracer, results
+
+    def _traced(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...]) -> tuple[Tracer, Results]:
         settings, view = session.settings, self.view
         tracer = Tracer(
             name=self.name,
@@ -108,6 +143,7 @@ class Job:
             conv_algorithm=settings.conv_algorithm,
             default_dtype=self.config.options.get("default_data_type") or float32,
             config=self.config,
+            half=self.config.half,
             known=session.variables,
             strategy=self.strategy,
             rows=rows,
@@ -126,7 +162,7 @@ class Job:
     def _lay_out(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...]) -> Version:
         tracer, results = self.trace(session, placement, shapes, rows)
         graph = logical(tracer, returned_values(results))
-        return distribute(graph), results, tuple(tracer.watches), argument_limits(graph)
+        return Version(distribute(graph), results, tuple(tracer.watches), argument_limits(graph), tracer.pieces or (1,) * len(graph.outputs))
 
     @staticmethod
     def _argument(tracer: Tracer, name: str, declared: Declared, shape: tuple[int, ...]) -> Value:

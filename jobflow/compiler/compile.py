@@ -1,8 +1,11 @@
 """The life of a job, on one screen.
 
     trace          the job's body, once            -> Graph
-    differentiate  + gradients, + updates          -> Graph
+    prepared       as strategy and precision ask   -> Graph
+    differentiate  + gradients, + updates          -> Graph      (unroll: the same, once per microbatch)
+    guard          + steps that may be skipped     -> Graph
     simplify       merge equal nodes, drop dead    -> Graph
+    recompute      + what is made again, not kept  -> Graph
     shard          + how every value lies          -> Sharded
     box            + the changes of layout         -> Physical
     bucket         gradients travel together       -> Physical
@@ -24,9 +27,13 @@ from jobflow.compiler.box import box
 from jobflow.compiler.bucket import bucket
 from jobflow.compiler.differentiate import differentiate
 from jobflow.compiler.fuse import fuse
+from jobflow.compiler.loss_scale import guard
 from jobflow.compiler.lower import lower
 from jobflow.compiler.memory import plan_memory
+from jobflow.compiler.microbatch import unroll
 from jobflow.compiler.order import order
+from jobflow.compiler.precision import lower_precision
+from jobflow.compiler.recompute import recompute
 from jobflow.compiler.shard import shard
 from jobflow.compiler.simplify import simplify
 from jobflow.compiler.trace import Tracer
@@ -37,10 +44,21 @@ from jobflow.plan.plan import Plan, Slot
 
 def logical(tracer: Tracer, outputs: Sequence[Value]) -> Graph:
     """What to compute."""
-    strategy = tracer.strategy
-    if strategy is not None:
-        outputs = strategy.distribute(tracer, outputs)
-    return simplify(differentiate(tracer, outputs))
+    if tracer.microbatches is None:
+        return _settled(differentiate(tracer, prepared(tracer, outputs)))
+    bodies = [(tracer, outputs)] if tracer.tail is None else [(tracer, outputs), tracer.tail]
+    return _settled(unroll([(body, prepared(body, made)) for body, made in bodies], tracer.microbatches))
+
+
+def prepared(tracer: Tracer, outputs: Sequence[Value]) -> Sequence[Value]:
+    """The traced program as the job's strategy has it, in the precision the job asks for; its outputs as they are then."""
+    if tracer.strategy is not None:
+        outputs = tracer.strategy.distribute(tracer, outputs)
+    return lower_precision(tracer, outputs, tracer.half)
+
+
+def _settled(graph: Graph) -> Graph:
+    return recompute(simplify(guard(graph)))
 
 
 def distribute(graph: Graph) -> Physical:

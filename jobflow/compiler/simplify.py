@@ -35,7 +35,9 @@ def _mergeable(node: Node) -> bool:
 
 def _key(node: Node, inputs: tuple[Value, ...]) -> Any:
     # ops that are equal but print differently hold zeros of different sign
-    return node.op, repr(node.op), inputs, node.placement, node.origin.stage, node.origin.region, node.outputs[0].local, node.outputs[0].type
+    origin = node.origin
+    place = (node.placement, origin.stage, origin.microbatch, origin.region)
+    return node.op, repr(node.op), inputs, place, node.outputs[0].local, node.outputs[0].type
 
 
 def drop_dead(graph: Graph) -> Graph:

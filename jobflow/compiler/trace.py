@@ -18,7 +18,7 @@ from jobflow.errors import NOWHERE, DuplicateNameError, JobError, JobflowError, 
 from jobflow.graph.ir import Graph, Node, Origin, Phase, Value, Variable
 from jobflow.graph.rewrite import Rewrite, copy_node
 from jobflow.graph.strategy import Strategy
-from jobflow.graph.training import Optimizer, Training, Watch
+from jobflow.graph.training import Microbatches, Optimizer, Training, Watch
 from jobflow.layout import B, Placement, S
 from jobflow.ops.base import Op, types_tuple
 from jobflow.ops.layout_ops import Crossing, ToGlobal, ToLocal
@@ -44,6 +44,8 @@ class Tracer:
     default_dtype: DType = float32
     #: what comparisons written with operators give: jobs know no bool
     truth: DType = int8
+    #: in which products and convolutions are computed; None leaves them as they are
+    half: DType | None = None
     #: the job's function_config
     config: Any = None
     known: dict[str, Variable] = field(default_factory=dict)
@@ -51,6 +53,10 @@ class Tracer:
     strategy: Strategy | None = None
     #: mirrored view only: the length of the first axis of each rank's arguments, if the ranks' shapes differ
     rows: tuple[int, ...] = ()
+    #: how the batch is cut, if it is: the body is then that of one microbatch, of the longer ones if there are two sizes
+    microbatches: Microbatches | None = None
+    #: the same body for the shorter microbatches, if there are any, and its outputs
+    tail: tuple[Tracer, list[Value]] | None = None
 
     nodes: list[Node] = field(default_factory=list)
     inputs: dict[str, Value] = field(default_factory=dict)
@@ -58,8 +64,12 @@ class Tracer:
     reads: dict[str, Value] = field(default_factory=dict)
     updates: dict[str, Value] = field(default_factory=dict)
     losses: list[Value] = field(default_factory=list)
+    #: how many regions of the program are to be made again for the backward pass
+    regions: int = 0
     training: Training | None = None
     watches: list[Watch] = field(default_factory=list)
+    #: per result and watch, of how many outputs of the graph it consists, one after another; empty where each is one
+    pieces: tuple[int, ...] = ()
 
     _made: set[Node] = field(default_factory=set)
     _names: dict[str, SourceLine] = field(default_factory=dict)
@@ -67,6 +77,7 @@ class Tracer:
     _phase: Phase = "forward"
     _where: SourceLine | None = None
     _prefix: str = ""
+    _microbatch: int | None = None
 
     # ---------------------------------------------------------------- recording
 
@@ -100,7 +111,7 @@ class Tracer:
 
     def _origin(self, where: SourceLine) -> Origin:
         here = scope.current()
-        return Origin(where, self._phase, here.stage, region=here.region)
+        return Origin(where, self._phase, here.stage, self._microbatch, here.region)
 
     @staticmethod
     def _is_local(op: Op, mirrored: bool) -> bool:
@@ -223,17 +234,18 @@ class Tracer:
         return fresh.outputs
 
     @contextmanager
-    def standing_for(self, node: Node) -> Iterator[None]:
-        """What is recorded inside belongs where `node` is."""
-        before = (self._phase, self._where)
+    def standing_for(self, node: Node, microbatch: int | None = None) -> Iterator[None]:
+        """What is recorded inside belongs where `node` is; to another microbatch, if given."""
+        before = (self._phase, self._where, self._microbatch)
         self._phase, self._where = node.phase, node.where
+        self._microbatch = node.origin.microbatch if microbatch is None else microbatch
         view = "mirrored" if any(value.local for value in node.outputs) else "consistent"
         changes = {"placement": node.placement, "view": view, "stage": node.origin.stage, "region": node.origin.region, "namespace": ()}
         try:
             with scope.using(interpreter=self, **changes):
                 yield
         finally:
-            self._phase, self._where = before
+            self._phase, self._where, self._microbatch = before
 
     # ---------------------------------------------------------------- sources
 

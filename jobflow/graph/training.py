@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from jobflow.errors import SourceLine
 from jobflow.graph.ir import Value, Variable
+from jobflow.layout import Span, cut
 from jobflow.types import TensorType
 
 
@@ -23,6 +24,15 @@ class Parameter:
 #: slot(name, type, initial value, like) -> the current value of an optimizer's own variable, created at first sight.
 #: `like` is the variable whose storage layout it shares; None for a scalar that every rank holds.
 Slots = Callable[[str, TensorType, float, Variable | None], Value]
+
+
+@dataclass(frozen=True)
+class DynamicScale:
+    """A loss scale that begins at `initial`, grows by `multiplier` after `period` finite steps in a row, and shrinks by it after any other."""
+
+    initial: float
+    period: int
+    multiplier: float
 
 
 class Optimizer(Protocol):
@@ -41,6 +51,11 @@ class Optimizer(Protocol):
         """Factor on the loss gradient that is divided out of the parameters' gradients again."""
         ...
 
+    @property
+    def dynamic_loss_scale(self) -> DynamicScale | None:
+        """The same where it follows what the gradients can bear; None where `loss_scale` holds."""
+        ...
+
 
 @dataclass(frozen=True)
 class Training:
@@ -49,6 +64,31 @@ class Training:
     losses: tuple[Value, ...]
     optimizers: tuple[Optimizer, ...]
     where: SourceLine
+
+
+@dataclass(frozen=True)
+class Microbatches:
+    """The batch of a job in `count` balanced parts that pass through its body one after another.
+
+    `rows` is the length of the batch; in the mirrored view, of each rank's.
+    """
+
+    count: int
+    rows: int
+    #: the arguments that are cut, along their first axis; the others go whole with every microbatch
+    arguments: tuple[str, ...]
+    #: who asked for it
+    where: SourceLine
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """The rows (first, behind last) of every microbatch."""
+        return cut(self.rows, self.count)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How long microbatches are: one size, or two, the longer first."""
+        return tuple(dict.fromkeys(stop - start for start, stop in self.spans))
 
 
 @dataclass(frozen=True)

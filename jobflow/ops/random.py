@@ -33,6 +33,21 @@ def _stream(counter: Array) -> int:
     return int(counter[0])
 
 
+def _placed(window: Box | None, box: Box) -> Box:
+    """Where `box` of a tensor lies if the tensor is `window` of a longer one: a microbatch of the batch.
+
+    In the mirrored view several such tensors follow each other, one per rank: each is that window of its rank's batch.
+    """
+    if window is None:
+        return box
+    (low, high), length = window.spans[0], window.whole[0]
+    rows = max(high - low, 1)
+    (start, stop), *rest = box.spans
+    before, inside = divmod(start, rows)
+    first = before * length + low + inside
+    return Box(((first, first + stop - start), *rest), (box.whole[0] // rows * length, *box.whole[1:]))
+
+
 @dataclass(frozen=True)
 class RandomSource(Source):
     """What the random sources share: a key, a seed, and which box of the logical tensor `shape` is."""
@@ -57,7 +72,7 @@ class RandomSource(Source):
         return (None,) * (len(tensors) - 2)
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
-        return replace(self, shape=outputs[0].shape, box=outputs[0])
+        return replace(self, shape=outputs[0].shape, box=_placed(self.box, outputs[0]))
 
     def fill(self, xp: Xp, *arrays: Array) -> None:
         *counter, y = arrays
@@ -170,6 +185,7 @@ class RandomInt(RandomSource):
 class DropoutMask(Op):
     """mask = 1 / (1 - rate) where U > rate, else 0; of the type of x.  Inputs: x, whose values are not read, and the run counter."""
 
+    precision = "any"
     rate: float
     key: str
     seed: int = 0
@@ -187,7 +203,7 @@ class DropoutMask(Op):
         return Rule(f"{letters},1->{letters}")
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
-        return replace(self, box=outputs[0])
+        return replace(self, box=_placed(self.box, outputs[0]))
 
     def kernel(self, xp: Xp, x: Array, counter: Array, mask: Array) -> None:
         box = whole_box(mask.shape) if self.box is None else self.box

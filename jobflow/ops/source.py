@@ -50,9 +50,21 @@ class External(Source):
 
 @dataclass(frozen=True)
 class Input(External):
-    """An argument of the job; each rank takes a piece of its first axis, or all of it if `split` is False."""
+    """An argument of the job, or of a microbatch; each rank takes a piece of its first axis, or all of it if `split` is False."""
 
     split: bool = True
+    #: in a microbatch: the argument whose rows these are, and which (first, behind last)
+    part: tuple[str, int, int] | None = None
+    unshown: ClassVar[frozenset[str]] = frozenset({"shape", "dtype", "part"})
+
+    @property
+    def argument(self) -> str:
+        """The name of the argument that the caller passes."""
+        return self.key if self.part is None else self.part[0]
+
+    def rows(self, start: int, stop: int) -> Input:
+        """These rows of the argument, for a microbatch."""
+        return replace(self, shape=(stop - start, *self.shape[1:]), key=f"{self.key}[{start}:{stop}]", part=(self.key, start, stop))
 
 
 @dataclass(frozen=True)

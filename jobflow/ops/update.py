@@ -16,9 +16,11 @@ import numpy as np
 from jobflow.errors import DtypeError, ShapeError
 from jobflow.layout import Rule, cut
 from jobflow.ops import blas
+from jobflow.ops.arithmetic import add
 from jobflow.ops.base import LETTERS, Binder, Call, Op, Sample, apply, sample
 from jobflow.ops.linalg import MatMul
 from jobflow.ops.product_update import SgdProduct
+from jobflow.ops.scalar import scale
 from jobflow.types import Array, Tensor, TensorType, Xp, dtype_of, float32, float64, int64
 
 #: elements per block: the arrays of one block of Adam (w, m, v, g and two scratch) stay in a second-level cache of 1 MB
@@ -402,6 +404,10 @@ class MovingAverage(Updated):
 
     def kernel(self, xp: Xp, a: Array, x: Array, new_a: Array) -> None:
         new_a[...] = self.momentum * a + (1 - self.momentum) * x
+
+    def unwritten(self, *inputs: Tensor) -> Tensor:
+        a, x = inputs
+        return add(scale(a, self.momentum), scale(x, 1 - self.momentum))
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -154,7 +154,6 @@ def test_training_options_make_a_train_job() -> None:
 def test_what_would_change_the_numbers_is_refused() -> None:
     for call, text in [
         (lambda c: c.enable_auto_mixed_precision(), "enable_auto_mixed_precision(True) at test_function_config.py"),
-        (lambda c: c.train.num_gradient_accumulation_steps(4), "train.num_gradient_accumulation_steps(4) at"),
         (lambda c: c.train.num_gradient_accumulation_steps(0), "must be at least 1"),
         (lambda c: c.enable_qat(), "enable_quantization_aware_training(True) at"),
         (lambda c: (c.train.primary_lr(0.1), c.train.secondary_lr(0.2)), "train.secondary_lr(0.2) at"),

@@ -1,0 +1,363 @@
+"""Gradient accumulation: the batch passes through the body in k parts, one after another, and variables are updated once.
+
+The policy is to write the program out: the body is traced for the rows of one microbatch (parts are balanced, so they have at
+most two sizes and the body is traced at most twice), differentiated, and its nodes are copied once per microbatch.  What comes
+after, from layouts to memory, knows nothing of it: that only the activations of one microbatch are alive at a time follows from
+the order of the nodes, forward and backward pass of one microbatch before the next.
+
+* An argument is cut along its first axis.  Those of one element there, and of none, go whole with every microbatch; all
+  others must be of one length, the batch.  Rows are cut among microbatches first, then among ranks.
+* What does not depend on the rows (variables, casts of them, constants) is computed once, for all.
+* Gradients add up from microbatch to microbatch, partial ones unreduced, so ranks still exchange them once.  What an optimizer
+  does to gradients (unscaling, regularizers, clipping) happens once, to the sum.
+* The result is the mean over the batch, also if microbatches differ in length.  A loss per row weighs 1 / (number of elements
+  in the batch).  A loss that does not grow with the batch, because the program reduced it, weighs as many rows as it is of.
+* Random values are those of the whole batch where the first axis is that of the batch; elsewhere each microbatch draws its own.
+* A variable that the body itself assigns (moving statistics) is passed on: every microbatch reads what the one before it
+  left, and the last value is stored.  Such a variable that is returned is shown as it was before the run.
+* Results with a row (or several) per row of the batch are put together by the caller; others, one value per microbatch, behind
+  each other along axis 0.
+
+Example, k = 2, y = x w with a loss per row: two nodes for each of x w and x' dy, dw = dw#0 + dw#1, w <- w - lr dw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import reduce
+
+from jobflow.compiler.differentiate import Weight, backpropagate, check_losses, gradients_of_variables, update_variables, watched
+from jobflow.compiler.trace import Tracer
+from jobflow.errors import JobError, ShapeError, SourceLine
+from jobflow.graph.ir import End, Graph, Node, Origin, Value
+from jobflow.graph.training import Microbatches, Training
+from jobflow.layout import Box
+from jobflow.ops.arithmetic import Add, add
+from jobflow.ops.axes import reshape
+from jobflow.ops.base import Op
+from jobflow.ops.slices import concat
+from jobflow.ops.source import Input, ReadVariable, Source
+from jobflow.types import Tensor
+
+#: A traced body and its outputs.
+Traced = tuple[Tracer, Sequence[Value]]
+
+
+# -------------------------------------------------------------------- which arguments are cut
+
+
+def cut_batch(job: str, count: int, where: SourceLine, shapes: Mapping[str, tuple[int, ...]]) -> Microbatches:
+    """How `count` microbatches are cut from arguments of these shapes.  JobError, at `where` they were asked for, if they cannot be."""
+    what = f"job {job}: {count} microbatches, asked for at {where}"
+    lengths = {name: shape[0] for name, shape in shapes.items() if shape and shape[0] != 1}
+    if not lengths:
+        alone = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+        raise JobError(f"{what}: no argument has a batch to cut, a first axis longer than 1{f' ({alone})' if alone else ''}; pass the batch as one")
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise JobError(
+            f"{what}: the arguments differ in the length of their first axis ({listed}), so it is not clear which is the batch; "
+            f"give what belongs to no row a first axis of 1, or keep it in a variable"
+        )
+    rows = next(iter(lengths.values()))
+    if count > rows:
+        raise JobError(f"{what}: the batch has {rows} rows ({', '.join(lengths)}), so {count - rows} of them would be empty; ask for at most {rows}")
+    return Microbatches(count, rows, tuple(lengths), where)
+
+
+@contextmanager
+def explained(microbatches: Microbatches, rows: int) -> Iterator[None]:
+    """Errors of a body that is traced inside say for how many rows it is; those about shapes in their message."""
+    told = (
+        f"the body was traced for a microbatch of {rows} of the {microbatches.rows} rows of the batch, because {microbatches.count} microbatches "
+        f"are asked for at {microbatches.where}; a length that is the batch's must come from an argument, as {microbatches.arguments[0]}.shape[0]"
+    )
+    try:
+        yield
+    except ShapeError as error:
+        error.args = (f"{error} ({told})",)
+        raise
+    except Exception as error:
+        error.add_note(told)
+        raise
+
+
+# -------------------------------------------------------------------- bodies
+
+
+@dataclass
+class _Body:
+    """A traced and differentiated body for microbatches of `rows` rows."""
+
+    rows: int
+    nodes: tuple[Node, ...]
+    #: results, and then what watches show
+    outputs: list[Value]
+    gradients: dict[str, Value]
+    #: the values that variables take
+    updates: dict[str, Value]
+    #: of nodes whose result depends on the position of the rows: how many elements per row the first axis of that has
+    times: dict[Node, int | None] = field(default_factory=dict)
+    #: values that differ from microbatch to microbatch
+    varying: set[Value] = field(default_factory=set)
+    #: nodes that are copied for each, and their names
+    copied: set[Node] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)
+    #: what was made once, for all
+    shared: dict[Value, Value] = field(default_factory=dict)
+
+
+def _bodies(traced: Sequence[Traced], microbatches: Microbatches) -> list[_Body]:
+    """Differentiate what was traced."""
+    trainings = [_training(tracer) for tracer, _ in traced]
+    weights = _weights([training.losses[0] for training in trainings], microbatches)
+    found: list[_Body] = []
+    for (tracer, outputs), training, weight, rows in zip(traced, trainings, weights, microbatches.sizes, strict=True):
+        gradients = backpropagate(tracer, training, weight)
+        shown = [*outputs, *watched(tracer, gradients, weight)]
+        found.append(_Body(rows, tuple(tracer.nodes), shown, gradients_of_variables(tracer, gradients), dict(tracer.updates)))
+    positioned = [[node for node in body.nodes if node.op.by_position] for body in found]
+    alike = len(set(map(len, positioned))) == 1
+    for body, nodes in zip(found, positioned, strict=True):
+        for at, node in enumerate(nodes):
+            others = [each[at].outputs[0] for each in positioned] if alike else node.outputs[:1]
+            times = _times(others, microbatches.sizes if alike else [body.rows])
+            certain = len(others) > 1 or times == 1 or not isinstance(node.op, Source)
+            body.times[node] = times if certain else None
+    return found
+
+
+def _training(tracer: Tracer) -> Training:
+    assert tracer.training is not None, "only train jobs have microbatches"
+    check_losses(tracer, tracer.training)
+    return tracer.training
+
+
+def _weights(losses: Sequence[Value], microbatches: Microbatches) -> list[Weight]:
+    """Per size of microbatch, what its losses count in the batch; `losses` is the loss of each."""
+    sizes, elements = microbatches.sizes, [loss.type.size for loss in losses]
+    grows = len(set(elements)) > 1 if len(sizes) > 1 else _times(losses, sizes) is not None
+    if not grows:
+        return [Weight(n, rows / microbatches.rows) for n, rows in zip(elements, sizes, strict=True)]
+    each = dict(zip(sizes, elements, strict=True))
+    return [Weight(sum(each[stop - start] for start, stop in microbatches.spans))] * len(sizes)
+
+
+def _times(values: Sequence[Value], sizes: Sequence[int]) -> int | None:
+    """How many elements per row of the batch the first axis of a value has; None if it is another axis.
+
+    `values` is that value for each of the sizes of microbatches; with one size only, it is told from the length alone.
+    """
+    if not all(value.shape and value.shape[0] % size == 0 for value, size in zip(values, sizes, strict=True)):
+        return None
+    times, *others = {value.shape[0] // size for value, size in zip(values, sizes, strict=True)}
+    return None if others else times
+
+
+# -------------------------------------------------------------------- unrolling
+
+
+def unroll(traced: Sequence[Traced], microbatches: Microbatches) -> Graph:
+    """The program for the whole batch.  `traced`: one body per size of microbatch; the first one's tracer records it."""
+    for other in traced[1:]:
+        _check_alike(traced[0], other, microbatches)
+    return _Unrolling(traced[0][0], microbatches, _bodies(traced, microbatches)).run()
+
+
+def _check_alike(one: Traced, other: Traced, microbatches: Microbatches) -> None:
+    """JobError if the body does other things for the shorter microbatches than for the longer ones."""
+    (a, outputs), (b, others) = one, other
+    sizes = " and of ".join(map(str, microbatches.sizes))
+    what = f"job {a.name}: its body, traced for microbatches of {sizes} rows ({microbatches.count} of {microbatches.rows}),"
+    for name in {**a.variables, **b.variables}:
+        first, second = (str(t.variables[name].type) if name in t.variables else "nothing" for t in (a, b))
+        if first != second:
+            raise JobError(f'{what} declares variable "{name}" as {first} and as {second}; the shape of a variable cannot depend on the batch')
+    counts = {
+        "results": (len(outputs), len(others)),
+        "watches": (len(a.watches), len(b.watches)),
+        "assigned variables": (len(a.updates), len(b.updates)),
+        "losses": tuple(len(t.training.losses) if t.training else 0 for t in (a, b)),
+    }
+    for word, (n, m) in counts.items():
+        if n != m:
+            raise JobError(f"{what} has {n} {word} for the one and {m} for the other; let that depend neither on the rows nor on what is outside")
+    for x, y in zip(outputs, others, strict=True):
+        if x.shape[1:] != y.shape[1:]:
+            raise JobError(f"{what} returns {x.type} and {y.type}, which cannot follow each other along axis 0; let the microbatches be of one size")
+
+
+class _Unrolling:
+    """Copies bodies into the program that `tracer` records."""
+
+    def __init__(self, tracer: Tracer, microbatches: Microbatches, bodies: Sequence[_Body]) -> None:
+        self.tracer, self.microbatches = tracer, microbatches
+        self.training = _training(tracer)
+        self.bodies = bodies
+        self.of_size = {body.rows: body for body in bodies}
+        trained = {name for optimizer in self.training.optimizers for name in optimizer.selects(list(bodies[0].gradients))}
+        #: variables that the body assigns, unless an optimizer does
+        self.assigned = [name for name in bodies[0].updates if name not in trained]
+        #: as the last microbatch left them
+        self.state: dict[str, Value] = {}
+        #: variables as they are before the run
+        self.reads: dict[str, Value] = {}
+        self.inputs: dict[str, Value] = {}
+        #: gradients so far
+        self.totals: dict[str, Value] = {}
+
+    def run(self) -> Graph:
+        tracer, spans = self.tracer, self.microbatches.spans
+        for body in self.bodies:
+            self._find_copied(body)
+        tracer.nodes = []
+        passes = [self._pass(i, self.of_size[stop - start], start) for i, (start, stop) in enumerate(spans)]
+        results = [self._result(at, passes) for at in range(len(self.bodies[0].outputs))]
+        tracer.inputs, tracer.reads, tracer.updates = self.inputs, self.reads, dict(self.state)
+        tracer.pieces = tuple(map(len, results))
+        tracer.rows = ()  # those of the ranks' arguments are not those of their microbatches
+        update_variables(tracer, self.training, self.totals)
+        return tracer.graph([value for result in results for value in result])
+
+    def _find_copied(self, body: _Body) -> None:
+        """Find what depends on the rows, or on a variable that the microbatch before has assigned: nodes to copy.
+
+        Nodes of a region are copied in any case, so that what they give can be dropped and made again.
+        """
+        again = {value for node in body.nodes if isinstance(node.op, ReadVariable) and node.op.key in self.assigned for value in node.outputs}
+        for node in body.nodes:
+            if isinstance(node.op, ReadVariable):
+                continue
+            varies = self._begins(body, node) or any(value in body.varying or value in again for value in node.inputs)
+            if varies:
+                body.varying.update(node.outputs)
+            if varies or node.origin.region is not None or any(value.node in body.copied for value in node.inputs):
+                body.copied.add(node)
+                body.names.add(node.name)
+
+    def _begins(self, body: _Body, node: Node) -> bool:
+        """Whether a node that reads no rows is of them nevertheless: a cut argument, or random numbers for each of them."""
+        if isinstance(node.op, Input):
+            return node.op.key in self.microbatches.arguments
+        return isinstance(node.op, Source) and body.times.get(node) is not None
+
+    # ---------------------------------------------------------------- one microbatch
+
+    def _pass(self, microbatch: int, body: _Body, start: int) -> dict[Value, Value]:
+        """Copy the body for the microbatch that begins with row `start`; what its values are there."""
+        now: dict[Value, Value] = {}
+        names: dict[Value, list[str]] = {}
+        for name, value in body.gradients.items():
+            names.setdefault(value, []).append(name)
+        for node in body.nodes:
+            inputs = tuple(now[value] for value in node.inputs)
+            now.update(zip(node.outputs, self._made(body, node, inputs, microbatch, start), strict=True))
+            for value in node.outputs:
+                for name in names.get(value, ()):
+                    self._add(name, now[value], microbatch)
+        self.state.update({name: now[body.updates[name]] for name in self.assigned})
+        return now
+
+    def _made(self, body: _Body, node: Node, inputs: tuple[Value, ...], microbatch: int, start: int) -> Sequence[Value]:
+        """What a node of the body gives in a microbatch."""
+        if isinstance(node.op, ReadVariable):
+            return (self._read(node, node.op.key),)
+        if node in body.copied:
+            return self._copy(body, node, inputs, microbatch, start)
+        if node.outputs[0] not in body.shared:
+            body.shared.update(zip(node.outputs, self._share(node, inputs), strict=True))
+        return [body.shared[value] for value in node.outputs]
+
+    def _read(self, node: Node, name: str) -> Value:
+        """A variable as this microbatch finds it."""
+        if name not in self.reads:
+            (self.reads[name],) = self.tracer.again(node, ())
+        return self.state.get(name, self.reads[name])
+
+    def _share(self, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
+        if not isinstance(node.op, Input):
+            return self.tracer.again(node, inputs)
+        if node.op.key not in self.inputs:
+            (self.inputs[node.op.key],) = self.tracer.again(node, ())
+        return (self.inputs[node.op.key],)
+
+    def _copy(self, body: _Body, node: Node, inputs: tuple[Value, ...], microbatch: int, start: int) -> Sequence[Value]:
+        if node.op.alias:
+            with self.tracer.standing_for(node, microbatch):
+                value = node.op.unwritten(*inputs)
+            assert isinstance(value, Value)
+            return (value,)
+        op, suffix = node.op, f"#{microbatch}"
+        if isinstance(op, Input):
+            op = op.rows(start, start + body.rows)
+            suffix = f"[{start}:{start + body.rows}]"
+        elif op.by_position:
+            op = self._placed(body, node, microbatch, start)
+        origin = replace(node.origin, microbatch=microbatch, gradients=tuple(self._end(body, end, suffix) for end in node.origin.gradients))
+        outputs = self._named(self.tracer.again(node, inputs, op=op, origin=origin), suffix)
+        if isinstance(op, Input):
+            (self.inputs[op.key],) = outputs
+        return outputs
+
+    @staticmethod
+    def _end(body: _Body, end: End | None, suffix: str) -> End | None:
+        """The copy of what a gradient belongs to."""
+        return replace(end, node=end.node + suffix) if end is not None and end.node in body.names else end
+
+    @staticmethod
+    def _named(outputs: tuple[Value, ...], suffix: str) -> tuple[Value, ...]:
+        outputs[0].node.name += suffix
+        for value in outputs:
+            value.name += suffix
+        return outputs
+
+    def _placed(self, body: _Body, node: Node, microbatch: int, start: int) -> Op:
+        """The node's op for the rows of the batch that begin at `start`."""
+        if not node.outputs[0].shape:
+            return node.op
+        length, *rest = node.outputs[0].shape
+        times = body.times[node]
+        if times is None:  # these are not rows: as if those of all microbatches lay behind each other
+            first, whole = microbatch * length, self.microbatches.count * length
+        else:
+            first, whole = start * times, max(self.tracer.rows, default=self.microbatches.rows) * times
+        return node.op.localize((), (Box(((first, first + length), *((0, n) for n in rest)), (whole, *rest)),))
+
+    def _add(self, name: str, gradient: Value, microbatch: int) -> None:
+        """One more part of the gradient of a variable."""
+        if name not in self.totals:
+            self.totals[name] = gradient
+            return
+        read = self.reads[name].node
+        origin = Origin(read.where, "backward", read.origin.stage, microbatch)
+        sum_ = Node(Add(), read.inputs, read.outputs, f"{name}.gradient#{microbatch}", read.placement, origin)
+        (self.totals[name],) = self.tracer.again(sum_, (self.totals[name], gradient))
+
+    # ---------------------------------------------------------------- results
+
+    def _result(self, at: int, passes: Sequence[Mapping[Value, Value]]) -> list[Value]:
+        """What stands for one output of the body: one value, or one for each microbatch."""
+        body = self.bodies[0]
+        value, watch = body.outputs[at], at - len(body.outputs) + len(self.tracer.watches)
+        sizes = [stop - start for start, stop in self.microbatches.spans]
+        each = [now[self.of_size[size].outputs[at]] for now, size in zip(passes, sizes, strict=True)]
+        with self.tracer.standing_for(value.node):
+            if watch >= 0 and self.tracer.watches[watch].gradient and self.tracer.watches[watch].value not in body.varying:
+                return [reduce(_sum, each)]
+            if value not in body.varying:
+                return each[:1]
+            if _times([body.outputs[at] for body in self.bodies], self.microbatches.sizes) is not None:
+                return each
+            return [_value(concat([one if one.shape else reshape(one, (1,)) for one in each]))]
+
+
+def _sum(total: Value, one: Value) -> Value:
+    return _value(add(total, one))
+
+
+def _value(made: Tensor) -> Value:
+    """What ops give while the tracer is in force."""
+    assert isinstance(made, Value)
+    return made
