@@ -1,4 +1,4 @@
-"""Losses: one number per sample or per element; averaging them is not theirs.
+"""Losses: one number per sample; averaging them is not theirs.  Losses per element are in elementwise_loss.
 
 p = softmax(logits) along the last axis.  Probabilities enter logarithms as max(p, 1e-20).  The sparse losses take labels of any
 integer type, one per sample, and raise ArgumentError for a label outside [0, number of classes).
@@ -15,8 +15,11 @@ import numpy as np
 
 from jobflow.errors import ArgumentError, DtypeError, ShapeError
 from jobflow.layout import Box, Rule
+from jobflow.ops import in_pieces
 from jobflow.ops.arithmetic import add, multiply
 from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, sample
+from jobflow.ops.elementwise_loss import sigmoid_cross_entropy as sigmoid_cross_entropy
+from jobflow.ops.elementwise_loss import smooth_l1 as smooth_l1
 from jobflow.ops.functions import log
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
 from jobflow.ops.reduce import reduce_max
@@ -74,6 +77,7 @@ class SparseSoftmaxCrossEntropy(Op):
     """prob = softmax(logits), loss[n] = -log max(prob[n, label[n]], 1e-20)."""
 
     in_place = MappingProxyType({1: (0,)})
+    smaller_first = True
 
     def infer(self, logits: TensorType, labels: TensorType) -> tuple[TensorType, TensorType]:
         _check_labels(WHAT, "logits", logits, labels)
@@ -106,6 +110,9 @@ class SparseSoftmaxCrossEntropy(Op):
     def grad(self, logits: Tensor, labels: Tensor, loss: Tensor, prob: Tensor, dloss: Tensor | None, dprob: Tensor | None) -> Grads:
         direct = None if dloss is None else call(SparseSoftmaxCrossEntropyGrad(), prob, labels, dloss)
         return _from_prob(logits, prob, dprob, direct), None
+
+    def smaller(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        return by_classes(logits, labels)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -166,7 +173,7 @@ class SparseSoftmaxCrossEntropyGrad(Op):
         yield sample(cls(), numbers(1, 2, 3, 4, low=0.0), labels, numbers(2, 2, 3), differentiable=())
 
 
-Split = TypeVar("Split", "SparseSoftmaxCrossEntropyGrad", "SplitCrossEntropy")
+Split = TypeVar("Split", "SparseSoftmaxCrossEntropyGrad", "SplitCrossEntropy", "SparseCrossEntropy")
 
 
 def _own_classes(op: Split, box: Box) -> Split:
@@ -273,6 +280,9 @@ class SoftmaxCrossEntropy(Op):
         direct = call(SoftmaxCrossEntropyGrad(), prob, labels, dloss)
         return _from_prob(logits, prob, dprob, direct), negate(multiply(log(clip(prob, TINY)), _column(dloss)))
 
+    def smaller(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        return in_pieces.softmax_cross_entropy(logits, labels, TINY)
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(), numbers(1, 3, 4), numbers(2, 3, 4, low=0.0))
@@ -292,6 +302,9 @@ class SoftmaxCrossEntropyGrad(Op):
     def kernel(self, xp: Xp, prob: Array, labels: Array, dloss: Array, dx: Array) -> None:
         dx[...] = (prob * labels.sum(axis=-1, keepdims=True) - labels) * dloss[..., None]
 
+    def smaller(self, prob: Tensor, labels: Tensor, dloss: Tensor) -> tuple[Tensor]:
+        return (in_pieces.softmax_cross_entropy_grad(prob, labels, dloss),)
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(), numbers(1, 3, 4, low=0.0), numbers(2, 3, 4, low=0.0), numbers(3, 3), differentiable=())
@@ -299,7 +312,10 @@ class SoftmaxCrossEntropyGrad(Op):
 
 @dataclass(frozen=True)
 class SparseCrossEntropy(Op):
-    """loss[n] = -log max(prob[n, label[n]], 1e-20), of probabilities."""
+    """loss[n] = -log max(prob[n, label[n] - offset], 1e-20), of probabilities; 0 for a label of another rank where the classes are split."""
+
+    offset: int = 0
+    classes: int | None = None
 
     def infer(self, prob: TensorType, labels: TensorType) -> TensorType:
         _check_labels("sparse_cross_entropy", "prediction", prob, labels)
@@ -307,14 +323,18 @@ class SparseCrossEntropy(Op):
 
     def rule(self, prob: TensorType, labels: TensorType) -> Rule:
         rows, whole = _classes(prob)
-        return Rule(f"{whole},{rows}->{rows}")
+        return Rule(f"{whole.lower()},{rows}->{rows}")
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        return _own_classes(self, inputs[0])
 
     def limits(self, prob: TensorType, labels: TensorType) -> Mapping[int, tuple[int, int]]:  # type: ignore[override]
         return {1: (0, prob.shape[-1])}
 
     def kernel(self, xp: Xp, prob: Array, labels: Array, loss: Array) -> None:
-        check_range("sparse_cross_entropy", labels, prob.shape[-1])
-        loss[...] = -xp.log(xp.maximum(_pick(xp, prob, labels), TINY))
+        check_range("sparse_cross_entropy", labels, prob.shape[-1] if self.classes is None else self.classes)
+        hit = xp.arange(self.offset, self.offset + prob.shape[-1]) == labels[..., None]
+        loss[...] = xp.where(hit, -xp.log(xp.maximum(prob, TINY)), 0).sum(axis=-1)
 
     def grad(self, prob: Tensor, labels: Tensor, loss: Tensor, dloss: Tensor) -> Grads:
         return call(SparseCrossEntropyGrad(), prob, labels, dloss), None
@@ -326,120 +346,27 @@ class SparseCrossEntropy(Op):
 
 @dataclass(frozen=True)
 class SparseCrossEntropyGrad(Op):
-    """dprob[n, c] = -[c = label[n]] dloss[n] / max(prob[n, c], 1e-20)."""
+    """dprob[n, c] = -[offset + c = label[n]] dloss[n] / max(prob[n, c], 1e-20)."""
+
+    offset: int = 0
 
     def infer(self, prob: TensorType, labels: TensorType, dloss: TensorType) -> TensorType:
         return prob
 
     def rule(self, prob: TensorType, labels: TensorType, dloss: TensorType) -> Rule:
         rows, whole = _classes(prob)
-        return Rule(f"{whole},{rows},{rows}->{whole}", linear=((2,),))
+        return Rule(f"{whole.lower()},{rows},{rows}->{whole.lower()}", linear=((2,),))
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        return replace(self, offset=inputs[0].start[-1])
 
     def kernel(self, xp: Xp, prob: Array, labels: Array, dloss: Array, dprob: Array) -> None:
-        hit = xp.arange(prob.shape[-1]) == labels[..., None]
+        hit = xp.arange(self.offset, self.offset + prob.shape[-1]) == labels[..., None]
         dprob[...] = hit * -dloss[..., None] / xp.maximum(prob, TINY)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(), numbers(1, 3, 4, low=0.1, high=1.0), np.array([0, 3, 1]), numbers(2, 3), differentiable=())
-
-
-@dataclass(frozen=True)
-class SigmoidCrossEntropy(Op):
-    """loss = max(x, 0) - x z + log(1 + exp(-|x|)); the labels z are of the same shape and of any type."""
-
-    def infer(self, x: TensorType, labels: TensorType) -> TensorType:
-        check_dtypes("sigmoid_cross_entropy", FLOATS, x)
-        if labels.shape != x.shape:
-            raise ShapeError(f"sigmoid_cross_entropy: labels {labels} and logits {x} differ in shape")
-        return x
-
-    def rule(self, x: TensorType, labels: TensorType) -> Rule:
-        letters = LETTERS[: x.ndim]
-        return Rule(f"{letters},{letters}->{letters}")
-
-    def kernel(self, xp: Xp, x: Array, labels: Array, loss: Array) -> None:
-        loss[...] = xp.maximum(x, 0) - x * labels + xp.log1p(xp.exp(-abs(x)))
-
-    def grad(self, x: Tensor, labels: Tensor, loss: Tensor, dloss: Tensor) -> Grads:
-        dlabels = negate(multiply(x, dloss)) if labels.type.dtype is x.type.dtype else None
-        return call(SigmoidCrossEntropyGrad(), x, labels, dloss), dlabels
-
-    @classmethod
-    def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), 3 * numbers(1, 4, 3), numbers(2, 4, 3, low=0.0, high=1.0))
-        yield sample(cls(), numbers(3, 5), np.array([0, 1, 1, 0, 1], np.int32))
-
-
-@dataclass(frozen=True)
-class SigmoidCrossEntropyGrad(Op):
-    """dx = (sigmoid(x) - z) dloss."""
-
-    def infer(self, x: TensorType, labels: TensorType, dloss: TensorType) -> TensorType:
-        return x
-
-    def rule(self, x: TensorType, labels: TensorType, dloss: TensorType) -> Rule:
-        letters = LETTERS[: x.ndim]
-        return Rule(f"{letters},{letters},{letters}->{letters}", linear=((2,),))
-
-    def kernel(self, xp: Xp, x: Array, labels: Array, dloss: Array, dx: Array) -> None:
-        dx[...] = (0.5 * xp.tanh(0.5 * x) + 0.5 - labels) * dloss  # the tanh form cannot overflow
-
-    @classmethod
-    def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), numbers(1, 4, 3), np.array([[0, 1, 1]] * 4), numbers(2, 4, 3), differentiable=())
-
-
-@dataclass(frozen=True)
-class SmoothL1(Op):
-    """loss = d^2 / (2 beta) where |d| < beta, else |d| - beta / 2;  d = prediction - label."""
-
-    beta: float = 1.0
-
-    def infer(self, prediction: TensorType, label: TensorType) -> TensorType:
-        check_dtypes("smooth_l1_loss", FLOATS, prediction, label)
-        if prediction.shape != label.shape:
-            raise ShapeError(f"smooth_l1_loss: prediction {prediction} and label {label} differ in shape")
-        return prediction
-
-    def rule(self, prediction: TensorType, label: TensorType) -> Rule:
-        letters = LETTERS[: prediction.ndim]
-        return Rule(f"{letters},{letters}->{letters}")
-
-    def kernel(self, xp: Xp, prediction: Array, label: Array, loss: Array) -> None:
-        d = abs(prediction - label)
-        near = d < self.beta
-        loss[...] = xp.where(near, d * d * (0.5 / self.beta if self.beta else 0.0), d - 0.5 * self.beta)
-
-    def grad(self, prediction: Tensor, label: Tensor, loss: Tensor, dloss: Tensor) -> Grads:
-        d = call(SmoothL1Grad(self.beta), prediction, label, dloss)
-        return d, negate(d)
-
-    @classmethod
-    def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(0.7), numbers(1, 4, 5), numbers(2, 4, 5))
-
-
-@dataclass(frozen=True)
-class SmoothL1Grad(Op):
-    """dprediction = min(max(d / beta, -1), 1) dloss;  d = prediction - label."""
-
-    beta: float = 1.0
-
-    def infer(self, prediction: TensorType, label: TensorType, dloss: TensorType) -> TensorType:
-        return prediction
-
-    def rule(self, prediction: TensorType, label: TensorType, dloss: TensorType) -> Rule:
-        letters = LETTERS[: prediction.ndim]
-        return Rule(f"{letters},{letters},{letters}->{letters}", linear=((2,),))
-
-    def kernel(self, xp: Xp, prediction: Array, label: Array, dloss: Array, d: Array) -> None:
-        away = prediction - label
-        d[...] = (xp.clip(away / self.beta, -1, 1) if self.beta else xp.sign(away)) * dloss
-
-    @classmethod
-    def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(0.7), numbers(1, 4, 5), numbers(2, 4, 5), numbers(3, 4, 5), differentiable=())
 
 
 def sparse_softmax_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
@@ -450,10 +377,14 @@ def sparse_softmax_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | 
 
 def split_sparse_softmax_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
     """The same loss by ops that let the classes be split: the ranks exchange a maximum and a sum per row instead of the logits."""
-    last = (logits.type.ndim - 1,)
-    top = reduce_max(logits, last)
-    loss: Tensor = apply(SplitCrossEntropy(), logits, labels, top, call(SumExp(), logits, top), name=name)[0]
-    return loss
+    return by_classes(logits, labels, name=name)[0]
+
+
+def by_classes(logits: Tensor, labels: Tensor, *, name: str | None = None) -> tuple[Tensor, Tensor]:
+    """(loss, prob) of a sparse softmax cross entropy by such ops."""
+    top = reduce_max(logits, (logits.type.ndim - 1,))
+    loss, prob = apply(SplitCrossEntropy(), logits, labels, top, call(SumExp(), logits, top), name=name)
+    return loss, prob
 
 
 def softmax_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
@@ -465,13 +396,3 @@ def softmax_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = 
 def sparse_cross_entropy(prob: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
     """Loss per label, of probabilities; labels are integers."""
     return call(SparseCrossEntropy(), prob, labels, name=name)
-
-
-def sigmoid_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
-    """Loss per element; labels are of any type."""
-    return call(SigmoidCrossEntropy(), logits, labels, name=name)
-
-
-def smooth_l1(prediction: Tensor, label: Tensor, beta: float = 1.0, *, name: str | None = None) -> Tensor:
-    """Loss per element: quadratic near zero, linear beyond beta."""
-    return call(SmoothL1(beta), prediction, label, name=name)

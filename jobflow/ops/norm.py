@@ -10,6 +10,7 @@ import numpy as np
 
 from jobflow.errors import ShapeError
 from jobflow.layout import Rule
+from jobflow.ops import in_pieces
 from jobflow.ops.arithmetic import add, multiply
 from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, normal_axis, sample
 from jobflow.ops.batch_norm import batch_norm_infer as batch_norm_infer
@@ -58,6 +59,7 @@ class LayerNorm(RowNorm):
     Outputs: y, mean, inv_std.  A row is what the axes from `begin` on hold; gamma and beta are of its shape.
     """
 
+    precision = "follows"
     epsilon: float = 1e-5
 
     def infer(self, x: TensorType, gamma: TensorType, beta: TensorType) -> tuple[TensorType, TensorType, TensorType]:
@@ -117,6 +119,9 @@ class LayerNorm(RowNorm):
             through = call(RowStatisticsGrad(self.begin), x, mean, inv_std, *parts)
             dx = through if dx is None else add(dx, through)
         return dx, dgamma, dbeta
+
+    def smaller(self, x: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
+        return in_pieces.layer_norm(x, gamma, beta, self.begin, self.epsilon)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -187,6 +192,9 @@ class LayerNormGrad(RowNorm):
             ]
         return [*calls, (np.dot, (ones[:count], sums[0], dgamma)), (np.dot, (ones[:count], sums[1], dbeta))]
 
+    def smaller(self, dy: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, inv_std: Tensor) -> tuple[Tensor, ...]:
+        return in_pieces.layer_norm_grad(dy, x, gamma, mean, inv_std, self.begin)
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(1), numbers(1, 5, 4), numbers(2, 5, 4), numbers(3, 4), numbers(4, 5), numbers(5, 5, low=0.5), differentiable=())
@@ -207,6 +215,10 @@ class RowStatisticsGrad(RowNorm):
     def kernel(self, xp: Xp, x: Array, mean: Array, inv_std: Array, dmean: Array, dinv: Array, dx: Array) -> None:
         extra, width = x.ndim - self.begin, math.prod(x.shape[self.begin :])
         dx[...] = (_lead(dmean, extra) - _lead(dinv * inv_std**3, extra) * (x - _lead(mean, extra))) / width
+
+    def smaller(self, x: Tensor, *rows: Tensor) -> tuple[Tensor]:
+        mean, inv_std, dmean, dinv = rows
+        return (in_pieces.row_statistics_grad(x, mean, inv_std, dmean, dinv, self.begin),)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -253,6 +265,9 @@ class L2Normalize(Op):
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (call(L2NormalizeGrad(self.axis, self.epsilon), x, dy),)
 
+    def smaller(self, x: Tensor) -> tuple[Tensor]:
+        return (in_pieces.l2_normalize(x, self.axis, self.epsilon),)
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(1), numbers(1, 4, 5))
@@ -278,6 +293,9 @@ class L2NormalizeGrad(Op):
         limited = xp.maximum(square, self.epsilon)
         along = (x * dy).sum(axis=self.axis, keepdims=True) * (square > self.epsilon) / limited
         dx[...] = (dy - x * along) / xp.sqrt(limited)
+
+    def smaller(self, x: Tensor, dy: Tensor) -> tuple[Tensor]:
+        return (in_pieces.l2_normalize_grad(x, dy, self.axis, self.epsilon),)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

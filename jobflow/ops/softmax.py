@@ -10,6 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from jobflow.layout import Box, Rule
+from jobflow.ops import in_pieces
 from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, normal_axis, sample
 from jobflow.ops.blocks import BLOCK
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
@@ -74,6 +75,7 @@ class AxisOp(Op):
 class Softmax(AxisOp):
     """y = exp(x - max x) / sum exp(x - max x), along `axis`."""
 
+    precision = "follows"
     in_place = OVER_FIRST
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
@@ -86,6 +88,9 @@ class Softmax(AxisOp):
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (call(SoftmaxGrad(self.axis), y, dy),)
+
+    def smaller(self, x: Tensor) -> tuple[Tensor]:
+        return (in_pieces.softmax(x, self.axis),)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -144,6 +149,9 @@ class SoftmaxGrad(AxisOp):
                 calls.append((np.multiply, (dx, factor, dx)))
         return calls
 
+    def smaller(self, y: Tensor, dy: Tensor) -> tuple[Tensor]:
+        return (in_pieces.softmax_grad(y, dy, self.axis, self.scale),)
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for axis, factor in ((1, 1.0), (0, 0.5)):
@@ -161,6 +169,9 @@ class LogSoftmax(AxisOp):
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (call(LogSoftmaxGrad(self.axis), y, dy),)
 
+    def smaller(self, x: Tensor) -> tuple[Tensor]:
+        return (in_pieces.log_softmax(x, self.axis),)
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(1), numbers(1, 4, 5))
@@ -174,6 +185,9 @@ class LogSoftmaxGrad(AxisOp):
     def kernel(self, xp: Xp, y: Array, dy: Array, dx: Array) -> None:
         dx[...] = dy - xp.exp(y) * dy.sum(axis=self.axis, keepdims=True)
 
+    def smaller(self, y: Tensor, dy: Tensor) -> tuple[Tensor]:
+        return (in_pieces.log_softmax_grad(y, dy, self.axis),)
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(1), numbers(1, 4, 3), numbers(2, 4, 3), differentiable=())
@@ -186,6 +200,7 @@ class CausalSoftmax(Op):
     A row that sees no column is all zero.
     """
 
+    precision = "follows"
     scale: float = 1.0
     diagonal: int = 0
 
@@ -268,6 +283,9 @@ class CausalSoftmax(Op):
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (call(SoftmaxGrad(x.type.ndim - 1, self.scale), y, dy),)
+
+    def smaller(self, x: Tensor) -> tuple[Tensor]:
+        return (in_pieces.causal_softmax(x, self.scale, self.diagonal),)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

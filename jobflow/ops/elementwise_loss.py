@@ -1,0 +1,124 @@
+"""Losses of one number per element; averaging them is not theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from jobflow.errors import ShapeError
+from jobflow.layout import Rule
+from jobflow.ops.arithmetic import multiply
+from jobflow.ops.base import LETTERS, Grads, Op, Sample, sample
+from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
+from jobflow.ops.scalar import negate
+from jobflow.types import Array, Tensor, TensorType, Xp
+
+
+@dataclass(frozen=True)
+class SigmoidCrossEntropy(Op):
+    """loss = max(x, 0) - x z + log(1 + exp(-|x|)); the labels z are of the same shape and of any type."""
+
+    def infer(self, x: TensorType, labels: TensorType) -> TensorType:
+        check_dtypes("sigmoid_cross_entropy", FLOATS, x)
+        if labels.shape != x.shape:
+            raise ShapeError(f"sigmoid_cross_entropy: labels {labels} and logits {x} differ in shape")
+        return x
+
+    def rule(self, x: TensorType, labels: TensorType) -> Rule:
+        letters = LETTERS[: x.ndim]
+        return Rule(f"{letters},{letters}->{letters}")
+
+    def kernel(self, xp: Xp, x: Array, labels: Array, loss: Array) -> None:
+        loss[...] = xp.maximum(x, 0) - x * labels + xp.log1p(xp.exp(-abs(x)))
+
+    def grad(self, x: Tensor, labels: Tensor, loss: Tensor, dloss: Tensor) -> Grads:
+        dlabels = negate(multiply(x, dloss)) if labels.type.dtype is x.type.dtype else None
+        return call(SigmoidCrossEntropyGrad(), x, labels, dloss), dlabels
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), 3 * numbers(1, 4, 3), numbers(2, 4, 3, low=0.0, high=1.0))
+        yield sample(cls(), numbers(3, 5), np.array([0, 1, 1, 0, 1], np.int32))
+
+
+@dataclass(frozen=True)
+class SigmoidCrossEntropyGrad(Op):
+    """dx = (sigmoid(x) - z) dloss."""
+
+    def infer(self, x: TensorType, labels: TensorType, dloss: TensorType) -> TensorType:
+        return x
+
+    def rule(self, x: TensorType, labels: TensorType, dloss: TensorType) -> Rule:
+        letters = LETTERS[: x.ndim]
+        return Rule(f"{letters},{letters},{letters}->{letters}", linear=((2,),))
+
+    def kernel(self, xp: Xp, x: Array, labels: Array, dloss: Array, dx: Array) -> None:
+        dx[...] = (0.5 * xp.tanh(0.5 * x) + 0.5 - labels) * dloss  # the tanh form cannot overflow
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), numbers(1, 4, 3), np.array([[0, 1, 1]] * 4), numbers(2, 4, 3), differentiable=())
+
+
+@dataclass(frozen=True)
+class SmoothL1(Op):
+    """loss = d^2 / (2 beta) where |d| < beta, else |d| - beta / 2;  d = prediction - label."""
+
+    beta: float = 1.0
+
+    def infer(self, prediction: TensorType, label: TensorType) -> TensorType:
+        check_dtypes("smooth_l1_loss", FLOATS, prediction, label)
+        if prediction.shape != label.shape:
+            raise ShapeError(f"smooth_l1_loss: prediction {prediction} and label {label} differ in shape")
+        return prediction
+
+    def rule(self, prediction: TensorType, label: TensorType) -> Rule:
+        letters = LETTERS[: prediction.ndim]
+        return Rule(f"{letters},{letters}->{letters}")
+
+    def kernel(self, xp: Xp, prediction: Array, label: Array, loss: Array) -> None:
+        d = abs(prediction - label)
+        near = d < self.beta
+        loss[...] = xp.where(near, d * d * (0.5 / self.beta if self.beta else 0.0), d - 0.5 * self.beta)
+
+    def grad(self, prediction: Tensor, label: Tensor, loss: Tensor, dloss: Tensor) -> Grads:
+        d = call(SmoothL1Grad(self.beta), prediction, label, dloss)
+        return d, negate(d)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(0.7), numbers(1, 4, 5), numbers(2, 4, 5))
+
+
+@dataclass(frozen=True)
+class SmoothL1Grad(Op):
+    """dprediction = min(max(d / beta, -1), 1) dloss;  d = prediction - label."""
+
+    beta: float = 1.0
+
+    def infer(self, prediction: TensorType, label: TensorType, dloss: TensorType) -> TensorType:
+        return prediction
+
+    def rule(self, prediction: TensorType, label: TensorType, dloss: TensorType) -> Rule:
+        letters = LETTERS[: prediction.ndim]
+        return Rule(f"{letters},{letters},{letters}->{letters}", linear=((2,),))
+
+    def kernel(self, xp: Xp, prediction: Array, label: Array, dloss: Array, d: Array) -> None:
+        away = prediction - label
+        d[...] = (xp.clip(away / self.beta, -1, 1) if self.beta else xp.sign(away)) * dloss
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(0.7), numbers(1, 4, 5), numbers(2, 4, 5), numbers(3, 4, 5), differentiable=())
+
+
+def sigmoid_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
+    """Loss per element; labels are of any type."""
+    return call(SigmoidCrossEntropy(), logits, labels, name=name)
+
+
+def smooth_l1(prediction: Tensor, label: Tensor, beta: float = 1.0, *, name: str | None = None) -> Tensor:
+    """Loss per element: quadratic near zero, linear beyond beta."""
+    return call(SmoothL1(beta), prediction, label, name=name)

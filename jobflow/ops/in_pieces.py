@@ -1,0 +1,104 @@
+"""What some ops are in smaller ops: the form they take where the axis they work along is split (`Op.smaller`).
+
+Each rank works on its piece.  What the pieces have to tell each other are numbers per row: extremes and sums, which come out
+partial and are brought together where they are read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from jobflow.ops.arithmetic import add, divide, multiply, subtract
+from jobflow.ops.axes import reshape
+from jobflow.ops.compare import greater
+from jobflow.ops.functions import exp, log, rsqrt, sqrt, square
+from jobflow.ops.index import tril
+from jobflow.ops.reduce import reduce_max, reduce_sum
+from jobflow.ops.scalar import cast, clip, negate, scale, shift
+from jobflow.types import Tensor
+
+
+def softmax(x: Tensor, axis: int) -> Tensor:
+    e = exp(subtract(x, reduce_max(x, axis, keepdims=True)))
+    return divide(e, reduce_sum(e, axis, keepdims=True))
+
+
+def softmax_grad(y: Tensor, dy: Tensor, axis: int, factor: float) -> Tensor:
+    dx = multiply(y, subtract(dy, reduce_sum(multiply(y, dy), axis, keepdims=True)))
+    return dx if factor == 1 else scale(dx, factor)
+
+
+def log_softmax(x: Tensor, axis: int) -> Tensor:
+    z = subtract(x, reduce_max(x, axis, keepdims=True))
+    return subtract(z, log(reduce_sum(exp(z), axis, keepdims=True)))
+
+
+def log_softmax_grad(y: Tensor, dy: Tensor, axis: int) -> Tensor:
+    return subtract(dy, multiply(exp(y), reduce_sum(dy, axis, keepdims=True)))
+
+
+def causal_softmax(x: Tensor, factor: float, diagonal: int) -> Tensor:
+    """A row that sees no column has no finite maximum, and its sum is 0 where others reach 1: both are lifted, so that it is all zero."""
+    z = tril(scale(x, factor), diagonal, fill=-math.inf)
+    lowest = -z.type.dtype.largest
+    e = exp(subtract(z, clip(reduce_max(z, -1, keepdims=True), lowest)))
+    return divide(e, clip(reduce_sum(e, -1, keepdims=True), 1.0))
+
+
+def softmax_cross_entropy(logits: Tensor, labels: Tensor, tiny: float) -> tuple[Tensor, Tensor]:
+    prob = softmax(logits, -1)
+    return negate(reduce_sum(multiply(labels, log(clip(prob, tiny))), -1)), prob
+
+
+def softmax_cross_entropy_grad(prob: Tensor, labels: Tensor, dloss: Tensor) -> Tensor:
+    away = subtract(multiply(prob, reduce_sum(labels, -1, keepdims=True)), labels)
+    return multiply(away, reshape(dloss, (*dloss.type.shape, 1)))
+
+
+def l2_normalize(x: Tensor, axis: int, epsilon: float) -> Tensor:
+    return divide(x, sqrt(clip(reduce_sum(square(x), axis, keepdims=True), epsilon)))
+
+
+def l2_normalize_grad(x: Tensor, dy: Tensor, axis: int, epsilon: float) -> Tensor:
+    squares = reduce_sum(square(x), axis, keepdims=True)
+    limited = clip(squares, epsilon)
+    above = cast(greater(squares, clip(squares, None, epsilon)), x.type.dtype)
+    along = divide(multiply(reduce_sum(multiply(x, dy), axis, keepdims=True), above), limited)
+    return divide(subtract(dy, multiply(x, along)), sqrt(limited))
+
+
+def _rows(x: Tensor, begin: int) -> tuple[int, ...]:
+    return tuple(range(begin, x.type.ndim))
+
+
+def _lead(numbers: Tensor, x: Tensor) -> Tensor:
+    """Numbers per row, shaped to broadcast along the rows of x."""
+    return reshape(numbers, (*numbers.type.shape, *[1] * (x.type.ndim - numbers.type.ndim)))
+
+
+def _mean(x: Tensor, axes: Sequence[int]) -> Tensor:
+    return scale(reduce_sum(x, axes), 1.0 / math.prod(x.type.shape[i] for i in axes))
+
+
+def layer_norm(x: Tensor, gamma: Tensor, beta: Tensor, begin: int, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    axes = _rows(x, begin)
+    mean = _mean(x, axes)
+    centred = subtract(x, _lead(mean, x))
+    inv_std = rsqrt(shift(_mean(square(centred), axes), epsilon))
+    return add(multiply(multiply(centred, _lead(inv_std, x)), gamma), beta), mean, inv_std
+
+
+def layer_norm_grad(dy: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, inv_std: Tensor, begin: int) -> tuple[Tensor, Tensor, Tensor]:
+    axes, lead = _rows(x, begin), tuple(range(begin))
+    n = multiply(subtract(x, _lead(mean, x)), _lead(inv_std, x))
+    u = multiply(dy, gamma)
+    through = multiply(n, _lead(_mean(multiply(u, n), axes), x))
+    dx = multiply(subtract(subtract(u, _lead(_mean(u, axes), x)), through), _lead(inv_std, x))
+    return dx, reduce_sum(multiply(dy, n), lead), reduce_sum(dy, lead)
+
+
+def row_statistics_grad(x: Tensor, mean: Tensor, inv_std: Tensor, dmean: Tensor, dinv: Tensor, begin: int) -> Tensor:
+    cubed = multiply(inv_std, square(inv_std))
+    away = multiply(_lead(multiply(dinv, cubed), x), subtract(x, _lead(mean, x)))
+    return scale(subtract(_lead(dmean, x), away), 1.0 / math.prod(x.type.shape[begin:]))
