@@ -10,7 +10,8 @@ ROOT = Path(__file__).parent
 VERSION = re.findall(r'__version__ = "(.+)"', (ROOT / "jobflow" / "version.py").read_text(encoding="utf-8"))[0]
 MPI = ["mpich>=4.1"]
 EXAMPLES = ["scikit-learn>=1.4", "tqdm>=4.60"]
-TEST = ["pytest>=8.2", "hypothesis>=6.100", *EXAMPLES, *MPI]
+HALF = ["ml_dtypes>=0.5"]
+TEST = ["pytest>=8.2", "hypothesis>=6.100", *EXAMPLES, *MPI, *HALF]
 
 setup(
     name="jobflow-sbp",
@@ -40,6 +41,8 @@ setup(
     extras_require={
         # an MPI with mpiexec from a wheel; any MPI of the system that mpi4py finds does as well
         "mpi": MPI,
+        # bfloat16; float16 needs nothing
+        "half": HALF,
         "gpu": ["cupy-cuda13x>=14", "nvidia-nccl-cu13>=2.27.7,<3"],
         "examples": EXAMPLES,
         "test": TEST,

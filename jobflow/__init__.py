@@ -138,7 +138,7 @@ from jobflow.spellings import (
     fixed_placement,
     name_scope,
 )
-from jobflow.types import bool_, char, float16, float32, float64, int8, int32, int64, uint8
+from jobflow.types import bfloat16, bool_, char, float16, float32, float64, int8, int32, int64, uint8
 from jobflow.types import float16 as half
 from jobflow.types import float32 as float
 from jobflow.types import float64 as double
@@ -173,6 +173,7 @@ __all__ = [
     "ShapeError",
     "amp_white_identity",
     "assign",
+    "bfloat16",
     "bool_",
     "broadcast_like",
     "broadcast_to_compatible_with",

@@ -22,6 +22,7 @@ from jobflow.ops import slices as sl
 from jobflow.ops import source
 from jobflow.ops.base import apply, normal_axis
 from jobflow.ops.layout_ops import Identity
+from jobflow.ops.scalar import InHalf
 from jobflow.types import DType, Tensor, dtype_of, int32, int64
 
 Name = str | None
@@ -66,7 +67,12 @@ def identity_n(inputs: Sequence[Tensor], name: Name = None) -> list[Tensor]:
     return [identity(x, name if name is None else f"{name}_{i}") for i, x in enumerate(inputs)]
 
 
-amp_white_identity = identity
+def amp_white_identity(x: Tensor, name: Name = None) -> Tensor:
+    """y = x, computed in half precision where the job's precision is mixed: what comes before and after may follow it."""
+    y: Tensor = apply(InHalf(), x, name=name)
+    return y
+
+
 cast_to_static_shape = identity
 
 

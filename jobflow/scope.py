@@ -11,7 +11,7 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol, Self
 
-from jobflow.errors import JobError, PlacementError, user_line
+from jobflow.errors import ConfigError, JobError, PlacementError, did_you_mean, user_line
 from jobflow.layout import Placement
 from jobflow.types import Tensor
 
@@ -172,6 +172,43 @@ class namespace(_Entered):
 
     def _changes(self) -> dict[str, Any]:
         return {"namespace": (*current().namespace, self.name)}
+
+
+class config(_Entered):
+    """What is called inside is a stage of a pipeline, or a region whose values are not kept for the backward pass but made again then.
+
+    `pipeline_stage_id_hint` is the number of the stage.  With `checkpointing=True`, every time the block is entered begins a region:
+    only what it reads from outside is kept, so memory shrinks at the price of computing it twice; numbers stay the same, random
+    ones included.  `checkpointing=False` ends a region inside of it.
+    Raises: ConfigError for an unknown option, or a value of the wrong kind.
+    """
+
+    OPTIONS: ClassVar[dict[str, type]] = {"pipeline_stage_id_hint": int, "checkpointing": bool}
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        what = f"experimental.scope.config at {user_line()}"
+        for name, value in options.items():
+            if name not in self.OPTIONS:
+                raise ConfigError(f'{what}: unknown option "{name}"{did_you_mean(name, self.OPTIONS)}')
+            if type(value) is not self.OPTIONS[name]:
+                raise ConfigError(f"{what}: {name} takes a value of type {self.OPTIONS[name].__name__}; got {value!r}")
+        if options.get("pipeline_stage_id_hint", 0) < 0:
+            raise ConfigError(f"{what}: stages are numbered from 0; got {options['pipeline_stage_id_hint']}")
+        self.options = options
+
+    def _changes(self) -> dict[str, Any]:
+        changes = {"stage": self.options["pipeline_stage_id_hint"]} if "pipeline_stage_id_hint" in self.options else {}
+        if "checkpointing" in self.options:
+            changes["region"] = _new_region() if self.options["checkpointing"] else None
+        return changes
+
+
+def _new_region() -> int:
+    """A number that no region of the job has."""
+    job: Any = current().interpreter
+    job.regions += 1
+    return int(job.regions)
 
 
 @dataclass(frozen=True)

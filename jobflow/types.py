@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
+
+from jobflow.errors import DtypeError
 
 #: A NumPy or CuPy array.  Kernels see nothing else.
 Array: TypeAlias = Any
@@ -19,7 +22,13 @@ class DType:
     """An element type; one object per type, so `is` and `==` agree."""
 
     name: str
-    numpy: np.dtype[Any]
+    #: None for a type that NumPy has from another package, which is imported when it is needed
+    native: np.dtype[Any] | None = None
+
+    @cached_property
+    def numpy(self) -> np.dtype[Any]:
+        """NumPy's name of it; DtypeError if that needs a package that is not installed."""
+        return _borrowed(self.name) if self.native is None else self.native
 
     def __repr__(self) -> str:
         return f"jobflow.{self.name}"
@@ -34,7 +43,23 @@ class DType:
 
     @property
     def is_float(self) -> bool:
-        return self.numpy.kind in "fV"
+        return self.native is None or self.native.kind == "f"
+
+    @property
+    def is_half(self) -> bool:
+        """True for floating point numbers of two bytes: they store; arithmetic is done in float32."""
+        return self is float16 or self is bfloat16
+
+    @property
+    def arithmetic(self) -> DType:
+        """The type that a CPU computes in."""
+        return float32 if self.is_half else self
+
+    @cached_property
+    def largest(self) -> float:
+        """The largest finite number of a float type."""
+        limits = np.finfo if self.native is not None else _ml_dtypes(self.name).finfo
+        return float(limits(self.numpy).max)
 
     @property
     def is_integer(self) -> bool:
@@ -47,8 +72,20 @@ class DType:
                 raise ValueError(f"{value} is no integer")
             return int(value)
         number = float(value)
-        too_large = abs(number) > float(np.finfo(self.numpy).max)
-        return math.copysign(math.inf, number) if too_large else number
+        return math.copysign(math.inf, number) if abs(number) > self.largest else number
+
+
+def _ml_dtypes(name: str) -> Any:
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise DtypeError(f"{name} needs the package ml_dtypes: pip install 'jobflow-sbp[half]', or use float16") from None
+    return ml_dtypes
+
+
+def _borrowed(name: str) -> np.dtype[Any]:
+    found: np.dtype[Any] = np.dtype(getattr(_ml_dtypes(name), name))
+    return found
 
 
 bool_ = DType("bool", np.dtype(np.bool_))
@@ -58,12 +95,14 @@ int32 = DType("int32", np.dtype(np.int32))
 int64 = DType("int64", np.dtype(np.int64))
 uint8 = DType("uint8", np.dtype(np.uint8))
 float16 = DType("float16", np.dtype(np.float16))
+#: float32 with 8 instead of 24 bits of precision: half the bytes, the same range
+bfloat16 = DType("bfloat16")
 float32 = DType("float32", np.dtype(np.float32))
 float64 = DType("float64", np.dtype(np.float64))
 
-DTYPES: tuple[DType, ...] = (bool_, char, int8, int32, int64, uint8, float16, float32, float64)
+DTYPES: tuple[DType, ...] = (bool_, char, int8, int32, int64, uint8, float16, bfloat16, float32, float64)
 _BY_NAME = {dtype.name: dtype for dtype in DTYPES}
-_BY_NUMPY = {dtype.numpy: dtype for dtype in reversed(DTYPES) if dtype is not char}
+_BY_NUMPY = {dtype.native: dtype for dtype in reversed(DTYPES) if dtype is not char and dtype.native is not None}
 
 
 def dtype_named(name: str) -> DType:
@@ -73,7 +112,10 @@ def dtype_named(name: str) -> DType:
 
 def dtype_of(dtype: Any) -> DType:
     """The element type of a NumPy dtype (or anything `np.dtype` accepts); KeyError if jobflow has none."""
-    return dtype if isinstance(dtype, DType) else _BY_NUMPY[np.dtype(dtype)]
+    if isinstance(dtype, DType):
+        return dtype
+    given = np.dtype(dtype)
+    return bfloat16 if given.kind == "V" and given.name == bfloat16.name else _BY_NUMPY[given]
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.errors import CheckpointError
+from jobflow.types import bfloat16
 
 Array = np.ndarray[Any, Any]
 
@@ -31,10 +32,11 @@ _NAMES = {
     "int64": "I64",
     "uint64": "U64",
     "float16": "F16",
+    "bfloat16": "BF16",
     "float32": "F32",
     "float64": "F64",
 }
-_DTYPES = {name: np.dtype(numpy).newbyteorder("<") for numpy, name in _NAMES.items()}
+_NUMPY = {name: numpy for numpy, name in _NAMES.items()}
 #: Tensors begin at multiples of this, so that a file can be mapped into memory.
 ALIGNMENT = 8
 #: The largest header that is believed; more means that the file is damaged.
@@ -60,6 +62,12 @@ def storable(name: str, array: Any) -> Array:
     if given.dtype.name not in _NAMES:
         raise CheckpointError(f'tensor "{name}": a checkpoint cannot hold elements of type {given.dtype}; convert them to one of {", ".join(_NAMES)}')
     return np.asarray(given, dtype=given.dtype.newbyteorder("<"), order="C")
+
+
+def _numpy(name: str) -> np.dtype[Any]:
+    """The element type as a file holds it; DtypeError if it needs a package that is not there."""
+    found = bfloat16.numpy if name == bfloat16.name else np.dtype(name)
+    return found.newbyteorder("<")
 
 
 def bytes_of(array: Array) -> memoryview:
@@ -105,10 +113,10 @@ def read_header(path: Path) -> dict[str, Place]:
 
 
 def _place(entry: Mapping[str, Any], origin: int) -> Place:
-    if entry["dtype"] not in _DTYPES:
+    if entry["dtype"] not in _NUMPY:
         raise ValueError(f"unknown element type {entry['dtype']!r}")
     start, stop = entry["data_offsets"]
-    place = Place(tuple(int(n) for n in entry["shape"]), _DTYPES[entry["dtype"]], origin + int(start))
+    place = Place(tuple(int(n) for n in entry["shape"]), _numpy(_NUMPY[entry["dtype"]]), origin + int(start))
     if start < 0 or min(place.shape, default=0) < 0 or place.nbytes != stop - start:
         raise ValueError(f"offsets {entry['data_offsets']} for {entry['dtype']}{entry['shape']}")
     return place

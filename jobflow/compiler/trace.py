@@ -226,7 +226,8 @@ class Tracer:
         self, node: Node, inputs: Sequence[Value], *, op: Op | None = None, placement: Placement | None = None, origin: Origin | None = None
     ) -> tuple[Value, ...]:
         """Record a node once more, under its name, on other inputs; with another op, place or origin, if given."""
-        fresh = copy_node(Node(op or node.op, node.inputs, node.outputs, node.name, placement or node.placement, origin or node.origin), tuple(inputs))
+        other = Node(op or node.op, node.inputs, node.outputs, node.name, placement or node.placement, origin or node.origin)
+        fresh = copy_node(other, tuple(inputs))
         for value, type in zip(fresh.outputs, types_tuple(fresh.op.infer(*(value.type for value in inputs))), strict=True):
             value.type = type
         self.nodes.append(fresh)

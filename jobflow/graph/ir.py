@@ -56,7 +56,8 @@ class Origin:
     stage: int | None = None
     #: which part of the batch it works on; None if on all of it
     microbatch: int | None = None
-    #: which region, whose values are dropped after the forward pass and made again for the backward pass; None if they are kept
+    #: which region, whose values are dropped after the forward pass and made again for the backward pass; None if they are kept.
+    #: Of a node that makes them again, the number inverted (~region).
     region: int | None = None
     #: per output, what it is the gradient of; () if none is a gradient
     gradients: tuple[End | None, ...] = ()

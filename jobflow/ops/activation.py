@@ -23,7 +23,7 @@ from jobflow.ops.compare import greater
 from jobflow.ops.functions import absolute, exp
 from jobflow.ops.pointwise import FLOATS, Elementwise, Unary, call, check_dtypes, numbers
 from jobflow.ops.scalar import clip, fill_like, negate, scale, shift
-from jobflow.types import Array, Tensor, TensorType, Xp
+from jobflow.types import Array, Tensor, TensorType, Xp, dtype_of
 
 _ROOT_HALF = math.sqrt(0.5)
 _BELL = 1.0 / math.sqrt(2.0 * math.pi)
@@ -52,6 +52,7 @@ def _constant(value: float, x: Array) -> Array:
 class Relu(Unary):
     """y = max(x, 0)"""
 
+    precision = "any"
     in_place = OVER_FIRST
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
@@ -94,6 +95,7 @@ class ReluGrad(Gradient):
 class LeakyRelu(Unary):
     """y = x where x > 0, else alpha x"""
 
+    precision = "any"
     alpha: float = 0.2
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
@@ -107,6 +109,8 @@ class LeakyRelu(Unary):
 @dataclass(frozen=True)
 class Sigmoid(Unary):
     """y = 1 / (1 + e^-x)"""
+
+    precision = "follows"
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
         x, y = arrays
@@ -128,7 +132,7 @@ class Sigmoid(Unary):
 
 def _exponent_limit(x: Array) -> float:
     """How large an exponent may be before e^x overflows the element type, with room for a sum."""
-    limit: float = x.dtype.type(math.floor(math.log(float(np.finfo(x.dtype).max)) - 1))
+    limit: float = x.dtype.type(math.floor(math.log(dtype_of(x.dtype).largest) - 1))
     return limit
 
 
@@ -156,6 +160,7 @@ class SigmoidGrad(Gradient):
 class Tanh(Unary):
     """y = tanh x"""
 
+    precision = "follows"
     ufunc = "tanh"
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
@@ -189,6 +194,7 @@ class Gelu(Op):
     The slope is all that the gradient needs, and cheap while x is at hand.
     """
 
+    precision = "follows"
     strided_outputs = True
     any_order = True
     in_place = MappingProxyType({1: (0,)})
@@ -249,6 +255,8 @@ def _gelu_block(x: Array, y: Array, slope: Array, half: Array, square: Array) ->
 class GeluTanh(Unary):
     """y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))"""
 
+    precision = "follows"
+
     def kernel(self, xp: Xp, *arrays: Array) -> None:
         x, y = arrays
         kind = x.dtype.type
@@ -295,6 +303,7 @@ class GeluTanhGrad(Gradient):
 class Elu(Unary):
     """y = x where x > 0, else alpha (e^x - 1)"""
 
+    precision = "follows"
     alpha: float = 1.0
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:

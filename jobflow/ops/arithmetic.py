@@ -24,6 +24,7 @@ from jobflow.types import Array, Tensor, TensorType, Xp, bool_
 class Add(Binary):
     """z = x + y"""
 
+    precision = "follows"
     ufunc = "add"
     linear = ((0, 1),)
     in_place = OVER_EITHER
@@ -36,6 +37,7 @@ class Add(Binary):
 class Subtract(Binary):
     """z = x - y"""
 
+    precision = "follows"
     ufunc = "subtract"
     linear = ((0, 1),)
     in_place = OVER_EITHER
@@ -48,6 +50,7 @@ class Subtract(Binary):
 class Multiply(Binary):
     """z = x y"""
 
+    precision = "follows"
     ufunc = "multiply"
     linear = ((0,), (1,))
     in_place = OVER_EITHER
@@ -60,6 +63,7 @@ class Multiply(Binary):
 class Divide(Binary):
     """z = x / y"""
 
+    precision = "follows"
     ufunc = "divide"
     linear = ((0,),)
     kinds = FLOATS
@@ -97,6 +101,8 @@ class FloorMod(Binary):
 class SquaredDifference(Binary):
     """z = (x - y)^2"""
 
+    precision = "follows"
+
     def kernel(self, xp: Xp, *arrays: Array) -> None:
         x, y, z = arrays
         xp.subtract(x, y, out=z)
@@ -117,6 +123,7 @@ class SquaredDifference(Binary):
 class _Extreme(Binary):
     """The larger or smaller of two; the gradient goes to x where it is strictly so, else to y."""
 
+    precision = "any"
     abstract = True
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
@@ -145,6 +152,8 @@ class Minimum(_Extreme):
 @dataclass(frozen=True)
 class Where(Op):
     """z = x where the condition holds, else y; all three broadcast, and z is linear in x and y together"""
+
+    precision = "any"
 
     def infer(self, condition: TensorType, x: TensorType, y: TensorType) -> TensorType:
         check_dtypes("where", ANY, x, y)

@@ -187,7 +187,7 @@ class Op:
 class ViewOp(Op):
     """An op whose output is its (first) input looked at differently: no arithmetic, and no copy where strides allow."""
 
-    precision = "any"
+    precision: ClassVar[Precision] = "any"
     view: ClassVar[Callable[..., Array]]  # view(*inputs) -> a view of inputs[0]; ValueError where only a copy would do
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:

@@ -39,6 +39,7 @@ def _check(what: str, small: TensorType, large: TensorType) -> None:
 class BroadcastTo(Op):
     """y[...] = x with axes of size 1, and missing leading axes, repeated to `shape`."""
 
+    precision = "any"
     shape: tuple[int, ...]
 
     def infer(self, x: TensorType) -> TensorType:

@@ -16,6 +16,7 @@ from jobflow.types import Tensor, bool_
 class Comparison(Binary):
     """z is true where the relation holds; no gradient"""
 
+    precision = "any"
     abstract = True
     kinds = ANY
     gives = bool_

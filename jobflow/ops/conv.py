@@ -43,6 +43,7 @@ def _check_operand(what: str, name: str, t: TensorType, ndim: int) -> None:
 class _ConvOp(Op):
     """Attributes and checks that the three ops share; `padding` is (before, after) per spatial axis."""
 
+    precision = "half"
     strides: tuple[int, ...]
     padding: Pads
     dilations: tuple[int, ...]

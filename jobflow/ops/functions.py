@@ -22,6 +22,7 @@ from jobflow.types import Array, Tensor, Xp
 class Square(Unary):
     """y = x^2"""
 
+    precision = "follows"
     ufunc = "square"
     kinds = NUMBERS
 
@@ -33,6 +34,7 @@ class Square(Unary):
 class Absolute(Unary):
     """y = |x|; the gradient at 0 is 0"""
 
+    precision = "any"
     ufunc = "absolute"
     kinds = NUMBERS
 
@@ -129,6 +131,7 @@ class Log1p(Unary):
 class Sqrt(Unary):
     """y = x^(1/2)"""
 
+    precision = "follows"
     ufunc = "sqrt"
     low = 0.2
 

@@ -32,6 +32,7 @@ def _random(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
 class Product(Op):
     """What the matrix products share: y = a b on the last two axes, each operand transposed there if asked for."""
 
+    precision = "half"
     transpose_a: bool = False
     transpose_b: bool = False
 
@@ -120,6 +121,7 @@ def _as_rows(x: Array) -> Array | None:
 class BroadcastMatMul(Op):
     """y[...,n] = sum_k a[...,k] b[k,n]: one matrix for all leading axes; b is [n,k] if transpose_b."""
 
+    precision = "half"
     transpose_b: bool = False
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
@@ -155,6 +157,8 @@ class BroadcastMatMul(Op):
 @dataclass(frozen=True)
 class RowsMatMul(Op):
     """y[m,n] = sum over the leading axes of a[...,m] b[...,n]: the gradient of the matrix that all leading axes share."""
+
+    precision = "half"
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         same_dtype("matmul", a=a, b=b)
@@ -206,6 +210,7 @@ def matmul(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool
 class BiasAdd(Op):
     """y = value + bias, the bias lying along `axis` of value."""
 
+    precision = "follows"
     axis: int
 
     in_place = OVER_FIRST

@@ -70,6 +70,8 @@ def _float_only(op: Op, name: str, t: TensorType) -> None:
 class MaxPool(_PoolOp):
     """y[n,c,i] = max_k x[n,c,i*stride+k-before] over the positions inside the image."""
 
+    precision = "any"
+
     def infer(self, x: TensorType) -> TensorType:
         if x.dtype.name == "bool":
             raise DtypeError(f"maxpool: x {x} must be a number; cast it first")
@@ -170,6 +172,8 @@ def _first_maxima(xp: Xp, window: Window, x: Array, y: Array) -> Iterator[tuple[
 @dataclass(frozen=True)
 class AvgPool(_PoolOp):
     """y[n,c,i] = mean_k x[n,c,i*stride+k-before] over the positions inside the image."""
+
+    precision = "follows"
 
     def infer(self, x: TensorType) -> TensorType:
         _float_only(self, "x", x)

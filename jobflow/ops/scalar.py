@@ -19,6 +19,7 @@ from jobflow.types import Array, DType, Tensor, TensorType, Xp, bool_, float32, 
 class Negate(Unary):
     """y = -x"""
 
+    precision = "any"
     ufunc = "negative"
     linear = ((0,),)
     kinds = NUMBERS
@@ -56,6 +57,7 @@ class WithNumber(Elementwise):
 class Scale(WithNumber):
     """y = number x"""
 
+    precision = "follows"
     ufunc = "multiply"
     linear = ((0,),)
     in_place = OVER_FIRST
@@ -68,6 +70,7 @@ class Scale(WithNumber):
 class Shift(WithNumber):
     """y = x + number"""
 
+    precision = "follows"
     ufunc = "add"
     in_place = OVER_FIRST
 
@@ -79,6 +82,7 @@ class Shift(WithNumber):
 class Clip(Elementwise):
     """y = x limited to [minimum, maximum]; None is no limit"""
 
+    precision = "any"
     minimum: float | None
     maximum: float | None
     kinds = NUMBERS
@@ -132,6 +136,7 @@ def _number(value: float | None, x: Array) -> Array | None:
 class Cast(Elementwise):
     """y = x as another element type, as NumPy casts; linear where the result is a floating point number"""
 
+    precision = "any"
     dtype: DType
     kinds = ANY
 
@@ -165,14 +170,18 @@ class Cast(Elementwise):
 
 @dataclass(frozen=True)
 class FillLike(Elementwise):
-    """y[i] = value, in the shape of x; partial operands are no use, for their shape is known without them"""
+    """y[i] = value, in the shape of x; of a partial x too, for its values are not read"""
 
+    precision = "any"
     value: float
     dtype: DType | None = None
     kinds = ANY
 
     def infer(self, *types: TensorType) -> TensorType:
         return types[0].with_dtype(self.dtype or types[0].dtype)
+
+    def rule(self, *types: TensorType) -> Rule:
+        return replace(super().rule(*types), also=(Signature((P,), (B,)),))
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
         arrays[-1].fill(self.value)
@@ -202,9 +211,21 @@ class Detach(Identity):
 
 
 @dataclass(frozen=True)
+class InHalf(Identity):
+    """y = x, in half precision where the job's precision is mixed"""
+
+    precision = "half"
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), numbers(1, 5, 3))
+
+
+@dataclass(frozen=True)
 class _Steps(Unary):
     """A function that is constant between its jumps: the gradient is zero."""
 
+    precision = "any"
     abstract = True
     kinds = NUMBERS
 

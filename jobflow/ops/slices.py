@@ -128,6 +128,7 @@ class SliceGrad(Op):
 class Pad(Op):
     """y = x surrounded by `value`: pairs[i] elements before and after along axis i."""
 
+    precision = "any"
     pairs: tuple[tuple[int, int], ...]
     value: float = 0.0
 
@@ -167,6 +168,7 @@ class Pad(Op):
 class Flip(Op):
     """y = x backwards along `axes`."""
 
+    precision = "any"
     axes: tuple[int, ...]
 
     def infer(self, x: TensorType) -> TensorType:
@@ -197,6 +199,7 @@ class Flip(Op):
 class Concat(Op):
     """y = the inputs one after the other along `axis`."""
 
+    precision = "any"
     axis: int
 
     def infer(self, *xs: TensorType) -> TensorType:

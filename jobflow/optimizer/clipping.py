@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from jobflow.errors import ConfigError, user_line
 from jobflow.graph.training import Parameter
 from jobflow.ops import elementwise as ew
-from jobflow.ops.broadcast import sum_to
+from jobflow.ops.base import apply
+from jobflow.ops.layout_ops import ToLayout
+from jobflow.ops.reduce import SquareSum
 from jobflow.types import Tensor, float32, float64
 
 if TYPE_CHECKING:
-    from jobflow.graph.ir import Value
+    from jobflow.graph.ir import Value, Variable
 
 __all__ = ["by_global_norm"]
 
@@ -41,10 +43,16 @@ class GlobalNorm:
         if not parameters:
             return []
         wide = float64 if any(p.gradient.dtype is float64 for p in parameters) else float32
-        squares = [sum_to(ew.square(ew.cast(p.gradient, wide)), ()) for p in parameters]
+        parameters = [replace(p, gradient=_in_layout_of(p.variable, p.gradient)) for p in parameters]
+        squares = [apply(SquareSum(), ew.cast(p.gradient, wide)) for p in parameters]
         norm = ew.sqrt(reduce(ew.add, squares))
         factor = ew.scale(ew.reciprocal(ew.clip(norm, minimum=self.clip_norm)), self.clip_norm)
         return [replace(p, gradient=_times(p.gradient, factor)) for p in parameters]
+
+
+def _in_layout_of(variable: Variable, gradient: Value) -> Any:
+    """Addends are summed before they are squared, and once: the update reads the sum as well."""
+    return apply(ToLayout(variable.sbp), gradient)
 
 
 def _times(gradient: Value, factor: Tensor) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from jobflow.errors import ConfigError, user_line
 from jobflow.optimizer.warmup import is_number
+from jobflow.types import float32
 
 __all__ = ["dynamic_loss_scale", "static_loss_scale"]
 
@@ -24,11 +26,24 @@ class StaticLossScale:
 
 @dataclass(frozen=True)
 class DynamicLossScale:
-    """The factor grows by `multiplier` after `increment_period` steps with finite gradients, and shrinks by it when there is an infinity."""
+    """The factor grows by `multiplier` after `increment_period` steps with finite gradients, and shrinks by it when there is an infinity.
+
+    It stays between 1 and the largest float32.  A step with an infinity, or something that is not a number, in the gradient of any
+    variable changes no variable and is not counted as a step.
+    """
 
     initial_loss_scale: float = 2**30
     increment_period: int = 2000
     multiplier: float = 2.0
+
+    def __post_init__(self) -> None:
+        what = f"loss scale at {user_line()}"
+        if not is_number(self.initial_loss_scale) or not 1 <= self.initial_loss_scale <= float32.largest:
+            raise ConfigError(f"{what}: initial_loss_scale must be a number from 1 to {float32.largest:.3g}; got {self.initial_loss_scale!r}")
+        if type(self.increment_period) is not int or self.increment_period < 1:
+            raise ConfigError(f"{what}: increment_period must be a positive number of steps; got {self.increment_period!r}")
+        if not is_number(self.multiplier) or not 1 < self.multiplier < math.inf:
+            raise ConfigError(f"{what}: multiplier must be a number larger than 1; got {self.multiplier!r}")
 
 
 LossScale: TypeAlias = StaticLossScale | DynamicLossScale

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from jobflow.errors import ConfigError, JobError, did_you_mean, user_line
-from jobflow.graph.training import Parameter, Slots
+from jobflow.graph.training import DynamicScale, Parameter, Slots
 from jobflow.layout import Broadcast
 from jobflow.losses import TrainJob, check_loss, job_in_force
 from jobflow.ops.base import Op, apply
@@ -54,6 +54,14 @@ class Minimizer:
         job.minimize(self.for_job(job), [check_loss(what, loss) for loss in listed])
 
     @property
+    def dynamic_loss_scale(self) -> DynamicScale | None:
+        """The loss scale that changes from step to step, if there is one."""
+        policy = self.loss_scale_policy
+        if not isinstance(policy, DynamicLossScale):
+            return None
+        return DynamicScale(float(policy.initial_loss_scale), int(policy.increment_period), float(policy.multiplier))
+
+    @property
     def loss_scale(self) -> float:
         """Factor on the loss gradient that is divided out of the variables' gradients again."""
         if isinstance(self.loss_scale_policy, StaticLossScale):
@@ -65,8 +73,6 @@ class Minimizer:
         raise NotImplementedError
 
     def _check(self, what: str) -> None:
-        if isinstance(self.loss_scale_policy, DynamicLossScale):
-            raise JobError(f"{what}: dynamic loss scale is not supported yet; use loss_scale.static_loss_scale(factor), or none with float32")
         if self.train_step_lbn is not None:
             raise JobError(f"{what}: train_step_lbn is not supported yet; leave it out, and the job counts its own steps")
 
@@ -75,6 +81,9 @@ class Minimizer:
             StaticLossScale(self.loss_scale_factor)
             if self.loss_scale_policy is not None:
                 raise ConfigError(f"{type(self).__name__} at {user_line()}: give loss_scale_factor or loss_scale_policy, not both")
+        if self.loss_scale_policy is not None and not isinstance(self.loss_scale_policy, LossScale):
+            advice = "pass loss_scale.static_loss_scale(factor) or loss_scale.dynamic_loss_scale()"
+            raise ConfigError(f"{type(self).__name__} at {user_line()}: loss_scale_policy is {self.loss_scale_policy!r}; {advice}")
 
 
 class Single(Minimizer):

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from jobflow.graph.ir import Variable
+from jobflow.ops import half
 from jobflow.ops.base import types_tuple
 from jobflow.plan.plan import Slot
 from jobflow.plan.storage import place_variables
@@ -42,7 +43,7 @@ class State:
         op = variable.initializer.localize((), (box,))
         (type,) = types_tuple(op.infer())
         value = np.empty(type.shape, type.dtype.numpy)
-        op.kernel(np, value)
+        half.run(op, (), (value,))
         self.write(name, value)
 
     def array(self, name: str) -> Array:

@@ -13,7 +13,7 @@ import numpy as np
 
 from jobflow.errors import ArgumentError, JobError, SourceLine, user_line
 from jobflow.notices import notice
-from jobflow.types import TensorType
+from jobflow.types import TensorType, bfloat16
 from jobflow.typing.annotations import Declared, FixedTensorDef, Placeholder
 from jobflow.typing.results import Results, Returned, read_return
 
@@ -132,7 +132,7 @@ class JobSignature:
         want = declared.type.dtype.numpy
         if value.dtype == want:
             return value
-        if value.dtype.kind not in "biuf":
+        if value.dtype.kind not in "biuf" and value.dtype.name != bfloat16.name:
             raise self._error(path, f"has elements of type {value.dtype}; the job declares {declared}", "Pass an array of numbers.")
         with np.errstate(over="ignore", invalid="ignore"):
             converted = value.astype(want)

@@ -56,6 +56,7 @@ class Sgd:
 
     rate: float = 1.0
     loss_scale: float = 1.0
+    dynamic_loss_scale: Any = None
 
     def selects(self, names: Sequence[str]) -> Sequence[str]:
         return names

@@ -13,7 +13,7 @@ from jobflow import optimizer as opt
 from jobflow.errors import ConfigError, JobError
 from jobflow.function_config import OPTIONS, ExecutionConfig, FunctionConfig, function_config
 from jobflow.optimizer import optimizer_of
-from jobflow.types import float32
+from jobflow.types import bfloat16, float16, float32
 
 
 @pytest.fixture(autouse=True)
@@ -153,7 +153,8 @@ def test_training_options_make_a_train_job() -> None:
 
 def test_what_would_change_the_numbers_is_refused() -> None:
     for call, text in [
-        (lambda c: c.enable_auto_mixed_precision(), "enable_auto_mixed_precision(True) at test_function_config.py"),
+        (lambda c: c.mixed_precision(float32), "mixed_precision(jobflow.float32) at test_function_config.py"),
+        (lambda c: c.mixed_precision(float32), "takes jobflow.float16 or jobflow.bfloat16"),
         (lambda c: c.train.num_gradient_accumulation_steps(0), "must be at least 1"),
         (lambda c: c.enable_qat(), "enable_quantization_aware_training(True) at"),
         (lambda c: (c.train.primary_lr(0.1), c.train.secondary_lr(0.2)), "train.secondary_lr(0.2) at"),
@@ -165,9 +166,20 @@ def test_what_would_change_the_numbers_is_refused() -> None:
         assert text in str(raised.value)
     config = trained({"naive_conf": {}})
     config.enable_auto_mixed_precision(False)
+    assert config.half is None
     config.train.num_gradient_accumulation_steps(1)
     config.train.secondary_lr(0.1)
     config.check()
+
+
+def test_precisions() -> None:
+    config = FunctionConfig()
+    assert config.half is None
+    config.enable_auto_mixed_precision()
+    assert config.half is float16
+    config.mixed_precision(bfloat16)
+    config.check()
+    assert config.half is bfloat16, "the spelling that names a type says more"
 
 
 # ---- model_update_conf ---------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import pytest
 from jobflow import losses, scope
 from jobflow import optimizer as opt
 from jobflow.errors import ConfigError, JobError
+from jobflow.graph.training import DynamicScale
 from jobflow.types import TensorType, float32
 
 Array = np.ndarray[Any, Any]
@@ -290,19 +291,17 @@ def test_minimize_and_add_loss_want_a_job_and_a_tensor() -> None:
 
 
 def test_what_is_not_supported_yet_says_so_at_minimize() -> None:
-    dynamic = opt.SGD(SCHEDULE, loss_scale_policy=opt.loss_scale.dynamic_loss_scale())
     own_step = opt.Adam(SCHEDULE, train_step_lbn="step/out")
-    with scope.using(interpreter=FakeJob()):
-        with pytest.raises(JobError, match=r"SGD\.minimize in job train_job at .*: dynamic loss scale is not supported yet; use loss_scale\.static"):
-            dynamic.minimize(FakeTensor())
-        with pytest.raises(JobError, match="train_step_lbn is not supported yet"):
-            own_step.minimize(FakeTensor())
+    with scope.using(interpreter=FakeJob()), pytest.raises(JobError, match="train_step_lbn is not supported yet"):
+        own_step.minimize(FakeTensor())
 
 
 def test_loss_scales() -> None:
     assert opt.SGD(SCHEDULE).loss_scale == 1.0
     assert opt.SGD(SCHEDULE, loss_scale_factor=128).loss_scale == 128.0
     assert opt.SGD(SCHEDULE, loss_scale_policy=opt.loss_scale.static_loss_scale(64.0)).loss_scale == 64.0
+    assert opt.SGD(SCHEDULE, loss_scale_factor=128).dynamic_loss_scale is None
+    assert opt.SGD(SCHEDULE, loss_scale_policy=opt.loss_scale.dynamic_loss_scale()).dynamic_loss_scale == DynamicScale(2.0**30, 2000, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -322,6 +321,10 @@ def test_loss_scales() -> None:
             "weight_decay_includes or weight_decay_excludes, not both",
         ),
         (lambda: opt.LARS(SCHEDULE, weight_decay_excludes=["(a"]), "weight_decay_excludes: '(a' is no regular expression"),
+        (lambda: opt.SGD(SCHEDULE, loss_scale_policy=128.0), "loss_scale_policy is 128.0; pass loss_scale.static_loss_scale(factor) or"),
+        (lambda: opt.loss_scale.dynamic_loss_scale(0.5), "initial_loss_scale must be a number from 1 to 3.4e+38; got 0.5"),
+        (lambda: opt.loss_scale.dynamic_loss_scale(increment_period=0), "increment_period must be a positive number of steps; got 0"),
+        (lambda: opt.loss_scale.dynamic_loss_scale(multiplier=1), "multiplier must be a number larger than 1; got 1"),
         (lambda: opt.grad_clipping.by_global_norm(0.0), "clip_norm must be a positive number; got 0.0"),
     ],
 )

@@ -1,0 +1,125 @@
+"""A loss scale that follows what the gradients can bear, and the steps that are skipped for its sake.
+
+`Scaling` is used while gradients are made: the loss starts with the scale of the moment, gradients are divided by it, and how many
+of their numbers are not finite is counted, over all variables on all ranks: a sum like any other, so every rank has the same count.
+
+`guard` is a pass on the finished graph: every write of a variable heeds that count (`Unless`), so that a step with an infinity leaves
+everything as it was, the train step and the statistics of batch normalisation included, except the scale, which shrinks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+
+from jobflow.compiler.trace import Tracer
+from jobflow.graph.ir import Graph, Node, Value
+from jobflow.graph.rewrite import copy_node, needed_nodes, with_values
+from jobflow.graph.training import DynamicScale
+from jobflow.layout import B
+from jobflow.ops import elementwise as ew
+from jobflow.ops.base import apply
+from jobflow.ops.layout_ops import ToLocal
+from jobflow.ops.loss_scale import LossScaleUpdate, Unless, count_not_finite
+from jobflow.ops.shape import reshape
+from jobflow.ops.update import Assign, Updated
+from jobflow.types import Tensor, TensorType, float32, int64
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The dynamic loss scale of a job: its variables, and how they change."""
+
+    dynamic: DynamicScale
+    scale: Value
+    good: Value
+
+    @classmethod
+    def of(cls, tracer: Tracer, dynamic: DynamicScale | None) -> Scaling | None:
+        """Declares the variables; None where the scale is fixed."""
+        if dynamic is None:
+            return None
+        name = f"System-Train-DynamicLossScale-{tracer.name}"
+        scale = tracer.slot(f"{name}-LossScale", TensorType((1,), float32), dynamic.initial, None)
+        return cls(dynamic, scale, tracer.slot(f"{name}-GoodStepCounter", TensorType((1,), int64), 0, None))
+
+    def scaled(self, seed: Tensor) -> Tensor:
+        """The gradient that a loss starts with, times the scale."""
+        return ew.multiply(seed, ew.cast(reshape(self.scale, ()), seed.type.dtype))
+
+    def unscaled(self, gradient: Tensor) -> Tensor:
+        return ew.multiply(gradient, ew.cast(reshape(ew.reciprocal(self.scale), ()), gradient.type.dtype))
+
+    def judge(self, gradients: Sequence[Tensor]) -> dict[str, Value]:
+        """What the variables become, for these gradients of all variables; each read in the layout of its variable."""
+        bad = reduce(ew.add, map(count_not_finite, gradients))
+        scale, good = apply(LossScaleUpdate(self.dynamic.period, self.dynamic.multiplier), self.scale, self.good, bad)
+        return {self.scale.name: scale, self.good.name: good}
+
+
+def guard(graph: Graph) -> Graph:
+    """Have every write but that of the loss scale depend on the count that this reads; a graph without one stays as it is."""
+    judge = next((node for node in graph.nodes if isinstance(node.op, LossScaleUpdate)), None)
+    return graph if judge is None else _Guarding(graph, judge).run()
+
+
+class _Guarding:
+    def __init__(self, graph: Graph, judge: Node) -> None:
+        self.graph = graph
+        self.judge = judge
+        self.bad = judge.inputs[2]
+        self.before = needed_nodes(judge.inputs)
+        self.early: list[Node] = []
+        self.late: list[Node] = []
+        self.now: dict[Value, Value] = {}
+        self.local: dict[object, Value] = {}
+
+    def run(self) -> Graph:
+        behind: set[Node] = set()
+        for node in self.graph.nodes:
+            guarded = isinstance(node.op, Updated) and node is not self.judge and node not in self.before
+            if guarded or any(value.node in behind for value in node.inputs):
+                behind.add(node)
+            if node not in behind:
+                self._keep(node, copy_node(node, tuple(self.now[value] for value in node.inputs)), self.early)
+        for node in self.graph.nodes:
+            if node in behind:
+                self._keep(node, self._guarded(node), self.late)
+        self.nodes = [*self.early, *self.late]
+        updates = {name: self._written(name, value) for name, value in self.graph.updates.items()}
+        return replace(with_values(self.graph, self.nodes, self.now), nodes=tuple(self.nodes), updates=updates)
+
+    def _keep(self, node: Node, fresh: Node, nodes: list[Node]) -> None:
+        nodes.append(fresh)
+        self.now.update(zip(node.outputs, fresh.outputs, strict=True))
+
+    def _guarded(self, node: Node) -> Node:
+        fresh = copy_node(node, tuple(self.now[value] for value in node.inputs))
+        if isinstance(node.op, Updated):
+            fresh.op, fresh.inputs = Unless(node.op), (*fresh.inputs, self._count(fresh))
+            fresh.origin = replace(node.origin, phase="update")
+        return fresh
+
+    def _count(self, node: Node) -> Value:
+        """The count, as a node of either view reads it."""
+        bad = self.now[self.bad]
+        if not node.outputs[0].local:
+            return bad
+        if node.placement not in self.local:
+            crossing = Node(ToLocal((B,)), (bad,), (), f"{bad.name}:local", node.placement, replace(node.origin, phase="update"))
+            crossing.outputs = (Value(bad.type, crossing, 0, crossing.name, local=True),)
+            self.late.append(crossing)
+            self.local[node.placement] = crossing.outputs[0]
+        return self.local[node.placement]
+
+    def _written(self, name: str, value: Value) -> Value:
+        """What a variable becomes; a value that no update has made is assigned by one, which may be skipped."""
+        now, read = self.now[value], self.now[self.graph.reads[name]]
+        if value.node is self.judge or isinstance(now.node.op, Unless):
+            return now
+        origin = replace(value.node.origin, phase="update")
+        assign = Node(Unless(Assign()), (read, now, self.now[self.bad]), (), f"{name}:assign", read.node.placement, origin)
+        assign.outputs = (Value(read.type, assign, 0, assign.name),)
+        self.nodes.append(assign)
+        return assign.outputs[0]

@@ -1,0 +1,104 @@
+"""Traced program -> the same with products and convolutions in half precision.
+
+Policy.  Every op says what half precision is to it (`Op.precision`):
+
+* ``half``     products and convolutions: always computed in it;
+* ``follows``  sums, activations, normalisations of rows, softmax ...: in it where they lie between two that are;
+* ``any``      what only moves, picks or compares numbers: as its inputs are;
+* ``single``   all else, first of all reductions and losses: in float32.
+
+Only float32 is touched.  Variables, arguments, results, losses and what is watched stay float32; a variable is cast where it is
+used, once for all that use it in one place, and the gradient of a cast is a cast, so gradients come back in float32.  This happens
+before gradients are made: the backward pass of an op runs in the precision of the op.
+
+Example: matmul, bias_add, relu, matmul, bias_add, mean, with 16 for half precision: 16 16 16 16 32 32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from jobflow import scope
+from jobflow.compiler.trace import Tracer
+from jobflow.graph.ir import Node, Value
+from jobflow.ops.elementwise import cast
+from jobflow.types import DType, float32
+
+
+def lower_precision(tracer: Tracer, outputs: Sequence[Value], half: DType | None) -> Sequence[Value]:
+    """Rewrite the program that `tracer` holds; its outputs as they are then.  None changes nothing."""
+    if half is None:
+        return outputs
+    shown = {*outputs, *tracer.losses, *(watch.value for watch in tracer.watches), *tracer.updates.values()}
+    shown.update(tracer.training.losses if tracer.training is not None else ())
+    with_gradient = {watch.value for watch in tracer.watches if watch.gradient}
+    return tracer.rewritten(outputs, _Lowering(tracer, half, _in_half(tracer.nodes), shown, with_gradient).stand_in)
+
+
+def _in_half(nodes: Sequence[Node]) -> set[Node]:
+    """The nodes computed in half precision, besides those that take whatever comes."""
+    always = {node for node in nodes if node.op.precision == "half" and _only_single(node)}
+    willing = {node for node in nodes if node.op.precision in ("follows", "any") and _only_single(node)}
+    behind: set[Node] = set()
+    for node in nodes:
+        if node in willing and any(value.node in always or value.node in behind for value in node.inputs):
+            behind.add(node)
+    before: set[Node] = set()
+    for node in reversed(nodes):
+        if node in always or node in before:
+            before.update(value.node for value in node.inputs if value.node in willing)
+    return always | {node for node in behind & before if node.op.precision == "follows"}
+
+
+def _only_single(node: Node) -> bool:
+    """True if all floating point inputs are float32: other types were asked for."""
+    floats = [value.dtype for value in node.inputs if value.dtype.is_float]
+    return bool(floats) and all(dtype is float32 for dtype in floats)
+
+
+@dataclass
+class _Lowering:
+    tracer: Tracer
+    half: DType
+    chosen: set[Node]
+    #: values that others than nodes see: they stay float32
+    shown: set[Value]
+    with_gradient: set[Value]
+    #: (value, element type, where) -> the cast value
+    casts: dict[object, Value] = field(default_factory=dict)
+
+    def stand_in(self, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
+        """The node with its inputs in the element type it is computed in."""
+        wanted = self._wanted(node, inputs)
+        fitted = tuple(self._cast(now, wanted) if was.dtype is float32 else now for was, now in zip(node.inputs, inputs, strict=True))
+        outputs = self.tracer.again(node, fitted)
+        return tuple(self._as_seen(was, now) for was, now in zip(node.outputs, outputs, strict=True))
+
+    def _wanted(self, node: Node, inputs: tuple[Value, ...]) -> DType:
+        if node in self.chosen:
+            return self.half
+        mine = [now for was, now in zip(node.inputs, inputs, strict=True) if was.dtype is float32]
+        takes = node.op.precision == "any" and _only_single(node) and all(now.dtype is self.half for now in mine)
+        return self.half if takes else float32
+
+    def _cast(self, value: Value, dtype: DType) -> Value:
+        if value.dtype is dtype:
+            return value
+        here = scope.current()
+        key = (value, dtype, here.placement, here.stage, here.region, here.view)
+        if key not in self.casts:
+            made = cast(value, dtype)
+            assert isinstance(made, Value)
+            self.casts[key] = made
+        return self.casts[key]
+
+    def _as_seen(self, was: Value, now: Value) -> Value:
+        """What stands for an output: itself, or in float32 if others than nodes see it."""
+        if was not in self.shown or now.dtype is was.dtype:
+            return now
+        single = self._cast(now, was.dtype)
+        if was not in self.with_gradient:  # readers in half precision need not go through the cast and back
+            here = scope.current()
+            self.casts[single, self.half, here.placement, here.stage, here.region, here.view] = now
+        return single

@@ -1,0 +1,48 @@
+"""Arithmetic on float16 and bfloat16: numbers of two bytes only store; ops compute in float32, and what they give is rounded once.
+
+One place for all ops: whoever binds an op calls `bind` here.  A CPU has no fast arithmetic of such numbers, and NumPy's sums and
+products of them would round at every step.  So inputs are copied into float32, the op's own calls run on these copies, as fast as
+ever, and the outputs are copied back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jobflow.ops.base import Binder, Call, Op
+from jobflow.types import Array, dtype_of, float32
+
+
+def is_half(array: Array) -> bool:
+    """True for floating point numbers of two bytes."""
+    return array.dtype.itemsize == 2 and array.dtype.kind in "fV"
+
+
+def bind(op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    """The calls of `op.bind`, with every array of two-byte floats replaced by one of float32 while they run."""
+    if not any(map(is_half, (*inputs, *outputs))):
+        return op.bind(device, inputs, outputs)
+    wide = [_wide(device, a) for a in inputs]
+    # an update's new value is written over the old one, and its calls may count on that
+    given = [wide[op.alias[i]] if i in op.alias else _wide(device, a) for i, a in enumerate(outputs)]
+    before: list[Call] = [(device.xp.copyto, (w, a)) for w, a in zip(wide, inputs, strict=True) if w is not a]
+    after: list[Call] = [(_round, (a, w)) for w, a in zip(given, outputs, strict=True) if w is not a]
+    return [*before, *op.bind(device, wide, given), *after]
+
+
+def _wide(device: Binder, array: Array) -> Array:
+    return device.scratch(tuple(array.shape), float32) if is_half(array) else array
+
+
+def _round(target: Array, source: Array) -> None:
+    target[...] = source
+
+
+def run(op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    """`op.kernel` with NumPy, likewise."""
+    given = [np.empty(a.shape, dtype_of(a.dtype).arithmetic.numpy) for a in outputs]
+    op.kernel(np, *(np.asarray(a, dtype_of(a.dtype).arithmetic.numpy) for a in inputs), *given)
+    for target, source in zip(outputs, given, strict=True):
+        target[...] = source
