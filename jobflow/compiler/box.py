@@ -93,7 +93,7 @@ class _Boxing:
         self.nodes: list[Node] = []
         self.now: dict[Value, Value] = {}
         self.layouts: dict[Value, Layout | Local] = {}
-        self.rerouted: dict[tuple[Value, Layout], Value] = {}
+        self.rerouted: dict[tuple[Value, Layout, object], Value] = {}
 
     def run(self) -> Physical:
         graph = self.sharded.graph
@@ -136,7 +136,7 @@ class _Boxing:
             raise SbpError(f'{node.op.word()} at {node.where} (layer "{node.name}"): {value.name} {value.type} lies {here}: {error}') from None
 
     def _reroute(self, value: Value, hop: Hop, node: Node) -> Value:
-        key = (value, hop.target)
+        key = (value, hop.target, _repetition(node))
         if key not in self.rerouted:
             source = self.layouts[value]
             assert isinstance(source, Layout)
@@ -147,3 +147,9 @@ class _Boxing:
             self.layouts[output] = hop.target
             self.rerouted[key] = output
         return self.rerouted[key]
+
+
+def _repetition(node: Node) -> object:
+    """What tells nodes that make a value again from those that made it first: they do not keep what these were brought."""
+    region = node.origin.region
+    return None if region is None or region >= 0 else (region, node.origin.microbatch)

@@ -25,7 +25,7 @@ from jobflow.graph.ir import Node, Value
 from jobflow.graph.strategy import Program
 from jobflow.layout import Rule
 from jobflow.ops.base import ViewOp
-from jobflow.ops.source import ReadVariable, Source
+from jobflow.ops.source import ReadVariable
 from jobflow.strategies.base import Strategy
 from jobflow.strategies.hints import Hints
 
@@ -58,10 +58,9 @@ class pipeline(Strategy):
         count = self.stages or n
         if count % n:
             raise ConfigError(f"strategies.pipeline: {count} stages do not divide among {n} groups of ranks; make stages a multiple of {n}")
-        steps = [node for node in program.nodes if not isinstance(node.op, Source)]
+        steps = _model(program)
         begins = self._begins(program, steps, count)
-        stages = {node: _last(i, begins) for i, node in enumerate(steps)}
-        return Hints(stages={**stages, **_of_sources(program, stages)})
+        return Hints(stages=_with_the_rest(program, {node: _last(i, begins) for i, node in enumerate(steps)}))
 
     def _begins(self, program: Program, steps: Sequence[Node], count: int) -> Sequence[int]:
         """Where in program order each stage but the first begins."""
@@ -74,13 +73,22 @@ def _last(position: int, begins: Sequence[int]) -> int:
     return sum(begin <= position for begin in begins)
 
 
-def _of_sources(program: Program, stages: Mapping[Node, int]) -> dict[Node, int]:
-    """Variables, arguments and constants belong to the first stage that reads them."""
-    found: dict[Node, int] = {}
+def _model(program: Program) -> list[Node]:
+    """The nodes that depend on a variable, but for the variables themselves: what is to be cut."""
+    found: dict[Node, None] = {}
     for node in program.nodes:
+        if any(value.node in found or isinstance(value.node.op, ReadVariable) for value in node.inputs):
+            found[node] = None
+    return list(found)
+
+
+def _with_the_rest(program: Program, stages: dict[Node, int]) -> dict[Node, int]:
+    """Variables, arguments, and what is made of arguments alone, belong to the first stage that reads them."""
+    found = dict(stages)
+    for node in reversed(program.nodes):
         for value in node.inputs:
-            if isinstance(value.node.op, Source):
-                found[value.node] = min(found.get(value.node, stages[node]), stages[node])
+            if value.node not in stages and node in found:
+                found[value.node] = min(found.get(value.node, found[node]), found[node])
     return found
 
 

@@ -181,7 +181,9 @@ class _Pairs:
             if chosen is not None:
                 state.take(node, chosen)
                 waiting |= self.waiting(node, state)
-            elif not self.strategy.is_named and not self.ends(node, state):
+            elif self.ends(node, state):
+                state.sums.update(dict.fromkeys(value for value in node.outputs if value not in state.values))
+            elif not self.strategy.is_named:
                 return None
         return state
 
