@@ -132,7 +132,7 @@ def boxing_table(physical: Physical) -> str:
     total = 0.0
     for node in physical.graph.nodes:
         if isinstance(node.op, Reroute):
-            sent = sum(node.op.bytes_per_rank(value.type) for value in node.inputs)
+            sent = node.op.bytes_per_rank(*(value.type for value in node.inputs))
             total += sent
             rows.append((node.op.name, f"{sent:.0f}", node.name, node.op.source, node.op.target, _readers(node, readers), node.where))
     if len(rows) == 1:

@@ -97,7 +97,7 @@ def _box(node: Node, number: int, spot: Spot, physical: Physical) -> str:
 
 def _label(node: Node, physical: Physical) -> Iterator[str]:
     if isinstance(node.op, Reroute):
-        sent = sum(node.op.bytes_per_rank(value.type) for value in node.inputs)
+        sent = node.op.bytes_per_rank(*(value.type for value in node.inputs))
         yield f"{node.op.name}  {sent:,.0f} bytes/rank"
         yield node.name
         return

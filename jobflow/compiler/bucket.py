@@ -1,16 +1,19 @@
 """Physical graph -> the same with gradients synchronised in buckets.
 
-All all_reduces that only the update step waits for go behind the last gradient, and neighbours travel together as one flat
-array of at most `LIMIT` bytes: small messages cost their latency, not their bytes, and buckets of a few MB stay in cache while
-they are summed.  The order is that of the variables, so a bucket's gradients lie like the variables they update and one update
-op serves them all.  This happens before `lower`, on the global program, so all ranks agree.
+All all_reduces that only the update step waits for go behind the last gradient, and those among the same ranks travel together as
+one flat array of at most `LIMIT` bytes, however the tensors lie along the other mesh dimensions: small messages cost their
+latency, not their bytes, and buckets of a few MB stay in cache while they are summed.  The order is that of the variables, so a
+bucket's gradients lie like the variables they update and one update op serves them all.  This happens before `lower`, on the
+global program, so all ranks agree.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from jobflow.compiler.box import Reroute
+from jobflow.compiler.paths import changed
 from jobflow.graph.ir import Node, Physical, Value
 from jobflow.graph.rewrite import consumers, with_values
 from jobflow.layout import Layout, Local
@@ -26,13 +29,17 @@ def bucket(physical: Physical) -> Physical:
     rest = [node for node in physical.graph.nodes if node in late]
     groups: list[list[Node]] = []
     others: list[Node] = []
+    last: dict[tuple[Any, ...], list[Node]] = {}
     for node in rest:
         if not _is_gradient_sum(node, late):
             others.append(node)
-        elif groups and _fits(groups[-1], node):
-            groups[-1].append(node)
+            continue
+        key = _among(node)
+        if key in last and sum(map(_nbytes, [*last[key], node])) <= LIMIT:
+            last[key].append(node)
         else:
-            groups.append([node])
+            last[key] = [node]
+            groups.append(last[key])
     now: dict[Value, Value] = {value: value for value in physical.graph.values()}
     layouts = dict(physical.layouts)
     merged = [_merge(group, now, layouts) for group in groups]
@@ -64,9 +71,26 @@ def _is_gradient_sum(node: Node, late: set[Node]) -> bool:
     return _is_all_reduce(node) and not any(value.node in late for value in node.inputs)
 
 
-def _fits(group: list[Node], node: Node) -> bool:
-    same = group[0].op == node.op and group[0].inputs[0].dtype == node.inputs[0].dtype
-    return same and sum(n.inputs[0].type.nbytes for n in [*group, node]) <= LIMIT
+def _among(node: Node) -> tuple[Any, ...]:
+    """What is the same for tensors that can be reduced as one: the groups of ranks, the reduction, the element type."""
+    assert isinstance(node.op, Reroute)
+    dimensions = changed(node.op.source, node.op.target)
+    return node.op.source.placement, dimensions, node.op.source.sbp[dimensions[0]], node.inputs[0].dtype
+
+
+def _nbytes(node: Node) -> int:
+    """Bytes that the first rank holds of what is reduced."""
+    assert isinstance(node.op, Reroute)
+    source = node.op.source
+    return source.local_type(node.inputs[0].type, source.placement.ranks[0]).nbytes
+
+
+def _joined(group: list[Node]) -> Reroute:
+    """The reduction of all tensors of a group at once."""
+    ops = [node.op for node in group if isinstance(node.op, Reroute)]
+    if all(op == ops[0] for op in ops):
+        return ops[0]
+    return replace(ops[0], each=tuple((op.source, op.target) for op in ops))
 
 
 def _merge(group: list[Node], now: dict[Value, Value], layouts: dict[Value, Layout | Local]) -> Node:
@@ -75,7 +99,7 @@ def _merge(group: list[Node], now: dict[Value, Value], layouts: dict[Value, Layo
     first, last = group[0], group[-1]
     inputs = tuple(value for node in group for value in node.inputs)
     name = f"{first.inputs[0].name}..{last.inputs[0].name}"
-    fresh = Node(first.op, inputs, (), name, first.placement, replace(first.origin, phase="update"))
+    fresh = Node(_joined(group), inputs, (), name, first.placement, replace(first.origin, phase="update"))
     old = [node.outputs[0] for node in group]
     fresh.outputs = tuple(replace_value(value, fresh, i) for i, value in enumerate(old))
     for before, after in zip(old, fresh.outputs, strict=True):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
-from traced import distribute, first, trace, type_, variable
+from traced import Bound, arrays_like, distribute, evaluate, first, trace, type_, variable, world_of
 
 from jobflow.compiler import bucket as bucketing
 from jobflow.compiler.box import Reroute
 from jobflow.compiler.trace import Tracer
-from jobflow.graph.ir import Graph
-from jobflow.layout import S
+from jobflow.graph.ir import Graph, Variable
+from jobflow.layout import B, Placement, S
 from jobflow.ops.activation import relu
 from jobflow.ops.linalg import bias_add, matmul
 from jobflow.ops.reduce import reduce_sum
+from jobflow.ops.source import Constant
 from jobflow.types import float64
 
 
@@ -86,6 +88,45 @@ def test_every_input_comes_before_its_use() -> None:
     for node in distribute(trace(network, first(4), train=True)).graph.nodes:
         assert all(value in seen for value in node.inputs), node
         seen.update(node.outputs)
+
+
+GRID = Placement("cpu", (0, 1, 2, 3), (2, 2))
+STORED = {"w0": ((4, 5), S(1)), "b0": ((5,), S(0)), "w1": ((5, 3), S(0))}
+
+
+def two_layers(tracer: Tracer) -> Any:
+    """Data parallel along the first mesh dimension; along the second the variables are split as `STORED` says."""
+    w0, b0, w1 = (
+        tracer.variable(Variable(name, type_(*shape, dtype=float64), Constant(shape, float64, 0.0), tracer.placement, (B, sbp)))
+        for name, (shape, sbp) in STORED.items()
+    )
+    y = relu(bias_add(matmul(tracer.input("x", type_(7, 4, dtype=float64)), w0), b0))
+    return matmul(y, w1)
+
+
+def test_gradients_in_several_layouts_travel_together() -> None:
+    """Columns, pieces and rows: along the data dimension all are added up among the same ranks."""
+    assert reduced(trace(two_layers, GRID, train=True))[-1] == list(STORED)
+
+
+def test_what_travels_together_in_several_layouts_is_added_up() -> None:
+    graph = trace(two_layers, GRID, train=True)
+    x, *values = arrays_like(type_(7, 4, dtype=float64), *(type_(*shape, dtype=float64) for shape, _ in STORED.values()))
+    variables = dict(zip(STORED, values, strict=True))
+    with world_of(4) as world:
+        bound = Bound(world, distribute(graph))
+        bound.write(variables)
+        bound.run(x=x)
+        _, expected = evaluate(graph, {"x": x}, variables)
+        for name in STORED:
+            np.testing.assert_allclose(bound.read(name), expected[name], rtol=1e-12)
+
+
+def test_bytes_of_a_bucket_in_several_layouts() -> None:
+    """In 64-byte lines: of w0 3 or 2 columns, of b0 3 or 2 numbers, of w1 3 or 2 rows."""
+    (node,) = (node for node in distribute(trace(two_layers, GRID, train=True)).graph.nodes if len(node.inputs) == 3 and isinstance(node.op, Reroute))
+    sent = node.op.sent(*(value.type for value in node.inputs))
+    assert sent == {rank: 128 + 64 + 128 if rank % 2 == 0 else 64 + 64 + 64 for rank in range(4)}
 
 
 def test_one_rank_has_none() -> None:

@@ -11,8 +11,8 @@ from traced import distribute, first, on, plain, trace, type_, variable
 
 from jobflow import scope
 from jobflow.compiler.box import Reroute, box
-from jobflow.compiler.moves import Move, exchanges, moves
-from jobflow.compiler.paths import MEETING, cost, path
+from jobflow.compiler.moves import Move, moves
+from jobflow.compiler.paths import path
 from jobflow.compiler.shard import shard
 from jobflow.compiler.trace import Tracer
 from jobflow.errors import SbpError
@@ -20,7 +20,6 @@ from jobflow.graph.ir import Graph
 from jobflow.graph.text import physical_text
 from jobflow.layout import MAX, B, Box, Layout, P, Partial, Placement, S, Sbp
 from jobflow.ops.activation import relu, tanh
-from jobflow.ops.arithmetic import add
 from jobflow.ops.layout_ops import to_layout
 from jobflow.ops.linalg import matmul
 from jobflow.types import TensorType
