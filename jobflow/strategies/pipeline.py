@@ -4,8 +4,8 @@ Stages are cut in program order, so a value only goes from a stage to a later on
 
 * at names: stage i + 1 begins with the first node that is called, or reads a variable that is called, like the i-th pattern of `cuts`;
 * else as the program itself says, if it names stages (`experimental.scope.config(pipeline_stage_id_hint=)`);
-* else in balance: a node works the larger of its flops and BALANCE times the bytes it touches, and each cut is the one across which the
-  fewest bytes go, of those not further than SLACK of a stage's work from the even cut.
+* else in balance: a node works the larger of its flops and MEMORY times the bytes it touches, and each cut is where its distance from the
+  even one, in work, and WIRE times the bytes that go across are least together.
 
 A variable is stored by the stage that reads it first; stages that share it are sent it, and send back their part of its gradient.
 """
@@ -29,10 +29,9 @@ from jobflow.ops.source import ReadVariable
 from jobflow.strategies.base import Strategy
 from jobflow.strategies.hints import Hints
 
-#: Flops that a device does in the time in which it moves one byte.
-BALANCE = 10
-#: How far a cut may be from the even one, in works of a stage.
-SLACK = 0.25
+#: Flops that a device does in the time in which it reads or writes one byte, and in which it sends one.
+MEMORY = 10
+WIRE = 100
 
 
 @dataclass(frozen=True)
@@ -121,10 +120,9 @@ def balanced(steps: Sequence[Node], count: int) -> list[int]:
     share = before[-1] / count
     begins: list[int] = []
     for stage in range(1, count):
-        first, last = (begins[-1] if begins else 0) + 1, len(steps) - (count - stage)
-        near = [i for i in range(first, last + 1) if abs(before[i] - stage * share) <= SLACK * share]
-        nearest = min(range(first, last + 1), key=lambda i: abs(before[i] - stage * share))
-        begins.append(min(near or [nearest], key=lambda i: (across[i], abs(before[i] - stage * share))))
+        possible = range((begins[-1] if begins else 0) + 1, len(steps) - (count - stage) + 1)
+        cost = {i: abs(before[i] - stage * share) + WIRE * across[i] for i in possible}
+        begins.append(min(possible, key=cost.__getitem__))
     return begins
 
 
@@ -146,7 +144,7 @@ def work(node: Node) -> float:
     if isinstance(node.op, ViewOp):
         return 0.0
     touched = sum(value.type.nbytes for value in (*node.inputs, *node.outputs) if not isinstance(value.node.op, ReadVariable))
-    return max(flops(node), float(BALANCE * touched))
+    return max(flops(node), float(MEMORY * touched))
 
 
 def flops(node: Node) -> float:
