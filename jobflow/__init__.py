@@ -19,6 +19,7 @@ from jobflow import (
     data,
     deprecated,
     distribute,
+    experimental,
     initializers,
     layers,
     linalg,
@@ -125,6 +126,7 @@ from jobflow.math import (
 )
 from jobflow.nn.losses import smooth_l1_loss
 from jobflow.runtime.world.mpi import guard as _guard
+from jobflow.scope import checkpointed
 from jobflow.session import clear_default_session, config, env, sync_default_session
 from jobflow.spellings import (
     cast_to_current_logical_view,
@@ -182,6 +184,7 @@ __all__ = [
     "cast_to_static_shape",
     "char",
     "checkpoint",
+    "checkpointed",
     "clamp",
     "clear_default_session",
     "clip",
@@ -211,6 +214,7 @@ __all__ = [
     "enable_eager_execution",
     "env",
     "expand",
+    "experimental",
     "expand_dims",
     "fixed_placement",
     "flatten",

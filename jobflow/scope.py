@@ -1,21 +1,24 @@
 """The one context variable: where in the program we are, and who takes the ops that are called here.
 
-Programs enter scopes with `placement`, `consistent_view`, `mirrored_view` and `namespace`; jobflow itself with `using`.
+Programs enter scopes with `placement`, `consistent_view`, `mirrored_view`, `namespace` and `config`; jobflow itself with `using`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Protocol, Self
+from functools import wraps
+from typing import Any, ClassVar, Literal, ParamSpec, Protocol, Self, TypeVar
 
 from jobflow.errors import ConfigError, JobError, PlacementError, did_you_mean, user_line
 from jobflow.layout import Placement
 from jobflow.types import Tensor
 
 View = Literal["consistent", "mirrored"]
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 
 class Interpreter(Protocol):
@@ -202,6 +205,25 @@ class config(_Entered):
         if "checkpointing" in self.options:
             changes["region"] = _new_region() if self.options["checkpointing"] else None
         return changes
+
+
+def checkpointed(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """`function` with every call of it a region of its own: `config(checkpointing=True)` for a layer or a block of them.
+
+    @flow.checkpointed
+    def block(x): ...
+
+    for i in range(12):
+        with flow.scope.namespace(f"block{i}"):
+            x = block(x)                      # or: x = flow.checkpointed(block)(x)
+    """
+
+    @wraps(function)
+    def in_region(*arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
+        with config(checkpointing=True):
+            return function(*arguments, **named)
+
+    return in_region
 
 
 def _new_region() -> int:

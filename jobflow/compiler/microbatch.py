@@ -233,7 +233,8 @@ class _Unrolling:
             varies = self._begins(body, node) or any(value in body.varying or value in again for value in node.inputs)
             if varies:
                 body.varying.update(node.outputs)
-            if varies or node.origin.region is not None or any(value.node in body.copied for value in node.inputs):
+            repeated = node.origin.region is not None and not node.op.external
+            if varies or repeated or any(value.node in body.copied for value in node.inputs):
                 body.copied.add(node)
                 body.names.add(node.name)
 

@@ -1,0 +1,5 @@
+"""`experimental.scope.config`: stages of a pipeline, and regions that are made again for the backward pass."""
+
+from jobflow.scope import config
+
+__all__ = ["config"]
