@@ -2,8 +2,8 @@
 
 `use_triangles`: what is known to be zero above a diagonal (`Op.keeps_lower`) is told to the ops that read it.
 
-`absorb_makers`: an update that can make its own gradient (`Op.absorb`) does, if nobody else reads that: a product is subtracted
-from the variable while it is computed, and its result is never stored.
+`absorb_makers`: an op that can make its own input (`Op.absorb`) does, if nobody else reads that.  An update along a product subtracts
+that from the variable while it is computed; what is added to a product is laid down first, and the product adds itself to it.
 
 `join_updates`: elementwise updates of variables that lie end to end become one update of the whole run.  State keeps the
 variables of one group end to end, buckets keep their gradients in the same places, and where there is no bucket (one rank) the
@@ -49,26 +49,39 @@ def use_triangles(program: Program) -> Program:
 
 
 def absorb_makers(program: Program) -> Program:
-    """Let updates make the gradients that only they read, from values that no update overwrites."""
+    """Let ops make the inputs that only they read; updates, and what runs among them, only from values that no update overwrites."""
     stored = views_of(program.steps, set(program.reads.values()))
     over = written_over(program.steps)
-    makers = {step.outputs[0]: step for step in program.steps if len(step.outputs) == 1}
     readers = Counter(item for step in program.steps for item in step.inputs)
     readers.update(item for _, item in program.fetches)
-    steps = list(program.steps)
+    steps: list[Step] = []
+    makers: dict[Item, Step] = {}
+    late: set[Item] = set()
     for step in program.steps:
-        if not isinstance(step.action, Op) or not step.action.alias:
-            continue
+        among_updates = (isinstance(step.action, Op) and bool(step.action.alias)) or not late.isdisjoint(step.inputs)
+        if among_updates:
+            late.update(step.outputs)
         for index, item in enumerate(step.inputs):
             maker = makers.get(item)
-            if maker is None or readers[item] != 1 or not isinstance(maker.action, Op) or any(i in stored or i in over for i in maker.inputs):
+            if maker is None or readers[item] != 1 or (among_updates and any(i in stored or i in over for i in maker.inputs)):
                 continue
-            both = step.action.absorb(index, maker.action, *(i.type for i in step.inputs))
+            both = _absorbed(step, index, maker)
             if both is not None:
-                steps[steps.index(step)] = replace(step, action=both, inputs=(*step.inputs[:index], *maker.inputs, *step.inputs[index + 1 :]))
                 steps.remove(maker)
+                step = both
                 break
+        steps.append(step)
+        if len(step.outputs) == 1:
+            makers[step.outputs[0]] = step
     return replace(program, steps=tuple(steps))
+
+
+def _absorbed(step: Step, index: int, maker: Step) -> Step | None:
+    """The step that also does what the maker of its input `index` does."""
+    if not isinstance(step.action, Op) or not isinstance(maker.action, Op):
+        return None
+    both = step.action.absorb(index, maker.action, *(item.type for item in step.inputs))
+    return None if both is None else replace(step, action=both, inputs=(*step.inputs[:index], *maker.inputs, *step.inputs[index + 1 :]))
 
 
 def join_updates(program: Program) -> Program:

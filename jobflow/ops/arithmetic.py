@@ -16,6 +16,7 @@ from jobflow.ops.base import OVER_EITHER, Binder, Call, Grads, Op, Sample, broad
 from jobflow.ops.broadcast import sum_to
 from jobflow.ops.compare import greater, less
 from jobflow.ops.pointwise import ANY, FLOATS, Binary, call, check_dtypes, numbers
+from jobflow.ops.product_sum import sum_with_maker
 from jobflow.ops.scalar import cast, fill_like, negate, scale
 from jobflow.types import Array, Tensor, TensorType, Xp, bool_
 
@@ -31,6 +32,9 @@ class Add(Binary):
 
     def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
         return sum_to(dz, x.type.shape), sum_to(dz, y.type.shape)
+
+    def absorb(self, index: int, maker: Op, *types: TensorType) -> Op | None:
+        return sum_with_maker(index, maker, *types)
 
 
 @dataclass(frozen=True)

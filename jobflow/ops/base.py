@@ -145,10 +145,14 @@ class Op:
         raise JobError(f"{self.word()} cannot run once per microbatch; leave train.num_gradient_accumulation_steps at 1")
 
     def absorb(self, index: int, maker: Op, *types: TensorType) -> Op | None:
-        """For updates: the op that takes the inputs of `maker` in place of input `index`, which that makes, and does both in one pass.
+        """The op that takes the inputs of `maker` in place of input `index`, which that makes, and does both in one pass.
 
         `types` are those of this op's inputs.  None where there is no such op, or nothing gained.
         """
+        return None
+
+    def plus(self, before: int) -> Op | None:
+        """The op that adds further inputs to what this op makes, `before` of them before its own and the rest after; None if there is none."""
         return None
 
     def keeps_lower(self, *lower: bool) -> bool:

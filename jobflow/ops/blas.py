@@ -11,6 +11,7 @@ import glob
 import os
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ import numpy as np
 from jobflow.ops.base import Call
 from jobflow.types import Array
 
-ROW_MAJOR, AS_IT_IS, TRANSPOSED = 101, 111, 112
+ROW_MAJOR, COLUMN_MAJOR, AS_IT_IS, TRANSPOSED = 101, 102, 111, 112
+#: what a matrix by rows is to one who reads by columns
+OTHER = {AS_IT_IS: TRANSPOSED, TRANSPOSED: AS_IT_IS}
 #: the element types of these functions, by NumPy's letters
 REALS = {"f": ctypes.c_float, "d": ctypes.c_double}
 #: how builds of OpenBLAS name their functions (before, after), and what integers they take
@@ -32,13 +35,18 @@ def openblas_files() -> list[str]:
     return [path for place in places for path in sorted(glob.glob(os.path.join(place, "*openblas*")))]
 
 
-def adding_product(a: Array, b: Array, y: Array, rate: Array) -> Call | None:
-    """The call for y -= rate a b on NumPy matrices, with `rate` of one element read when it runs; None where BLAS cannot do it."""
-    forms = [_form(x) for x in (a, b)]
+def adding_product(a: Array, b: Array, y: Array) -> Callable[[float], None] | None:
+    """What does y += alpha a b on NumPy matrices when it is called with alpha; None where BLAS cannot do it."""
     gemm = _gemm(y.dtype.char) if {a.dtype, b.dtype, y.dtype} == {y.dtype} and y.size and a.size else None
-    if gemm is None or None in forms or not y.flags.c_contiguous:
+    if gemm is None or any(_form(x) is None for x in (a, b, y)):
         return None
-    return _subtract, (gemm(a, b, y), rate.reshape(()))
+    return gemm(a, b, y)
+
+
+def subtracting_product(a: Array, b: Array, y: Array, rate: Array) -> Call | None:
+    """The call for y -= rate a b on NumPy matrices, with `rate` of one element read when it runs; None where BLAS cannot do it."""
+    add = adding_product(a, b, y)
+    return None if add is None else (_subtract, (add, rate.reshape(())))
 
 
 def weighted_sum(alpha: Array, x: Array, beta: Array, y: Array) -> Call | None:
@@ -82,12 +90,13 @@ def _gemm(kind: str) -> Callable[[Array, Array, Array], Callable[[float], None]]
     real = REALS[kind]
 
     def prepare(a: Array, b: Array, y: Array) -> Callable[[float], None]:
-        alpha, forms = real(0.0), [_form(x) for x in (a, b)]
-        (turn_a, line_a), (turn_b, line_b) = (form or (AS_IT_IS, 0) for form in forms)
+        alpha, forms = real(0.0), [_form(x) for x in (a, b, y)]
+        (turn_a, line_a), (turn_b, line_b), (turn_y, line_y) = (form or (AS_IT_IS, 0) for form in forms)
+        major = ROW_MAJOR if turn_y == AS_IT_IS else COLUMN_MAJOR
         sizes = [integer(n) for n in (*y.shape, a.shape[1])]
         data = [ctypes.c_void_p(x.ctypes.data) for x in (a, b, y)]
-        ways = [ctypes.c_int(word) for word in (ROW_MAJOR, turn_a, turn_b)]
-        arguments = (*ways, *sizes, alpha, data[0], integer(line_a), data[1], integer(line_b), real(1.0), data[2], integer(y.shape[1]))
+        ways = [ctypes.c_int(word) for word in (major, *(turn if major == ROW_MAJOR else OTHER[turn] for turn in (turn_a, turn_b)))]
+        arguments = (*ways, *sizes, alpha, data[0], integer(line_a), data[1], integer(line_b), real(1.0), data[2], integer(line_y))
         kept_alive = (a, b, y)
 
         def run(factor: float) -> None:
@@ -136,12 +145,11 @@ def _function(name: str, kind: str) -> tuple[Any, Any] | None:
 
 
 def _is_right(prepare: Callable[[Array, Array, Array], Callable[[float], None]], kind: str) -> bool:
-    """True if a product of small whole numbers, exact in any order of summation, comes out right for both forms of both operands."""
-    a, b = (np.arange(n).reshape(shape).astype(kind) - 4 for n, shape in ((6, (2, 3)), (12, (3, 4))))
-    for x in (a, np.asfortranarray(a)):
-        for z in (b, np.asfortranarray(b)):
-            y = np.ones((2, 4), kind)
-            prepare(x, z, y)(-2.0)
-            if not np.array_equal(y, 1 - 2 * (a @ b)):
-                return False
+    """True if a product of small whole numbers, exact in any order of summation, comes out right for both forms of all three matrices."""
+    a, b, y = (np.arange(m * n).reshape(m, n).astype(kind) - 4 for m, n in ((2, 3), (3, 4), (2, 4)))
+    for by_columns in product((False, True), repeat=3):
+        first, second, total = (m.T.copy().T if turn else m.copy() for turn, m in zip(by_columns, (a, b, y), strict=True))
+        prepare(first, second, total)(-2.0)
+        if not np.array_equal(total, y - 2 * (a @ b)):
+            return False
     return True

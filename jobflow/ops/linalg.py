@@ -12,6 +12,7 @@ from jobflow.errors import ShapeError
 from jobflow.layout import B, Box, Rule, S, Signature
 from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, normal_axis, sample
 from jobflow.ops.broadcast import sum_calls
+from jobflow.ops.product_sum import ProductSum, sum_with_maker
 from jobflow.ops.products import product_calls, product_shape, same_dtype, turned
 from jobflow.ops.triangular import LowerMatMul
 from jobflow.types import Array, Tensor, TensorType, Xp
@@ -62,6 +63,9 @@ class MatMul(Product):
         a, b = types
         rows, columns = product_shape(a, b, self.transpose_a, self.transpose_b)
         return rows < min(FEW_ROWS, columns)
+
+    def plus(self, before: int) -> Op:
+        return ProductSum(self.transpose_a, self.transpose_b, before)
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         return a.with_shape(product_shape(a, b, self.transpose_a, self.transpose_b))
@@ -233,6 +237,9 @@ class BiasAdd(Op):
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         value, bias = inputs
         return [(device.xp.add, (value, along(bias, self.axis, value.ndim), outputs[0]))]
+
+    def absorb(self, index: int, maker: Op, *types: TensorType) -> Op | None:
+        return sum_with_maker(index, maker, *types) if index == 0 and self.axis == 1 else None
 
     def grad(self, value: Tensor, bias: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return dy, axis_sum(dy, self.axis)

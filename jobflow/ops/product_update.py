@@ -46,7 +46,7 @@ class SgdProduct(Op):
         if device.xp is not np:
             return super().bind(device, inputs, outputs)
         a, b = turned(a, self.transpose_a), turned(b, self.transpose_b)
-        call = blas.adding_product(a, b, w, lr)
+        call = blas.subtracting_product(a, b, w, lr)
         if call is not None:
             return [call]
         g = device.scratch(w.shape, dtype_of(w.dtype))

@@ -1,4 +1,4 @@
-"""Updates that make their own gradient, and products that know where zeros are."""
+"""Updates and sums that make their own inputs, and products that know where zeros are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from test_memory import attentive, computed, plan_of
 from traced import Bound, Sgd, distribute, evaluate, first, trace, variable, world_of
 
 from jobflow.compiler.trace import Tracer
-from jobflow.ops.linalg import matmul
+from jobflow.ops.arithmetic import add, multiply
+from jobflow.ops.linalg import bias_add, matmul
 from jobflow.types import TensorType, float64
 
 Array = Any
@@ -61,3 +62,30 @@ def test_products_with_causal_weights_skip_their_zeros() -> None:
     words = computed(plan_of(trace(attentive, train=True)))
     assert words.count("lowermatmul") == 4
     assert words.count("batchmatmul") == 2
+
+
+def residual(tracer: Tracer) -> Any:
+    """x + (x w + b), and x w again, read twice."""
+    x, w = tracer.input("x", TensorType((WIDE, WIDE), float64)), variable(tracer, "w", WIDE, WIDE, dtype=float64)
+    return add(x, bias_add(matmul(x, w), variable(tracer, "b", WIDE, dtype=float64)))
+
+
+def test_what_is_added_to_a_product_is_laid_down_first() -> None:
+    graph = trace(residual)
+    assert computed(plan_of(graph)) == ["productsum"]
+    x, w, b = (np.random.default_rng(i).normal(size=(WIDE, WIDE)) for i in range(3))
+    values = {"w": w, "b": b[0]}
+    (expected,), _ = evaluate(graph, {"x": x}, values)
+    with world_of(1) as world:
+        bound = Bound(world, distribute(graph))
+        bound.write(values)
+        np.testing.assert_allclose(bound.run(x=x)[0], expected, rtol=0, atol=1e-10)
+
+
+def twice(tracer: Tracer) -> Any:
+    y = matmul(tracer.input("x", TensorType((WIDE, WIDE), float64)), variable(tracer, "w", WIDE, WIDE, dtype=float64))
+    return multiply(y, add(y, y))
+
+
+def test_a_product_that_others_read_is_made_by_itself() -> None:
+    assert "productsum" not in computed(plan_of(trace(twice)))

@@ -1,4 +1,4 @@
-"""Products that subtract themselves from a matrix."""
+"""Products that subtract themselves from a matrix, or add themselves to one; weighted sums."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from jobflow.ops import blas
-from jobflow.ops.linalg import BatchMatMul, MatMul
+from jobflow.ops.arithmetic import Add
+from jobflow.ops.linalg import BatchMatMul, BiasAdd, MatMul
+from jobflow.ops.product_sum import ProductSum
 from jobflow.ops.product_update import SgdProduct
 from jobflow.ops.update import SgdUpdate
-from jobflow.types import TensorType, float32
+from jobflow.types import TensorType, float32, int32
 
 Array = Any
 
@@ -24,7 +26,7 @@ def whole(*shape: int) -> Array:
 
 def subtracted(a: Array, b: Array, rate: float) -> Array | None:
     y, lr = whole(a.shape[0], b.shape[1]), np.array([rate], np.float32)
-    call = blas.adding_product(a, b, y, lr)
+    call = blas.subtracting_product(a, b, y, lr)
     if call is None:
         return None
     function, arguments = call
@@ -50,7 +52,7 @@ def test_operands_by_rows_and_by_columns(first: Any, second: Any) -> None:
 
 def test_the_rate_is_read_when_it_runs() -> None:
     a, b, y, rate = whole(2, 3), whole(3, 2), np.zeros((2, 2), np.float32), np.array([1.0], np.float32)
-    call = blas.adding_product(a, b, y, rate)
+    call = blas.subtracting_product(a, b, y, rate)
     if call is None:
         pytest.skip("no library")
     rate[0] = 4.0
@@ -60,8 +62,8 @@ def test_the_rate_is_read_when_it_runs() -> None:
 
 def test_what_blas_cannot_read_is_left_to_numpy() -> None:
     assert subtracted(laws.strided(whole(4, 3)), whole(3, 5), 1.0) is None
-    assert blas.adding_product(whole(2, 3), whole(3, 2).astype(np.float64), whole(2, 2), np.ones(1)) is None
-    assert blas.adding_product(whole(2, 3), whole(3, 2), np.asfortranarray(whole(2, 2)), np.ones(1, np.float32)) is None
+    assert blas.adding_product(whole(2, 3), whole(3, 2).astype(np.float64), whole(2, 2)) is None
+    assert blas.adding_product(whole(2, 3), whole(3, 2), laws.strided(whole(2, 2))) is None
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["with the library", "without"])
@@ -103,3 +105,27 @@ def test_weighted_sums_of_what_blas_does_not_take() -> None:
         assert blas.weighted_sum(one, a, one, y) is None
     half = np.ones(3, np.float16)
     assert blas.weighted_sum(half[:1], half, half[:1], half) is None
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["with the library", "without"])
+@pytest.mark.parametrize("order", [laws.plain, laws.innermost, laws.strided], ids=["rows", "columns", "gaps"])
+def test_products_add_themselves_to_what_is_laid_down(there: bool, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not there:
+        monkeypatch.setattr(blas, "_gemm", lambda kind: None)
+    a, b, bias, rest, y = whole(6, 5), whole(5, 4), whole(4), whole(6, 4), order(np.full((6, 4), np.nan, np.float32))
+    for function, arguments in ProductSum(at=1).bind(laws.Bench(), [rest, a, b, bias], [y]):
+        function(*arguments)
+    assert np.array_equal(y, rest + a @ b + bias)
+
+
+def test_large_sums_are_made_by_their_products() -> None:
+    y, row, column = TensorType((512, 256), float32), TensorType((256,), float32), TensorType((512,), float32)
+    assert BiasAdd(1).absorb(0, MatMul(False, True), y, row) == ProductSum(False, True, 0)
+    assert Add().absorb(1, ProductSum(False, True, 0), y, y) == ProductSum(False, True, 1)
+    assert Add().absorb(0, MatMul(), y, row) == ProductSum()
+    assert BiasAdd(0).absorb(0, MatMul(), y, column) is None
+    assert BiasAdd(1).absorb(1, MatMul(), y, row) is None
+    assert Add().absorb(0, BatchMatMul(), y, y) is None
+    assert Add().absorb(1, MatMul(), TensorType((3, 512, 256), float32), y) is None
+    for small in (TensorType((255, 4096), float32), TensorType((256, 255), float32), TensorType((512, 256), int32)):
+        assert Add().absorb(0, MatMul(), small, small) is None
