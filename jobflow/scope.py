@@ -30,7 +30,7 @@ class Interpreter(Protocol):
 class Placer(Protocol):
     """Who knows which devices there are."""
 
-    def place(self, tag: str, devices: Sequence[str], hierarchy: tuple[int, ...] | None) -> Placement: ...
+    def place(self, tag: str, devices: Sequence[Any], hierarchy: tuple[int, ...] | None) -> Placement: ...
     def devices_per_machine(self) -> int: ...
 
 
@@ -104,13 +104,14 @@ class _Entered:
 class placement(_Entered):
     """Run what is called inside on these devices.
 
-    `device_tag` is "cpu", "gpu" or "cuda"; `machine_device_ids` is "machine:devices" ("0:0", "0:0-3") or a list of such texts;
-    `hierarchy` arranges the devices in a mesh of several dimensions.  Outside jobs it is only a value, for
+    `device_tag` is "cpu", "gpu" or "cuda"; `machine_device_ids` is "machine:devices" ("0:0", "0:0-3"), a list of such texts or of
+    numbers of ranks, or a list of rows ([[0, 1], [2, 3]]); `hierarchy`, like rows, arranges the devices in a mesh of several
+    dimensions, each tensor having one S/B/P for each.  Outside jobs it is only a value, for
     `function_config.default_placement_scope`.
     Raises: PlacementError for a text it cannot read, and, when a job uses it, for a device that does not exist.
     """
 
-    def __init__(self, device_tag: str, machine_device_ids: str | Sequence[str], hierarchy: Sequence[int] | None = None) -> None:
+    def __init__(self, device_tag: str, machine_device_ids: str | Sequence[Any], hierarchy: Sequence[int] | None = None) -> None:
         super().__init__()
         if device_tag not in ("cpu", "gpu", "cuda"):
             raise PlacementError(f'placement at {user_line()}: unknown device tag {device_tag!r}; use "cpu" or "gpu"')

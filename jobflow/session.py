@@ -7,6 +7,7 @@ their declaration, so that their variables exist and have their first values, an
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -91,31 +92,59 @@ class Session:
         """All devices."""
         return Placement(self.device_tag, tuple(range(self.device_count())))
 
-    def place(self, tag: str, devices: Sequence[str], hierarchy: tuple[int, ...] | None) -> Placement:
-        """The ranks that texts like "0:0-3" mean.  GPU ids must exist; CPU ids fold onto the ranks there are."""
-        here = f"placement({tag!r}, {list(devices)}) at {user_line()}"
-        ranks = [rank for text in devices for rank in self._ranks(tag, text, here)]
-        if len(set(ranks)) != len(ranks):
-            raise PlacementError(f"{here} names a device twice")
-        return Placement("gpu" if tag == "cuda" else tag, tuple(ranks), hierarchy or ())
+    def place(self, tag: str, devices: Sequence[Any], hierarchy: tuple[int, ...] | None) -> Placement:
+        """The ranks that texts like "0:0-3" mean, or numbers of ranks; GPU ids must exist, CPU ids fold onto the ranks there are.
 
-    def _ranks(self, tag: str, text: str, here: str) -> list[int]:
-        match = re.fullmatch(r"@?(\d+):(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)", text)
+        Lists of lists are rows of a mesh, as `hierarchy` is; a mesh that folds keeps its inner dimensions where it can.
+        """
+        here = f"placement({tag!r}, {list(devices)}{'' if hierarchy is None else f', {hierarchy}'}) at {user_line()}"
+        asked, mesh = self._grid(devices, here)
+        if len(set(asked)) != len(asked):
+            raise PlacementError(f"{here} names a device twice")
+        mesh = hierarchy or mesh
+        if math.prod(mesh) != len(asked):
+            raise PlacementError(f"{here}: {len(asked)} devices do not fill a hierarchy {mesh}, which has {math.prod(mesh)}")
+        ranks = self._existing(tag, asked, here)
+        return Placement("gpu" if tag == "cuda" else tag, ranks, mesh if len(ranks) == len(asked) else folded(mesh, len(ranks)))
+
+    def _grid(self, devices: Sequence[Any], here: str) -> tuple[list[int], tuple[int, ...]]:
+        """The devices that are meant, one after another, and the mesh that nested lists make of them."""
+        rows = [entry for entry in devices if isinstance(entry, list | tuple)]
+        if not rows:
+            found = [rank for entry in devices for rank in self._ranks(entry, here)]
+            return found, (len(found),)
+        if len(rows) < len(devices):
+            raise PlacementError(f"{here}: lists and devices stand side by side; write a mesh as lists of equal length")
+        grids = [self._grid(row, here) for row in rows]
+        if len({mesh for _, mesh in grids}) > 1:
+            raise PlacementError(
+                f"{here}: the rows of a mesh are of equal length; these have {', '.join(str(len(ranks)) for ranks, _ in grids)} devices"
+            )
+        return [rank for ranks, _ in grids for rank in ranks], (len(grids), *grids[0][1])
+
+    def _ranks(self, entry: Any, here: str) -> list[int]:
+        if type(entry) is int and entry >= 0:
+            return [entry]
+        match = re.fullmatch(r"@?(\d+):(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)", entry) if isinstance(entry, str) else None
         if match is None:
-            raise PlacementError(f'{here}: cannot read "{text}"; write "machine:device" or "machine:first-last", for example "0:0-3"')
-        size = self.device_count()
-        each = self.devices_per_machine()
+            shown = f'"{entry}"' if isinstance(entry, str) else repr(entry)
+            raise PlacementError(f'{here}: cannot read {shown}; write "machine:device" or "machine:first-last", for example "0:0-3"')
         found: list[int] = []
         for part in match[2].split(","):
             first, _, last = part.partition("-")
-            found.extend(int(match[1]) * each + device for device in range(int(first), int(last or first) + 1))
-        beyond = [rank for rank in found if rank >= size]
+            found.extend(int(match[1]) * self.devices_per_machine() + device for device in range(int(first), int(last or first) + 1))
+        return found
+
+    def _existing(self, tag: str, asked: Sequence[int], here: str) -> tuple[int, ...]:
+        """The ranks of the world that devices stand for."""
+        size = self.device_count()
+        beyond = [rank for rank in asked if rank >= size]
         if not beyond:
-            return found
+            return tuple(asked)
         if tag != "cpu":
             raise PlacementError(f"{here}: device {beyond[0]} does not exist; {_how_many(size)}")
         notice(f"cpu devices beyond the {size} there are fold onto them (first in {here})")
-        return list(dict.fromkeys(rank % size for rank in found))
+        return tuple(dict.fromkeys(rank % size for rank in asked))
 
     # ---------------------------------------------------------------- jobs
 
@@ -258,6 +287,18 @@ def digest(*parts: str | memoryview) -> str:
     for part in parts:
         sha.update(part.encode() if isinstance(part, str) else part)
     return sha.hexdigest()
+
+
+def folded(mesh: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """A mesh of as many dimensions for fewer ranks: inner dimensions stay while they divide what is left.
+
+    folded((2, 2), 2) == (1, 2)        folded((2, 4), 2) == (2, 1)
+    """
+    inner: list[int] = []
+    for n in reversed(mesh[1:]):
+        inner.insert(0, n if size % n == 0 else 1)
+        size //= inner[0]
+    return (size, *inner)
 
 
 def _how_many(size: int) -> str:

@@ -11,7 +11,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobflow.errors import PlacementError, SbpError
-from jobflow.layout import MAX, MIN, SUM, B, Box, Layout, Local, P, Partial, Placement, Reduction, Rule, S, Sbp, Signature, cut, layout, whole_box
+from jobflow.layout import (
+    MAX,
+    MIN,
+    SUM,
+    B,
+    Box,
+    Layout,
+    Local,
+    P,
+    Partial,
+    Placement,
+    Reduction,
+    Rule,
+    S,
+    Sbp,
+    Signature,
+    cut,
+    layout,
+    nested_cut,
+    whole_box,
+)
 from jobflow.types import TensorType, float32
 
 shapes = st.lists(st.integers(0, 7), min_size=0, max_size=3).map(tuple)
@@ -32,6 +52,13 @@ def test_pieces_follow_each_other_and_are_balanced(size: int, n: int) -> None:
     assert [pieces[0][0], pieces[-1][1], len(pieces)] == [0, size, n]
     assert all(a[1] == b[0] for a, b in zip(pieces, pieces[1:], strict=False))
     assert lengths == sorted(lengths, reverse=True) and lengths[0] - lengths[-1] <= 1
+
+
+def test_pieces_are_cut_again() -> None:
+    assert nested_cut(5, (2, 2)) == ((0, 2), (2, 3), (3, 4), (4, 5))
+    assert nested_cut(6, (2, 2)) == ((0, 2), (2, 3), (3, 5), (5, 6)) != cut(6, 4)
+    assert nested_cut(1, (2, 3)) == ((0, 1), (1, 1), (1, 1), (1, 1), (1, 1), (1, 1))
+    assert nested_cut(7, (3,)) == cut(7, 3) and nested_cut(7, ()) == ((0, 7),)
 
 
 # -------------------------------------------------------------------- boxes
@@ -95,6 +122,14 @@ def test_where_a_rank_stands() -> None:
     assert [mesh.coordinates(rank) for rank in (4, 6, 7, 9)] == [(0, 0), (0, 2), (1, 0), (1, 2)]
 
 
+def test_groups_along_mesh_dimensions() -> None:
+    mesh = Placement("cpu", (4, 5, 6, 7, 8, 9), (2, 3))
+    assert mesh.along([0]) == ((4, 7), (5, 8), (6, 9))
+    assert mesh.along([1]) == ((4, 5, 6), (7, 8, 9))
+    assert mesh.along([0, 1]) == ((4, 5, 6, 7, 8, 9),)
+    assert mesh.along([]) == ((4,), (5,), (6,), (7,), (8,), (9,))
+
+
 # -------------------------------------------------------------------- layouts
 
 
@@ -134,12 +169,12 @@ def test_local_types() -> None:
     assert [str(Layout(on(3), (S(0),)).local_type(type, rank)) for rank in range(3)] == ["float32[2,2]", "float32[2,2]", "float32[1,2]"]
 
 
-meshes = st.sampled_from([(1,), (2,), (3,), (4,), (2, 2), (3, 2), (2, 1, 2)])
+meshes = st.sampled_from([(1,), (2,), (3,), (4,), (2, 2), (3, 2), (2, 1, 2), (2, 2, 2)])
 
 
 @given(st.data(), shapes, meshes)
 def test_shards_put_together_are_the_whole(data: st.DataObject, shape: tuple[int, ...], mesh: tuple[int, ...]) -> None:
-    kinds: list[Sbp] = [B, P, *(S(axis) for axis in range(len(shape)))]
+    kinds: list[Sbp] = [B, P, Partial(MAX), Partial(MIN), *(S(axis) for axis in range(len(shape)))]
     n = int(np.prod(mesh))
     lies = Layout(Placement("cpu", tuple(range(10, 10 + n)), mesh), tuple(data.draw(st.sampled_from(kinds)) for _ in mesh))
     array = np.random.default_rng(0).integers(-9, 9, shape).astype(np.float32)
@@ -156,11 +191,32 @@ def test_addends_are_reduced(reduce: Reduction) -> None:
     np.testing.assert_array_equal(whole, {SUM: [5, 6], MAX: [4, 5], MIN: [0, -2]}[reduce])
 
 
+def test_the_innermost_mesh_dimension_is_reduced_first() -> None:
+    """A sum of maxima is not the maximum of sums."""
+    mesh, type = Placement("cpu", (0, 1, 2, 3), (2, 2)), TensorType((1,), float32)
+    parts = [np.array([value], np.float32) for value in (1, 5, 3, -2)]
+    assert Layout(mesh, (P, Partial(MAX))).assemble(parts, type) == 5 + 3
+    assert Layout(mesh, (Partial(MAX), P)).assemble(parts, type) == max(1 + 5, 3 - 2)
+    assert Layout(mesh, (Partial(MIN), Partial(MAX))).assemble(parts, type) == min(5, 3)
+
+
+def test_addends_of_pieces_are_put_together() -> None:
+    """Of three columns the first rank of each row has two; copies count once."""
+    mesh, type = Placement("cpu", (0, 1, 2, 3, 4, 5, 6, 7), (2, 2, 2)), TensorType((1, 3), float32)
+    lies = Layout(mesh, (P, S(1), B))
+    parts = [np.full(box.shape, 10.0**rank, np.float32) for rank, box in lies.boxes(type.shape).items()]
+    np.testing.assert_array_equal(lies.assemble(parts, type), [[10001, 10001, 1000100]])
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8, np.int64])
 @pytest.mark.parametrize("reduce", [SUM, MAX, MIN])
 def test_the_identity_changes_nothing(reduce: Reduction, dtype: Any) -> None:
     values = np.array([-100, 0, 100], dtype)
     np.testing.assert_array_equal(reduce.ufunc(values, np.full(3, reduce.identity(dtype), dtype)), values)
+
+
+def test_of_truths_the_highest_is_true() -> None:
+    assert (MAX.identity(np.bool_), MIN.identity(np.bool_), SUM.identity(np.bool_)) == (False, True, 0)
 
 
 def test_assembling_does_not_share_memory() -> None:

@@ -11,6 +11,7 @@ import jobflow
 from jobflow import scope
 from jobflow.errors import JobError, PlacementError
 from jobflow.layout import Placement
+from jobflow.session import folded
 
 
 class Nobody:
@@ -91,6 +92,30 @@ def test_placements(inside: Any) -> None:
         assert str(scope.current().placement) == "cpu[0-3:2x2]"
 
 
+@pytest.mark.parametrize(
+    "devices",
+    [[[0, 1], [2, 3]], (("0:0", "0:1"), ("0:2", "0:3")), [["0:0-1"], ["0:2-3"]], [["0:0,1"], [2, "0:3"]]],
+    ids=str,
+)
+def test_rows_are_a_mesh(inside: Any, devices: Any) -> None:
+    with scope.placement("cpu", devices):
+        assert scope.current().placement == Placement("cpu", (0, 1, 2, 3), (2, 2))
+
+
+def test_numbers_are_ranks(inside: Any) -> None:
+    with scope.placement("cpu", [3, 1]):
+        assert scope.current().placement == Placement("cpu", (3, 1))
+    with scope.placement("cpu", [[[0], [1]], [[2], [3]]]):
+        assert scope.current().placement == Placement("cpu", (0, 1, 2, 3), (2, 2, 1))
+
+
+def test_a_mesh_folds_from_outside(inside: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight devices where there are four; inner rows stay together."""
+    with scope.placement("cpu", "0:0-7", hierarchy=(4, 2)):
+        assert scope.current().placement == Placement("cpu", (0, 1, 2, 3), (2, 2))
+    assert [folded((2, 2), 2), folded((2, 4), 2), folded((2, 2, 2), 3), folded((8,), 4)] == [(1, 2), (2, 1), (3, 1, 1), (4,)]
+
+
 def test_outside_of_jobs_a_placement_is_a_value() -> None:
     before = scope.current()
     with scope.placement("gpu", "0:0-7") as placement:
@@ -99,12 +124,22 @@ def test_outside_of_jobs_a_placement_is_a_value() -> None:
     assert scope.current().root is before.root
 
 
+def test_a_hierarchy_that_the_devices_do_not_fill(inside: Any) -> None:
+    message = r"placement\('cpu', \['0:0-3'\], \(2, 3\)\) at test_scope\.py:\d+: 4 devices do not fill a hierarchy \(2, 3\), which has 6"
+    with pytest.raises(PlacementError, match=message), scope.placement("cpu", "0:0-3", (2, 3)):
+        pass
+
+
 @pytest.mark.parametrize(
     ("tag", "devices", "message"),
     [
         ("cpu", "0-3", r'placement\(\'cpu\', \[\'0-3\'\]\) at test_scope\.py:\d+: cannot read "0-3"; write "machine:device" or "machine:first-last"'),
         ("cpu", ["0:0", "0:0"], r"names a device twice"),
         ("gpu", "0:9", r"device 9 does not exist; there are 4"),
+        ("cpu", [[0, 1], [2]], r"the rows of a mesh are of equal length; these have 2, 1 devices"),
+        ("cpu", [[0, 1], 2], r"lists and devices stand side by side; write a mesh as lists of equal length"),
+        ("cpu", [0.5], r"cannot read 0\.5; write"),
+        ("cpu", [-1], r"cannot read -1; write"),
     ],
 )
 def test_devices_that_make_no_placement(inside: Any, tag: str, devices: Any, message: str) -> None:
