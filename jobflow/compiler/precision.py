@@ -67,6 +67,8 @@ class _Lowering:
     with_gradient: set[Value]
     #: (value, element type, where) -> the cast value
     casts: dict[object, Value] = field(default_factory=dict)
+    #: what was cast to float32 because others see it, and what it was before
+    before: dict[Value, Value] = field(default_factory=dict)
 
     def stand_in(self, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
         """The node with its inputs in the element type it is computed in."""
@@ -83,12 +85,15 @@ class _Lowering:
         return self.half if takes else float32
 
     def _cast(self, value: Value, dtype: DType) -> Value:
+        value = self.before.get(value, value) if dtype is self.half else value
         if value.dtype is dtype:
             return value
         here = scope.current()
-        key = (value, dtype, here.placement, here.stage, here.region, here.view)
+        region = value.node.origin.region if here.region is None else here.region  # what is dropped is not kept in another form
+        key = (value, dtype, here.placement, here.stage, region, here.view)
         if key not in self.casts:
-            made = cast(value, dtype)
+            with scope.using(region=region):
+                made = cast(value, dtype)
             assert isinstance(made, Value)
             self.casts[key] = made
         return self.casts[key]
@@ -99,6 +104,5 @@ class _Lowering:
             return now
         single = self._cast(now, was.dtype)
         if was not in self.with_gradient:  # readers in half precision need not go through the cast and back
-            here = scope.current()
-            self.casts[single, self.half, here.placement, here.stage, here.region, here.view] = now
+            self.before[single] = now
         return single

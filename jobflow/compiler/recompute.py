@@ -1,10 +1,13 @@
 """Graph -> the same with the values of regions made again where the backward pass needs them, instead of being kept until then.
 
 Policy.  A region is what one `checkpointing` scope of the program holds (`Origin.region`), per microbatch.  Those of its values that
-the backward pass reads are made a second time right before the first of these readers, from values that are kept anyway: what the
-region reads from outside, results of the job, and what another region starts from.  So between the passes only the inputs of regions
-stay, and of one region at a time all of it: for a chain of n equal layers in regions of sqrt(n) layers each, memory for about
-2 sqrt(n) of them, at the price of a second forward pass.
+the backward pass reads are made a second time right before the first of these readers, from values that are kept: what other regions
+read of it, results of the job, and what lies outside of all regions.  So between the passes only the inputs of regions stay, and of
+one region at a time all of it: for a chain of n equal layers in regions of sqrt(n) layers each, memory for about 2 sqrt(n) of them, at
+the price of a second forward pass.
+
+A region that reads nothing but variables (a parameter that is gathered where it is read) costs no activations: nothing of it is kept,
+and it is made again for other regions' second time too.
 
 Random ops draw the same numbers the second time, for these are a function of keys and the run counter.  What writes a variable is not
 repeated.  The copies carry the region's number inverted, so that they are never taken for the nodes they repeat.
@@ -15,11 +18,12 @@ before the first of these gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from jobflow.graph.ir import Graph, Node, Value
 from jobflow.graph.rewrite import copy_node, with_values
+from jobflow.ops.source import ReadVariable
 
 #: A region of one microbatch.
 Key = tuple[int, int | None]
@@ -31,64 +35,75 @@ class Region:
 
     #: forward nodes that may be repeated, in order
     nodes: list[Node] = field(default_factory=list)
-    #: what the backward pass reads of it, and who reads first
-    read: list[Value] = field(default_factory=list)
-    first: Node | None = None
-    #: those of `nodes` that are repeated
+    #: what is read of it a second time, and by the node at which position
+    read: list[tuple[Value, int]] = field(default_factory=list)
+    #: True if it reads nothing but variables from outside
+    of_variables: bool = True
+    #: those of `nodes` that are repeated, and before which position
     again: list[Node] = field(default_factory=list)
+    first: int = 0
 
-
-def recompute(graph: Graph) -> Graph:
-    """Repeat what must be repeated; a graph without regions stays as it is."""
-    regions = _regions(graph)
-    _choose(graph, regions)
-    starts: dict[Node, list[Region]] = {}
-    for region in regions:
-        if region.again and region.first is not None:
-            starts.setdefault(region.first, []).append(region)
-    return _repeated(graph, starts) if starts else graph
-
-
-def _regions(graph: Graph) -> list[Region]:
-    """Every region of which the backward pass reads something, in the order in which it does."""
-    found: dict[Key, Region] = {}
-    home: dict[Node, Region] = {}
-    read: list[Region] = []
-    for node in graph.nodes:
-        number = node.origin.region
-        if node.phase == "forward":
-            if number is not None and number >= 0 and not node.op.external and not node.op.alias:
-                home[node] = found.setdefault((number, node.origin.microbatch), Region())
-                home[node].nodes.append(node)
-            continue
-        for value in node.inputs:
-            region = home.get(value.node)
-            if region is None:
-                continue
-            region.read.append(value)
-            if region.first is None:
-                region.first = node
-                read.append(region)
-    return read
-
-
-def _choose(graph: Graph, regions: Iterable[Region]) -> None:
-    """Say of every region which nodes are repeated."""
-    kept: set[Value] = {*graph.outputs, *graph.updates.values()}
-    for region in regions:
-        own = set(region.nodes)
+    def choose(self, kept: set[Value]) -> None:
+        """Say what is repeated, and when, if these values need not be."""
+        own = set(self.nodes)
+        self.first = min((at for value, at in self.read if value not in kept), default=0)
         needed: set[Node] = set()
-        stack = [value for value in region.read if value not in kept]
+        stack = [value for value, _ in self.read if value not in kept]
         while stack:
             node = stack.pop().node
             if node not in needed:
                 needed.add(node)
                 stack.extend(value for value in node.inputs if value.node in own and value not in kept)
-        region.again = [node for node in region.nodes if node in needed]
-        kept.update(value for node in region.again for value in node.inputs if value.node not in needed)
+        self.again = [node for node in self.nodes if node in needed]
 
 
-def _repeated(graph: Graph, starts: Mapping[Node, list[Region]]) -> Graph:
+def recompute(graph: Graph) -> Graph:
+    """Repeat what must be repeated; a graph without regions stays as it is."""
+    regions, kept = _regions(graph)
+    for region in regions:
+        if not region.of_variables:
+            region.choose(kept)
+    home = {node: region for region in regions if region.of_variables for node in region.nodes}
+    for region in regions:
+        for value in (value for node in region.again for value in node.inputs):
+            if value.node in home:
+                home[value.node].read.append((value, region.first))
+    for region in regions:
+        if region.of_variables:
+            region.choose(kept)
+    return _repeated(graph, sorted(regions, key=lambda region: not region.of_variables))
+
+
+def _regions(graph: Graph) -> tuple[list[Region], set[Value]]:
+    """Every region, in the order of the program, and the values that are kept."""
+    found: dict[Key, Region] = {}
+    home: dict[Node, Region] = {}
+    crossing: list[Value] = []
+    for at, node in enumerate(graph.nodes):
+        if node.phase != "forward":
+            for value in node.inputs:
+                if value.node in home:
+                    home[value.node].read.append((value, at))
+            continue
+        number = node.origin.region
+        if number is None or number < 0 or node.op.external or node.op.alias:
+            continue
+        region = home[node] = found.setdefault((number, node.origin.microbatch), Region())
+        region.nodes.append(node)
+        outside = [value for value in node.inputs if home.get(value.node) is not region]
+        region.of_variables &= all(isinstance(value.node.op, ReadVariable) for value in outside)
+        crossing += outside
+    kept = {value for value in crossing if value.node in home and not home[value.node].of_variables}
+    return list(found.values()), kept | {*graph.outputs, *graph.updates.values()}
+
+
+def _repeated(graph: Graph, regions: Iterable[Region]) -> Graph:
+    starts: dict[int, list[Node]] = {}
+    for region in regions:
+        if region.again:
+            starts.setdefault(region.first, []).extend(region.again)
+    if not starts:
+        return graph
     nodes: list[Node] = []
     now: dict[Value, Value] = {}
     again: dict[Value, Value] = {}
@@ -102,10 +117,9 @@ def _repeated(graph: Graph, starts: Mapping[Node, list[Region]]) -> Graph:
             again[value] = repeated
         nodes.append(fresh)
 
-    for node in graph.nodes:
-        for region in starts.get(node, ()):
-            for own in region.again:
-                repeat(own)
+    for at, node in enumerate(graph.nodes):
+        for own in starts.get(at, ()):
+            repeat(own)
         seen = {} if node.phase == "forward" else again
         fresh = copy_node(node, tuple(seen[value] if value in seen else now[value] for value in node.inputs))
         nodes.append(fresh)

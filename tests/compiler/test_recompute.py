@@ -1,0 +1,212 @@
+"""Regions are made again for the backward pass: what is repeated, when, and what that does to memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from traced import Bound, first, text, trace, type_, variable, world_of
+
+from jobflow import scope
+from jobflow.compiler.compile import distribute, plan_rank
+from jobflow.compiler.simplify import simplify
+from jobflow.compiler.trace import Tracer
+from jobflow.graph.ir import Graph, Value
+from jobflow.ops.activation import relu, tanh
+from jobflow.ops.base import apply
+from jobflow.ops.linalg import matmul
+from jobflow.ops.random import dropout
+from jobflow.ops.reduce import reduce_mean, reduce_sum
+from jobflow.ops.update import MovingAverage
+from jobflow.plan.storage import place_variables
+
+Layer = Callable[[Tracer, Value, int], Any]
+
+
+def dense(tracer: Tracer, x: Value, i: int) -> Any:
+    return tanh(matmul(x, variable(tracer, f"w{i}", 8, 8)))
+
+
+def masked(tracer: Tracer, x: Value, i: int) -> Any:
+    return dropout(dense(tracer, x, i), 0.5, tracer.run_counter(), key=f"drop{i}")
+
+
+def chain(depth: int, each: int, layer: Layer = dense, rows: int = 64) -> Callable[[Tracer], Any]:
+    """A loss of `depth` layers in regions of `each`; no regions if that is 0."""
+
+    def body(tracer: Tracer) -> Any:
+        x = tracer.input("x", type_(rows, 8))
+        for start in range(0, depth, each or depth):
+            with scope.using() if not each else scope.config(checkpointing=True):
+                for i in range(start, min(start + (each or depth), depth)):
+                    x = layer(tracer, x, i)
+        return reduce_mean(x, 1)
+
+    return body
+
+
+def again(graph: Graph) -> list[str]:
+    return [node.name for node in graph.nodes if node.name.endswith(".again")]
+
+
+def arena(graph: Graph) -> int:
+    slots, _ = place_variables(graph.variables.values(), 0)
+    return plan_rank(distribute(graph), 0, slots).buffers["arena"]
+
+
+def test_the_copies_stand_before_their_first_reader() -> None:
+    printed = text(trace(chain(3, 2), train=True)).splitlines()
+    lines = [line.split(":")[0].strip(" %") for line in printed]
+    assert [line for line in lines if line.endswith(".again")] == ["matmul_2.again", "tanh_2.again", "matmul_0.again", "tanh_0.again"]
+    before = lines[lines.index("tanh_0.again") + 1]
+    assert before.startswith("matmul_1."), (
+        "the gradient of tanh_1 needs tanh_1, which is kept; that of the product before is the first to need tanh_0"
+    )
+
+
+def test_what_the_next_region_starts_from_is_kept_and_not_made_again() -> None:
+    assert again(trace(chain(3, 1), train=True)) == ["matmul_2.again", "tanh_2.again"], "a layer's own result is all its gradient needs"
+    graph = trace(chain(4, 2), train=True)
+    assert again(graph) == ["matmul_2.again", "tanh_2.again", "matmul_3.again", "tanh_3.again", "matmul_0.again", "tanh_0.again"]
+    kept = {node.inputs[0].name for node in graph.nodes if node.name == "matmul_2.again"}
+    assert kept == {"tanh_1"}
+
+
+def test_forward_values_of_a_region_are_not_read_by_the_backward_pass() -> None:
+    graph = trace(chain(6, 3), train=True)
+    inner = {"tanh_0", "tanh_1", "tanh_3", "tanh_4"}
+    readers = {v.name for node in graph.nodes if node.phase != "forward" for v in node.inputs}
+    assert not inner & readers and {f"{name}.again" for name in inner} <= readers
+
+
+def test_without_regions_and_without_training_nothing_changes() -> None:
+    assert again(trace(chain(4, 0), train=True)) == []
+    assert again(trace(chain(4, 2))) == []
+    assert text(trace(chain(4, 2))) == text(trace(chain(4, 0)))
+
+
+def test_copies_are_never_merged_with_what_they_repeat() -> None:
+    graph = trace(chain(6, 3), train=True)
+    assert text(simplify(graph)) == text(graph)
+    assert {node.origin.region for node in graph.nodes if node.name.endswith(".again")} == {~1, ~2}
+    assert all(node.phase == "backward" for node in graph.nodes if node.name.endswith(".again"))
+
+
+def test_memory_shrinks() -> None:
+    """16 layers in regions of 4: the inputs of 4 regions and the values of one, not those of 16 layers."""
+    whole, regions = (arena(trace(chain(16, each, rows=4096), train=True)) for each in (0, 4))
+    layer = 4096 * 8 * 4
+    assert whole >= 16 * layer
+    assert regions <= 11 * layer, "3 inputs of regions, 4 results, and what a layer's gradient needs"
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("layer", [dense, masked], ids=["dense", "dropout"])
+def test_numbers_are_the_same_to_the_last_bit(n: int, layer: Layer) -> None:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(24, 8)).astype(np.float32)
+    weights = {f"w{i}": random.normal(size=(8, 8)).astype(np.float32) for i in range(5)}
+    found = []
+    for each in (0, 1, 2, 5):
+        graph = trace(chain(5, each, layer, rows=24), first(n), train=True)
+        assert bool(again(graph)) == (each > 0)
+        with world_of(n) as world:
+            bound = Bound(world, distribute(graph))
+            bound.write(weights)
+            arguments = {value.name: np.array([1]) if value.name == "#run" else x for value in graph.inputs}
+            (loss,) = bound.run(**arguments)
+            found.append((loss, *(bound.read(name) for name in weights)))
+    for other in found[1:]:
+        assert all(np.array_equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+def test_random_numbers_are_drawn_again_not_anew() -> None:
+    graph = trace(chain(2, 2, masked), train=True)
+    masks = {node.name: node for node in graph.nodes if node.op.by_position}
+    repeated = {name for name in masks if name.endswith(".again")}
+    assert repeated
+    for name in repeated:
+        original = masks[name.removesuffix(".again")]
+        assert masks[name].op == original.op and masks[name].inputs[1] is original.inputs[1], "one key, one counter"
+
+
+def test_moving_statistics_are_written_once() -> None:
+    def layer(tracer: Tracer, x: Value, i: int) -> Any:
+        y = dense(tracer, x, i)
+        moving = variable(tracer, f"moving{i}", 8, trainable=False)
+        tracer.assign(f"moving{i}", apply(MovingAverage(0.9), moving, reduce_mean(y, 0)))
+        return y
+
+    graph = trace(chain(4, 2, layer), train=True)
+    assert sum(isinstance(node.op, MovingAverage) for node in graph.nodes) == 4
+    assert again(graph)
+
+
+def test_results_of_the_job_are_not_made_again() -> None:
+    shown: list[Value] = []
+
+    def body(tracer: Tracer) -> Any:
+        x = tracer.input("x", type_(6, 8))
+        with scope.config(checkpointing=True):
+            x = relu(dense(tracer, x, 0))
+            shown.append(x)
+            y = dense(tracer, x, 1)
+        return reduce_sum(y, 1), reduce_sum(x, 1)
+
+    assert again(trace(body, train=True)) == ["matmul_0.again", "tanh_0.again", "relu_0.again", "matmul_1.again", "tanh_1.again"]
+
+
+def test_a_gather_of_its_own_region_is_repeated() -> None:
+    """As when a parameter is gathered at the read, dropped, and gathered again."""
+
+    def body(tracer: Tracer) -> Any:
+        x, w = tracer.input("x", type_(6, 8)), variable(tracer, "w", 8, 8)
+        with scope.config(checkpointing=True):
+            scaled = tanh(w)
+        return reduce_sum(tanh(matmul(matmul(x, scaled), variable(tracer, "v", 8, 8))), 1)
+
+    graph = trace(body, train=True)
+    assert again(graph) == ["tanh_0.again"]
+    names = [node.name for node in graph.nodes]
+    assert names.index("tanh_0.again") > names.index("reducesum_0")
+
+
+def test_a_region_that_reads_the_gather_of_another_has_it_repeated_too() -> None:
+    def body(tracer: Tracer) -> Any:
+        x, w = tracer.input("x", type_(6, 8)), variable(tracer, "w", 8, 8)
+        with scope.config(checkpointing=True):
+            scaled = tanh(w)
+        with scope.config(checkpointing=True):
+            y = tanh(matmul(tanh(matmul(x, scaled)), variable(tracer, "v", 8, 8)))
+        return reduce_sum(y, 1)
+
+    graph = trace(body, train=True)
+    assert again(graph) == ["tanh_0.again", "matmul_0.again", "tanh_1.again", "matmul_1.again", "tanh_2.again"]
+    gathered = next(node.outputs[0] for node in graph.nodes if node.name == "tanh_0")
+    assert [node.name for node in graph.nodes if gathered in node.inputs] == ["matmul_0"]
+
+
+def test_scopes_nest_and_end() -> None:
+    regions: dict[str, int | None] = {}
+
+    def body(tracer: Tracer) -> Any:
+        x = tracer.input("x", type_(6, 8))
+        block = scope.config(checkpointing=True)
+        for i in range(2):
+            with block:
+                regions[f"entered {i}"] = scope.current().region
+                with scope.config(checkpointing=False):
+                    regions[f"ended {i}"] = scope.current().region
+                with scope.config(pipeline_stage_id_hint=3):
+                    regions[f"staged {i}"] = scope.current().region
+                    assert scope.current().stage == 3
+        regions["function"] = scope.checkpointed(lambda: scope.current().region)()
+        regions["outside"] = scope.current().region
+        return relu(x)
+
+    trace(body)
+    assert regions == {
+        "entered 0": 1, "ended 0": None, "staged 0": 1, "entered 1": 2, "ended 1": None, "staged 1": 2, "function": 3, "outside": None,
+    }  # fmt: skip
