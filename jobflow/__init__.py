@@ -15,6 +15,7 @@ This file is the table of contents of the public face; everything is defined els
 """
 
 from jobflow import (
+    advanced,
     checkpoint,
     data,
     deprecated,
@@ -155,6 +156,7 @@ from jobflow.watching import watch, watch_diff
 _guard()
 
 __all__ = [
+    "advanced",
     "AbortedError",
     "ArgumentError",
     "CheckpointError",

@@ -1,0 +1,86 @@
+"""flow.advanced: one tensor per device of the placement in force, by hand.
+
+distribute_split    logical tensor -> its pieces, each on its device     gradient: distribute_concat
+distribute_clone    logical tensor -> itself, on each device             gradient: distribute_add
+distribute_concat   tensors, one per device -> them one after another    gradient: distribute_split
+distribute_add      tensors, one per device -> their sum                 gradient: distribute_clone
+distribute_map      split, apply a function on each device, concat
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+
+from jobflow import scope
+from jobflow.distribute import current_placement
+from jobflow.errors import PlacementError, ShapeError, user_line
+from jobflow.layout import B, P, Placement, S, cut
+from jobflow.ops.base import apply, normal_axis
+from jobflow.ops.elementwise import add
+from jobflow.ops.layout_ops import Identity
+from jobflow.ops.parts import put_part, take_parts
+from jobflow.types import Tensor
+
+
+def distribute_split(x: Tensor, axis: int = 0, name: str | None = None) -> tuple[Tensor, ...]:
+    """The balanced pieces of x along `axis`, the i-th on the i-th device of the placement in force."""
+    where = normal_axis(f"distribute_split: x {x.type}", axis, x.type.ndim)
+    return take_parts(x, S(where), _devices("distribute_split"), name)
+
+
+def distribute_clone(x: Tensor, name: str | None = None) -> tuple[Tensor, ...]:
+    """x on each device of the placement in force by itself."""
+    return take_parts(x, B, _devices("distribute_clone"), name)
+
+
+def distribute_concat(xs: Sequence[Tensor], axis: int = 0, name: str | None = None) -> Tensor:
+    """The logical tensor that has xs, one per device of the placement in force, one after another along `axis`.
+
+    Raises: ShapeError if they are no balanced pieces (the first ones may be one longer).
+    """
+    whole = _devices("distribute_concat")
+    _check_count("distribute_concat", xs, whole)
+    where = normal_axis(f"distribute_concat: xs[0] {xs[0].type}", axis, xs[0].type.ndim)
+    lengths = tuple(x.type.shape[where] for x in xs)
+    if lengths != tuple(stop - start for start, stop in cut(sum(lengths), whole.size)):
+        raise ShapeError(
+            f"distribute_concat at {user_line()}: lengths {list(lengths)} along axis {axis} are no balanced pieces of {sum(lengths)}; use concat"
+        )
+    shape = (*xs[0].type.shape[:where], sum(lengths), *xs[0].type.shape[where + 1 :])
+    return _sum([put_part(x, S(where), i, whole, shape) for i, x in enumerate(xs)], whole, name)
+
+
+def distribute_add(xs: Sequence[Tensor], name: str | None = None) -> Tensor:
+    """The sum of xs, one per device of the placement in force; nothing travels until it is read."""
+    whole = _devices("distribute_add")
+    _check_count("distribute_add", xs, whole)
+    return _sum([put_part(x, P, i, whole, x.type.shape) for i, x in enumerate(xs)], whole, name)
+
+
+def distribute_map(xs: Tensor, f: Callable[[Tensor], Tensor], axis: int = 0) -> Tensor:
+    """f of each piece of xs along `axis`, on the device that holds it, one after another again."""
+    whole = _devices("distribute_map")
+    results = []
+    for rank, piece in zip(whole.ranks, distribute_split(xs, axis), strict=True):
+        with scope.using(placement=Placement(whole.tag, (rank,))):
+            results.append(f(piece))
+    return distribute_concat(results, axis)
+
+
+def _devices(what: str) -> Placement:
+    whole = current_placement(what)
+    if len(whole.mesh) != 1:
+        raise PlacementError(f"{what} at {user_line()}: one tensor per device needs a placement without hierarchy, not {whole}")
+    return whole
+
+
+def _check_count(what: str, xs: Sequence[Tensor], whole: Placement) -> None:
+    if len(xs) != whole.size:
+        raise ShapeError(f"{what} at {user_line()}: {len(xs)} tensors for the {whole.size} devices of {whole}; pass one per device")
+
+
+def _sum(parts: Sequence[Tensor], whole: Placement, name: str | None) -> Tensor:
+    with scope.using(placement=whole):
+        total: Tensor = apply(Identity(), reduce(add, parts), name=name)
+    return total

@@ -1,0 +1,111 @@
+"""One rank's part of a logical tensor as a tensor on that rank alone, and back: nothing travels.
+
+`TakePart` reads x in `sbp` over all the ranks of a placement of one mesh dimension; its output is what the rank at `index` holds.
+`PutPart` is the logical tensor of which that rank holds x and every other rank nothing: zeros around a split part, or a
+summand.  Each is the other's gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from jobflow import scope
+from jobflow.errors import ShapeError
+from jobflow.layout import B, Box, Broadcast, Layout, P, Placement, Sbp, Split, cut
+from jobflow.ops.base import Grads, Op, Sample, apply, normal_axis, sample
+from jobflow.ops.layout_ops import FillIdentity, Identity
+from jobflow.types import Tensor, TensorType
+
+_TWO = Placement("cpu", (0, 1))
+
+
+@dataclass(frozen=True)
+class Part(Identity):
+    """Between a logical tensor in `sbp` over `whole`, and the part of its rank at `index`."""
+
+    abstract: ClassVar[bool] = True
+    sbp: Sbp = B
+    index: int = 0
+    whole: Placement = _TWO
+
+    @property
+    def single(self) -> Placement:
+        """The one rank that has the part."""
+        return Placement(self.whole.tag, (self.whole.ranks[self.index],))
+
+    @property
+    def layouts(self) -> tuple[Layout, Layout]:
+        """Of the logical tensor, and of the part."""
+        return Layout(self.whole, (self.sbp if self.whole.size > 1 else B,)), Layout(self.single, (B,))
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        return Identity()
+
+
+@dataclass(frozen=True)
+class TakePart(Part):
+    """y = what the rank at `index` holds of x, read in `sbp` (S or B)."""
+
+    def infer(self, x: TensorType) -> TensorType:
+        if not isinstance(self.sbp, Split):
+            return x
+        normal_axis(f"takepart: x {x}", self.sbp.axis, x.ndim)
+        start, stop = cut(x.shape[self.sbp.axis], self.whole.size)[self.index]
+        return x.with_shape((*x.shape[: self.sbp.axis], stop - start, *x.shape[self.sbp.axis + 1 :]))
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        back = P if isinstance(self.sbp, Broadcast) else self.sbp
+        with scope.using(placement=self.whole):
+            return (apply(PutPart(back, self.index, self.whole, x.type.shape), dy),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(B, 0, _TWO), np.arange(12.0).reshape(3, 4))
+
+
+@dataclass(frozen=True)
+class PutPart(Part):
+    """The tensor of `shape` of which the rank at `index` holds x and the others nothing: S: zeros elsewhere; P: x is a summand."""
+
+    shape: tuple[int, ...] = ()
+
+    def infer(self, x: TensorType) -> TensorType:
+        held = TakePart(B if self.sbp == P else self.sbp, self.index, self.whole).infer(x.with_shape(self.shape))
+        if held != x:
+            raise ShapeError(f"putpart: x {x} is not what rank {self.single.ranks[0]} holds of {x.with_shape(self.shape)}, which is {held}")
+        return x.with_shape(self.shape)
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        back = B if self.sbp == P else self.sbp
+        with scope.using(placement=self.single):
+            return (apply(TakePart(back, self.index, self.whole), dy),)
+
+    def elsewhere(self, box: Box, type: TensorType) -> Op:
+        """What a rank without the part does: it holds `box` of the result."""
+        return FillIdentity(box.shape, type.dtype)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(P, 0, _TWO, (3, 4)), np.arange(12.0).reshape(3, 4))
+
+
+def take_parts(x: Tensor, sbp: Sbp, whole: Placement, name: str | None = None) -> tuple[Tensor, ...]:
+    """What each rank holds of x in `sbp` (S: its piece, B: all of it), on that rank."""
+    found = []
+    for index in range(whole.size):
+        op = TakePart(sbp, index, whole)
+        with scope.using(placement=op.single):
+            found.append(apply(op, x, name=None if name is None else f"{name}.{index}"))
+    return tuple(found)
+
+
+def put_part(x: Tensor, sbp: Sbp, index: int, whole: Placement, shape: tuple[int, ...]) -> Tensor:
+    """See `PutPart`."""
+    op = replace(PutPart(sbp, index, whole), shape=shape)
+    with scope.using(placement=whole):
+        result: Tensor = apply(op, x)
+    return result
