@@ -120,8 +120,8 @@ class _Pairs:
         for i, node in enumerate(self.nodes):
             for value in dict.fromkeys(node.inputs):
                 self.readers.setdefault(value, []).append(i)
-        asked = {name: variable.sbp[-1] for name, variable in program.variables.items() if any(isinstance(sbp, Split) for sbp in variable.sbp)}
-        self.state = _State(variables=asked)
+        new = {name: variable.sbp for name, variable in program.variables.items() if name not in program.known}
+        self.state = _State(variables={name: sbp[-1] for name, sbp in new.items() if any(isinstance(one, Split) for one in sbp)})
 
     def run(self) -> _State:
         for node in self.nodes:

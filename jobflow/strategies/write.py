@@ -18,7 +18,7 @@ from jobflow.errors import PlacementError
 from jobflow.graph.ir import Node, Value, Variable
 from jobflow.graph.strategy import Program
 from jobflow.layout import B, Placement, Sbp, Split
-from jobflow.ops.layout_ops import Crossing, GradientLayout, ToLayout
+from jobflow.ops.layout_ops import Crossing, GradientLayout, Identity, ToLayout
 from jobflow.ops.source import Input, ReadVariable
 from jobflow.strategies.hints import Dimension, Hints
 
@@ -71,6 +71,7 @@ class _Writing:
         self.hints = [one for one, dimension in zip(hints, dimensions, strict=True) if not dimension.is_pipeline]
         self.homes = {node.op.key: self.place(node) for node in program.nodes if isinstance(node.op, ReadVariable)}
         self.brought: dict[str, Value] = {}
+        self.received: dict[tuple[Value, Placement], Value] = {}
 
     def run(self, outputs: Sequence[Value]) -> list[Value]:
         for name, variable in self.program.variables.items():
@@ -96,8 +97,18 @@ class _Writing:
             op = replace(op, split=False)
         elif node.phase == "forward" and not op.alias and not isinstance(op, Crossing | ToLayout | GradientLayout):
             inputs = tuple(map(self.read, inputs))
+        inputs = tuple(self.handed_over(value, place, origin.stage) for value in inputs)
         made = self.program.again(node, inputs, op=op, placement=place, origin=origin)
         return [self.laid(new, old) for new, old in zip(made, node.outputs, strict=True)]
+
+    def handed_over(self, value: Value, place: Placement, stage: int | None) -> Value:
+        """A value of another stage as a value of this one, so that its gradients are added up here and go back as one."""
+        if value.node.placement == place or not {place, value.node.placement} <= set(self.places):
+            return value
+        if (value, place) not in self.received:
+            with scope.using(placement=place, view="consistent", stage=stage):
+                (self.received[value, place],) = self.program.apply(Identity(), (value,), None)
+        return self.received[value, place]
 
     def laid(self, value: Value, before: Value) -> Value:
         """A value that the program has made, in the layout in which it is to be read; `before` is how the hints know it."""

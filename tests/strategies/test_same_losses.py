@@ -1,0 +1,72 @@
+"""A program gives the same losses under every strategy."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import trained
+
+from jobflow import strategies as st
+
+MLP = {
+    "consistent": st.consistent(),
+    "dp": st.data_parallel(),
+    "tp": st.tensor_parallel(),
+    "tp by names": st.tensor_parallel(columns="up-weight", rows="down-weight"),
+    "tp of the second layer": st.tensor_parallel(columns="down-weight", rows="head-weight"),
+    "zero 1": st.zero(1, least=1),
+    "zero 2": st.zero(2, least=1),
+    "zero 3": st.zero(3, least=1),
+    "pp": st.pipeline(),
+    "pp in microbatches": st.pipeline(microbatches=3),
+    "pp, gpipe": st.pipeline(microbatches=4, schedule="gpipe"),
+    "dp x tp": st.combine(st.data_parallel(2), st.tensor_parallel()),
+    "zero x tp": st.combine(st.zero(3, least=1), st.tensor_parallel(2)),
+    "pp x dp": st.mesh(pipeline=2, data=None, microbatches=3),
+    "pp x zero": st.mesh(pipeline=2, data=2, zero=2, microbatches=2),
+    "pp x tp": st.mesh(pipeline=2, tensor=2, microbatches=2),
+    "interleaved": st.pipeline(2, microbatches=4, stages=4, schedule="interleaved"),
+}
+DEVICES = {"interleaved": 2}
+GPT = ("dp", "tp", "pp", "2x2", "2x1x2", "2x2x1", "zero1", "zero2", "zero3", "data=2,tensor=2,zero=2", "pipeline=2,tensor=2,microbatches=4")
+
+
+@functools.cache
+def expected(clip: float | None = None, batch: int = trained.BATCH) -> list[float]:
+    return trained.mlp_curve(None, 1, batch=batch, clip=clip)
+
+
+@functools.cache
+def expected_of_gpt() -> list[float]:
+    return trained.gpt_curve("dp", 1)
+
+
+@pytest.mark.parametrize("name", MLP)
+def test_mlp(name: str) -> None:
+    found = trained.mlp_curve(MLP[name], DEVICES.get(name, 4))
+    np.testing.assert_allclose(found, expected(), rtol=1e-9)
+
+
+@pytest.mark.parametrize("strategy", [st.zero(1, least=1), st.zero(3, least=1), st.tensor_parallel(), st.mesh(data=1, tensor=3)], ids=repr)
+def test_three_devices_cut_unevenly(strategy: st.Strategy) -> None:
+    """No axis of the model divides by 3."""
+    np.testing.assert_allclose(trained.mlp_curve(strategy, 3, batch=11), expected(batch=11), rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["dp", "tp", "zero 1", "zero 2", "zero 3", "zero x tp", "pp", "pp x zero"])
+def test_clipping_by_global_norm(name: str) -> None:
+    """The norm is that of all gradients, wherever their parts are."""
+    np.testing.assert_allclose(trained.mlp_curve(MLP[name], 4, clip=0.05), expected(0.05), rtol=1e-9)
+
+
+@pytest.mark.parametrize("strategy", GPT)
+def test_gpt(strategy: str) -> None:
+    found = trained.gpt_curve(strategy, 4)
+    assert found[-1] < found[0], "it does not learn"
+    np.testing.assert_allclose(found, expected_of_gpt(), rtol=1e-5)
+
+
+def test_eight_ranks_in_three_dimensions() -> None:
+    np.testing.assert_allclose(trained.gpt_curve("2x2x2", 8), expected_of_gpt(), rtol=1e-5)

@@ -1,0 +1,77 @@
+"""Jobs of different strategies share variables: they have one storage, and each job reads them as it needs them."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import trained
+
+import jobflow as flow
+import jobflow.typing as tp
+from jobflow import strategies as st
+
+EACH = {
+    "none": None,
+    "dp": st.data_parallel(),
+    "tp": st.tensor_parallel(),
+    "zero": st.zero(3, least=1),
+    "pp": st.pipeline(),
+    "dp x tp": st.mesh(data=2, tensor=2),
+    "pp x zero": st.mesh(pipeline=2, data=2, zero=1),
+}
+
+
+def predict_job(strategy: Any) -> Any:
+    @flow.global_function(function_config=trained.config_of(strategy))
+    def predict_mlp(images: tp.Numpy.Placeholder((trained.BATCH, trained.WIDTH), dtype=flow.float64)) -> tp.Numpy:
+        return trained.mlp(images)
+
+    return predict_mlp
+
+
+def trained_and_asked(training: Any, asking: Any, devices: int) -> Any:
+    trained.begin(devices)
+    train, predict = trained.mlp_job(training), predict_job(asking)
+    for step in range(2):
+        train(*trained.mlp_batch(step))
+    return predict(trained.mlp_batch(9)[0])
+
+
+@pytest.mark.parametrize(("training", "asking"), [pair for pair in product(EACH, EACH) if pair[0] != pair[1]])
+def test_predict_beside_train(training: str, asking: str) -> None:
+    expected = trained_and_asked(None, None, 1)
+    np.testing.assert_allclose(trained_and_asked(EACH[training], EACH[asking], 4), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_first_wish_is_the_storage() -> None:
+    trained_and_asked(st.zero(1, least=1), st.tensor_parallel(), 4)
+    assert set(trained.stored("weight").values()) == {"S(0)"}
+    found = [(boxing.kind, boxing.size) for boxing in trained.boxings("predict_mlp")]
+    assert found == [("all_to_all", 48 * 64 * 8), ("all_reduce", trained.BATCH * 48 * 8), ("all_gather", 48 * 8)], "down-weight, its layer, down-bias"
+
+
+def test_a_wish_of_the_program_comes_first() -> None:
+    trained.begin(2)
+
+    @flow.global_function(function_config=trained.config_of(st.zero(1, least=1)))
+    def job(x: tp.Numpy.Placeholder((4, 6), dtype=flow.float64)) -> tp.Numpy:
+        return flow.matmul(x, flow.get_variable("w", (6, 8), flow.float64, trained.normal(), distribute=flow.distribute.split(1)))
+
+    job(np.ones((4, 6)))
+    assert trained.stored() == {"w": "S(1)"}
+
+
+def test_zero_and_a_checkpoint() -> None:
+    """What is stored split is read and written whole."""
+    trained.begin(4)
+    job = trained.mlp_job(st.zero(3, least=1))
+    first = float(job(*trained.mlp_batch(0)).mean())
+    values = {name: variable.numpy() for name, variable in flow.get_all_variables().items()}
+    trained.begin(3)
+    job = trained.mlp_job(st.tensor_parallel())
+    flow.load_variables(values)
+    after = float(job(*trained.mlp_batch(1)).mean())
+    np.testing.assert_allclose([first, after], trained.mlp_curve(None, 1, 2), rtol=1e-9)
