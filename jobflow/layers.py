@@ -27,7 +27,7 @@ from jobflow.ops.base import apply, normal_axis
 from jobflow.ops.layout_ops import to_global
 from jobflow.ops.update import MovingAverage
 from jobflow.regularizers import Regularizer
-from jobflow.types import Tensor, float16, float32
+from jobflow.types import Tensor
 from jobflow.variables import current_job, get_variable, layer_name, variable_of
 
 #: Called as activation(x, name="...").
@@ -256,7 +256,7 @@ def batch_normalization(
     whole logical batch; in the mirrored view, those of each device's own, of which the moving ones take the mean.
     """
     own = name or layer_name(current_job("batch_normalization"), "BatchNorm")
-    wide = ew.cast(inputs, float32) if inputs.type.dtype is float16 else inputs
+    wide = ew.cast(inputs, inputs.type.dtype.arithmetic)
     place = normal_axis(f'batch_normalization at {user_line()} (layer "{own}")', axis, inputs.type.ndim)
     moving = trainable and training and current_job("batch_normalization").trainable
     mean, variance = (
@@ -282,7 +282,7 @@ def batch_normalization(
         _move(variance, ew.scale(batch_variance, count / max(count - 1, 1)), momentum)
     else:
         y = bn.batch_norm_infer(wide, gamma, beta, mean, variance, axis=place, epsilon=epsilon, name=own)
-    return y if wide is inputs else ew.cast(y, float16)
+    return y if wide is inputs else ew.cast(y, inputs.type.dtype)
 
 
 def _channel_vector(name: str, x: Tensor, axis: int, initializer: Initializer, regularizer: Regularizer | None, trainable: bool) -> Tensor:

@@ -21,40 +21,11 @@ HALVES = (float16, bfloat16)
 EPSILON = {float16: 2.0**-10, bfloat16: 2.0**-7}
 #: ops of every precision class and family
 NAMES = [
-    "MatMul",
-    "BatchMatMul",
-    "Conv",
-    "BiasAdd",
-    "Add",
-    "Multiply",
-    "Divide",
-    "Relu",
-    "Gelu",
-    "Sigmoid",
-    "Tanh",
-    "Softmax",
-    "CausalSoftmax",
-    "LayerNorm",
-    "ReduceSum",
-    "ReduceMax",
-    "SquareSum",
-    "SparseSoftmaxCrossEntropy",
-    "MaxPool",
-    "AvgPool",
-    "Gather",
-    "Concat",
-    "Transpose",
-    "Reshape",
-    "Where",
-    "Equal",
-    "DropoutMask",
-    "CountNotFinite",
-    "Scale",
-    "Clip",
-    "SgdUpdate",
-    "AdamUpdate",
-    "Pad",
-]
+    "MatMul", "BatchMatMul", "Conv", "BiasAdd", "Add", "Multiply", "Divide", "Relu", "Gelu",
+    "Sigmoid", "Tanh", "Softmax", "CausalSoftmax", "LayerNorm", "ReduceSum", "ReduceMax", "SquareSum", "SparseSoftmaxCrossEntropy",
+    "MaxPool", "AvgPool", "Gather", "Concat", "Transpose", "Reshape", "Where", "Equal", "DropoutMask",
+    "CountNotFinite", "Scale", "Clip", "SgdUpdate", "AdamUpdate", "Pad",
+]  # fmt: skip
 SAMPLES = [sample for cls in laws.concrete_ops() if cls.__name__ in NAMES for sample in list(cls.samples())[:2]]
 
 
