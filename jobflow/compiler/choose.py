@@ -6,7 +6,7 @@ It is the legacy system's greedy one: it never looks ahead, so a layout is expla
    whole if it has no such signature: nothing is communicated once variables are written.
 2. What the user asked of an input (`Operand.wish`) leaves only the signatures that read it so.  Of wishes that need not be met
    (variables stored split, layouts that strategies ask for) as many as possible are.
-3. A gradient is not made whole where the forward op read a piece, if a signature gives the piece.
+3. The gradient of what the forward op read in pieces is made in these pieces, or partial, if a signature gives the pieces.
 4. Signatures that cut an axis into fewer elements than there are ranks are left out, unless only they meet a wish.
 
 Then, on a mesh of one dimension, the signature with the most inputs that already lie so wins.  Among equals, the one that moves
@@ -65,7 +65,7 @@ class Case:
     op: Op
     operands: tuple[Operand, ...]
     mesh: tuple[int, ...]
-    #: per output the pieces that it should not be larger than, because it is the gradient of such; () if it is none
+    #: per output how the forward pass held what it is the gradient of; () if it is none
     pieces: tuple[Marks, ...] = ()
 
     def __str__(self) -> str:
@@ -79,8 +79,8 @@ class Choice:
     signatures: tuple[Signature, ...]
     #: the first mesh dimension along which no signature reads the inputs as they must be read
     unmet: int | None = None
-    #: an input lies split along an axis that no signature keeps, and would be gathered, or was asked to lie so
-    stuck: bool = False
+    #: inputs that lie split along an axis that no signature keeps, and would be gathered, or were asked to lie so
+    stuck: tuple[int, ...] = ()
 
     def input(self, index: int) -> tuple[Sbp, ...]:
         return tuple(s.inputs[index] for s in self.signatures)
@@ -104,7 +104,7 @@ def choose(case: Case) -> Choice:
             unmet = dimension
         options.append(_narrowed(case, asked or legal, dimension))
     chosen = _nested(case, options) if sum(n > 1 for n in case.mesh) > 1 else _flat(case, options)
-    return Choice(chosen, unmet, unmet is not None or _is_stuck(case, listed, chosen))
+    return Choice(chosen, unmet, tuple(i for i in range(len(case.operands)) if _is_stuck(case, listed, chosen, i)))
 
 
 def _all_whole(case: Case, legal: Sequence[Signature]) -> Signature:
@@ -138,7 +138,7 @@ def _narrowed(case: Case, legal: list[Signature], dimension: int) -> list[Signat
     for i, marks in enumerate(case.pieces):
         piece = marks[dimension] if marks else None
         if isinstance(piece, Split) and any(s.outputs[i] == piece for s in legal):
-            legal = [s for s in legal if s.outputs[i] != B]
+            legal = [s for s in legal if s.outputs[i] == piece or isinstance(s.outputs[i], Partial)]
     return legal
 
 
@@ -169,18 +169,17 @@ def _divides(case: Case, signatures: Sequence[Signature]) -> bool:
     return True
 
 
-def _is_stuck(case: Case, listed: Sequence[Signature], chosen: Sequence[Signature]) -> bool:
-    return any(_sticks(case, listed, i, d, s.inputs[i]) for d, s in enumerate(chosen) for i in range(len(case.operands)))
-
-
-def _sticks(case: Case, listed: Sequence[Signature], index: int, dimension: int, read: Sbp) -> bool:
+def _is_stuck(case: Case, listed: Sequence[Signature], chosen: Sequence[Signature], index: int) -> bool:
     operand = case.operands[index]
-    now = operand.now[dimension]
-    if not operand.here or not isinstance(now, Split) or case.mesh[dimension] == 1 or read == now:
+    if not operand.here:
         return False
-    if any(s.inputs[index] == now for s in listed):
-        return False
-    return case.op.smaller_first or read == B or operand.wished(dimension) == now
+    for dimension, signature in enumerate(chosen):
+        now, read = operand.now[dimension], signature.inputs[index]
+        if not isinstance(now, Split) or case.mesh[dimension] == 1 or any(s.inputs[index] == now for s in listed):
+            continue
+        if case.op.smaller_first or read == B or operand.wished(dimension) == now:
+            return True
+    return False
 
 
 # One dimension ------------------------------------------------------------------------------------------------------

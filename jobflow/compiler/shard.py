@@ -29,6 +29,7 @@ from jobflow.graph.rewrite import copy_node, with_values
 from jobflow.layout import B, Layout, Local, Partial, Placement, S, Sbp, Split
 from jobflow.ops.base import Op, types_tuple
 from jobflow.ops.layout_ops import ToGlobal, ToLayout, ToLocal
+from jobflow.ops.parts import PutPart, TakePart
 from jobflow.ops.source import Input, ReadVariable
 from jobflow.types import Tensor
 
@@ -61,6 +62,8 @@ class _Sharding:
         #: how the inputs and outputs of a node lay, by the node's name
         self.seen: dict[str, tuple[Reads, Reads]] = {}
         self.chosen: dict[Case, Choice] = {}
+        #: the inputs for whose sake the last node stands aside
+        self.stuck: tuple[int, ...] = ()
 
     def run(self) -> Sharded:
         for node in self.graph.nodes:
@@ -103,6 +106,9 @@ class _Sharding:
             return Decision((Layout(here, _per_dimension(op.sbp, here)),), (Local(here),))
         if isinstance(op, ToGlobal):
             return Decision((Local(here),), (Layout(here, _per_dimension(op.sbp, here)),))
+        if isinstance(op, TakePart | PutPart):
+            logical, part = op.layouts
+            return Decision((logical,), (part,)) if isinstance(op, TakePart) else Decision((part,), (logical,))
         if node.outputs[0].local:
             return Decision((Local(here),) * len(node.inputs), (Local(here),) * len(node.outputs))
         if isinstance(op, ToLayout) and here.size > 1:
@@ -132,6 +138,7 @@ class _Sharding:
         if choice is None:
             choice = self.chosen[case] = choose(case)
         if choice.stuck and type(node.op).smaller is not Op.smaller:
+            self.stuck = choice.stuck
             return None
         if choice.unmet is not None:
             raise unmet(node, case, choice.unmet, [self.wishes.get(value) for value in node.inputs])
@@ -165,8 +172,10 @@ class _Sharding:
 
     def replaced(self, node: Node) -> tuple[Value, ...]:
         """The outputs of a node as smaller ops make them."""
-        with scope.using(interpreter=_Recorder(self, node), placement=node.placement, view="consistent", namespace=()):
+        recorder = _Recorder(self, node, [node.inputs[i] for i in self.stuck])
+        with scope.using(interpreter=recorder, placement=node.placement, view="consistent", namespace=()):
             made = node.op.smaller(*node.inputs)
+        recorder.forget()
         found = tuple(value for value in made or () if isinstance(value, Value))
         if [value.type for value in found] != [value.type for value in node.outputs]:
             raise PlanError(
@@ -176,10 +185,26 @@ class _Sharding:
 
 
 class _Recorder:
-    """The interpreter while an op is written in smaller ones: each is decided about where it is called."""
+    """The interpreter while an op is written in smaller ones: each is decided about where it is called.
 
-    def __init__(self, sharding: _Sharding, node: Node) -> None:
+    Inputs for whose sake this is done, and what is made of their shape, are to stay cut as they are.
+    """
+
+    def __init__(self, sharding: _Sharding, node: Node, kept: Sequence[Value]) -> None:
         self.sharding, self.node, self.count = sharding, node, 0
+        self.shapes = {value.shape for value in kept}
+        self.before = dict(sharding.wishes)
+        for value in kept:
+            self._keep(value, node)
+
+    def _keep(self, value: Value, node: Node) -> None:
+        layout = self.sharding.layouts[value]
+        if isinstance(layout, Layout):
+            self.sharding.wishes[value] = Wish(tuple(sbp if isinstance(sbp, Split) else None for sbp in layout.sbp), node)
+
+    def forget(self) -> None:
+        """The wishes were for the smaller ops alone."""
+        self.sharding.wishes = self.before
 
     def apply(self, op: Op, inputs: Sequence[Tensor], name: str | None) -> tuple[Value, ...]:
         values = tuple(value for value in inputs if isinstance(value, Value))
@@ -193,6 +218,9 @@ class _Recorder:
         if decided is None:
             return self.sharding.replaced(fresh)
         self.sharding.add(fresh, decided)
+        for value in fresh.outputs:
+            if value.shape in self.shapes:
+                self._keep(value, fresh)
         return fresh.outputs
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from jobflow import scope
 from jobflow.errors import ArgumentError, DtypeError, ShapeError
-from jobflow.ops import loss
+from jobflow.ops import elementwise_loss, loss
 from jobflow.ops.base import Op
 from jobflow.ops.softmax import CausalSoftmax, Softmax
 from jobflow.types import type_of
@@ -34,9 +34,9 @@ def test_large_logits() -> None:
 
 
 def test_large_logits_of_sigmoid() -> None:
-    value = laws.run(loss.SigmoidCrossEntropy(), [np.array([1000.0, -1000.0]), np.array([0, 0], np.int8)])[0]
+    value = laws.run(elementwise_loss.SigmoidCrossEntropy(), [np.array([1000.0, -1000.0]), np.array([0, 0], np.int8)])[0]
     assert value.tolist() == [1000.0, 0.0]
-    slope = laws.run(loss.SigmoidCrossEntropyGrad(), [np.array([1000.0, -1000.0]), np.array([0, 0]), np.ones(2)])[0]
+    slope = laws.run(elementwise_loss.SigmoidCrossEntropyGrad(), [np.array([1000.0, -1000.0]), np.array([0, 0]), np.ones(2)])[0]
     assert slope.tolist() == [1.0, 0.0]
 
 
