@@ -82,7 +82,10 @@ def overwritten(
             continue
         for index, sources in step.action.in_place.items():
             output = step.outputs[index]
-            if output in kept or output.slot is not None or home(output) is not output or windows[output].root is not output:
+            if output in kept or output.slot is not None or windows[output].root is not output:
+                continue
+            if home(output) is not output:
+                _sum_up(step, at, output, [home(step.inputs[i]) for i in sources], windows, home, kept, inside, uses)
                 continue
             for source in (step.inputs[i] for i in sources):
                 old = home(source)
@@ -92,10 +95,31 @@ def overwritten(
                     break
 
 
+def _sum_up(
+    step: Step,
+    at: int,
+    output: Item,
+    sources: Sequence[Item],
+    windows: Mapping[Item, Window],
+    home: Callable[[Item], Item],
+    kept: Set[Item],
+    inside: dict[Item, tuple[Item, int]],
+    uses: dict[Item, list[int]],
+) -> None:
+    """Make what is written over where the output is joined to others: a sum over microbatches grows in the bucket it travels in."""
+    for old in sources:
+        alike = old.type == output.type and windows[old].root is old and windows[old].strides == windows[output].strides
+        once = [home(item) for item in step.inputs].count(old) == 1
+        if alike and once and old.slot is None and old not in kept and output in inside and uses[old][-1] == at:
+            uses[home(output)][:0] = uses.pop(old)
+            inside[old] = inside[output]
+            return
+
+
 def _may_take(output: Item, source: Item, old: Item, windows: Mapping[Item, Window], kept: Set[Item]) -> bool:
     """True if `source` is all there is in its memory, and lies as `output` would."""
     window = windows[source]
-    alone = old.slot is None and old not in kept and window.root is old and window.offset == 0 and old.type.nbytes == source.type.nbytes
+    alone = old.slot is None and old not in kept and window.offset == 0 and old.type.nbytes == source.type.nbytes
     return alone and output.type == source.type and window.strides == windows[output].strides
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -14,7 +14,8 @@ from jobflow.ops import blas
 from jobflow.ops.base import Binder, Call, Op, Sample, sample
 from jobflow.ops.pointwise import numbers
 from jobflow.ops.products import product_calls, product_shape, turned
-from jobflow.types import Array, TensorType, Xp, float32, float64
+from jobflow.ops.slices import same_memory
+from jobflow.types import Array, TensorType, Xp, dtype_of, float32, float64
 
 #: fewest rows and elements of a product that is made so; fewer rows are made column by column, fewer elements stay in the cache anyway
 ROWS, ELEMENTS = 256, 1 << 16
@@ -27,7 +28,7 @@ class ProductSum(Op):
     """y[m,n] = sum_k a[m,k] b[k,n] + addends, matrices [m,n] or vectors [n].
 
     The factors are inputs `at` and `at` + 1, transposed as in MatMul, the addends all others.  BLAS adds to what it finds in y
-    without a pass for zeroing it, so that adding costs no more than writing what is added.
+    without a pass for zeroing it, so that adding costs no more than writing what is added, and nothing where that is in y already.
     """
 
     transpose_a: bool = False
@@ -36,6 +37,10 @@ class ProductSum(Op):
 
     strided_outputs = True
     any_order = True
+
+    @property
+    def in_place(self) -> Mapping[int, tuple[int, ...]]:  # type: ignore[override]
+        return {0: (0 if self.at else 2,)}
 
     def _sorted(self, inputs: Sequence[T]) -> tuple[T, T, list[T]]:
         """a, b and the addends."""
@@ -69,10 +74,13 @@ class ProductSum(Op):
         a, b, addends = self._sorted(inputs)
         a, b, (y,) = turned(a, self.transpose_a), turned(b, self.transpose_b), outputs
         add = blas.adding_product(a, b, y)
-        if add is None:
-            return [*product_calls(device, a, b, y), *((np.add, (y, addend, y)) for addend in addends)]
         first, *others = addends
-        laid: list[Call] = [(np.add, (first, others.pop(0), y)) if others else (np.copyto, (y, first))]
+        there = same_memory(first, y)
+        if add is None:
+            product = device.scratch(y.shape, dtype_of(y.dtype)) if there else y
+            sums: list[Call] = [(np.add, (product, first, y)), *((np.add, (y, addend, y)) for addend in others)]
+            return [*product_calls(device, a, b, product), *sums]
+        laid: list[Call] = [] if there else [(np.add, (first, others.pop(0), y)) if others else (np.copyto, (y, first))]
         return [*laid, *((np.add, (y, addend, y)) for addend in others), (add, (1.0,))]
 
     def plus(self, before: int) -> Op:

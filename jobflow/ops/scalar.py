@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from jobflow.errors import ConfigError, DtypeError, user_line
-from jobflow.layout import Rule
+from jobflow.layout import B, P, Rule, Signature
 from jobflow.ops.base import OVER_FIRST, Binder, Call, Grads, Sample, broadcast_rule, sample
 from jobflow.ops.layout_ops import Identity
 from jobflow.ops.pointwise import ANY, NUMBERS, Elementwise, Unary, call, numbers
