@@ -52,12 +52,11 @@ def path(source: Layout, target: Layout, type: TensorType) -> tuple[Hop, ...]:
     _check_axes(target, type)
     same = source.placement.ranks == target.placement.ranks and source.placement.mesh == target.placement.mesh
     start, goal = _plain(replace(source, placement=target.placement) if same else source), _plain(target)
-    hops = _search(start, goal, type)
-    if target != goal or (start != source and not hops):
-        hops.append(Hop("relabel", target))
-    if start != source and hops[0].name != "relabel":
-        hops.insert(0, Hop("relabel", start))
-    return tuple(hops)
+    hops = [Hop("relabel", start), *_search(start, goal, type), Hop("relabel", target)]
+    later = [*hops[1:], None]
+    once = [hop for hop, following in zip(hops, later, strict=True) if hop.name != "relabel" or following is None or following.name != "relabel"]
+    befores = [source, *(hop.target for hop in once)]
+    return tuple(hop for hop, before in zip(once, befores, strict=False) if hop.target != before)
 
 
 def _check_axes(layout: Layout, type: TensorType) -> None:

@@ -11,7 +11,7 @@ from traced import distribute, first, on, plain, trace, type_, variable
 
 from jobflow import scope
 from jobflow.compiler.box import Reroute, box
-from jobflow.compiler.moves import Move, moves
+from jobflow.compiler.moves import Move, exchanges, moves
 from jobflow.compiler.paths import path
 from jobflow.compiler.shard import shard
 from jobflow.compiler.trace import Tracer
@@ -65,6 +65,99 @@ def test_the_cheapest_path_is_taken() -> None:
     """Directly, though all_reduce and slice would do."""
     assert way(Layout(first(2), (P,)), Layout(first(2), (S(0),)), type_(10, 10))[0] == ["reduce_scatter"]
     assert way(Layout(first(2), (S(0),)), Layout(first(2), (S(1),)), type_(10, 10))[0] == ["all_to_all"]
+
+
+SQUARE, CUBE = Placement("cpu", (0, 1, 2, 3), (2, 2)), Placement("cpu", tuple(range(8)), (2, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "names", "sent"),
+    [
+        ((P, P), (B, B), ["all_reduce"], 2 * 1280 * 3 / 4),
+        ((P, B), (B, B), ["all_reduce"], 2 * 1280 / 2),
+        ((P, S(1)), (B, S(1)), ["all_reduce"], 2 * 640 / 2),
+        ((S(0), S(0)), (B, B), ["all_gather"], 1280 * 3 / 4),
+        ((P, P), (S(1), S(1)), ["reduce_scatter"], 1280 * 3 / 4),
+        ((S(0), S(0)), (S(1), S(1)), ["all_to_all"], 1280 * 3 / 16),
+        ((S(0), S(0)), (S(0), S(1)), ["all_to_all"], 640 / 4),
+        ((S(0), S(1)), (S(1), S(0)), ["exchange"], 1280 / 4),
+        ((S(0), S(0)), (S(1), S(0)), ["exchange"], 1280 / 4),
+        ((B, S(0)), (S(0), S(0)), ["exchange"], 1280 / 4),
+        ((B, S(0)), (S(0), B), ["exchange"], 1280 / 2),
+        ((B, B), (S(0), S(0)), ["slice"], 0),
+        ((B, B), (P, P), ["keep_first"], 0),
+        ((P, S(0)), (S(0), P), ["pad", "reduce_scatter"], 1280 / 2),
+        ((P, Partial(MAX)), (B, B), ["all_reduce", "all_reduce"], 2 * 1280),
+    ],
+    ids=str,
+)
+def test_ways_on_a_square(source: tuple[Sbp, ...], target: tuple[Sbp, ...], names: list[str], sent: float) -> None:
+    """1280 bytes on 2 x 2 ranks: mesh dimensions that change alike change at once."""
+    assert way(Layout(SQUARE, source), Layout(SQUARE, target), type_(20, 16)) == (names, sent)
+
+
+def test_what_is_reduced_first_is_resolved_first() -> None:
+    """Sums of maxima: the maxima along the inner mesh dimension come first."""
+    hops = path(Layout(SQUARE, (P, Partial(MAX))), Layout(SQUARE, (B, B)), type_(20, 16))
+    assert [str(hop.target) for hop in hops] == ["cpu[0-3:2x2]:P,B", "cpu[0-3:2x2]:B,B"]
+    assert path(Layout(SQUARE, (B, B)), Layout(SQUARE, (P, Partial(MAX))), type_(20, 16))[0].target.sbp == (P, B)
+
+
+def test_small_tensors_meet_less_often() -> None:
+    """A kilobyte from one rank to two goes there whole; of a megabyte each gets half and they share."""
+    source, target = Layout(on(0), (B,)), Layout(on(1, 2), (B,))
+    assert way(source, target, type_(256))[0] == ["move"]
+    assert way(source, target, type_(512, 512))[0] == ["move", "all_gather"]
+
+
+def test_partial_tensors_are_resolved_where_they_lie() -> None:
+    stages = Layout(Placement("cpu", (0, 1, 2, 3), (2, 2)), (S(0), P)), Layout(Placement("cpu", (4, 5, 6, 7), (2, 2)), (S(0), P))
+    names, sent = way(*stages, type_(512, 512))
+    assert (names, sent) == (["reduce_scatter", "move", "pad"], (1 << 20) // 4 + (1 << 20) // 4)
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (Layout(SQUARE, (S(0), S(0))), Layout(first(4), (S(0),))),
+        (Layout(SQUARE, (P, P)), Layout(first(4), (P,))),
+        (Layout(CUBE, (P, S(1), S(1))), Layout(Placement("cpu", tuple(range(8)), (2, 4)), (P, S(1)))),
+        (Layout(Placement("cpu", (0, 1), (1, 2)), (P, S(0))), Layout(first(2), (S(0),))),
+        (Layout(Placement("gpu", (0, 1)), (S(0),)), Layout(first(2), (S(0),))),
+        (Layout(on(3), (P,)), Layout(on(3), (S(0),))),
+    ],
+    ids=str,
+)
+def test_other_words_for_the_same_are_free(source: Layout, target: Layout) -> None:
+    assert way(source, target, type_(20, 16)) == (["relabel"], 0)
+    assert way(target, source, type_(20, 16)) == (["relabel"], 0)
+
+
+def test_nested_pieces_are_not_flat_pieces() -> None:
+    """6 rows: 2, 1 and 2, 1 on a square, but 2, 2, 1, 1 in a row; rank 2 gives its first row to rank 1."""
+    source, target = Layout(SQUARE, (S(0), S(0))), Layout(first(4), (S(0),))
+    assert way(source, target, type_(6, 16)) == (["exchange"], 64)
+    assert [exchange.ranks for exchange in exchanges(source, target, (6, 16))] == [(0,), (1, 2), (3,)]
+    assert Reroute(source, target).sent(type_(6, 16)) == {2: 64}
+
+
+def test_an_axis_that_is_not_there() -> None:
+    with pytest.raises(SbpError, match=r"cpu\[0-1\]:S\(2\) splits axis 2, which a tensor float32\[4,6\] does not have"):
+        path(Layout(first(2), (B,)), Layout(first(2), (S(2),)), type_(4, 6))
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (Layout(first(2), (P,)), Layout(first(2), (Partial(MAX),))),
+        (Layout(SQUARE, (P, S(0))), Layout(SQUARE, (B, B))),
+        (Layout(first(2), (P,)), Layout(on(2), (B,))),
+    ],
+    ids=str,
+)
+def test_what_takes_several_hops_has_no_name(source: Layout, target: Layout) -> None:
+    with pytest.raises(SbpError, match=r"is more than one hop$"):
+        Reroute(source, target)
 
 
 # -------------------------------------------------------------------- moves

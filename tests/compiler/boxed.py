@@ -1,0 +1,93 @@
+"""Changes of layout as programs of their own: run on threads, compared with the logical value and with the bytes announced."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from traced import Bound, world_of
+
+from jobflow.commands import Sent
+from jobflow.compiler.box import Reroute, box
+from jobflow.graph.ir import Graph, Node, Physical, Sharded, Value
+from jobflow.layout import MAX, MIN, Layout, Partial, Sbp
+from jobflow.ops.layout_ops import Copy
+from jobflow.ops.source import Input
+from jobflow.types import TensorType
+
+Array = Any
+Pair = tuple[Layout, Layout]
+
+#: How often a program is run: the second run finds what the first has left in memory.
+RUNS = 2
+
+
+def change(source: Layout, target: Layout, type: TensorType, number: int = 0) -> tuple[Value, Node, Sharded]:
+    """x in `source`, read by a node that wants it in `target`."""
+    read = Node(Input(type.shape, type.dtype, f"x{number}"), (), (), f"x{number}", source.placement)
+    x = Value(type, read, 0, f"x{number}")
+    read.outputs = (x,)
+    copy = Node(Copy(), (x,), (), f"y{number}", target.placement)
+    copy.outputs = (Value(type, copy, 0, f"y{number}"),)
+    graph = Graph("job", source.placement, (read, copy), (x,), copy.outputs)
+    return x, copy, Sharded(graph, {x: source, copy.outputs[0]: target}, {read: (), copy: (target,)})
+
+
+def together(parts: list[Sharded]) -> Physical:
+    """Many programs as one: a world is started and bound once."""
+    graphs = [part.graph for part in parts]
+    nodes = tuple(node for graph in graphs for node in graph.nodes)
+    whole = Graph("job", graphs[0].placement, nodes, tuple(v for g in graphs for v in g.inputs), tuple(v for g in graphs for v in g.outputs))
+    return box(Sharded(whole, {k: v for p in parts for k, v in p.layouts.items()}, {k: v for p in parts for k, v in p.wanted.items()}))
+
+
+def addends(layout: Layout, array: Array, random: np.random.Generator) -> list[Array]:
+    """The ranks' parts of an array; those of a partial one all differ, change their sign, and none is the value itself."""
+    held = {(): array}
+    for sbp, n in zip(layout.sbp, layout.placement.mesh, strict=True):
+        held = {(*at, i): part for at, whole in held.items() for i, part in enumerate(parts_along(sbp, n, whole, random))}
+    boxes = layout.boxes(array.shape).values()
+    return [part[box.slices].copy() for part, box in zip(held.values(), boxes, strict=True)]
+
+
+def parts_along(sbp: Sbp, n: int, array: Array, random: np.random.Generator) -> list[Array]:
+    """What n ranks hold along one mesh dimension, not yet cut."""
+    if not isinstance(sbp, Partial):
+        return [array] * n
+    owner = random.integers(0, n, array.shape)
+    if array.dtype == np.bool_:
+        return [np.where(owner == i, array, sbp.reduce is MIN) for i in range(n)]
+    noise = random.integers(1, 9, (n, *array.shape)).astype(array.dtype)
+    if sbp.reduce is MAX or sbp.reduce is MIN:
+        away = -noise if sbp.reduce is MAX else noise
+        return [np.where(owner == i, array, array + away[i]).astype(array.dtype) for i in range(n)]
+    noise[::2] = -noise[::2]
+    noise[-1] = array - noise[:-1].sum(axis=0, dtype=array.dtype)
+    return list(noise)
+
+
+def agree(n: int, pairs: list[Pair], type: TensorType) -> None:
+    """Run all changes at once on n ranks; compare with the logical value, and the bytes that were sent with those predicted."""
+    random = np.random.default_rng(7)
+    value = random.integers(0 if type.dtype.name == "uint8" else -20, 21, type.shape).astype(type.dtype.numpy)
+    made = [change(source, target, type, i) for i, (source, target) in enumerate(pairs)]
+    with world_of(n) as world:
+        physical = together([sharded for *_, sharded in made])
+        bound = Bound(world, physical)
+        arguments = {f"x{i}": addends(source, value, random) for i, (source, _) in enumerate(pairs)}
+        for _ in range(RUNS):
+            for (source, target), result in zip(pairs, bound.run(**arguments), strict=True):
+                np.testing.assert_array_equal(result, value, err_msg=f"{source} -> {target} of {type}")
+        counted = [sum(traffic.nbytes for traffic in kinds.values()) for kinds in world.call(Sent())]
+        predicted = announced(physical)
+        assert counted == [RUNS * predicted[rank] for rank in range(n)]
+
+
+def announced(physical: Physical) -> Counter[int]:
+    """The bytes that each rank sends in one run, by what the changes of layout say of themselves."""
+    total: Counter[int] = Counter()
+    for node in physical.graph.nodes:
+        if isinstance(node.op, Reroute):
+            total.update(node.op.sent(*(value.type for value in node.inputs)))
+    return total
