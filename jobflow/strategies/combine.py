@@ -83,9 +83,7 @@ def mesh(
     `data` None takes the ranks that the others leave.  The remaining arguments are those of `pipeline` and of `tensor_parallel`.
     """
     if pipeline == 1 and (microbatches or stages or cuts):
-        raise ConfigError(
-            "strategies.mesh: microbatches, stages and cuts need pipeline=2 or more; without one, set train.num_gradient_accumulation_steps"
-        )
+        raise ConfigError("strategies.mesh: microbatches, stages and cuts need pipeline=2 or more; else use train.num_gradient_accumulation_steps")
     if tensor == 1 and (columns or rows or vocabulary):
         raise ConfigError("strategies.mesh: columns, rows and vocabulary need tensor=2 or more")
     found: list[Strategy] = []

@@ -5,7 +5,7 @@ Stages are cut in program order, so a value only goes from a stage to a later on
 * at names: stage i + 1 begins with the first node that is called, or reads a variable that is called, like the i-th pattern of `cuts`;
 * else as the program itself says, if it names stages (`experimental.scope.config(pipeline_stage_id_hint=)`);
 * else in balance: a node works the larger of its flops and MEMORY times the bytes it touches, and each cut is where its distance from the
-  even one, in work, and WIRE times the bytes that go across are least together.
+  even one, in work, and WIRE times the bytes that go across are least together, but not further away than SLACK of a stage.
 
 A variable is stored by the stage that reads it first; stages that share it are sent it, and send back their part of its gradient.
 """
@@ -32,6 +32,7 @@ from jobflow.strategies.hints import Hints
 #: Flops that a device does in the time in which it reads or writes one byte, and in which it sends one.
 MEMORY = 10
 WIRE = 100
+SLACK = 0.5
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,9 @@ def _named(program: Program, steps: Sequence[Node], cuts: Sequence[str], count: 
     for pattern in cuts:
         begin = next((i for i, node in enumerate(steps) if any(fnmatchcase(name, pattern) for name in _names(node))), None)
         if begin is None or begin <= max(begins, default=0):
-            why = "comes first" if begin is None else "is behind the cut before it"
-            raise ConfigError(f'strategies.pipeline: in job {program.name} no op or variable like "{pattern}" {why}; name the cuts in program order')
+            what = f'op or variable like "{pattern}"'
+            wrong = f"there is no {what}" if begin is None else f"the first {what} is not behind the cut before it"
+            raise ConfigError(f"strategies.pipeline: in job {program.name} {wrong}; name the cuts in program order")
         begins.append(begin)
     return begins
 
@@ -121,8 +123,9 @@ def balanced(steps: Sequence[Node], count: int) -> list[int]:
     begins: list[int] = []
     for stage in range(1, count):
         possible = range((begins[-1] if begins else 0) + 1, len(steps) - (count - stage) + 1)
-        cost = {i: abs(before[i] - stage * share) + WIRE * across[i] for i in possible}
-        begins.append(min(possible, key=cost.__getitem__))
+        away = {i: abs(before[i] - stage * share) for i in possible}
+        near = [i for i in possible if away[i] < SLACK * share] or [min(possible, key=away.__getitem__)]
+        begins.append(min(near, key=lambda i: away[i] + WIRE * across[i]))
     return begins
 
 

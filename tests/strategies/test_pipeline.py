@@ -1,0 +1,85 @@
+"""Where stages are cut, and which ranks run them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trained
+
+from jobflow import strategies as st
+from jobflow.errors import ConfigError, PlacementError
+from jobflow.session import current_session
+
+
+def stages(job: str) -> dict[str, int]:
+    """The stage of every forward node that has one, by name."""
+    (compiled,) = (compiled for compiled in current_session()._compiled.values() if compiled.name == job)
+    nodes = compiled.programs[0].graph.nodes
+    return {node.name: node.origin.stage for node in nodes if node.origin.stage is not None and node.phase == "forward"}
+
+
+def ranks(*names: str) -> list[tuple[int, ...]]:
+    return [current_session().variables[name].placement.ranks for name in names]
+
+
+def test_stages_are_layers_of_like_work() -> None:
+    trained.mlp_curve(st.pipeline(), 3, 1)
+    found = stages("train_mlp")
+    assert [found[name] for name in ("up-matmul", "down-matmul", "head-matmul")] == [0, 1, 2]
+    assert ranks("up-weight", "down-weight", "head-weight") == [(0,), (1,), (2,)]
+    assert ranks("up-weight-m", "head-bias-v") == [(0,), (2,)], "what the optimizer remembers lies with its variable"
+
+
+def test_stages_begin_at_names() -> None:
+    trained.mlp_curve(st.pipeline(cuts=["head-*"]), 2, 1)
+    assert ranks("up-weight", "down-weight", "head-weight") == [(0,), (0,), (1,)]
+    trained.mlp_curve(st.pipeline(cuts="down-weight"), 2, 1)
+    assert ranks("up-weight", "down-weight", "head-weight") == [(0,), (1,), (1,)]
+
+
+def test_what_only_arguments_decide_is_done_by_who_reads_it() -> None:
+    """The words go to the first stage, the labels to the last."""
+    trained.gpt_curve("pp", 2, 1)
+    (compiled,) = current_session()._compiled.values()
+    placements = {value.name: value.node.placement.ranks for value in compiled.graph.inputs}
+    assert placements == {"words": (0,), "following": (1,)}
+
+
+def test_groups_take_turns_when_stages_are_interleaved() -> None:
+    trained.mlp_curve(st.pipeline(2, stages=4, microbatches=4, schedule="interleaved"), 2, 1)
+    assert sorted(set(stages("train_mlp").values())) == [0, 1, 2, 3]
+    (compiled,) = current_session()._compiled.values()
+    for node in compiled.programs[0].graph.nodes:
+        if node.origin.stage is not None and node.op.word() != "reroute":
+            assert node.placement.ranks == (node.origin.stage % 2,)
+
+
+def test_every_stage_has_a_mesh_of_its_own() -> None:
+    trained.mlp_curve(st.mesh(pipeline=2, data=2, tensor=2), 8, 1)
+    placements = {variable.placement for name, variable in current_session().variables.items() if variable.trainable}
+    assert {(p.ranks, p.mesh) for p in placements} == {((0, 1, 2, 3), (2, 2)), ((4, 5, 6, 7), (2, 2))}
+
+
+def test_the_pipeline_may_be_the_inner_dimension() -> None:
+    trained.mlp_curve(st.combine(st.data_parallel(2), st.pipeline(2)), 4, 1)
+    assert ranks("up-weight", "head-weight") == [(0, 2), (1, 3)]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "devices", "kind", "said"),
+    [
+        (st.pipeline(stages=3), 2, ConfigError, "3 stages do not divide among 2 groups of ranks; make stages a multiple of 2"),
+        (st.pipeline(cuts=["down-*", "head-*"]), 2, ConfigError, "2 cuts make 3 stages, not 2; give 1, or set stages"),
+        (st.pipeline(cuts=["nothing"]), 2, ConfigError, 'in job train_mlp there is no op or variable like "nothing"'),
+        (st.pipeline(cuts=["head-*", "down-*"]), 3, ConfigError, 'the first op or variable like "down-*" is not behind the cut before it'),
+        (st.pipeline(stages=400), 2, PlacementError, "cannot make 400 stages"),
+        (st.pipeline(4), 2, PlacementError, "the job has 2 ranks, which do not fill it"),
+        (st.combine(st.pipeline(2), st.pipeline(2)), 4, PlacementError, "there can be one pipeline only"),
+    ],
+    ids=str,
+)
+def test_mistakes(strategy: Any, devices: int, kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind) as caught:
+        trained.mlp_curve(strategy, devices, 1)
+    assert said in str(caught.value)
