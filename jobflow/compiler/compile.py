@@ -13,6 +13,7 @@
     write          + writes of variables as steps  -> Program
     fuse           fewer, larger steps             -> Program
     order          body and epilogue               -> Ordered
+    overlap        transfers beside computing      -> Ordered
     memory         + where everything lies         -> Plan, verified
 
 All of it is pure and silent: no communication, clock, randomness, environment or iteration over sets, so that ranks that
@@ -32,6 +33,7 @@ from jobflow.compiler.lower import lower
 from jobflow.compiler.memory import plan_memory
 from jobflow.compiler.microbatch import unroll
 from jobflow.compiler.order import order
+from jobflow.compiler.overlap import overlap
 from jobflow.compiler.precision import lower_precision
 from jobflow.compiler.recompute import recompute
 from jobflow.compiler.shard import shard
@@ -66,6 +68,6 @@ def distribute(graph: Graph) -> Physical:
     return bucket(box(shard(graph)))
 
 
-def plan_rank(physical: Physical, rank: int, slots: dict[str, Slot]) -> Plan:
-    """What one rank does; `slots` says where its variables are stored."""
-    return plan_memory(order(fuse(write(lower(physical, rank, slots)))))
+def plan_rank(physical: Physical, rank: int, slots: dict[str, Slot], copies: bool = False) -> Plan:
+    """What one rank does; `slots` and `copies` as in `lower`."""
+    return plan_memory(overlap(order(fuse(write(lower(physical, rank, slots, copies))))))

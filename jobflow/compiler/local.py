@@ -43,6 +43,8 @@ class Collect:
 
 @dataclass(frozen=True, slots=True)
 class Send:
+    """Post a send; see `plan.Transfer`."""
+
     peer: int
     order: int
 
@@ -52,6 +54,8 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Receive:
+    """Post a receive; see `plan.Transfer`."""
+
     peer: int
     order: int
 
@@ -66,7 +70,17 @@ class Join:
     offsets: tuple[int, ...]
 
 
-Action: TypeAlias = Op | Collect | Send | Receive | Join
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Until the transfer of this order is complete; the input is what is sent or received."""
+
+    post: Send | Receive
+
+    def __str__(self) -> str:
+        return f"wait for {self.post}"
+
+
+Action: TypeAlias = Op | Collect | Send | Receive | Wait | Join
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -79,6 +93,7 @@ class Step:
     name: str
     where: SourceLine = NOWHERE
     phase: Phase = "forward"
+    microbatch: int | None = None
 
     def __str__(self) -> str:
         outputs = ", ".join(f"{item}: {item.type}" for item in self.outputs)
@@ -123,6 +138,7 @@ class Builder:
     name: str = ""
     where: SourceLine = NOWHERE
     phase: Phase = "forward"
+    microbatch: int | None = None
 
     def compute(self, op: Op, *inputs: Item, name: str | None = None) -> Item:
         """Append an op of one output; its output."""
@@ -137,4 +153,4 @@ class Builder:
         return outputs
 
     def append(self, action: Action, inputs: tuple[Item, ...], outputs: tuple[Item, ...]) -> None:
-        self.steps.append(Step(action, inputs, outputs, self.name, self.where, self.phase))
+        self.steps.append(Step(action, inputs, outputs, self.name, self.where, self.phase, self.microbatch))

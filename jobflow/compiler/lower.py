@@ -19,14 +19,15 @@ from jobflow.graph.ir import Node, Physical, Value
 from jobflow.layout import Box, Layout, Local, Partial, Reduction, whole_box
 from jobflow.ops.base import types_tuple
 from jobflow.ops.layout_ops import SliceBox, ToLocal
+from jobflow.ops.parts import PutPart
 from jobflow.ops.source import Input, ReadVariable
 from jobflow.plan.plan import Announced, Slot
 from jobflow.types import TensorType
 
 
-def lower(physical: Physical, rank: int, slots: dict[str, Slot]) -> Program:
-    """What `rank` does.  `slots` says where its variables are stored."""
-    return _Lowering(physical, rank, slots).run()
+def lower(physical: Physical, rank: int, slots: dict[str, Slot], copies: bool = False) -> Program:
+    """What `rank` does.  `slots` says where its variables are stored; with `copies`, outputs that all hold whole are handed out by all."""
+    return _Lowering(physical, rank, slots, copies).run()
 
 
 @dataclass
@@ -34,6 +35,7 @@ class _Lowering:
     physical: Physical
     rank: int
     slots: dict[str, Slot]
+    copies: bool
     items: dict[Value, Item] = field(default_factory=dict)
     arguments: list[Argument] = field(default_factory=list)
     reads: dict[str, Item] = field(default_factory=dict)
@@ -44,6 +46,7 @@ class _Lowering:
         self.build = Builder(self.rank)
         for node in graph.nodes:
             self.build.name, self.build.where, self.build.phase = node.outputs[0].name, node.where, node.phase
+            self.build.microbatch = node.origin.microbatch
             if isinstance(node.op, Reroute):
                 self._reroute(node)
             elif self.rank in node.placement.ranks:
@@ -56,7 +59,8 @@ class _Lowering:
     def _gives(self, value: Value) -> bool:
         """Whether this rank hands out its part of an output; of what all hold whole, the first does."""
         layout = self.physical.layouts[value]
-        return value in self.items and (isinstance(layout, Local) or not layout.is_whole or layout.placement.ranks[0] == self.rank)
+        gives = self.copies or isinstance(layout, Local) or not layout.is_whole or layout.placement.ranks[0] == self.rank
+        return gives and value in self.items
 
     # ---------------------------------------------------------------- ordinary nodes
 
@@ -83,6 +87,10 @@ class _Lowering:
             self.items[value] = item
             box = whole_box(value.shape) if value.local else self.box(value)
             self.arguments.append(Argument(op.key, item, box))
+            return
+        if isinstance(op, PutPart) and self.rank not in op.single.ranks:
+            (value,) = node.outputs
+            self.items[value] = self.build.compute(op.elsewhere(self.box(value), value.type), name=value.name)
             return
         if not node.outputs[0].local or op.by_position or isinstance(op, ToLocal):
             op = op.localize(tuple(map(self.box, node.inputs)), tuple(map(self.box, node.outputs)))

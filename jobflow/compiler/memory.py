@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from jobflow.compiler.format import format_items
-from jobflow.compiler.local import Collect, Item, Join, Receive, Send, Step
+from jobflow.compiler.local import Collect, Item, Join, Receive, Send, Step, Wait
 from jobflow.compiler.order import Ordered
 from jobflow.compiler.place import communicated, overwritten, placements
 from jobflow.compiler.views import Window, is_dense, is_free, windows
@@ -21,6 +21,7 @@ from jobflow.compiler.write import views_of, written_over
 from jobflow.errors import PlanError
 from jobflow.ops.base import Op
 from jobflow.ops.layout_ops import Copy
+from jobflow.plan import plan as plans
 from jobflow.plan.plan import ALIGNMENT, Collective, Compute, Feed, Instruction, Plan, Slot, Transfer
 from jobflow.plan.verify import Access, verify_memory, verify_order
 from jobflow.types import contiguous_strides
@@ -207,8 +208,20 @@ class _Planning:
 
     def _note(self, step: Step, inputs: tuple[Item, ...], outputs: tuple[Item, ...]) -> None:
         reads = tuple((self.key(item), self.slot(item)) for item in inputs)
+        if isinstance(step.action, Wait) and isinstance(step.action.post, Receive):  # until then nobody may read what is under way
+            self.accesses.append(Access(step.name, tuple((_under_way(step.action.post), slot) for _, slot in reads), reads))
+            return
+        if isinstance(step.action, Receive):
+            homes = tuple((self.key(item), self.slot(item)) for item in self._new_homes(outputs))
+            self.accesses.append(Access(step.name, (), (*homes, *((_under_way(step.action), self.slot(item)) for item in outputs))))
+            return
         writes = tuple((self.key(item), self.slot(item)) for item in (*self._new_homes(outputs), *outputs))
         self.accesses.append(Access(f"{step.name} ({step.action})", reads, writes))
+
+
+def _under_way(receive: Receive) -> int:
+    """The key of what is being received."""
+    return -1 - receive.order
 
 
 def _stored(steps: tuple[Step, ...]) -> list[Item]:
@@ -226,4 +239,8 @@ def _instruction(step: Step, inputs: tuple[Slot, ...], outputs: tuple[Slot, ...]
             return Transfer(peer, True, inputs[0], order, step.name, step.where)
         case Receive(peer, order):
             return Transfer(peer, False, outputs[0], order, step.name, step.where)
+        case Wait(Send(peer, order)):
+            return plans.Wait(peer, True, inputs[0], order, step.name, step.where)
+        case Wait(Receive(peer, order)):
+            return plans.Wait(peer, False, inputs[0], order, step.name, step.where)
     raise PlanError(f"{step.name} at {step.where}: {step.action} is not an instruction")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Slot, Transfer
+from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Slot, Transfer, Wait
 
 #: What memory is used for, in the order of the table.
 CATEGORIES = ("variables", "optimizer state", "activations", "gradients", "communication", "update")
@@ -84,6 +84,8 @@ def _accesses(instruction: Instruction) -> tuple[tuple[Slot, ...], tuple[Slot, .
             return (instruction.input,), (instruction.output,), "communication"
         case Transfer(_, sends, slot):
             return ((slot,), (), "communication") if sends else ((), (slot,), "communication")
+        case Wait(_, _, slot):
+            return (slot,), (), "communication"
 
 
 def _add_lives(touches: list[_Touch], in_use: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> None:

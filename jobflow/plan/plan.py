@@ -79,7 +79,22 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Send a contiguous slot to `peer`, or receive it from there."""
+    """Begin to send a contiguous slot to `peer`, or to receive it from there.
+
+    Until a `Wait` nobody may write what is sent, nor touch what is received.
+    """
+
+    peer: int
+    sends: bool
+    slot: Slot
+    order: int
+    name: str
+    where: SourceLine = NOWHERE
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The transfer of this order is complete: what was sent may be overwritten, what was received may be read."""
 
     peer: int
     sends: bool
@@ -103,7 +118,7 @@ class Announced:
         return f"{self.what} {self.name} {list(self.ranks)} {self.nbytes} bytes"
 
 
-Instruction: TypeAlias = Compute | Collective | Transfer
+Instruction: TypeAlias = Compute | Collective | Transfer | Wait
 
 
 @dataclass(frozen=True)

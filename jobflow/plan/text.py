@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Transfer
+from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Transfer, Wait
 
 
 def plan_text(plan: Plan) -> str:
@@ -28,3 +28,5 @@ def instruction_text(instruction: Instruction) -> str:
             return f"{target} = {kind}{how} {list(ranks)} #{order}({source})  # {name}, {where}"
         case Transfer(peer, sends, slot, order, name, where):
             return f"{'send to' if sends else 'receive from'} {peer} #{order}: {slot}  # {name}, {where}"
+        case Wait(peer, sends, slot, order, name, where):
+            return f"wait until {'sent to' if sends else 'received from'} {peer} #{order}: {slot}  # {name}, {where}"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from jobflow.errors import PlanError
-from jobflow.plan.plan import Announced, Collective, Plan, Slot, Transfer
+from jobflow.plan.plan import Announced, Collective, Plan, Slot, Transfer, Wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,56 @@ def _take(owners: list[_Owned], key: int, slot: Slot) -> None:
 
 
 def verify_order(plan: Plan) -> None:
-    """PlanError unless this rank takes part in each communication that concerns it, in the order of the schedule, and in no other."""
-    done = [i for i in plan.instructions if isinstance(i, Collective | Transfer)]
-    due = [number for number, announced in enumerate(plan.schedule) if plan.rank in announced.ranks]
+    """PlanError unless this rank takes part in each communication that concerns it, and in no other, so that nobody waits for ever.
+
+    A rank stands still in collectives and where it waits for a transfer.  It meets what it takes from others - collectives, and
+    what it receives - in the order of the schedule; it has posted a send before it meets anything later, and waits for that send
+    only after it has met everything earlier.  Then, of all that ranks stand still in, the earliest can always go on.
+    """
+    sends = {i.order: i for i in plan.instructions if isinstance(i, Transfer) and i.sends}
+    _verify_meetings(plan, set(sends))
+    _verify_transfers(plan, sends)
+
+
+def _verify_transfers(plan: Plan, sends: dict[int, Transfer]) -> None:
+    """The posts of transfers, and the waits for sends."""
+    due = {number for number, announced in enumerate(plan.schedule) if plan.rank in announced.ranks}
+    meetings = sorted(due - set(sends))
+    posted: dict[int, Transfer] = {}
+    last: dict[tuple[int, bool], int] = {}
+    waited: set[int] = set()
+    met = -1
+
+    def wrong(instruction: Transfer | Wait, why: str) -> PlanError:
+        what = "send" if instruction.sends else "receive"
+        return PlanError(f"job {plan.job}, rank {plan.rank}: the {what} {instruction.name} (number {instruction.order}) {why}")
+
+    for instruction in plan.instructions:
+        match instruction:
+            case Collective():
+                met = instruction.order
+            case Transfer(peer, is_send, _, order):
+                if order in posted or order not in due or order <= last.get((peer, is_send), -1):
+                    raise wrong(instruction, f"is posted twice, is none of this rank's, or is posted after a later one to or from rank {peer}")
+                if is_send and met > order:
+                    raise wrong(instruction, f"is posted after number {met} has been waited for")
+                posted[order], last[peer, is_send] = instruction, order
+            case Wait(_, is_send, slot, order):
+                if order not in posted or order in waited or posted[order].slot != slot:
+                    raise wrong(instruction, "is waited for before it is posted, twice, or elsewhere")
+                if is_send and any(met < number < order for number in meetings):
+                    raise wrong(instruction, f"is waited for while the rank has come to number {met} only")
+                waited.add(order)
+                met = met if is_send else order
+    for order, transfer in posted.items():
+        if order not in waited:
+            raise wrong(transfer, "is never waited for")
+
+
+def _verify_meetings(plan: Plan, sends: set[int]) -> None:
+    """Collectives, and the waits for what is received, are those of the schedule, in its order."""
+    done = [i for i in plan.instructions if isinstance(i, Collective) or (isinstance(i, Wait) and not i.sends)]
+    due = [number for number, announced in enumerate(plan.schedule) if plan.rank in announced.ranks and number not in sends]
     for i in range(max(len(done), len(due))):
         number = due[i] if i < len(due) else None
         instruction = done[i] if i < len(done) else None

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from jobflow.errors import AbortedError, JobflowError
+from jobflow.ops import half
 from jobflow.ops.base import Call
-from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Slot, Transfer
+from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Slot, Transfer, Wait
 from jobflow.runtime.arrays import window
 from jobflow.runtime.comm.base import Communicator
 from jobflow.runtime.device.base import Device
@@ -30,6 +31,7 @@ class Executor:
         self.device = device
         self.buffers = {**state.buffers, "arena": device.allocate(plan.buffers["arena"]), "shared": comm.allocate(plan.buffers["shared"])}
         self.feeds = {feed.name: (self.view(feed.slot), feed.box) for feed in plan.feeds}
+        self._waits: dict[int, list[Call]] = {}
         bound = [(i, self._bind(i, comm)) for i in plan.body]
         late = [(i, self._bind(i, comm)) for i in plan.epilogue]
         comm.seal()
@@ -55,9 +57,12 @@ class Executor:
         match instruction:
             case Compute(op, inputs, outputs):
                 self.device.begin_instruction()
-                return op.bind(self.device, [self.view(s) for s in inputs], [self.view(s) for s in outputs])
-            case Transfer(peer, sends, slot):
-                return (comm.bind_send if sends else comm.bind_receive)(peer, self.view(slot), name=instruction.name)
+                return half.bind(op, self.device, [self.view(s) for s in inputs], [self.view(s) for s in outputs])
+            case Transfer(peer, sends, slot, order):
+                calls, self._waits[order] = (comm.bind_send if sends else comm.bind_receive)(peer, self.view(slot), name=instruction.name)
+                return calls
+            case Wait(_, _, _, order):
+                return self._waits.pop(order)
             case Collective():
                 return _bind_collective(instruction, self.view(instruction.input), self.view(instruction.output), comm)
 

@@ -97,9 +97,11 @@ def relay(rank: Rank, _: Any) -> int:
     """Every rank sends to the next one, in a ring without its last link."""
     sent, got = Bound(rank, 7, 0, "float32"), Bound(rank, 0, 7, "float32")
     if rank.index > 0:
-        got.calls = rank.comm.bind_receive(rank.index - 1, got.target)
+        ends = rank.comm.bind_receive(rank.index - 1, got.target)
+        got.calls = [*ends.post, *ends.wait]
     if rank.index < rank.size - 1:
-        sent.calls = rank.comm.bind_send(rank.index + 1, sent.source)
+        ends = rank.comm.bind_send(rank.index + 1, sent.source)
+        sent.calls = [*ends.post, *ends.wait]
     rank.comm.seal()
     for step in range(3):
         if got.calls:

@@ -16,7 +16,7 @@ import math
 import threading
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -428,10 +428,39 @@ class Device:
         return self
 
 
+class Launch:
+    """Work on a stream that is no thread's current one: it is done when somebody waits for it."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work: Callable[[], None] | None = work
+
+    def finish(self) -> None:
+        work, self._work = self._work, None
+        if work is not None:
+            work()
+
+
+class Event:
+    """What a stream was asked to do before a point."""
+
+    def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> None:
+        self._before: list[Launch] = []
+        self._stream = 0
+
+    def record(self, stream: Stream) -> None:
+        self._before, self._stream = list(stream.under_way), stream.ptr
+
+    def finish(self) -> None:
+        for launch in self._before:
+            launch.finish()
+        Memory.finish(self._stream)
+
+
 class Stream:
     """An order of launches."""
 
     _numbers = itertools.count(1)
+    all: ClassVar[dict[int, Stream]] = {}
 
     def __init__(self, null: bool = False, non_blocking: bool = False, ptds: bool = False) -> None:
         assert non_blocking, "a blocking stream would be ordered with the legacy stream, which is not pretended here"
@@ -439,6 +468,13 @@ class Stream:
         self.ptr = next(self._numbers)
         self.done = True
         self._before: list[int] = []
+        self.under_way: list[Launch] = []
+        Stream.all[self.ptr] = self
+
+    def wait_event(self, event: Event) -> None:
+        """Kernels are pretended to be done at once, so what they wait for is done at once; another stream's work waits with it."""
+        if current.stream == self.ptr:
+            event.finish()
 
     def use(self) -> Stream:
         if current.device != self.device_id:
@@ -454,6 +490,9 @@ class Stream:
         current.streams[self.device_id] = self._before.pop()
 
     def synchronize(self) -> None:
+        for launch in self.under_way:
+            launch.finish()
+        self.under_way.clear()
         Memory.finish(self.ptr)
 
 
@@ -486,7 +525,7 @@ def modules(gpus: int) -> dict[str, types.ModuleType]:
     cupy, cuda, nccl, cupyx, scipy, special = made = [types.ModuleType(name) for name in names]
     vars(cupy).update(members(), asarray=asarray, array=array, asnumpy=asnumpy, empty=empty, ndarray=ndarray, cuda=cuda)
     runtime = types.SimpleNamespace(getDeviceCount=lambda: Gpus.count, deviceGetPCIBusId=lambda index: f"0000:{index:02x}:00.0")
-    vars(cuda).update(Device=Device, Stream=Stream, runtime=runtime, is_available=lambda: Gpus.count > 0)
+    vars(cuda).update(Device=Device, Stream=Stream, Event=Event, runtime=runtime, is_available=lambda: Gpus.count > 0)
     vars(nccl).update(available=False)  # not in vars(cuda) before it is imported, as with CuPy
     vars(cupyx).update(empty_pinned=empty_pinned, scipy=scipy)
     vars(scipy).update(special=special)

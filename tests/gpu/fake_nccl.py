@@ -1,7 +1,8 @@
 """NCCL for machines without a GPU: ranks, be they threads or processes, pass bytes through files in a folder.
 
-As strict as NCCL is: each rank of a communicator must come, and with a GPU of its own; pointers are read when a call runs, on the
-stream that is current; calls between groupStart and groupEnd run together, sends first.
+As strict as NCCL is: each rank of a communicator must come, and with a GPU of its own; pointers are read when a call runs: on the
+stream that is current at once, on another one (a send at once too) when somebody waits for it; calls between groupStart and
+groupEnd run together, sends first.
 """
 
 from __future__ import annotations
@@ -96,8 +97,8 @@ class Communicator:
         return content
 
     def _perform(self, sends: list[Callable[[], None]], rest: list[Callable[[], None]], stream: int) -> None:
-        assert stream == fake_cupy.current.stream, "the call is on another stream than the kernels"
         assert self._device == fake_cupy.current.device, "the call is made with another device current"
+        assert stream == fake_cupy.current.stream, "a collective is on another stream than the kernels"
         start()
         group.sends += sends
         group.rest += rest
@@ -123,10 +124,20 @@ class Communicator:
         return combine
 
     def send(self, sendbuf: int, count: int, datatype: int, peer: int, stream: int) -> None:
-        self._perform([self._give(peer, sendbuf, count, datatype)], [], stream)
+        self._perform([self._give(peer, sendbuf, count, datatype)], [], fake_cupy.current.stream)
 
     def recv(self, recvbuf: int, count: int, datatype: int, peer: int, stream: int) -> None:
-        self._perform([], [self._get(peer, recvbuf, count, datatype)], stream)
+        get = self._get(peer, recvbuf, count, datatype)
+        if stream == fake_cupy.current.stream:
+            self._perform([], [get], stream)
+            return
+        beside = fake_cupy.Stream.all[stream].under_way
+
+        def receive() -> None:
+            with contextlib.suppress(Gone):
+                get()
+
+        beside.append(fake_cupy.Launch(receive))
 
     def allReduce(self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, stream: int) -> None:
         sends = [self._give(peer, sendbuf, count, datatype) for peer in range(self._size)]

@@ -8,7 +8,7 @@ import pytest
 
 from jobflow.errors import PlanError
 from jobflow.layout import SUM
-from jobflow.plan.plan import Announced, Collective, Compute, Plan, Slot, Transfer
+from jobflow.plan.plan import Announced, Collective, Compute, Plan, Slot, Transfer, Wait
 from jobflow.plan.text import instruction_text, plan_text
 from jobflow.plan.verify import Access, compare_schedules, verify_memory, verify_order
 from jobflow.types import TensorType, contiguous_strides, float32
@@ -90,12 +90,19 @@ def announced(*ranks: tuple[int, ...], what: str = "all_reduce") -> tuple[Announ
     return tuple(Announced(what, f"x{i}", own, 16) for i, own in enumerate(ranks))
 
 
-def plan(*body: Collective | Transfer | Compute, schedule: tuple[Announced, ...]) -> Plan:
+def end(sends: bool, order: int, peer: int = 0) -> tuple[Transfer, Wait]:
+    """Post and wait of one end of a transfer."""
+    about = (peer, sends, slot(64 * order, 4), order, "x")
+    return Transfer(*about), Wait(*about)
+
+
+def plan(*body: Collective | Transfer | Wait | Compute, schedule: tuple[Announced, ...]) -> Plan:
     return Plan("job", 1, {"arena": 128}, (), body, (), (), schedule=schedule)
 
 
 def test_a_rank_follows_the_schedule() -> None:
-    verify_order(plan(reduce(0), Transfer(0, True, slot(0, 4), 2, "x"), schedule=announced((0, 1), (0, 2), (1, 0))))
+    send, wait = end(True, 2)
+    verify_order(plan(reduce(0), send, wait, schedule=announced((0, 1), (0, 2), (1, 0))))
     verify_order(plan(schedule=announced((0, 2))))
 
 
@@ -115,6 +122,42 @@ def test_communication_left_out() -> None:
 def test_communication_of_others() -> None:
     with pytest.raises(PlanError, match=r"communication 0 is gradients \(number 0\), but the schedule has nothing more for it"):
         verify_order(plan(reduce(0), schedule=announced((0, 2))))
+
+
+BOTH_WAYS = announced((1, 0), (0, 1), (1, 0), (0, 1), what="move")
+(SEND0, SENT0), (RECEIVE1, RECEIVED1), (SEND2, SENT2), (RECEIVE3, RECEIVED3) = (end(n % 2 == 0, n) for n in range(4))
+
+
+def test_transfers_may_be_under_way_together() -> None:
+    verify_order(plan(RECEIVE1, RECEIVE3, SEND0, SEND2, RECEIVED1, SENT0, RECEIVED3, SENT2, schedule=BOTH_WAYS))
+    verify_order(plan(SEND0, SENT0, RECEIVE1, RECEIVED1, SEND2, SENT2, RECEIVE3, RECEIVED3, schedule=BOTH_WAYS))
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ((SEND0, RECEIVE1, RECEIVED1, RECEIVE3, RECEIVED3, SEND2, SENT0, SENT2), r"send x \(number 2\) is posted after number 3 has been waited for"),
+        (
+            (SEND0, SEND2, SENT2, RECEIVE1, RECEIVED1, SENT0, RECEIVE3, RECEIVED3),
+            r"send x \(number 2\) is waited for while the rank has come to number -1",
+        ),
+        (
+            (SEND0, SEND2, RECEIVE1, RECEIVE3, RECEIVED3, RECEIVED1, SENT0, SENT2),
+            r"its communication 0 is x \(number 3\), but the schedule has move x1",
+        ),
+        (
+            (SEND2, SEND0, RECEIVE1, RECEIVE3, RECEIVED1, RECEIVED3, SENT0, SENT2),
+            r"send x \(number 0\) is posted twice, .* after a later one to or from rank 0",
+        ),
+        ((SEND0, SEND2, RECEIVE3, RECEIVE1, RECEIVED1, RECEIVED3, SENT0, SENT2), r"receive x \(number 1\) is posted twice, .* after a later one"),
+        ((SEND0, SENT0, SEND2, RECEIVED1, RECEIVE1, RECEIVE3, RECEIVED3, SENT2), r"receive x \(number 1\) is waited for before it is posted"),
+        ((SEND0, SEND2, RECEIVE1, RECEIVE3, RECEIVED1, RECEIVED3, SENT0), r"send x \(number 2\) is never waited for"),
+        ((SEND0, SENT0, RECEIVE1, RECEIVED1, RECEIVE3, RECEIVED3), r"communication 1 is x \(number 3\), but the schedule has move x2 \[1, 0\]"),
+    ],
+)
+def test_transfers_that_could_make_ranks_wait_for_ever(body: tuple[Transfer | Wait, ...], text: str) -> None:
+    with pytest.raises(PlanError, match=text):
+        verify_order(plan(*body, schedule=BOTH_WAYS))
 
 
 def test_ranks_that_disagree() -> None:
@@ -141,6 +184,7 @@ def test_instructions_print() -> None:
     assert instruction_text(gather) == "arena@64:float32[4] = all_gather [0, 1] #5(arena@0:float32[4])  # x, <jobflow>:0"
     assert instruction_text(Transfer(3, True, slot(0, 4), 6, "x")) == "send to 3 #6: arena@0:float32[4]  # x, <jobflow>:0"
     assert instruction_text(Transfer(3, False, slot(0, 4), 6, "x")) == "receive from 3 #6: arena@0:float32[4]  # x, <jobflow>:0"
+    assert instruction_text(Wait(3, False, slot(0, 4), 6, "x")) == "wait until received from 3 #6: arena@0:float32[4]  # x, <jobflow>:0"
 
 
 def test_slots_print_their_strides_where_they_are_unusual() -> None:

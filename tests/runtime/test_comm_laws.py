@@ -49,6 +49,11 @@ def test_abort_wakes_everybody_and_the_world_is_usable_after_a_reset(world: Thre
         for rank in world.ranks:
             rank.comm.reset()
         world.call(laws.no_race, [3] * world.size)
+        results = world.call(laws.abort_wakes_transfers)
+        assert world.size == 1 or results == ["gave up"] + ["woken"] * (world.size - 1)
+        for rank in world.ranks:
+            rank.comm.reset()
+        world.call(laws.transfers_and_sums, [(50_000, "private")] * world.size)
 
 
 def test_an_aborted_step_leaves_twin_buffers_in_step(world: ThreadsWorld) -> None:

@@ -7,6 +7,9 @@ makes the calls ready to run.  So a plan is bound as
 
     allocate ... bind_* ... seal()        and a step is        for function, arguments in calls: function(*arguments)
 
+A transfer between two ranks is posted and waited for: posting returns at once, and what the ranks compute until they wait goes on
+beside it.  Between two ranks, transfers of one direction are posted in one order by both; all else about their posts is free.
+
 Arrays inside memory from `allocate` are read by the peers where they lie; others are copied to such memory first.  An operation
 that cannot finish because another rank failed raises AbortedError.  `name` is what messages call an operation.
 """
@@ -14,12 +17,19 @@ that cannot finish because another rank failed raises AbortedError.  `name` is w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from jobflow.layout import Reduction
 from jobflow.ops.base import Call
 from jobflow.plan.traffic import Traffic
 from jobflow.types import Array
+
+
+class Transfers(NamedTuple):
+    """The calls of one end of a transfer."""
+
+    post: list[Call]
+    wait: list[Call]
 
 
 class Communicator(Protocol):
@@ -58,12 +68,12 @@ class Communicator(Protocol):
         """Piece i of source (counts[i] elements) goes to rank i; piece i of target (receives[i]) comes from it."""
         ...
 
-    def bind_send(self, peer: int, source: Array, name: str = "") -> list[Call]:
-        """Hand `source` to `peer`; when the call returns, source may be overwritten."""
+    def bind_send(self, peer: int, source: Array, name: str = "") -> Transfers:
+        """Hand `source` to `peer`; once it has been waited for, source may be overwritten."""
         ...
 
-    def bind_receive(self, peer: int, target: Array, name: str = "") -> list[Call]:
-        """Fill `target` with what `peer` sends."""
+    def bind_receive(self, peer: int, target: Array, name: str = "") -> Transfers:
+        """Fill `target`, which is not touched from the post to the wait, with what `peer` sends."""
         ...
 
     def seal(self) -> None:

@@ -25,8 +25,8 @@ from jobflow.layout import Reduction
 from jobflow.notices import notice
 from jobflow.ops.base import Call
 from jobflow.runtime.comm.post import LEAVING, Control, Post
-from jobflow.runtime.comm.record import Letter, Place, Record, Recorder, Regions, address
-from jobflow.runtime.comm.shared import Meet, SharedOperations
+from jobflow.runtime.comm.record import Group, Letter, Place, Record, Recorder, Regions, address
+from jobflow.runtime.comm.shared import Channel, Meet, SharedOperations
 from jobflow.runtime.comm.solo import copying
 from jobflow.runtime.device.cpu import ALIGNMENT, aligned_zeros
 from jobflow.types import Array
@@ -59,6 +59,26 @@ class Gate:
 
     def _missing(self) -> list[int]:
         return [rank for rank, flag in zip(self._ranks, self._flags, strict=True) if flag[0] < self._count]
+
+
+class Line:
+    """One end of the way between two ranks: each has a count in a cache line of its own."""
+
+    def __init__(self, control: Control, mine: memoryview, theirs: memoryview, peer: int) -> None:
+        self._control = control
+        self._mine = mine
+        self._theirs = theirs
+        self._peer = peer
+        self.done = 0
+
+    def tell(self) -> int:
+        self.done = self._mine[0] = self.done + 1
+        return self.done
+
+    def hear(self, count: int, what: str) -> None:
+        theirs = self._theirs
+        if theirs[0] < count:
+            self._control.wait(lambda: theirs[0] >= count, what, lambda: (self._peer,))
 
 
 class Windows:
@@ -228,28 +248,36 @@ class MpiCommunicator(Recorder):
         return self._windows.look(rank, place)
 
     def gates(self, groups: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Meet]:
-        """One cache line per group and rank; a group has a gate if all its ranks are in this node and have shared memory."""
+        """A group has a gate if all its ranks are in this node and have shared memory."""
+        found: dict[tuple[int, ...], Meet] = {}
+        for group, lines in self._common_lines(groups).items():
+            others = [rank for rank in group if rank != self.rank]
+            if platform.machine() in ORDERED:
+                found[group] = Gate(self._control, lines[self.rank], others, [lines[rank] for rank in others]).meet
+            else:
+                found[group] = partial(self._barrier_of, self._communicator(group), group)
+        return found
+
+    def channels(self, pairs: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Channel]:
+        """The same; where stores are not ordered, transfers go through MPI."""
+        found: dict[tuple[int, ...], Channel] = {}
+        for pair, lines in (self._common_lines(pairs) if platform.machine() in ORDERED else {}).items():
+            (peer,) = (rank for rank in pair if rank != self.rank)
+            found[pair] = Line(self._control, lines[self.rank], lines[peer], peer)
+        return found
+
+    def _common_lines(self, groups: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], dict[int, memoryview]]:
+        """A number in a cache line of its own for each rank of each group of this rank, if all of the group can look at them."""
         lines = self.allocate(len(groups) * ALIGNMENT)
         self._lines.append(lines)  # peers read them as long as the communicator lasts
         places: list[Place | None] = self.exchange(self.locate(lines))
-        found: dict[tuple[int, ...], Meet] = {}
+        found: dict[tuple[int, ...], dict[int, memoryview]] = {}
         for i, group in enumerate(groups):
-            if self.rank in group and all(rank in self._members and places[rank] is not None for rank in group):
-                found[group] = self._gate(group, places, i)
+            near = [(rank, places[rank]) for rank in group if rank in self._members]
+            starts = {rank: Place(place.region, place.offset + i * ALIGNMENT, 8) for rank, place in near if place is not None}
+            if self.rank in group and len(starts) == len(group):
+                found[group] = {rank: memoryview(self.look(rank, start).view(np.int64)) for rank, start in starts.items()}
         return found
-
-    def _gate(self, group: tuple[int, ...], places: Sequence[Place | None], i: int) -> Meet:
-        if platform.machine() not in ORDERED:
-            return partial(self._barrier_of, self._communicator(group), group)
-
-        def line(rank: int) -> memoryview:
-            place = places[rank]
-            assert place is not None
-            start = place.offset + i * ALIGNMENT
-            return memoryview(self.look(rank, Place(place.region, start, 8)).view(np.int64))
-
-        others = [rank for rank in group if rank != self.rank]
-        return Gate(self._control, line(self.rank), others, [line(rank) for rank in others]).meet
 
     def _barrier_of(self, comm: Any, group: tuple[int, ...], what: str) -> None:
         assert self._windows is not None
@@ -260,26 +288,31 @@ class MpiCommunicator(Recorder):
     def _write(self, records: Sequence[Record]) -> list[Letter]:
         return super()._write(records) if self._windows is None else self._operations.write(records)
 
-    def _prepare(self, groups: dict[tuple[int, ...], list[list[Letter]]]) -> None:
+    def _prepare(self, groups: dict[Group, list[list[Letter]]]) -> None:
         self._operations.prepare(groups)
-        for ranks in sorted(groups):
-            if self.rank in ranks and not self._by_windows(ranks, groups[ranks]):
-                self._communicator(ranks)
+        for group in sorted(groups):
+            if self.rank in group.ranks and not self._by_windows(group, groups[group]):
+                self._communicator(group.ranks)
 
-    def _by_windows(self, ranks: tuple[int, ...], operations: Sequence[Sequence[Letter]]) -> bool:
-        """The same answer on all of `ranks`, which know the same letters and gates."""
+    def _by_windows(self, group: Group, operations: Sequence[Sequence[Letter]]) -> bool:
+        """The same answer on all ranks of the group, which know the same letters and gates."""
         readable = all(letter.source is not None or letter.nbytes == 0 for letters in operations for letter in letters)
-        return readable and self._operations.can_meet(ranks)
+        return readable and self._operations.can_meet(group)
 
     def _complete(self, record: Record, letters: Sequence[Letter]) -> None:
         if len(record.ranks) == 1:
             record.operation.fill(copying(record.source, record.target))
-        elif self._by_windows(record.ranks, [letters]):
+        elif self._by_windows(record.group, [letters]):
             self._operations.complete(record, letters)
-        elif any(letter.nbytes for letter in letters):
-            record.operation.fill(self._messages(record))
-        else:
+        elif not any(letter.nbytes for letter in letters):
             record.operation.fill([])
+            record.wait.fill([])
+        elif record.kind == "transfer":
+            message = Message(self._start(record, record.source, record.target), self._finish, record)
+            record.operation.fill([(message.post, ())])
+            record.wait.fill([(message.wait, ())])
+        else:
+            record.operation.fill(self._messages(record))
 
     def _communicator(self, ranks: tuple[int, ...]) -> Any:
         """Of `ranks`, in that order; they all ask for their communicators in one order."""
@@ -352,6 +385,22 @@ class MpiCommunicator(Recorder):
         self.barrier()
         while self._comms:
             self._comms.pop().Free()
+
+
+class Message:
+    """One end of a transfer that goes through MPI."""
+
+    def __init__(self, start: Callable[[], Any], finish: Callable[[Any, Sequence[int], str], None], record: Record) -> None:
+        self._start = start
+        self._finish = finish
+        self._about = record.ranks, record.label
+        self._request: Any = None
+
+    def post(self) -> None:
+        self._request = self._start()
+
+    def wait(self) -> None:
+        self._finish(self._request, *self._about)
 
 
 def _compatible(record: Record) -> tuple[Array, Array, list[Call], list[Call]]:

@@ -16,8 +16,8 @@ from jobflow.layout import Reduction
 from jobflow.notices import notice
 from jobflow.ops.base import Call
 from jobflow.plan.traffic import Traffic
-from jobflow.runtime.comm.base import Communicator
-from jobflow.runtime.comm.record import Letter, Record, Recorder, flat
+from jobflow.runtime.comm.base import Communicator, Transfers
+from jobflow.runtime.comm.record import Group, Letter, Record, Recorder, flat
 from jobflow.runtime.comm.solo import copying
 from jobflow.runtime.device import cuda
 from jobflow.runtime.device.base import Device
@@ -98,20 +98,26 @@ class StagedCommunicator(_OnHost):
     ) -> list[Call]:
         return self._stage(source, target, lambda a, b: self._inner.bind_all_to_all(ranks, a, b, counts, receives, name))
 
-    def bind_send(self, peer: int, source: Array, name: str = "") -> list[Call]:
-        return self._stage(source, None, lambda a, _: self._inner.bind_send(peer, a, name))
+    def bind_send(self, peer: int, source: Array, name: str = "") -> Transfers:
+        host = self._device.host_array(source.size, source.dtype)
+        post, wait = self._inner.bind_send(peer, host, name)
+        # the host's array may be written again once the same transfer of the step before has been waited for
+        return Transfers([*self._fetching(source, host), *post], wait)
 
-    def bind_receive(self, peer: int, target: Array, name: str = "") -> list[Call]:
-        return self._stage(None, target, lambda _, b: self._inner.bind_receive(peer, b, name))
+    def bind_receive(self, peer: int, target: Array, name: str = "") -> Transfers:
+        host = self._device.host_array(target.size, target.dtype)
+        post, wait = self._inner.bind_receive(peer, host, name)
+        return Transfers(post, [*wait, *self._putting(target, host)])
 
-    def _stage(self, source: Array | None, target: Array | None, bind: Any) -> list[Call]:
-        hosts = [None if array is None else self._device.host_array(array.size, array.dtype) for array in (source, target)]
-        calls: list[Call] = list(bind(*hosts))
-        if source is not None and source.size:
-            calls.insert(0, (self._device.fetch, (flat(source), hosts[0])))
-        if target is not None and target.size:
-            calls.append((self._device.put, (flat(target), hosts[1])))
-        return calls
+    def _stage(self, source: Array, target: Array, bind: Any) -> list[Call]:
+        hosts = [self._device.host_array(array.size, array.dtype) for array in (source, target)]
+        return [*self._fetching(source, hosts[0]), *bind(*hosts), *self._putting(target, hosts[1])]
+
+    def _fetching(self, source: Array, host: Array) -> list[Call]:
+        return [(self._device.fetch, (flat(source), host))] if source.size else []
+
+    def _putting(self, target: Array, host: Array) -> list[Call]:
+        return [(self._device.put, (flat(target), host))] if target.size else []
 
     def seal(self) -> None:
         self._inner.seal()
@@ -129,6 +135,7 @@ class StagedCommunicator(_OnHost):
 class NcclCommunicator(_OnHost, Recorder):
     """One NCCL communicator per group of ranks, made when the first operation of the group is sealed.
 
+    Collectives go on the stream of the device's kernels, transfers on one of their own for each pair of ranks and direction.
     A call is only launched: a rank whose peer never launches its part finds out when it waits for the device, which therefore
     listens.  What was aborted cannot be used again.
     """
@@ -137,29 +144,47 @@ class NcclCommunicator(_OnHost, Recorder):
         Recorder.__init__(self)
         _OnHost.__init__(self, inner, device)
         self._nccl: Any = cuda.nccl()
-        self._groups: dict[tuple[int, ...], Any] = {}
-        self._known: set[tuple[int, ...]] = set()
+        self._groups: dict[Group, Any] = {}
+        self._known: set[Group] = set()
+        #: of transfers
+        self._streams: dict[Group, Any] = {}
         self._ended: str | None = None
         self._guard = threading.Lock()
         device.listen = self._listen
 
-    def _prepare(self, groups: dict[tuple[int, ...], list[list[Letter]]]) -> None:
+    def _prepare(self, groups: dict[Group, list[list[Letter]]]) -> None:
         new = sorted(set(groups) - self._known)
         self._known.update(new)
         # the first rank of each group makes its identity; one exchange carries them all
-        made = self.exchange({ranks: self._nccl.get_unique_id() for ranks in new if ranks[0] == self.rank})
+        made = self.exchange({group: self._nccl.get_unique_id() for group in new if group.ranks[0] == self.rank})
         self._usable()
-        for ranks in new:
+        for group in new:
+            ranks = group.ranks
             if self.rank in ranks:
-                self._groups[ranks] = self._nccl.NcclCommunicator(len(ranks), made[ranks[0]][ranks], ranks.index(self.rank))
+                self._groups[group] = self._nccl.NcclCommunicator(len(ranks), made[ranks[0]][group], ranks.index(self.rank))
+                if group.transfers:
+                    self._streams[group] = self._device.new_stream()
 
     def _complete(self, record: Record, letters: Sequence[Letter]) -> None:
         if len(record.ranks) == 1:
             record.operation.fill(copying(record.source, record.target))
         elif any(letter.nbytes for letter in letters):
-            record.operation.fill([(self._usable, ()), *self._calls(record, self._groups[record.ranks])])
+            calls = self._transfer(record) if record.kind == "transfer" else self._calls(record, self._groups[record.group])
+            record.operation.fill([(self._usable, ()), *calls])
         else:
             record.operation.fill([])
+            record.wait.fill([])
+
+    def _transfer(self, record: Record) -> list[Call]:
+        """The post of a transfer, which goes on a stream of its own beside what the device computes; its wait is for that stream."""
+        comm, stream, array = self._groups[record.group], self._streams[record.group], record.target
+        launch = comm.recv
+        if record.ranks[0] == self.rank:
+            array, launch = record.source, comm.send
+        ready, done = self._device.new_event(), self._device.new_event()
+        record.wait.fill([(self._device.stream.wait_event, (done,))])
+        about = (array.data.ptr, array.nbytes, self._nccl.NCCL_UINT8, int(record.ranks[0] == self.rank), stream.ptr)
+        return [(ready.record, (self._device.stream,)), (stream.wait_event, (ready,)), (launch, about), (done.record, (stream,))]
 
     def _calls(self, record: Record, comm: Any) -> list[Call]:
         me = record.ranks.index(self.rank)
@@ -167,10 +192,6 @@ class NcclCommunicator(_OnHost, Recorder):
         source, target = record.source.data.ptr, record.target.data.ptr
         byte = self._nccl.NCCL_UINT8
         width = record.source.itemsize
-        if record.kind == "transfer":
-            if me == 0:
-                return [(comm.send, (source, record.source.nbytes, byte, 1, stream))]
-            return [(comm.recv, (target, record.target.nbytes, byte, 0, stream))]
         if record.kind == "all_reduce":
             return [(comm.allReduce, (source, target, record.source.size, *self._typed(record), stream))]
         even = len(set(record.counts)) == 1

@@ -20,6 +20,7 @@ from jobflow.errors import PlanError
 from jobflow.layout import Reduction
 from jobflow.ops.base import Call
 from jobflow.plan.traffic import Traffic, handed, total
+from jobflow.runtime.comm.base import Transfers
 from jobflow.types import Array
 
 
@@ -29,6 +30,13 @@ class Place(NamedTuple):
     region: int
     offset: int
     nbytes: int
+
+
+class Group(NamedTuple):
+    """Operations that their ranks bind in one order: the collectives of some ranks, or the transfers from one to another."""
+
+    ranks: tuple[int, ...]
+    transfers: bool
 
 
 class Letter(NamedTuple):
@@ -170,7 +178,14 @@ class Record:
     receives: tuple[int, ...] = ()
     reduce: Reduction | None = None
     name: str = ""
+    #: all of a collective, the post of a transfer
     operation: Operation = field(default_factory=Operation)
+    #: of a transfer
+    wait: Operation = field(default_factory=Operation)
+
+    @property
+    def group(self) -> Group:
+        return Group(self.ranks, self.kind == "transfer")
 
     @property
     def label(self) -> str:
@@ -217,11 +232,15 @@ class Recorder:
     ) -> list[Call]:
         return self._bind("all_to_all", ranks, source, target, counts, (sum(counts), sum(receives)), receives, None, name)
 
-    def bind_send(self, peer: int, source: Array, name: str = "") -> list[Call]:
-        return self._bind("transfer", (self.rank, peer), source, source[:0], (source.size,), (source.size, 0), (), None, name)
+    def bind_send(self, peer: int, source: Array, name: str = "") -> Transfers:
+        return self._bind_transfer("transfer", (self.rank, peer), source, source[:0], (source.size,), (source.size, 0), (), None, name)
 
-    def bind_receive(self, peer: int, target: Array, name: str = "") -> list[Call]:
-        return self._bind("transfer", (peer, self.rank), target[:0], target, (target.size,), (0, target.size), (), None, name)
+    def bind_receive(self, peer: int, target: Array, name: str = "") -> Transfers:
+        return self._bind_transfer("transfer", (peer, self.rank), target[:0], target, (target.size,), (0, target.size), (), None, name)
+
+    def _bind_transfer(self, *bound: Any) -> Transfers:
+        post = self._bind(*bound)
+        return Transfers(post, [(self._records[-1].wait.run, ())])
 
     def _own(self, ranks: Sequence[int], counts: Sequence[int]) -> int:
         return counts[list(ranks).index(self.rank)]
@@ -252,12 +271,13 @@ class Recorder:
         self.sent()  # forgets operations that are gone, but not what they sent
         letters = self.exchange(self._write(records))
         parts = match(letters)
-        self._prepare({ranks: operations for ranks, operations in parts.items() if len(ranks) > 1})
-        position: dict[tuple[int, ...], int] = defaultdict(int)
+        self._prepare({group: operations for group, operations in parts.items() if len(group.ranks) > 1})
+        position: dict[Group, int] = defaultdict(int)
         for record in records:
-            self._complete(record, parts[record.ranks][position[record.ranks]])
-            position[record.ranks] += 1
+            self._complete(record, parts[record.group][position[record.group]])
+            position[record.group] += 1
             record.operation.keep(record.source, record.target)
+            record.wait.keep(record.source, record.target)
             self._sealed.add(record.operation)
             self._begin_tally(record)
         self.barrier()  # until all have looked at it, nobody may drop what its peers are about to read
@@ -292,24 +312,24 @@ class Recorder:
         """The letters for `records`; a subclass that shares memory says where the peers find them."""
         return [record.letter() for record in records]
 
-    def _prepare(self, groups: dict[tuple[int, ...], list[list[Letter]]]) -> None:
-        """Groups of ranks and their operations; all ranks of the world call this with the same ones."""
+    def _prepare(self, groups: dict[Group, list[list[Letter]]]) -> None:
+        """Groups and their operations; all ranks of the world call this with the same ones."""
 
     def _complete(self, record: Record, letters: Sequence[Letter]) -> None:
-        """Fill in `record.operation`; `letters` are those of `record.ranks`, in that order."""
+        """Fill in `record.operation`, and `record.wait` of a transfer; `letters` are those of `record.ranks`, in that order."""
         raise NotImplementedError
 
 
-def match(letters: Sequence[Sequence[Letter]]) -> dict[tuple[int, ...], list[list[Letter]]]:
-    """For each group of ranks its operations in order, each as the letters of its ranks; PlanError where ranks disagree."""
-    written: dict[tuple[int, ...], dict[int, list[Letter]]] = defaultdict(lambda: defaultdict(list))
+def match(letters: Sequence[Sequence[Letter]]) -> dict[Group, list[list[Letter]]]:
+    """For each group its operations in order, each as the letters of its ranks; PlanError where ranks disagree."""
+    written: dict[Group, dict[int, list[Letter]]] = defaultdict(lambda: defaultdict(list))
     for rank, row in enumerate(letters):
         for letter in row:
-            written[letter.ranks][rank].append(letter)
-    parts: dict[tuple[int, ...], list[list[Letter]]] = {}
-    for ranks, rows in written.items():
-        _compare(ranks, rows)
-        parts[ranks] = [list(column) for column in zip(*(rows[rank] for rank in ranks), strict=True)]
+            written[Group(letter.ranks, letter.kind == "transfer")][rank].append(letter)
+    parts: dict[Group, list[list[Letter]]] = {}
+    for group, rows in written.items():
+        _compare(group.ranks, rows)
+        parts[group] = [list(column) for column in zip(*(rows[rank] for rank in group.ranks), strict=True)]
     return parts
 
 

@@ -7,6 +7,8 @@ that all have been read and may be overwritten.
   everybody has left this one, so a second meeting is not needed: half the waiting.  So is a source that peers cannot read.
 * all_reduce: each rank combines all sources into its own target.  Large ones, and those in place, go in two halves: each rank
   combines its piece of the sources, all meet, and each copies the others' pieces.
+* A transfer takes no meeting.  The sender counts what it has posted, the receiver what it has taken, each in a place of its own
+  that the other looks at; the receiver copies when it waits.  A source that peers cannot read is copied when it is posted.
 * Sources are always combined in the order of `ranks`, so all ranks get the same bits.
 * Sums of more than two sources go block by block, so that the partial sum stays in the cache.
 """
@@ -23,7 +25,7 @@ import numpy as np
 
 from jobflow.layout import cut
 from jobflow.ops.base import Call
-from jobflow.runtime.comm.record import Letter, Place, Record, address
+from jobflow.runtime.comm.record import Group, Letter, Place, Record, address
 from jobflow.runtime.comm.solo import copying
 from jobflow.types import Array
 
@@ -38,6 +40,23 @@ LINE = 64
 
 #: Waits until all ranks of a group are there; the argument says what for.
 Meet = Callable[[str], None]
+
+
+class Channel(Protocol):
+    """One end of the way from one rank to another: each end counts what it has done."""
+
+    @property
+    def done(self) -> int:
+        """How much this end has done."""
+        ...
+
+    def tell(self) -> int:
+        """This end has done one more; how many that makes."""
+        ...
+
+    def hear(self, count: int, what: str) -> None:
+        """Wait until the other end has done `count`; `what` says what for."""
+        ...
 
 
 class Memory(Protocol):
@@ -57,6 +76,10 @@ class Memory(Protocol):
 
     def gates(self, groups: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Meet]:
         """How each group of ranks meets, as far as it can; collective over the world, which names the same groups."""
+        ...
+
+    def channels(self, pairs: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Channel]:
+        """This rank's end of the way from the first rank of each pair to the second, as for `gates`."""
         ...
 
 
@@ -88,7 +111,8 @@ class SharedOperations:
         self._memory = memory
         self._rank = rank
         self._gates: dict[tuple[int, ...], Meet] = {}
-        self._known: set[tuple[int, ...]] = set()
+        self._channels: dict[tuple[int, ...], Channel] = {}
+        self._known: set[Group] = set()
         self._staging: Array = None
 
     def write(self, records: Sequence[Record]) -> list[Letter]:
@@ -99,22 +123,29 @@ class SharedOperations:
         base = self._memory.locate(self._staging)
         return [self._letter(record, seat, base) for record, seat in zip(records, seats, strict=True)]
 
-    def prepare(self, groups: Iterable[tuple[int, ...]]) -> None:
-        """Make the gates that are still missing; collective over the world."""
-        new = sorted({tuple(sorted(group)) for group in groups} - self._known)
+    def prepare(self, groups: Iterable[Group]) -> None:
+        """Make the gates and channels that are still missing; collective over the world."""
+        new = sorted({group if group.transfers else Group(tuple(sorted(group.ranks)), False) for group in groups} - self._known)
         self._known.update(new)
-        if new:
-            self._gates.update(self._memory.gates(new))
+        meeting, sending = ([group.ranks for group in new if group.transfers == sends] for sends in (False, True))
+        if meeting:
+            self._gates.update(self._memory.gates(meeting))
+        if sending:
+            self._channels.update(self._memory.channels(sending))
 
-    def can_meet(self, ranks: Sequence[int]) -> bool:
-        """True if all of `ranks` have memory that they can read of each other."""
-        return tuple(sorted(ranks)) in self._gates
+    def can_meet(self, group: Group) -> bool:
+        """True if all ranks of the group have memory that they can read of each other."""
+        return group.ranks in self._channels if group.transfers else tuple(sorted(group.ranks)) in self._gates
 
     def complete(self, record: Record, letters: Sequence[Letter]) -> None:
         """Fill in the calls of `record`, whose ranks wrote `letters`."""
         record.operation.keep(self._staging)
         if not any(letter.nbytes for letter in letters):
             record.operation.fill([])
+            record.wait.fill([])
+            return
+        if record.kind == "transfer":
+            self._transfer(record, letters)
             return
         alternate = all(letter.twin is not None or letter.nbytes == 0 for letter in letters)
         series = [self._series(record, letters, odd, not alternate) for odd in (False, True)[: 1 + alternate]]
@@ -124,7 +155,7 @@ class SharedOperations:
         nbytes = record.source.nbytes
         if nbytes == 0 or len(record.ranks) == 1:
             return Seat()
-        if nbytes <= SMALL:
+        if nbytes <= SMALL and record.kind != "transfer":
             return Seat(staging.take(nbytes), staging.take(nbytes))
         own_piece = self._own_piece(record) if record.kind == "all_reduce" else None
         piece = None if own_piece is None or self._memory.locate(record.target) else staging.take(own_piece.nbytes)
@@ -155,7 +186,7 @@ class SharedOperations:
         nbytes = record.source.nbytes
         if nbytes == 0 or len(record.ranks) == 1:
             return record.letter()
-        if nbytes <= SMALL:
+        if seat.twin is not None:
             return record.letter(staged(seat.source, nbytes), staged(seat.twin, nbytes))
         source = self._memory.locate(record.source) if seat.source is None else staged(seat.source, nbytes)
         if record.kind != "all_reduce":
@@ -172,13 +203,24 @@ class SharedOperations:
         stage = copying(record.source, sources[me]) if record.source.size else []
         return [*stage, meet, *self._reads(record, me, sources, letters, meet), *([meet] if depart else [])]
 
+    def _transfer(self, record: Record, letters: Sequence[Letter]) -> None:
+        place = letters[0].source
+        source = self._array(record.ranks[0], place, record)
+        channel = self._channels[record.ranks]
+        if record.ranks[0] == self._rank:
+            sending = Sending(channel, record.label, copying(record.source, source))
+            record.operation.fill([(sending.post, ())])
+            record.wait.fill([(sending.wait, ())])
+        else:
+            taking = Taking(channel, record.label, copying(source, record.target))
+            record.operation.fill([(taking.post, ())])
+            record.wait.fill([(taking.wait, ())])
+
     def _array(self, rank: int, place: Place | None, record: Record) -> Array:
         return record.source[:0] if place is None else self._memory.look(rank, place).view(record.source.dtype)
 
     def _reads(self, record: Record, me: int, sources: Sequence[Array], letters: Sequence[Letter], meet: Call) -> list[Call]:
         target = record.target
-        if record.kind == "transfer":
-            return copying(sources[0], target) if target.size else []
         if record.kind == "all_gather":
             return _gathering(sources, target, record.counts, me)
         if record.kind == "all_to_all":
@@ -200,6 +242,45 @@ class SharedOperations:
         results = [self._array(rank, letter.result, record) for rank, letter in zip(record.ranks, letters, strict=True)]
         first = combining(record.reduce.ufunc, [source[slice(*spans[me])] for source in sources], results[me])
         return [*first, meet, *_gathering(results, record.target, [stop - start for start, stop in spans], me)]
+
+
+class Sending:
+    """What the sender of a transfer does; `staging` copies the source to where the receiver finds it, if it cannot read it where it is."""
+
+    def __init__(self, channel: Channel, what: str, staging: list[Call]) -> None:
+        self._channel = channel
+        self._what = what
+        self._staging = staging
+        self._posted = 0
+
+    def post(self) -> None:
+        if self._staging:
+            self._channel.hear(self._posted, self._what)  # the same transfer in the step before
+            for function, arguments in self._staging:
+                function(*arguments)
+        self._posted = self._channel.tell()
+
+    def wait(self) -> None:
+        if not self._staging:
+            self._channel.hear(self._posted, self._what)
+
+
+class Taking:
+    """What the receiver of a transfer does.  The sender's first post is the receiver's first, and so on."""
+
+    def __init__(self, channel: Channel, what: str, copy: list[Call]) -> None:
+        self._channel = channel
+        self._what = what
+        self._copy = copy
+
+    def post(self) -> None:
+        """Nothing: the receiver fetches what it waits for."""
+
+    def wait(self) -> None:
+        self._channel.hear(self._channel.done + 1, self._what)
+        for function, arguments in self._copy:
+            function(*arguments)
+        self._channel.tell()
 
 
 def _span(array: Array) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from jobflow.errors import AbortedError, PlanError
 from jobflow.layout import Reduction
 from jobflow.ops.base import Call
 from jobflow.plan.traffic import Traffic
+from jobflow.runtime.comm.base import Transfers
 from jobflow.runtime.device.base import Device
 from jobflow.types import Array
 
@@ -56,10 +57,10 @@ class SoloCommunicator:
     ) -> list[Call]:
         return self._copy(ranks, source, target, name)
 
-    def bind_send(self, peer: int, source: Array, name: str = "") -> list[Call]:
+    def bind_send(self, peer: int, source: Array, name: str = "") -> Transfers:
         raise PlanError(f'a world of one rank has no rank {peer} to send "{name}" to')
 
-    def bind_receive(self, peer: int, target: Array, name: str = "") -> list[Call]:
+    def bind_receive(self, peer: int, target: Array, name: str = "") -> Transfers:
         raise PlanError(f'a world of one rank has no rank {peer} to receive "{name}" from')
 
     def _copy(self, ranks: Sequence[int], source: Array, target: Array, name: str) -> list[Call]:

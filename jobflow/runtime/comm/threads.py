@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -9,8 +10,8 @@ from typing import Any
 
 from jobflow.errors import AbortedError
 from jobflow.notices import notice
-from jobflow.runtime.comm.record import Letter, Place, Record, Recorder, Regions, address, owner
-from jobflow.runtime.comm.shared import Meet, SharedOperations
+from jobflow.runtime.comm.record import Group, Letter, Place, Record, Recorder, Regions, address, owner
+from jobflow.runtime.comm.shared import Channel, Meet, SharedOperations
 from jobflow.runtime.comm.solo import copying
 from jobflow.types import Array
 
@@ -62,6 +63,65 @@ class Gate:
             lock.release()
 
 
+class Count:
+    """How much one end of a channel has done, for the other end to wait for."""
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._guard = threading.Lock()
+        self._waiting: tuple[int, int, Any] | None = None
+        self.done = 0
+
+    def add(self) -> int:
+        with self._guard:
+            self.done += 1
+            waiting = self._waiting
+            if waiting is None or waiting[0] > self.done:
+                return self.done
+            self._waiting = None
+        waiting[2].release()
+        return self.done
+
+    def reach(self, count: int, rank: int, own: Any, peer: int, what: str) -> None:
+        """Wait for the other end; `own` is a lock that `rank` holds, and that is released when the count is reached."""
+        with self._guard:
+            if self._room.reason is not None:
+                raise AbortedError(self._room.reason)
+            if self.done >= count:
+                return
+            self._waiting = count, rank, own
+        while not own.acquire(timeout=PATIENCE):
+            notice(f"rank {rank} has waited {PATIENCE:g} s in {what} for ranks {[peer]}")
+        if self._room.reason is not None and rank in self._room.woken:
+            raise AbortedError(self._room.reason)
+
+    def wake(self) -> None:
+        """Let whoever waits raise AbortedError."""
+        with self._guard:
+            waiting, self._waiting = self._waiting, None
+            if waiting is not None:
+                self._room.woken.add(waiting[1])
+        if waiting is not None:
+            waiting[2].release()
+
+
+class Line:
+    """One end of the way between two ranks."""
+
+    def __init__(self, mine: Count, others: Count, rank: int, peer: int, own: Any) -> None:
+        self._mine = mine
+        self._others = others
+        self._who = rank, own, peer
+        self.tell = mine.add
+
+    @property
+    def done(self) -> int:
+        return self._mine.done
+
+    def hear(self, count: int, what: str) -> None:
+        self._others.reach(count, *self._who, what)
+
+
 class Room:
     """What the ranks of one world of threads have in common."""
 
@@ -75,6 +135,12 @@ class Room:
         self.items: list[Any] = [None] * size
         self._guard = threading.Lock()
         self._gates: dict[tuple[int, ...], Gate] = {}
+        #: what the sender has posted, and what the receiver has taken
+        self._counts: dict[tuple[int, ...], tuple[Count, Count]] = {}
+
+    def counts(self, pair: tuple[int, ...]) -> tuple[Count, Count]:
+        with self._guard:
+            return self._counts.setdefault(pair, (Count(self), Count(self)))
 
     def gate(self, ranks: tuple[int, ...]) -> Gate:
         with self._guard:
@@ -84,14 +150,18 @@ class Room:
         with self._guard:
             if self.reason is None:
                 self.reason = reason
-            gates = list(self._gates.values())
+            gates, counts = list(self._gates.values()), list(itertools.chain.from_iterable(self._counts.values()))
         for gate in gates:
             gate.wake()
+        for count in counts:
+            count.wake()
 
     def reset(self) -> None:
         """Forget an abort, once no rank is inside a call any more."""
         self.reason = None
         self.woken.clear()
+        for posted, taken in self._counts.values():  # what was posted is not taken any more
+            posted.done = taken.done = max(posted.done, taken.done)
 
 
 def forget(regions: dict[int, Any], number: int) -> None:
@@ -135,6 +205,15 @@ class ThreadsCommunicator(Recorder):
     def gates(self, groups: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Meet]:
         return {group: self._meeting(group) for group in groups}
 
+    def channels(self, pairs: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Channel]:
+        found: dict[tuple[int, ...], Channel] = {}
+        for pair in pairs:
+            if self.rank in pair:
+                me = pair.index(self.rank)
+                counts = self._room.counts(pair)
+                found[pair] = Line(counts[me], counts[1 - me], self.rank, pair[1 - me], self._lock)
+        return found
+
     def _meeting(self, ranks: tuple[int, ...]) -> Meet:
         gate, rank, own = self._room.gate(ranks), self.rank, self._lock
         return lambda what: gate.meet(rank, own, what)
@@ -142,7 +221,7 @@ class ThreadsCommunicator(Recorder):
     def _write(self, records: Sequence[Record]) -> list[Letter]:
         return self._operations.write(records)
 
-    def _prepare(self, groups: dict[tuple[int, ...], list[list[Letter]]]) -> None:
+    def _prepare(self, groups: dict[Group, list[list[Letter]]]) -> None:
         self._operations.prepare(groups)
 
     def _complete(self, record: Record, letters: Sequence[Letter]) -> None:

@@ -95,6 +95,16 @@ class CudaDevice:
     def begin_instruction(self) -> None:
         self._scratch.rewind()
 
+    def new_stream(self) -> Any:
+        """For what goes on beside the kernels."""
+        with self._cupy.cuda.Device(self.index):
+            return self._cupy.cuda.Stream(non_blocking=True)
+
+    def new_event(self) -> Any:
+        """A point on one stream that another waits for."""
+        with self._cupy.cuda.Device(self.index):
+            return self._cupy.cuda.Event(disable_timing=True)
+
     def upload(self, target: Array, value: Array) -> None:
         if not target.size:
             return

@@ -147,26 +147,60 @@ def all_to_all(rank: Rank, case: tuple[int, str, str]) -> None:
 
 
 def transfer(rank: Rank, case: tuple[int, str, str]) -> None:
-    """Every pair in both directions, bound in one go and run three times."""
+    """Every pair in both directions, bound in one go and run three times: all are posted before any is waited for."""
     total, dtype, place = case
-    calls: list[Call] = []
+    posts: list[Call] = []
+    waits: list[Call] = []
     sent, got = [], []
     for a, b in itertools.permutations(range(rank.size), 2):
         array = Arrays(rank, place).make(total, dtype)
         if rank.index == a:
-            calls += rank.comm.bind_send(b, array, name=f"{a} to {b}")
+            ends = rank.comm.bind_send(b, array, name=f"{a} to {b}")
             sent.append(array)
         elif rank.index == b:
-            calls += rank.comm.bind_receive(a, array)
+            ends = rank.comm.bind_receive(a, array)
             got.append((a, array))
+        if rank.index in (a, b):
+            posts += ends.post
+            waits += ends.wait
     rank.comm.seal()
     for step in range(3):
         for array in sent:
             array[:] = data(rank.index, step, total, dtype)
-        run(calls)
+        run(posts)
+        run(waits)
+        for array in sent:
+            array[:] = 99
         for a, array in got:
             np.testing.assert_array_equal(array, data(a, step, total, dtype))
-        rank.comm.barrier()
+
+
+def transfers_and_sums(rank: Rank, case: tuple[int, str]) -> None:
+    """A rank posts a send and a receive, sums with its neighbour meanwhile, and only then waits; several are under way at once."""
+    total, place = case
+    if rank.size == 1:
+        return
+    right, left = (rank.index + 1) % rank.size, (rank.index - 1) % rank.size
+    sent, got = ([Arrays(rank, place).make(total, "float32") for _ in range(3)] for _ in range(2))
+    both = [rank.comm.allocate(4 * total).view("float32") for _ in range(2)]
+    receives = [rank.comm.bind_receive(left, array) for array in got]
+    sums = rank.comm.bind_all_reduce(range(rank.size), both[0], both[1], SUM)
+    sends = [rank.comm.bind_send(right, array) for array in sent]
+    rank.comm.seal()
+    for step in range(4):
+        run([call for ends in receives for call in ends.post])
+        for number, (array, ends) in enumerate(zip(sent, sends, strict=True)):
+            array[:] = data(rank.index, step + number, total, "float32")
+            run(ends.post)
+        both[0][:] = rank.index + step
+        run(sums)
+        assert (both[1] == sum(range(rank.size)) + step * rank.size).all()
+        for number, (array, ends) in enumerate(zip(got, receives, strict=True)):
+            run(ends.wait)
+            np.testing.assert_array_equal(array, data(left, step + number, total, "float32"))
+        for array, ends in zip(sent, sends, strict=True):
+            run(ends.wait)
+            array[:] = -1
 
 
 def no_race(rank: Rank, steps: int) -> None:
@@ -230,7 +264,9 @@ def counting(rank: Rank, total: int) -> None:
         *rank.comm.bind_all_to_all(world, np.zeros(sum(back)), received, back, pieces),
     ]
     if n > 1 and me < 2:
-        calls += rank.comm.bind_send(1, whole) if me == 0 else rank.comm.bind_receive(0, whole)
+        ends = rank.comm.bind_send(1, whole) if me == 0 else rank.comm.bind_receive(0, whole)
+        calls += [*ends.post, *ends.wait]
+        del ends
     rank.comm.seal()
     for _ in range(3):
         run(calls)
@@ -298,6 +334,26 @@ def abort_wakes(rank: Rank, argument: None) -> str:
     return "woken"
 
 
+def abort_wakes_transfers(rank: Rank, argument: None) -> str:
+    """The first rank gives up before it sends, or takes what was sent; who waits for either hears of it."""
+    if rank.size == 1:
+        return ""
+    array = rank.comm.allocate(4 * 10_000).view("float32")
+    if rank.index == 0:
+        bound = [rank.comm.bind_send(r, array) if r % 2 else rank.comm.bind_receive(r, array) for r in range(1, rank.size)]
+        rank.comm.seal()
+        rank.comm.abort("gave up")
+        return "gave up" if len(bound) == rank.size - 1 else "lost"
+    ends = rank.comm.bind_receive(0, array) if rank.index % 2 else rank.comm.bind_send(0, array)
+    try:
+        rank.comm.seal()
+        run([*ends.post, *ends.wait])
+    except AbortedError as error:
+        assert "gave up" in str(error)
+        return "woken"
+    raise AssertionError("a rank waited for one that had given up, and came back")
+
+
 def all_cases() -> Iterator[tuple[Any, Any]]:
     """(law, argument) for all laws that leave a communicator usable."""
     for total, place in itertools.product(SIZES, PLACES):
@@ -308,6 +364,8 @@ def all_cases() -> Iterator[tuple[Any, Any]]:
             for reduce in (SUM, MAX, MIN) if place == "shared" and total == 37 else (SUM,):
                 yield all_reduce, (total, dtype, place, reduce)
                 yield reduce_scatter, (total, dtype, place, reduce)
+    for total, place in itertools.product(SIZES, ("shared", "private")):
+        yield transfers_and_sums, (total, place)
     yield no_race, 50
     yield same_bits, (100, 20_001, 200_003)
     yield exchange, None
