@@ -9,6 +9,8 @@ over the batch, padding and im2col are copies of contiguous runs, and flattening
 Policy for matrices: a matrix whose product says it is made faster column by column (`Op.wants_columns`) is stored so, together
 with all that elementwise ops join to it, if every op that touches any of these takes both orders alike (`Op.any_order`).
 Example: activations of a dense layer on 100 samples, their gradients, and what bias and activation function make of them.
+
+What is made again for the backward pass (`recompute`) is stored like what it repeats: products of other orders round otherwise.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from jobflow.compiler.local import Item, Program, Step
+from jobflow.compiler.recompute import AGAIN
 from jobflow.ops.base import Op, ViewOp
 
 #: Fewest samples per rank for which batch-innermost order pays.
@@ -24,7 +27,7 @@ SMALLEST = 8
 
 def format_items(program: Program) -> dict[Item, tuple[int, ...]]:
     """The memory order of every item that is not C-ordered."""
-    joined = _Groups()
+    joined = _Groups(_repeated(program))
     wants: list[Item] = []
     for step in program.steps:
         if not isinstance(step.action, Op) or isinstance(step.action, ViewOp):
@@ -40,7 +43,7 @@ def format_items(program: Program) -> dict[Item, tuple[int, ...]]:
 
 def _columns_first(program: Program) -> Iterable[Item]:
     """The matrices that are stored column by column."""
-    joined = _Groups()
+    joined = _Groups(_repeated(program))
     wants: list[Item] = []
     fixed = [argument.item for argument in program.arguments] + [item for _, item in program.fetches]
     for step in program.steps:
@@ -56,6 +59,14 @@ def _columns_first(program: Program) -> Iterable[Item]:
     return [item for step in program.steps for item in step.outputs if item.type.ndim == 2 and joined.find(item) in chosen]
 
 
+def _repeated(program: Program) -> Iterable[list[Item]]:
+    """Items with what they repeat."""
+    made = {item.name: item for step in program.steps for item in step.outputs}
+    for name, item in made.items():
+        if name.startswith(AGAIN) and name.removeprefix(AGAIN) in made:
+            yield [item, made[name.removeprefix(AGAIN)]]
+
+
 def _batches(op: Op, step: Step) -> list[Item]:
     """The operands that carry the batch, letter n of the rule; the others are weights."""
     words = op.rule(*(item.type for item in step.inputs)).spec.replace("->", ",").split(",")
@@ -65,8 +76,10 @@ def _batches(op: Op, step: Step) -> list[Item]:
 class _Groups:
     """Sets of items that share a memory order (union-find)."""
 
-    def __init__(self) -> None:
+    def __init__(self, joined: Iterable[list[Item]] = ()) -> None:
         self.parent: dict[Item, Item] = {}
+        for items in joined:
+            self.join_equal_shapes(items)
 
     def find(self, item: Item) -> Item:
         while item in self.parent:

@@ -25,6 +25,8 @@ from jobflow.graph.ir import Graph, Node, Value
 from jobflow.graph.rewrite import copy_node, with_values
 from jobflow.ops.source import ReadVariable
 
+#: What the names of repeated nodes and values begin with.
+AGAIN = "again:"
 #: A region of one microbatch.
 Key = tuple[int, int | None]
 
@@ -111,9 +113,9 @@ def _repeated(graph: Graph, regions: Iterable[Region]) -> Graph:
     def repeat(node: Node) -> None:
         fresh = copy_node(node, tuple(again[value] if value in again else now[value] for value in node.inputs))
         assert node.origin.region is not None, "nodes of a region have one"
-        fresh.name, fresh.origin = f"{node.name}.again", replace(node.origin, phase="backward", region=~node.origin.region)
+        fresh.name, fresh.origin = f"{AGAIN}{node.name}", replace(node.origin, phase="backward", region=~node.origin.region)
         for value, repeated in zip(node.outputs, fresh.outputs, strict=True):
-            repeated.name = f"{value.name}.again"
+            repeated.name = f"{AGAIN}{value.name}"
             again[value] = repeated
         nodes.append(fresh)
 

@@ -48,7 +48,7 @@ def chain(depth: int, each: int, layer: Layer = dense, rows: int = 64) -> Callab
 
 
 def again(graph: Graph) -> list[str]:
-    return [node.name for node in graph.nodes if node.name.endswith(".again")]
+    return [node.name for node in graph.nodes if node.name.startswith("again:")]
 
 
 def arena(graph: Graph) -> int:
@@ -58,19 +58,19 @@ def arena(graph: Graph) -> int:
 
 def test_the_copies_stand_before_their_first_reader() -> None:
     printed = text(trace(chain(3, 2), train=True)).splitlines()
-    lines = [line.split(":")[0].strip(" %") for line in printed]
-    assert [line for line in lines if line.endswith(".again")] == ["matmul_2.again", "tanh_2.again", "matmul_0.again", "tanh_0.again"]
-    before = lines[lines.index("tanh_0.again") + 1]
+    lines = [line.split(": ")[0].strip(" %") for line in printed]
+    assert [line for line in lines if line.startswith("again:")] == ["again:matmul_2", "again:tanh_2", "again:matmul_0", "again:tanh_0"]
+    before = lines[lines.index("again:tanh_0") + 1]
     assert before.startswith("matmul_1."), (
         "the gradient of tanh_1 needs tanh_1, which is kept; that of the product before is the first to need tanh_0"
     )
 
 
 def test_what_the_next_region_starts_from_is_kept_and_not_made_again() -> None:
-    assert again(trace(chain(3, 1), train=True)) == ["matmul_2.again", "tanh_2.again"], "a layer's own result is all its gradient needs"
+    assert again(trace(chain(3, 1), train=True)) == ["again:matmul_2", "again:tanh_2"], "a layer's own result is all its gradient needs"
     graph = trace(chain(4, 2), train=True)
-    assert again(graph) == ["matmul_2.again", "tanh_2.again", "matmul_3.again", "tanh_3.again", "matmul_0.again", "tanh_0.again"]
-    kept = {node.inputs[0].name for node in graph.nodes if node.name == "matmul_2.again"}
+    assert again(graph) == ["again:matmul_2", "again:tanh_2", "again:matmul_3", "again:tanh_3", "again:matmul_0", "again:tanh_0"]
+    kept = {node.inputs[0].name for node in graph.nodes if node.name == "again:matmul_2"}
     assert kept == {"tanh_1"}
 
 
@@ -78,7 +78,7 @@ def test_forward_values_of_a_region_are_not_read_by_the_backward_pass() -> None:
     graph = trace(chain(6, 3), train=True)
     inner = {"tanh_0", "tanh_1", "tanh_3", "tanh_4"}
     readers = {v.name for node in graph.nodes if node.phase != "forward" for v in node.inputs}
-    assert not inner & readers and {f"{name}.again" for name in inner} <= readers
+    assert not inner & readers and {f"again:{name}" for name in inner} <= readers
 
 
 def test_without_regions_and_without_training_nothing_changes() -> None:
@@ -90,8 +90,8 @@ def test_without_regions_and_without_training_nothing_changes() -> None:
 def test_copies_are_never_merged_with_what_they_repeat() -> None:
     graph = trace(chain(6, 3), train=True)
     assert text(simplify(graph)) == text(graph)
-    assert {node.origin.region for node in graph.nodes if node.name.endswith(".again")} == {~1, ~2}
-    assert all(node.phase == "backward" for node in graph.nodes if node.name.endswith(".again"))
+    assert {node.origin.region for node in graph.nodes if node.name.startswith("again:")} == {~1, ~2}
+    assert all(node.phase == "backward" for node in graph.nodes if node.name.startswith("again:"))
 
 
 def test_memory_shrinks() -> None:
@@ -125,10 +125,10 @@ def test_numbers_are_the_same_to_the_last_bit(n: int, layer: Layer) -> None:
 def test_random_numbers_are_drawn_again_not_anew() -> None:
     graph = trace(chain(2, 2, masked), train=True)
     masks = {node.name: node for node in graph.nodes if node.op.by_position}
-    repeated = {name for name in masks if name.endswith(".again")}
+    repeated = {name for name in masks if name.startswith("again:")}
     assert repeated
     for name in repeated:
-        original = masks[name.removesuffix(".again")]
+        original = masks[name.removeprefix("again:")]
         assert masks[name].op == original.op and masks[name].inputs[1] is original.inputs[1], "one key, one counter"
 
 
@@ -155,7 +155,7 @@ def test_results_of_the_job_are_not_made_again() -> None:
             y = dense(tracer, x, 1)
         return reduce_sum(y, 1), reduce_sum(x, 1)
 
-    assert again(trace(body, train=True)) == ["matmul_0.again", "tanh_0.again", "relu_0.again", "matmul_1.again", "tanh_1.again"]
+    assert again(trace(body, train=True)) == ["again:matmul_0", "again:tanh_0", "again:relu_0", "again:matmul_1", "again:tanh_1"]
 
 
 def test_a_gather_of_its_own_region_is_repeated() -> None:
@@ -168,9 +168,9 @@ def test_a_gather_of_its_own_region_is_repeated() -> None:
         return reduce_sum(tanh(matmul(matmul(x, scaled), variable(tracer, "v", 8, 8))), 1)
 
     graph = trace(body, train=True)
-    assert again(graph) == ["tanh_0.again"]
+    assert again(graph) == ["again:tanh_0"]
     names = [node.name for node in graph.nodes]
-    assert names.index("tanh_0.again") > names.index("reducesum_0")
+    assert names.index("again:tanh_0") > names.index("reducesum_0")
 
 
 def test_a_region_that_reads_the_gather_of_another_has_it_repeated_too() -> None:
@@ -183,7 +183,7 @@ def test_a_region_that_reads_the_gather_of_another_has_it_repeated_too() -> None
         return reduce_sum(y, 1)
 
     graph = trace(body, train=True)
-    assert again(graph) == ["tanh_0.again", "matmul_0.again", "tanh_1.again", "matmul_1.again", "tanh_2.again"]
+    assert again(graph) == ["again:tanh_0", "again:matmul_0", "again:tanh_1", "again:matmul_1", "again:tanh_2"]
     gathered = next(node.outputs[0] for node in graph.nodes if node.name == "tanh_0")
     assert [node.name for node in graph.nodes if gathered in node.inputs] == ["matmul_0"]
 
