@@ -28,6 +28,8 @@ EXAMPLES = {
 }
 #: Winograd's rounding makes near ties in pooling and ReLU fall differently when the batch is cut differently; direct convolution hardly does
 OPTIONS = dict.fromkeys(("consistent_strategy", "hybrid_lenet", "lenet_digits"), ("--convolution", "direct"))
+#: how the GPT is made parallel on four devices, by its one line
+STRATEGIES = ("tp", "pp", "2x2", "2x1x2", "zero1", "zero2", "zero3", "data=2,tensor=2,zero=3", "pipeline=2,data=2,microbatches=2")
 LOSS = re.compile(r"^step +(\d+)  loss ([\d.]+)$", re.MULTILINE)
 #: relative, in float32; printed losses have six decimals
 TOLERANCE = 1e-5
@@ -46,10 +48,11 @@ def data_folder() -> str:
 
 
 @functools.cache
-def run(example: str, devices: int, ranks: int = 0, steps: int | None = None) -> str:
+def run(example: str, devices: int, ranks: int = 0, steps: int | None = None, strategy: str | None = None) -> str:
     """Standard output of the example on `devices` threads, or on `ranks` processes; `steps` None is the example's own number."""
     command = [sys.executable, str(ROOT / "examples" / f"{example}.py"), "--devices", str(devices)]
     command += [] if steps is None else ["--steps", str(steps), "--every", "1", *OPTIONS.get(example, ())]
+    command += [] if strategy is None else ["--strategy", strategy]
     if ranks:
         command = [mpiexec(), "-n", str(ranks), *command]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -89,6 +92,16 @@ def test_threads(example: str, devices: int) -> None:
 @pytest.mark.parametrize("example", sorted(EXAMPLES))
 def test_mpi(example: str, ranks: int) -> None:
     check(example, ranks, ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [0, pytest.param(4, marks=pytest.mark.mpi)], ids=["threads", "mpi"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_strategies(strategy: str, ranks: int) -> None:
+    """The GPT's losses are those of one device, under whatever strategy."""
+    expected = curve(run("gpt", 1, steps=5))
+    found = curve(run("gpt", 4, ranks, 5, strategy))
+    np.testing.assert_allclose(found, expected, rtol=TOLERANCE)
 
 
 @pytest.mark.slow
