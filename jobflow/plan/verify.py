@@ -6,6 +6,7 @@ one schedule of communication, and each takes part exactly in what concerns it, 
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -22,45 +23,51 @@ class Access:
     writes: tuple[tuple[int, Slot], ...]
 
 
-@dataclass
-class _Owned:
-    start: int
-    stop: int
-    key: int
+class _Memory:
+    """Who has written each stretch of a buffer last: disjoint stretches in order, so that each is found by halving."""
+
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self.stops: list[int] = []
+        self.keys: list[int] = []
+
+    def touching(self, start: int, stop: int) -> slice:
+        """The stretches that share a byte with [start, stop)."""
+        return slice(bisect_right(self.stops, start), bisect_left(self.starts, stop))
+
+    def take(self, start: int, stop: int, key: int) -> None:
+        """The value `key` is written over what was there."""
+        if start >= stop:
+            return
+        at = self.touching(start, stop)
+        pieces = [(start, stop, key)]
+        if at.start < at.stop:
+            first, last = at.start, at.stop - 1
+            pieces = [(self.starts[first], start, self.keys[first]), *pieces, (stop, self.stops[last], self.keys[last])]
+        left = [piece for piece in pieces if piece[0] < piece[1]]
+        for column, known in enumerate((self.starts, self.stops, self.keys)):
+            known[at] = [piece[column] for piece in left]
 
 
 def verify_memory(accesses: Iterable[Access]) -> None:
     """PlanError at the first instruction that reads memory in which another value lies by then, or none at all."""
-    owners: dict[str, list[_Owned]] = {}
+    buffers: dict[str, _Memory] = {}
     for access in accesses:
         for key, slot in access.reads:
-            _check_read(owners.get(slot.buffer, []), key, slot, access.name)
+            _check_read(buffers.setdefault(slot.buffer, _Memory()), key, slot, access.name)
         for key, slot in access.writes:
-            _take(owners.setdefault(slot.buffer, []), key, slot)
+            buffers.setdefault(slot.buffer, _Memory()).take(slot.offset, slot.stop, key)
 
 
-def _check_read(owners: list[_Owned], key: int, slot: Slot, name: str) -> None:
-    if slot.stop == slot.offset:
+def _check_read(memory: _Memory, key: int, slot: Slot, name: str) -> None:
+    start, stop = slot.offset, slot.stop
+    if start == stop:
         return
-    touching = [o for o in owners if o.start < slot.stop and slot.offset < o.stop]
-    if not touching:
+    found = memory.keys[memory.touching(start, stop)]
+    if not found:
         raise PlanError(f"{name} reads {slot}, which nothing has written")
-    if any(o.key != key for o in touching):
+    if any(other != key for other in found):
         raise PlanError(f"{name} reads {slot}, over which another value has been written")
-
-
-def _take(owners: list[_Owned], key: int, slot: Slot) -> None:
-    kept: list[_Owned] = []
-    for o in owners:
-        if o.stop <= slot.offset or slot.stop <= o.start:
-            kept.append(o)
-            continue
-        if o.start < slot.offset:
-            kept.append(_Owned(o.start, slot.offset, o.key))
-        if slot.stop < o.stop:
-            kept.append(_Owned(slot.stop, o.stop, o.key))
-    kept.append(_Owned(slot.offset, slot.stop, key))
-    owners[:] = kept
 
 
 def verify_order(plan: Plan) -> None:
