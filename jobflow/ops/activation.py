@@ -216,8 +216,8 @@ class Gelu(Op):
         if device.xp is not np or inputs[0].dtype != np.float32:
             return super().bind(device, inputs, outputs)
         calls: list[Call] = []
-        for (slope, y, x), (half, square) in special.with_scratch(device, (outputs[1], outputs[0], inputs[0]), 2):
-            calls += _gelu_block(x, y, slope, half, square)
+        for (slope, y, x), (share, square) in special.with_scratch(device, (outputs[1], outputs[0], inputs[0]), 2):
+            calls += _gelu_block(x, y, slope, share, square)
         return calls
 
     def grad(self, x: Tensor, y: Tensor, slope: Tensor, dy: Tensor | None, dslope: Tensor | None) -> Grads:
@@ -241,14 +241,15 @@ def _normal(xp: Xp, x: Array) -> Array:
     return (value + 1) / 2
 
 
-def _gelu_block(x: Array, y: Array, slope: Array, half: Array, square: Array) -> list[Call]:
-    """With h = -x/2 and q = h x = -x^2/2, e = erf(-x / sqrt 2) - 1 = -2 Phi(x): y = h e, slope = -e/2 - 2 h exp(q) / sqrt(2 pi)."""
-    minus_half, one = _constant(-0.5, x), _constant(1, x)
-    bell, e = _constant(-2 * _BELL, x), slope
-    calls: list[Call] = [(np.multiply, (x, minus_half, half)), (np.multiply, (half, x, square))]
-    calls += special.fast_erf_of(half, square, e, [2 * c * _ROOT_HALF ** (2 * i + 1) * (-2.0) ** i for i, c in enumerate(special.FAST)])
-    calls += [(np.subtract, (e, one, e)), (np.multiply, (half, e, y)), (np.exp, (square, square)), (np.multiply, (square, half, square))]
-    return [*calls, *blas.mixed(bell, square, minus_half, e, e, square)]
+def _gelu_block(x: Array, y: Array, slope: Array, share: Array, square: Array) -> list[Call]:
+    """share = Phi(x) = (1 + erf(x / sqrt 2)) / 2, y = x share, slope = share + x exp(-x^2 / 2) / sqrt(2 pi)."""
+    one, half, bell = (_constant(c, x) for c in (1, 0.5, _BELL))
+    exponential, unit = special.exponential()
+    calls: list[Call] = [(np.square, (x, square))]
+    calls += special.fast_erf_of(x, square, share, [c * _ROOT_HALF ** (2 * i + 1) for i, c in enumerate(special.FAST)])
+    calls += [(np.add, (share, one, share)), (np.multiply, (share, half, share)), (np.multiply, (share, x, y))]
+    calls += [(np.multiply, (square, _constant(-unit / 2, x), square)), (exponential, (square, square)), (np.multiply, (square, x, slope))]
+    return [*calls, *blas.mixed(one, share, bell, slope, slope, square)]
 
 
 @dataclass(frozen=True)

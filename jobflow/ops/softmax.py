@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from jobflow.layout import Box, Rule
-from jobflow.ops import in_pieces
+from jobflow.ops import in_pieces, special
 from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, normal_axis, sample
 from jobflow.ops.blocks import BLOCK
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
@@ -266,7 +266,8 @@ class CausalSoftmax(Op):
 
     def _block(self, x: Array, y: Array, work: Array, column: Array, ones: Array, hidden: Array) -> list[Call]:
         """The calls of a block whose last columns, as many as `hidden` has, are partly hidden."""
-        calls: list[Call] = [(np.multiply, (x, np.asarray(self.scale, x.dtype), work))]
+        exponential, unit = special.exponential()
+        calls: list[Call] = [(np.multiply, (x, np.asarray(self.scale * unit, x.dtype), work))]
         if hidden.size:
             edge = work[:, :, work.shape[2] - hidden.shape[1] :]
             calls.append((np.add, (edge, hidden, edge)))
@@ -275,7 +276,7 @@ class CausalSoftmax(Op):
             *calls,
             *row_max_calls(rows, column[:, 0]),
             (np.subtract, (rows, column, rows)),
-            (np.exp, (rows, rows)),
+            (exponential, (rows, rows)),
             row_sum_call(rows, ones, column[:, 0]),
             (np.reciprocal, (column, column)),
             (np.multiply, (work, column.reshape(*work.shape[:2], 1), y)),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -90,6 +92,14 @@ def erfc(xp: Xp, x: Array, y: Array) -> None:
     size = xp.abs(wide)
     tail = _tail(xp, xp.maximum(size, 0.46875))
     y[...] = xp.where(size <= 0.46875, 1.0 - _centre(xp, wide), xp.where(wide > 0, tail, 2.0 - tail))
+
+
+@cache
+def exponential() -> tuple[np.ufunc, float]:
+    """(f, c) with exp(x) = f(c x) in float32, the fastest that NumPy has: its exp2 takes half the time of its exp where both are vectorised."""
+    found = np.lib.introspect.opt_func_info(func_name="^exp2$", signature="float32")
+    vectorised = any(not way["current"].startswith("baseline") for ways in found.values() for way in ways.values())
+    return (np.exp2, math.log2(math.e)) if vectorised else (np.exp, 1.0)
 
 
 #: erf(x) = tanh(x p(x^2)) to 6e-8 on the whole line: a fit of p, the lowest power first.  NumPy's tanh is vectorised, so
