@@ -31,15 +31,19 @@ def executors_of(rank: Rank) -> dict[int, Executor]:
 
 @dataclass(frozen=True)
 class Bind:
-    """Make the rank's plan of a job, give its variables memory, and bind it.  Answers the schedule of communication."""
+    """Make the rank's plan of a job, give its variables memory, and bind it.  Answers the schedule of communication.
+
+    With `copies`, outputs that all ranks hold whole are handed out by all of them.
+    """
 
     number: int
+    copies: bool = False
 
     def __call__(self, rank: Rank, table: Wire) -> tuple[Announced, ...]:
         physical = physical_from_wire(table)
         state = state_of(rank)
         state.declare(physical.graph.variables.values())
-        plan = plan_rank(physical, rank.index, state.slots)
+        plan = plan_rank(physical, rank.index, state.slots, self.copies)
         executors_of(rank)[self.number] = Executor(plan, rank.device, rank.comm, state)
         return plan.schedule
 

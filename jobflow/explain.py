@@ -35,11 +35,16 @@ STAGES = ("trace", "graph", "layouts", "boxing", "physical", "program", "plan", 
 
 
 def load_job(target: str) -> Job:
-    """The job that "path/to/file.py:name" or "module:name" means."""
-    where, _, name = target.rpartition(":")
-    if not where:
+    """The job that "path/to/file.py:name" or "module:name" means; in place of the name a call of a function that makes a job may stand.
+
+    Such a call, as in "examples/gpt.py:make_train_job(Size())", is Python in the names of the module.
+    """
+    where, _, name = target.partition(":")
+    if not name:
         raise ConfigError(f'"{target}" does not name a job; write path/to/file.py:job or module:job')
     module = _load(where)
+    if "(" in name:
+        return job_of(eval(name, vars(module)))
     if not hasattr(module, name):
         jobs = [key for key, value in vars(module).items() if isinstance(getattr(value, "job", None), Job)]
         raise JobError(f"{where} has no job {name}{did_you_mean(name, jobs)} It has: {', '.join(jobs) or 'none'}.")
