@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -42,13 +43,20 @@ def candidates(program: Program) -> Iterator[Program]:
     for end in program.ends if len(program.ends) > 1 else ():
         yield without_unused(replace(program, ends=(end,)))
     for mesh in SMALLER:
-        yield replace(program, mesh=mesh)
+        if math.prod(mesh) > largest_rank(program):
+            yield replace(program, mesh=mesh)
     yield replace(program, optimizer="sgd")
     for i in reversed(range(len(program.lines))):
         yield from _without(program, i)
     for i, line in enumerate(program.lines):
         for other in simpler(line):
             yield without_unused(replace(program, lines=(*program.lines[:i], other, *program.lines[i + 1 :])))
+
+
+def largest_rank(program: Program) -> int:
+    """Of the ranks that placements name."""
+    named = [re.match(r"with place\(([\d, ]+)", line) for line in program.lines]
+    return max((int(rank) for found in named if found for rank in re.findall(r"\d+", found[1])), default=0)
 
 
 def _without(program: Program, i: int) -> Iterator[Program]:
