@@ -7,6 +7,7 @@ It is the legacy system's greedy one: it never looks ahead, so a layout is expla
 2. What the user asked of an input (`Operand.wish`) leaves only the signatures that read it so.  Of wishes that need not be met
    (variables stored split, layouts that strategies ask for) as many as possible are.
 3. The gradient of what the forward op read in pieces is made in these pieces, or partial, if a signature gives the pieces.
+   Nothing else is made in pieces of what is whole.
 4. Signatures that cut an axis into fewer elements than there are ranks are left out, unless only they meet a wish.
 
 Then, on a mesh of one dimension, the signature with the most inputs that already lie so wins.  Among equals, the one that moves
@@ -139,7 +140,12 @@ def _narrowed(case: Case, legal: list[Signature], dimension: int) -> list[Signat
         piece = marks[dimension] if marks else None
         if isinstance(piece, Split) and any(s.outputs[i] == piece for s in legal):
             legal = [s for s in legal if s.outputs[i] == piece or isinstance(s.outputs[i], Partial)]
-    return legal
+    return [s for s in legal if not _makes_pieces(s)] or legal
+
+
+def _makes_pieces(signature: Signature) -> bool:
+    """Of whole inputs each rank makes a piece of an output, though it could make all of it as well."""
+    return all(sbp == B for sbp in signature.inputs) and any(isinstance(sbp, Split) for sbp in signature.outputs)
 
 
 def _most(signatures: list[Signature], count: Callable[[Signature], int]) -> list[Signature]:

@@ -38,7 +38,7 @@ Reads = tuple[Layout | Local, ...]
 
 def shard(graph: Graph) -> Sharded:
     """Decide the layout of every value, and in which layouts each node reads its inputs."""
-    return _Sharding(graph).run()
+    return Sharding(graph).run()
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Decision:
     wish: Wish | None = None
 
 
-class _Sharding:
+class Sharding:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.layouts: dict[Value, Layout | Local] = {}
@@ -190,7 +190,7 @@ class _Recorder:
     Inputs for whose sake this is done, and what is made of their shape, are to stay cut as they are.
     """
 
-    def __init__(self, sharding: _Sharding, node: Node, kept: Sequence[Value]) -> None:
+    def __init__(self, sharding: Sharding, node: Node, kept: Sequence[Value]) -> None:
         self.sharding, self.node, self.count = sharding, node, 0
         self.shapes = {value.shape for value in kept}
         self.before = dict(sharding.wishes)

@@ -14,6 +14,7 @@ from jobflow.compiler.trace import Tracer
 from jobflow.graph.ir import Graph, Variable
 from jobflow.layout import B, Placement, S
 from jobflow.ops.activation import relu
+from jobflow.ops.layout_ops import ToLayout
 from jobflow.ops.linalg import bias_add, matmul
 from jobflow.ops.reduce import reduce_sum
 from jobflow.ops.source import Constant
@@ -31,6 +32,9 @@ def reduced(graph: Graph) -> list[list[str]]:
     """Per all_reduce, the variables whose gradients travel in it."""
     physical = distribute(graph)
     of = {value: node.inputs[0].name for node in physical.graph.nodes if node.op.alias for value in node.inputs}
+    for node in reversed(physical.graph.nodes):
+        if isinstance(node.op, ToLayout) and node.outputs[0] in of:
+            of[node.inputs[0]] = of[node.outputs[0]]
     return [[of.get(value, value.name) for value in node.outputs] for node in physical.graph.nodes if isinstance(node.op, Reroute)]
 
 
