@@ -50,17 +50,13 @@ def combine(*strategies: Strategy) -> Strategy:
         combine(pipeline(2), data_parallel(2), tensor_parallel(2))
 
     Sizes multiply to the number of ranks; one may be left out.  Each variable is split along a dimension by the strategy of that dimension.
-    Raises: ConfigError for no strategies, or for one that cuts the batch behind one that does not.
+    Raises: ConfigError for what is no strategy, or none at all.
     """
     for strategy in strategies:
         if not isinstance(strategy, Strategy):
             raise ConfigError(f"strategies.combine: {strategy!r} is no strategy; pass such as data_parallel(2)")
     if not strategies:
         raise ConfigError("strategies.combine needs at least one strategy")
-    inner = [type(strategy) for strategy in strategies if not isinstance(strategy, pipeline)][1:]
-    for kind in inner:
-        if kind in (data_parallel, zero_of):
-            raise ConfigError(f"strategies.combine: {kind.__name__} cuts the batch, and comes before those that do not; list it first")
     return strategies[0] if len(strategies) == 1 else Combined(strategies)
 
 

@@ -17,7 +17,7 @@ from jobflow import scope
 from jobflow.errors import PlacementError
 from jobflow.graph.ir import Node, Value, Variable
 from jobflow.graph.strategy import Program
-from jobflow.layout import B, Placement, Sbp, Split
+from jobflow.layout import B, Placement, S, Sbp, Split
 from jobflow.ops.layout_ops import Crossing, GradientLayout, Identity, ToLayout
 from jobflow.ops.source import Input, ReadVariable
 from jobflow.strategies.hints import Dimension, Hints
@@ -70,6 +70,10 @@ class _Writing:
         self.stages = {node: stage for one in hints for node, stage in one.stages.items()}
         self.hints = [one for one, dimension in zip(hints, dimensions, strict=True) if not dimension.is_pipeline]
         self.homes = {node.op.key: self.place(node) for node in program.nodes if isinstance(node.op, ReadVariable)}
+        new = {name: variable for name, variable in program.variables.items() if name not in program.known}
+        #: variables about which the program says how they are stored
+        self.asked = {name for name, variable in new.items() if variable.placement != self.given or any(isinstance(s, Split) for s in variable.sbp)}
+        self.cut_arguments = {node.op.key for node in program.nodes if isinstance(node.op, Input) and node.op.split and node.op.shape}
         self.brought: dict[str, Value] = {}
         self.received: dict[tuple[Value, Placement], Value] = {}
 
@@ -93,8 +97,8 @@ class _Writing:
         origin = replace(node.origin, stage=self.stages.get(node, node.origin.stage))
         if isinstance(op, ReadVariable):
             place = self.program.variables[op.key].placement
-        elif isinstance(op, Input) and not (self.hints and self.hints[0].cuts_arguments and place.mesh[0] > 1):
-            op = replace(op, split=False)
+        elif isinstance(op, Input):
+            op = replace(op, split=op.split and self.cut(place)[self.outermost] != B)
         elif node.phase == "forward" and not op.alias and not isinstance(op, Crossing | ToLayout | GradientLayout):
             inputs = tuple(map(self.read, inputs))
         inputs = tuple(self.handed_over(value, place, origin.stage) for value in inputs)
@@ -126,6 +130,30 @@ class _Writing:
     def wishes(value: Value, each: Sequence[Mapping[Value, Sbp]]) -> tuple[Sbp | None, ...] | None:
         return tuple(one.get(value) for one in each) if any(value in one for one in each) else None
 
+    # ---------------------------------------------------------------- arguments
+
+    @cached_property
+    def outermost(self) -> int:
+        """The mesh dimension along which an argument is cut before it gets to its ranks."""
+        return next((d for d, n in enumerate(self.places[0].mesh) if n > 1), 0)
+
+    def cut(self, place: Placement) -> tuple[Sbp, ...]:
+        """How arguments are read along the first axis."""
+        if place not in self.places:
+            return (S(0),) * len(place.mesh)
+        each = [hints.cuts_arguments and n > 1 for hints, n in zip(self.hints, place.mesh, strict=False)]
+        return tuple(S(0) if cuts else B for cuts in each) or (B,)
+
+    def argument(self, value: Value, op: Input) -> Value:
+        """What stands for an argument where it is read: where its ranks hold more than they should read, the rest is left aside."""
+        cut = self.cut(value.node.placement)
+        more = [
+            n for d, (sbp, n) in enumerate(zip(cut, value.node.placement.mesh, strict=True)) if sbp != B and (d != self.outermost or not op.split)
+        ]
+        if not more or op.key not in self.cut_arguments or value.shape[0] < math.prod(more):
+            return value
+        return self.once(op.key, value, value.node.placement, cut, None, None)
+
     # ---------------------------------------------------------------- variables
 
     def stored(self, variable: Variable, ndim: int) -> tuple[Sbp, ...]:
@@ -140,25 +168,28 @@ class _Writing:
         return None if None in each else tuple(sbp for sbp in each if sbp is not None) or (B,)
 
     def read(self, value: Value) -> Value:
-        """What stands for the value of a variable where it is read."""
+        """What stands for an argument or a variable where it is read."""
         op = value.node.op
-        if not isinstance(op, ReadVariable) or op.key not in self.homes:
+        if isinstance(op, Input):
+            return self.argument(value, op)
+        if not isinstance(op, ReadVariable) or op.key in self.asked:
             return value
         variable, home, wish = self.program.variables[op.key], self.homes[op.key], self.wished(op.key)
         if wish is None or (variable.placement, variable.sbp) == (home, wish):
             return value
-        if op.key not in self.brought:
-            self.brought[op.key] = self.bring(value, variable, home, wish)
-        return self.brought[op.key]
-
-    def bring(self, value: Value, variable: Variable, home: Placement, wish: tuple[Sbp, ...]) -> Value:
         at_once = home == variable.placement and any(hints.reduces_at_once for hints in self.hints)
         again = any(hints.gathers_again for hints in self.hints)
-        region = self.first_region + len(self.brought) if again else scope.current().region
-        with scope.using(placement=home, view="consistent", stage=value.node.origin.stage, region=region):
-            (whole,) = self.program.apply(ToLayout(wish, variable.sbp if at_once else None), (value,), None)
-        assert isinstance(whole, Value)
-        return whole
+        region = scope.current().region if again else None
+        if again and region is None:
+            region = self.first_region + len(self.brought)
+        return self.once(op.key, value, home, wish, variable.sbp if at_once else None, region)
+
+    def once(self, key: str, value: Value, home: Placement, wish: tuple[Sbp, ...], back: tuple[Sbp, ...] | None, region: int | None) -> Value:
+        """The value in another layout, the same for all who read it."""
+        if key not in self.brought:
+            with scope.using(placement=home, view="consistent", stage=value.node.origin.stage, region=region):
+                (self.brought[key],) = self.program.apply(ToLayout(wish, back), (value,), None)
+        return self.brought[key]
 
     @cached_property
     def first_region(self) -> int:

@@ -71,7 +71,6 @@ def test_names(text: str, strategy: st.Strategy) -> None:
         (lambda: st.zero(4), "stage is 4; use 1, 2 or 3"),
         (lambda: st.combine(), "needs at least one strategy"),
         (lambda: st.combine(st.zero, st.tensor_parallel(2)), "is no strategy; pass such as data_parallel(2)"),  # type: ignore[arg-type]
-        (lambda: st.combine(st.tensor_parallel(2), st.data_parallel(2)), "data_parallel cuts the batch"),
         (lambda: st.mesh(data=2, microbatches=4), "else use train.num_gradient_accumulation_steps"),
         (lambda: st.mesh(data=2, columns=("a",)), "need tensor=2 or more"),
         (lambda: flow.function_config().strategy("dp"), "the value must be a strategy such as strategies.data_parallel(); got 'dp'"),

@@ -24,6 +24,8 @@ MLP = {
     "pp, gpipe": st.pipeline(microbatches=4, schedule="gpipe"),
     "dp x tp": st.combine(st.data_parallel(2), st.tensor_parallel()),
     "zero x tp": st.combine(st.zero(3, least=1), st.tensor_parallel(2)),
+    "tp x dp": st.combine(st.tensor_parallel(2), st.data_parallel(2)),
+    "dp x zero": st.combine(st.data_parallel(2), st.zero(3, least=1)),
     "pp x dp": st.mesh(pipeline=2, data=None, microbatches=3),
     "pp x zero": st.mesh(pipeline=2, data=2, zero=2, microbatches=2),
     "pp x tp": st.mesh(pipeline=2, tensor=2, microbatches=2),

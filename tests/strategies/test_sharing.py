@@ -62,6 +62,7 @@ def test_a_wish_of_the_program_comes_first() -> None:
 
     job(np.ones((4, 6)))
     assert trained.stored() == {"w": "S(1)"}
+    assert "w" not in [boxing.node.inputs[0].name for boxing in trained.boxings("job")], "nor is it gathered"
 
 
 def test_zero_and_a_checkpoint() -> None:
