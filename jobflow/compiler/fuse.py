@@ -3,7 +3,8 @@
 `use_triangles`: what is known to be zero above a diagonal (`Op.keeps_lower`) is told to the ops that read it.
 
 `absorb_makers`: an op that can make its own input (`Op.absorb`) does, if nobody else reads that.  An update along a product subtracts
-that from the variable while it is computed; what is added to a product is laid down first, and the product adds itself to it.
+that from the variable while it is computed; what is added to a product is laid down first, and the product adds itself to it.  What
+one microbatch makes is not put off to another: all it is made of would stay alive.
 
 `join_updates`: elementwise updates of variables that lie end to end become one update of the whole run.  State keeps the
 variables of one group end to end, buckets keep their gradients in the same places, and where there is no bucket (one rank) the
@@ -63,7 +64,12 @@ def absorb_makers(program: Program) -> Program:
             late.update(step.outputs)
         for index, item in enumerate(step.inputs):
             maker = makers.get(item)
-            if maker is None or readers[item] != 1 or (among_updates and any(i in stored or i in over for i in maker.inputs)):
+            if (
+                maker is None
+                or readers[item] != 1
+                or maker.microbatch != step.microbatch
+                or (among_updates and any(i in stored or i in over for i in maker.inputs))
+            ):
                 continue
             both = _absorbed(step, index, maker)
             if both is not None:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from jobflow.compiler.format import format_items
 from jobflow.compiler.local import Collect, Item, Join, Receive, Send, Step, Wait
 from jobflow.compiler.order import Ordered
@@ -149,22 +151,21 @@ class _Planning:
         return sizes
 
     def _place(self, buffer: str, roots: list[Item], lives: dict[Item, list[int]]) -> int:
-        placed: list[tuple[int, int, int, int]] = []  # offset, stop, first, last
+        placed = np.empty((4, len(roots)), np.int64)  # offset, stop, first, last
         size = 0
-        for root in roots:
+        for count, root in enumerate(roots):
             first, last = lives[root]
             need = max(-(-root.type.nbytes // ALIGNMENT) * ALIGNMENT, ALIGNMENT)
             offset = 0
-            for start, stop, a, b in placed:  # sorted by offset
-                if b < first or last < a:
-                    continue
+            starts, stops, begins, ends = placed[:, :count]
+            at_once = (begins <= last) & (first <= ends)
+            for start, stop in sorted(zip(starts[at_once].tolist(), stops[at_once].tolist(), strict=True)):
                 if offset + need <= start:
                     break
                 offset = max(offset, stop)
             window = self.windows[root]
             self.slots[root] = Slot(buffer, offset, root.type, window.strides)
-            placed.append((offset, offset + need, first, last))
-            placed.sort()
+            placed[:, count] = offset, offset + need, first, last
             size = max(size, offset + need)
         return size
 

@@ -218,7 +218,7 @@ class _Unrolling:
         tracer.inputs, tracer.reads, tracer.updates = self.inputs, self.reads, dict(self.state)
         tracer.pieces = tuple(map(len, results))
         tracer.rows = ()  # those of the ranks' arguments are not those of their microbatches
-        update_variables(tracer, self.training, self.totals)
+        update_variables(tracer, self.training, {name: self.totals[name] for name in self.bodies[0].gradients})
         return tracer.graph([value for result in results for value in result])
 
     def _find_copied(self, body: _Body) -> None:
