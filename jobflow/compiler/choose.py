@@ -95,15 +95,20 @@ def choose(case: Case) -> Choice:
     listed = case.op.rule(*(operand.type for operand in case.operands)).signatures()
     unmet: int | None = None
     options: list[list[Signature]] = []
+    wider: list[list[Signature]] = []
     for dimension, n in enumerate(case.mesh):
         legal = [s for s in listed if s.legal(n)]
         if n == 1 or not case.operands:
             options.append([_all_whole(case, legal)])
+            wider.append(options[-1])
             continue
         asked = [s for s in legal if _meets(case, s, dimension)]
         if not asked and unmet is None:
             unmet = dimension
         options.append(_narrowed(case, asked or legal, dimension))
+        wider.append(legal)
+    if not any(_divides(case, signatures) for signatures in product(*options)):
+        options = wider  # each may be met alone, but pieces of pieces are not what the op takes
     chosen = _nested(case, options) if sum(n > 1 for n in case.mesh) > 1 else _flat(case, options)
     return Choice(chosen, unmet, tuple(i for i in range(len(case.operands)) if _is_stuck(case, listed, chosen, i)))
 
