@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobflow import scope
+from jobflow.compiler.schedule import SCHEDULES
 from jobflow.errors import ConfigError, JobError, SourceLine, did_you_mean, user_line
 from jobflow.graph.strategy import Strategy
 from jobflow.notices import notice
@@ -37,6 +38,7 @@ _KINDS: dict[type, str] = {
     int: "an int",
     float: "a float",
     bool: "a bool",
+    str: "a text",
     dict: "a dict",
     DType: "an element type such as jobflow.float32",
     scope.consistent_view: "scope.consistent_view()",
@@ -56,6 +58,7 @@ _STORED = {
     "train.model_update_conf": Option((dict,)),
     "train.loss_scale_factor": Option(_NUMBER),
     "train.num_gradient_accumulation_steps": Option((int,)),
+    "pipeline_schedule": Option((str,)),
     "enable_auto_mixed_precision": Option((bool,), True),
     "mixed_precision": Option((DType,)),
     "enable_quantization_aware_training": Option((bool,), True),
@@ -193,6 +196,8 @@ class FunctionConfig:
         steps = self.options.get("train.num_gradient_accumulation_steps", 1)
         if steps < 1:
             raise self._unsupported("train.num_gradient_accumulation_steps", "must be at least 1")
+        if self.options.get("pipeline_schedule", "1f1b") not in SCHEDULES:
+            raise self._unsupported("pipeline_schedule", f"is no schedule of pipelines; use one of {', '.join(SCHEDULES)}")
         if "mixed_precision" in self.options and not self.options["mixed_precision"].is_half:
             raise self._unsupported("mixed_precision", "takes jobflow.float16 or jobflow.bfloat16")
         if self.options.get("enable_quantization_aware_training"):

@@ -129,6 +129,7 @@ class Job:
                 each.append(self._traced(session, placement, own, rows))
         tracer, results = each[0]
         tracer.microbatches = cut
+        tracer.schedule = self.config.options.get("pipeline_schedule") or (self.strategy.schedule if self.strategy is not None else None)
         tracer.tail = (each[1][0], returned_values(each[1][1])) if len(each) > 1 else None
         return tracer, results
 

@@ -5,6 +5,7 @@
     differentiate  + gradients, + updates          -> Graph      (unroll: the same, once per microbatch)
     guard          + steps that may be skipped     -> Graph
     simplify       merge equal nodes, drop dead    -> Graph
+    pipeline       stages follow their schedule    -> Graph
     recompute      + what is made again, not kept  -> Graph
     shard          + how every value lies          -> Sharded
     box            + the changes of layout         -> Physical
@@ -34,6 +35,7 @@ from jobflow.compiler.memory import plan_memory
 from jobflow.compiler.microbatch import unroll
 from jobflow.compiler.order import order
 from jobflow.compiler.overlap import overlap
+from jobflow.compiler.pipeline import pipeline
 from jobflow.compiler.precision import lower_precision
 from jobflow.compiler.recompute import recompute
 from jobflow.compiler.shard import shard
@@ -47,9 +49,9 @@ from jobflow.plan.plan import Plan, Slot
 def logical(tracer: Tracer, outputs: Sequence[Value]) -> Graph:
     """What to compute."""
     if tracer.microbatches is None:
-        return _settled(differentiate(tracer, prepared(tracer, outputs)))
+        return _settled(tracer, differentiate(tracer, prepared(tracer, outputs)))
     bodies = [(tracer, outputs)] if tracer.tail is None else [(tracer, outputs), tracer.tail]
-    return _settled(unroll([(body, prepared(body, made)) for body, made in bodies], tracer.microbatches))
+    return _settled(tracer, unroll([(body, prepared(body, made)) for body, made in bodies], tracer.microbatches))
 
 
 def prepared(tracer: Tracer, outputs: Sequence[Value]) -> Sequence[Value]:
@@ -59,8 +61,8 @@ def prepared(tracer: Tracer, outputs: Sequence[Value]) -> Sequence[Value]:
     return lower_precision(tracer, outputs, tracer.half)
 
 
-def _settled(graph: Graph) -> Graph:
-    return recompute(simplify(guard(graph)))
+def _settled(tracer: Tracer, graph: Graph) -> Graph:
+    return recompute(pipeline(simplify(guard(graph)), tracer.schedule))
 
 
 def distribute(graph: Graph) -> Physical:

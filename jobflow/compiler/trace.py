@@ -55,6 +55,8 @@ class Tracer:
     rows: tuple[int, ...] = ()
     #: how the batch is cut, if it is: the body is then that of one microbatch, of the longer ones if there are two sizes
     microbatches: Microbatches | None = None
+    #: the order of the stages of a pipeline by name; None leaves it to the compiler
+    schedule: str | None = None
     #: the same body for the shorter microbatches, if there are any, and its outputs
     tail: tuple[Tracer, list[Value]] | None = None
 
