@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from jobflow.checkpoint import safetensors, writing
 from jobflow.checkpoint.store import load, save
 from jobflow.errors import CheckpointError
-from jobflow.types import TensorType, float32, int64
+from jobflow.types import TensorType, dtype_named, float32, int64
 
-DTYPES = ["bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64"]
+DTYPES = ["bool", "int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
 
 
 def some() -> dict[str, Any]:
@@ -62,7 +62,7 @@ def test_types_are_known_without_reading(tmp_path: Path) -> None:
 @given(st.lists(st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 4), max_size=3)), max_size=6), st.integers(0, 2**32))
 def test_any_tensors_come_back(tmp_path_factory: pytest.TempPathFactory, types: list[tuple[str, list[int]]], seed: int) -> None:
     random = np.random.default_rng(seed)
-    tensors = {f"t{i}": random.integers(0, 2, size=shape).astype(dtype) for i, (dtype, shape) in enumerate(types)}
+    tensors = {f"t{i}": random.integers(0, 2, size=shape).astype(dtype_named(dtype).numpy) for i, (dtype, shape) in enumerate(types)}
     path = tmp_path_factory.mktemp("any") / "c"
     save(path, tensors)
     same(load(path), tensors)
