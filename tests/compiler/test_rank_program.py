@@ -218,6 +218,7 @@ class Lars:
     """An update that takes each variable whole."""
 
     loss_scale = 1.0
+    dynamic_loss_scale = None
 
     def selects(self, names: Sequence[str]) -> Sequence[str]:
         return names
