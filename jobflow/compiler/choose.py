@@ -80,7 +80,7 @@ class Choice:
     signatures: tuple[Signature, ...]
     #: the first mesh dimension along which no signature reads the inputs as they must be read
     unmet: int | None = None
-    #: inputs that lie split along an axis that no signature keeps, and would be gathered, or were asked to lie so
+    #: large inputs that lie split along an axis that no signature keeps, and would be gathered, or were asked to lie so
     stuck: tuple[int, ...] = ()
 
     def input(self, index: int) -> tuple[Sbp, ...]:
@@ -182,8 +182,8 @@ def _divides(case: Case, signatures: Sequence[Signature]) -> bool:
 
 def _is_stuck(case: Case, listed: Sequence[Signature], chosen: Sequence[Signature], index: int) -> bool:
     operand = case.operands[index]
-    if not operand.here:
-        return False
+    if not operand.here or not (operand.firm or operand.type.size == max(o.type.size for o in case.operands)):
+        return False  # what is small beside the others may move
     for dimension, signature in enumerate(chosen):
         now, read = operand.now[dimension], signature.inputs[index]
         if not isinstance(now, Split) or case.mesh[dimension] == 1 or any(s.inputs[index] == now for s in listed):
