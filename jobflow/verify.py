@@ -20,25 +20,26 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from jobflow import scope
-from jobflow.commands import Bind, Run
+from jobflow.commands import Bind, Run, state_of
+from jobflow.comparison import ROUNDING, Difference, Report, Seen, allowed, apart, by_microbatch, compare, epsilon, judged, together, whole_of
 from jobflow.compiled import Compiled
 from jobflow.compiler.box import Reroute
 from jobflow.errors import ArgumentError, ConfigError, JobError
 from jobflow.explain import load_job
-from jobflow.graph.ir import Graph, Node, Value
+from jobflow.graph.ir import Graph
 from jobflow.graph.wire import physical_to_wire
 from jobflow.job import Job
-from jobflow.layout import Layout, Local, Partial, Placement
-from jobflow.ops.source import External
+from jobflow.layout import Placement
 from jobflow.plan.verify import compare_schedules
 from jobflow.runtime.device.cpu import CpuDevice
+from jobflow.runtime.world.base import Rank
 from jobflow.runtime.world.launch import launched
 from jobflow.runtime.world.solo import SoloWorld
 from jobflow.session import Session, environment
@@ -46,10 +47,6 @@ from jobflow.strategies import named
 from jobflow.types import Array
 from jobflow.typing.signature import Bound
 
-#: units in the last place, of the largest number of a tensor, that are always allowed
-ROUNDING = 64
-#: and how many times what a change of the last bits of all arguments and variables did
-AMPLIFIED = 32
 #: numbers that plans of watched jobs have, which no job has
 WATCHED = -1
 
@@ -63,17 +60,18 @@ class OneDevice(Session):
         return Placement("cpu", (0,), (1,) * len(hierarchy or (1,)))
 
 
+@dataclass(frozen=True)
+class Held:
+    """What a rank holds of variables, copies too."""
+
+    names: tuple[str, ...]
+
+    def __call__(self, rank: Rank, _: Any) -> Arrays:
+        state = state_of(rank)
+        return {name: state.read(name) for name in self.names if name in state.slots}
+
+
 # What a job does in a step ------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Seen:
-    """A tensor after a step: its whole value, and what each rank holds of it."""
-
-    value: Value
-    layout: Layout | Local
-    shards: dict[int, Array]
-    whole: Array | None
 
 
 @dataclass
@@ -121,7 +119,7 @@ class Runner:
         for position, value in enumerate(self.fetched.graph.outputs):
             shards = {rank: dict(fetched)[position] for rank, fetched in enumerate(parts) if position in dict(fetched)}
             layout = self.fetched.programs[0].layouts[value]
-            found.setdefault(value.name, Seen(value, layout, shards, _whole(value, layout, shards)))
+            found.setdefault(value.name, Seen(value, layout, shards, whole_of(value, layout, shards)))
         return found
 
     def plain(self, arguments: Arrays, step: int) -> Arrays:
@@ -132,7 +130,18 @@ class Runner:
         return {f"result {i}": np.concatenate(v) if isinstance(v, list) and v[0].ndim else np.asarray(v) for i, v in enumerate(values)}
 
     def read(self) -> Arrays:
-        return self.session.read(sorted(self.graph.variables))
+        """The variables, whole."""
+        return {name: seen.whole for name, seen in self.held().items()}
+
+    def held(self) -> dict[str, Seen]:
+        """The variables, whole and as every rank holds them."""
+        parts = self.session.start().call(Held(tuple(sorted(self.graph.variables))))
+        found: dict[str, Seen] = {}
+        for name, variable in self.graph.variables.items():
+            shards = {rank: held[name] for rank, held in enumerate(parts) if name in held}
+            whole = variable.layout.assemble([shards[rank] for rank in variable.placement.ranks], variable.type)
+            found[name] = Seen(None, variable.layout, shards, whole)
+        return found
 
     def write(self, values: Mapping[str, Array]) -> None:
         self.session.write({name: value for name, value in values.items() if name in self.graph.variables})
@@ -142,162 +151,6 @@ def _all_given(physical: Any) -> Any:
     """The program with every tensor of the logical program for its outputs; what updates do is seen by the variables."""
     values = [v for node in physical.graph.nodes if not isinstance(node.op, Reroute) and node.phase != "update" for v in node.outputs]
     return replace(physical, graph=replace(physical.graph, outputs=tuple(dict.fromkeys(values))))
-
-
-def _whole(value: Value, layout: Layout | Local, shards: dict[int, Array]) -> Array | None:
-    """The logical value; None for what each device has of its own and cannot be put together."""
-    parts = [shards[rank] for rank in layout.placement.ranks]
-    if isinstance(layout, Local):
-        return np.concatenate(parts) if parts[0].ndim else None
-    kinds = {sbp.reduce for sbp in layout.sbp if isinstance(sbp, Partial)}
-    return layout.assemble(parts, value.type) if len(kinds) < 2 else None
-
-
-# What is compared ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Where a tensor on N devices is not what it is on one."""
-
-    step: int
-    name: str
-    worst: float
-    allowed: float
-    where: str
-    node: Node | None = None
-    layout: str = ""
-    verdict: str = ""
-
-    def __str__(self) -> str:
-        made = "" if self.node is None else f'\n  made by   {self.node.op} at {self.node.where} ({self.node.phase}, layer "{self.node.name}")'
-        lies = f"\n  lies      {self.layout}" if self.layout else ""
-        verdict = f"\n  so        {self.verdict}" if self.verdict else ""
-        return f"step {self.step}: {self.name} differs by {self.worst:.3g}, allowed {self.allowed:.3g}, {self.where}{made}{lies}{verdict}"
-
-
-@dataclass
-class Report:
-    """What was compared, and the first difference of all."""
-
-    job: str
-    devices: int
-    how: str
-    steps: int = 0
-    compared: int = 0
-    #: tensors that only one program has, or that have no whole
-    skipped: list[str] = field(default_factory=list)
-    #: the largest difference as a part of what was allowed, and of which tensor
-    closest: tuple[float, str] = (0.0, "nothing")
-    difference: Difference | None = None
-
-    @property
-    def agrees(self) -> bool:
-        return self.difference is None
-
-    def __str__(self) -> str:
-        head = f"{self.job} on {self.devices} devices{self.how}: {self.compared} tensors compared in {self.steps} steps"
-        names = sorted(set(self.skipped))
-        left = f"; not compared, for the programs differ or it has no whole: {', '.join(names[:6])}{' ...' if names[6:] else ''}" if names else ""
-        if self.difference is not None:
-            return f"{head}{left}\nDIFFERENT  {self.difference}"
-        return f"{head}{left}\nequal      the largest difference is {self.closest[0]:.2g} of what is allowed, of {self.closest[1]}"
-
-
-def allowed(whole: Array, nudged: Array) -> float:
-    """By how much a tensor may differ."""
-    if whole.dtype.kind not in "fV":
-        return 0.0 if np.array_equal(whole, nudged) else float("inf")
-    one, other = whole.astype(float), nudged.astype(float)
-    finite = np.isfinite(one) & np.isfinite(other)
-    scale = float(np.max(np.abs(one), initial=0.0, where=finite))
-    moved = float(np.max(np.abs(one - other), initial=0.0, where=finite))
-    return ROUNDING * epsilon(whole.dtype) * scale + AMPLIFIED * moved
-
-
-def epsilon(dtype: Any) -> float:
-    """The distance from 1 to the next number; of bfloat16 too, which NumPy does not know."""
-    return float(np.finfo(dtype).eps) if np.dtype(dtype).kind == "f" else 2.0**-7
-
-
-def apart(ours: Array, theirs: Array) -> tuple[float, tuple[int, ...]]:
-    """The largest difference and where it is; infinite where one of them is no number."""
-    if ours.shape != theirs.shape:
-        return float("inf"), ()
-    one, other = ours.astype(float), theirs.astype(float)
-    with np.errstate(invalid="ignore"):
-        gaps = np.abs(one - other)
-    gaps[(one == other) | (np.isnan(one) & np.isnan(other))] = 0.0
-    gaps[np.isnan(gaps)] = np.inf
-    if not gaps.size:
-        return 0.0, ()
-    at = np.unravel_index(int(np.argmax(gaps)), gaps.shape)
-    return float(gaps[at]), tuple(int(i) for i in at)
-
-
-def pieces(seen: Seen, whole: Array) -> Iterator[tuple[str, Array, Array, tuple[int, ...]]]:
-    """(which, ours, theirs, where theirs begins) for everything of a tensor that can be compared: each rank's part, or the sum of addends."""
-    if isinstance(seen.layout, Local) or seen.layout.is_partial:
-        if seen.whole is not None:
-            yield "", seen.whole, whole, (0,) * whole.ndim
-        return
-    for rank, shard in sorted(seen.shards.items()):
-        box = seen.layout.box(whole.shape, rank)
-        yield f" on rank {rank}", shard, whole[box.slices] if whole.ndim else whole, box.start
-
-
-def by_microbatch(seen: Mapping[str, Seen]) -> dict[str, list[Seen]]:
-    """Tensors of single microbatches, `name#0`, `name#1` ..., by name."""
-    found: dict[str, list[Seen]] = {}
-    for name, one in seen.items():
-        base, mark, number = name.partition("#")
-        if mark:
-            found.setdefault(base + number.lstrip("0123456789"), []).append(one)
-    return found
-
-
-def together(each: Sequence[Seen], theirs: Seen) -> Seen | None:
-    """The tensor that those of microbatches make up: one after another, else all the same, else their sum; None if there are none."""
-    arrays = [one.whole for one in each if one.whole is not None]
-    if not arrays or theirs.whole is None or len(arrays) < len(each):
-        return None
-    shape = theirs.whole.shape
-    if shape and all(a.shape[1:] == shape[1:] and a.ndim == len(shape) for a in arrays) and sum(len(a) for a in arrays) == shape[0]:
-        whole = np.concatenate(arrays)
-    elif any(a.shape != shape for a in arrays):
-        return None
-    else:
-        same = all(np.array_equal(a, arrays[0]) for a in arrays)
-        whole = arrays[0] if same else np.sum(arrays, axis=0, dtype=arrays[0].dtype)
-    first = each[0]
-    return Seen(first.value, Local(first.layout.placement), {}, whole)
-
-
-def compare(seen: Seen, whole: Array) -> tuple[float, str]:
-    """The largest difference of any rank's part, and where it is."""
-    worst = 0.0, ""
-    for which, ours, theirs, start in pieces(seen, whole):
-        gap, at = apart(ours, theirs)
-        if gap > worst[0]:
-            index = [i + first for i, first in zip(at, start, strict=True)] if at else []
-            worst = gap, f"at {index}{which}: {ours[at]} instead of {theirs[at]}" if ours.shape == theirs.shape else f"shape {ours.shape}{which}"
-    return worst
-
-
-def judged(seen: Seen, tensors: Mapping[str, Seen], limit: float) -> str:
-    """Whether the op that made a tensor is wrong, given the inputs that it had."""
-    node = seen.value.node
-    inputs = [tensors[v.name].whole if v.name in tensors else None for v in node.inputs]
-    if isinstance(node.op, External) or seen.whole is None or any(x is None for x in inputs):
-        return ""
-    outputs = [np.zeros(v.shape, v.dtype.numpy) for v in node.outputs]
-    node.op.kernel(np, *inputs, *outputs)
-    gap, _ = apart(seen.whole, outputs[seen.value.index])
-    if gap > limit:
-        lies = ", ".join(f"{v.name} {tensors[v.name].layout}" for v in node.inputs)
-        made = f"from the inputs it had ({lies}) one device makes something else, by {gap:.3g}"
-        return f"the op is wrong in this layout: {made}; see its rule and the boxing before it"
-    return "the op is right for the inputs it had: each of them differs by no more than it may, together they make too much"
 
 
 # The run ------------------------------------------------------------------------------------------------------------
@@ -312,8 +165,8 @@ class Proof:
     report: Report
 
     def run(self, steps: int, given: Mapping[str, Array], seed: int) -> Report:
-        self._variables(0, self.many.read(), self.one.read(), self.one.read())
         first = self.one.read()
+        self._variables(0, self.many.held(), first, first)
         plain = self._follow(steps, given, seed, first)
         if self.report.agrees:
             self._plain(steps, given, seed, first, plain)
@@ -335,7 +188,7 @@ class Proof:
             right, ours = self.one.watched(arguments, step), self.many.watched(arguments, step)
             self._tensors(step, ours, right, other)
             values = self.one.read()
-            self._variables(step, self.many.read(), values, moved)
+            self._variables(step, self.many.held(), values, moved)
             after.append((values, moved))
             self.report.steps += 1
         return after
@@ -352,17 +205,16 @@ class Proof:
             worst, where = compare(seen, theirs.whole)
             if self._counts(step, name, worst, limit, where):
                 difference = self.report.difference
-                assert difference is not None
+                assert difference is not None and seen.value is not None
                 self.report.difference = replace(
                     difference, node=seen.value.node, layout=f"{seen.value.type} {seen.layout}", verdict=judged(seen, ours, limit)
                 )
 
-    def _variables(self, step: int, ours: Arrays, right: Arrays, moved: Arrays) -> None:
+    def _variables(self, step: int, ours: Mapping[str, Seen], right: Arrays, moved: Arrays) -> None:
         for name, theirs in right.items():
             if name in ours:
-                limit = allowed(theirs, moved[name])
-                gap, at = apart(ours[name], theirs)
-                self._counts(step, f"variable {name}", gap, limit, f"at {list(at)}")
+                worst, where = compare(ours[name], theirs)
+                self._counts(step, f"variable {name}", worst, allowed(theirs, moved[name]), where)
 
     def _counts(self, step: int, name: str, worst: float, limit: float, where: str) -> bool:
         """Take down a comparison; True if it is the first that differs."""
@@ -391,7 +243,7 @@ class Proof:
                     gap, at = apart(ours[name], theirs)
                     self._counts(step, f"{name} of the job as it always runs", gap, limit, f"at {list(at)}")
             values, moved = after[step]
-            self._variables(step, self.many.read(), values, moved)
+            self._variables(step, self.many.held(), values, moved)
 
 
 def nudged(array: Array, random: np.random.Generator) -> Array:

@@ -12,7 +12,7 @@ from jobflow import scope
 from jobflow.compiler.trace import Tracer
 from jobflow.layout import Placement
 
-MESHES: tuple[tuple[int, ...], ...] = ((1,), (2,), (3,), (4,))
+MESHES: tuple[tuple[int, ...], ...] = ((1,), (2,), (3,), (4,), (2, 2), (3, 2), (2, 1), (2, 2, 2))
 #: elements; larger values are not used further
 LARGEST = 3000
 

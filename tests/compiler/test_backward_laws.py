@@ -24,18 +24,19 @@ from jobflow.graph.ir import Graph
 from jobflow.layout import B, P, Placement, S, Sbp, Signature
 from jobflow.ops.base import Op, Sample, all_ops, apply
 from jobflow.ops.layout_ops import Crossing, to_layout
+from jobflow.ops.parts import Part
 from jobflow.types import type_of
 
 for module in pkgutil.iter_modules(jobflow.ops.__path__):
     importlib.import_module(f"jobflow.ops.{module.name}")
 
-MESHES = ((2,), (3,))
+MESHES = ((2,), (3,), (2, 2))
 #: pairs of signatures of one sample that are tried on a mesh of two dimensions
-PAIRS = 12
+PAIRS = 5
 OPS = {
     cls.__name__: cls
     for cls in all_ops()
-    if cls.__module__.startswith("jobflow.ops.") and cls.grad is not Op.grad and not cls.external and not issubclass(cls, Crossing)
+    if cls.__module__.startswith("jobflow.ops.") and cls.grad is not Op.grad and not cls.external and not issubclass(cls, (Crossing, Part))
 }
 
 

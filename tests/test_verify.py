@@ -1,0 +1,191 @@
+"""`jobflow verify`: jobs that are right pass under every strategy, and a planted mistake is found at the op that has it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobflow import scope
+from jobflow.cli import main
+from jobflow.comparison import allowed, apart
+from jobflow.explain import load_job
+from jobflow.job import Job
+from jobflow.ops.linalg import BiasAdd, MatMul
+from jobflow.ops.norm import LayerNorm
+from jobflow.ops.softmax import Softmax
+from jobflow.ops.update import AdamUpdate
+from jobflow.verify import nudged, verify
+
+ROOT = Path(__file__).parents[1]
+GPT = f"{ROOT}/examples/gpt.py:make_train_job(Size(blocks=1, batch=8, length=8, width=16, heads=4, words=24))"
+MODEL = """
+import jobflow as flow
+import jobflow.typing as tp
+
+
+def make(placement=None, steps=None):
+    config = flow.function_config()
+    if steps:
+        config.train.num_gradient_accumulation_steps(steps)
+
+    @flow.global_function("train", config)
+    def train(x: tp.Numpy.Placeholder((7, 6)), labels: tp.Numpy.Placeholder((7,), dtype=flow.int64)) -> tp.Numpy:
+        first = flow.layers.dense(x, 8, name="first")
+        chosen = flow.nn.softmax(first.with_distribute(flow.distribute.split(1)), axis=1, name="chosen")
+        mixed = flow.nn.dropout(chosen * first, rate=0.3, name="drop")
+        logits = flow.layers.dense(mixed, 5, name="second")
+        loss = flow.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        flow.optimizer.Adam(flow.optimizer.PiecewiseConstantScheduler([], [0.01])).minimize(loss)
+        return loss
+
+    return train
+
+
+job = make()
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Iterator[str]:
+    (tmp_path / "model.py").write_text(MODEL)
+    yield f"{tmp_path}/model.py"
+    sys.path.remove(str(tmp_path))
+    sys.modules.pop("model", None)
+
+
+def loaded(target: str) -> Job:
+    with scope.using(root=scope.Root()):  # the jobs of the file belong to no session of the tests
+        return load_job(target)
+
+
+@pytest.fixture
+def gpt() -> Iterator[Job]:
+    before = list(sys.path)
+    yield loaded(GPT)
+    sys.path[:] = before
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_a_job_that_is_right_passes(model: str, devices: int) -> None:
+    report = verify(loaded(f"{model}:job"), devices=devices)
+    assert report.agrees, report
+    assert report.steps == 2 and report.compared > 50
+    assert report.closest[0] > 0, "numbers that were summed in another order differ somewhere"
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    ["dp", "tp", "pp", "2x2", "zero=1,least=1", "zero=2,least=1", "zero=3,least=1", "pipeline=2,data=2,microbatches=3", "pipeline=4,microbatches=4"],
+)
+def test_the_gpt_example_is_the_same_under_every_strategy(gpt: Job, strategy: str) -> None:
+    report = verify(gpt, devices=4, strategy=strategy, steps=2)
+    assert report.agrees, report
+    assert report.compared > 300
+
+
+def test_accumulated_gradients_are_those_of_the_same_parts(model: str) -> None:
+    report = verify(loaded(f"{model}:make(steps=3)"), devices=2)
+    assert report.agrees, report
+
+
+def wrong_rule(monkeypatch: pytest.MonkeyPatch, cls: Any, **changes: Any) -> None:
+    right = cls.rule
+
+    def wrong(self: Any, *types: Any) -> Any:
+        good = right(self, *types)
+        return replace(good, **{name: change(good.spec) if callable(change) else change for name, change in changes.items()})
+
+    monkeypatch.setattr(cls, "rule", wrong)
+
+
+def test_a_wrong_rule_is_found_and_named(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = loaded(f"{model}:job")
+    wrong_rule(monkeypatch, Softmax, spec=str.lower)
+    report = verify(job, devices=2)
+    assert report.difference is not None
+    said = str(report)
+    assert report.difference.name == "chosen" and report.difference.step == 0
+    assert "Softmax" in said and "model.py:14" in said and "S(1)" in said and "the op is wrong in this layout" in said
+
+
+@pytest.mark.parametrize("cls", [MatMul, BiasAdd, LayerNorm])
+def test_a_kernel_that_is_wrong_on_pieces_only_is_named(gpt: Job, cls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = cls.bind
+
+    def wrong(self: Any, device: Any, inputs: Any, outputs: Any) -> Any:
+        """Half of what it should be where there are 16 rows: a quarter of the batch."""
+        calls = list(right(self, device, inputs, outputs))
+        return [*calls, (np.multiply, (outputs[0], 0.5, outputs[0]))] if outputs[0].shape[0] == 16 else calls
+
+    monkeypatch.setattr(cls, "bind", wrong)
+    report = verify(gpt, devices=4, strategy="dp")
+    assert report.difference is not None and "gpt.py" in str(report) and "the op is wrong in this layout" in str(report)
+    assert isinstance(report.difference.node.op, cls)  # type: ignore[union-attr]
+
+
+def test_copies_that_differ_are_found(gpt: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables are the same on all ranks, but for a defect on one of them."""
+    right = AdamUpdate.bind
+
+    def wrong(self: Any, device: Any, inputs: Any, outputs: Any) -> Any:
+        calls = list(right(self, device, inputs, outputs))
+        spoiled = threading.current_thread().name.endswith("2")
+        return [*calls, (np.add, (outputs[0], 1e-3, outputs[0]))] if spoiled else calls
+
+    monkeypatch.setattr(AdamUpdate, "bind", wrong)
+    report = verify(gpt, devices=4, strategy="dp")
+    assert report.difference is not None
+    assert report.difference.name.startswith("variable") and "on rank 2" in report.difference.where
+
+
+def test_tolerances_come_from_the_type_and_from_last_bits() -> None:
+    whole = np.linspace(-2, 2, 9)
+    assert 0 < allowed(whole, whole) < 1e-12
+    assert 1e-6 < allowed(whole.astype(np.float32), whole.astype(np.float32)) < 1e-4
+    assert allowed(whole, whole + 1e-3) > 1e-2
+    assert allowed(np.arange(3), np.arange(3)) == 0
+    assert allowed(np.arange(3), np.arange(3) + 1) == np.inf
+    random = np.random.default_rng(0)
+    assert 0 < apart(nudged(whole, random), whole)[0] < 1e-15
+    assert apart(np.array([1.0, np.nan]), np.array([1.0, 2.0])) == (np.inf, (1,))
+    assert apart(np.array([np.inf, np.nan]), np.array([np.inf, np.nan]))[0] == 0
+
+
+def test_the_command_says_what_it_found_and_exits_so(model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with scope.using(root=scope.Root()):
+        assert main(["verify", f"{model}:job", "--devices", "2", "--steps", "1"]) == 0
+        assert "equal" in capsys.readouterr().out
+        wrong_rule(monkeypatch, Softmax, spec=str.lower)
+        assert main(["verify", f"{model}:job", "--devices", "2", "--steps", "1"]) == 1
+        assert "DIFFERENT  step 0: chosen" in capsys.readouterr().out
+        assert main(["verify", f"{model}:jop", "--devices", "2"]) == 1
+        assert "did you mean" in capsys.readouterr().err
+
+
+def test_arguments_may_come_from_a_file(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "two.npz", x=np.ones((2, 7, 6)), labels=np.zeros(7, int))
+    np.savez(tmp_path / "wrong.npz", x=np.ones((7, 5)))
+    with scope.using(root=scope.Root()):
+        assert main(["verify", f"{model}:job", "--inputs", str(tmp_path / "two.npz")]) == 0
+        assert main(["verify", f"{model}:job", "--inputs", str(tmp_path / "wrong.npz")]) == 1
+    assert "argument x in the file has shape [7, 5]" in capsys.readouterr().err
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("strategy", ["2x2", "zero3", "pp"])
+def test_under_mpi(strategy: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    command = [sys.executable, "-m", "jobflow", "verify", GPT, "--devices", "4", "--strategy", strategy, "--ranks", "mpi", "--steps", "1"]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("equal") == 1
