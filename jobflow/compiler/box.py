@@ -122,18 +122,16 @@ class _Boxing:
         here = self.layouts[value]
         if here == target:
             return value
+        asked = f'{node.op.word()} at {node.where} (layer "{node.name}"): {value.name} {value.type} lies {here} but is read {target}'
         if isinstance(here, Local) or isinstance(target, Local):
-            raise SbpError(f"{node.op} at {node.where}: {value} lies {here} but is read {target}; cross between the views with to_local or to_global")
-        for hop in self._path(here, target, value, node):
+            raise SbpError(f"{asked}; cross between the views with to_local or to_global")
+        try:
+            hops = path(here, target, value.type)
+        except SbpError as error:
+            raise SbpError(f"{asked}: {error}") from None
+        for hop in hops:
             value = self._reroute(value, hop, node)
         return value
-
-    @staticmethod
-    def _path(here: Layout, target: Layout, value: Value, node: Node) -> tuple[Hop, ...]:
-        try:
-            return path(here, target, value.type)
-        except SbpError as error:
-            raise SbpError(f'{node.op.word()} at {node.where} (layer "{node.name}"): {value.name} {value.type} lies {here}: {error}') from None
 
     def _reroute(self, value: Value, hop: Hop, node: Node) -> Value:
         key = (value, hop.target, _repetition(node))

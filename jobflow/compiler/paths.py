@@ -59,10 +59,18 @@ def path(source: Layout, target: Layout, type: TensorType) -> tuple[Hop, ...]:
     return tuple(hop for hop, before in zip(once, befores, strict=False) if hop.target != before)
 
 
+def price(source: Layout, target: Layout, type: TensorType) -> int:
+    """What the cheapest way costs, in bytes."""
+    hops = path(source, target, type)
+    befores = [source, *(hop.target for hop in hops)]
+    return sum(cost(hop.name, before, hop.target, type) for before, hop in zip(befores, hops, strict=False))
+
+
 def _check_axes(layout: Layout, type: TensorType) -> None:
     for sbp in layout.sbp:
         if isinstance(sbp, Split) and not 0 <= sbp.axis < type.ndim:
-            raise SbpError(f"{layout} splits axis {sbp.axis}, which a tensor {type} does not have")
+            axes = "no axes" if type.ndim == 0 else "only axis 0" if type.ndim == 1 else f"axes 0 to {type.ndim - 1}"
+            raise SbpError(f"{layout} splits axis {sbp.axis}, and a tensor {type} has {axes}")
 
 
 def _plain(layout: Layout) -> Layout:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from boxed import change
 from hypothesis import given
 from hypothesis import strategies as st
 from traced import distribute, first, on, plain, trace, type_, variable
@@ -12,13 +13,13 @@ from traced import distribute, first, on, plain, trace, type_, variable
 from jobflow import scope
 from jobflow.compiler.box import Reroute, box
 from jobflow.compiler.moves import Move, exchanges, moves
-from jobflow.compiler.paths import path
+from jobflow.compiler.paths import MEETING, path, price
 from jobflow.compiler.shard import shard
 from jobflow.compiler.trace import Tracer
-from jobflow.errors import SbpError
-from jobflow.graph.ir import Graph
+from jobflow.errors import SbpError, SourceLine
+from jobflow.graph.ir import Graph, Origin
 from jobflow.graph.text import physical_text
-from jobflow.layout import MAX, B, Box, Layout, P, Partial, Placement, S, Sbp
+from jobflow.layout import MAX, B, Box, Layout, Local, P, Partial, Placement, S, Sbp
 from jobflow.ops.activation import relu, tanh
 from jobflow.ops.layout_ops import to_layout
 from jobflow.ops.linalg import matmul
@@ -141,8 +142,33 @@ def test_nested_pieces_are_not_flat_pieces() -> None:
     assert Reroute(source, target).sent(type_(6, 16)) == {2: 64}
 
 
+def test_the_price_is_bytes_and_meetings() -> None:
+    assert price(Layout(SQUARE, (P, P)), Layout(SQUARE, (B, B)), type_(20, 16)) == 1920 + MEETING
+    assert price(Layout(SQUARE, (P, Partial(MAX))), Layout(SQUARE, (B, B)), type_(20, 16)) == 2560 + 2 * MEETING
+    assert price(Layout(SQUARE, (B, B)), Layout(SQUARE, (P, S(0))), type_(20, 16)) == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        (
+            Layout(SQUARE, (B, B)),
+            Layout(SQUARE, (S(0), S(2))),
+            r"lies cpu\[0-3:2x2\]:B,B but is read cpu\[0-3:2x2\]:S\(0\),S\(2\): cpu\[0-3:2x2\]:S\(0\),S\(2\) splits axis 2, ",
+        ),
+        (Layout(first(2), (B,)), Local(first(2)), r"lies cpu\[0-1\]:B but is read cpu\[0-1\]:local; cross between the views with to_local"),
+    ],
+    ids=str,
+)
+def test_errors_name_op_tensor_and_layouts(source: Layout, target: Any, message: str) -> None:
+    _, copy, sharded = change(source, target, type_(4, 6))  # type: ignore[arg-type]
+    copy.origin = Origin(SourceLine("model.py", 41))
+    with pytest.raises(SbpError, match=r'^copy at model.py:41 \(layer "y0"\): x0 float32\[4,6\] ' + message):
+        box(sharded)
+
+
 def test_an_axis_that_is_not_there() -> None:
-    with pytest.raises(SbpError, match=r"cpu\[0-1\]:S\(2\) splits axis 2, which a tensor float32\[4,6\] does not have"):
+    with pytest.raises(SbpError, match=r"cpu\[0-1\]:S\(2\) splits axis 2, and a tensor float32\[4,6\] has axes 0 to 1"):
         path(Layout(first(2), (B,)), Layout(first(2), (S(2),)), type_(4, 6))
 
 
@@ -289,5 +315,7 @@ def test_views_are_crossed_only_on_purpose() -> None:
         with scope.using(placement=on(1)):
             return tanh(x)
 
-    with pytest.raises(SbpError, match=r"%relu_0 lies cpu\[0\]:local but is read cpu\[1\]:local; cross between the views with to_local or to_global"):
+    with pytest.raises(
+        SbpError, match=r"relu_0 float32\[2\] lies cpu\[0\]:local but is read cpu\[1\]:local; cross between the views with to_local or to_global"
+    ):
         distribute(trace(body, on(0), view="mirrored"))
