@@ -1,0 +1,60 @@
+"""Pipelines give the numbers of one device without microbatches: every model, every schedule, on threads and under mpiexec."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from launching import PROGRAMS, run_ranks
+
+sys.path.insert(0, str(PROGRAMS))
+
+import pipelines
+
+
+@cache
+def whole(name: str) -> list[float]:
+    return pipelines.train(name, ["0:0"], 1, None)
+
+
+def close(found: list[float], name: str) -> None:
+    np.testing.assert_allclose(found, whole(name), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("schedule", pipelines.SCHEDULES)
+@pytest.mark.parametrize("name", pipelines.MODELS)
+def test_on_threads(name: str, schedule: str) -> None:
+    """Four microbatches of 3, 3, 2 and 2 rows; two ranks have two stages each."""
+    for size in (1, 2, 4):
+        close(pipelines.on_ranks(size, schedule, name), name)
+
+
+@pytest.mark.parametrize("microbatches", [5, 7, 10])
+def test_other_numbers_of_microbatches(microbatches: int) -> None:
+    close(pipelines.on_ranks(3, "1f1b", "transformer", microbatches), "transformer")
+
+
+def test_without_microbatches_stages_take_turns() -> None:
+    close(pipelines.on_ranks(4, "1f1b", "skips", 1), "skips")
+
+
+def test_data_parallel_stages() -> None:
+    """Two ranks in each of two stages: parts of microbatches go from pair to pair."""
+    for schedule in pipelines.SCHEDULES:
+        close(pipelines.train("transformer", ["0:0-1", "0:2-3"], 4, schedule), "transformer")
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_under_mpiexec(ranks: int, tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    ended = run_ranks(PROGRAMS / "pipelines.py", str(out), ranks=ranks, limit=300)
+    assert ended.code == 0, ended.err
+    found = json.loads(out.read_text())
+    assert len(found) == len(pipelines.MODELS) * len(pipelines.SCHEDULES)
+    for what, numbers in found.items():
+        close(numbers, what.split()[0])
