@@ -1,0 +1,33 @@
+"""Layouts, meshes and placements of whole programs: tensors arrive as they left, on threads and among processes."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+from launching import PROGRAMS, run_ranks
+
+import jobflow
+
+
+def program() -> Any:
+    spec = importlib.util.spec_from_file_location("travels", PROGRAMS / "travels.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_on_threads(seed: int) -> None:
+    jobflow.clear_default_session()
+    assert program().main(seed) == 32
+    jobflow.clear_default_session()
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("seed", [3, 4])
+def test_among_processes(seed: int) -> None:
+    ended = run_ranks(PROGRAMS / "travels.py", str(seed), ranks=4)
+    assert (ended.code, ended.out.strip()) == (0, "32 arrays arrived"), ended.err
