@@ -15,13 +15,13 @@ from jobflow.ops import activation as ac
 from jobflow.ops import broadcast as bc
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix
+from jobflow.ops import loss_scale, source
 from jobflow.ops import norm as nm
 from jobflow.ops import reduce as rd
 from jobflow.ops import shape as sh
-from jobflow.ops import source
 from jobflow.ops.base import normal_axis
 from jobflow.random import fused_scale_tril_softmax_dropout as fused_scale_tril_softmax_dropout
-from jobflow.types import DType, Tensor, bool_, int8, int32, int64
+from jobflow.types import DType, Tensor, bool_, int8, int32
 
 Operand: TypeAlias = Tensor | float
 Axes: TypeAlias = int | Sequence[int] | None
@@ -439,8 +439,7 @@ def reduced_shape_elem_cnt(input_blob: Tensor, axis: Axes = None, dtype: DType |
 
 def count_not_finite(x: Tensor, name: str | None = None) -> Tensor:
     """int64 (1,): how many elements are infinite or nan."""
-    finite = ew.less(ew.absolute(x), source.constant(float("inf"), (1,), x.type.dtype))
-    return reduce_sum(ew.cast(ew.logical_not(finite), int64), None, False, name)
+    return loss_scale.count_not_finite(x, name=name)
 
 
 def multi_count_not_finite(x: Sequence[Tensor] | None = None, name: str | None = None) -> Tensor:

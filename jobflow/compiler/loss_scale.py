@@ -19,10 +19,11 @@ from jobflow.graph.rewrite import copy_node, needed_nodes, with_values
 from jobflow.graph.training import DynamicScale
 from jobflow.layout import B
 from jobflow.ops import elementwise as ew
-from jobflow.ops.base import apply
-from jobflow.ops.layout_ops import ToLocal
+from jobflow.ops.base import Op, ViewOp, apply
+from jobflow.ops.layout_ops import Copy, ToLocal
 from jobflow.ops.loss_scale import LossScaleUpdate, Unless, count_not_finite
 from jobflow.ops.shape import reshape
+from jobflow.ops.source import ReadVariable
 from jobflow.ops.update import Assign, Updated
 from jobflow.types import Tensor, TensorType, float32, int64
 
@@ -114,12 +115,24 @@ class _Guarding:
         return self.local[node.placement]
 
     def _written(self, name: str, value: Value) -> Value:
-        """What a variable becomes; a value that no update has made is assigned by one, which may be skipped."""
+        """What a variable becomes; a value that no update has written over it is assigned by one, which may be skipped."""
         now, read = self.now[value], self.now[self.graph.reads[name]]
-        if value.node is self.judge or isinstance(now.node.op, Unless):
+        over = now.node.op.alias.get(now.index)
+        if over is not None and now.node.inputs[over] is read:
             return now
-        origin = replace(value.node.origin, phase="update")
-        assign = Node(Unless(Assign()), (read, now, self.now[self.bad]), (), f"{name}:assign", read.node.placement, origin)
-        assign.outputs = (Value(read.type, assign, 0, assign.name),)
-        self.nodes.append(assign)
-        return assign.outputs[0]
+        if _is_stored(now):  # as it was before the run: another variable may be given this one's value
+            now = self._made(Copy(), (now,), f"{name}:before", now)
+        return self._made(Unless(Assign()), (read, now, self.now[self.bad]), f"{name}:assign", read)
+
+    def _made(self, op: Op, inputs: tuple[Value, ...], name: str, like: Value) -> Value:
+        node = Node(op, inputs, (), name, like.node.placement, replace(like.node.origin, phase="update"))
+        node.outputs = (Value(like.type, node, 0, name),)
+        self.nodes.append(node)
+        return node.outputs[0]
+
+
+def _is_stored(value: Value) -> bool:
+    """True if a value lies in the memory of a variable."""
+    while isinstance(value.node.op, ViewOp):
+        value = value.node.inputs[0]
+    return isinstance(value.node.op, ReadVariable)

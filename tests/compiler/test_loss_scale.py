@@ -1,0 +1,152 @@
+"""Writes that heed whether a step is skipped: what is wrapped, what is not, and in which order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from traced import Bound, Sgd, first, text, trace, type_, variable, world_of
+
+from jobflow.compiler.compile import distribute, plan_rank
+from jobflow.compiler.trace import Tracer
+from jobflow.graph.ir import Graph
+from jobflow.graph.training import DynamicScale
+from jobflow.ops.activation import relu
+from jobflow.ops.arithmetic import add
+from jobflow.ops.base import apply
+from jobflow.ops.linalg import matmul
+from jobflow.ops.loss_scale import LossScaleUpdate, Unless
+from jobflow.ops.update import Increment, MovingAverage, Updated
+from jobflow.plan.plan import Compute
+from jobflow.plan.storage import place_variables
+
+DYNAMIC = Sgd(dynamic_loss_scale=DynamicScale(8.0, 3, 2.0))
+
+
+def body(tracer: Tracer) -> Any:
+    return relu(matmul(tracer.input("x", type_(6, 4)), variable(tracer, "w", 4, 3)))
+
+
+def writers(graph: Graph) -> dict[str, str]:
+    return {name: str(value.node.op) for name, value in graph.updates.items()}
+
+
+def test_a_graph_without_a_dynamic_scale_stays_as_it_is() -> None:
+    graph = trace(body, train=True)
+    assert "Unless" not in text(graph) and writers(graph)["w"] == "SgdUpdate()"
+
+
+def test_the_printed_step() -> None:
+    graph = trace(lambda tracer: matmul(tracer.input("x", type_(2, 2)), variable(tracer, "w", 2, 1)), train=True, optimizer=DYNAMIC)
+    name = "System-Train-DynamicLossScale-job"
+    assert text(graph) == (
+        "job job on cpu[0]\n"
+        "  %x: float32[2,2] = Input(key=x)()\n"
+        "  %w: float32[2,1] = ReadVariable(key=w)()\n"
+        "  %matmul_0: float32[2,1] = MatMul()(%x, %w)\n"
+        f"  %{name}-LossScale: float32[1] = ReadVariable(key={name}-LossScale)()\n"
+        f"  %{name}-GoodStepCounter: int64[1] = ReadVariable(key={name}-GoodStepCounter)()\n"
+        "  %matmul_0.filllike_0: float32[2,1] = FillLike(value=0.5)(%matmul_0)\n"
+        f"  %matmul_0.reshape_0: float32[] = Reshape(shape=())(%{name}-LossScale)\n"
+        "  %matmul_0.multiply_0: float32[2,1] = Multiply()(%matmul_0.filllike_0, %matmul_0.reshape_0)\n"
+        "  %matmul_0.matmul_1: float32[2,1] = MatMul(transpose_a=True)(%x, %matmul_0.multiply_0)\n"
+        "  %tolayout_0: float32[2,1] = ToLayout(B)(%matmul_0.matmul_1)\n"
+        "  %countnotfinite_0: int64[1] = CountNotFinite()(%tolayout_0)\n"
+        "  %lossscaleupdate_0.0: float32[1], %lossscaleupdate_0.1: int64[1] = "
+        f"LossScaleUpdate(period=3)(%{name}-LossScale, %{name}-GoodStepCounter, %countnotfinite_0)\n"
+        f"  %reciprocal_0: float32[1] = Reciprocal()(%{name}-LossScale)\n"
+        "  %reshape_0: float32[] = Reshape(shape=())(%reciprocal_0)\n"
+        "  %multiply_0: float32[2,1] = Multiply()(%tolayout_0, %reshape_0)\n"
+        "  %System-Train-TrainStep-job: int64[1] = ReadVariable(key=System-Train-TrainStep-job)()\n"
+        "  %constant_0: float32[1] = Constant(value=1.0)()\n"
+        "  %sgdupdate_0: float32[2,1] = Unless(op=SgdUpdate())(%w, %multiply_0, %constant_0, %countnotfinite_0)\n"
+        "  %increment_0: int64[1] = Unless(op=Increment())(%System-Train-TrainStep-job, %countnotfinite_0)\n"
+        "  return %matmul_0\n"
+        f"  {name}-LossScale <- %lossscaleupdate_0.0\n"
+        f"  {name}-GoodStepCounter <- %lossscaleupdate_0.1\n"
+        "  w <- %sgdupdate_0\n"
+        "  System-Train-TrainStep-job <- %increment_0\n"
+    )
+
+
+def test_what_the_body_writes_comes_after_the_count() -> None:
+    def writing(tracer: Tracer) -> Any:
+        y = body(tracer)
+        moving, seen = variable(tracer, "moving", 6, 3, trainable=False), variable(tracer, "seen", 1, trainable=False)
+        tracer.assign("moving", apply(MovingAverage(0.9), moving, y))
+        tracer.assign("seen", add(seen, seen))
+        return y
+
+    graph = trace(writing, train=True, optimizer=DYNAMIC)
+    assert writers(graph)["moving"] == "Unless(op=MovingAverage(momentum=0.9))"
+    assert writers(graph)["seen"] == "Unless(op=Assign())"
+    order = [node.op for node in graph.nodes]
+    counted = next(i for i, op in enumerate(order) if isinstance(op, LossScaleUpdate))
+    assert all(i > counted for i, op in enumerate(order) if isinstance(op, Unless))
+    assert {op.__class__ for op in order if isinstance(op, Updated)} == {Unless, LossScaleUpdate}
+
+
+def test_two_variables_exchanged() -> None:
+    def exchanging(tracer: Tracer) -> Any:
+        a, b = variable(tracer, "a", 2, trainable=False), variable(tracer, "b", 2, trainable=False)
+        tracer.assign("a", b)
+        tracer.assign("b", a)
+        return body(tracer)
+
+    graph = trace(exchanging, train=True, optimizer=DYNAMIC)
+    for name, other in (("a", "b"), ("b", "a")):
+        read, given, _ = graph.updates[name].node.inputs
+        assert (read, given.node.inputs) == (graph.reads[name], (graph.reads[other],)), "a copy from before the run"
+    with world_of(1) as world:
+        bound = Bound(world, distribute(graph))
+        bound.write({"a": np.array([1.0, 2.0]), "b": np.array([3.0, 4.0]), "w": np.ones((4, 3))})
+        for x in (np.ones((6, 4)), np.full((6, 4), np.inf)):
+            bound.run(x=x)
+            assert bound.read("a").tolist() == [3, 4] and bound.read("b").tolist() == [1, 2]
+
+
+def test_what_the_count_depends_on_is_written_at_once() -> None:
+    """A counter whose new value the loss reads cannot wait for the gradients of that loss."""
+
+    def counting(tracer: Tracer) -> Any:
+        value = apply(Increment(), variable(tracer, "n", 6, 3, trainable=False))
+        tracer.assign("n", value)
+        return add(body(tracer), value)
+
+    graph = trace(counting, train=True, optimizer=DYNAMIC)
+    assert writers(graph)["n"] == "Increment()"
+    assert writers(graph)["w"] == "Unless(op=SgdUpdate())"
+
+
+def test_a_variable_that_gets_the_new_value_of_another() -> None:
+    def following(tracer: Tracer) -> Any:
+        one, other = variable(tracer, "one", 1, trainable=False), variable(tracer, "other", 1, trainable=False)
+        tracer.assign("one", apply(Increment(), one))
+        tracer.assign("other", tracer.updates["one"])
+        assert other.type == one.type
+        return body(tracer)
+
+    graph = trace(following, train=True, optimizer=DYNAMIC)
+    with world_of(2) as world:
+        bound = Bound(world, distribute(trace(following, first(2), train=True, optimizer=DYNAMIC)))
+        bound.write({"one": np.array([5.0]), "other": np.array([1.0]), "w": np.ones((4, 3))})
+        bound.run(x=np.full((6, 4), np.inf))
+        assert (bound.read("one").tolist(), bound.read("other").tolist()) == ([5], [1])
+        bound.run(x=np.ones((6, 4)))
+        assert (bound.read("one").tolist(), bound.read("other").tolist()) == ([6], [6])
+    assert writers(graph)["other"] == "Unless(op=Assign())"
+
+
+def test_updates_of_variables_that_lie_together_stay_one() -> None:
+    def deep(tracer: Tracer) -> Any:
+        x = tracer.input("x", type_(6, 4))
+        for i in range(3):
+            x = relu(matmul(x, variable(tracer, f"w{i}", 4, 4)))
+        return x
+
+    for n in (1, 2):
+        graph = trace(deep, first(n), train=True, optimizer=DYNAMIC)
+        slots, _ = place_variables(graph.variables.values(), 0)
+        plan = plan_rank(distribute(graph), 0, slots)
+        updates = [i for i in plan.epilogue if isinstance(i, Compute) and str(i.op) == "Unless(op=SgdUpdate())"]
+        assert [i.outputs[0].type.shape for i in updates] == [(3 * 16,)], "one update of the whole run"
