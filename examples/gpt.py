@@ -69,9 +69,9 @@ def gpt(words, size):
     return dense(flow.layers.layer_norm(x, name="norm"), size.words, "head")
 
 
-def make_train_job(size, rate=3e-4, decay=0.1, strategy="dp"):
+def make_train_job(size, rate=3e-4, decay=0.1, strategy=None):
     config = flow.function_config()
-    config.strategy(flow.strategies.named(strategy))
+    config.strategy(strategy or flow.strategies.data_parallel())
 
     @flow.global_function("train", config)
     def train_job(
@@ -103,7 +103,7 @@ def main():
 
     flow.config.gpu_device_num(options.devices)
     size = Size()
-    train_job = make_train_job(size, rate=1e-3, strategy=options.strategy)
+    train_job = make_train_job(size, rate=1e-3, strategy=flow.strategies.named(options.strategy))
     text, random = source_bytes(), np.random.RandomState(0)
     for step in range(options.steps):
         starts = random.randint(0, len(text) - size.length - 1, size.batch)

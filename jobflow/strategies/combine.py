@@ -62,7 +62,7 @@ def combine(*strategies: Strategy) -> Strategy:
 
 def mesh(
     *,
-    data: int | None = 1,
+    data: int | None = None,
     tensor: int = 1,
     pipeline: int = 1,
     zero: int = 0,
@@ -73,10 +73,11 @@ def mesh(
     columns: Patterns = (),
     rows: Patterns = (),
     vocabulary: Patterns = (),
+    least: int = zero_of.least,
 ) -> Strategy:
     """pipeline x data x tensor ranks, tensor innermost; with `zero` the stage of ZeRO along the data dimension.
 
-    `data` None takes the ranks that the others leave.  The remaining arguments are those of `pipeline` and of `tensor_parallel`.
+    `data` None takes the ranks that the others leave.  The remaining arguments are those of `pipeline`, `tensor_parallel` and `zero`.
     """
     if pipeline == 1 and (microbatches or stages or cuts):
         raise ConfigError("strategies.mesh: microbatches, stages and cuts need pipeline=2 or more; else use train.num_gradient_accumulation_steps")
@@ -86,7 +87,7 @@ def mesh(
     if pipeline > 1:
         found.append(_pipeline(pipeline, microbatches, schedule, stages, tuple(cuts)))
     if zero:
-        found.append(zero_of(zero, data))
+        found.append(zero_of(zero, data, least))
     elif data != 1 or (tensor == 1 and pipeline == 1):
         found.append(data_parallel(data))
     if tensor > 1:

@@ -26,7 +26,7 @@ _SHORT = {
     "zero3": zero(3),
 }
 _ALONG: dict[str, Callable[[int], Strategy]] = {"dp": data_parallel, "tp": tensor_parallel, "pp": pipeline}
-_SIZES = ("data", "tensor", "pipeline", "zero", "microbatches", "stages")
+_SIZES = ("data", "tensor", "pipeline", "zero", "microbatches", "stages", "least")
 
 
 def named(text: str) -> Strategy:

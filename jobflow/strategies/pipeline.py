@@ -20,6 +20,8 @@ from fnmatch import fnmatchcase
 from itertools import accumulate
 from typing import ClassVar
 
+from jobflow.compiler.pipeline import USUAL
+from jobflow.compiler.schedule import SCHEDULES
 from jobflow.errors import ConfigError, PlacementError
 from jobflow.graph.ir import Node, Value
 from jobflow.graph.strategy import Program
@@ -46,12 +48,14 @@ class pipeline(Strategy):
 
     size: int | None = None
     microbatches: int | None = None
-    schedule: str | None = "1f1b"
+    schedule: str | None = USUAL
     stages: int | None = None
     cuts: tuple[str, ...] = ()
     is_pipeline: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise ConfigError(f"strategies.pipeline: there is no schedule {self.schedule!r}; use {', '.join(SCHEDULES)}")
         object.__setattr__(self, "cuts", (self.cuts,) if isinstance(self.cuts, str) else tuple(self.cuts))
 
     def hints(self, program: Program, n: int, split: Mapping[str, AbstractSet[int]]) -> Hints:

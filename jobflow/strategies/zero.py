@@ -28,7 +28,7 @@ class zero(Strategy):
 
     stage: int = 1
     size: int | None = None
-    least: int = 1024
+    least: int = 4096
 
     def __post_init__(self) -> None:
         if self.stage not in (1, 2, 3):

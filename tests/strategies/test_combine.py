@@ -22,7 +22,7 @@ def placement(count: int) -> Placement:
     [
         (st.data_parallel(), (8,)),
         (st.combine(st.data_parallel(), st.tensor_parallel(2)), (4, 2)),
-        (st.mesh(data=None, tensor=2, pipeline=2), (2, 2, 2)),
+        (st.mesh(tensor=2, pipeline=2), (2, 2, 2)),
         (st.mesh(data=2, tensor=4, zero=1), (2, 4)),
         (st.combine(st.mesh(pipeline=2, data=2), st.tensor_parallel(2)), (2, 2, 2)),
     ],
@@ -55,7 +55,8 @@ def test_sizes_that_do_not_fill_the_ranks(strategy: st.Strategy) -> None:
         ("2x3", st.combine(st.data_parallel(2), st.tensor_parallel(3))),
         ("2x2x2", st.combine(st.pipeline(2), st.data_parallel(2), st.tensor_parallel(2))),
         ("data=2,tensor=2,zero=1", st.combine(st.zero(1, 2), st.tensor_parallel(2))),
-        ("pipeline=2,stages=4,schedule=interleaved,microbatches=8", st.pipeline(2, 8, "interleaved", 4)),
+        ("pipeline=2,data=1,stages=4,schedule=interleaved,microbatches=8", st.pipeline(2, 8, "interleaved", 4)),
+        ("tensor=2,zero=3,least=1", st.combine(st.zero(3, least=1), st.tensor_parallel(2))),
     ],
 )
 def test_names(text: str, strategy: st.Strategy) -> None:
@@ -68,6 +69,7 @@ def test_names(text: str, strategy: st.Strategy) -> None:
         (lambda: st.named("zero4"), "there is no strategy 'zero4'; did you mean"),
         (lambda: st.named("data=two"), "'data=two' is not understood"),
         (lambda: st.named("dtaa=2"), "did you mean"),
+        (lambda: st.pipeline(2, schedule="2f2b"), "there is no schedule '2f2b'; use 1f1b, gpipe, interleaved"),
         (lambda: st.zero(4), "stage is 4; use 1, 2 or 3"),
         (lambda: st.combine(), "needs at least one strategy"),
         (lambda: st.combine(st.zero, st.tensor_parallel(2)), "is no strategy; pass such as data_parallel(2)"),  # type: ignore[arg-type]

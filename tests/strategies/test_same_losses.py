@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import trained
 
+import jobflow as flow
+import jobflow.typing as tp
 from jobflow import strategies as st
 
 MLP = {
@@ -26,13 +28,25 @@ MLP = {
     "zero x tp": st.combine(st.zero(3, least=1), st.tensor_parallel(2)),
     "tp x dp": st.combine(st.tensor_parallel(2), st.data_parallel(2)),
     "dp x zero": st.combine(st.data_parallel(2), st.zero(3, least=1)),
-    "pp x dp": st.mesh(pipeline=2, data=None, microbatches=3),
+    "pp x dp": st.mesh(pipeline=2, microbatches=3),
     "pp x zero": st.mesh(pipeline=2, data=2, zero=2, microbatches=2),
     "pp x tp": st.mesh(pipeline=2, tensor=2, microbatches=2),
     "interleaved": st.pipeline(2, microbatches=4, stages=4, schedule="interleaved"),
 }
 DEVICES = {"interleaved": 2}
-GPT = ("dp", "tp", "pp", "2x2", "2x1x2", "2x2x1", "zero1", "zero2", "zero3", "data=2,tensor=2,zero=2", "pipeline=2,tensor=2,microbatches=4")
+GPT = (
+    "dp",
+    "tp",
+    "pp",
+    "2x2",
+    "2x1x2",
+    "2x2x1",
+    "zero=1,least=1",
+    "zero=2,least=1",
+    "zero=3,least=1",
+    "tensor=2,zero=2,least=1",
+    "pipeline=2,tensor=2,microbatches=4",
+)
 
 
 @functools.cache
@@ -72,3 +86,26 @@ def test_gpt(strategy: str) -> None:
 
 def test_eight_ranks_in_three_dimensions() -> None:
     np.testing.assert_allclose(trained.gpt_curve("2x2x2", 8), expected_of_gpt(), rtol=1e-5)
+
+
+def test_mirrored_bodies_speak_of_one_rank() -> None:
+    """Each of 4 ranks sees its quarter of the rows, and has a loss of its own; gradients are those of all rows."""
+    trained.begin(4)
+    rows = trained.BATCH // 4
+
+    @flow.global_function("train", trained.config_of(st.mirrored()))
+    def job(
+        images: tp.ListNumpy.Placeholder((rows, trained.WIDTH), dtype=flow.float64), labels: tp.ListNumpy.Placeholder((rows,), dtype=flow.int32)
+    ) -> tp.ListNumpy:
+        assert flow.scope.mirrored_view_enabled()
+        loss = flow.nn.sparse_softmax_cross_entropy_with_logits(labels, trained.mlp(images))
+        flow.optimizer.Adam(flow.optimizer.PiecewiseConstantScheduler([], [0.01])).minimize(loss)
+        return loss
+
+    found = []
+    for step in range(4):
+        images, labels = trained.mlp_batch(step)
+        losses = job(np.split(images, 4), np.split(labels, 4))
+        assert [loss.shape for loss in losses] == [(rows,)] * 4
+        found.append(float(np.mean(losses)))
+    np.testing.assert_allclose(found, expected(), rtol=1e-9)

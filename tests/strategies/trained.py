@@ -15,6 +15,7 @@ import jobflow.typing as tp
 from jobflow.compiler.box import Reroute
 from jobflow.graph.ir import Node
 from jobflow.session import current_session
+from jobflow.strategies import named
 
 BATCH, WIDTH, CLASSES = 12, 32, 10
 GPT = gpt.Size(batch=8, length=16, width=32, heads=4, blocks=2, words=64)
@@ -69,10 +70,10 @@ def mlp_curve(strategy: Any, devices: int, steps: int = 4, batch: int = BATCH, c
     return [float(job(*mlp_batch(step, batch)).mean()) for step in range(steps)]
 
 
-def gpt_curve(strategy: str, devices: int, steps: int = 3, size: gpt.Size = GPT) -> list[float]:
+def gpt_curve(strategy: Any, devices: int, steps: int = 3, size: gpt.Size = GPT) -> list[float]:
     """The losses of the example in float32, on words that follow a rule."""
     begin(devices)
-    job = gpt.make_train_job(size, 1e-2, strategy=strategy)
+    job = gpt.make_train_job(size, 1e-2, strategy=named(strategy) if isinstance(strategy, str) else strategy)
     losses = []
     for step in range(steps):
         starts = np.random.RandomState(step).randint(0, size.words, (size.batch, 1))
