@@ -10,7 +10,7 @@ import numpy as np
 
 from jobflow.errors import ShapeError
 from jobflow.layout import Rule
-from jobflow.ops import in_pieces
+from jobflow.ops import blas, in_pieces
 from jobflow.ops.arithmetic import add, multiply
 from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, normal_axis, sample
 from jobflow.ops.batch_norm import batch_norm_infer as batch_norm_infer
@@ -164,33 +164,43 @@ class LayerNormGrad(RowNorm):
         rows, width = x.shape
         step = min(rows, max(1, BLOCK // width))
         dtype, count = dtype_of(x.dtype), -(-rows // step)
-        centred, product = device.scratch((step, width), dtype), device.scratch((step, width), dtype)
-        columns, sums = device.scratch((2, step), dtype), device.scratch((2, count, width), dtype)
-        share, ones = np.asarray(1 / width, x.dtype), np.ones(max(step, count), x.dtype)
+        product, factor = device.scratch((step, width), dtype), device.scratch((step, width), dtype)
+        columns, sums = device.scratch((4, step), dtype), device.scratch((3, count, width), dtype)
+        minus_share, ones = np.asarray(-1 / width, x.dtype), np.ones(max(step, count, width), x.dtype)
         calls: list[Call] = []
         for k, at in enumerate(slice(i, i + step) for i in range(0, rows, step)):
             g, u, v = (m[at] for m in matrices)
             m, s = mean[at], inv_std[at]
             n = len(u)
-            d, t, p, q = centred[:n], product[:n], columns[0, :n], columns[1, :n]
+            t, f, (p, q, r, c) = product[:n], factor[:n], columns[:, :n]
             calls += [
-                (np.subtract, (u, m[:, None], d)),
-                (np.multiply, (g, d, t)),
-                (np.dot, (s, t, sums[0, k])),  # dgamma of the block: inv_std weighs the rows
-                (np.dot, (ones[:n], g, sums[1, k])),
+                (np.multiply, (g, u, t)),
+                (np.multiply, (m, s, r)),
+                (np.dot, (s, t, sums[0, k])),  # dgamma of the block with x for x - mean: inv_std weighs the rows
+                (np.dot, (r, g, sums[1, k])),  # what that is too much
+                (np.dot, (ones[:n], g, sums[2, k])),
                 (np.dot, (g, gamma, p)),
                 (np.dot, (t, gamma, q)),
-                (np.multiply, (p, share, p)),
-                (np.multiply, (q, share, q)),
+                # dx = inv_std gamma dy + q' x + p', with q' = inv_std^3 (p mean - q) / width and p' = -(inv_std p / width + q' mean)
+                (np.multiply, (p, m, c)),
+                (np.subtract, (q, c, q)),
+                (np.multiply, (q, minus_share, q)),
                 (np.multiply, (q, s, q)),
                 (np.multiply, (q, s, q)),
-                (np.multiply, (d, q[:, None], d)),
-                (np.add, (d, p[:, None], d)),
-                (np.multiply, (g, gamma, v)),
-                (np.subtract, (v, d, v)),
-                (np.multiply, (v, s[:, None], v)),
+                (np.multiply, (q, s, q)),
+                (np.multiply, (p, s, p)),
+                (np.multiply, (p, minus_share, p)),
+                (np.multiply, (q, m, c)),
+                (np.subtract, (p, c, p)),
+                blas.outer_product(q, ones[:width], t),
+                (np.multiply, (u, t, t)),
+                blas.outer_product(s, gamma, f),
+                (np.multiply, (g, f, v)),
+                (np.add, (v, t, v)),
+                blas.add_to_rows(v, p),
             ]
-        return [*calls, (np.dot, (ones[:count], sums[0], dgamma)), (np.dot, (ones[:count], sums[1], dbeta))]
+        calls.append((np.subtract, (sums[0], sums[1], sums[0])))
+        return [*calls, (np.dot, (ones[:count], sums[0], dgamma)), (np.dot, (ones[:count], sums[2], dbeta))]
 
     def smaller(self, dy: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, inv_std: Tensor) -> tuple[Tensor, ...]:
         return in_pieces.layer_norm_grad(dy, x, gamma, mean, inv_std, self.begin)

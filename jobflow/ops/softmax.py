@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from jobflow.layout import Box, Rule
-from jobflow.ops import in_pieces, special
+from jobflow.ops import blas, in_pieces, special
 from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, normal_axis, sample
 from jobflow.ops.blocks import BLOCK
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
@@ -144,7 +144,9 @@ class SoftmaxGrad(AxisOp):
         calls: list[Call] = []
         for y, dy, dx in blocks:
             c = column[: len(y)]
-            calls += [(np.vecdot, (y, dy, c)), (np.subtract, (dy, c[:, None], dx)), (np.multiply, (dx, y, dx))]
+            over = dx.ctypes.data == dy.ctypes.data and dx.strides == dy.strides
+            less = blas.add_to_rows(dx, c, -1.0) if over else (np.subtract, (dy, c[:, None], dx))
+            calls += [(np.vecdot, (y, dy, c)), less, (np.multiply, (dx, y, dx))]
             if self.scale != 1.0:
                 calls.append((np.multiply, (dx, factor, dx)))
         return calls

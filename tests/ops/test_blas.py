@@ -129,3 +129,18 @@ def test_large_sums_are_made_by_their_products() -> None:
     assert Add().absorb(1, MatMul(), TensorType((3, 512, 256), float32), y) is None
     for small in (TensorType((255, 4096), float32), TensorType((256, 255), float32), TensorType((512, 256), int32)):
         assert Add().absorb(0, MatMul(), small, small) is None
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["with the library", "without"])
+@pytest.mark.parametrize("order", [laws.plain, laws.innermost, laws.strided], ids=["rows", "columns", "gaps"])
+def test_products_of_vectors(there: bool, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not there:
+        monkeypatch.setattr(blas, "_gemm", lambda kind: None)
+    a, b, y = whole(5), whole(4), order(np.full((5, 4), np.nan, np.float32))
+    for (function, arguments), expected in (
+        (blas.outer_product(a, b, y), np.outer(a, b)),
+        (blas.add_to_rows(y, a), np.outer(a, b) + a[:, None]),
+        (blas.add_to_rows(y, 2 * a, -1.0), np.outer(a, b) - a[:, None]),
+    ):
+        function(*arguments)
+        assert np.array_equal(y, expected)
