@@ -19,7 +19,7 @@ from jobflow.types import Array
 
 def state_of(rank: Rank) -> State:
     """The variables of a rank."""
-    state: State = rank.memory.setdefault("state", None) or State(rank.index, rank.device)
+    state: State = rank.memory.setdefault("state", None) or State(rank.index, rank.device, rank.comm)
     rank.memory["state"] = state
     return state
 
@@ -33,16 +33,18 @@ def executors_of(rank: Rank) -> dict[int, Executor]:
 class Bind:
     """Make the rank's plan of a job, give its variables memory, and bind it.  Answers the schedule of communication.
 
-    With `copies`, outputs that all ranks hold whole are handed out by all of them.
+    With `copies`, outputs that all ranks hold whole are handed out by all of them.  With `share`, variables that they hold whole
+    are stored once in a node.
     """
 
     number: int
     copies: bool = False
+    share: bool = False
 
     def __call__(self, rank: Rank, table: Wire) -> tuple[Announced, ...]:
         physical = physical_from_wire(table)
         state = state_of(rank)
-        state.declare(physical.graph.variables.values())
+        state.declare(physical.graph.variables.values(), self.share)
         plan = plan_rank(physical, rank.index, state.slots, self.copies)
         executors_of(rank)[self.number] = Executor(plan, rank.device, rank.comm, state)
         return plan.schedule

@@ -29,6 +29,8 @@ class Settings:
     enable_debug_mode: bool = False
     #: how convolutions are computed: "auto", "direct" or "winograd"
     conv_algorithm: str = "auto"
+    #: whether variables that the ranks of a node hold whole are stored there once, each rank updating its part
+    share_variables: bool = True
     #: of all random numbers that have no seed of their own
     seed: int | None = None
     #: options that mean nothing here
@@ -71,6 +73,7 @@ _CONFIG: dict[str, _Option] = {
     "enable_debug_mode": _Option(bool, True, used=True),
     "conv_algorithm": _Option(str, used=True, choices=CONV_ALGORITHMS),
     "seed": _Option(int, used=True, least=0),
+    "share_variables": _Option(bool, True, used=True),
     "load_library": _TEXT,
     "load_library_now": _TEXT,
     "enable_model_io_v2": _BOOL,

@@ -185,7 +185,7 @@ class Session:
         if world.multi:
             self._compare_programs(world, job, compiled)
         tables = {id(program): physical_to_wire(program) for program in compiled.programs}
-        schedules = world.call(Bind(compiled.number), [tables[id(program)] for program in compiled.programs])
+        schedules = world.call(Bind(compiled.number, share=self.settings.share_variables), [tables[id(program)] for program in compiled.programs])
         compare_schedules(job.name, schedules)
         for name, variable in compiled.variables.items():
             self.variables.setdefault(name, variable)

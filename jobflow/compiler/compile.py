@@ -13,6 +13,7 @@
     lower          what one rank does              -> Program
     write          + writes of variables as steps  -> Program
     fuse           fewer, larger steps             -> Program
+    divide         what is stored once is updated once -> Program
     order          body and epilogue               -> Ordered
     overlap        transfers beside computing      -> Ordered
     memory         + where everything lies         -> Plan, verified
@@ -28,6 +29,7 @@ from collections.abc import Sequence
 from jobflow.compiler.box import box
 from jobflow.compiler.bucket import bucket
 from jobflow.compiler.differentiate import differentiate
+from jobflow.compiler.divide import divide
 from jobflow.compiler.fuse import fuse
 from jobflow.compiler.loss_scale import guard
 from jobflow.compiler.lower import lower
@@ -44,6 +46,7 @@ from jobflow.compiler.trace import Tracer
 from jobflow.compiler.write import write
 from jobflow.graph.ir import Graph, Physical, Value
 from jobflow.plan.plan import Plan, Slot
+from jobflow.plan.storage import sharers
 
 
 def logical(tracer: Tracer, outputs: Sequence[Value]) -> Graph:
@@ -72,4 +75,5 @@ def distribute(graph: Graph) -> Physical:
 
 def plan_rank(physical: Physical, rank: int, slots: dict[str, Slot], copies: bool = False) -> Plan:
     """What one rank does; `slots` and `copies` as in `lower`."""
-    return plan_memory(overlap(order(fuse(write(lower(physical, rank, slots, copies))))))
+    program = fuse(write(lower(physical, rank, slots, copies)))
+    return plan_memory(overlap(order(divide(program, sharers(physical.graph.variables.values(), slots)))))

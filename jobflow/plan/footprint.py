@@ -50,7 +50,7 @@ class _Touch:
 def footprint(plan: Plan) -> Footprint:
     """Where the bytes of a rank go."""
     instructions = plan.instructions
-    touches = [touch for touch in _touches(plan, instructions) if not touch.slot.buffer.startswith("state/")]
+    touches = [touch for touch in _touches(plan, instructions) if touch.slot.buffer in plan.buffers]
     last = len(instructions) + 1
     in_use = np.zeros((len(CATEGORIES), last + 1), np.int64)
     for buffer in sorted({touch.slot.buffer for touch in touches}):

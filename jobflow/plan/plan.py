@@ -1,7 +1,8 @@
 """What one rank does, in order, as plain data: it prints, pickles, compares and can be verified.
 
 A slot is a strided window on a buffer.  Buffers: ``arena`` (this rank's own, reused by lifetime), ``shared`` (the same, but
-visible to the other ranks of the node: what collectives read), and ``state/...`` (variables, which outlive a run).
+visible to the other ranks of the node: what collectives read), and variables, which outlive a run: ``state/...`` (this rank's
+own) and ``common/...`` (stored once for all ranks of the node).
 """
 
 from __future__ import annotations

@@ -1,31 +1,56 @@
 """Where variables are stored.
 
 Variables that are declared together and share a group and an element type lie end to end in one buffer, each at a multiple of
-the alignment, so that an update may treat them as one.
+the alignment, so that an update may treat them as one.  What every rank of a node holds whole may lie in memory that they have in
+common: once, instead of a copy each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from jobflow.graph.ir import Variable
 from jobflow.plan.plan import ALIGNMENT, Slot
 from jobflow.types import contiguous_strides
 
+#: what the names of buffers begin with that are one rank's own, and that ranks have in common
+OWN, COMMON = "state/", "common/"
 
-def place_variables(variables: Iterable[Variable], rank: int, number: int = 0) -> tuple[dict[str, Slot], dict[str, int]]:
-    """The slots of this rank's parts by variable, and the bytes of the buffers by name; `number` is that of the first buffer."""
-    groups: dict[tuple[str, str], list[Variable]] = {}
+
+def is_common(buffer: str) -> bool:
+    """True for a buffer that ranks have in common."""
+    return buffer.startswith(COMMON)
+
+
+def place_variables(
+    variables: Iterable[Variable], rank: int, number: int = 0, sharing: tuple[int, ...] = ()
+) -> tuple[dict[str, Slot], dict[str, int]]:
+    """The slots of this rank's parts by variable, and the bytes of the buffers by name; `number` is that of the first buffer.
+
+    `sharing` are the ranks that can have memory in common.
+    """
+    groups: dict[tuple[str, str, str], list[Variable]] = {}
     for variable in variables:
         if rank in variable.placement.ranks:
-            groups.setdefault((variable.group, variable.type.dtype.name), []).append(variable)
+            kind = COMMON if _is_shared(variable, sharing) else OWN
+            groups.setdefault((kind, variable.group, variable.type.dtype.name), []).append(variable)
     slots: dict[str, Slot] = {}
     sizes: dict[str, int] = {}
-    for i, ((group, _), members) in enumerate(groups.items(), number):
-        buffer, offset = f"state/{i}:{group}", 0
+    for i, ((kind, group, _), members) in enumerate(groups.items(), number):
+        buffer, offset = f"{kind}{i}:{group}", 0
         for variable in members:
             type = variable.layout.local_type(variable.type, rank)
             slots[variable.name] = Slot(buffer, offset, type, contiguous_strides(type.shape, type.dtype.itemsize))
             offset += -(-max(type.nbytes, 1) // ALIGNMENT) * ALIGNMENT
         sizes[buffer] = offset
     return slots, sizes
+
+
+def _is_shared(variable: Variable, sharing: tuple[int, ...]) -> bool:
+    """Scalars stay each rank's own: they are read and written at once on all ranks, and cost nothing."""
+    return len(sharing) > 1 and variable.placement.ranks == sharing and variable.layout.is_whole and variable.group != "scalar"
+
+
+def sharers(variables: Iterable[Variable], slots: Mapping[str, Slot]) -> tuple[int, ...]:
+    """The ranks that have variables in common; none if nobody has."""
+    return next((v.placement.ranks for v in variables if v.name in slots and is_common(slots[v.name].buffer)), ())

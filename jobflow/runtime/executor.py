@@ -16,6 +16,7 @@ from jobflow.errors import AbortedError, JobflowError
 from jobflow.ops import half
 from jobflow.ops.base import Call
 from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Slot, Transfer, Wait
+from jobflow.plan.storage import is_common
 from jobflow.runtime.arrays import window
 from jobflow.runtime.comm.base import Communicator
 from jobflow.runtime.device.base import Device
@@ -40,6 +41,8 @@ class Executor:
         self.epilogue: list[Call] = [call for _, calls in late for call in calls]
         self.fetches = [(position, self.view(slot)) for position, slot in plan.fetches]
         self.meet = comm.barrier if self._must_meet(comm) else None
+        #: nobody begins the next run before all have written what they have in common
+        self.depart = comm.barrier if comm.size > 1 and any(comm.exchange(_writes_common(plan))) else None
 
     def _must_meet(self, comm: Communicator) -> bool:
         """True if some rank may still fail in its body while another one writes variables; the same on all ranks."""
@@ -75,6 +78,8 @@ class Executor:
                 self.device.synchronize()
                 self.meet()
             self._perform(self.epilogue, len(self.body))
+            if self.depart is not None:
+                self.depart()
         self.device.synchronize()
         return [(position, self.device.to_host(view)) for position, view in self.fetches]
 
@@ -98,6 +103,10 @@ class Executor:
                 error.args = (f"{where}: {error}",)
                 raise
             raise JobflowError(f"{where}: {error} ({type(error).__name__})") from error
+
+
+def _writes_common(plan: Plan) -> bool:
+    return any(isinstance(i, Compute) and any(is_common(slot.buffer) for slot in i.outputs) for i in plan.epilogue)
 
 
 def _bind_collective(instruction: Collective, source: Array, target: Array, comm: Communicator) -> list[Call]:

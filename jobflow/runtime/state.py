@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -10,8 +10,9 @@ from jobflow.graph.ir import Variable
 from jobflow.ops import half
 from jobflow.ops.base import types_tuple
 from jobflow.plan.plan import Slot
-from jobflow.plan.storage import place_variables
+from jobflow.plan.storage import is_common, place_variables
 from jobflow.runtime.arrays import window
+from jobflow.runtime.comm.base import Communicator
 from jobflow.runtime.device.base import Device
 from jobflow.types import Array, TensorType
 
@@ -19,22 +20,37 @@ from jobflow.types import Array, TensorType
 class State:
     """The variables that `rank` holds a part of."""
 
-    def __init__(self, rank: int, device: Device) -> None:
+    def __init__(self, rank: int, device: Device, comm: Communicator) -> None:
         self.rank = rank
         self.device = device
+        self.comm = comm
         self.buffers: dict[str, Array] = {}
         self.slots: dict[str, Slot] = {}
         self.variables: dict[str, Variable] = {}
 
-    def declare(self, variables: Iterable[Variable]) -> None:
-        """Give memory and a first value to every variable that is new."""
+    def declare(self, variables: Iterable[Variable], share: bool = False) -> None:
+        """Give memory and a first value to every variable that is new.
+
+        With `share`, what all ranks hold whole is stored once where they have memory in common.  Collective then: all ranks
+        declare the same variables.
+        """
         new = [v for v in variables if v.name not in self.variables and self.rank in v.placement.ranks]
-        slots, sizes = place_variables(new, self.rank, len(self.buffers))
+        sharing = tuple(range(self.comm.size)) if share and self.device.tag == "cpu" else ()
+        slots, sizes = place_variables(new, self.rank, len(self.buffers), sharing)
+        found = self._common({name: nbytes for name, nbytes in sizes.items() if is_common(name)})
+        if found is None:
+            slots, sizes = place_variables(new, self.rank, len(self.buffers))
         self.slots.update(slots)
-        self.buffers.update({name: self.device.allocate(nbytes) for name, nbytes in sizes.items()})
+        self.buffers.update({name: self.device.allocate(nbytes) for name, nbytes in sizes.items() if not is_common(name)} | (found or {}))
         self.variables.update({variable.name: variable for variable in new})
         for variable in new:
-            self.initialize(variable.name)
+            if not is_common(slots[variable.name].buffer) or self.rank == 0:
+                self.initialize(variable.name)
+
+    def _common(self, sizes: Mapping[str, int]) -> dict[str, Array] | None:
+        """Memory that all ranks have in common; None if there is too little, the same on all ranks."""
+        found = {name: self.comm.allocate_common(nbytes) for name, nbytes in sizes.items()}
+        return None if any(array is None for array in found.values()) else found
 
     def initialize(self, name: str) -> None:
         """Run the variable's initializer on this rank's part of it."""

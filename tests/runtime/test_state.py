@@ -13,6 +13,7 @@ from jobflow.ops.random import RandomNormal
 from jobflow.ops.source import Arange, Constant
 from jobflow.plan.plan import ALIGNMENT
 from jobflow.plan.storage import place_variables
+from jobflow.runtime.comm.solo import SoloCommunicator
 from jobflow.runtime.device.cpu import CpuDevice
 from jobflow.runtime.state import State
 from jobflow.types import DType, TensorType, float32, float64
@@ -23,7 +24,7 @@ def declared(name: str, *shape: int, sbp: Sbp = B, dtype: DType = float32, place
 
 
 def state(*variables: Variable, rank: int = 0) -> State:
-    made = State(rank, CpuDevice())
+    made = State(rank, device := CpuDevice(), SoloCommunicator(device))
     made.declare(variables)
     return made
 

@@ -45,6 +45,13 @@ class Communicator(Protocol):
         """
         ...
 
+    def allocate_common(self, nbytes: int) -> Array | None:
+        """A zeroed uint8 array that all ranks of the world read and write; None, on all of them, where they have no memory in common.
+
+        Collective: every rank of the world calls it in the same order, with the same size.  Who writes when is the callers' affair.
+        """
+        ...
+
     def bind_all_reduce(self, ranks: Sequence[int], source: Array, target: Array, reduce: Reduction, name: str = "") -> list[Call]:
         """target = reduction of every rank's source (target may be source); all ranks get identical bits.
 

@@ -240,6 +240,15 @@ class MpiCommunicator(Recorder):
             notice(f"too little shared memory in /dev/shm ({wanted} and the like for its peers): ranks exchange tensors by MPI messages instead")
         return aligned_zeros(nbytes) if array is None else array
 
+    def allocate_common(self, nbytes: int) -> Array | None:
+        if self._windows is None or len(self._members) < self.size or platform.machine() not in ORDERED:
+            return None
+        mine = self._windows.allocate(nbytes if self.rank == 0 else 0)
+        place: Place | None = self.exchange(None if mine is None or self.rank else self._windows.locate(mine))[0]
+        if place is None:
+            return None
+        return mine if self.rank == 0 else self.look(0, place)
+
     def locate(self, array: Array) -> Place | None:
         return None if self._windows is None else self._windows.locate(array)
 
@@ -357,6 +366,11 @@ class MpiCommunicator(Recorder):
         self._control.wait(request.Test, what, lambda: others)
 
     def barrier(self) -> None:
+        everybody = tuple(range(self.size))
+        meet = self._operations.meeting(everybody)
+        if meet is not None:
+            meet("a barrier of all ranks")
+            return
         self._finish(self._world.Ibarrier(), range(self.size), "a barrier of all ranks")
 
     def exchange(self, item: Any) -> list[Any]:

@@ -63,6 +63,9 @@ class _OnHost:
         self._inner.allocate(0)  # ranks without a GPU allocate there, all together
         return self._device.allocate(nbytes)
 
+    def allocate_common(self, nbytes: int) -> Array | None:
+        return self._inner.allocate_common(nbytes)  # asked for by devices on the host only
+
     def barrier(self) -> None:
         self._inner.barrier()
 

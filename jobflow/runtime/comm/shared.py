@@ -133,6 +133,10 @@ class SharedOperations:
         if sending:
             self._channels.update(self._memory.channels(sending))
 
+    def meeting(self, ranks: tuple[int, ...]) -> Meet | None:
+        """How these ranks meet, if they have done so before; the same answer on all of them."""
+        return self._gates.get(tuple(sorted(ranks)))
+
     def can_meet(self, group: Group) -> bool:
         """True if all ranks of the group have memory that they can read of each other."""
         return group.ranks in self._channels if group.transfers else tuple(sorted(group.ranks)) in self._gates

@@ -41,6 +41,9 @@ class SoloCommunicator:
     def allocate(self, nbytes: int) -> Array:
         return self._device.allocate(nbytes)
 
+    def allocate_common(self, nbytes: int) -> Array | None:
+        return None  # there is nobody to have it in common with
+
     def bind_all_reduce(self, ranks: Sequence[int], source: Array, target: Array, reduce: Reduction, name: str = "") -> list[Call]:
         return self._copy(ranks, source, target, name)
 

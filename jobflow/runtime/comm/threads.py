@@ -193,6 +193,10 @@ class ThreadsCommunicator(Recorder):
             self._regions.add(Place(number, 0, nbytes), array, lambda: forget(mine, number))
         return array
 
+    def allocate_common(self, nbytes: int) -> Array | None:
+        common: Array = self.exchange(self._allocate(nbytes) if self.rank == 0 else None)[0]
+        return common
+
     def locate(self, array: Array) -> Place | None:
         return self._regions.locate(array)
 
