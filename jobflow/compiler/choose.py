@@ -141,11 +141,13 @@ def _narrowed(case: Case, legal: list[Signature], dimension: int) -> list[Signat
     wishes = [(i, wish) for i, operand in enumerate(case.operands) if (wish := operand.wished(dimension)) is not None]
     if wishes:
         legal = _most(legal, lambda s: sum(s.inputs[i] == wish for i, wish in wishes))
+    in_pieces = False
     for i, marks in enumerate(case.pieces):
         piece = marks[dimension] if marks else None
         if isinstance(piece, Split) and any(s.outputs[i] == piece for s in legal):
+            in_pieces = True
             legal = [s for s in legal if s.outputs[i] == piece or isinstance(s.outputs[i], Partial)]
-    return [s for s in legal if not _makes_pieces(s)] or legal
+    return legal if in_pieces else [s for s in legal if not _makes_pieces(s)] or legal
 
 
 def _makes_pieces(signature: Signature) -> bool:
