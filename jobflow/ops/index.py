@@ -46,10 +46,16 @@ def _add_at(xp: Xp, total: Array, at: Any, found: Array, values: Array) -> None:
     xp.add.at(total, at, xp.where(found, values, values.dtype.type(0)).astype(total.dtype, copy=False))
 
 
+def _parts(axis: int) -> tuple[Signature, ...]:
+    """Of rows that every rank has, each may add up those that belong to its part of the result; all of them, unless a part is asked for."""
+    return Signature((B, B), (B,)), Signature((B, B), (S(axis),))
+
+
 @dataclass(frozen=True)
 class Gather(Op):
     """y[a..., i..., b...] = params[a..., ids[i...], b...], where `axis` counts the a's; 0 where ids is out of range"""
 
+    precision = "any"
     axis: int
     offset: int = 0
 
@@ -120,7 +126,7 @@ class UnsortedSegmentSum(Op):
     def rule(self, data: TensorType, ids: TensorType) -> Rule:
         letters = LETTERS[: data.ndim]
         before, inner, rest = letters[: self.axis], letters[self.axis : self.axis + ids.ndim], letters[self.axis + ids.ndim :]
-        return Rule(f"{letters},{inner}->{before}N{rest}", linear=((0,),), also=(Signature((B, B), (S(self.axis),)),))
+        return Rule(f"{letters},{inner}->{before}N{rest}", linear=((0,),), also=_parts(self.axis))
 
     def _flat(self, data: Array, ids: Array) -> tuple[Array, Array]:
         """The data with the segments' axes merged and in front, and the ids as a vector."""
@@ -174,6 +180,7 @@ def _add_rows(rows: Array, ids: Array, y: Array, offset: int) -> None:
 class DimGather(Op):
     """y[..., j, ...] = x[..., ids[..., j, ...], ...] along `axis`; the other axes of x and ids agree; 0 where out of range"""
 
+    precision = "any"
     axis: int
     offset: int = 0
 
@@ -226,7 +233,7 @@ class DimScatterAdd(Op):
     def rule(self, data: TensorType, ids: TensorType) -> Rule:
         letters = LETTERS[: data.ndim]
         out = letters[: self.axis] + "N" + letters[self.axis + 1 :]
-        return Rule(f"{letters},{letters}->{out}", linear=((0,),), also=(Signature((B, B), (S(self.axis),)),))
+        return Rule(f"{letters},{letters}->{out}", linear=((0,),), also=_parts(self.axis))
 
     def kernel(self, xp: Xp, data: Array, ids: Array, y: Array) -> None:
         total = xp.zeros(y.shape, _sums_in(xp, y.dtype))
@@ -295,6 +302,7 @@ class OneHot(Op):
 class BatchGather(Op):
     """y[a..., j, b...] = params[a..., ids[a..., j], b...], where `batch` counts the a's; 0 where out of range"""
 
+    precision = "any"
     batch: int
 
     def infer(self, params: TensorType, ids: TensorType) -> TensorType:
@@ -365,6 +373,7 @@ class BatchSegmentSum(Op):
 class Tril(Op):
     """y[..., i, j] = x[..., i, j] where j - i <= diagonal, else fill"""
 
+    precision = "any"
     diagonal: int
     fill: float = 0.0
 
