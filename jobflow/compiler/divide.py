@@ -63,10 +63,10 @@ class _Division:
     def run(self) -> Program:
         self.load = dict.fromkeys(self.ranks, 0)
         made = {item for step in self.writes for item in step.outputs}
-        read = {item for step in self.program.steps for item in step.inputs} | {item for _, item in self.program.fetches}
+        read = {item for step in self.program.steps for item in step.inputs} | set(self.program.results)
         if made & read:
             return self._by_one(made)
-        roots = [*self.program.reads.values(), *(a.item for a in self.program.arguments), *(i for s in self.writes for i in s.inputs if i.slot)]
+        roots = [*self.program.reads.values(), *(a.item for a in self.program.arguments), *(i for s in self.program.steps for i in s.inputs if i.slot)]
         self.windows = windows(self.program.steps, roots, {})
         flat = [step for step in self.writes if _is_flat(step)]
         scattered = self._scatter(flat)
@@ -115,7 +115,7 @@ class _Division:
             for item in step.inputs:
                 if item in views and not (isinstance(step.action, ViewOp) and step.outputs[0] in views):
                     readers.setdefault(views[item], []).append(step)
-        fetched = {views[item] for _, item in self.program.fetches if item in views}
+        fetched = {views[item] for item in self.program.results if item in views}
         found: dict[Item, _Scattered] = {}
         for step in filter(self._is_sum, self.program.steps):
             (total,) = step.outputs

@@ -124,6 +124,8 @@ class Program:
     #: what they become
     updates: dict[str, Item]
     schedule: tuple[Announced, ...] = ()
+    #: this rank's parts of all outputs, whichever rank hands them out
+    results: tuple[Item, ...] = ()
 
     def __str__(self) -> str:
         return "\n".join([f"job {self.job}, rank {self.rank}", *(f"  {step}" for step in self.steps)])

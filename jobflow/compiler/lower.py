@@ -54,7 +54,8 @@ class _Lowering:
         fetches = tuple((i, self.items[value]) for i, value in enumerate(graph.outputs) if self._gives(value))
         updates = {name: self.items[value] for name, value in graph.updates.items() if value in self.items}
         steps = tuple(self.build.steps)
-        return Program(graph.name, self.rank, steps, tuple(self.arguments), fetches, self.reads, updates, tuple(self.schedule))
+        results = tuple(self.items[value] for value in graph.outputs if value in self.items)
+        return Program(graph.name, self.rank, steps, tuple(self.arguments), fetches, self.reads, updates, tuple(self.schedule), results)
 
     def _gives(self, value: Value) -> bool:
         """Whether this rank hands out its part of an output; of what all hold whole, the first does."""

@@ -15,8 +15,9 @@ the order of the nodes, forward and backward pass of one microbatch before the n
 * Random values are those of the whole batch where the first axis is that of the batch; elsewhere each microbatch draws its own.
 * A variable that the body itself assigns (moving statistics) is passed on: every microbatch reads what the one before it
   left, and the last value is stored.  Such a variable that is returned is shown as it was before the run.
-* Results with a row (or several) per row of the batch are put together by the caller; others, one value per microbatch, behind
-  each other along axis 0.
+* Results lie behind each other along axis 0: those with a row (or several) per row of the batch are put together by the caller, so
+  they need not be gathered; others, one value per microbatch, in the program.
+* In the mirrored view every rank cuts its own rows.  Where ranks differ in length, their dropout is not that of the whole batch.
 
 Example, k = 2, y = x w with a loss per row: two nodes for each of x w and x' dy, dw = dw#0 + dw#1, w <- w - lr dw.
 """
@@ -30,7 +31,7 @@ from functools import reduce
 
 from jobflow.compiler.differentiate import Weight, backpropagate, check_losses, gradients_of_variables, update_variables, watched
 from jobflow.compiler.trace import Tracer
-from jobflow.errors import JobError, ShapeError, SourceLine
+from jobflow.errors import ArgumentError, JobError, ShapeError, SourceLine
 from jobflow.graph.ir import End, Graph, Node, Origin, Value
 from jobflow.graph.training import Microbatches, Training
 from jobflow.layout import Box
@@ -69,14 +70,14 @@ def cut_batch(job: str, count: int, where: SourceLine, shapes: Mapping[str, tupl
 
 @contextmanager
 def explained(microbatches: Microbatches, rows: int) -> Iterator[None]:
-    """Errors of a body that is traced inside say for how many rows it is; those about shapes in their message."""
+    """Errors of a body that is traced inside say for how many rows it is; those that shapes may have caused in their message."""
     told = (
         f"the body was traced for a microbatch of {rows} of the {microbatches.rows} rows of the batch, because {microbatches.count} microbatches "
         f"are asked for at {microbatches.where}; a length that is the batch's must come from an argument, as {microbatches.arguments[0]}.shape[0]"
     )
     try:
         yield
-    except ShapeError as error:
+    except (ShapeError, ArgumentError) as error:
         error.args = (f"{error} ({told})",)
         raise
     except Exception as error:
@@ -163,6 +164,12 @@ def unroll(traced: Sequence[Traced], microbatches: Microbatches) -> Graph:
     """The program for the whole batch.  `traced`: one body per size of microbatch; the first one's tracer records it."""
     for other in traced[1:]:
         _check_alike(traced[0], other, microbatches)
+    tracer = traced[0][0]
+    if tracer.rows and microbatches.count == microbatches.rows:
+        raise JobError(
+            f"job {tracer.name}: the ranks' arguments differ in length ({list(tracer.rows)}) and microbatches of one rank have one row each, in "
+            f"which a loss per row and the mean of a loss look alike; ask for fewer than {microbatches.rows}, not as at {microbatches.where}"
+        )
     return _Unrolling(traced[0][0], microbatches, _bodies(traced, microbatches)).run()
 
 
@@ -349,7 +356,7 @@ class _Unrolling:
                 return [reduce(_sum, each)]
             if value not in body.varying:
                 return each[:1]
-            if _times([body.outputs[at] for body in self.bodies], self.microbatches.sizes) is not None:
+            if not value.local and _times([body.outputs[at] for body in self.bodies], self.microbatches.sizes) is not None:
                 return each
             return [_value(concat([one if one.shape else reshape(one, (1,)) for one in each]))]
 

@@ -172,6 +172,16 @@ def ragged_lenet(devices: int) -> list[float]:
     return in_mirrored_view(lenet, RAGGED[devices])
 
 
+def microbatches(count: int) -> Any:
+    config = flow.function_config()
+    config.train.num_gradient_accumulation_steps(count)
+    return config
+
+
+add("lenet_in_microbatches", lambda devices: train(lenet, sgd(0.05), double=True, config=microbatches(5)), double=True)
+add("mirrored_lenet_in_microbatches", lambda devices: in_mirrored_view(lenet, [BATCH // devices] * devices, microbatches(5)))
+
+
 def split_mlp(images: Any) -> Any:
     return mlp(images, model_distribute=flow.distribute.split(axis=0))
 

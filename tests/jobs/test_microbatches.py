@@ -1,0 +1,454 @@
+"""Gradient accumulation gives the numbers of the whole batch, on any number of devices, with less memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jobflow as flow
+import jobflow.typing as tp
+from jobflow.errors import ArgumentError, JobError
+from jobflow.explain import laid_out
+from jobflow.job import job_of
+
+ROWS, WIDTH, CLASSES, STEPS = 10, 6, 4, 10
+DOUBLE = 1e-9
+
+On = Callable[[int], None]
+Curve = tuple[list[Any], dict[str, Any]]
+
+
+def steps(count: int) -> Any:
+    config = flow.function_config()
+    config.default_data_type(flow.float64)
+    config.train.num_gradient_accumulation_steps(count)
+    return config
+
+
+def constant(rate: float) -> Any:
+    return flow.optimizer.PiecewiseConstantScheduler([], [rate])
+
+
+def dense(x: Any, units: int, name: str, **options: Any) -> Any:
+    return flow.layers.dense(x, units, kernel_initializer=flow.random_normal_initializer(), name=name, **options)
+
+
+def net(x: Any) -> Any:
+    hidden = flow.nn.dropout(dense(x, 16, "hidden", activation=flow.math.tanh, kernel_regularizer=flow.regularizers.l2(0.01)), 0.3)
+    return dense(hidden, CLASSES, "output")
+
+
+def per_row(y: Any, logits: Any) -> Any:
+    return flow.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
+
+
+def mean(y: Any, logits: Any) -> Any:
+    return flow.math.reduce_mean(per_row(y, logits))
+
+
+def clipped_adam() -> Any:
+    return flow.optimizer.Adam(constant(0.05), grad_clipping=flow.optimizer.grad_clipping.by_global_norm(0.5), loss_scale_factor=8)
+
+
+def batches(rows: int = ROWS) -> list[tuple[Any, Any]]:
+    random = np.random.RandomState(0)
+    return [(random.randn(rows, WIDTH), random.randint(0, CLASSES, rows).astype(np.int32)) for _ in range(STEPS)]
+
+
+def variables() -> dict[str, Any]:
+    return {name: variable.numpy() for name, variable in flow.get_all_variables().items()}
+
+
+def curve(count: int, loss: Any = per_row, optimizer: Any = clipped_adam, model: Any = net) -> Curve:
+    """The losses of every step, and the variables after the last."""
+
+    @flow.global_function("train", steps(count))
+    def job(x: tp.Numpy.Placeholder((ROWS, WIDTH), flow.float64), y: tp.Numpy.Placeholder((ROWS,), flow.int32)) -> tp.Numpy:
+        found = loss(y, model(x))
+        optimizer().minimize(found)
+        return found
+
+    return [job(x, y) for x, y in batches()], variables()
+
+
+def same(found: Any, expected: Any) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=DOUBLE, atol=DOUBLE, err_msg=name)
+
+
+# ---- the numbers of the whole batch --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 10])
+def test_losses_and_variables_are_those_of_the_whole_batch(on: On, devices: int, count: int) -> None:
+    on(1)
+    losses, expected = curve(1)
+    assert np.ptp(np.mean(losses, axis=1)) > 0.1
+    on(devices)
+    found, after = curve(count)
+    np.testing.assert_allclose(found, losses, rtol=DOUBLE, atol=DOUBLE)
+    same(after, expected)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_loss_that_the_program_has_averaged_weighs_its_rows(on: On, devices: int, count: int) -> None:
+    on(1)
+    losses, expected = curve(1, mean)
+    on(devices)
+    found, after = curve(count, mean)
+    same(after, expected)
+    assert found[0].shape == (count,)  # one value per microbatch
+    sizes = [len(part) for part in np.array_split(np.arange(ROWS), count)]
+    np.testing.assert_allclose(np.average(found, axis=1, weights=sizes), np.ravel(losses), rtol=DOUBLE)
+
+
+def test_the_old_form_of_the_configuration(on: On) -> None:
+    def run(count: int) -> Curve:
+        config = steps(count)
+        config.train.primary_lr(0.1)
+        config.train.model_update_conf({"naive_conf": {}})
+
+        @flow.global_function(config)
+        def job(x: tp.Numpy.Placeholder((ROWS, WIDTH), flow.float64), y: tp.Numpy.Placeholder((ROWS,), flow.int32)) -> tp.Numpy:
+            loss = per_row(y, net(x))
+            flow.losses.add_loss(loss)
+            return loss
+
+        return [job(x, y) for x, y in batches()], variables()
+
+    on(1)
+    losses, expected = run(1)
+    on(2)
+    found, after = run(3)
+    np.testing.assert_allclose(found, losses, rtol=DOUBLE, atol=DOUBLE)
+    same(after, expected)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_random_numbers_are_those_of_the_whole_batch(on: On, devices: int) -> None:
+    """Where the first axis is the batch's, or a multiple of it; what no row decides is drawn once."""
+
+    def model(x: Any) -> Any:
+        rows, width = x.shape
+        coin = flow.random.bernoulli(flow.constant_like(x, 0.5), name="coin")
+        noise = flow.reshape(flow.nn.dropout(flow.reshape(x * coin, [rows * 2, width // 2]), 0.4, name="halves"), [rows, width])
+        weight = flow.get_variable("w", (WIDTH, CLASSES), flow.float64, flow.random_normal_initializer())
+        return flow.matmul(noise, flow.nn.dropout(weight, 0.3, name="of_the_weight"))
+
+    on(1)
+    losses, expected = curve(1, model=model)
+    for count in (2, 3):
+        on(devices)
+        found, after = curve(count, model=model)
+        np.testing.assert_allclose(found, losses, rtol=DOUBLE, atol=DOUBLE)
+        same(after, expected)
+
+
+def test_where_the_batch_is_not_the_first_axis_microbatches_draw_their_own(on: On) -> None:
+    on(1)
+
+    @flow.global_function("train", steps(2))
+    def job(x: tp.Numpy.Placeholder((6, 5), flow.float64)) -> tp.Numpy:
+        w = flow.get_variable("w", (1,), flow.float64, flow.ones_initializer())
+        mask = flow.nn.dropout(flow.transpose(x, perm=[1, 0]), 0.5, name="drop")
+        loss = flow.math.reduce_sum(mask, axis=[0]) * w
+        flow.optimizer.SGD(constant(0.0)).minimize(loss)
+        return mask
+
+    first, second = np.split(job(np.ones((6, 5))), 2)
+    assert first.shape == (5, 3)
+    assert not np.array_equal(first, second)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_moving_statistics_pass_from_microbatch_to_microbatch(on: On, devices: int) -> None:
+    """Written by hand: three microbatches of 4, 3 and 3 rows, each normalised by its own statistics."""
+
+    def model(x: Any) -> Any:
+        return dense(flow.layers.batch_normalization(x, axis=1, momentum=0.7, name="bn"), CLASSES, "output")
+
+    on(devices)
+    _, after = curve(3, model=model)
+    average, variance = np.zeros(WIDTH), np.ones(WIDTH)
+    for x, _ in batches():
+        for part in np.array_split(x, 3):
+            average = 0.7 * average + 0.3 * part.mean(axis=0)
+            variance = 0.7 * variance + 0.3 * part.var(axis=0, ddof=1)
+    np.testing.assert_allclose(after["bn-moving_mean"], average, rtol=DOUBLE)
+    np.testing.assert_allclose(after["bn-moving_variance"], variance, rtol=DOUBLE)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_an_assigned_variable_is_seen_by_the_next_microbatch(on: On, devices: int) -> None:
+    on(devices)
+
+    @flow.global_function("train", steps(3))
+    def job(x: tp.Numpy.Placeholder((7, 2), flow.float64)) -> tuple[tp.Numpy, tp.Numpy]:
+        seen = flow.get_variable("seen", (1,), flow.float64, flow.zeros_initializer(), trainable=False)
+        w = flow.get_variable("w", (1,), flow.float64, flow.ones_initializer())
+        flow.assign(seen, seen + float(x.shape[0]))
+        loss = flow.math.reduce_sum(x, axis=[1]) * w
+        flow.optimizer.SGD(constant(0.1)).minimize(loss)
+        return loss + 0.0 * flow.math.reduce_sum(loss) + seen, seen
+
+    x = np.zeros((7, 2))
+    rows, before = job(x)
+    np.testing.assert_array_equal(rows, [0, 0, 0, 3, 3, 5, 5])
+    np.testing.assert_array_equal(before, [0])
+    rows, before = job(x)
+    np.testing.assert_array_equal(rows, [7, 7, 7, 10, 10, 12, 12])
+    np.testing.assert_array_equal(before, [7])
+
+
+# ---- results and watches -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("count", [2, 3])
+def test_results_and_watches_are_those_of_the_whole_batch(on: On, devices: int, count: int) -> None:
+    def run(count: int) -> tuple[dict[str, Any], tuple[Any, ...]]:
+        seen: dict[str, Any] = {}
+
+        def into(key: str) -> Any:
+            def show(value: tp.Numpy) -> None:
+                seen[key] = value
+
+            return show
+
+        @flow.global_function("train", steps(count))
+        def job(
+            x: tp.Numpy.Placeholder((ROWS, WIDTH), flow.float64), y: tp.Numpy.Placeholder((ROWS,), flow.int32)
+        ) -> tuple[tp.Numpy, tp.Numpy, tp.Numpy]:
+            w = flow.get_variable("w", (WIDTH, CLASSES), flow.float64, flow.random_normal_initializer())
+            logits = flow.matmul(x, w)
+            loss = per_row(y, logits)
+            flow.watch(logits, into("logits"))
+            flow.watch(w, into("w"))
+            flow.watch_diff(logits, into("d logits"))
+            flow.watch_diff(w, into("d w"))
+            flow.watch_diff(loss, into("d loss"))
+            flow.optimizer.SGD(constant(0.1)).minimize(loss)
+            return flow.nn.softmax(logits), w, flow.math.reduce_max(logits)
+
+        return seen, job(*batches()[0])
+
+    on(1)
+    seen, (probabilities, w, largest) = run(1)
+    on(devices)
+    found, results = run(count)
+    same(found, seen)
+    np.testing.assert_allclose(results[0], probabilities, rtol=DOUBLE)
+    np.testing.assert_allclose(results[1], w, rtol=DOUBLE)
+    assert results[2].shape == (count,) and results[2].max() == pytest.approx(largest.item())
+
+
+# ---- the mirrored view ---------------------------------------------------------------------------------------------------------------
+
+
+def mirrored(count: int, parts: list[int], loss: Any = per_row, model: Any = net) -> Curve:
+    @flow.global_function("train", steps(count))
+    def job(x: tp.ListNumpy.Placeholder((max(parts), WIDTH), flow.float64), y: tp.ListNumpy.Placeholder((max(parts),), flow.int32)) -> tp.ListNumpy:
+        found = loss(y, model(x))
+        flow.optimizer.SGD(constant(0.5)).minimize(found)
+        return found
+
+    cuts = np.cumsum(parts)[:-1]
+    given = [(np.split(x, cuts), np.split(y, cuts)) for x, y in batches(sum(parts))]
+    return [job(x, y) for x, y in given], variables()
+
+
+@pytest.mark.parametrize("parts", [[ROWS], [5, 5], [5, 5, 5]])
+@pytest.mark.parametrize("count", [2, 3])
+def test_each_device_cuts_its_own_rows(on: On, parts: list[int], count: int) -> None:
+    on(len(parts))
+    losses, expected = mirrored(1, parts)
+    on(len(parts))
+    found, after = mirrored(count, parts)
+    np.testing.assert_allclose(np.array(found), np.array(losses), rtol=DOUBLE, atol=DOUBLE)
+    same(after, expected)
+
+
+@pytest.mark.parametrize("loss", [per_row, mean])
+def test_devices_with_different_numbers_of_rows(on: On, loss: Any) -> None:
+    """Their dropout differs from that of the whole batch, so there is none."""
+
+    def model(x: Any) -> Any:
+        return dense(dense(x, 16, "hidden", activation=flow.math.tanh), CLASSES, "output")
+
+    on(2)
+    losses, expected = mirrored(1, [4, 6], loss, model)
+    on(2)
+    found, after = mirrored(3, [4, 6], loss, model)
+    same(after, expected)
+    if loss is per_row:
+        for step, wanted in zip(found, losses, strict=True):
+            for device, array in zip(step, wanted, strict=True):
+                np.testing.assert_allclose(device, array, rtol=DOUBLE, atol=DOUBLE)
+
+
+def test_microbatches_of_one_row_on_one_of_unlike_devices(on: On) -> None:
+    on(2)
+    with pytest.raises(JobError, match=r"the ranks' arguments differ in length \(\[3, 7\]\).*ask for fewer than 3"):
+        mirrored(3, [3, 7])
+
+
+# ---- memory and communication --------------------------------------------------------------------------------------------------------
+
+
+def plain_job(count: int, rows: int = 512) -> Any:
+    """Activations much larger than parameters."""
+
+    @flow.global_function("train", steps(count))
+    def job(x: tp.Numpy.Placeholder((rows, 64), flow.float64), y: tp.Numpy.Placeholder((rows,), flow.int32)) -> tp.Numpy:
+        for i in range(6):
+            x = dense(x, 64, f"layer{i}", activation=flow.math.tanh)
+        loss = mean(y, x)
+        flow.optimizer.SGD(constant(0.1)).minimize(loss)
+        return loss
+
+    return job_of(job)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_memory_is_that_of_one_microbatch(fresh: None, devices: int) -> None:
+    arena = {}
+    for count in (1, 2, 4, 8):
+        flow.clear_default_session()
+        arena[count] = laid_out(plain_job(count), devices).plan(0).buffers["arena"]
+    arguments, gradients = 512 // devices * 65 * 8, 6 * 65 * 64 * 8
+    activations = {count: size - arguments for count, size in arena.items()}
+    assert activations[2] < 0.65 * activations[1]
+    assert activations[4] < 0.65 * activations[2]
+    assert activations[8] < 2 * gradients + activations[1] / 8
+
+
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_gradients_are_exchanged_once(fresh: None, count: int) -> None:
+    plan = laid_out(plain_job(count), 2).plan(0)
+    reduced = [announced for announced in plan.schedule if announced.what == "all_reduce"]
+    assert sorted(announced.nbytes for announced in reduced)[-1] >= 6 * 65 * 64 * 8
+    assert len(plan.schedule) == 2  # the gradients in one bucket, and the loss that is returned
+
+
+# ---- what does not work --------------------------------------------------------------------------------------------------------------
+
+
+def train_step(x: Any, w_shape: Any = None) -> Any:
+    w = flow.get_variable("w", w_shape or (1,), flow.float64, flow.ones_initializer())
+    loss = flow.math.reduce_sum(x * w, axis=[1])
+    flow.optimizer.SGD(constant(0.1)).minimize(loss)
+    return loss
+
+
+def test_more_microbatches_than_rows(on: On) -> None:
+    on(1)
+
+    @flow.global_function("train", steps(5))
+    def job(x: tp.Numpy.Placeholder((3, 2), flow.float64)) -> tp.Numpy:
+        return train_step(x)
+
+    with pytest.raises(JobError, match=r"5 microbatches, asked for at test_microbatches.py:\d+: the batch has 3 rows \(x\).*ask for at most 3"):
+        job(np.ones((3, 2)))
+
+
+def test_arguments_of_different_lengths(on: On) -> None:
+    on(1)
+
+    @flow.global_function("train", steps(2))
+    def job(x: tp.Numpy.Placeholder((4, 2), flow.float64), table: tp.Numpy.Placeholder((3, 2), flow.float64)) -> tp.Numpy:
+        return train_step(x)
+
+    with pytest.raises(JobError, match=r"the arguments differ in the length of their first axis \(x 4, table 3\).*first axis of 1, or keep it in"):
+        job(np.ones((4, 2)), np.ones((3, 2)))
+
+
+def test_no_batch(on: On) -> None:
+    on(1)
+
+    @flow.global_function("train", steps(2))
+    def job(x: tp.Numpy.Placeholder((1, 2), flow.float64)) -> tp.Numpy:
+        return train_step(x)
+
+    with pytest.raises(JobError, match=r"no argument has a batch to cut, a first axis longer than 1 \(x \[1, 2\]\)"):
+        job(np.ones((1, 2)))
+
+
+def test_arguments_that_belong_to_no_row_go_whole(on: On) -> None:
+    on(2)
+
+    @flow.global_function("train", steps(3))
+    def job(
+        x: tp.Numpy.Placeholder((7, 2), flow.float64),
+        factor: tp.Numpy.Placeholder((1,), flow.float64),
+        row: tp.Numpy.Placeholder((1, 2), flow.float64),
+    ) -> tp.Numpy:
+        return train_step(x * factor + row)
+
+    x = np.arange(14.0).reshape(7, 2)
+    np.testing.assert_allclose(job(x, np.array([2.0]), np.array([[1.0, 3.0]])), (2 * x + [1, 3]).sum(axis=1))
+
+
+def test_a_body_that_names_the_length_of_the_batch(on: On) -> None:
+    on(1)
+
+    @flow.global_function("train", steps(2))
+    def job(x: tp.Numpy.Placeholder((6, 2), flow.float64)) -> tp.Numpy:
+        return train_step(flow.reshape(x, [6, 2]))
+
+    with pytest.raises(ArgumentError, match=r"reshape.*\(the body was traced for a microbatch of 3 of the 6 rows of the batch.*as x.shape\[0\]\)"):
+        job(np.ones((6, 2)))
+
+
+def test_a_variable_of_the_length_of_the_batch(on: On) -> None:
+    on(1)
+
+    @flow.global_function("train", steps(2))
+    def job(x: tp.Numpy.Placeholder((5, 2), flow.float64)) -> tp.Numpy:
+        return train_step(x, x.shape)
+
+    with pytest.raises(JobError, match=r'of 3 and of 2 rows.*variable "w" as float64\[3,2\] and as float64\[2,2\]; the shape of a variable cannot'):
+        job(np.ones((5, 2)))
+
+
+def test_a_body_that_differs_from_trace_to_trace(on: On) -> None:
+    on(1)
+
+    @flow.global_function("train", steps(2))
+    def job(x: tp.Numpy.Placeholder((5, 2), flow.float64)) -> tp.Bundle[tp.Numpy]:
+        loss = train_step(x)
+        return [loss] if x.shape[0] == 3 else [loss, loss]
+
+    with pytest.raises(JobError, match="has 1 results for the one and 2 for the other"):
+        job(np.ones((5, 2)))
+
+
+def test_predict_jobs_pass_the_batch_whole(on: On) -> None:
+    on(1)
+    lengths: list[int] = []
+
+    @flow.global_function("predict", steps(2))
+    def job(x: tp.Numpy.Placeholder((6, 2), flow.float64)) -> tp.Numpy:
+        lengths.append(x.shape[0])
+        return x + 1.0
+
+    assert job(np.zeros((6, 2))).shape == (6, 2)
+    assert lengths == [6]
+
+
+def test_labels_out_of_range_are_told_by_the_argument(on: On) -> None:
+    on(1)
+
+    @flow.global_function("train", steps(2))
+    def job(x: tp.Numpy.Placeholder((4, WIDTH), flow.float64), y: tp.Numpy.Placeholder((4,), flow.int32)) -> tp.Numpy:
+        loss = per_row(y, net(x))
+        flow.optimizer.SGD(constant(0.1)).minimize(loss)
+        return loss
+
+    with pytest.raises(ValueError, match='argument "y" holds 9'):
+        job(np.zeros((4, WIDTH)), np.array([0, 1, 2, 9], np.int32))
