@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from jobflow.compiler.choose import Case, Marks, choose
 from jobflow.errors import SbpError
-from jobflow.graph.ir import Node
+from jobflow.graph.ir import Node, Value
 from jobflow.layout import Broadcast, Sbp, Signature, Split
 from jobflow.ops.layout_ops import ToLayout
 
@@ -31,6 +31,13 @@ class Wish:
         return f"by {who} at {self.node.where}"
 
 
+def known_as(value: Value) -> str:
+    """The name of what was made before hints were attached."""
+    while isinstance(value.node.op, ToLayout) and value.node.op.asked:
+        (value,) = value.node.inputs
+    return value.name
+
+
 def listed(marks: Marks) -> str:
     return ",".join("any" if sbp is None else str(sbp) for sbp in marks)
 
@@ -40,7 +47,7 @@ def contradiction(node: Node, before: Wish, asked: tuple[Sbp, ...]) -> SbpError:
     value = node.inputs[0]
     wish = Wish(asked, node)
     return SbpError(
-        f'{wish.node.op.word()} at {node.where} (layer "{node.name}"): {value.name} {value.type} is asked for {listed(before.marks)} {before.asked} '
+        f'{node.op.word()} at {node.where} (layer "{node.name}"): {known_as(value)} {value.type} is asked for {listed(before.marks)} {before.asked} '
         f"and for {listed(asked)} {wish.asked}; one handle has one layout: drop one of the two, or write "
         f"parallel_cast(x, distribute={spelled(before.marks)}) where the tensor is to change from one to the other"
     )
@@ -62,7 +69,7 @@ def unmet(node: Node, case: Case, dimension: int, wishes: Sequence[Wish | None])
 
 def _input(node: Node, case: Case, index: int, wish: Wish | None) -> str:
     value, operand = node.inputs[index], case.operands[index]
-    text = f"{value.name} {value.type} lies {listed(operand.now)}"
+    text = f"{known_as(value)} {value.type} lies {listed(operand.now)}"
     return text if wish is None or not operand.firm else f"{text}, asked for {listed(wish.marks)} {wish.asked}"
 
 
@@ -79,7 +86,7 @@ def _change(node: Node, case: Case, legal: Sequence[Signature], dimension: int, 
     parts = []
     for i, (operand, wish) in enumerate(zip(case.operands, wishes, strict=True)):
         if operand.firm and wish is not None and wish.marks[dimension] != wanted[i][dimension]:
-            parts.append(f"ask for {node.inputs[i].name} in {listed(wanted[i])} at {wish.node.where} ({spelled(wanted[i])})")
+            parts.append(f"ask for {known_as(node.inputs[i])} in {listed(wanted[i])} at {wish.node.where} ({spelled(wanted[i])})")
     return " and ".join(parts)
 
 

@@ -99,17 +99,6 @@ def test_numbers_beyond_the_element_type_are_infinite(fresh: None) -> None:
     assert np.isposinf(job(X)).all()
 
 
-def test_what_has_no_way_names_its_layer_and_line(fresh: None) -> None:
-    @flow.global_function()
-    def job(x: tp.Numpy.Placeholder((4, 6))) -> tp.Numpy:
-        with flow.scope.placement("cpu", "0:0-3", (2, 2)):
-            return flow.hierarchical_parallel_cast(x, ["S(0)", "S(1)"], name="grid")
-
-    flow.config.cpu_device_num(4)
-    with pytest.raises(ValueError, match=rf'tolayout at {HERE} \(layer "grid"\): x float32\[4,6\]: there is no way yet from .* without hierarchy'):
-        job(X)
-
-
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_variable_becomes_an_argument_and_another_variable(on: Callable[[int], None], count: int) -> None:
     """What a variable takes may be an argument, or a variable that is stored otherwise: both keep their places."""
