@@ -2,7 +2,7 @@
 
 One place for all ops: whoever binds an op calls `bind` here.  A CPU has no fast arithmetic of such numbers, and NumPy's sums and
 products of them would round at every step.  So inputs are copied into float32, the op's own calls run on these copies, as fast as
-ever, and the outputs are copied back.
+ever, and the outputs are copied back.  On a GPU likewise, except products and convolutions, for which it has units of their own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jobflow.ops.base import Binder, Call, Op
+from jobflow.ops.base import Binder, Call, Op, ViewOp
 from jobflow.types import Array, dtype_of, float32
 
 
@@ -22,7 +22,7 @@ def is_half(array: Array) -> bool:
 
 def bind(op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     """The calls of `op.bind`, with every array of two-byte floats replaced by one of float32 while they run."""
-    if not any(map(is_half, (*inputs, *outputs))):
+    if not any(map(is_half, (*inputs, *outputs))) or _rounds_once(op, device):
         return op.bind(device, inputs, outputs)
     wide = [_wide(device, a) for a in inputs]
     # an update's new value is written over the old one, and its calls may count on that
@@ -30,6 +30,11 @@ def bind(op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Arra
     before: list[Call] = [(device.xp.copyto, (w, a)) for w, a in zip(wide, inputs, strict=True) if w is not a]
     after: list[Call] = [(_round, (a, w)) for w, a in zip(given, outputs, strict=True) if w is not a]
     return [*before, *op.bind(device, wide, given), *after]
+
+
+def _rounds_once(op: Op, device: Binder) -> bool:
+    """True for ops whose own calls are right for two-byte floats: they compute nothing, or are products on a GPU, which sums in float32."""
+    return isinstance(op, ViewOp) or (op.precision == "half" and device.xp is not np)
 
 
 def _wide(device: Binder, array: Array) -> Array:

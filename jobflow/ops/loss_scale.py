@@ -106,6 +106,8 @@ class Unless(Updated):
             self.op.kernel(xp, *own, *outputs)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        if device.xp is not np:
+            return super().bind(device, inputs, outputs)
         *own, bad = inputs
         return [(_unless, (bad, self.op.bind(device, own, outputs)))]
 
