@@ -341,7 +341,9 @@ class _Unrolling:
         read = self.reads[name].node
         origin = Origin(read.where, "backward", read.origin.stage, microbatch)
         sum_ = Node(Add(), read.inputs, read.outputs, f"{name}.gradient#{microbatch}", read.placement, origin)
-        (self.totals[name],) = self.tracer.again(sum_, (self.totals[name], gradient))
+        (total,) = self.tracer.again(sum_, (self.totals[name], gradient))
+        total.name = sum_.name
+        self.totals[name] = total
 
     # ---------------------------------------------------------------- results
 

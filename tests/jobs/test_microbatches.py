@@ -131,6 +131,25 @@ def test_the_old_form_of_the_configuration(on: On) -> None:
 
 
 @pytest.mark.parametrize("devices", [1, 2])
+def test_products_that_add_to_what_earlier_microbatches_left(on: On, devices: int) -> None:
+    """Weights so large that a gradient is not added but computed onto the sum."""
+
+    def model(x: Any) -> Any:
+        wide = dense(x, 256, "first", activation=flow.math.tanh)
+        return dense(dense(wide, 256, "second", activation=flow.math.tanh), CLASSES, "output")
+
+    def slow() -> Any:
+        return flow.optimizer.SGD(constant(0.001))
+
+    on(1)
+    losses, expected = curve(1, optimizer=slow, model=model)
+    on(devices)
+    found, after = curve(4, optimizer=slow, model=model)
+    np.testing.assert_allclose(found, losses, rtol=DOUBLE, atol=DOUBLE)
+    same(after, expected)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
 def test_random_numbers_are_those_of_the_whole_batch(on: On, devices: int) -> None:
     """Where the first axis is the batch's, or a multiple of it; what no row decides is drawn once."""
 

@@ -1,0 +1,116 @@
+"""What unrolling writes: the program for two microbatches as text, uneven ones, and what simplify may not merge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from traced import Sgd, evaluate, first, plain, type_, variable
+
+from jobflow import scope
+from jobflow.compiler.compile import logical
+from jobflow.compiler.microbatch import cut_batch
+from jobflow.compiler.trace import Tracer
+from jobflow.errors import NOWHERE, JobError
+from jobflow.graph.ir import Graph
+from jobflow.graph.text import graph_text
+from jobflow.ops import elementwise as ew
+from jobflow.ops.linalg import matmul
+from jobflow.ops.random import dropout
+from jobflow.types import Tensor, float64
+
+Body = Callable[[Tracer, Any], Tensor]
+
+
+def unrolled(body: Body, rows: int, count: int) -> Graph:
+    """The graph of a train job of one argument x, float64[rows, 2], whose loss `body` returns."""
+    cut = cut_batch("job", count, NOWHERE, {"x": (rows, 2)})
+    made: list[tuple[Tracer, list[Any]]] = []
+    for size in cut.sizes:
+        tracer = Tracer("job", first(1), trainable=True)
+        with scope.using(interpreter=tracer, placement=tracer.placement, view="consistent", namespace=()):
+            loss: Any = body(tracer, tracer.input("x", type_(size, 2, dtype=float64)))
+            tracer.minimize(Sgd(), [loss])
+        made.append((tracer, [loss]))
+    tracer, outputs = made[0]
+    tracer.microbatches, tracer.tail = cut, made[1] if len(made) > 1 else None
+    with scope.using(interpreter=tracer, placement=tracer.placement, view="consistent", namespace=()):
+        return logical(tracer, outputs)
+
+
+def linear(tracer: Tracer, x: Any) -> Tensor:
+    w = variable(tracer, "w", 2, 1, dtype=float64)
+    return matmul(x, ew.scale(w, 3.0))
+
+
+def test_two_microbatches_as_text() -> None:
+    """The scaled weight is made once; gradients of the second microbatch are added to those of the first."""
+    assert plain(graph_text(unrolled(linear, 4, 2))) == (
+        "job job on cpu[0]\n"
+        "  %x[0:2]: float64[2,2] = Input(key=x[0:2])()\n"
+        "  %w: float64[2,1] = ReadVariable(key=w)()\n"
+        "  %scale_0: float64[2,1] = Scale(number=3.0)(%w)\n"
+        "  %matmul_0#0: float64[2,1] = MatMul()(%x[0:2], %scale_0)\n"
+        "  %matmul_0.filllike_0#0: float64[2,1] = FillLike(value=0.25)(%matmul_0#0)\n"
+        "  %matmul_0.matmul_1#0: float64[2,1] = MatMul(transpose_a=True)(%x[0:2], %matmul_0.filllike_0#0)\n"
+        "  %scale_0.scale_0#0: float64[2,1] = Scale(number=3.0)(%matmul_0.matmul_1#0)\n"
+        "  %x[2:4]: float64[2,2] = Input(key=x[2:4])()\n"
+        "  %matmul_0#1: float64[2,1] = MatMul()(%x[2:4], %scale_0)\n"
+        "  %matmul_0.filllike_0#1: float64[2,1] = FillLike(value=0.25)(%matmul_0#1)\n"
+        "  %matmul_0.matmul_1#1: float64[2,1] = MatMul(transpose_a=True)(%x[2:4], %matmul_0.filllike_0#1)\n"
+        "  %scale_0.scale_0#1: float64[2,1] = Scale(number=3.0)(%matmul_0.matmul_1#1)\n"
+        "  %w.gradient#1: float64[2,1] = Add()(%scale_0.scale_0#0, %scale_0.scale_0#1)\n"
+        "  %System-Train-TrainStep-job: int64[1] = ReadVariable(key=System-Train-TrainStep-job)()\n"
+        "  %constant_0: float64[1] = Constant(value=1.0)()\n"
+        "  %sgdupdate_0: float64[2,1] = SgdUpdate()(%w, %w.gradient#1, %constant_0)\n"
+        "  %increment_0: int64[1] = Increment()(%System-Train-TrainStep-job)\n"
+        "  return %matmul_0#0, %matmul_0#1\n"
+        "  w <- %sgdupdate_0\n"
+        "  System-Train-TrainStep-job <- %increment_0\n"
+    )
+
+
+def test_nodes_know_their_microbatch() -> None:
+    graph = unrolled(linear, 5, 2)
+    found = {node.name: node.origin.microbatch for node in graph.nodes}
+    assert found["x[0:3]"] == 0 and found["x[3:5]"] == 1
+    assert found["matmul_0#0"] == 0 and found["matmul_0.matmul_1#1"] == 1 and found["w.gradient#1"] == 1
+    assert found["w"] is found["scale_0"] is found["sgdupdate_0"] is None
+
+
+def test_masks_are_windows_on_that_of_the_whole_batch() -> None:
+    def body(tracer: Tracer, x: Any) -> Tensor:
+        return dropout(linear(tracer, x), 0.5, tracer.run_counter(), key="drop", seed=3)
+
+    whole = Tracer("job", first(1), trainable=True)
+    with scope.using(interpreter=whole, placement=whole.placement, view="consistent", namespace=()):
+        loss: Any = body(whole, whole.input("x", type_(7, 2, dtype=float64)))
+        whole.minimize(Sgd(), [loss])
+        expected = logical(whole, [loss])
+    x, w = np.random.default_rng(0).normal(size=(7, 2)), np.ones((2, 1))
+    counter = {"#run": np.array([5])}
+    (losses,), after = evaluate(expected, {"x": x, **counter}, {"w": w})
+    parts = {f"x[{a}:{b}]": x[a:b] for a, b in ((0, 3), (3, 5), (5, 7))}
+    found, then = evaluate(unrolled(body, 7, 3), {**parts, **counter}, {"w": w})
+    assert 0 < np.count_nonzero(losses) < 7
+    np.testing.assert_array_equal(np.concatenate(found), losses)
+    np.testing.assert_allclose(then["w"], after["w"], rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "arguments"),
+    [
+        ({"x": (6, 2), "scale": (1,), "y": (6,)}, ("x", "y")),
+        ({"x": (6, 2), "factor": ()}, ("x",)),
+    ],
+)
+def test_which_arguments_are_cut(shapes: dict[str, tuple[int, ...]], arguments: tuple[str, ...]) -> None:
+    cut = cut_batch("job", 4, NOWHERE, shapes)
+    assert (cut.arguments, cut.spans, cut.sizes) == (arguments, ((0, 2), (2, 4), (4, 5), (5, 6)), (2, 1))
+
+
+def test_a_job_without_arguments_has_no_batch() -> None:
+    with pytest.raises(JobError, match="no argument has a batch to cut"):
+        cut_batch("job", 2, NOWHERE, {})
