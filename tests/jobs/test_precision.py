@@ -190,6 +190,21 @@ def test_regions_change_no_bit(ranks: int, options: dict[str, Any]) -> None:
         assert all(np.array_equal(variables[name], weights[name]) for name in variables)
 
 
+@pytest.mark.parametrize("strategy", ["zero1", "zero3", "tp", "pp"])
+def test_strategies_leave_regions_and_precision_as_they_are(strategy: str) -> None:
+    chosen = {"strategy": flow.strategies.named(strategy)}
+    plain, _, _ = trained(2, **chosen)
+    regions, _, _ = trained(2, wrap=flow.checkpointed, each=2, **chosen)
+    assert np.array_equal(plain, regions)
+    mixed, variables, job = trained(2, wrap=flow.checkpointed, mixed_precision=flow.bfloat16, **chosen)
+    assert 0 < np.abs(mixed.mean(axis=1) - plain.mean(axis=1)).max() < 3e-2
+    assert {a.dtype.name for a in variables.values()} == {"float32", "int64"}
+    if strategy == "zero3":
+        physical = explain(job_of(job), devices=2, stages=("physical",))
+        gathers = [line for line in physical.splitlines() if "all_gather" in line]
+        assert sum("again:" in line for line in gathers) * 2 == len(gathers), "what is gathered for the forward pass is gathered again"
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_regions_take_less_memory(ranks: int) -> None:
     def arena(wrap: Wrap) -> int:
