@@ -104,7 +104,7 @@ def test_1f1b_needs_less_memory_than_gpipe() -> None:
 
 
 def test_activations_of_1f1b_do_not_grow_with_the_microbatches() -> None:
-    """Half the rows in each of twice as many: the last stage, which keeps one, needs less (gradients of variables stay); with gpipe it keeps them all."""
+    """Half the rows in each of twice as many: the last stage, which keeps one, needs less; with gpipe it keeps them all."""
     assert needed("transformer", 4, "1f1b", 10)[3] < 0.8 * needed("transformer", 4, "1f1b", 5)[3]
     assert needed("transformer", 4, "gpipe", 10)[3] > 0.9 * needed("transformer", 4, "gpipe", 5)[3]
 

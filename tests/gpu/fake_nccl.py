@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import fake_cupy
+import fake_streams
 import numpy as np
 
 #: seconds that a rank waits for another
@@ -131,13 +132,13 @@ class Communicator:
         if stream == fake_cupy.current.stream:
             self._perform([], [get], stream)
             return
-        beside = fake_cupy.Stream.all[stream].under_way
+        beside = fake_streams.Stream.all[stream].under_way
 
         def receive() -> None:
             with contextlib.suppress(Gone):
                 get()
 
-        beside.append(fake_cupy.Launch(receive))
+        beside.append(fake_streams.Launch(receive))
 
     def allReduce(self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, stream: int) -> None:
         sends = [self._give(peer, sendbuf, count, datatype) for peer in range(self._size)]

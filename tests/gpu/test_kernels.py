@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import fake_cupy
+import fake_streams
 import numpy as np
 import pytest
 from on_device import OPS, check_op, check_whole_numbers
@@ -165,13 +166,13 @@ class TestThePretence:
         with first:
             x = cupy.ones(3)
             x.set(np.ones(3), stream=first)
-        with pytest.raises(fake_cupy.Race), second:
+        with pytest.raises(fake_streams.Race), second:
             cupy.add(x, x)
         first.synchronize()
         with second:
             cupy.add(x, x)
             x.set(np.ones(3))  # by the legacy stream, which nobody waits for
-            with pytest.raises(fake_cupy.Race):
+            with pytest.raises(fake_streams.Race):
                 cupy.add(x, x)
 
     def test_devices_do_not_mix(self, cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,157 @@
+"""Pretended devices, their streams and events, and the memory that notices who uses it without waiting."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+
+class Gpus:
+    """How many there seem to be."""
+
+    count = 1
+
+
+class Race(Exception):
+    """Memory was used on a stream that nothing orders after the one that wrote it."""
+
+
+class Current(threading.local):
+    """The device of this thread, and its stream on each device; 0 is the legacy stream."""
+
+    device = 0
+
+    def __init__(self) -> None:
+        self.streams: dict[int, int] = {}
+
+    @property
+    def stream(self) -> int:
+        return self.streams.get(self.device, 0)
+
+
+current = Current()
+
+
+class Memory:
+    """One allocation on a device."""
+
+    written: ClassVar[weakref.WeakSet[Memory]] = weakref.WeakSet()
+    guard = threading.Lock()
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        #: the stream that wrote last, unless somebody has waited for it since
+        self.writer: int | None = None
+
+    def use(self, stream: int) -> None:
+        if current.device != self.device:
+            raise ValueError(f"Array device must be same as the current device: array device = {self.device} while current = {current.device}")
+        if self.writer not in (None, stream):
+            raise Race(f"stream {stream} uses what stream {self.writer} has written, and does not wait for it")
+
+    def write(self, stream: int) -> None:
+        self.use(stream)
+        self.writer = stream
+        with Memory.guard:
+            Memory.written.add(self)
+
+    @staticmethod
+    def finish(stream: int) -> None:
+        with Memory.guard:
+            written = list(Memory.written)
+        for memory in written:
+            if memory.writer == stream:
+                memory.writer = None
+
+
+class Device:
+    """Makes a device the current one of this thread."""
+
+    def __init__(self, device: int | None = None) -> None:
+        self.id = current.device if device is None else device
+        if not 0 <= self.id < Gpus.count:
+            raise RuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
+        self._before: list[int] = []
+
+    def __enter__(self) -> Device:
+        self._before.append(current.device)
+        current.device = self.id
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        current.device = self._before.pop()
+
+    def use(self) -> Device:
+        current.device = self.id
+        return self
+
+
+class Launch:
+    """Work on a stream that is no thread's current one: it is done when somebody waits for it."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work: Callable[[], None] | None = work
+
+    def finish(self) -> None:
+        work, self._work = self._work, None
+        if work is not None:
+            work()
+
+
+class Event:
+    """What a stream was asked to do before a point."""
+
+    def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> None:
+        self._before: list[Launch] = []
+        self._stream = 0
+
+    def record(self, stream: Stream) -> None:
+        self._before, self._stream = list(stream.under_way), stream.ptr
+
+    def finish(self) -> None:
+        for launch in self._before:
+            launch.finish()
+        Memory.finish(self._stream)
+
+
+class Stream:
+    """An order of launches."""
+
+    _numbers = itertools.count(1)
+    all: ClassVar[dict[int, Stream]] = {}
+
+    def __init__(self, null: bool = False, non_blocking: bool = False, ptds: bool = False) -> None:
+        assert non_blocking, "a blocking stream would be ordered with the legacy stream, which is not pretended here"
+        self.device_id = current.device
+        self.ptr = next(self._numbers)
+        self.done = True
+        self._before: list[int] = []
+        self.under_way: list[Launch] = []
+        Stream.all[self.ptr] = self
+
+    def wait_event(self, event: Event) -> None:
+        """Kernels are pretended to be done at once, so what they wait for is done at once; another stream's work waits with it."""
+        if current.stream == self.ptr:
+            event.finish()
+
+    def use(self) -> Stream:
+        if current.device != self.device_id:
+            raise RuntimeError(f"This stream was created on device {self.device_id}, not on {current.device}")
+        current.streams[self.device_id] = self.ptr
+        return self
+
+    def __enter__(self) -> Stream:
+        self._before.append(current.stream)
+        return self.use()
+
+    def __exit__(self, *_: Any) -> None:
+        current.streams[self.device_id] = self._before.pop()
+
+    def synchronize(self) -> None:
+        for launch in self.under_way:
+            launch.finish()
+        self.under_way.clear()
+        Memory.finish(self.ptr)
