@@ -74,12 +74,14 @@ def gpt_curve(strategy: Any, devices: int, steps: int = 3, size: gpt.Size = GPT)
     """The losses of the example in float32, on words that follow a rule."""
     begin(devices)
     job = gpt.make_train_job(size, 1e-2, strategy=named(strategy) if isinstance(strategy, str) else strategy)
-    losses = []
-    for step in range(steps):
-        starts = np.random.RandomState(step).randint(0, size.words, (size.batch, 1))
-        words = ((starts + 3 * np.arange(size.length + 1)) % size.words).astype(np.int32)
-        losses.append(float(job(words[:, :-1], words[:, 1:]).mean()))
-    return losses
+    given = [words(step, size) for step in range(steps)]
+    return [float(job(each[:, :-1], each[:, 1:]).mean()) for each in given]
+
+
+def words(step: int, size: gpt.Size) -> Any:
+    """A batch in which every word follows from the one before it."""
+    starts = np.random.RandomState(step).randint(0, size.words, (size.batch, 1))
+    return ((starts + 3 * np.arange(size.length + 1)) % size.words).astype(np.int32)
 
 
 @dataclass(frozen=True)
