@@ -157,6 +157,8 @@ MISTAKES = [
     localize("Gather", "an offset off by one", lambda self, local: replace(local, offset=local.offset + 1) if local.offset else local),
     localize("UnsortedSegmentSum", "the offset forgotten", lambda self, local: replace(local, offset=0)),
     localize("SparseSoftmaxCrossEntropyGrad", "the first class of the piece forgotten", lambda self, local: replace(local, offset=0)),
+    localize("SparseCrossEntropy", "the first class of the piece forgotten", lambda self, local: replace(local, offset=0)),
+    localize("SparseCrossEntropyGrad", "the first class of the piece forgotten", lambda self, local: self),
     localize("OneHot", "an offset off by one", lambda self, local: replace(local, offset=local.offset + 1)),
     localize("DimGather", "the offset forgotten", lambda self, local: self),
     localize("Tril", "the diagonal of the piece", lambda self, local: self),
