@@ -148,6 +148,11 @@ class _Boxing:
 
 
 def _repetition(node: Node) -> object:
-    """What tells nodes that make a value again from those that made it first: they do not keep what these were brought."""
-    region = node.origin.region
-    return None if region is None or region >= 0 else (region, node.origin.microbatch)
+    """Nodes with the same share what they are brought.
+
+    What a region reads is brought once for each microbatch, and once more for the nodes that make its values again: it is not kept between them.
+    """
+    region, microbatch = node.origin.region, node.origin.microbatch
+    if region is None:
+        return None
+    return microbatch if region >= 0 else (region, microbatch)

@@ -54,6 +54,18 @@ def test_zero_3_gathers_again_what_the_backward_pass_reads() -> None:
     assert [boxing.node.inputs[0].name for boxing in gathers if boxing.phase == "backward"] == ["head-weight", "down-weight"]
 
 
+def test_every_microbatch_has_its_passes() -> None:
+    """Of 3 microbatches stage 1 reduces the sum, stage 2 each, and stage 3 gathers for each pass."""
+    found = []
+    for stage in (1, 2, 3):
+        trained.begin(RANKS)
+        trained.mlp_job(st.zero(stage, least=8), microbatches=3)(*trained.mlp_batch(0))
+        found.append(trained.bytes_of_all("train_mlp"))
+    each = parameters()
+    psi, again = sum(each.values()), each["down-weight"] + each["head-weight"]
+    assert found == [part * (RANKS - 1) for part in (2 * psi, 4 * psi, 3 * (2 * psi + again))]
+
+
 def test_zero_3_of_a_gpt() -> None:
     trained_gpt("zero=3,least=1024")
     large = {name: size for name, size in parameters().items() if size >= 4 * 1024}

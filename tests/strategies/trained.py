@@ -45,8 +45,12 @@ def config_of(strategy: Any) -> Any:
     return config
 
 
-def mlp_job(strategy: Any, batch: int = BATCH, clip: float | None = None) -> Callable[..., Any]:
-    @flow.global_function("train", config_of(strategy))
+def mlp_job(strategy: Any, batch: int = BATCH, clip: float | None = None, microbatches: int = 1) -> Callable[..., Any]:
+    config = config_of(strategy)
+    if microbatches > 1:
+        config.train.num_gradient_accumulation_steps(microbatches)
+
+    @flow.global_function("train", config)
     def train_mlp(
         images: tp.Numpy.Placeholder((batch, WIDTH), dtype=flow.float64), labels: tp.Numpy.Placeholder((batch,), dtype=flow.int32)
     ) -> tp.Numpy:
