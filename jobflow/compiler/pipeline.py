@@ -129,7 +129,7 @@ class _Stages:
     def run(self) -> dict[Node, int]:
         forward = [node for node in self.nodes if _direction(node) == "forward"]
         self.hints = {node.origin.stage for node in self.nodes} - {None}
-        self.labels = sorted(hint for hint in self.hints if hint is not None)
+        self.labels = [*sorted(hint for hint in self.hints if hint is not None)]
         self.own = frozenset() if self.hints else _apart(forward)
         for node in forward:
             self._go_on(node)
