@@ -23,6 +23,7 @@ def parser() -> argparse.ArgumentParser:
     )
     show.add_argument("job", help="path/to/file.py:job or module:job")
     show.add_argument("--devices", type=_positive, default=1, metavar="N", help="lay the job out over N devices (default 1)")
+    show.add_argument("--strategy", metavar="S", help="dp, tp, pp, zero1, zero2, zero3, 2x2, data=2,tensor=2 ... (default: the job's own)")
     show.add_argument("--rank", type=int, default=0, metavar="R", help="whose plan to print (default 0)")
     show.add_argument("--stage", action="append", choices=STAGES, help="print only this stage; may be given several times (default: all)")
     show.add_argument("--html", metavar="FILE", help="write a page with a picture of the graph and the tables instead; it opens offline")
@@ -55,9 +56,9 @@ def _explain(given: argparse.Namespace) -> int:
         parser().error(f"--rank {given.rank} is not one of the ranks 0 to {given.devices - 1}")
     job = load_job(given.job)
     if given.html is None:
-        print(explain(job, devices=given.devices, rank=given.rank, stages=given.stage or STAGES))
+        print(explain(job, devices=given.devices, rank=given.rank, stages=given.stage or STAGES, strategy=given.strategy))
         return 0
-    Path(given.html).write_text(explain_page(job, devices=given.devices, rank=given.rank), encoding="utf-8")
+    Path(given.html).write_text(explain_page(job, devices=given.devices, rank=given.rank, strategy=given.strategy), encoding="utf-8")
     print(f"wrote {given.html}")
     return 0
 

@@ -13,9 +13,11 @@ from typing import Any
 from jobflow.compiler.box import Reroute, box
 from jobflow.compiler.bucket import bucket
 from jobflow.compiler.compile import logical, plan_rank
+from jobflow.compiler.divide import divide
 from jobflow.compiler.fuse import fuse
 from jobflow.compiler.local import Program
 from jobflow.compiler.lower import lower
+from jobflow.compiler.pipeline import USUAL, pipeline_of
 from jobflow.compiler.shard import shard
 from jobflow.compiler.write import write
 from jobflow.errors import ConfigError, JobError, did_you_mean
@@ -26,12 +28,14 @@ from jobflow.job import Job, job_of, returned_values
 from jobflow.picture import page
 from jobflow.plan.footprint import footprint, footprint_text
 from jobflow.plan.plan import Plan, Slot
-from jobflow.plan.storage import place_variables
+from jobflow.plan.storage import place_variables, sharers
 from jobflow.plan.text import plan_text
+from jobflow.plan.traffic import planned
 from jobflow.session import current_session
+from jobflow.strategies import named
 
 #: What can be shown, in the order of a job's life.
-STAGES = ("trace", "graph", "layouts", "boxing", "physical", "program", "plan", "memory")
+STAGES = ("trace", "graph", "layouts", "boxing", "physical", "program", "plan", "memory", "pipeline")
 
 
 def load_job(target: str) -> Job:
@@ -70,60 +74,83 @@ class Explained:
     """A job laid out over devices; `traced` to `physical` are what its first half makes, plans are made when asked for."""
 
     traced: Graph
+    logical: Graph
     sharded: Sharded
     physical: Physical
     devices: int
+    schedule: str | None = None
 
     def program(self, rank: int) -> Program:
         """What a rank does, without addresses."""
-        return fuse(write(lower(self.physical, rank, self._slots(rank))))
+        slots = self._slots(rank)
+        return divide(fuse(write(lower(self.physical, rank, slots))), sharers(self.physical.graph.variables.values(), slots))
 
-    def plan(self, rank: int) -> Plan:
-        """What a rank does, with addresses."""
-        return plan_rank(self.physical, rank, self._slots(rank))
+    def plan(self, rank: int, share: bool = True) -> Plan:
+        """What a rank does, with addresses; unless `share`, every rank stores its own copy of every variable."""
+        return plan_rank(self.physical, rank, self._slots(rank, share))
 
-    def _slots(self, rank: int) -> dict[str, Slot]:
-        return place_variables(self.physical.graph.variables.values(), rank)[0]
+    def _slots(self, rank: int, share: bool = True) -> dict[str, Slot]:
+        sharing = tuple(range(self.devices)) if share and current_session().settings.share_variables else ()
+        return place_variables(self.physical.graph.variables.values(), rank, sharing=sharing)[0]
 
     def memory(self) -> str:
         """What the memory of every rank is used for."""
         return footprint_text({rank: footprint(self.plan(rank)) for rank in range(self.devices)})
 
+    def boxing(self, rank: int) -> str:
+        """Every change of layout, and what a rank hands on in all: less where the ranks of a node store variables once."""
+        if not any(isinstance(node.op, Reroute) for node in self.physical.graph.nodes):
+            return "nothing moves between ranks"
+        alone, once = (sum(traffic.nbytes for traffic in planned(self.plan(rank, share)).values()) for share in (False, True))
+        less = f", {once} where the ranks of a node store variables once" if once != alone else ""
+        return f"{boxing_table(self.physical)}\nrank {rank} hands on {alone} bytes in a step{less}"
 
-def laid_out(job: Job, devices: int) -> Explained:
-    """The job for `devices` CPU devices, one process.  Nothing runs."""
+    def pipeline(self) -> str:
+        """Who works on which microbatch when."""
+        found = pipeline_of(self.sharded.graph, self.schedule or USUAL)
+        if found is None or found.form.stages == 1:
+            return "there are no stages that work on microbatches"
+        return str(found)
+
+
+def laid_out(job: Job, devices: int, strategy: str | None = None) -> Explained:
+    """The job for `devices` CPU devices, one process, by its own strategy unless one is named.  Nothing runs."""
     session = current_session()
+    job = job if strategy is None else job.with_strategy(named(strategy))
     session.settings.gpu_device_num, session.settings.cpu_device_num = None, devices
     placement = job.placement(session)
     shapes = [shape[0] if d.per_device else shape for (_, d), shape in zip(job.signature.placeholders(), job.declared_shapes(session), strict=True)]
     tracer, results = job.trace(session, placement, shapes)
     outputs = returned_values(results)
     traced = tracer.graph(outputs)
-    sharded = shard(logical(tracer, outputs))
-    return Explained(traced, sharded, bucket(box(sharded)), devices)
+    graph = logical(tracer, outputs)
+    sharded = shard(graph)
+    return Explained(traced, graph, sharded, bucket(box(sharded)), devices, tracer.schedule)
 
 
-def explain(job: Job, *, devices: int = 1, rank: int = 0, stages: Sequence[str] = STAGES) -> str:
+def explain(job: Job, *, devices: int = 1, rank: int = 0, stages: Sequence[str] = STAGES, strategy: str | None = None) -> str:
     """The artifacts of a job for `devices` CPU devices, and the plan of one `rank`, as text.  Nothing runs."""
-    found = laid_out(job, devices)
+    found = laid_out(job, devices, strategy)
     texts = {
         "trace": lambda: graph_text(found.traced),
-        "graph": lambda: graph_text(found.sharded.graph),
+        "graph": lambda: graph_text(found.logical),
         "layouts": lambda: sharded_text(found.sharded),
-        "boxing": lambda: boxing_table(found.physical),
+        "boxing": lambda: found.boxing(rank),
         "physical": lambda: physical_text(found.physical),
         "program": lambda: str(found.program(rank)),
         "plan": lambda: plan_text(found.plan(rank)),
         "memory": found.memory,
+        "pipeline": found.pipeline,
     }
     return "\n\n".join(f"== {stage} ==\n{texts[stage]()}" for stage in STAGES if stage in stages)
 
 
-def explain_page(job: Job, *, devices: int = 1, rank: int = 0) -> str:
+def explain_page(job: Job, *, devices: int = 1, rank: int = 0, strategy: str | None = None) -> str:
     """The same as one HTML file that needs nothing else: the physical graph drawn, then the tables.  Nothing runs."""
-    found = laid_out(job, devices)
+    found = laid_out(job, devices, strategy)
     tables = {
-        "What moves between ranks": boxing_table(found.physical),
+        "Pipeline": found.pipeline(),
+        "What moves between ranks": found.boxing(rank),
         "Memory of each rank": found.memory(),
         f"Plan of rank {rank}": plan_text(found.plan(rank)),
     }
@@ -134,17 +161,12 @@ def boxing_table(physical: Physical) -> str:
     """Every change of layout: route, bytes the busiest rank sends, tensor, for which op, and the user's line."""
     rows: list[tuple[Any, ...]] = [("route", "bytes/rank", "tensors", "from", "to", "for", "line")]
     readers = consumers(physical.graph)
-    total = 0.0
     for node in physical.graph.nodes:
         if isinstance(node.op, Reroute):
             sent = node.op.bytes_per_rank(*(value.type for value in node.inputs))
-            total += sent
             rows.append((node.op.name, f"{sent:.0f}", node.name, node.op.source, node.op.target, _readers(node, readers), node.where))
-    if len(rows) == 1:
-        return "nothing moves between ranks"
     widths = [max(len(str(row[i])) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([*lines, f"{total:.0f} bytes per rank and step"])
+    return "\n".join("  ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
 def _readers(node: Node, readers: Mapping[Value, Sequence[Node]]) -> str:

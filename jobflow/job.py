@@ -6,6 +6,7 @@ results together as the return annotation says.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -79,6 +80,15 @@ class Job:
         wanted = self.config.options.get("default_logical_view")
         per_device = any(declared.per_device for _, declared in self.signature.placeholders())
         return wanted.view if wanted is not None else "mirrored" if per_device else "consistent"
+
+    def with_strategy(self, strategy: Strategy | None) -> Job:
+        """The same job under another strategy, or none; this one is left as it is."""
+        other = copy.copy(self)
+        other.config = self.config.copy()
+        other.config.options.pop("strategy", None)
+        if strategy is not None:
+            other.config.set("strategy", strategy)
+        return other
 
     def declared_shapes(self, session: Session) -> Shapes:
         """The shapes that the declaration names."""

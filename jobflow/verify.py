@@ -15,7 +15,6 @@ At last the job runs as it always does, with nothing fetched on the way, and its
 
 from __future__ import annotations
 
-import copy
 import os
 import shutil
 import subprocess
@@ -275,16 +274,6 @@ def made_arguments(one: Runner, given: Mapping[str, Array], random: np.random.Ge
     return found
 
 
-def with_strategy(job: Job, strategy: Any) -> Job:
-    """The job with another strategy; None: with none."""
-    other = copy.copy(job)
-    other.config = job.config.copy()
-    other.config.options.pop("strategy", None)
-    if strategy is not None:
-        other.config.set("strategy", strategy)
-    return other
-
-
 def verify(
     job: Job,
     *,
@@ -303,8 +292,8 @@ def verify(
     crowd.settings.seed = alone.settings.seed
     report = Report(job.name, devices, f" by {strategy}" if strategy else "")
     try:
-        one = Runner(alone, with_strategy(job, None))
-        many = Runner(crowd, with_strategy(job, wanted))
+        one = Runner(alone, job.with_strategy(None))
+        many = Runner(crowd, job.with_strategy(wanted))
         return Proof(one, many, report).run(steps, inputs or {}, seed)
     finally:
         alone.close()
