@@ -1,0 +1,46 @@
+"""The search for rules that are missing finds those that are taken away, and nothing where a rule says all."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from missing_rules import missing
+
+from jobflow.ops.activation import Sigmoid
+from jobflow.ops.linalg import MatMul
+
+ROOT = Path(__file__).parents[2]
+
+
+def found(cls: Any) -> set[str]:
+    return {str(signature) for signature in missing(next(cls.samples()))}
+
+
+@pytest.mark.parametrize(
+    ("changes", "signature"),
+    [
+        ({"linear": ((1,),)}, "P B -> P"),
+        ({"spec": "mK,Kn->mn"}, "S(1) S(0) -> P"),
+        ({"spec": "Mk,kn->Mn"}, "S(0) B -> S(0)"),
+    ],
+)
+def test_a_rule_that_is_taken_away_is_missing(changes: dict[str, Any], signature: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = MatMul.rule
+    assert signature not in found(MatMul)
+    monkeypatch.setattr(MatMul, "rule", lambda self, *types: replace(right(self, *types), **changes))
+    assert found(MatMul) == {signature}
+
+
+def test_an_increasing_function_of_a_maximum_is_its_maximum() -> None:
+    assert found(Sigmoid) == {"P(max) -> P(max)", "P(min) -> P(min)"}
+
+
+@pytest.mark.slow
+def test_the_page_is_up_to_date() -> None:
+    done = subprocess.run([sys.executable, "scripts/refresh_docs", "--rules", "--check"], cwd=ROOT, check=False)
+    assert done.returncode == 0, "run scripts/refresh_docs --rules"
