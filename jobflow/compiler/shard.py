@@ -181,6 +181,9 @@ class Sharding:
             raise PlanError(
                 f"{node.op} at {node.where}: written in smaller ops it gives {list(map(repr, found))}, not {list(map(repr, node.outputs))}"
             )
+        for value, before in zip(found, node.outputs, strict=True):
+            if value.node in recorder.made:
+                value.name = before.name
         return found
 
 
@@ -191,7 +194,8 @@ class _Recorder:
     """
 
     def __init__(self, sharding: Sharding, node: Node, kept: Sequence[Value]) -> None:
-        self.sharding, self.node, self.count = sharding, node, 0
+        self.sharding, self.node = sharding, node
+        self.made: set[Node] = set()
         self.shapes = {value.shape for value in kept}
         self.before = dict(sharding.wishes)
         for value in kept:
@@ -209,11 +213,11 @@ class _Recorder:
     def apply(self, op: Op, inputs: Sequence[Tensor], name: str | None) -> tuple[Value, ...]:
         values = tuple(value for value in inputs if isinstance(value, Value))
         types = types_tuple(op.infer(*(value.type for value in values)))
-        label = f"{self.node.name}.{op.word()}_{self.count}"
-        self.count += 1
+        label = f"{self.node.name}.{op.word()}_{len(self.made)}"
         origin = replace(self.node.origin, gradients=())
         fresh = Node(op, values, (), label, self.node.placement, origin)
         fresh.outputs = tuple(Value(type, fresh, i, label if len(types) == 1 else f"{label}.{i}") for i, type in enumerate(types))
+        self.made.add(fresh)
         decided = self.sharding.decide(fresh)
         if decided is None:
             return self.sharding.replaced(fresh)
