@@ -23,6 +23,7 @@ from jobflow.ops.linalg import BiasAdd, MatMul
 from jobflow.ops.norm import LayerNorm
 from jobflow.ops.softmax import Softmax
 from jobflow.ops.update import AdamUpdate
+from jobflow.session import Session
 from jobflow.verify import nudged, verify
 
 ROOT = Path(__file__).parents[1]
@@ -142,7 +143,9 @@ def test_copies_that_differ_are_found(gpt: Job, monkeypatch: pytest.MonkeyPatch)
         return [*calls, (np.add, (outputs[0], 1e-3, outputs[0]))] if spoiled else calls
 
     monkeypatch.setattr(AdamUpdate, "bind", wrong)
-    report = verify(gpt, devices=4, strategy="dp")
+    apart = Session()
+    apart.settings.share_variables = False  # else there is only one copy
+    report = verify(gpt, devices=4, strategy="dp", session=apart)
     assert report.difference is not None
     assert report.difference.name.startswith("variable") and "on rank 2" in report.difference.where
 
