@@ -1,13 +1,14 @@
 """Prints the plans of both ranks for some training programs: run as a script by test_determinism."""
 
+from growing import grown
+from programs import graph_of
 from test_memory import MODELS, plan_of
-from test_random_graphs import program
 from traced import first, trace
 
 from jobflow.plan.text import plan_text
 
 if __name__ == "__main__":
-    graphs = [trace(model, first(2), train=True) for model in MODELS.values()] + [program(seed, 2) for seed in range(5)]
+    graphs = [trace(model, first(2), train=True) for model in MODELS.values()] + [graph_of(grown(seed, ((2,),))) for seed in range(5)]
     for graph in graphs:
         for rank in (0, 1):
             plan = plan_of(graph, rank)

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import test_random_graphs as random_graphs
 from freed import SpoilingExecutor, deaths
+from growing import grown
+from programs import check
 from traced import Bound, distribute, evaluate, first, trace, type_, variable, world_of
 
 from jobflow import commands
@@ -111,7 +112,7 @@ def test_models_in_spoiled_memory(model: str, n: int, spoiling: None) -> None:
 def test_random_programs_in_spoiled_memory(n: int, spoiling: None) -> None:
     with world_of(n) as world:
         for seed in (5000 + 100 * n + i for i in range(15)):
-            random_graphs.check(world, random_graphs.program(seed, n), seed)
+            check(world, grown(seed, ((n,),)))
 
 
 def test_spoiling_shows_a_value_that_is_read_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
