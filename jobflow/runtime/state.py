@@ -35,7 +35,8 @@ class State:
         declare the same variables.
         """
         new = [v for v in variables if v.name not in self.variables and self.rank in v.placement.ranks]
-        sharing = tuple(range(self.comm.size)) if share and self.device.tag == "cpu" else ()
+        on_hosts = share and all(tag == "cpu" for tag in self.comm.exchange(self.device.tag))
+        sharing = tuple(range(self.comm.size)) if on_hosts else ()
         slots, sizes = place_variables(new, self.rank, len(self.buffers), sharing)
         found = self._common({name: nbytes for name, nbytes in sizes.items() if is_common(name)})
         if found is None:
