@@ -5,7 +5,7 @@
 
 efficiency  time of one rank on half the batch over time of two ranks on the whole batch, in interleaved rounds of one run
 reduce      GB/s of an all_reduce between two ranks: jobflow, MPI_Allreduce on the same ranks, gloo (needs --peer-python)
-memory      arena of each model's plan over the liveness bound: what its values need at the fullest moment
+memory      arena of each model's plan over the liveness bound: what the values that lie in it need at the fullest moment
 compile     seconds to lay a GPT of 24 blocks out over 8 ranks, and to plan one of them
 
 Prints tables, appends one JSON line to benchmarks/results.jsonl, and asserts nothing about time.
@@ -111,19 +111,21 @@ def _bandwidths(sides: list[Side], rounds: int) -> list[dict[str, Any]]:
 
 
 def memory(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Arena and liveness bound of the plan of one rank of two."""
+    """Buffers and liveness bounds of the plan of the first rank, alone and of two."""
     import ours  # imports jobflow
 
     from jobflow.explain import laid_out
     from jobflow.job import job_of
-    from jobflow.plan.footprint import footprint
 
-    print(f"\n{'':8}{'allocated MiB':>16}{'needed MiB':>12}{'ratio':>8}   fullest at")
+    print(f"\n{'':8}{'ranks':>6}{'arena MiB':>12}{'bound':>9}{'ratio':>8}{'shared MiB':>13}{'bound':>9}{'ratio':>8}")
     results = []
     for model in options.models:
-        found = footprint(laid_out(job_of(ours.job(model, False)), RANKS).plan(0))
-        results.append({"model": model, "allocated": found.allocated, "needed": found.needed})
-        print(f"{model:8}{found.allocated / 2**20:16.2f}{found.needed / 2**20:12.2f}{found.allocated / found.needed:8.3f}   {found.peak}")
+        for ranks in (1, RANKS):
+            plan = laid_out(job_of(ours.job(model, False)), ranks).plan(0)
+            results.append({"model": model, "ranks": ranks, "allocated": plan.buffers, "needed": plan.needed})
+            cells = [(plan.buffers[name], plan.needed[name]) for name in ("arena", "shared")]
+            print(f"{model:8}{ranks:6}", end="")
+            print("  ".join(f"{size / 2**20:12.2f}{bound / 2**20:9.2f}{size / bound if bound else 1:8.3f}" for size, bound in cells))
     return results
 
 

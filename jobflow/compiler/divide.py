@@ -66,7 +66,11 @@ class _Division:
         read = {item for step in self.program.steps for item in step.inputs} | set(self.program.results)
         if made & read:
             return self._by_one(made)
-        roots = [*self.program.reads.values(), *(a.item for a in self.program.arguments), *(i for s in self.program.steps for i in s.inputs if i.slot)]
+        roots = [
+            *self.program.reads.values(),
+            *(a.item for a in self.program.arguments),
+            *(i for s in self.program.steps for i in s.inputs if i.slot),
+        ]
         self.windows = windows(self.program.steps, roots, {})
         flat = [step for step in self.writes if _is_flat(step)]
         scattered = self._scatter(flat)

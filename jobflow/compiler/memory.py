@@ -60,7 +60,7 @@ class _Planning:
         kept = set(map(self.home, (*fetched, *told, *self.arguments)))
         overwritten(self.steps, self.windows, self.home, kept, self.inside)
         self.free = {step for step in self.steps if is_free(step, self.windows)}
-        sizes = self._allocate()
+        sizes, needed = self._allocate()
         feeds = tuple(Feed(a.key, self.slot(a.item), a.box) for a in program.arguments)
         stored = [item for item in self.windows if item.slot is not None]
         self.accesses.append(Access("arguments", (), tuple((self.key(i), self.slot(i)) for i in (*self.arguments, *stored))))
@@ -69,7 +69,7 @@ class _Planning:
         fetches = tuple((position, self.slot(item)) for position, item in program.fetches)
         self.accesses.append(Access("outputs", tuple((self.key(item), self.slot(item)) for _, item in program.fetches), ()))
         variables = {name: self.slot(item) for name, item in program.reads.items()}
-        plan = Plan(program.job, program.rank, sizes, feeds, body, epilogue, fetches, variables, program.schedule)
+        plan = Plan(program.job, program.rank, sizes, feeds, body, epilogue, fetches, variables, program.schedule, needed)
         verify_memory(self.accesses)
         verify_order(plan)
         return plan
@@ -139,16 +139,28 @@ class _Planning:
             touch(item, len(self.steps))
         return lives
 
-    def _allocate(self) -> dict[str, int]:
+    def _allocate(self) -> tuple[dict[str, int], dict[str, int]]:
+        """The bytes of each buffer, and what its values need at the fullest moment."""
         lives = self._lives()
         shared = {self.home(item) for step in self.steps if isinstance(step.action, Collect | Send) for item in step.inputs}
-        sizes = {"arena": 0, "shared": 0}
-        for buffer in sizes:
+        sizes: dict[str, int] = {}
+        needed: dict[str, int] = {}
+        for buffer in ("arena", "shared"):
             roots = [root for root in lives if (root in shared) == (buffer == "shared")]
             order = {root: i for i, root in enumerate(lives)}
             roots.sort(key=lambda root: (-root.type.nbytes, order[root]))
             sizes[buffer] = self._place(buffer, roots, lives)
-        return sizes
+            needed[buffer] = self._fullest(roots, lives)
+        return sizes, needed
+
+    def _fullest(self, roots: list[Item], lives: dict[Item, list[int]]) -> int:
+        """The most bytes of roots that live at once."""
+        change = np.zeros(len(self.steps) + 3, np.int64)  # from the arguments, at -1, to the results
+        for root in roots:
+            first, last = lives[root]
+            change[first + 1] += root.type.nbytes
+            change[last + 2] -= root.type.nbytes
+        return int(np.cumsum(change).max())
 
     def _place(self, buffer: str, roots: list[Item], lives: dict[Item, list[int]]) -> int:
         placed = np.empty((4, len(roots)), np.int64)  # offset, stop, first, last

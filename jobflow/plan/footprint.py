@@ -27,7 +27,7 @@ class Footprint:
     at_peak: dict[str, int]
     #: the instruction that runs then
     peak: str
-    #: of the buffers that are reused: all in use at the fullest moment, which no placement can go below
+    #: of the buffers that are reused: all bytes in use at the fullest moment
     needed: int
     #: of the same buffers: what is allocated
     allocated: int

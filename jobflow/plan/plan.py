@@ -147,6 +147,8 @@ class Plan:
     variables: dict[str, Slot] = field(default_factory=dict)
     #: every communication of all ranks, in order; compared across ranks before the first run
     schedule: tuple[Announced, ...] = ()
+    #: bytes of the values of each buffer at its fullest moment, which no placement can go below
+    needed: dict[str, int] = field(default_factory=dict)
 
     @property
     def instructions(self) -> tuple[Instruction, ...]:

@@ -17,5 +17,7 @@ def window(xp: Xp, buffer: Array, slot: Slot) -> Array:
     if xp is np:
         return np.ndarray(shape, dtype, buffer, slot.offset, slot.strides)
     if dtype.kind == "V":
-        raise DtypeError(f"{slot.type}: there are no arrays of {slot.type.dtype.name} on a GPU; use float16, or CPU ranks: scope.placement('cpu', ...)")
+        raise DtypeError(
+            f"{slot.type}: there are no arrays of {slot.type.dtype.name} on a GPU; use float16, or CPU ranks: scope.placement('cpu', ...)"
+        )
     return xp.ndarray(shape, dtype, memptr=buffer.data + slot.offset, strides=slot.strides)
