@@ -27,6 +27,8 @@ class Size:
     heads: int = 4
     blocks: int = 4
     words: int = 256
+    #: keep only what goes into a block, and compute the rest again for the backward pass
+    checkpointing: bool = False
 
 
 def dense(x, units, name, activation=None):
@@ -64,13 +66,16 @@ def gpt(words, size):
     positions = flow.get_variable("positions", (size.length, size.width), initializer=initializer)
     x = flow.gather(table, words) + flow.reshape(positions, [1, size.length, size.width])
     x = flow.reshape(x, [-1, size.width])
+    layer = flow.checkpointed(block) if size.checkpointing else block
     for index in range(size.blocks):
-        x = block(x, size, f"block{index}")
+        x = layer(x, size, f"block{index}")
     return dense(flow.layers.layer_norm(x, name="norm"), size.words, "head")
 
 
-def make_train_job(size, rate=3e-4, decay=0.1, strategy=None):
+def make_train_job(size, rate=3e-4, decay=0.1, strategy=None, microbatches=1):
     config = flow.function_config()
+    if microbatches > 1:
+        config.train.num_gradient_accumulation_steps(microbatches)
     config.strategy(strategy or flow.strategies.data_parallel())
 
     @flow.global_function("train", config)
@@ -98,11 +103,12 @@ def main():
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--strategy", default="dp", help="how the job is parallel")
+    parser.add_argument("--checkpointing", action="store_true", help="compute the inside of blocks again for the backward pass")
     parser.add_argument("--every", type=int, default=10, help="print the loss of every so many steps")
     options = parser.parse_args()
 
     flow.config.gpu_device_num(options.devices)
-    size = Size()
+    size = Size(checkpointing=options.checkpointing)
     train_job = make_train_job(size, rate=1e-3, strategy=flow.strategies.named(options.strategy))
     text, random = source_bytes(), np.random.RandomState(0)
     for step in range(options.steps):
