@@ -26,7 +26,7 @@ def put(cupy: Any, array: Any, order: Any) -> Any:
     """The array on the device, with the strides that `order` gives it."""
     host = order(array)
     first = host if host.base is None else host.base
-    whole = cupy.asarray(np.frombuffer(first.tobytes(order="K"), np.uint8))
+    whole = cupy.asarray(np.frombuffer(first.tobytes(order="A"), np.uint8))
     if not array.size:
         return cupy.asarray(array)
     offset = host.ctypes.data - first.ctypes.data
