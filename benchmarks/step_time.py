@@ -154,7 +154,7 @@ def show(result: dict[str, Any], difference: float | None) -> None:
 
 def show_inside(inside: dict[str, Any]) -> None:
     """The first rank's step by kernel; products are the kernels whose time is that of GEMMs for the most part."""
-    kernels, products = inside["kernels"], ("matmul", "conv")
+    kernels, products = inside["kernels"], ("matmul", "productsum", "conv")
     whole = sum(kernels.values())
     outside = sum(seconds for kernel, seconds in kernels.items() if not any(word in kernel for word in products))
     print(f"  {inside['instructions']} instructions in {inside['calls']} calls, {inside['loop_ns']:.0f} ns of loop each; ", end="")

@@ -7,7 +7,7 @@ the shifts of one image are all different.  Everything is a function of the fixe
 
 from __future__ import annotations
 
-import importlib.resources
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -23,7 +23,7 @@ SPLIT_SEED, TRAIN_SEED, TEST_SEED = 1998, 60, 10
 
 def originals() -> tuple[Images, Images]:
     """The 1,797 images, uint8[1797,8,8] with values 0..16, and their labels."""
-    with importlib.resources.as_file(importlib.resources.files("jobflow.data") / "digits.npz") as path, np.load(path) as archive:
+    with np.load(Path(__file__).with_name("digits.npz")) as archive:
         return archive["images"], archive["labels"]
 
 
