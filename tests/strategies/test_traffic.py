@@ -91,6 +91,9 @@ def test_zero_1_and_2(stage: int) -> None:
     sent, kinds = sent_by_ranks(mlp_under(st.zero(stage, least=8)))
     assert kinds == {"reduce_scatter", "all_gather"}
     assert sent == 2 * sum(parameters().values()) * (N - 1)
+    sent, _ = sent_by_ranks(gpt_under(f"zero={stage},least=1024"))
+    large = sum(size for size in parameters().values() if size >= 4 * 1024)
+    assert sent == 2 * large * (N - 1) + all_reduce(sum(parameters().values()) - large)
 
 
 def test_zero_3() -> None:
@@ -110,12 +113,20 @@ def test_tensor_parallel() -> None:
     sent, kinds = sent_by_ranks(gpt_under("tp"))
     assert kinds == {"all_reduce"}
     assert sent == all_reduce((4 * SIZE.blocks + 1) * STREAM + 3 * ROWS)
+    sent, kinds = sent_by_ranks(mlp_under(st.tensor_parallel(large=1)))
+    narrow, rows = trained.BATCH * 48 * 8, trained.BATCH * 8  # the sums behind the pair of layers and, backward, behind the head
+    assert kinds == {"all_reduce"} and sent == all_reduce(2 * narrow + 3 * rows)
 
 
 def test_pipeline() -> None:
     sent, kinds = sent_by_ranks(gpt_under("pp"))
     assert kinds == {"transfer"}
     assert sent == 2 * (N - 1) * STREAM
+    sent, kinds = sent_by_ranks(mlp_under(st.combine(st.pipeline(2, cuts="head-weight"), st.data_parallel(2))))
+    assert kinds == {"transfer", "all_reduce"}
+    head = [size for name, size in parameters().items() if name.startswith("head")]
+    rest = [size for name, size in parameters().items() if not name.startswith("head")]
+    assert sent == 2 * trained.BATCH * 48 * 8 + all_reduce(together(head), 2) + all_reduce(together(rest), 2)
 
 
 @pytest.mark.parametrize("microbatches", [2, 4])
@@ -140,3 +151,16 @@ def test_data_parallel_pipelines() -> None:
     sent, kinds = sent_by_ranks(gpt_under("pipeline=2,data=2"))
     assert kinds == {"transfer", "all_reduce"}
     assert sent == 2 * STREAM + all_reduce(sum(parameters().values()), 2)
+
+
+def test_variables_that_are_stored_once_need_no_gathering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank receives its piece of the sum of the gradients: half of an all_reduce."""
+    begin = trained.begin
+
+    def begin_together(devices: int) -> None:
+        begin(devices)
+        flow.config.share_variables(True)
+
+    monkeypatch.setattr(trained, "begin", begin_together)
+    sent, kinds = sent_by_ranks(gpt_under("dp"))
+    assert kinds == {"reduce_scatter"} and sent == all_reduce(sum(parameters().values())) // 2
