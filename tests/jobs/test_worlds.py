@@ -13,8 +13,8 @@ from launching import PROGRAMS, run_ranks
 
 pytestmark = pytest.mark.mpi
 
-#: seconds from the accident to the end of mpiexec, which is 2 on a machine with nothing else to do
-PROMPT = 3.0
+#: seconds from the accident to the end of mpiexec
+PROMPT = 2.0
 #: seconds that the system may need to take an ended process from its table
 GRACE = 2.0
 

@@ -25,6 +25,11 @@ case = sys.argv[1]
 me = started.rank
 
 
+def accident() -> None:
+    """Say when what must end the job happens."""
+    print(f"accident {time.time()}", file=sys.stderr, flush=True)
+
+
 def world(**options: Any) -> MpiWorld:
     made = MpiWorld(started, **options)  # type: ignore[arg-type]
     if not made.is_client:
@@ -45,6 +50,7 @@ class Scale:
 
 def fail_on(rank: Rank, who: set[int]) -> None:
     if rank.index in who:
+        accident()
         raise ValueError(f"no luck with {rank.index + 40}")
     rank.comm.barrier()
 
@@ -52,6 +58,7 @@ def fail_on(rank: Rank, who: set[int]) -> None:
 def die_on(rank: Rank, who: int) -> None:
     print("computing", file=sys.stderr)
     if rank.index == who:
+        accident()
         os.kill(os.getpid(), signal.SIGKILL)
     rank.comm.barrier()
 
@@ -105,6 +112,7 @@ def multi_exit() -> None:
     w = world(multi=True)
     w.call(laws.exchange)
     if me == 1:
+        accident()
         sys.exit(0)
     w.call(laws.exchange)
 
@@ -113,11 +121,13 @@ def multi_exit_in_messages() -> None:
     w = world(multi=True, shared=False)
     w.call(laws.exchange)
     if me == 1:
+        accident()
         return
     w.ranks[0].comm.barrier()
 
 
 def disagree() -> None:
+    accident()
     world(multi=me == 0)
 
 
@@ -143,6 +153,7 @@ def error_on_client() -> None:
 
 def error_before_session() -> None:
     if me == 1:
+        accident()
         raise ValueError("no luck with 41")
     time.sleep(20)
 
@@ -150,16 +161,19 @@ def error_before_session() -> None:
 def error_before_session_awaited() -> None:
     if me == 1:
         time.sleep(0.3)
+        accident()
         raise ValueError("no luck with 41")
     world()
 
 
 def error_before_session_everywhere() -> None:
+    accident()
     raise ValueError("no luck with 41")
 
 
 def error_in_program() -> None:
     world().call(laws.exchange)
+    accident()
     raise ValueError("no luck with 40")
 
 
@@ -175,6 +189,7 @@ def unpicklable() -> None:
 
 def exit_early() -> None:
     if me == 1:
+        accident()
         sys.exit(0)
     world()
 
@@ -182,6 +197,7 @@ def exit_early() -> None:
 def end_early() -> None:
     if me == 0:
         world()
+    accident()
 
 
 def exit_all() -> None:
@@ -219,6 +235,7 @@ def kill_idle() -> None:
     w = world()
     pids = w.call(pid)
     print("computing", file=sys.stderr)
+    accident()
     os.kill(pids[1], signal.SIGKILL)
     time.sleep(20)
 
