@@ -32,7 +32,7 @@ import numpy as np
 from jobflow import scope
 from jobflow.errors import JobError, ShapeError, user_line
 from jobflow.layout import Box, Rule
-from jobflow.types import Array, DType, Tensor, TensorType, Xp
+from jobflow.types import Array, DType, Tensor, TensorType, Xp, bool_
 
 #: One prepared call of an executing plan: `function(*args)`.
 Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -249,6 +249,11 @@ def broadcast_rule(types: Sequence[TensorType], linear: tuple[tuple[int, ...], .
         words.append("".join(LETTERS[offset + i] if n == full[offset + i] else "1" for i, n in enumerate(t.shape)))
     words = words if len(words) > 1 else [words[0] or "1"]  # one operand without axes must not look like none
     return Rule(f"{','.join(words)}->{LETTERS[:ndim]}", linear=linear)
+
+
+def adds(*types: TensorType) -> bool:
+    """Whether tensors of these types may be partial; there is no sum of truth values."""
+    return all(t.dtype is not bool_ for t in types)
 
 
 def normal_axis(what: str, axis: int, ndim: int) -> int:

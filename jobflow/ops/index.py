@@ -1,4 +1,4 @@
-"""Looking things up: rows by number, their gradients, one-hot rows, triangles.
+"""Looking things up: rows by number, their gradients, one-hot rows.
 
 A number outside the range finds zeros, and is not counted when rows are summed.  That is what lets a table be split along
 the axis that is looked up: every rank answers for the rows it has, and the answers add up.  `offset` is the logical position of
@@ -16,8 +16,9 @@ import numpy as np
 
 from jobflow.errors import DtypeError, ShapeError
 from jobflow.layout import B, Box, P, Rule, S, Signature
-from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, normal_axis, sample
+from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, adds, normal_axis, sample
 from jobflow.ops.pointwise import call, numbers
+from jobflow.ops.triangle import tril as tril
 from jobflow.types import Array, DType, Tensor, TensorType, Xp, float64
 
 _INTEGERS = "iu"
@@ -51,6 +52,11 @@ def _parts(axis: int) -> tuple[Signature, ...]:
     return Signature((B, B), (B,)), Signature((B, B), (S(axis),))
 
 
+def _answers(axis: int, table: TensorType) -> tuple[Signature, ...]:
+    """Every rank may answer for the entries it has; the answers add up."""
+    return (Signature((S(axis), B), (P,)),) if adds(table) else ()
+
+
 @dataclass(frozen=True)
 class Gather(Op):
     """y[a..., i..., b...] = params[a..., ids[i...], b...], where `axis` counts the a's; 0 where ids is out of range"""
@@ -68,7 +74,7 @@ class Gather(Op):
     def rule(self, params: TensorType, ids: TensorType) -> Rule:
         before, rest = LETTERS[: self.axis], LETTERS[self.axis : params.ndim - 1]
         inner = LETTERS[params.ndim - 1 :][: ids.ndim]
-        return Rule(f"{before}N{rest},{inner}->{before}{inner}{rest}", linear=((0,),), also=(Signature((S(self.axis), B), (P,)),))
+        return Rule(f"{before}N{rest},{inner}->{before}{inner}{rest}", linear=((0,),), also=_answers(self.axis, params))
 
     def kernel(self, xp: Xp, params: Array, ids: Array, y: Array) -> None:
         if not params.shape[self.axis]:
@@ -193,7 +199,7 @@ class DimGather(Op):
     def rule(self, x: TensorType, ids: TensorType) -> Rule:
         letters = LETTERS[: x.ndim]
         table = letters[: self.axis] + "N" + letters[self.axis + 1 :]
-        return Rule(f"{table},{letters}->{letters}", linear=((0,),), also=(Signature((S(self.axis), B), (P,)),))
+        return Rule(f"{table},{letters}->{letters}", linear=((0,),), also=_answers(self.axis, x))
 
     def kernel(self, xp: Xp, x: Array, ids: Array, y: Array) -> None:
         if not x.shape[self.axis]:
@@ -369,45 +375,6 @@ class BatchSegmentSum(Op):
         yield sample(cls(1, 4), numbers(1, 5, 3, 2), np.arange(15).reshape(5, 3) % 6 - 1)
 
 
-@dataclass(frozen=True)
-class Tril(Op):
-    """y[..., i, j] = x[..., i, j] where j - i <= diagonal, else fill"""
-
-    precision = "any"
-    diagonal: int
-    fill: float = 0.0
-
-    def infer(self, x: TensorType) -> TensorType:
-        if x.ndim < 2:
-            raise ShapeError(f"tril: {x} has no last two axes")
-        return x
-
-    def rule(self, x: TensorType) -> Rule:
-        return Rule(f"{LETTERS[: x.ndim]}->{LETTERS[: x.ndim]}", linear=((0,),) if self.fill == 0 else ())
-
-    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
-        y[...] = xp.where(xp.tri(*x.shape[-2:], self.diagonal, dtype=bool), x, x.dtype.type(self.fill))
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np:
-            return super().bind(device, inputs, outputs)
-        (x,), (y,) = inputs, outputs
-        above = ~np.tri(x.shape[-2], x.shape[-1], self.diagonal, dtype=bool)
-        return [(np.copyto, (y, x)), (np.copyto, (y, np.asarray(self.fill, x.dtype), "same_kind", above))]
-
-    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
-        box = inputs[0]
-        return replace(self, diagonal=self.diagonal + box.start[-2] - box.start[-1])
-
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (tril(dy, self.diagonal),)
-
-    @classmethod
-    def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(0), numbers(1, 2, 5, 4))
-        yield sample(cls(-1, 9.0), numbers(2, 4, 6))
-
-
 def gather(params: Tensor, ids: Tensor, axis: int = 0, *, name: str | None = None) -> Tensor:
     """The entries of `params` along `axis` with the numbers `ids`; zeros for numbers out of range."""
     at = normal_axis("gather", axis, params.type.ndim)
@@ -439,10 +406,3 @@ def batch_segment_sum(data: Tensor, ids: Tensor, size: int, *, name: str | None 
 def one_hot(ids: Tensor, depth: int, *, dtype: DType, axis: int = -1, on: float = 1.0, off: float = 0.0, name: str | None = None) -> Tensor:
     """Rows of `off` with one `on` at the position `ids`; all `off` if it is out of range."""
     return call(OneHot(depth, normal_axis("one_hot", axis, ids.type.ndim + 1), on, off, dtype), ids, name=name)
-
-
-def tril(x: Tensor, diagonal: int = 0, fill: float = 0.0, *, name: str | None = None) -> Tensor:
-    """x on and below a diagonal of the last two axes, `fill` above."""
-    if x.type.ndim < 2:
-        raise ShapeError(f"tril: {x.type} has no last two axes")
-    return call(Tril(diagonal, float(fill)), x, name=name)

@@ -22,6 +22,7 @@ from jobflow.ops.compare import equal
 from jobflow.ops.functions import exp, log, sqrt, square
 from jobflow.ops.pointwise import FLOATS, NUMBERS, call, check_dtypes, numbers
 from jobflow.ops.scalar import cast, detach, scale
+from jobflow.ops.scan import CumProd
 from jobflow.types import Array, Tensor, TensorType, Xp, int32
 
 __all__ = [
@@ -162,7 +163,7 @@ class ReduceMin(_ReduceExtreme):
 
 @dataclass(frozen=True)
 class ReduceProd(Reduce):
-    """y = the product of x over `axes`; its gradient y / x is that of elements that are not 0"""
+    """y = the product of x over `axes`; the gradient, the product of all others, is right where x is 0 too"""
 
     ufunc = "prod"
 
@@ -170,7 +171,17 @@ class ReduceProd(Reduce):
         return 1
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (divide(self.expanded(x, multiply(dy, y)), x),)
+        dx, rest = self.expanded(x, dy), x
+        for axis in self.axes:
+            before, after = (call(CumProd(axis, reverse, exclusive=True), rest) for reverse in (False, True))
+            dx = multiply(dx, multiply(before, after))
+            rest = reduce_prod(rest, axis, keepdims=True)
+        return (broadcast_to(dx, x.type.shape),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield from super().samples()
+        yield sample(cls((0, 1)), np.array([[[2.0, 1.0], [0.0, 2.0]], [[3.0, 0.0], [4.0, 0.0]]]), note=" zeros")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,151 @@
+"""Running sums and products along an axis, and what their gradients need.
+
+With `reverse` they run from the end; with `exclusive` an element does not count itself, so that the first one is the empty sum or product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from jobflow.layout import Rule
+from jobflow.ops.arithmetic import multiply
+from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, normal_axis, sample
+from jobflow.ops.pointwise import FLOATS, NUMBERS, call, check_dtypes, numbers
+from jobflow.types import Array, Tensor, TensorType, Xp
+
+
+@dataclass(frozen=True)
+class Scan(Op):
+    """y[..., i, ...] = the sum or product of x[..., k, ...] over k <= i along `axis`"""
+
+    abstract = True
+    axis: int
+    reverse: bool = False
+    exclusive: bool = False
+
+    ufunc: ClassVar[np.ufunc]
+    of_nothing: ClassVar[int]
+    linear: ClassVar[tuple[tuple[int, ...], ...]] = ()
+
+    def infer(self, x: TensorType) -> TensorType:
+        check_dtypes(self.word(), NUMBERS, x)
+        normal_axis(self.word(), self.axis, x.ndim)
+        return x
+
+    def rule(self, x: TensorType) -> Rule:
+        word = _along(self.axis, x.ndim)
+        return Rule(f"{word}->{word}", linear=self.linear)
+
+    def _turned(self, x: Array) -> Array:
+        """The axis first, in the direction of the scan."""
+        front = x.swapaxes(0, self.axis)
+        return front[::-1] if self.reverse else front
+
+    def _operands(self, x: Array, y: Array) -> tuple[Array, Array]:
+        """Of equal length: what is accumulated, and where to."""
+        x, y = self._turned(x), self._turned(y)
+        return (x[:-1], y[1:]) if self.exclusive else (x, y)
+
+    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
+        running = xp.cumsum if self.ufunc is np.add else xp.cumprod
+        source, target = self._operands(x, y)
+        self._turned(y)[:1] = self.of_nothing
+        if source.size:
+            target[...] = running(source, axis=0, dtype=y.dtype)
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        (x,), (y,) = inputs, outputs
+        if device.xp is not np or not y.size:
+            return super().bind(device, inputs, outputs)
+        source, target = self._operands(x, y)
+        first: list[Call] = [(self._turned(y)[:1].fill, (self.of_nothing,))] if self.exclusive else []
+        return [*first, (self.ufunc.accumulate, (source, 0, None, target))]
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(1), numbers(1, 5, 4))
+        yield sample(cls(0, True), numbers(2, 3, 4, 2))
+        yield sample(cls(1, False, True), numbers(3, 5, 4, 3))
+        yield sample(cls(0, True, True), numbers(4, 6))
+        yield sample(cls(1), np.arange(12, dtype=np.int32).reshape(3, 4) - 4)
+        yield sample(cls(1, False, True), numbers(5, 5, 0))
+
+
+@dataclass(frozen=True)
+class CumSum(Scan):
+    """y[..., i, ...] = the sum of x[..., k, ...] over k <= i along `axis`"""
+
+    ufunc = np.add
+    of_nothing = 0
+    linear = ((0,),)
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (call(replace(self, reverse=not self.reverse), dy),)
+
+
+@dataclass(frozen=True)
+class CumProd(Scan):
+    """y[..., i, ...] = the product of x[..., k, ...] over k <= i along `axis`; the gradient is right where x is 0 too"""
+
+    ufunc = np.multiply
+    of_nothing = 1
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        before = call(CumProd(self.axis, self.reverse, exclusive=True), x)
+        return (multiply(before, call(CumProdTail(self.axis, self.reverse, self.exclusive), x, dy)),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield from super().samples()
+        yield sample(cls(1), np.array([[2.0, 0.0, 3.0, 0.0, -1.0], [0.5, 2.0, -1.0, 0.0, 4.0]]), note=" zeros")
+
+
+@dataclass(frozen=True)
+class CumProdTail(Op):
+    """s[i] = the sum of dy[j] x[i+1] ... x[j] over j >= i along `axis`; of dy[j] x[i+1] ... x[j-1] over j > i if `exclusive`.
+
+    The gradient of CumProd without the product before i, which is common to all terms.
+    """
+
+    axis: int
+    reverse: bool = False
+    exclusive: bool = False
+
+    def infer(self, x: TensorType, dy: TensorType) -> TensorType:
+        check_dtypes(self.word(), FLOATS, x, dy)
+        return dy
+
+    def rule(self, x: TensorType, dy: TensorType) -> Rule:
+        word = _along(self.axis, x.ndim)
+        return Rule(f"{word},{word}->{word}", linear=((1,),))
+
+    def kernel(self, xp: Xp, x: Array, dy: Array, s: Array) -> None:
+        x, dy, s = (a.swapaxes(0, self.axis)[:: -1 if self.reverse else 1] for a in (x, dy, s))
+        for i in range(len(s) - 1, -1, -1):
+            s[i] = (0 if i + 1 == len(s) else dy[i + 1]) if self.exclusive else dy[i]
+            if i + 1 < len(s):
+                s[i] += x[i + 1] * s[i + 1]
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(1), numbers(1, 5, 4), numbers(2, 5, 4), differentiable=())
+        yield sample(cls(0, True, True), numbers(1, 5, 4), numbers(2, 5, 4), differentiable=())
+
+
+def _along(axis: int, ndim: int) -> str:
+    """Letters of axes that may all be split but one."""
+    return "".join(LETTERS[i].upper() if i == axis else LETTERS[i] for i in range(ndim))
+
+
+def cumsum(x: Tensor, axis: int, reverse: bool = False, exclusive: bool = False, *, name: str | None = None) -> Tensor:
+    """Running sums along `axis`."""
+    return call(CumSum(normal_axis("cumsum", axis, x.type.ndim), reverse, exclusive), x, name=name)
+
+
+def cumprod(x: Tensor, axis: int, reverse: bool = False, exclusive: bool = False, *, name: str | None = None) -> Tensor:
+    """Running products along `axis`."""
+    return call(CumProd(normal_axis("cumprod", axis, x.type.ndim), reverse, exclusive), x, name=name)

@@ -1,0 +1,102 @@
+"""Orders along an axis: the values, and where they were.  Of equal values the first comes first; NaN is larger than any number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from jobflow.errors import ShapeError
+from jobflow.layout import Rule
+from jobflow.ops.base import LETTERS, Grads, Op, Sample, apply, normal_axis, sample
+from jobflow.ops.index import DimScatterAdd
+from jobflow.ops.pointwise import call, numbers
+from jobflow.types import Array, Tensor, TensorType, Xp, int64
+
+
+@dataclass(frozen=True)
+class Ordering(Op):
+    """values and their int64 positions along `axis`, in some order; the gradient goes back to these positions"""
+
+    abstract = True
+    precision = "any"
+    axis: int
+
+    def rule(self, x: TensorType) -> Rule:
+        word = "".join(LETTERS[i].upper() if i == self.axis else LETTERS[i] for i in range(x.ndim))
+        return Rule(f"{word}->{word},{word}")
+
+    def grad(self, x: Tensor, values: Tensor, indices: Tensor, dvalues: Tensor | None, dindices: Tensor | None) -> Grads:
+        return (None if dvalues is None else call(DimScatterAdd(self.axis, x.type.shape[self.axis]), dvalues, indices),)
+
+
+@dataclass(frozen=True)
+class Sort(Ordering):
+    """values = x in ascending order along `axis` (in descending order), indices = where each value was"""
+
+    descending: bool = False
+
+    def infer(self, x: TensorType) -> tuple[TensorType, TensorType]:
+        normal_axis("sort", self.axis, x.ndim)
+        return x, x.with_dtype(int64)
+
+    def kernel(self, xp: Xp, x: Array, values: Array, indices: Array) -> None:
+        indices[...] = order(xp, x, self.axis, self.descending)
+        values[...] = xp.take_along_axis(x, indices, axis=self.axis)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(1), numbers(1, 5, 4))
+        yield sample(cls(0, True), numbers(2, 4, 3, 2))
+        yield sample(cls(0, True), np.array([[3, 1], [1, 1], [3, 2], [1, 5]]), note=" ties")
+        yield sample(cls(1), numbers(3, 5, 3) > 0)
+        yield sample(cls(1, True), np.array([[1.0, 0.0, 2.0], [np.inf, 1.0, -np.inf]]), differentiable=(), note=" infinite")
+        yield sample(cls(0), numbers(4, 0, 3))
+
+
+@dataclass(frozen=True)
+class TopK(Ordering):
+    """values = the k largest (smallest) elements along `axis`, the most extreme first, indices = where each was"""
+
+    k: int
+    largest: bool = True
+
+    def infer(self, x: TensorType) -> tuple[TensorType, TensorType]:
+        size = x.shape[normal_axis("topk", self.axis, x.ndim)]
+        if not 0 <= self.k <= size:
+            raise ShapeError(f"topk: k={self.k} is not between 0 and the {size} elements along axis {self.axis} of {x}")
+        y = x.with_shape((*x.shape[: self.axis], self.k, *x.shape[self.axis + 1 :]))
+        return y, y.with_dtype(int64)
+
+    def kernel(self, xp: Xp, x: Array, values: Array, indices: Array) -> None:
+        first = (*(slice(None),) * self.axis, slice(self.k))
+        indices[...] = order(xp, x, self.axis, self.largest)[first]
+        values[...] = xp.take_along_axis(x, indices, axis=self.axis)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(1, 2), numbers(1, 5, 4))
+        yield sample(cls(0, 3, False), numbers(2, 4, 3, 2))
+        yield sample(cls(1, 2), np.array([[3, 1, 3, 3], [1, 1, 1, 0]]), note=" ties")
+        yield sample(cls(0, 0), numbers(3, 4))
+
+
+def order(xp: Xp, x: Array, axis: int, descending: bool) -> Array:
+    """The positions along `axis` that put x in order; equal elements stay in theirs."""
+    if not descending:
+        return xp.argsort(x, axis=axis, kind="stable")
+    backwards = xp.flip(xp.argsort(xp.flip(x, axis), axis=axis, kind="stable"), axis)  # turned twice: of equal elements the first is first
+    return x.shape[axis] - 1 - backwards
+
+
+def sort(x: Tensor, axis: int = -1, descending: bool = False, *, name: str | None = None) -> tuple[Tensor, Tensor]:
+    """The elements of x in order along `axis`, and where they were (int64)."""
+    values, indices = apply(Sort(normal_axis("sort", axis, x.type.ndim), descending), x, name=name)
+    return values, indices
+
+
+def topk(x: Tensor, k: int, axis: int = -1, largest: bool = True, *, name: str | None = None) -> tuple[Tensor, Tensor]:
+    """The k largest (smallest) elements along `axis` in order, and where they were (int64)."""
+    values, indices = apply(TopK(normal_axis("topk", axis, x.type.ndim), k, largest), x, name=name)
+    return values, indices

@@ -1,0 +1,84 @@
+"""The triangles of matrices: one side of a diagonal of the last two axes kept, the other side filled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jobflow.errors import ShapeError
+from jobflow.layout import Box, Rule
+from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, adds, sample
+from jobflow.ops.pointwise import call, numbers
+from jobflow.types import Array, Tensor, TensorType, Xp
+
+
+@dataclass(frozen=True)
+class Triangle(Op):
+    """y[..., i, j] = x[..., i, j] on one side of the diagonal j - i = `diagonal`, else fill; a rank's piece has a diagonal of its own"""
+
+    abstract = True
+    precision = "any"
+    diagonal: int
+    fill: float = 0.0
+
+    def infer(self, x: TensorType) -> TensorType:
+        if x.ndim < 2:
+            raise ShapeError(f"{self.word()}: {x} has no last two axes")
+        return x
+
+    def rule(self, x: TensorType) -> Rule:
+        return Rule(f"{LETTERS[: x.ndim]}->{LETTERS[: x.ndim]}", linear=((0,),) if self.fill == 0 and adds(x) else ())
+
+    def _kept(self, xp: Xp, x: Array) -> Array:
+        """Where x is kept, of the last two axes."""
+        raise NotImplementedError
+
+    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
+        y[...] = xp.where(self._kept(xp, x), x, x.dtype.type(self.fill))
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        if device.xp is not np:
+            return super().bind(device, inputs, outputs)
+        (x,), (y,) = inputs, outputs
+        return [(np.copyto, (y, x)), (np.copyto, (y, np.asarray(self.fill, x.dtype), "same_kind", ~self._kept(np, x)))]
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        box = inputs[0]
+        return replace(self, diagonal=self.diagonal + box.start[-2] - box.start[-1])
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (call(replace(self, fill=0.0), dy),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(0), numbers(1, 2, 5, 4))
+        yield sample(cls(-1, 9.0), numbers(2, 4, 6))
+        yield sample(cls(2), numbers(3, 4, 3) > 0)
+
+
+@dataclass(frozen=True)
+class Tril(Triangle):
+    """y[..., i, j] = x[..., i, j] where j - i <= diagonal, else fill"""
+
+    def _kept(self, xp: Xp, x: Array) -> Array:
+        return xp.tri(*x.shape[-2:], self.diagonal, dtype=bool)
+
+
+@dataclass(frozen=True)
+class Triu(Triangle):
+    """y[..., i, j] = x[..., i, j] where j - i >= diagonal, else fill"""
+
+    def _kept(self, xp: Xp, x: Array) -> Array:
+        return ~xp.tri(*x.shape[-2:], self.diagonal - 1, dtype=bool)
+
+
+def tril(x: Tensor, diagonal: int = 0, fill: float = 0.0, *, name: str | None = None) -> Tensor:
+    """x on and below a diagonal of the last two axes, `fill` above."""
+    return call(Tril(diagonal, float(fill)), x, name=name)
+
+
+def triu(x: Tensor, diagonal: int = 0, fill: float = 0.0, *, name: str | None = None) -> Tensor:
+    """x on and above a diagonal of the last two axes, `fill` below."""
+    return call(Triu(diagonal, float(fill)), x, name=name)
