@@ -1,0 +1,97 @@
+"""Writing at places: the elements at given positions replaced, or added to.
+
+A position outside the axis is not written, so a rank that holds a piece of the axis passes over the positions of others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jobflow.errors import DtypeError, ShapeError
+from jobflow.layout import B, Box, Rule, S, Signature
+from jobflow.ops.arithmetic import add
+from jobflow.ops.base import LETTERS, OVER_FIRST, Grads, Op, Sample, adds, normal_axis, sample
+from jobflow.ops.index import DimScatterAdd, dim_gather, unsorted_segment_sum
+from jobflow.ops.pointwise import call, numbers
+from jobflow.ops.scalar import fill_like
+from jobflow.types import Array, Tensor, TensorType, Xp
+
+
+@dataclass(frozen=True)
+class Scatter(Op):
+    """y = x, but y[..., ids[..., j, ...], ...] = v[..., j, ...] along `axis`; the other axes of all three agree.
+
+    Of several elements for one place the last is written; the gradient of v is that of ids which name every place once at most.
+    """
+
+    precision = "any"
+    in_place = OVER_FIRST
+    axis: int
+    offset: int = 0
+
+    def infer(self, x: TensorType, ids: TensorType, v: TensorType) -> TensorType:
+        _check("scatter", self.axis, x, ids, v)
+        return x
+
+    def rule(self, x: TensorType, ids: TensorType, v: TensorType) -> Rule:
+        letters = LETTERS[: x.ndim]
+        table = letters[: self.axis] + "N" + letters[self.axis + 1 :]
+        entries = letters[: self.axis] + "M" + letters[self.axis + 1 :]
+        linear = ((0, 2),) if adds(x) else ()
+        return Rule(f"{table},{entries},{entries}->{table}", linear=linear, also=(Signature((S(self.axis), B, B), (S(self.axis),)),))
+
+    def kernel(self, xp: Xp, x: Array, ids: Array, v: Array, y: Array) -> None:
+        y[...] = x
+        if not v.size or not y.size:
+            return
+        at = ids.astype(xp.int64) - self.offset
+        inside = (at >= 0) & (at < y.shape[self.axis])
+        places = list(xp.indices(ids.shape))
+        places[self.axis] = at
+        y[tuple(p[inside] for p in places)] = v[inside]
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        return replace(self, offset=self.offset + inputs[0].start[self.axis])
+
+    def grad(self, x: Tensor, ids: Tensor, v: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return scatter(dy, self.axis, ids, fill_like(v, 0.0)), None, dim_gather(dy, ids, self.axis)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(1), numbers(1, 5, 4), np.array([[0, 3], [1, 2], [7, 2], [-1, 0], [2, 3]]), numbers(2, 5, 2))
+        yield sample(cls(0), numbers(3, 5, 2, 3), np.arange(12).reshape(2, 2, 3) % 5, numbers(4, 2, 2, 3))
+        yield sample(cls(0), numbers(5, 6) > 0, np.array([4, 0, 5]), np.array([True, False, True]))
+        yield sample(cls(0), np.arange(4), np.array([2, 2, 2]), np.array([7, 8, 9]), note=" the last is written")
+
+
+def _check(what: str, axis: int, x: TensorType, ids: TensorType, v: TensorType) -> None:
+    if not ids.dtype.is_integer:
+        raise DtypeError(f"{what}: the indices {ids} are not integers")
+    if x.dtype is not v.dtype:
+        raise DtypeError(f"{what}: {x} and the new values {v} differ in element type; cast one of them with cast(x, dtype)")
+    normal_axis(what, axis, x.ndim)
+    if v.shape != ids.shape:
+        raise ShapeError(f"{what}: the new values {v} and the indices {ids} differ in shape")
+    if x.ndim != ids.ndim or any(m != n for i, (m, n) in enumerate(zip(x.shape, ids.shape, strict=True)) if i != axis):
+        raise ShapeError(f"{what}: {x} and the indices {ids} differ in another axis than {axis}")
+
+
+def scatter(x: Tensor, axis: int, ids: Tensor, v: Tensor, *, name: str | None = None) -> Tensor:
+    """x with the elements at the positions `ids` along `axis` replaced by v; positions out of range are passed over."""
+    return call(Scatter(normal_axis("scatter", axis, x.type.ndim)), x, ids, v, name=name)
+
+
+def scatter_add(x: Tensor, axis: int, ids: Tensor, v: Tensor, *, name: str | None = None) -> Tensor:
+    """x with v added at the positions `ids` along `axis`, as often as a position is named; positions out of range are passed over."""
+    at = normal_axis("scatter_add", axis, x.type.ndim)
+    _check("scatter_add", at, x.type, ids.type, v.type)
+    return add(x, call(DimScatterAdd(at, x.type.shape[at]), v, ids), name=name)
+
+
+def index_add(x: Tensor, axis: int, ids: Tensor, v: Tensor, *, name: str | None = None) -> Tensor:
+    """x with the slices of v along `axis` added to those of x with the numbers `ids` (a vector)."""
+    at = normal_axis("index_add", axis, x.type.ndim)
+    return add(x, unsorted_segment_sum(v, ids, x.type.shape[at], at), name=name)
