@@ -63,6 +63,9 @@ class Split:
     def __str__(self) -> str:
         return f"S({self.axis})"
 
+    def __repr__(self) -> str:
+        return f"jobflow.sbp.split(dim={self.axis})"
+
 
 @dataclass(frozen=True)
 class Broadcast:
@@ -70,6 +73,13 @@ class Broadcast:
 
     def __str__(self) -> str:
         return "B"
+
+    def __repr__(self) -> str:
+        return "jobflow.sbp.broadcast"
+
+    def __call__(self) -> Broadcast:
+        """Itself: programs write both `sbp.broadcast` and `sbp.broadcast()`."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,13 @@ class Partial:
 
     def __str__(self) -> str:
         return "P" if self.reduce is SUM else f"P({self.reduce.value})"
+
+    def __repr__(self) -> str:
+        return f"jobflow.sbp.partial_{self.reduce.value}"
+
+    def __call__(self) -> Partial:
+        """Itself, as for `Broadcast`."""
+        return self
 
 
 Sbp = Split | Broadcast | Partial

@@ -40,6 +40,8 @@ class Root:
 
     session: Any = None
     environment: Any = None
+    #: what the global tensors of this rank share
+    eager: Any = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,160 @@
+"""From a tensor back to the leaves it was made of.
+
+Nodes are gone through newest first.  Where several readers of a tensor gave gradients, they are added as they lie; at a leaf the
+sum is brought into the leaf's layout and added to `grad`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from jobflow import scope
+from jobflow.eager.convert import convert
+from jobflow.eager.run import Running
+from jobflow.eager.state import EagerState, state
+from jobflow.eager.tape import Edge, TapeNode
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import JobError, ShapeError, user_line
+from jobflow.layout import B, Partial
+from jobflow.ops import elementwise as ew
+from jobflow.ops.base import apply
+from jobflow.ops.source import Constant
+
+
+def backward(roots: Sequence[Tensor], gradients: Sequence[Tensor | None], *, keep: bool = False, create: bool = False, only: Sequence[Tensor] | None = None) -> Any:
+    """Add the gradients of `roots` to the leaves; with `only`, return those of these tensors instead.
+
+    `keep` lets the graph be gone through again, `create` records the gradients too.
+    """
+    here = state()
+    with scope.using(interpreter=Running(here, None, create)):
+        seeds = [_seed(root, gradient) for root, gradient in zip(roots, gradients, strict=True)]
+        return Sweep(here, keep or create, only).run(roots, seeds)
+
+
+def _seed(root: Tensor, gradient: Tensor | None) -> Tensor:
+    what = f"backward at {user_line()}"
+    if not root.requires_grad:
+        raise JobError(f"{what}: this {root.type} tensor does not require gradients: nothing it was made of does, or it was made under no_grad")
+    if gradient is None:
+        if root.type.size != 1:
+            raise JobError(f"{what}: a tensor of {root.type.size} elements needs to be told its gradient; only a single element has 1.0 by default")
+        _running().placement = None if root.layout is None else root.layout.placement
+        made: Tensor = apply(Constant(root.type.shape, root.type.dtype, 1.0))
+        return made
+    if gradient.type != root.type:
+        raise ShapeError(f"{what}: the gradient {gradient.type} is not of the type of the tensor, {root.type}")
+    return gradient
+
+
+def _running() -> Running:
+    interpreter = scope.current().interpreter
+    assert isinstance(interpreter, Running)
+    return interpreter
+
+
+class Sweep:
+    """One pass; holds the gradients that are on their way."""
+
+    def __init__(self, here: EagerState, keep: bool, only: Sequence[Tensor] | None) -> None:
+        self.here = here
+        self.keep = keep
+        self.only = None if only is None else [_place(x) for x in only]
+        self.found: dict[Any, Tensor] = {}
+        #: per node that has been reached, the gradients of its outputs so far
+        self.waiting: dict[TapeNode, list[Tensor | None]] = {}
+        self.queue: list[tuple[int, TapeNode]] = []
+
+    def run(self, roots: Sequence[Tensor], seeds: Sequence[Tensor]) -> list[Tensor | None]:
+        for root, seed in zip(roots, seeds, strict=True):
+            self.pass_on((root.node, root.index) if root.node is not None else root, seed)
+        while self.queue:
+            _, node = heapq.heappop(self.queue)
+            self.through(node, self.waiting.pop(node))
+        return [] if self.only is None else [self.found.get(place) for place in self.only]
+
+    def pass_on(self, edge: Edge, gradient: Tensor) -> None:
+        """A gradient arrives at an output of a node, or at a leaf."""
+        if isinstance(edge, Tensor):
+            self.leaf(edge, gradient)
+        elif edge is not None:
+            node, index = edge
+            if node not in self.waiting:
+                self.waiting[node] = [None] * node.outputs
+                heapq.heappush(self.queue, (-node.number, node))
+            so_far = self.waiting[node][index]
+            self.waiting[node][index] = gradient if so_far is None else ew.add(so_far, gradient)
+
+    def through(self, node: TapeNode, gradients: list[Tensor | None]) -> None:
+        """From the outputs of a node to its inputs."""
+        for index, gradient in enumerate(gradients):
+            if gradient is not None:
+                gradients[index] = self.shown(node, index, gradient)
+        if node.backward is None:
+            raise JobError(
+                f"backward at {user_line()}: the graph behind {node!r} has been gone through before, and what it kept is gone; "
+                f"call backward(retain_graph=True) the first time"
+            )
+        results = node.backward(node.kept(), gradients)
+        if not self.keep:
+            node.drop()
+        for edge, result in zip(node.edges, results, strict=False):
+            if edge is not None and result is not None:
+                self.pass_on(edge, result)
+
+    def shown(self, node: TapeNode, index: int, gradient: Tensor) -> Tensor:
+        """The gradient after the hooks of the tensor, kept if it asked for that."""
+        gradient = self.hooked(node.hooks.get(index), gradient)
+        if self.only is not None and (id(node), index) in self.only:
+            self.found[id(node), index] = gradient
+        kept = node.retained.get(index)
+        tensor = None if kept is None else kept()
+        if tensor is not None and self.only is None:
+            self.accumulate(tensor, gradient)
+        return gradient
+
+    def hooked(self, hooks: Any, gradient: Tensor) -> Tensor:
+        if hooks:
+            with scope.using(interpreter=None):
+                for hook in tuple(hooks.values()):
+                    gradient = hook(gradient) or gradient
+        return gradient
+
+    def leaf(self, x: Tensor, gradient: Tensor) -> None:
+        """Add to what the leaf has."""
+        if self.only is not None:
+            if id(x) in self.only:
+                before = self.found.get(id(x))
+                self.found[id(x)] = gradient if before is None else ew.add(before, gradient)
+            return
+        self.accumulate(x, self.hooked(x.hooks, gradient))
+
+    def accumulate(self, x: Tensor, gradient: Tensor) -> None:
+        if x.layout is not None:
+            gradient = laid(self.here, gradient, x)
+        if x.grad is None:
+            x.grad = Tensor(gradient.type, gradient.layout, gradient.array.copy()) if not _running().records else gradient
+        else:
+            total = ew.add(x.grad, gradient)
+            assert isinstance(total, Tensor)
+            x.grad = total
+
+
+def _place(x: Tensor) -> Any:
+    return id(x) if x.node is None else (id(x.node), x.index)
+
+
+def laid(here: EagerState, gradient: Tensor, like: Tensor) -> Tensor:
+    """The gradient as the tensor lies."""
+    assert like.layout is not None
+    if gradient.layout == like.layout:
+        return gradient
+    return Tensor(gradient.type, like.layout, convert(here, gradient, like.layout, "a gradient"))
+
+
+def unsummed(layout: Any) -> Any:
+    """The layout with B for P: how the gradient of a partial tensor travels on."""
+    return replace(layout, sbp=tuple(B if isinstance(sbp, Partial) else sbp for sbp in layout.sbp))

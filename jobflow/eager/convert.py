@@ -1,0 +1,137 @@
+"""Layout -> layout, at once: the boxing of jobs, as a plan that does nothing else.
+
+The ranks of both placements take part, as a group with a communicator of its own; others need not know.  A plan is made and bound
+once for a type and two layouts, and kept for the group.  Before ranks exchange anything they make sure that they are about to do
+the same (`Communicator.agree`).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jobflow.compiler.box import Reroute
+from jobflow.compiler.compile import plan_rank
+from jobflow.compiler.paths import path
+from jobflow.eager.state import EagerState
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import user_line
+from jobflow.graph.ir import Graph, Node, Physical, Value
+from jobflow.layout import B, Layout, Placement
+from jobflow.ops.source import Input
+from jobflow.runtime.comm.base import Communicator
+from jobflow.runtime.executor import Executor
+from jobflow.runtime.state import State
+from jobflow.types import Array, TensorType
+
+#: how many changes of layout a group of ranks keeps prepared
+KEPT = 128
+
+
+def empty(type: TensorType) -> Array:
+    """What a rank outside the placement holds."""
+    return np.empty((0,) * type.ndim, type.dtype.numpy)
+
+
+@dataclass
+class Conversion:
+    """A change of layout as one rank of the group performs it."""
+
+    executor: Executor | None
+    communicates: bool
+    #: whether this rank has a piece of the source, and of the result
+    gives: bool
+    takes: bool
+
+    def __call__(self, array: Array, type: TensorType) -> Array:
+        if self.executor is None:
+            return empty(type)
+        made = self.executor.run({"x": array} if self.gives else {})
+        return made[0][1] if self.takes else empty(type)
+
+
+def convert(here: EagerState, x: Tensor, target: Layout, what: str) -> Array:
+    """This rank's piece of a global tensor in another layout; every rank of both placements calls it.  `what` it is for, in messages."""
+    assert x.layout is not None
+    return convert_array(here, x.array, x.type, x.layout, target, what)
+
+
+def convert_array(here: EagerState, array: Array, type: TensorType, source: Layout, target: Layout, what: str) -> Array:
+    """The same for a piece."""
+    if source == target:
+        return array
+    ranks = tuple(sorted({*source.placement.ranks, *target.placement.ranks}))
+    if here.rank.index not in ranks:
+        return empty(type)
+    kept = here.conversions.setdefault(ranks, {})
+    key = (type, source, target)
+    found: Conversion | None = kept.pop(key, None)
+    comm = here.rank.comm.group(ranks)
+    if found is None or found.communicates:
+        comm.agree(_digest(here, type, source, target), _described(here, what, type, source, target))
+    if found is None:
+        if len(kept) >= KEPT:
+            kept.pop(next(iter(kept)))
+        found = bound(here, comm, ranks, type, source, target)
+    kept[key] = found  # the last used is the last to be forgotten
+    return found(array, type)
+
+
+def _digest(here: EagerState, type: TensorType, source: Layout, target: Layout) -> int:
+    """A number for the change and for all that was done on its ranks before."""
+    before = here.trail(source.placement).number if source.placement.ranks == target.placement.ranks else 0
+    return (before * 31 + zlib.crc32(f"{type} {source} {target}".encode())) & ((1 << 62) - 1)
+
+
+def _described(here: EagerState, what: str, type: TensorType, source: Layout, target: Layout) -> Callable[[], str]:
+    def text() -> str:
+        done = ", ".join(str(entry) for entry in here.trail(source.placement).last)
+        return f"{what} of {type} {source} -> {target} at {user_line()}{f', after {done}' if done else ''}"
+
+    return text
+
+
+def bound(here: EagerState, comm: Communicator, ranks: tuple[int, ...], type: TensorType, source: Layout, target: Layout) -> Conversion:
+    """The plan of a change, bound to memory; collective over the group."""
+    index = ranks.index(here.rank.index)
+    at = [Layout(_numbered(layout.placement, ranks), layout.sbp) for layout in (source, target)]
+    plan = plan_rank(physical(type, *at), index, {}, True)
+    gives, takes = (index in layout.placement.ranks for layout in at)
+    executor = Executor(plan, here.device, comm, State(index, here.device, comm))
+    return Conversion(executor, bool(plan.schedule), gives, takes)
+
+
+def _numbered(placement: Placement, ranks: tuple[int, ...]) -> Placement:
+    """The same with the numbers that its ranks have in a group."""
+    return Placement("cpu", tuple(ranks.index(rank) for rank in placement.ranks), placement.mesh)
+
+
+def physical(type: TensorType, source: Layout, target: Layout) -> Physical:
+    """A program that takes x in one layout and gives it in the other."""
+    node = Node(Input(type.shape, type.dtype, "x"), (), (), "x", source.placement)
+    value = Value(type, node, 0, "x")
+    node.outputs = (value,)
+    nodes, layouts = [node], {value: source}
+    here = value
+    for hop in path(source, target, type):
+        step = Node(Reroute(layouts[here], hop.target, hop.name), (here,), (), f"x:{hop.target}", hop.target.placement)
+        here = Value(type, step, 0, step.name)
+        step.outputs = (here,)
+        nodes.append(step)
+        layouts[here] = hop.target
+    return Physical(Graph("convert", source.placement, tuple(nodes), (value,), (here,)), dict(layouts))
+
+
+def gathered(here: EagerState, x: Tensor, what: str) -> Array:
+    """The logical value, on every rank there is; all of them call it."""
+    assert x.layout is not None
+    everywhere = Layout(Placement("cpu", tuple(range(here.rank.size))), (B,))
+    if x.layout.placement.ranks == everywhere.placement.ranks and x.layout.is_whole:
+        if here.rank.size > 1:
+            here.rank.comm.agree(_digest(here, x.type, x.layout, x.layout), _described(here, what, x.type, x.layout, x.layout))
+        return x.array
+    return convert_array(here, x.array, x.type, x.layout, everywhere, what)

@@ -1,0 +1,166 @@
+"""Between local tensors and global ones, and from one layout of a global tensor to another; all of it has gradients.
+
+The gradient of a global tensor in another layout comes back in the layout it had.  A local tensor that became part of a global one
+gets the gradient of its part: its piece where it is split; the whole on every rank where it is an addend; where it is a copy, the
+first rank, whose numbers count, gets it, and the others zeros.  A piece that became local gives its gradient back as that piece,
+and copies add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jobflow.eager.backward import unsummed
+from jobflow.eager.convert import convert, convert_array, empty
+from jobflow.eager.run import recorder
+from jobflow.eager.state import EagerState
+from jobflow.eager.tape import Gradients, record
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import ShapeError, user_line
+from jobflow.layout import Broadcast, Layout, Placement, Sbp, Split
+from jobflow.ops.layout_ops import dual
+from jobflow.types import TensorType
+
+
+def change(here: EagerState, x: Tensor, target: Layout, back: Sequence[Sbp] | None = None) -> Tensor:
+    """A global tensor in another layout; its gradient is brought into `back` first, on the new placement, if that is given."""
+    if x.symbol is not None:
+        made: Tensor = recorder(here, "to_global").change(x, target, back)
+        return made
+    if x.layout == target and back is None:
+        return x
+    output = Tensor(x.type, target, convert(here, x, target, "to_global"))
+    if x.layout == target:
+        x.shares(output)
+    if here.grad_enabled and x.requires_grad:
+        assert x.layout is not None
+        asked = None if back is None else Layout(target.placement, tuple(back))
+        record("to_global", (x,), (output,), _ChangeGradient(here, x.layout, asked))
+    return output
+
+
+@dataclass(frozen=True, slots=True)
+class _ChangeGradient:
+    here: EagerState
+    source: Layout
+    asked: Layout | None
+
+    def __call__(self, kept: Sequence[Tensor], gradients: Gradients) -> Gradients:
+        (gradient,) = gradients
+        assert gradient is not None
+        for layout in (self.asked, unsummed(self.source)):
+            if layout is not None and gradient.layout != layout:
+                gradient = Tensor(gradient.type, layout, convert(self.here, gradient, layout, "the gradient of to_global"))
+        return (gradient,)
+
+
+def enter(here: EagerState, x: Tensor, target: Layout, *, check: bool = True, copy: bool = False) -> Tensor:
+    """The global tensor whose pieces are the ranks' local ones."""
+    type = logical_type(here, x, target) if check else _assumed_type(x, target)
+    inside = here.rank.index in target.placement.ranks
+    array = (x.array.copy() if copy else x.array) if inside else empty(type)
+    array = np.ascontiguousarray(array)
+    if any(isinstance(sbp, Broadcast) for sbp in target.sbp) and target.placement.size > 1:
+        array = _first_copy(here, array, type, target)
+    output = Tensor(type, target, array)
+    if here.grad_enabled and x.requires_grad:
+        record("to_global", (x,), (output,), _EnterGradient(here, target, x.type))
+    return output
+
+
+def logical_type(here: EagerState, x: Tensor, target: Layout) -> TensorType:
+    """What the ranks' tensors make together; ShapeError, on all of them, if they do not fit."""
+    ranks = target.placement.ranks
+    everybody = here.rank.comm.exchange((x.type, user_line())) if here.rank.size > 1 else [(x.type, None)]
+    given = {rank: everybody[rank][0] for rank in ranks}
+    first = given[ranks[0]]
+    what = f"to_global at {user_line()}"
+    for rank, type in given.items():
+        if type.ndim != first.ndim or type.dtype is not first.dtype:
+            raise ShapeError(f"{what}: rank {ranks[0]} has {first} and rank {rank} has {type}; the pieces of a tensor have one dtype and as many axes")
+    shape = list(first.shape)
+    for axis in range(first.ndim):
+        cutting = [d for d, sbp in enumerate(target.sbp) if sbp == Split(axis)]
+        line = [rank for rank in ranks if all(i == 0 for d, i in enumerate(target.placement.coordinates(rank)) if d not in cutting)]
+        shape[axis] = sum(given[rank].shape[axis] for rank in line)
+    for rank, type in given.items():
+        wanted = target.box(shape, rank).shape
+        if type.shape != wanted:
+            raise ShapeError(
+                f"{what}: as {', '.join(map(repr, target.sbp))} the ranks' tensors make {first.dtype.name}{shape}, of which rank {rank} "
+                f"holds {list(wanted)}, but it has {list(type.shape)}; pieces are cut in balance, the first ranks one longer"
+            )
+    return first.with_shape(tuple(shape))
+
+
+def _assumed_type(x: Tensor, target: Layout) -> TensorType:
+    """The type if all ranks have tensors like this one."""
+    shape = list(x.type.shape)
+    for sbp, n in zip(target.sbp, target.placement.mesh, strict=True):
+        if isinstance(sbp, Split):
+            shape[sbp.axis] *= n
+    return x.type.with_shape(tuple(shape))
+
+
+def _first_copy(here: EagerState, array: np.ndarray, type: TensorType, target: Layout) -> np.ndarray:  # type: ignore[type-arg]
+    """Of what should be copies, the numbers of the first: along every B the others are overwritten."""
+    for dimension, sbp in enumerate(target.sbp):
+        if not isinstance(sbp, Broadcast):
+            continue
+        for group in target.placement.along([dimension]):
+            if here.rank.index in group and len(group) > 1:
+                piece = type.with_shape(tuple(array.shape))
+                one = Layout(Placement("cpu", group[:1]), (sbp,))
+                array = convert_array(here, array, piece, one, Layout(Placement("cpu", group), (sbp,)), "to_global of a local tensor")
+    return array
+
+
+@dataclass(frozen=True, slots=True)
+class _EnterGradient:
+    here: EagerState
+    layout: Layout
+    local: TensorType
+
+    def __call__(self, kept: Sequence[Tensor], gradients: Gradients) -> Gradients:
+        (gradient,) = gradients
+        assert gradient is not None
+        rank = self.here.rank.index
+        lies = unsummed(self.layout)
+        array = convert(self.here, gradient, lies, "the gradient of to_global")
+        if rank not in self.layout.placement.ranks:
+            return (Tensor(self.local, None, np.zeros(self.local.shape, self.local.dtype.numpy)),)
+        at = self.layout.placement.coordinates(rank)
+        if any(isinstance(sbp, Broadcast) and i > 0 for sbp, i in zip(self.layout.sbp, at, strict=True)):
+            array = np.zeros_like(array)
+        return (Tensor(self.local, None, array),)
+
+
+def leave(here: EagerState, x: Tensor, *, copy: bool = False) -> Tensor:
+    """This rank's piece of a global tensor, as a local tensor."""
+    piece = x.array.copy() if copy else x.array
+    output = Tensor(x.type.with_shape(tuple(piece.shape)), None, piece)
+    if not copy:
+        x.shares(output)
+    if here.grad_enabled and x.requires_grad:
+        assert x.layout is not None
+        record("to_local", (x,), (output,), _LeaveGradient(here, x.layout, x.type))
+    return output
+
+
+@dataclass(frozen=True, slots=True)
+class _LeaveGradient:
+    here: EagerState
+    layout: Layout
+    type: TensorType
+
+    def __call__(self, kept: Sequence[Tensor], gradients: Gradients) -> Gradients:
+        (gradient,) = gradients
+        assert gradient is not None
+        back = Layout(self.layout.placement, tuple(map(dual, self.layout.sbp)))
+        array = gradient.array if self.here.rank.index in back.placement.ranks else empty(self.type)
+        return (Tensor(self.type, back, array),)
+
+

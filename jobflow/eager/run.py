@@ -1,0 +1,273 @@
+"""One op at once: the job of one node.
+
+    run(op, *tensors)   infer -> choose a signature -> convert inputs -> compute -> note it for backward
+
+What does not depend on numbers - types, signature, the op on this rank's pieces - is prepared once for an op with inputs of these
+types and layouts.  Layouts are those that `compiler.choose` gives a node of a job, with the present ones as all it knows.
+While `nn.Graph.build` runs, ops are recorded in the graph instead.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jobflow import scope
+from jobflow.compiler.choose import Case, Operand, choose
+from jobflow.eager.convert import convert, empty
+from jobflow.eager.state import EagerState, state
+from jobflow.eager.tape import Gradients, record
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import JobError, JobflowError, PlacementError, PlanError, SbpError, user_line
+from jobflow.layout import B, Layout, Partial, Placement
+from jobflow.ops import half
+from jobflow.ops.base import Op, ViewOp, types_tuple
+from jobflow.types import Array, TensorType, int64
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What is known of an op on inputs of some types and layouts before it runs."""
+
+    #: the op on what this rank holds; None on a rank outside the placement
+    op: Op | None
+    types: tuple[TensorType, ...]
+    #: this rank's pieces
+    pieces: tuple[TensorType, ...]
+    #: per input, how it is read; None: as it lies
+    wanted: tuple[Layout | None, ...]
+    layouts: tuple[Layout | None, ...]
+    #: on which ranks it runs; None for local tensors
+    placement: Placement | None = None
+    #: a number for what it does, for ranks to compare
+    digest: int = 0
+    #: it stands aside for smaller ops, which may be split where it may not
+    smaller: bool = False
+
+
+def run(op: Op, *inputs: Tensor) -> Any:
+    """The output of `op`, or the tuple of them."""
+    now = scope.current()
+    here: EagerState = now.root.eager or state()
+    if now.interpreter is not None and not isinstance(now.interpreter, Running):
+        outputs = recorder(here, op.word()).run(op, inputs)
+    else:
+        outputs = perform(here, op, inputs, here.grad_enabled and (now.interpreter is None or now.interpreter.records))
+    return outputs[0] if len(outputs) == 1 else outputs
+
+
+def recorder(here: EagerState, what: str) -> Any:
+    """The graph that is being built; JobError in the body of a job function, whose tensors are others."""
+    if here.building is None:
+        raise JobError(f"{what} at {user_line()}: a global or local tensor in the body of a job function; pass arrays to the job as arguments")
+    return here.building
+
+
+def perform(here: EagerState, op: Op, inputs: Sequence[Tensor], records: bool) -> tuple[Tensor, ...]:
+    """The outputs of an op, noted for backward if gradients may be asked for."""
+    found = prepared(here, op, inputs)
+    if found.smaller:
+        with scope.using(interpreter=Running(here, found.placement, records)):
+            made = op.smaller(*inputs)
+        return tuple(made)  # type: ignore[arg-type]
+    outputs = execute(here, found, inputs)
+    if records and any(x.requires_grad for x in inputs):
+        record(op.word(), inputs, outputs, OpGradient(op, here, found.placement, len(inputs)), (*inputs, *outputs))
+    return outputs
+
+
+def prepared(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> Prepared:
+    key = (op, *[(x.type, x.layout) for x in inputs])
+    found: Prepared | None = here.prepared.get(key)
+    if found is None:
+        try:
+            found = here.prepared[key] = prepare(here, op, inputs)
+        except JobflowError as error:
+            raise located(error, op) from None
+    return found
+
+
+def located(error: JobflowError, op: Op) -> JobflowError:
+    """The same, with the user's line behind the op's word."""
+    word, colon, rest = str(error).partition(":")
+    text = f"{word} at {user_line()}:{rest}" if colon and " " not in word else f"{op.word()} at {user_line()}: {error}"
+    return type(error)(text)
+
+
+def prepare(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> Prepared:
+    """Decide how an op runs."""
+    types = types_tuple(op.infer(*(x.type for x in inputs)))
+    placement = common_placement(op, inputs)
+    if placement is None:
+        return Prepared(op, types, types, (None,) * len(inputs), (None,) * len(types))
+    layouts = [x.layout for x in inputs if x.layout is not None]
+    operands = tuple(Operand(x.type, layout.sbp) for x, layout in zip(inputs, layouts, strict=True))
+    choice = choose(Case(op, operands, placement.mesh))
+    digest = zlib.crc32(f"{op!r} {[(str(x.type), str(x.layout)) for x in inputs]}".encode())
+    if choice.unmet is not None:
+        raise SbpError(f"{op.word()}: no signature takes {', '.join(map(str, layouts))}")
+    if choice.stuck and type(op).smaller is not Op.smaller:
+        return Prepared(op, types, types, (), (), placement, digest, smaller=True)
+    reads = tuple(Layout(placement, choice.input(i)) for i in range(len(inputs)))
+    made = tuple(Layout(placement, choice.output(i)) for i in range(len(types)))
+    wanted = tuple(None if read == layout else read for read, layout in zip(reads, layouts, strict=True))
+    local, pieces = on_rank(here.rank.index, op, [x.type for x in inputs], reads, types, made)
+    return Prepared(local, types, pieces, wanted, made, placement, digest)
+
+
+def common_placement(op: Op, inputs: Sequence[Tensor]) -> Placement | None:
+    """Where the inputs lie; None if they are local.  PlacementError if that is not one place."""
+    first = inputs[0].layout
+    for x in inputs[1:]:
+        if (x.layout is None) != (first is None):
+            raise PlacementError(f"{op.word()}: local and global tensors together ({_listed(inputs)}); bring the local one over with to_global")
+        if x.layout is not None and first is not None and x.layout.placement != first.placement:
+            raise PlacementError(f"{op.word()}: tensors on different placements ({_listed(inputs)}); bring them together with to_global(placement=...)")
+    return None if first is None else first.placement
+
+
+def _listed(inputs: Sequence[Tensor]) -> str:
+    return ", ".join(f"{x.type} {'local' if x.layout is None else x.layout}" for x in inputs)
+
+
+def on_rank(
+    rank: int, op: Op, types: Sequence[TensorType], reads: Sequence[Layout], outputs: Sequence[TensorType], made: Sequence[Layout]
+) -> tuple[Op | None, tuple[TensorType, ...]]:
+    """The op that `rank` runs on its pieces, and the types of the pieces it makes; None outside the placement."""
+    if rank not in made[0].placement.ranks:
+        return None, tuple(type.with_shape((0,) * type.ndim) for type in outputs)
+    boxes = tuple(layout.box(type.shape, rank) for type, layout in zip(types, reads, strict=True))
+    given = tuple(layout.box(type.shape, rank) for type, layout in zip(outputs, made, strict=True))
+    local = op.localize(boxes, given)
+    pieces = tuple(type.with_shape(box.shape) for type, box in zip(outputs, given, strict=True))
+    inferred = types_tuple(local.infer(*(type.with_shape(box.shape) for type, box in zip(types, boxes, strict=True))))
+    if inferred != pieces:
+        raise PlanError(f"{op}: rank {rank} would make {', '.join(map(str, inferred))} but holds {', '.join(map(str, pieces))}")
+    return local, pieces
+
+
+def execute(here: EagerState, found: Prepared, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Convert the inputs, and compute this rank's pieces of the outputs."""
+    if found.placement is not None:
+        here.trail(found.placement).add(found.digest, found)
+    arrays = [x.array if want is None else convert(here, x, want, "an input") for x, want in zip(inputs, found.wanted, strict=True)]
+    op = found.op
+    if op is None:
+        return tuple(Tensor(type, layout, empty(type)) for type, layout in zip(found.types, found.layouts, strict=True))
+    if isinstance(op, ViewOp):
+        view = seen(op, arrays)
+        if view is not None:
+            output = Tensor(found.types[0], found.layouts[0], view)
+            inputs[0].shares(output)
+            return (output,)
+    made = compute(here, op, arrays, found.pieces)
+    return tuple(Tensor(type, layout, array) for type, layout, array in zip(found.types, found.layouts, made, strict=True))
+
+
+def seen(op: ViewOp, arrays: Sequence[Array]) -> Array | None:
+    """The view, if strides allow one."""
+    try:
+        return op.view(*arrays)
+    except ValueError:
+        return None
+
+
+def compute(here: EagerState, op: Op, arrays: Sequence[Array], types: Sequence[TensorType]) -> list[Array]:
+    """Run an op's calls on this rank; the arrays it makes."""
+    outputs = [np.empty(type.shape, type.dtype.numpy) for type in types]
+    here.device.begin_instruction()
+    with np.errstate(all="ignore"):
+        for function, arguments in half.bind(op, here.device, arrays, outputs):
+            function(*arguments)
+    return outputs
+
+
+def update(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> None:
+    """An op that writes over some of its inputs (`alias`), all of which lie as the rule asks; nothing is recorded."""
+    found = prepared(here, op, inputs)
+    if found.placement is not None:
+        here.trail(found.placement).add(found.digest, found)
+    arrays = [x.array if want is None else convert(here, x, want, "an input") for x, want in zip(inputs, found.wanted, strict=True)]
+    if found.op is None:
+        return
+    over = found.op.alias
+    outputs = [arrays[over[i]] if i in over else np.empty(type.shape, type.dtype.numpy) for i, type in enumerate(found.pieces)]
+    here.device.begin_instruction()
+    with np.errstate(all="ignore"):
+        for function, arguments in half.bind(found.op, here.device, arrays, outputs):
+            function(*arguments)
+    for i in set(over.values()):
+        if found.wanted[i] is not None:
+            raise PlanError(f"{op.word()}: the tensor that it writes over lies {inputs[i].layout} but is read {found.wanted[i]}")
+        inputs[i].wrote()
+
+
+# -------------------------------------------------------------------- sources
+
+
+def source(op: Op, layout: Layout | None, counter: int | None = None) -> Tensor:
+    """The output of an op without inputs, or of one that draws (`counter`), as a local or a global tensor."""
+    now = scope.current()
+    here: EagerState = now.root.eager or state()
+    if here.building is not None:
+        made: Tensor = here.building.source(op, layout, counter)
+        return made
+    (type,) = types_tuple(op.infer(*(() if counter is None else (TensorType((1,), int64),))))
+    arrays = [] if counter is None else [np.array([counter])]
+    if layout is None:
+        return Tensor(type, None, compute(here, op, arrays, (type,))[0])
+    here.trail(layout.placement).add(zlib.crc32(f"{op!r} {layout} {counter}".encode()), op)
+    rank = here.rank.index
+    if rank not in layout.placement.ranks:
+        return Tensor(type, layout, empty(type))
+    box = layout.box(type.shape, rank)
+    local = op.localize((), (box,))
+    (array,) = compute(here, local, arrays, (type.with_shape(box.shape),))
+    return Tensor(type, layout, addend(array, layout, rank))
+
+
+def addend(array: Array, layout: Layout, rank: int) -> Array:
+    """What this rank holds of a tensor that is `array` here: where it is partial, the first rank has it and the others what changes nothing."""
+    at = layout.placement.coordinates(rank)
+    for sbp, where in zip(layout.sbp, at, strict=True):
+        if isinstance(sbp, Partial) and where > 0:
+            array.fill(sbp.reduce.identity(array.dtype))
+    return array
+
+
+# -------------------------------------------------------------------- gradients
+
+
+class Running:
+    """The interpreter while an op's own Python runs: its gradient, or the smaller ops it stands aside for."""
+
+    def __init__(self, here: EagerState, placement: Placement | None, records: bool) -> None:
+        self.here = here
+        self.placement = placement
+        self.records = records
+
+    def apply(self, op: Op, inputs: Sequence[Any], name: str | None = None) -> tuple[Tensor, ...]:
+        if not inputs:
+            where = self.placement
+            return (source(op, None if where is None else Layout(where, (B,) * len(where.mesh))),)
+        return perform(self.here, op, inputs, self.records)
+
+
+@dataclass(frozen=True, slots=True)
+class OpGradient:
+    """The gradient of an op that ran, by the ops that its `grad` calls."""
+
+    op: Op
+    here: EagerState
+    placement: Placement | None
+    inputs: int
+
+    def __call__(self, kept: Sequence[Tensor], gradients: Gradients) -> Gradients:
+        interpreter = scope.current().interpreter
+        assert isinstance(interpreter, Running)
+        interpreter.placement = self.placement
+        return self.op.grad(*kept, *gradients)

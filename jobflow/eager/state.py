@@ -1,0 +1,117 @@
+"""What the tensors of one rank share: the rank itself, the random generators, the mode of gradients, and what has been prepared before.
+
+It lives in the scope's root, so that ranks which are threads each have their own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from jobflow import scope
+from jobflow.errors import JobError, user_line
+from jobflow.layout import Placement
+from jobflow.runtime.device.base import Device
+from jobflow.runtime.device.cpu import CpuDevice
+from jobflow.runtime.world import launch
+from jobflow.runtime.world.base import Rank
+from jobflow.runtime.world.solo import SoloWorld
+from jobflow.session import current_session, environment
+
+#: how many of the last ops a message about ranks that diverged names
+REMEMBERED = 5
+_MASK = (1 << 61) - 1
+_FACTOR = 1_000_003
+
+
+@dataclass
+class Generator:
+    """Counts draws: a random tensor is a function of the seed, the number of its draw, and the index of the element."""
+
+    seed: int = 0
+    draws: int = 0
+
+    def next(self) -> int:
+        """The number of the next draw."""
+        self.draws += 1
+        return self.draws - 1
+
+
+@dataclass
+class Trail:
+    """What has been done on a placement, as one number, and the last of it in words: ranks that diverged find out by it."""
+
+    number: int = 0
+    last: deque[Any] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+
+    def add(self, digest: int, what: Any) -> None:
+        self.number = (self.number * _FACTOR + digest) & _MASK
+        self.last.append(what)
+
+
+class EagerState:
+    """See the module."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+        self.device: Device = CpuDevice()
+        self.grad_enabled = True
+        #: the graph that `nn.Graph.build` is building, if it runs
+        self.building: Any = None
+        #: draws of local tensors differ in number between ranks, those of global ones do not
+        self.local_generator = Generator()
+        self.global_generator = Generator()
+        #: prepared ops: see run.py
+        self.prepared: dict[Any, Any] = {}
+        #: prepared changes of layout, by group of ranks: see convert.py
+        self.conversions: dict[tuple[int, ...], Any] = {}
+        self._trails: dict[tuple[int, ...], Trail] = {}
+
+    def trail(self, placement: Placement) -> Trail:
+        found = self._trails.get(placement.ranks)
+        if found is None:
+            found = self._trails[placement.ranks] = Trail()
+        return found
+
+    def manual_seed(self, seed: int) -> None:
+        self.local_generator = Generator(seed)
+        self.global_generator = Generator(seed)
+
+
+def state() -> EagerState:
+    """That of this rank; the ranks of a launched program meet at the first need."""
+    root = scope.current().root
+    if root.eager is None:
+        root.eager = EagerState(_rank())
+    found: EagerState = root.eager
+    return found
+
+
+def _rank() -> Rank:
+    """This process as a rank: of the launched program, or alone."""
+    if launch.launched() is None:
+        return SoloWorld(CpuDevice()).ranks[0]
+    session = current_session()
+    if not session.started:
+        environment().client = "multi"
+    world = session.start()
+    if not world.multi:
+        raise JobError(
+            f"tensors at {user_line()}: this program has begun as single client, where only rank 0 runs it; "
+            f'call flow.env.client("multi") before the first job, so that every rank does'
+        )
+    return world.ranks[0]
+
+
+@contextmanager
+def gradients(enabled: bool) -> Iterator[None]:
+    """Record for `backward`, or do not, inside."""
+    here = state()
+    before, here.grad_enabled = here.grad_enabled, enabled
+    try:
+        yield
+    finally:
+        here.grad_enabled = before

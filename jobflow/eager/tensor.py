@@ -1,0 +1,151 @@
+"""The one public tensor: numbers now, or a value of a graph that is being built.
+
+A local tensor belongs to one rank.  A global one has a logical value that lies on the ranks of its placement as its sbp says; each
+rank holds its piece as `array`, and those outside the placement an empty one.  While `nn.Graph.build` runs, tensors have a `symbol`
+instead of an array.
+
+Functions of `jobflow.functional` that are methods too hang themselves on this class (`method`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from jobflow.errors import JobError, user_line
+from jobflow.layout import Layout, Sbp
+from jobflow.placements import placement as public_placement
+from jobflow.types import Array, DType, TensorType
+
+if TYPE_CHECKING:
+    from jobflow.eager.tape import TapeNode
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Size(tuple[int, ...]):
+    """A shape; prints as jobflow.Size([4, 5])."""
+
+    def __repr__(self) -> str:
+        return f"jobflow.Size({list(self)})"
+
+    def numel(self) -> int:
+        """Number of elements."""
+        product = 1
+        for n in self:
+            product *= n
+        return product
+
+
+class Storage:
+    """Counts how often the memory that some tensors share has been written over."""
+
+    __slots__ = ("version",)
+
+    def __init__(self) -> None:
+        self.version = 0
+
+
+class Tensor:
+    """See the module; made by functions such as `flow.tensor`, `flow.randn` and `to_global`."""
+
+    __slots__ = ("__dict__", "__weakref__", "_device", "_retains", "array", "grad", "hooks", "index", "layout", "node", "requires_grad", "storage", "symbol", "type")
+
+    def __init__(self, type: TensorType, layout: Layout | None, array: Array, symbol: Any = None) -> None:
+        self.type = type
+        self.layout = layout
+        self.array = array
+        self.symbol = symbol
+        self.requires_grad = False
+        self.grad: Tensor | None = None
+        #: what made it, if gradients are recorded, and which of its outputs it is
+        self.node: TapeNode | None = None
+        self.index = 0
+        self.hooks: dict[int, Callable[[Tensor], Tensor | None]] | None = None
+        self._retains = False
+        self.storage: Storage | None = None
+        #: of a local tensor; None is the host
+        self._device: Any = None
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...  # the methods that functions hang on the class
+
+    # ---------------------------------------------------------------- what it is
+
+    @property
+    def shape(self) -> Size:
+        """The logical shape."""
+        return Size(self.type.shape)
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.type.shape)
+
+    @property
+    def is_global(self) -> bool:
+        return self.layout is not None
+
+    @property
+    def is_local(self) -> bool:
+        return self.layout is None
+
+    @property
+    def sbp(self) -> tuple[Sbp, ...]:
+        """How a global tensor lies, one per dimension of the mesh; JobError for a local one."""
+        return self._global("sbp").sbp
+
+    @property
+    def placement(self) -> public_placement:
+        """Where a global tensor lies; JobError for a local one."""
+        return public_placement.of(self._global("placement").placement)
+
+    def _global(self, what: str) -> Layout:
+        if self.layout is None:
+            raise JobError(f"{user_line()}: only global tensors have '{what}'; this one is local, see its 'device', or use to_global")
+        return self.layout
+
+    @property
+    def is_leaf(self) -> bool:
+        """True if `backward` leaves its gradient here, not on the way to others."""
+        return self.node is None
+
+    @property
+    def grad_fn(self) -> TapeNode | None:
+        """What made it, where gradients are recorded."""
+        return self.node
+
+    @property
+    def version(self) -> int:
+        """How often its memory has been written over."""
+        return 0 if self.storage is None else self.storage.version
+
+    def wrote(self) -> None:
+        """Its memory, which views share, has been written over."""
+        if self.storage is None:
+            self.storage = Storage()
+        self.storage.version += 1
+
+    def shares(self, view: Tensor) -> None:
+        """`view` looks at the same memory."""
+        if self.storage is None:
+            self.storage = Storage()
+        view.storage = self.storage
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+def method(*names: str) -> Callable[[Function], Function]:
+    """The function is also a method of Tensor: by its own name, or by these."""
+
+    def hang(function: Function) -> Function:
+        for name in names or (function.__name__,):
+            setattr(Tensor, name, function)
+        return function
+
+    return hang

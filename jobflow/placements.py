@@ -1,0 +1,166 @@
+"""The words of global tensors: `placement`, which ranks; `sbp`, how a tensor lies on them.
+
+    P = flow.placement(type="cuda", ranks=[[0, 1], [2, 3]])
+    x = flow.randn(4, 5, placement=P, sbp=[flow.sbp.split(0), flow.sbp.broadcast])
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jobflow import layout
+from jobflow.errors import PlacementError, SbpError, user_line
+from jobflow.layout import MAX, MIN, Broadcast, Partial, Placement, Sbp, Split
+from jobflow.notices import notice
+from jobflow.runtime.world.launch import launched
+
+TAGS = ("cpu", "cuda")
+#: tensors of more axes than this have no split
+MOST_AXES = 32
+
+
+class placement:  # noqa: N801 - a name of the face
+    """Which ranks a global tensor lies on, in this order; nested lists arrange them as a mesh.
+
+    `type` is "cpu" or "cuda"; `ranks` numbers of processes: a list, nested lists, a range, an array or one number.  The older form
+    {machine: devices} is read too.
+    Raises: PlacementError for a rank named twice, a rank that does not exist, or anything that is no rank.
+    """
+
+    __slots__ = ("core",)
+    core: Placement
+
+    def __init__(
+        self, type: str = "", ranks: Any = None, hierarchy: Sequence[int] | None = None, *, device_type: str = "", device_ids: Any = None
+    ) -> None:
+        what = f"placement at {user_line()}"
+        tag, given = type or device_type, device_ids if ranks is None else ranks
+        if tag not in TAGS:
+            raise PlacementError(f'{what}: unknown type {tag!r}; use "cpu" or "cuda"')
+        if isinstance(given, Mapping):
+            notice("placement(type, {machine: devices}) is the old form; write placement(type, ranks=[...])")
+            given = _of_machines(given, what)
+        grid = _grid(given, what)
+        if hierarchy:
+            if math.prod(hierarchy) != grid.size:
+                raise PlacementError(f"{what}: {grid.size} ranks do not fill a hierarchy {tuple(hierarchy)}")
+            grid = grid.reshape(tuple(hierarchy))
+        _check(grid, what)
+        self.core = Placement(tag, tuple(grid.ravel().tolist()), tuple(grid.shape))
+
+    @classmethod
+    def of(cls, core: Placement) -> placement:
+        """The public face of a placement."""
+        made = cls.__new__(cls)
+        made.core = core
+        return made
+
+    @staticmethod
+    def all(type: str) -> placement:
+        """All ranks there are."""
+        return placement(type, range(world_size()))
+
+    def __repr__(self) -> str:
+        return f'jobflow.placement(type="{self.core.tag}", ranks={self.ranks.tolist()})'
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, placement) and self.core == other.core
+
+    def __hash__(self) -> int:
+        return hash(self.core)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return placement.of, (self.core,)
+
+    @property
+    def type(self) -> str:
+        """The kind of device: "cpu" or "cuda"."""
+        return self.core.tag
+
+    device_type = type
+
+    @property
+    def ranks(self) -> np.ndarray[Any, Any]:
+        """The ranks, in the shape of the mesh."""
+        return np.array(self.core.ranks).reshape(self.core.mesh)
+
+    @property
+    def hierarchy(self) -> tuple[int, ...]:
+        """The shape of the mesh."""
+        return self.core.mesh
+
+
+def world_size() -> int:
+    """How many processes run this program."""
+    started = launched()
+    return 1 if started is None else started.size
+
+
+def _of_machines(given: Mapping[int, Any], what: str) -> list[int]:
+    """{0: [0, 1]} as ranks; every machine has as many devices as the first that is named has ranks in this world."""
+    found: list[int] = []
+    each = max(world_size() // max(len(given), 1), 1)
+    for machine, devices in given.items():
+        listed = [devices] if isinstance(devices, int) else list(devices)
+        if not all(isinstance(device, int | np.integer) for device in (machine, *listed)):
+            raise PlacementError(f"{what}: cannot read {{{machine!r}: {devices!r}}}; write ranks=[0, 1]")
+        found += [machine * each + int(device) for device in listed]
+    return found
+
+
+def _grid(given: Any, what: str) -> np.ndarray[Any, Any]:
+    try:
+        grid = np.array(list(given) if isinstance(given, range) else given)
+    except ValueError:
+        raise PlacementError(f"{what}: the rows of a mesh are of equal length; got ranks={given!r}") from None
+    if grid.dtype.kind not in "iu" or not grid.size:
+        raise PlacementError(f"{what}: ranks are numbers of processes, for example [0, 1] or [[0, 1], [2, 3]]; got {given!r}")
+    return grid.reshape(1) if grid.ndim == 0 else grid
+
+
+def _check(grid: np.ndarray[Any, Any], what: str) -> None:
+    ranks = grid.ravel().tolist()
+    twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
+    if twice:
+        raise PlacementError(f"{what}: rank {twice[0]} is named twice in {grid.tolist()}")
+    size = world_size()
+    beyond = [rank for rank in ranks if not 0 <= rank < size]
+    if beyond:
+        there = "this program runs as one process, rank 0" if size == 1 else f"there are the ranks 0 to {size - 1}"
+        raise PlacementError(f"{what}: rank {beyond[0]} of {grid.tolist()} does not exist; {there}. Start more with mpiexec -n or distributed.launch")
+
+
+class sbp:  # noqa: N801 - a name of the face
+    """How a tensor lies along a dimension of the mesh: `sbp.split(dim)`, `sbp.broadcast`, `sbp.partial_sum` (and _max, _min)."""
+
+    sbp = Sbp
+    broadcast = layout.B
+    partial_sum = layout.P
+    partial_max = Partial(MAX)
+    partial_min = Partial(MIN)
+
+    @staticmethod
+    def split(dim: int | None = None, *, axis: int | None = None) -> Split:
+        """Each rank holds one balanced piece along `dim`; `axis` is its older name."""
+        number = dim if axis is None else axis
+        if type(number) is not int or not 0 <= number < MOST_AXES or (dim is not None and axis is not None):
+            raise SbpError(f"sbp.split at {user_line()}: one axis of a tensor, counted from 0, is needed; got dim={dim!r}, axis={axis!r}")
+        return layout.S(number)
+
+
+def sbp_tuple(given: Any, where: Placement, what: str, ndim: int | None = None) -> tuple[Sbp, ...]:
+    """One S/B/P per dimension of the mesh, from what programs write: one, or a list of them; SbpError otherwise."""
+    each = tuple(given) if isinstance(given, list | tuple) else (given,)
+    for one in each:
+        if not isinstance(one, Split | Broadcast | Partial):
+            raise SbpError(f"{what}: sbp is made of sbp.split(dim), sbp.broadcast and sbp.partial_sum; got {given!r}")
+        if ndim is not None and isinstance(one, Split) and one.axis >= ndim:
+            axes = f"the axes 0 to {ndim - 1}" if ndim else "no axes"
+            raise SbpError(f"{what}: {one!r} of a tensor that has {axes}")
+    if len(each) != len(where.mesh):
+        raise SbpError(f"{what}: {len(each)} sbp for {placement.of(where)!r}, whose mesh has {len(where.mesh)} dimensions; give one for each: {list(each)}")
+    return each
