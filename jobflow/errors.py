@@ -11,6 +11,7 @@
     ├── DuplicateNameError  two things of one job have one name              (also AssertionError)
     ├── PlanError           a plan is inconsistent: a defect of jobflow or ranks that disagree
     ├── CheckpointError     a checkpoint is missing, damaged or does not fit (also AssertionError, RuntimeError)
+    ├── DivergedError       ranks that should do the same do different things (also RuntimeError)
     ├── RankError           a rank failed while running; carries its number and its message
     └── AbortedError        this rank was told to stop because another one failed
 
@@ -70,6 +71,10 @@ class PlanError(JobflowError):
 
 class CheckpointError(JobflowError, AssertionError, RuntimeError):
     """A checkpoint is missing, damaged, or does not fit the variables."""
+
+
+class DivergedError(JobflowError, RuntimeError):
+    """Ranks that should do the same do different things; the message has what each of them does."""
 
 
 class RankError(JobflowError):

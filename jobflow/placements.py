@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jobflow import layout
+from jobflow import layout, scope
 from jobflow.errors import PlacementError, SbpError, user_line
 from jobflow.layout import MAX, MIN, Broadcast, Partial, Placement, Sbp, Split
 from jobflow.notices import notice
@@ -95,7 +95,11 @@ class placement:  # noqa: N801 - a name of the face
 
 
 def world_size() -> int:
-    """How many processes run this program."""
+    """How many ranks run this program."""
+    eager = scope.current().root.eager
+    if eager is not None:
+        size: int = eager.rank.size
+        return size
     started = launched()
     return 1 if started is None else started.size
 

@@ -20,8 +20,8 @@ FLOORS = {
         "3": "plan",
         "4a": "compiler",
         "4b": "runtime",
-        "5": "session job compiled commands results variable_io eager checkpoint options function_config",
-        "6": "advanced declare strategies nn layers math arrays linalg losses optimizer regularizers initializers variables "
+        "5": "placements session job compiled commands results variable_io eager checkpoint options function_config",
+        "6": "functional faces optim utils distributed advanced declare strategies nn layers math arrays linalg losses optimizer regularizers initializers variables "
         "data experimental image random train watching spellings deprecated",
         "7": "trainer cli explain picture comparison verify __main__",
     }.items()

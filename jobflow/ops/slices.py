@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import numpy as np
 
 from jobflow.errors import DtypeError, ShapeError
-from jobflow.layout import Box, Rule
+from jobflow.layout import B, Box, Rule, S, Signature
 from jobflow.ops.axes import expand_dims, squeeze
-from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, ViewOp, normal_axis, sample
+from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, ViewOp, adds, normal_axis, sample
 from jobflow.ops.pointwise import call, numbers
 from jobflow.types import Array, Tensor, TensorType, Xp, type_of
 
@@ -43,17 +43,32 @@ class Slice(ViewOp):
         return x.with_shape(tuple(len(range(*at.indices(n))) for at, n in zip(self.at, x.shape, strict=True)))
 
     def rule(self, x: TensorType) -> Rule:
-        return _same(self._full(x.shape))
+        return _same(self.full(x.shape), linear=((0,),) if adds(x) else ())
 
-    def _full(self, shape: Sequence[int]) -> list[bool]:
+    def full(self, shape: Sequence[int]) -> list[bool]:
         return [(a, b, s) == (0, n, 1) for a, b, s, n in zip(self.starts, self.stops, self.steps, shape, strict=True)]
+
+    def takes_all(self, shape: Sequence[int]) -> bool:
+        """Whether it is all of a tensor of this shape."""
+        return all(self.full(shape))
+
+    def met(self, x: Box, y: Box) -> tuple[Slice, Slice]:
+        """The elements of the window that are in both boxes, of x and of the window: where they are in the one, and in the other."""
+        inside, outside = [], []
+        for start, stop, step, (p, q), (u, v) in zip(self.starts, self.stops, self.steps, x.spans, y.spans, strict=True):
+            first = max(u, -((start - p) // step))
+            count = max(0, min(v, -((start - min(stop, q)) // step)) - first)
+            at = start + first * step - p if count else 0
+            inside.append((at, at + (count - 1) * step + 1 if count else at, step))
+            outside.append((first - u, first - u + count, 1) if count else (0, 0, 1))
+        return Slice(*map(tuple, zip(*inside, strict=True))), Slice(*map(tuple, zip(*outside, strict=True)))
 
     def view(self, x: Array) -> Array:
         return x[(*self.at, ...)]
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         box = inputs[0]
-        stops = [n if full else stop for n, full, stop in zip(box.shape, self._full(box.whole), self.stops, strict=True)]
+        stops = [n if full else stop for n, full, stop in zip(box.shape, self.full(box.whole), self.stops, strict=True)]
         return Slice(self.starts, tuple(stops), self.steps)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
@@ -64,6 +79,38 @@ class Slice(ViewOp):
         yield sample(cls((0, 1), (5, 3), (1, 1)), numbers(1, 5, 4))
         yield sample(cls((1, 0, 0), (6, 3, 2), (2, 1, 1)), numbers(2, 7, 3, 2))
         yield sample(cls((2, 0), (2, 3), (1, 1)), numbers(2, 7, 3))
+
+
+@dataclass(frozen=True)
+class CopyInto(Op):
+    """y = 0 of `shape`, but y[target] = x[source]: what a rank does that has pieces of what is sliced."""
+
+    shape: tuple[int, ...]
+    source: Slice
+    target: Slice
+
+    def infer(self, x: TensorType) -> TensorType:
+        y = x.with_shape(self.shape)
+        if self.source.infer(x) != self.target.infer(y):
+            raise ShapeError(f"copyinto: {self.source} of {x} and {self.target} of {y} differ in shape")
+        return y
+
+    def rule(self, x: TensorType) -> Rule:
+        return _same([False] * x.ndim)
+
+    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
+        y.fill(0)
+        y[(*self.target.at, ...)] = x[self.source.at]
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        if device.xp is not np:
+            return super().bind(device, inputs, outputs)
+        (x,), (y,) = inputs, outputs
+        return [(y.fill, (0,)), (np.copyto, (y[(*self.target.at, ...)], x[(*self.source.at, ...)]))]
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls((4, 3), Slice((1, 0), (4, 3), (2, 1)), Slice((2, 0), (4, 3), (1, 1))), numbers(1, 5, 3), differentiable=())
 
 
 @dataclass(frozen=True)
@@ -80,7 +127,9 @@ class SliceGrad(Op):
         return dx
 
     def rule(self, dy: TensorType) -> Rule:
-        return _same(self.window._full(self.shape))
+        """Of a whole dy every rank may also make its own piece of dx."""
+        full = self.window.full(self.shape)
+        return replace(_same(full), also=tuple(Signature((B,), (S(i),)) for i, ok in enumerate(full) if not ok))
 
     def kernel(self, xp: Xp, dy: Array, dx: Array) -> None:
         dx.fill(0)
@@ -93,9 +142,10 @@ class SliceGrad(Op):
         return [(dx.fill, (0,)), (np.copyto, (dx[(*self.window.at, ...)], inputs[0]))]
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
-        window = self.window.localize(outputs, inputs)
-        assert isinstance(window, Slice)
-        return SliceGrad(outputs[0].shape, window)
+        inside, outside = self.window.met(outputs[0], inputs[0])
+        if outside.takes_all(inputs[0].shape):
+            return SliceGrad(outputs[0].shape, inside)
+        return CopyInto(outputs[0].shape, outside, inside)
 
     def grad(self, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
         return (call(self.window, ddx),)
@@ -103,7 +153,7 @@ class SliceGrad(Op):
     def _span(self, axis: int) -> tuple[int, int] | None:
         """The window as (start, stop) along `axis`, if it is whole along the others."""
         window = self.window
-        others = all(full for i, full in enumerate(window._full(self.shape)) if i != axis)
+        others = all(full for i, full in enumerate(window.full(self.shape)) if i != axis)
         return (window.starts[axis], window.stops[axis]) if others and window.steps[axis] == 1 else None
 
     @classmethod
@@ -247,19 +297,25 @@ def same_memory(a: Array, b: Array) -> bool:
     return bool(a.strides == b.strides and a.__array_interface__["data"][0] == b.__array_interface__["data"][0])
 
 
-def slice_(
-    x: Tensor, starts: Sequence[int | None], stops: Sequence[int | None], steps: Sequence[int | None] | None = None, *, name: str | None = None
-) -> Tensor:
-    """x[starts[0]:stops[0]:steps[0], ...] as Python slices; missing trailing axes are full."""
-    fill = (None,) * (x.type.ndim - len(starts))
+Edges = Sequence[int | None]
+
+
+def window_of(shape: Sequence[int], starts: Edges, stops: Edges, steps: Edges | None) -> tuple[Slice, tuple[int, ...]]:
+    """The window [starts:stops:steps] as in Python, with positive steps, and the axes along which it is then to be turned."""
+    fill = (None,) * (len(shape) - len(starts))
     ranges = []
-    for n, start, stop, step in zip(x.type.shape, (*starts, *fill), (*stops, *fill), (*(steps or (None,) * len(starts)), *fill), strict=True):
+    for n, start, stop, step in zip(shape, (*starts, *fill), (*stops, *fill), (*(steps or (None,) * len(starts)), *fill), strict=True):
         ranges.append(range(*slice(start, stop, step).indices(n)))
     backwards = tuple(i for i, r in enumerate(ranges) if r.step < 0)
     ranges = [r[::-1] if r.step < 0 else r for r in ranges]
-    stops_ = tuple(r[-1] + 1 if r else r.start for r in ranges)
-    window = Slice(tuple(r.start for r in ranges), stops_, tuple(r.step if len(r) > 1 else 1 for r in ranges))
-    y = x if all(window._full(x.type.shape)) else call(window, x, name=name if not backwards else None)
+    last = tuple(r[-1] + 1 if r else r.start for r in ranges)
+    return Slice(tuple(r.start for r in ranges), last, tuple(r.step if len(r) > 1 else 1 for r in ranges)), backwards
+
+
+def slice_(x: Tensor, starts: Edges, stops: Edges, steps: Edges | None = None, *, name: str | None = None) -> Tensor:
+    """x[starts[0]:stops[0]:steps[0], ...] as Python slices; missing trailing axes are full."""
+    window, backwards = window_of(x.type.shape, starts, stops, steps)
+    y = x if all(window.full(x.type.shape)) else call(window, x, name=name if not backwards else None)
     return call(Flip(backwards), y, name=name) if backwards else y
 
 

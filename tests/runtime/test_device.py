@@ -159,7 +159,7 @@ class TestGpuCommunicators:
     def test_arguments_of_nccl_calls(self, kind: str, counts: tuple[int, ...], receives: tuple[int, ...], expected: list[Any]) -> None:
         """Rank 1 of two, on stream 9."""
         comm = NcclCommunicator.__new__(NcclCommunicator)
-        comm.rank, comm._nccl = 1, FakeNccl()
+        comm._me, comm._nccl = 1, FakeNccl()
         comm._device = type("Device", (), {"stream": type("Stream", (), {"ptr": 9})()})()
         group = type("Group", (), {name: name for name in ("allReduce", "allGather", "reduceScatter", "reduce", "send", "recv")})()
         record = Record(kind, (0, 1), FakeArray(1000, 5, "float32"), FakeArray(2000, 5, "float32"), counts, receives, SUM)

@@ -167,7 +167,7 @@ def test_shared_memory_lasts_as_long_as_it_is_used() -> None:
         big = rank.comm.allocate(1 << 16).view("float32")
         rank.comm.bind_all_reduce(range(2), big, np.zeros_like(big), SUM)
         rank.comm.seal()
-        return len(rank.comm._room.regions[rank.index])  # type: ignore[attr-defined]
+        return len(rank.comm._table.regions[rank.index])  # type: ignore[attr-defined]
 
     try:
         assert max(max(world.call(bind)) for _ in range(20)) <= 3

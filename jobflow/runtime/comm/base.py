@@ -12,11 +12,17 @@ beside it.  Between two ranks, transfers of one direction are posted in one orde
 
 Arrays inside memory from `allocate` are read by the peers where they lie; others are copied to such memory first.  An operation
 that cannot finish because another rank failed raises AbortedError.  `name` is what messages call an operation.
+
+`group` makes a communicator of some ranks alone.  All of the contract holds inside it, with "the world" read as "the group" and
+ranks counted from 0; only messages name ranks by their numbers in the world.
+
+Where every rank runs a program of its own, any operation may find that the ranks have parted: `agree` compares what they are
+about to do, and ranks that wait for each other in different places, so that none can ever go on, all raise DivergedError.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from jobflow.layout import Reduction
@@ -37,6 +43,23 @@ class Communicator(Protocol):
 
     rank: int
     size: int
+    #: the numbers of its ranks in the world: rank i of this communicator is rank members[i] there
+    members: tuple[int, ...]
+
+    def group(self, ranks: Sequence[int]) -> Communicator:
+        """The communicator of these ranks alone: ranks[i] of this one is its rank i.  The same object every time for the same ranks.
+
+        Asked for by its ranks only, and at no cost: they meet in its first operation.  It is closed with the world.  PlacementError if
+        this rank is none of them, or one does not exist.
+        """
+        ...
+
+    def agree(self, digest: int, what: Callable[[], str]) -> None:
+        """Collective; DivergedError on every rank unless all call it with the same 64-bit digest, each for the same time.
+
+        `what()` says what this rank is about to do; it is asked only when ranks differ, or one has waited for long.
+        """
+        ...
 
     def allocate(self, nbytes: int) -> Array:
         """A zeroed uint8 array of this rank that its peers in the node can read directly.
@@ -88,7 +111,10 @@ class Communicator(Protocol):
         ...
 
     def sent(self) -> dict[str, Traffic]:
-        """By kind of communication, how many this rank took part in so far and the bytes it handed to others, counted as `plan.traffic` does."""
+        """By kind of communication, how many this rank took part in so far and the bytes it handed to others, counted as `plan.traffic` does.
+
+        What runs in groups counts in the world too.
+        """
         ...
 
     def barrier(self) -> None:

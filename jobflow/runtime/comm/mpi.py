@@ -1,253 +1,181 @@
 """Ranks that are processes: shared windows inside a node, MPI's own collectives between nodes.
 
-In a node, `allocate` hands out parts of MPI shared-memory windows, and the algorithms of `shared.py` run on them.  Ranks meet
-by flags: each rank counts the meetings of a group in a cache line of its own, and polls those of the others.  That relies on
-stores becoming visible in order, as on x86; other machines meet by MPI barriers.
+In a node, `allocate` hands out parts of MPI shared-memory windows, and the algorithms of `shared.py` run on them; ranks meet by
+flags, or on machines that may show stores to others in another order than they were made in, by MPI barriers.
 
 An operation goes through MPI instead if its ranks are on several nodes, or if shared memory could not be had.  MPI calls never
 block: every wait listens to `Control`.
+
+A group is an MPI communicator, and windows, of its own.  Making these blocks, so its ranks call each other by letters first.
 """
 
 from __future__ import annotations
 
-import gc
-import os
 import platform
-import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from jobflow.errors import JobError
+from jobflow.errors import DivergedError, JobError
 from jobflow.layout import Reduction
 from jobflow.notices import notice
 from jobflow.ops.base import Call
+from jobflow.runtime.comm.base import Communicator
+from jobflow.runtime.comm.flags import ORDERED, Accord, Ballot, Gate, Line
 from jobflow.runtime.comm.post import LEAVING, Control, Post
-from jobflow.runtime.comm.record import Group, Letter, Place, Record, Recorder, Regions, address
+from jobflow.runtime.comm.record import Group, Letter, Place, Record, Recorder, address
 from jobflow.runtime.comm.shared import Channel, Meet, SharedOperations
-from jobflow.runtime.comm.solo import copying
+from jobflow.runtime.comm.solo import Alone, copying
+from jobflow.runtime.comm.waits import Count, Need, Way, What, difference
+from jobflow.runtime.comm.windows import Windows
 from jobflow.runtime.device.cpu import ALIGNMENT, aligned_zeros
 from jobflow.types import Array
 
-#: bytes of the first window; each further one is at least as large as all before it, so that there are few
-WINDOW = 1 << 20
-PAGE = 4096
-#: bytes of /dev/shm that are left to others
-SPARE = 1 << 20
-#: machines on which another core sees stores in the order in which they were made
-ORDERED = ("x86_64", "AMD64", "i686", "i386")
+#: of the letters by which the ranks of a group call each other, beside which nothing else is sent from rank to rank of a communicator
+_CALL = 3
+_DIGEST = (1 << 64) - 1
+
+#: the name of a way, and a number on it
+Point: TypeAlias = tuple[str, int]
 
 
-class Gate:
-    """Meets by flags: `flags[i]` counts the meetings that the i-th other rank has come to."""
+@dataclass(frozen=True)
+class Site:
+    """What the communicators of one world have in common.
 
-    def __init__(self, control: Control, mine: memoryview, ranks: Sequence[int], flags: Sequence[memoryview]) -> None:
-        self._control = control
-        self._mine = mine
-        self._ranks = ranks
-        self._flags = flags
-        self._count = 0
+    `shared=False` sends everything through MPI.  `nodes[rank]` says which node each rank is on, where that should not be
+    found out from the machine.  `name` is the same on all ranks, and another one for the next world.
+    """
 
-    def meet(self, what: str) -> None:
-        self._count = count = self._count + 1
-        self._mine[0] = count
-        for flag in self._flags:
-            if flag[0] < count:
-                self._control.wait(lambda flag=flag: flag[0] >= count, f"{what} (meeting {count})", self._missing)  # type: ignore[misc]
-
-    def _missing(self) -> list[int]:
-        return [rank for rank, flag in zip(self._ranks, self._flags, strict=True) if flag[0] < self._count]
-
-
-class Line:
-    """One end of the way between two ranks: each has a count in a cache line of its own."""
-
-    def __init__(self, control: Control, mine: memoryview, theirs: memoryview, peer: int) -> None:
-        self._control = control
-        self._mine = mine
-        self._theirs = theirs
-        self._peer = peer
-        self.done = 0
-
-    def tell(self) -> int:
-        self.done = self._mine[0] = self.done + 1
-        return self.done
-
-    def hear(self, count: int, what: str) -> None:
-        theirs = self._theirs
-        if theirs[0] < count:
-            self._control.wait(lambda: theirs[0] >= count, what, lambda: (self._peer,))
-
-
-class Windows:
-    """This rank's part of the shared windows of its node, handed out first fit; what nobody points into is handed out again."""
-
-    def __init__(self, mpi: Any, node: Any, members: Sequence[int], control: Control) -> None:
-        self._mpi = mpi
-        self._node = node
-        self._members = members
-        self._control = control
-        self._windows: list[Any] = []
-        #: by window and rank: its part, and the array whose references tell whether anything points into it
-        self._parts: list[dict[int, Array]] = []
-        self._bases: list[list[Array]] = []
-        self._regions = Regions()
-        #: (window, start, stop) in this rank's parts
-        self._free: list[tuple[int, int, int]] = []
-        self._returned: list[tuple[int, int, int]] = []
-        self._total = 0
-
-    def agree(self, value: int, operation: Any) -> int:
-        """The reduction of the node's values."""
-        mine, all_of_them = np.array([value]), np.zeros(1, np.int64)
-        request = self._node.Iallreduce(mine, all_of_them, operation)
-        others = [rank for rank in self._members if rank != self._control.rank]
-        self._control.wait(request.Test, "an allocation of shared memory", lambda: others)
-        return int(all_of_them[0])
-
-    def allocate(self, nbytes: int) -> Array | None:
-        """`nbytes` of this rank, zeroed; None if the node has too little shared memory.  Collective over the node."""
-        wanted = -(-nbytes // ALIGNMENT) * ALIGNMENT
-        # after this the peers have finished all earlier operations, so that what was returned may be used again
-        largest = self.agree(wanted if self._fit(wanted) is None else 0, self._mpi.MAX)
-        if largest > 0 and not self._open(wanted, largest):
-            return None
-        return self._take(nbytes, wanted) if nbytes else aligned_zeros(0)
-
-    def _fit(self, wanted: int) -> int | None:
-        """Which of the free stretches is long enough."""
-        if self._returned:
-            self._free = _merged([*self._free, *self._returned])
-            self._returned.clear()
-        return next((i for i, (_, start, stop) in enumerate(self._free) if stop - start >= wanted), None if wanted else -1)
-
-    def _take(self, nbytes: int, wanted: int) -> Array:
-        i = self._fit(wanted)
-        assert i is not None
-        window, start, stop = self._free.pop(i)
-        if stop - start > wanted:
-            self._free.append((window, start + wanted, stop))
-        mine = memoryview(self._parts[window][self._control.rank])
-        array = np.frombuffer(mine[start : start + nbytes], np.uint8)  # an array of its own, which its views keep alive
-        array[:] = 0
-        self._regions.add(Place(window, start, nbytes), array, partial(self._returned.append, (window, start, start + wanted)))
-        return array
-
-    def _open(self, wanted: int, largest: int) -> bool:
-        """A new window; a generous one if there is room."""
-        generous = max(largest, self._total, WINDOW)
-        for size in (generous, wanted):
-            size = -(-size // PAGE) * PAGE
-            needed = self.agree(size, self._mpi.SUM)
-            if self.agree(_free_shared_memory(), self._mpi.MIN) >= needed + SPARE:
-                self._create(size)
-                return True
-        return False
-
-    def _create(self, size: int) -> None:
-        window = self._mpi.Win.Allocate_shared(size + ALIGNMENT, 1, comm=self._node)
-        window.Lock_all(self._mpi.MODE_NOCHECK)
-        bases = [np.frombuffer(window.Shared_query(i)[0], np.uint8) for i in range(len(self._members))]
-        # pages are mapped whole, so that all processes skip the same number of bytes
-        parts = {rank: base[-address(base) % ALIGNMENT :][:size] for rank, base in zip(self._members, bases, strict=True)}
-        self._free.append((len(self._parts), 0, size))
-        self._windows.append(window)
-        self._parts.append(parts)
-        self._bases.append(bases)
-        self._total += size
-
-    def locate(self, array: Array) -> Place | None:
-        return self._regions.locate(array)
-
-    def look(self, rank: int, place: Place) -> Array:
-        return self._parts[place.region][rank][place.offset : place.offset + place.nbytes]
-
-    def sync(self) -> None:
-        """Order memory accesses, where the machine does not."""
-        for window in self._windows:
-            window.Sync()
-
-    def close(self) -> None:
-        """Free the windows into which no array of any rank points any more; the others last as long as the process."""
-        gc.collect()
-        self._regions.clear()
-        self._parts.clear()
-        self._free.clear()
-        while self._windows:
-            window, bases = self._windows.pop(), self._bases.pop()
-            used = any(sys.getrefcount(base) > 3 for base in bases)  # the list, the loop, the call
-            if self.agree(int(used), self._mpi.MAX):
-                _kept.append(window)
-            else:
-                bases.clear()
-                window.Unlock_all()
-                window.Free()
-
-
-def _merged(stretches: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """In order, neighbours joined."""
-    merged: list[tuple[int, int, int]] = []
-    for window, start, stop in sorted(stretches):
-        if merged and merged[-1][0] == window and merged[-1][2] == start:
-            merged[-1] = window, merged[-1][1], stop
-        else:
-            merged.append((window, start, stop))
-    return merged
-
-
-#: windows that cannot be freed since arrays still point into them
-_kept: list[Any] = []
-
-
-def _free_shared_memory() -> int:
-    """Bytes; where there is no /dev/shm, MPI puts windows elsewhere and nothing is known."""
-    try:
-        found = os.statvfs("/dev/shm")
-    except OSError:
-        return sys.maxsize
-    return found.f_bavail * found.f_frsize
+    mpi: Any
+    control: Control
+    name: str
+    shared: bool = True
+    nodes: Sequence[int] | None = None
 
 
 class MpiCommunicator(Recorder):
-    """One of the processes of a job.
+    """One of the processes of a job, among all of them or some; usable when it has been opened, which a group does by itself."""
 
-    `shared=False` sends everything through MPI.  `nodes[rank]` says which node each rank is on, where that should not be
-    found out from the machine.
-    """
-
-    def __init__(self, mpi: Any, world: Any, control: Control, post: Post, shared: bool = True, nodes: Sequence[int] | None = None) -> None:
-        super().__init__()
-        self.rank = control.rank
-        self.size = control.size
-        self._mpi = mpi
-        self._world = world.Dup()
-        self._control = control
-        self._post = post
-        node = self._world.Split_type(mpi.COMM_TYPE_SHARED) if nodes is None else self._world.Split(nodes[self.rank], self.rank)
-        self._members: list[int] = node.allgather(self.rank)
-        self._windows = Windows(mpi, node, self._members, control) if shared and len(self._members) > 1 else None
-        self._operations = SharedOperations(self, self.rank)
-        self._groups: dict[tuple[int, ...], Any] = {}
+    def __init__(self, site: Site, members: tuple[int, ...], world: MpiCommunicator | None = None) -> None:
+        super().__init__(members, site.control.rank, world)
+        self._site = site
+        self._control = site.control
+        self._name = site.name if world is None else f"{site.name}.{'.'.join(map(str, members))}"
+        self._named = "all ranks" if world is None else f"ranks {list(members)}"
+        self._others = [rank for rank in members if rank != self._me]
+        self._operations = SharedOperations(self, self._me)
+        self._ways: list[Way] = []
+        self._counts: dict[str, Count] = {}
+        self._comms: dict[tuple[int, ...], Any] = {}
         self._lines: list[Array] = []
-        self._comms = [self._world, node]
+        self._windows: Windows | None = None
+        self._accord: Accord | Ballot | None = None
+        self._control.ways.append(self._ways)
+        self._comm: Any = None
+        #: of a world: the members of groups who have called the others
+        self._callers: dict[tuple[int, ...], set[int]] = {}
+        self._calls: list[Any] = []
+
+    def open(self, comm: Any, post: Post) -> None:
+        """`comm` is MPI's communicator of the members, for this object alone; collective."""
+        mpi, nodes = self._site.mpi, self._site.nodes
+        self._comm, self._post = comm, post
+        node = comm.Split_type(mpi.COMM_TYPE_SHARED) if nodes is None else comm.Split(nodes[self._me], self.rank)
+        self._near: list[int] = node.allgather(self._me)
+        self._owned = [comm, node]
+        if self._site.shared and len(self._near) > 1:
+            self._windows = Windows(mpi, node, self._near, self._control, self._count("memory"))
+        self._accord = self._make_accord()
+        self._ways.append(self._accord)
+
+    def _make_group(self, members: tuple[int, ...]) -> Communicator:
+        return MpiCommunicator(self._site, members, self) if len(members) > 1 else Alone(aligned_zeros, self._me, self)
+
+    def _meet_first(self, what: What) -> None:
+        """Open this group."""
+        world = self._all
+        assert isinstance(world, MpiCommunicator)
+        here = world._call(self.members)
+        way = self._count("first meeting")
+        way.done = 1
+        done = partial(world._all_called, here, set(self._others))
+        self._control.wait(done, what, lambda: [Need(rank, way.name, 1) for rank in self._others if rank not in here])
+        comm = world._comm.Create_group(world._comm.Get_group().Incl(list(self.members)))
+        post = Post(self._site.mpi, comm.Dup(), self._control, self._name, self.members)
+        self.open(comm, post)
+        self._owned.append(post.comm)
+        self._ways += post.ways
+
+    def _call(self, members: tuple[int, ...]) -> set[int]:
+        """Call the other members of a group; who of them has called so far."""
+        letter = np.array(members, np.int64)
+        self._calls += [self._comm.Isend(letter, rank, _CALL) for rank in members if rank != self._me]
+        return self._callers.setdefault(members, set())
+
+    def _all_called(self, here: set[int], others: set[int]) -> bool:
+        """Listen to calls; those of groups that this rank will come to later are remembered."""
+        mpi = self._site.mpi
+        status = mpi.Status()
+        while self._comm.Iprobe(mpi.ANY_SOURCE, _CALL, status):
+            letter = np.empty(status.Get_count(mpi.INT64_T), np.int64)
+            self._comm.Recv(letter, status.Get_source(), _CALL)
+            self._callers.setdefault(tuple(letter.tolist()), set()).add(status.Get_source())
+        return here >= others and bool(mpi.Request.Testall(self._calls))
+
+    def _count(self, kind: str) -> Count:
+        """A way of this communicator."""
+        if kind not in self._counts:
+            self._counts[kind] = Count(f"{self._name} {kind}")
+            self._ways.append(self._counts[kind])
+        return self._counts[kind]
+
+    def _make_accord(self) -> Accord | Ballot:
+        """By flags if all ranks are in one node and share memory, else by MPI; the same on all of them."""
+        name = f"{self._name} agreed"
+        if self._windows is not None and len(self._near) == self.size and platform.machine() in ORDERED:
+            lines = self.allocate(2 * ALIGNMENT)
+            self._lines.append(lines)
+            places = dict(zip(self.members, self.exchange(self.locate(lines)), strict=True))
+            if None not in places.values():
+                turns = {rank: (place._replace(nbytes=16), Place(place.region, place.offset + ALIGNMENT, 16)) for rank, place in places.items()}
+                seen = {rank: [memoryview(self.look(rank, place).view(np.uint64)) for place in pair] for rank, pair in turns.items()}
+                return Accord(self._control, name, seen[self._me], {rank: seen[rank] for rank in self._others})
+        self._owned.append(self._comm.Dup())
+        return Ballot(self._control, name, self._owned[-1], self._site.mpi.MAX, self._others)
+
+    def agree(self, digest: int, what: Callable[[], str]) -> None:
+        if self._accord is None:
+            self._meet_first(lambda: f"collective 1 of ranks {list(self.members)}: {what()}")
+            assert self._accord is not None
+        accord = self._accord
+        if not accord.agree(digest & _DIGEST, lambda: f"collective {accord.done} of ranks {list(self.members)}: {what()}"):
+            raise DivergedError(difference(accord.done, self.members, self.exchange((digest & _DIGEST, what()))))
+
+    def _opened(self, what: str) -> None:
+        if self._comm is None:
+            self._meet_first(what)
 
     def allocate(self, nbytes: int) -> Array:
+        self._opened(f"the first allocation of {self._named}")
         array = None if self._windows is None else self._windows.allocate(nbytes)
         if array is None and self._windows is not None:
-            wanted = f"{nbytes / 2**20:.1f} MiB for rank {self.rank}"
+            wanted = f"{nbytes / 2**20:.1f} MiB for rank {self._me}"
             notice(f"too little shared memory in /dev/shm ({wanted} and the like for its peers): ranks exchange tensors by MPI messages instead")
         return aligned_zeros(nbytes) if array is None else array
 
     def allocate_common(self, nbytes: int) -> Array | None:
-        if self._windows is None or len(self._members) < self.size or platform.machine() not in ORDERED:
+        self._opened(f"the first allocation of {self._named}")
+        if self._windows is None or len(self._near) < self.size or platform.machine() not in ORDERED:
             return None
         mine = self._windows.allocate(nbytes if self.rank == 0 else 0)
         place: Place | None = self.exchange(None if mine is None or self.rank else self._windows.locate(mine))[0]
         if place is None:
             return None
-        return mine if self.rank == 0 else self.look(0, place)
+        return mine if self.rank == 0 else self.look(self.members[0], place)
 
     def locate(self, array: Array) -> Place | None:
         return None if self._windows is None else self._windows.locate(array)
@@ -260,9 +188,11 @@ class MpiCommunicator(Recorder):
         """A group has a gate if all its ranks are in this node and have shared memory."""
         found: dict[tuple[int, ...], Meet] = {}
         for group, lines in self._common_lines(groups).items():
-            others = [rank for rank in group if rank != self.rank]
+            flags = {rank: line for rank, line in lines.items() if rank != self._me}
             if platform.machine() in ORDERED:
-                found[group] = Gate(self._control, lines[self.rank], others, [lines[rank] for rank in others]).meet
+                gate = Gate(self._control, f"{self._name} meetings of {group}", lines[self._me], flags)
+                self._ways.append(gate)
+                found[group] = gate.meet
             else:
                 found[group] = partial(self._barrier_of, self._communicator(group), group)
         return found
@@ -271,27 +201,28 @@ class MpiCommunicator(Recorder):
         """The same; where stores are not ordered, transfers go through MPI."""
         found: dict[tuple[int, ...], Channel] = {}
         for pair, lines in (self._common_lines(pairs) if platform.machine() in ORDERED else {}).items():
-            (peer,) = (rank for rank in pair if rank != self.rank)
-            found[pair] = Line(self._control, lines[self.rank], lines[peer], peer)
+            (peer,) = (rank for rank in pair if rank != self._me)
+            found[pair] = line = Line(self._control, f"{self._name} line {pair}", lines[self._me], lines[peer], peer)
+            self._ways.append(line)
         return found
 
     def _common_lines(self, groups: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], dict[int, memoryview]]:
         """A number in a cache line of its own for each rank of each group of this rank, if all of the group can look at them."""
         lines = self.allocate(len(groups) * ALIGNMENT)
         self._lines.append(lines)  # peers read them as long as the communicator lasts
-        places: list[Place | None] = self.exchange(self.locate(lines))
+        places: dict[int, Place | None] = dict(zip(self.members, self.exchange(self.locate(lines)), strict=True))
         found: dict[tuple[int, ...], dict[int, memoryview]] = {}
         for i, group in enumerate(groups):
-            near = [(rank, places[rank]) for rank in group if rank in self._members]
+            near = [(rank, places[rank]) for rank in group if rank in self._near]
             starts = {rank: Place(place.region, place.offset + i * ALIGNMENT, 8) for rank, place in near if place is not None}
-            if self.rank in group and len(starts) == len(group):
+            if self._me in group and len(starts) == len(group):
                 found[group] = {rank: memoryview(self.look(rank, start).view(np.int64)) for rank, start in starts.items()}
         return found
 
     def _barrier_of(self, comm: Any, group: tuple[int, ...], what: str) -> None:
         assert self._windows is not None
         self._windows.sync()
-        self._finish(comm.Ibarrier(), group, what)
+        self._perform(comm.Ibarrier, self._count(f"collectives of {group}"), group, what)
         self._windows.sync()
 
     def _write(self, records: Sequence[Record]) -> list[Letter]:
@@ -300,7 +231,7 @@ class MpiCommunicator(Recorder):
     def _prepare(self, groups: dict[Group, list[list[Letter]]]) -> None:
         self._operations.prepare(groups)
         for group in sorted(groups):
-            if self.rank in group.ranks and not self._by_windows(group, groups[group]):
+            if self._me in group.ranks and not self._by_windows(group, groups[group]):
                 self._communicator(group.ranks)
 
     def _by_windows(self, group: Group, operations: Sequence[Sequence[Letter]]) -> bool:
@@ -317,7 +248,8 @@ class MpiCommunicator(Recorder):
             record.operation.fill([])
             record.wait.fill([])
         elif record.kind == "transfer":
-            message = Message(self._start(record, record.source, record.target), self._finish, record)
+            way = self._count(f"transfers {record.ranks}")
+            message = Message(self._start(record, record.source, record.target), self._finish, way, record)
             record.operation.fill([(message.post, ())])
             record.wait.fill([(message.wait, ())])
         else:
@@ -325,24 +257,26 @@ class MpiCommunicator(Recorder):
 
     def _communicator(self, ranks: tuple[int, ...]) -> Any:
         """Of `ranks`, in that order; they all ask for their communicators in one order."""
-        if ranks not in self._groups:
-            group = self._world.Get_group().Incl(list(ranks))
-            self._groups[ranks] = self._world.Create_group(group)
-            self._comms.append(self._groups[ranks])
-        return self._groups[ranks]
+        if ranks not in self._comms:
+            group = self._comm.Get_group().Incl([self.members.index(rank) for rank in ranks])
+            self._comms[ranks] = self._comm.Create_group(group)
+            self._owned.append(self._comms[ranks])
+        return self._comms[ranks]
 
     def _messages(self, record: Record) -> list[Call]:
         """The calls of an operation that goes through MPI."""
         source, target, before, after = _compatible(record)
         start = self._start(record, source, target)
-        return [*before, (self._perform, (start, record.ranks, record.label)), *after]
+        way = self._count(f"collectives of {record.ranks}")
+        return [*before, (self._perform, (start, way, record.ranks, record.label)), *after]
 
     def _start(self, record: Record, source: Array, target: Array) -> Callable[[], Any]:
         comm = self._communicator(record.ranks)
         width = source.itemsize
-        byte = self._mpi.BYTE
+        mpi = self._site.mpi
+        byte = mpi.BYTE
         if record.kind == "transfer":
-            if record.ranks[0] == self.rank:
+            if record.ranks[0] == self._me:
                 return partial(comm.Isend, [source.view(np.uint8), byte], 1)
             return partial(comm.Irecv, [target.view(np.uint8), byte], 0)
         if record.kind == "all_gather":
@@ -353,33 +287,42 @@ class MpiCommunicator(Recorder):
             into = [target.view(np.uint8), [n * width for n in record.receives], None, byte]
             return partial(comm.Ialltoallv, give, into)
         assert record.reduce is not None
-        operation = {Reduction.SUM: self._mpi.SUM, Reduction.MAX: self._mpi.MAX, Reduction.MIN: self._mpi.MIN}[record.reduce]
+        operation = {Reduction.SUM: mpi.SUM, Reduction.MAX: mpi.MAX, Reduction.MIN: mpi.MIN}[record.reduce]
         if record.kind == "all_reduce":
             return partial(comm.Iallreduce, source, target, operation)
         return partial(comm.Ireduce_scatter, source, target, list(record.counts), operation)
 
-    def _perform(self, start: Callable[[], Any], ranks: Sequence[int], what: str) -> None:
-        self._finish(start(), ranks, what)
+    def _perform(self, start: Callable[[], Any], way: Count, ranks: Sequence[int], what: str) -> None:
+        request = start()
+        way.done += 1
+        self._finish(request, (way.name, way.done), ranks, what)
 
-    def _finish(self, request: Any, ranks: Sequence[int], what: str) -> None:
-        others = [rank for rank in ranks if rank != self.rank]
-        self._control.wait(request.Test, what, lambda: others)
+    def _finish(self, request: Any, point: Point, ranks: Sequence[int], what: str) -> None:
+        needs = [Need(rank, *point) for rank in ranks if rank != self._me]
+        self._control.wait(request.Test, what, lambda: needs)
 
     def barrier(self) -> None:
-        everybody = tuple(range(self.size))
-        meet = self._operations.meeting(everybody)
+        what = f"a barrier of {self._named}"
+        self._opened(what)
+        meet = self._operations.meeting(self.members)
         if meet is not None:
-            meet("a barrier of all ranks")
-            return
-        self._finish(self._world.Ibarrier(), range(self.size), "a barrier of all ranks")
+            meet(what)
+        else:
+            self._perform(self._comm.Ibarrier, self._count("barriers"), self.members, what)
 
     def exchange(self, item: Any) -> list[Any]:
-        return self._post.exchange(item, "an exchange among all ranks")
+        what = f"an exchange among {self._named}"
+        self._opened(what)
+        return self._post.exchange(item, what)
+
+    def seal(self) -> None:
+        self._opened(f"the first binding of {self._named}")
+        super().seal()
 
     def check(self) -> None:
         self._control.check()
-        for rank, words in enumerate(self._control.words):
-            if LEAVING in words and rank != self.rank:
+        for rank in self._others:
+            if LEAVING in self._control.words[rank]:
                 raise self._control.left(rank, "work of its device")
 
     def abort(self, reason: str) -> None:
@@ -389,32 +332,40 @@ class MpiCommunicator(Recorder):
         raise JobError("an aborted communicator of processes cannot be used again: the job has to end")
 
     def close(self) -> None:
+        for _, group in sorted(self._groups.items()):  # in one order on all ranks
+            group.close()
+        self._groups.clear()
         self._records.clear()
-        self._operations = SharedOperations(self, self.rank)
+        self._operations = SharedOperations(self, self._me)
         self._lines.clear()
-        if self._control.reason is not None:
-            return
-        if self._windows is not None:
-            self._windows.close()
-        self.barrier()
-        while self._comms:
-            self._comms.pop().Free()
+        self._accord = None
+        if self._comm is not None and self._control.reason is None:
+            if self._windows is not None:
+                self._windows.close()
+            self.barrier()
+            while self._owned:
+                self._owned.pop().Free()
+        self._comm = None
+        self._control.ways[:] = [ways for ways in self._control.ways if ways is not self._ways]
 
 
 class Message:
     """One end of a transfer that goes through MPI."""
 
-    def __init__(self, start: Callable[[], Any], finish: Callable[[Any, Sequence[int], str], None], record: Record) -> None:
+    def __init__(self, start: Callable[[], Any], finish: Callable[[Any, Point, Sequence[int], str], None], way: Count, record: Record) -> None:
         self._start = start
         self._finish = finish
+        self._way = way
         self._about = record.ranks, record.label
         self._request: Any = None
+        self._number = 0
 
     def post(self) -> None:
         self._request = self._start()
+        self._way.done = self._number = self._way.done + 1
 
     def wait(self) -> None:
-        self._finish(self._request, *self._about)
+        self._finish(self._request, (self._way.name, self._number), *self._about)
 
 
 def _compatible(record: Record) -> tuple[Array, Array, list[Call], list[Call]]:

@@ -7,7 +7,7 @@ device's stream and return at once; calls through host memory wait for the strea
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from jobflow.ops.base import Call
 from jobflow.plan.traffic import Traffic
 from jobflow.runtime.comm.base import Communicator, Transfers
 from jobflow.runtime.comm.record import Group, Letter, Record, Recorder, flat
-from jobflow.runtime.comm.solo import copying
+from jobflow.runtime.comm.solo import Alone, copying
 from jobflow.runtime.device import cuda
 from jobflow.runtime.device.base import Device
 from jobflow.types import Array
@@ -56,6 +56,7 @@ class _OnHost:
     def __init__(self, inner: Communicator, device: Any) -> None:
         self.rank = inner.rank
         self.size = inner.size
+        self.members = inner.members
         self._inner = inner
         self._device = device
 
@@ -72,6 +73,9 @@ class _OnHost:
     def exchange(self, item: Any) -> list[Any]:
         return self._inner.exchange(item)
 
+    def agree(self, digest: int, what: Callable[[], str]) -> None:
+        self._inner.agree(digest, what)
+
     def check(self) -> None:
         self._inner.check()
 
@@ -84,6 +88,14 @@ class StagedCommunicator(_OnHost):
 
     def __init__(self, inner: Communicator, device: StagingDevice) -> None:
         super().__init__(inner, device)
+        self._groups: dict[tuple[int, ...], Communicator] = {self.members: self}
+
+    def group(self, ranks: Sequence[int]) -> Communicator:
+        inner = self._inner.group(ranks)
+        if inner.members not in self._groups:
+            alone = Alone(self._device.allocate, inner.members[0], self)
+            self._groups[inner.members] = StagedCommunicator(inner, self._device) if inner.size > 1 else alone
+        return self._groups[inner.members]
 
     def bind_all_reduce(self, ranks: Sequence[int], source: Array, target: Array, reduce: Reduction, name: str = "") -> list[Call]:
         return self._stage(source, target, lambda a, b: self._inner.bind_all_reduce(ranks, a, b, reduce, name))
@@ -143,28 +155,35 @@ class NcclCommunicator(_OnHost, Recorder):
     listens.  What was aborted cannot be used again.
     """
 
-    def __init__(self, inner: Communicator, device: Any) -> None:
-        Recorder.__init__(self)
+    def __init__(self, inner: Communicator, device: Any, world: NcclCommunicator | None = None) -> None:
+        Recorder.__init__(self, inner.members, inner.members[inner.rank], world)
         _OnHost.__init__(self, inner, device)
         self._nccl: Any = cuda.nccl()
-        self._groups: dict[Group, Any] = {}
+        self._comms: dict[Group, Any] = {}
         self._known: set[Group] = set()
         #: of transfers
         self._streams: dict[Group, Any] = {}
         self._ended: str | None = None
         self._guard = threading.Lock()
-        device.listen = self._listen
+        if world is None:
+            device.listen = self._listen
+
+    def _make_group(self, members: tuple[int, ...]) -> Communicator:
+        if len(members) == 1:
+            return Alone(self._device.allocate, self._me, self)
+        return NcclCommunicator(self._inner.group([self.members.index(rank) for rank in members]), self._device, self)
 
     def _prepare(self, groups: dict[Group, list[list[Letter]]]) -> None:
         new = sorted(set(groups) - self._known)
         self._known.update(new)
         # the first rank of each group makes its identity; one exchange carries them all
-        made = self.exchange({group: self._nccl.get_unique_id() for group in new if group.ranks[0] == self.rank})
+        made = self.exchange({group: self._nccl.get_unique_id() for group in new if group.ranks[0] == self._me})
         self._usable()
         for group in new:
             ranks = group.ranks
-            if self.rank in ranks:
-                self._groups[group] = self._nccl.NcclCommunicator(len(ranks), made[ranks[0]][group], ranks.index(self.rank))
+            if self._me in ranks:
+                identity = made[self.members.index(ranks[0])][group]
+                self._comms[group] = self._nccl.NcclCommunicator(len(ranks), identity, ranks.index(self._me))
                 if group.transfers:
                     self._streams[group] = self._device.new_stream()
 
@@ -172,7 +191,7 @@ class NcclCommunicator(_OnHost, Recorder):
         if len(record.ranks) == 1:
             record.operation.fill(copying(record.source, record.target))
         elif any(letter.nbytes for letter in letters):
-            calls = self._transfer(record) if record.kind == "transfer" else self._calls(record, self._groups[record.group])
+            calls = self._transfer(record) if record.kind == "transfer" else self._calls(record, self._comms[record.group])
             record.operation.fill([(self._usable, ()), *calls])
         else:
             record.operation.fill([])
@@ -180,17 +199,17 @@ class NcclCommunicator(_OnHost, Recorder):
 
     def _transfer(self, record: Record) -> list[Call]:
         """The post of a transfer, which goes on a stream of its own beside what the device computes; its wait is for that stream."""
-        comm, stream, array = self._groups[record.group], self._streams[record.group], record.target
+        comm, stream, array = self._comms[record.group], self._streams[record.group], record.target
         launch = comm.recv
-        if record.ranks[0] == self.rank:
+        if record.ranks[0] == self._me:
             array, launch = record.source, comm.send
         ready, done = self._device.new_event(), self._device.new_event()
         record.wait.fill([(self._device.stream.wait_event, (done,))])
-        about = (array.data.ptr, array.nbytes, self._nccl.NCCL_UINT8, int(record.ranks[0] == self.rank), stream.ptr)
+        about = (array.data.ptr, array.nbytes, self._nccl.NCCL_UINT8, int(record.ranks[0] == self._me), stream.ptr)
         return [(ready.record, (self._device.stream,)), (stream.wait_event, (ready,)), (launch, about), (done.record, (stream,))]
 
     def _calls(self, record: Record, comm: Any) -> list[Call]:
-        me = record.ranks.index(self.rank)
+        me = record.ranks.index(self._me)
         stream = self._device.stream.ptr
         source, target = record.source.data.ptr, record.target.data.ptr
         byte = self._nccl.NCCL_UINT8
@@ -243,10 +262,13 @@ class NcclCommunicator(_OnHost, Recorder):
     def end(self, reason: str) -> None:
         """Let go whatever waits on the device for peers; called in any thread."""
         with self._guard:
-            if self._ended is None and self._groups:
+            if self._ended is None and self._comms:
                 self._ended = reason
-                for group in self._groups.values():
-                    group.abort()
+                for comm in self._comms.values():
+                    comm.abort()
+        for group in list(self._groups.values()):
+            if isinstance(group, NcclCommunicator):
+                group.end(reason)
 
     def abort(self, reason: str) -> None:
         self._inner.abort(reason)
@@ -258,13 +280,18 @@ class NcclCommunicator(_OnHost, Recorder):
 
     def close(self) -> None:
         self._records.clear()
-        self._device.listen = None
+        for _, group in sorted(self._groups.items()):
+            group.close()
+        self._groups.clear()
+        if self._all is self:
+            self._device.listen = None
         if self._ended is None:
             self._device.synchronize()
-            for group in self._groups.values():
-                group.destroy()
-        self._groups.clear()
-        self._inner.close()
+            for comm in self._comms.values():
+                comm.destroy()
+        self._comms.clear()
+        if self._all is self:
+            self._inner.close()  # and its groups, those of this one
 
 
 #: element types that NCCL reduces

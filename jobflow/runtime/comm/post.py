@@ -4,6 +4,7 @@
 everybody who waits for anything.  `Post` carries picklable items; large arrays travel beside the pickle and are not copied.
 Every wait of a process goes through `Control.wait`: it polls for a moment, then gives the core away, later sleeps; it ends
 with an error when a rank it waits for has left or anybody gave up, and after ten seconds says who waits where for whom.
+Who has waited for a tenth of a second tells all others in what, so that ranks which wait for each other in vain find out.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.errors import AbortedError, RankError
+from jobflow.errors import AbortedError, DivergedError, RankError
 from jobflow.notices import notice
+from jobflow.runtime.comm.waits import SILENCE, Count, Need, Waiting, Way, What, left, standstill, stuck, text_of, waits_in
 from jobflow.types import Array
 
 #: seconds without an answer after which a rank says whom it waits for
@@ -39,6 +41,9 @@ LAST_LETTER = 0.3
 
 LEAVING = "leaving"
 ABORT = "abort"
+WAITING = "waiting"
+GOING_ON = "going on"
+DIVERGED = "diverged"
 
 _COMMAND, _WORD = 1, 2
 
@@ -57,10 +62,19 @@ class Control:
         #: what each rank has said, in order: a rank may begin and leave before another looks
         self.words: list[list[str]] = [[] for _ in range(self.size)]
         self.reason: str | None = None
+        #: what ranks, this one too, wait in for long
+        self.waits: dict[int, Waiting] = {}
+        #: on which this rank comes to points that others wait for
+        self.ways: list[list[Way]] = []
+        #: what all ranks raise once some are stuck
+        self._standstill: str | None = None
 
     def say(self, word: str, text: str = "") -> None:
         """Tell every other rank; returns at once."""
         self.words[self.rank].append(word)
+        self._tell(word, text)
+
+    def _tell(self, word: str, text: str = "") -> None:
         letter = f"{word}\n{text}".encode()
         for rank in range(self.size):
             if rank != self.rank:
@@ -73,11 +87,30 @@ class Control:
             letter = bytearray(status.Get_count(self._mpi.BYTE))
             self._comm.Recv([letter, self._mpi.BYTE], status.Get_source(), _WORD)
             word, _, text = letter.decode().partition("\n")
-            if word == ABORT:
-                self.reason = self.reason or text
-            else:
-                self.words[status.Get_source()].append(word)
+            self._take(status.Get_source(), word, text)
         self._sent = [(request, letter) for request, letter in self._sent if not request.Test()]
+
+    def _take(self, rank: int, word: str, text: str) -> None:
+        if word == ABORT:
+            self.reason = self.reason or text
+        elif word == WAITING:
+            self.waits[rank] = Waiting.read(text)
+            self._judge()
+        elif word == GOING_ON:
+            self.waits.pop(rank, None)
+        elif word == DIVERGED:
+            self._standstill = self._standstill or text
+        else:
+            self.words[rank].append(word)
+
+    def _judge(self) -> None:
+        """Find out whether this rank waits in vain; then so does whoever waits for it, now or later."""
+        if self.rank in self.waits and self._standstill is None:
+            missing = {rank: waiting.missing(self.waits) for rank, waiting in self.waits.items()}
+            held = stuck(missing)
+            if self.rank in held:
+                self._standstill = standstill({rank: (self.waits[rank].what, missing[rank]) for rank in held})
+                self._tell(DIVERGED, self._standstill)
 
     def abort(self, reason: str) -> None:
         self.reason = self.reason or reason
@@ -86,21 +119,35 @@ class Control:
     def check(self) -> None:
         """Listen, and raise if anybody gave up."""
         self.listen()
+        if self._standstill is not None:
+            raise DivergedError(self._standstill)
         if self.reason is not None:
             raise AbortedError(self.reason)
 
     def left(self, rank: int, what: str) -> RankError:
         """The error of waiting for a rank that has come to the end of its script."""
-        return RankError(rank, f"ended its script while rank {self.rank} waited for it in {what}")
+        return left(rank, self.rank, what, self._elsewhere(range(self.size)))
 
-    def wait(self, ready: Callable[[], Any], what: str, missing: Callable[[], Sequence[int]], patient: bool = False) -> None:
-        """Come back when `ready()`; `missing()` are the ranks it depends on, `what` says in which operation."""
+    def _elsewhere(self, ranks: Sequence[int]) -> list[str]:
+        """What those of the other ranks wait in that have said so."""
+        told = [(rank, self.waits[rank]) for rank in ranks if rank in self.waits and rank != self.rank]
+        return [waits_in(rank, waiting.what, waiting.missing(self.waits)) for rank, waiting in told]
+
+    def wait(self, ready: Callable[[], Any], what: What, needs: Callable[[], Sequence[Need]], patient: bool = False) -> None:
+        """Come back when `ready()`; `needs()` are the points that others must come to for that, `what` says in which operation."""
         for _ in range(self._spins):
             if ready():
                 return
+        try:
+            self._linger(ready, what, needs, patient)
+        finally:
+            if self.waits.pop(self.rank, None) is not None:
+                self._tell(GOING_ON)
+
+    def _linger(self, ready: Callable[[], Any], what: What, needs: Callable[[], Sequence[Need]], patient: bool) -> None:
         began = time.monotonic()
         lost = float("inf")
-        complain = began + PATIENCE
+        announce, complain = (float("inf"), float("inf")) if patient else (SILENCE, PATIENCE)
         polls = 0
         while not ready():
             polls += 1
@@ -111,13 +158,28 @@ class Control:
                 time.sleep(NAP if waited < 1.0 else LONG_NAP)
             if polls % 8 == 0:
                 self.check()
-                gone = [] if patient else [rank for rank in missing() if LEAVING in self.words[rank]]
+                gone = [] if patient else [need.rank for need in needs() if LEAVING in self.words[need.rank]]
                 lost = min(lost, waited) if gone else float("inf")
                 if waited > lost + LAST_LETTER:
-                    raise self.left(gone[0], what)
-            if not patient and began + waited > complain:
-                notice(f"rank {self.rank} has waited {PATIENCE:g} s in {what} for ranks {list(missing())}")
+                    raise self.left(gone[0], text_of(what))
+            if waited > announce:
+                self._announce(what, needs())
+                announce = float("inf")
+            if waited > complain:
+                self._complain(what, needs())
                 complain = float("inf")
+
+    def _announce(self, what: What, needs: Sequence[Need]) -> None:
+        """Tell everybody in what this rank waits, and for whom."""
+        come = {way.name: way.done for ways in self.ways for way in ways if way.done}
+        self.waits[self.rank] = waiting = Waiting(text_of(what), tuple(needs), come)
+        self._tell(WAITING, waiting.write())
+        self._judge()
+
+    def _complain(self, what: What, needs: Sequence[Need]) -> None:
+        missing = Waiting("", tuple(needs), {}).missing(self.waits)
+        told = f"rank {self.rank} has waited {PATIENCE:g} s in {text_of(what)} for ranks {missing}"
+        notice("; ".join([told, *self._elsewhere(missing)]))
 
 
 def _unpack(head: bytearray) -> tuple[tuple[int, ...], memoryview]:
@@ -142,22 +204,44 @@ def write(item: Any) -> list[Any]:
 
 
 class Post:
-    """Letters between two processes, in the order in which they were sent."""
+    """Letters between processes, in the order in which they were sent.
 
-    def __init__(self, mpi: Any, comm: Any, control: Control) -> None:
+    Ranks are those of the communicator `comm`; `members` are their numbers in the world, `name` is the same on all of them.
+    """
+
+    def __init__(self, mpi: Any, comm: Any, control: Control, name: str, members: Sequence[int]) -> None:
         self._mpi = mpi
-        self._comm = comm
+        self.comm = self._comm = comm
         self._control = control
+        self._rank: int = comm.Get_rank()
+        self._members = members
+        everybody = range(len(members))
+        #: letters to each rank, and those from each rank that this one has taken
+        self._sent = [Count(f"{name} {self._rank}>{rank}") for rank in everybody]
+        self._taken = [Count(f"{name} {rank}>{self._rank} taken") for rank in everybody]
+        #: the same at the other ends
+        self._theirs = [(f"{name} {rank}>{self._rank}", f"{name} {self._rank}>{rank} taken") for rank in everybody]
+        self.ways: list[Way] = [*self._sent, *self._taken]
 
     def hand_over(self, parts: dict[int, list[Any]], what: str) -> None:
         """Send each rank what `write` made for it; comes back when the memory may be used again."""
-        requests = [self._comm.Isend([part, self._mpi.BYTE], rank, _COMMAND) for rank, row in parts.items() for part in row]
-        self._finish(requests, what, list(parts))
+        self._await(self._send(parts), what, list(parts))
+
+    def _send(self, parts: dict[int, list[Any]]) -> list[Any]:
+        for rank in parts:
+            self._sent[rank].done += 1
+        return [self._comm.Isend([part, self._mpi.BYTE], rank, _COMMAND) for rank, row in parts.items() for part in row]
+
+    def _await(self, requests: list[Any], what: What, ranks: Sequence[int]) -> None:
+        """Wait until the ranks have taken what was sent."""
+        needs = [Need(self._members[rank], self._theirs[rank][1], self._sent[rank].done) for rank in ranks]
+        if requests:
+            self._control.wait(lambda: self._mpi.Request.Testall(requests), what, lambda: needs)
 
     def send(self, rank: int, item: Any, what: str) -> None:
         self.hand_over({rank: write(item)}, what)
 
-    def receive(self, rank: int, what: str, patient: bool = False) -> Any:
+    def receive(self, rank: int, what: What, patient: bool = False) -> Any:
         """The next item from `rank`."""
         found: list[Any] = []
 
@@ -168,27 +252,26 @@ class Post:
             return message is not None
 
         status = self._mpi.Status()
-        self._control.wait(arrived, what, lambda: (rank,), patient)
+        need = (Need(self._members[rank], self._theirs[rank][0], self._taken[rank].done + 1),)
+        self._control.wait(arrived, what, lambda: need, patient)
+        self._taken[rank].done += 1
         head = bytearray(status.Get_count(self._mpi.BYTE))
         found[0].Recv([head, self._mpi.BYTE])
         sizes, body = _unpack(head)
         buffers: list[Array] = [np.empty(size, np.uint8) for size in sizes]
-        self._finish([self._comm.Irecv([buffer, self._mpi.BYTE], rank, _COMMAND) for buffer in buffers], what, [rank])
+        requests = [self._comm.Irecv([buffer, self._mpi.BYTE], rank, _COMMAND) for buffer in buffers]
+        if requests:
+            self._control.wait(lambda: self._mpi.Request.Testall(requests), what, lambda: need)
         return pickle.loads(body, buffers=buffers)
 
-    def exchange(self, item: Any, what: str) -> list[Any]:
-        """Every rank's item, in rank order; collective over the world."""
-        me, size = self._control.rank, self._control.size
+    def exchange(self, item: Any, what: What) -> list[Any]:
+        """Every rank's item, in rank order; collective."""
+        me, size = self._rank, len(self._members)
         others = [(me + step) % size for step in range(1, size)]
-        parts = write(item)
-        requests = [self._comm.Isend([part, self._mpi.BYTE], rank, _COMMAND) for rank in others for part in parts]
+        requests = self._send(dict.fromkeys(others, write(item)))
         items: list[Any] = [None] * size
         items[me] = item
         for rank in reversed(others):
             items[rank] = self.receive(rank, what)
-        self._finish(requests, what, others)
+        self._await(requests, what, others)
         return items
-
-    def _finish(self, requests: list[Any], what: str, ranks: Sequence[int]) -> None:
-        if requests:
-            self._control.wait(lambda: self._mpi.Request.Testall(requests), what, lambda: ranks)

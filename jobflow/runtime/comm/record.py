@@ -3,6 +3,8 @@
 `bind_*` makes a `Record` and an `Operation` without calls.  `seal` exchanges one `Letter` per record - what the operation is,
 and where the peers find this rank's part - checks that the letters of an operation's ranks agree, and lets the communicator
 fill in the calls.
+
+Inside, ranks have their numbers in the world, in a group too: records, letters and messages name them so.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jobflow.errors import PlanError
+from jobflow.errors import PlacementError, PlanError
 from jobflow.layout import Reduction
 from jobflow.ops.base import Call
 from jobflow.plan.traffic import Traffic, handed, total
-from jobflow.runtime.comm.base import Transfers
+from jobflow.runtime.comm.base import Communicator, Transfers
 from jobflow.types import Array
 
 
@@ -205,16 +207,34 @@ def flat(array: Array) -> Array:
 
 
 class Recorder:
-    """The binding half of a communicator; `_complete` is what a subclass adds."""
+    """The binding half of a communicator, and its groups; `_complete` and `_make_group` are what a subclass adds."""
 
-    rank: int
-    size: int
-
-    def __init__(self) -> None:
+    def __init__(self, members: tuple[int, ...], me: int, world: Recorder | None = None) -> None:
+        """`me` is this rank's number in the world; `world` the communicator of which this is a group."""
+        self.members = members
+        self.rank = members.index(me)
+        self.size = len(members)
+        self._me = me
+        self._all = world or self
+        self._groups: dict[tuple[int, ...], Communicator] = {}
         self._records: list[Record] = []
         self._sealed: weakref.WeakSet[Operation] = weakref.WeakSet()
         self._tallies: list[tuple[weakref.ref[Operation], Tally]] = []
         self._before: dict[str, Traffic] = {}
+
+    def group(self, ranks: Sequence[int]) -> Communicator:
+        if len(set(ranks)) != len(ranks) or not all(0 <= rank < self.size for rank in ranks):
+            raise PlacementError(f"there is no group of ranks {list(ranks)} among {self.size}: each must exist, and be named once")
+        if self.rank not in ranks:
+            raise PlacementError(f"rank {self.rank} asked for the group of ranks {list(ranks)}, and is none of them")
+        return self._all._group(tuple(self.members[rank] for rank in ranks))
+
+    def _group(self, members: tuple[int, ...]) -> Communicator:
+        if members == self.members:
+            return self  # type: ignore[return-value]  # its subclasses are communicators
+        if members not in self._groups:
+            self._groups[members] = self._make_group(members)
+        return self._groups[members]
 
     def bind_all_reduce(self, ranks: Sequence[int], source: Array, target: Array, reduce: Reduction, name: str = "") -> list[Call]:
         return self._bind("all_reduce", ranks, source, target, (source.size,), (source.size, source.size), (), reduce, name)
@@ -258,11 +278,12 @@ class Recorder:
         name: str,
     ) -> list[Call]:
         record = Record(kind, tuple(ranks), flat(source), flat(target), tuple(counts), tuple(receives), reduce, name)
-        if self.rank not in record.ranks or not all(0 <= rank < self.size for rank in record.ranks) or len(set(ranks)) != len(ranks):
+        if self.rank not in ranks or not all(0 <= rank < self.size for rank in record.ranks) or len(set(ranks)) != len(ranks):
             raise PlanError(f"rank {self.rank} of {self.size} bound {record.label}: it must be one of them, and each of them exist once")
         if (source.size, target.size) != sizes or source.dtype != target.dtype:
             got = f"{source.dtype}[{source.size}] -> {target.dtype}[{target.size}]"
             raise PlanError(f"rank {self.rank} bound {record.label}: counts ask for [{sizes[0]}] -> [{sizes[1]}] of one type, got {got}")
+        record.ranks = tuple(self.members[rank] for rank in ranks)
         self._records.append(record)
         return [(record.operation.run, ())]
 
@@ -270,7 +291,7 @@ class Recorder:
         records, self._records = self._records, []
         self.sent()  # forgets operations that are gone, but not what they sent
         letters = self.exchange(self._write(records))
-        parts = match(letters)
+        parts = match(letters, self.members)
         self._prepare({group: operations for group, operations in parts.items() if len(group.ranks) > 1})
         position: dict[Group, int] = defaultdict(int)
         for record in records:
@@ -285,7 +306,7 @@ class Recorder:
     def _begin_tally(self, record: Record) -> None:
         """Begin to count the runs of an operation."""
         tally = record.operation.tally
-        elements = handed(record.kind, record.counts, record.ranks.index(self.rank), len(record.ranks))
+        elements = handed(record.kind, record.counts, record.ranks.index(self._me), len(record.ranks))
         tally.kind, tally.nbytes = record.kind, elements * record.source.itemsize
         self._tallies.append((weakref.ref(record.operation), tally))
 
@@ -294,13 +315,21 @@ class Recorder:
         gone = [tally.traffic for operation, tally in self._tallies if operation() is None]
         self._before = total([*self._before.items(), *gone])
         self._tallies = [(operation, tally) for operation, tally in self._tallies if operation() is not None]
-        return total([*self._before.items(), *(tally.traffic for _, tally in self._tallies if tally.runs)])
+        groups = [entry for group in self._groups.values() for entry in group.sent().items()]
+        return total([*self._before.items(), *groups, *(tally.traffic for _, tally in self._tallies if tally.runs)])
 
     def rewind(self) -> None:
         """As if no operation had been called yet, and none bound since the last seal."""
         self._records.clear()
         for operation in self._sealed:
             operation.rewind()
+        for group in self._groups.values():
+            if isinstance(group, Recorder):
+                group.rewind()
+
+    def _make_group(self, members: tuple[int, ...]) -> Communicator:
+        """Of a world: the communicator of these of its ranks, of which this one is one."""
+        raise NotImplementedError
 
     def exchange(self, item: Any) -> list[Any]:
         raise NotImplementedError
@@ -320,10 +349,10 @@ class Recorder:
         raise NotImplementedError
 
 
-def match(letters: Sequence[Sequence[Letter]]) -> dict[Group, list[list[Letter]]]:
-    """For each group its operations in order, each as the letters of its ranks; PlanError where ranks disagree."""
+def match(letters: Sequence[Sequence[Letter]], members: Sequence[int]) -> dict[Group, list[list[Letter]]]:
+    """What each of `members` wrote, as for each group its operations in order, each as the letters of its ranks; PlanError where ranks disagree."""
     written: dict[Group, dict[int, list[Letter]]] = defaultdict(lambda: defaultdict(list))
-    for rank, row in enumerate(letters):
+    for rank, row in zip(members, letters, strict=True):
         for letter in row:
             written[Group(letter.ranks, letter.kind == "transfer")][rank].append(letter)
     parts: dict[Group, list[list[Letter]]] = {}

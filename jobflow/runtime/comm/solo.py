@@ -1,17 +1,17 @@
-"""A world of one rank: every collective is a copy, or nothing."""
+"""A world, or a group, of one rank: every collective is a copy, or nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from jobflow.errors import AbortedError, PlanError
+from jobflow.errors import AbortedError, PlacementError, PlanError
 from jobflow.layout import Reduction
 from jobflow.ops.base import Call
 from jobflow.plan.traffic import Traffic
-from jobflow.runtime.comm.base import Transfers
+from jobflow.runtime.comm.base import Communicator, Transfers
 from jobflow.runtime.device.base import Device
 from jobflow.types import Array
 
@@ -33,13 +33,20 @@ class SoloCommunicator:
 
     rank = 0
     size = 1
+    members: tuple[int, ...] = (0,)
+    allocate: Callable[[int], Array]
 
     def __init__(self, device: Device) -> None:
-        self._device = device
+        self.allocate = device.allocate
         self._reason: str | None = None
 
-    def allocate(self, nbytes: int) -> Array:
-        return self._device.allocate(nbytes)
+    def group(self, ranks: Sequence[int]) -> Communicator:
+        if tuple(ranks) != (0,):
+            raise PlacementError(f"there is no group of ranks {list(ranks)}: this world has only rank 0")
+        return self
+
+    def agree(self, digest: int, what: Callable[[], str]) -> None:
+        """Nothing: one rank is of one mind."""
 
     def allocate_common(self, nbytes: int) -> Array | None:
         return None  # there is nobody to have it in common with
@@ -95,3 +102,26 @@ class SoloCommunicator:
 
     def close(self) -> None:
         """Nothing to give back."""
+
+
+class Alone(SoloCommunicator):
+    """A group of one rank of a larger world: it fails, and is aborted, with the world."""
+
+    def __init__(self, allocate: Callable[[int], Array], member: int, world: Communicator) -> None:
+        self.allocate = allocate
+        self.members = (member,)
+        self._world = world
+
+    def group(self, ranks: Sequence[int]) -> Communicator:
+        if tuple(ranks) != (0,):
+            raise PlacementError(f"there is no group of ranks {list(ranks)} in a group of one rank")
+        return self
+
+    def check(self) -> None:
+        self._world.check()
+
+    def abort(self, reason: str) -> None:
+        self._world.abort(reason)
+
+    def reset(self) -> None:
+        """Nothing: the world forgets its aborts."""

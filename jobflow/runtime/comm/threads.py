@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from jobflow.errors import AbortedError
+from jobflow.errors import AbortedError, DivergedError, JobflowError
 from jobflow.notices import notice
+from jobflow.runtime.comm.base import Communicator
 from jobflow.runtime.comm.record import Group, Letter, Place, Record, Recorder, Regions, address, owner
 from jobflow.runtime.comm.shared import Channel, Meet, SharedOperations
-from jobflow.runtime.comm.solo import copying
+from jobflow.runtime.comm.solo import Alone, copying
+from jobflow.runtime.comm.waits import SILENCE, What, difference, left, standstill, stuck, text_of, waits_in
 from jobflow.types import Array
 
 #: seconds after which a waiting rank says whom it waits for
@@ -27,40 +30,44 @@ class Gate:
         self._ranks = ranks
         self._guard = threading.Lock()
         self._waiting: dict[int, Any] = {}
+        self._passed = 0
 
-    def meet(self, rank: int, own: Any, what: str) -> None:
+    def meet(self, rank: int, own: Any, what: What) -> None:
         """Wait for all ranks; `own` is a lock that `rank` holds, and that whoever comes last releases."""
         with self._guard:
             if self._room.reason is not None:
                 raise AbortedError(self._room.reason)
+            number = self._passed
             last = len(self._waiting) + 1 == len(self._ranks)
             if not last:
                 self._waiting[rank] = own
             else:
                 locks = list(self._waiting.values())
                 self._waiting.clear()
+                self._passed += 1
         if last:
             for lock in locks:
                 lock.release()
             return
-        while not own.acquire(timeout=PATIENCE):
-            self._complain(rank, what)
-        if self._room.reason is not None and rank in self._room.woken:
-            raise AbortedError(self._room.reason)
+        if not own.acquire(timeout=min(SILENCE, PATIENCE)):
+            self._room.linger(rank, own, Waiting(text_of(what), lambda: self._missing(number), lambda: self._wake([rank])))
+        if rank in self._room.woken:
+            raise self._room.error(rank)
 
-    def _complain(self, rank: int, what: str) -> None:
+    def _missing(self, number: int) -> list[int]:
         with self._guard:
-            missing = [other for other in self._ranks if other not in self._waiting]
-        notice(f"rank {rank} has waited {PATIENCE:g} s in {what} for ranks {missing}")
+            return [other for other in self._ranks if other not in self._waiting] if self._passed == number else []
 
-    def wake(self) -> None:
-        """Let everybody who waits raise AbortedError."""
+    def _wake(self, ranks: Sequence[int]) -> None:
+        """Let those of the ranks that wait raise what the room has for them."""
         with self._guard:
-            waiting = dict(self._waiting)
-            self._waiting.clear()
+            waiting = {rank: self._waiting.pop(rank) for rank in ranks if rank in self._waiting}
             self._room.woken.update(waiting)
         for lock in waiting.values():
             lock.release()
+
+    def wake(self) -> None:
+        self._wake(self._ranks)
 
 
 class Count:
@@ -90,13 +97,13 @@ class Count:
             if self.done >= count:
                 return
             self._waiting = count, rank, own
-        while not own.acquire(timeout=PATIENCE):
-            notice(f"rank {rank} has waited {PATIENCE:g} s in {what} for ranks {[peer]}")
-        if self._room.reason is not None and rank in self._room.woken:
-            raise AbortedError(self._room.reason)
+        if not own.acquire(timeout=min(SILENCE, PATIENCE)):
+            self._room.linger(rank, own, Waiting(what, lambda: [peer] if self.done < count else [], self.wake))
+        if rank in self._room.woken:
+            raise self._room.error(rank)
 
     def wake(self) -> None:
-        """Let whoever waits raise AbortedError."""
+        """Let whoever waits raise what the room has for it."""
         with self._guard:
             waiting, self._waiting = self._waiting, None
             if waiting is not None:
@@ -122,17 +129,28 @@ class Line:
         self._others.reach(count, *self._who, what)
 
 
-class Room:
-    """What the ranks of one world of threads have in common."""
+class Waiting(NamedTuple):
+    """A rank that has waited for a while."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.reason: str | None = None
-        #: ranks that an abort has let go while they waited
-        self.woken: set[int] = set()
+    what: str
+    #: the ranks that have not come yet, as of now
+    missing: Callable[[], Sequence[int]]
+    #: lets it raise what the room has for it
+    wake: Callable[[], None]
+
+
+class Table:
+    """What the ranks of one communicator have in common; by their numbers in the world."""
+
+    def __init__(self, room: Room, ranks: tuple[int, ...]) -> None:
+        self.ranks = ranks
         #: each rank's allocations by number, for as long as anything points into them: the array all views keep alive, and where to begin in it
-        self.regions: list[dict[int, tuple[weakref.ref[Array], int]]] = [{} for _ in range(size)]
-        self.items: list[Any] = [None] * size
+        self.regions: dict[int, dict[int, tuple[weakref.ref[Array], int]]] = {rank: {} for rank in ranks}
+        self.items: dict[int, Any] = dict.fromkeys(ranks)
+        #: what each rank came with to the collectives of even and of odd number that it last agreed on, and how many those were
+        self.digests: tuple[dict[int, int], dict[int, int]] = {}, {}
+        self.agreed: dict[int, int] = dict.fromkeys(ranks, 0)
+        self._room = room
         self._guard = threading.Lock()
         self._gates: dict[tuple[int, ...], Gate] = {}
         #: what the sender has posted, and what the receiver has taken
@@ -140,28 +158,108 @@ class Room:
 
     def counts(self, pair: tuple[int, ...]) -> tuple[Count, Count]:
         with self._guard:
-            return self._counts.setdefault(pair, (Count(self), Count(self)))
+            return self._counts.setdefault(pair, (Count(self._room), Count(self._room)))
 
     def gate(self, ranks: tuple[int, ...]) -> Gate:
         with self._guard:
-            return self._gates.setdefault(ranks, Gate(self, ranks))
+            return self._gates.setdefault(ranks, Gate(self._room, ranks))
+
+    def wake(self) -> None:
+        with self._guard:
+            ways: list[Gate | Count] = [*self._gates.values(), *itertools.chain.from_iterable(self._counts.values())]
+        for way in ways:
+            way.wake()
+
+    def reset(self) -> None:
+        for posted, taken in self._counts.values():  # what was posted is not taken any more
+            posted.done = taken.done = max(posted.done, taken.done)
+        self.agreed = dict.fromkeys(self.ranks, max(self.agreed.values()))
+
+
+class Room:
+    """What the ranks of one world of threads have in common: a table for each communicator, and who waits, fails and leaves."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.reason: str | None = None
+        #: ranks that were let go while they waited
+        self.woken: set[int] = set()
+        #: ranks whose part of the present command is over
+        self.ended: set[int] = set()
+        self._errors: dict[int, JobflowError] = {}
+        self._waits: dict[int, Waiting] = {}
+        self._guard = threading.Lock()
+        self._judging = threading.Lock()
+        self._tables: dict[tuple[int, ...], Table] = {}
+
+    def table(self, ranks: tuple[int, ...]) -> Table:
+        with self._guard:
+            return self._tables.setdefault(ranks, Table(self, ranks))
+
+    def error(self, rank: int) -> JobflowError:
+        """Why `rank` was let go."""
+        return self._errors.get(rank) or AbortedError(self.reason)
+
+    def linger(self, rank: int, own: Any, waiting: Waiting) -> None:
+        """The patient part of a wait: everybody may know of it, and it ends if it is in vain."""
+        began = time.monotonic()
+        complain = began + PATIENCE - SILENCE
+        with self._guard:
+            self._waits[rank] = waiting
+        try:
+            self._judge(rank)
+            while not own.acquire(timeout=min(SILENCE, PATIENCE)):
+                self._judge(rank)
+                if time.monotonic() >= complain:
+                    self._complain(rank, waiting)
+                    complain = float("inf")
+        finally:
+            with self._guard:
+                del self._waits[rank]
+
+    def _judge(self, rank: int) -> None:
+        """Let go those that wait in vain: for each other, or this one for ranks that have ended."""
+        with self._judging:
+            with self._guard:
+                waits = dict(self._waits)
+            missing = {other: waiting.missing() for other, waiting in waits.items()}
+            held = stuck(missing)
+            if held:
+                text = standstill({other: (waits[other].what, missing[other]) for other in held})
+                errors: Mapping[int, JobflowError] = {other: DivergedError(text) for other in held}
+            else:
+                gone = sorted(self.ended.intersection(missing.get(rank, ())))
+                errors = {rank: left(gone[0], rank, waits[rank].what, self._others(rank, waits, missing))} if gone else {}
+            for other, error in errors.items():
+                self._errors.setdefault(other, error)
+                waits[other].wake()
+
+    def _others(self, rank: int, waits: Mapping[int, Waiting], missing: Mapping[int, Sequence[int]]) -> list[str]:
+        return [waits_in(other, waits[other].what, missing[other]) for other in sorted(waits) if other != rank]
+
+    def _complain(self, rank: int, waiting: Waiting) -> None:
+        with self._guard:
+            waits = dict(self._waits)
+        missing = {other: other_wait.missing() for other, other_wait in waits.items()}
+        told = f"rank {rank} has waited {PATIENCE:g} s in {waiting.what} for ranks {list(missing[rank])}"
+        also = [waits_in(other, waits[other].what, missing[other]) for other in missing[rank] if other in waits]
+        notice("; ".join([told, *also]))
 
     def abort(self, reason: str) -> None:
         with self._guard:
             if self.reason is None:
                 self.reason = reason
-            gates, counts = list(self._gates.values()), list(itertools.chain.from_iterable(self._counts.values()))
-        for gate in gates:
-            gate.wake()
-        for count in counts:
-            count.wake()
+            tables = list(self._tables.values())
+        for table in tables:
+            table.wake()
 
     def reset(self) -> None:
         """Forget an abort, once no rank is inside a call any more."""
         self.reason = None
         self.woken.clear()
-        for posted, taken in self._counts.values():  # what was posted is not taken any more
-            posted.done = taken.done = max(posted.done, taken.done)
+        self._errors.clear()
+        for table in self._tables.values():
+            table.reset()
 
 
 def forget(regions: dict[int, Any], number: int) -> None:
@@ -169,25 +267,49 @@ def forget(regions: dict[int, Any], number: int) -> None:
 
 
 class ThreadsCommunicator(Recorder):
-    """One of the ranks of a room."""
+    """One of the ranks of a room, or of some ranks of it: `rank` is its number in the room."""
 
-    def __init__(self, room: Room, rank: int, allocate: Callable[[int], Array]) -> None:
-        super().__init__()
-        self.rank = rank
-        self.size = room.size
+    def __init__(
+        self,
+        room: Room,
+        rank: int,
+        allocate: Callable[[int], Array],
+        members: tuple[int, ...] | None = None,
+        world: ThreadsCommunicator | None = None,
+    ) -> None:
+        super().__init__(members or tuple(range(room.size)), rank, world)
         self._room = room
+        self._table = room.table(self.members)
         self._allocate = allocate
         self._regions = Regions()
         self._count = 0
         self._lock = threading.Lock()
         self._lock.acquire()
         self._operations = SharedOperations(self, rank)
-        self._everybody = self._meeting(tuple(range(room.size)))
+        self._everybody = self._meeting(self.members)
+        self._named = "all ranks" if world is None else f"ranks {list(self.members)}"
+
+    def _make_group(self, members: tuple[int, ...]) -> Communicator:
+        if len(members) == 1:
+            return Alone(self._allocate, self._me, self)
+        return ThreadsCommunicator(self._room, self._me, self._allocate, members, self)
+
+    def agree(self, digest: int, what: Callable[[], str]) -> None:
+        if self.size == 1:
+            return
+        table, me = self._table, self._me
+        table.agreed[me] = number = table.agreed[me] + 1
+        digests = table.digests[number % 2]
+        digests[me] = digest
+        self._everybody(lambda: f"collective {number} of ranks {list(self.members)}: {what()}")
+        # nobody can have come to the next collective of this parity, for which this rank is needed
+        if any(digests[rank] != digest for rank in self.members):
+            raise DivergedError(difference(number, self.members, self.exchange((digest, what()))))
 
     def allocate(self, nbytes: int) -> Array:
         array = self._allocate(nbytes)
         if nbytes:
-            number, mine = self._count, self._room.regions[self.rank]
+            number, mine = self._count, self._table.regions[self._me]
             self._count += 1
             mine[number] = weakref.ref(owner(array)), address(array) - address(owner(array))
             self._regions.add(Place(number, 0, nbytes), array, lambda: forget(mine, number))
@@ -201,7 +323,7 @@ class ThreadsCommunicator(Recorder):
         return self._regions.locate(array)
 
     def look(self, rank: int, place: Place) -> Array:
-        whole, start = self._room.regions[rank][place.region]
+        whole, start = self._table.regions[rank][place.region]
         array = whole()
         assert array is not None, "the rank that has bound it keeps it"
         return array[start + place.offset :][: place.nbytes]
@@ -212,14 +334,14 @@ class ThreadsCommunicator(Recorder):
     def channels(self, pairs: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Channel]:
         found: dict[tuple[int, ...], Channel] = {}
         for pair in pairs:
-            if self.rank in pair:
-                me = pair.index(self.rank)
-                counts = self._room.counts(pair)
-                found[pair] = Line(counts[me], counts[1 - me], self.rank, pair[1 - me], self._lock)
+            if self._me in pair:
+                me = pair.index(self._me)
+                counts = self._table.counts(pair)
+                found[pair] = Line(counts[me], counts[1 - me], self._me, pair[1 - me], self._lock)
         return found
 
-    def _meeting(self, ranks: tuple[int, ...]) -> Meet:
-        gate, rank, own = self._room.gate(ranks), self.rank, self._lock
+    def _meeting(self, ranks: tuple[int, ...]) -> Callable[[What], None]:
+        gate, rank, own = self._table.gate(ranks), self._me, self._lock
         return lambda what: gate.meet(rank, own, what)
 
     def _write(self, records: Sequence[Record]) -> list[Letter]:
@@ -235,14 +357,15 @@ class ThreadsCommunicator(Recorder):
             self._operations.complete(record, letters)
 
     def barrier(self) -> None:
-        self._everybody("a barrier of all ranks")
+        self._everybody(f"a barrier of {self._named}")
 
     def exchange(self, item: Any) -> list[Any]:
-        items = self._room.items
-        items[self.rank] = item
-        self._everybody("an exchange among all ranks")
-        result = list(items)
-        self._everybody("an exchange among all ranks")  # nobody may write the next item before all have read this one
+        items = self._table.items
+        items[self._me] = item
+        what = f"an exchange among {self._named}"
+        self._everybody(what)
+        result = [items[rank] for rank in self.members]
+        self._everybody(what)  # nobody may write the next item before all have read this one
         return result
 
     def check(self) -> None:
@@ -258,5 +381,8 @@ class ThreadsCommunicator(Recorder):
         self.rewind()
 
     def close(self) -> None:
-        self._room.regions[self.rank].clear()
+        for group in self._groups.values():
+            group.close()
+        self._groups.clear()
+        self._table.regions[self._me].clear()
         self._regions.clear()

@@ -1,9 +1,8 @@
 """Is this process one of several that a launcher started, and how does such a job end?
 
-Nothing here imports MPI: `launched` reads the environment that mpiexec or srun made, and `guard` is cheap enough for every
-import of jobflow.  After `guard`
+Nothing here imports MPI: `launched` reads the environment, and `guard` is cheap enough for every import of jobflow.  After `guard`
 
-* ranks above 0 print nothing on standard output, until `unmute`;
+* ranks above 0 that mpiexec or srun started print nothing on standard output, until `unmute`;
 * an uncaught exception on any rank is printed once, with the rank, and ends the whole job with exit code 1;
 * a rank that comes to the end of its script tells the others, so that none waits for it in vain.
 """
@@ -18,42 +17,16 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import NoReturn
+
+from jobflow.runtime.world.variables import Launch as Launch
+from jobflow.runtime.world.variables import launched as launched
 
 #: seconds that the first failing rank lives on: others which fail in the same way find that it has spoken, and the launcher,
 #: which drops what it has not yet passed on when a job is aborted, passes on what was printed
 GRACE = 0.3
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One of `size` processes, and who started it."""
-
-    rank: int
-    size: int
-    launcher: str
-
-
-#: (launcher, variable of the rank, variable of the number of ranks)
-_LAUNCHERS = (
-    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("MPICH", "PMI_RANK", "PMI_SIZE"),
-    ("PMIx", "PMIX_RANK", "PMIX_SIZE"),
-    # only srun sets the size of a step: a batch script has a rank too, but runs once
-    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-)
-
-
-def launched(environ: Mapping[str, str] = os.environ) -> Launch | None:
-    """What the launcher's environment says; None for a process that is alone."""
-    for launcher, rank, size in _LAUNCHERS:
-        if environ.get(rank, "").isdigit() and environ.get(size, "").isdigit():
-            found = Launch(int(environ[rank]), int(environ[size]), launcher)
-            return found if found.size > 1 else None
-    return None
 
 
 class _Guard:
@@ -64,26 +37,41 @@ class _Guard:
     output: int | None = None
     #: what to do when the script comes to its end; a world that has started puts its own in place
     leave: Callable[[], None] | None = None
+    #: tells ranks that no mpiexec started of this one's end by an error
+    fail: Callable[[str], None] | None = None
+    #: children by fork are no ranks
+    pid = 0
+    #: this rank has an error of its own to print
+    failing = False
 
 
-def guard(launch: Launch, leave: Callable[[], None]) -> None:
-    """Make this process a good member of its job; `leave` tells the other ranks that its script has ended."""
+def starts_ranks(command: Sequence[str] = sys.orig_argv) -> bool:
+    """True in `jobflow launch`, which is no rank whatever variables are left over in its terminal."""
+    pairs = zip(command, command[1:], strict=False)
+    return any(pair == ("-m", "jobflow.distributed.launch") or (os.path.basename(pair[0]) == "jobflow" and pair[1] == "launch") for pair in pairs)
+
+
+def guard(launch: Launch, leave: Callable[[], None], fail: Callable[[str], None] | None = None) -> None:
+    """Make this process a good member of its job; `leave` tells the other ranks that its script has ended.
+
+    `fail`, for ranks that no mpiexec started, tells them of an error.
+    """
     if _Guard.launch is not None:
         return
-    _Guard.launch, _Guard.leave = launch, leave
+    _Guard.launch, _Guard.leave, _Guard.fail, _Guard.pid = launch, leave, fail, os.getpid()
     for stream in (sys.stdout, sys.stderr):
         # a rank may be killed at any time because another failed: what it printed should not die in a buffer
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(line_buffering=True, write_through=False)  # whole lines, so that those of two ranks do not mix
-    if launch.rank > 0:
+    if launch.rank > 0 and not launch.multi:
         _mute()
     sys.excepthook = _uncaught
     atexit.register(_leave)
 
 
 def _leave() -> None:
-    if _Guard.leave is not None:
+    if _Guard.leave is not None and _Guard.pid == os.getpid():
         _Guard.leave()
 
 
@@ -115,7 +103,8 @@ def unmute() -> None:
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     launch = _Guard.launch
-    if launch is None:
+    # who types at a prompt goes on after an error
+    if launch is None or _Guard.pid != os.getpid() or hasattr(sys, "ps1") or sys.flags.interactive:
         sys.__excepthook__(kind, error, trace)
     else:
         end_job(error.with_traceback(trace), launch)
@@ -123,26 +112,44 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
 
 def end_job(error: BaseException, launch: Launch) -> NoReturn:
     """Print `error` unless another rank of this node has just printed one, and end all ranks with exit code 1."""
-    claim = _claim()
+    _Guard.failing = True
+    claim = _claim(launch)
+    text = "".join(traceback.format_exception(error)).rstrip()
+    named = f"rank {launch.rank}: {text}"
     if claim is not None:
-        text = "".join(traceback.format_exception(error)).rstrip()
-        print(f"rank {launch.rank}: {text}", file=sys.stderr)
+        print(text if launch.supervised else named, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
+    if claim is not None and _Guard.fail is not None:
+        _Guard.fail(named)
+        os._exit(1)
     # whoever has not printed leaves it to the one that has to end the job; if that end does not come, it goes on
     time.sleep(GRACE if claim is not None else 3 * GRACE)
     abort(launch)
 
 
-def _claim() -> socket.socket | None:
+def ended_elsewhere(text: str, show: bool) -> None:
+    """Another rank has failed, so this one ends; called on a thread of its own, whatever the program is at."""
+    if _Guard.failing:
+        return
+    launch = _Guard.launch
+    assert launch is not None
+    sys.stdout.flush()
+    if show:
+        print(f"jobflow: rank {launch.rank} ends because of another:\n{text}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def _claim(launch: Launch) -> socket.socket | None:
     """A token that one process of a job on a node can hold at a time; it ends with the process.
 
     An abstract socket name needs no file that someone would have to remove, and cannot be taken twice.  Where there are
     none, everybody gets the token.
     """
-    job = os.environ.get("SLURM_JOB_ID", "") + "." + os.environ.get("SLURM_STEP_ID", "") if "SLURM_STEP_ID" in os.environ else str(os.getppid())
+    step = os.environ.get("SLURM_JOB_ID", "") + "." + os.environ["SLURM_STEP_ID"] if "SLURM_STEP_ID" in os.environ else ""
+    job = launch.master or step or str(os.getppid())
     token = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    if not sys.platform.startswith("linux"):
+    if not sys.platform.startswith("linux") or (launch.master and not launch.supervised):  # each has a terminal of its own
         return token
     try:
         token.bind(f"\0jobflow-{os.getuid()}-{job}")
@@ -154,6 +161,9 @@ def _claim() -> socket.socket | None:
 
 def abort(launch: Launch) -> NoReturn:
     """End all ranks of the job with exit code 1."""
+    if _Guard.fail is not None:
+        _Guard.fail(f"rank {launch.rank} failed")
+        os._exit(1)
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         mpi.COMM_WORLD.Abort(1)

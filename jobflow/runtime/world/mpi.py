@@ -19,12 +19,13 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from jobflow.errors import AbortedError, JobError
-from jobflow.runtime.comm.mpi import MpiCommunicator
+from jobflow.runtime.comm.mpi import MpiCommunicator, Site
 from jobflow.runtime.comm.nccl import device_communicator
 from jobflow.runtime.comm.post import LEAVING, Control, Post, write
+from jobflow.runtime.comm.waits import Count, Need
 from jobflow.runtime.device.base import Device
 from jobflow.runtime.device.cpu import CpuDevice
-from jobflow.runtime.world import blas, launch
+from jobflow.runtime.world import blas, launch, rendezvous, variables
 from jobflow.runtime.world.base import Command, Rank, each_argument
 from jobflow.runtime.world.launch import Launch
 
@@ -56,11 +57,15 @@ class Station:
         node.Free()
         self.world = world.Dup()
         self.control = Control(self.mpi, world.Dup(), crowded=neighbours > len(_cores()))
-        self.post = Post(self.mpi, world.Dup(), self.control)
+        self.post = Post(self.mpi, world.Dup(), self.control, "letters", range(world.Get_size()))
+        self._begun = Count("session")
+        self.control.ways += [self.post.ways, [self._begun]]
         self.launch = started
         #: "" before the first world, then "single client" or "multi client"
         self.session = ""
         self.stopped = False
+        #: how many worlds there have been
+        self.opened = 0
 
     @property
     def others(self) -> list[int]:
@@ -73,10 +78,11 @@ class Station:
                 raise JobError(f"this job runs as {self.session} and cannot become {session}")
             return
         self.session = session
+        self._begun.done = 1
         self.control.say(session)
         words = self.control.words
         what = "the start of a session"
-        self.control.wait(lambda: self._heard() and all(words), what, lambda: [rank for rank in self.others if not words[rank]])
+        self.control.wait(lambda: self._heard() and all(words), what, lambda: [Need(rank, "session", 1) for rank in self.others if not words[rank]])
         for rank in self.others:
             if words[rank][0] == LEAVING:
                 raise self.control.left(rank, what)
@@ -130,10 +136,14 @@ def _forget_segments() -> None:
 
 def _import_mpi(started: Launch) -> Any:
     try:
+        if started.master:
+            return rendezvous.start_mpi(rendezvous.member())
         if "mpi4py.MPI" not in sys.modules:
             settings = importlib.import_module("mpi4py").rc
             settings.thread_level = "serialized"  # one thread per rank talks
         return importlib.import_module("mpi4py.MPI")
+    except JobError:
+        raise
     except (ImportError, RuntimeError) as error:
         ranks = f"{started.launcher} started this program as {started.size} ranks"
         raise JobError(f'{ranks}, which needs mpi4py and an MPI library ({error}); install both with: pip install "jobflow-sbp[mpi]"') from error
@@ -151,6 +161,9 @@ def station(started: Launch) -> Station:
 
 def leave(started: Launch) -> None:
     """What `launch.guard` does at the end of a script, whether it had a session or not."""
+    if started.master:
+        leave_members(started)
+        return
     try:
         here = station(started)
     except JobError:
@@ -161,18 +174,34 @@ def leave(started: Launch) -> None:
         here.fail(error)
 
 
+def leave_members(started: Launch) -> None:
+    """The same for ranks that no mpiexec started; they need no MPI to tell each other of their end."""
+    try:
+        if _station:
+            _station[0].leave()
+        rendezvous.member().leave()
+    except BaseException as error:  # noqa: BLE001 - there is nobody left to raise it to
+        launch.end_job(error, started)
+
+
 def guard() -> Launch | None:
-    """Guard this process if a launcher started it among others; called when jobflow is imported."""
+    """Guard this process if it is one of several; called when jobflow is imported."""
+    if launch.starts_ranks():
+        return None
     started = launch.launched()
-    if started is not None:
-        launch.guard(started, lambda: leave(started))
+    if started is None:
+        return None
+    fail = rendezvous.join(started, launch.ended_elsewhere).fail if started.master else None
+    if started.master:
+        variables.mark(started)
+    launch.guard(started, lambda: leave(started), fail)
     return started
 
 
 class MpiWorld:
     """A world of one process per rank.  `device(local)` makes the device of the rank that is number `local` in its node.
 
-    `shared=False` and `nodes` are those of `MpiCommunicator`.
+    `shared=False` and `nodes` are those of a communicator's `Site`.
     """
 
     def __init__(
@@ -209,7 +238,9 @@ class MpiWorld:
     def _open(self) -> None:
         device, shared, nodes = self._settings
         here = self._station
-        comm = MpiCommunicator(here.mpi, here.world, here.control, here.post, shared, nodes)
+        here.opened += 1
+        comm = MpiCommunicator(Site(here.mpi, here.control, f"world {here.opened}", shared, nodes), tuple(range(self.size)))
+        comm.open(here.world.Dup(), here.post)
         mine = device(here.local)
         mine.activate()
         self._rank = Rank(here.control.rank, self.size, mine, device_communicator(comm, mine, comm.exchange(mine.identity)))

@@ -55,8 +55,9 @@ class Round:
 class Worker:
     """The thread of one rank; idle until `start` gives it a round."""
 
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: Rank, room: Room) -> None:
         self.rank = rank
+        self._room = room
         self._round: Round | None = None
         self._wake = threading.Lock()
         self._wake.acquire()
@@ -80,6 +81,7 @@ class Worker:
                     self.rank.device.activate()
                     active = True
                 round.results[self.rank.index] = round.command(self.rank, round.arguments[self.rank.index])
+                self._room.ended.add(self.rank.index)
             except BaseException as error:  # noqa: BLE001 - whatever it is, the client raises it
                 round.failures.append((self.rank.index, error))
                 round.abort(f"rank {self.rank.index} failed: {type(error).__name__}: {error}")
@@ -94,12 +96,12 @@ class ThreadsWorld:
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self.size = len(devices)
-        room = Room(self.size)
+        self._room = room = Room(self.size)
         identities = [device.identity for device in devices]
         comms = [device_communicator(ThreadsCommunicator(room, i, aligned_zeros), device, identities) for i, device in enumerate(devices)]
         self.ranks: Sequence[Rank] = [Rank(i, self.size, device, comm) for i, (device, comm) in enumerate(zip(devices, comms, strict=True))]
         self._calling = threading.Lock()
-        self._workers = [Worker(rank) for rank in self.ranks]
+        self._workers = [Worker(rank, room) for rank in self.ranks]
         self._blas_threads = blas.limit(1)
         self._end = weakref.finalize(self, _dismiss, self._workers, self._blas_threads)
 
@@ -110,6 +112,7 @@ class ThreadsWorld:
             raise JobError("a rank cannot call its own world from inside a command: all ranks are busy with that command")
         round = Round(command, each_argument(self.size, arguments), self.ranks)
         with self._calling:
+            self._room.ended.clear()
             for worker in self._workers:
                 worker.start(round)
             self._await(round)

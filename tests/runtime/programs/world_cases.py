@@ -13,8 +13,7 @@ import laws
 import numpy as np
 
 from jobflow.layout import SUM
-from jobflow.runtime.comm import mpi as comm_mpi
-from jobflow.runtime.comm import post
+from jobflow.runtime.comm import post, windows
 from jobflow.runtime.world import launch, mpi
 from jobflow.runtime.world.base import Rank
 from jobflow.runtime.world.mpi import MpiWorld
@@ -257,7 +256,7 @@ def stall_in_messages() -> None:
 
 
 def little_memory() -> None:
-    comm_mpi._free_shared_memory = lambda: 0
+    windows._free_shared_memory = lambda: 0
     w = world()
     for law in (laws.all_gather, laws.all_to_all, laws.transfer):
         w.call(law, [(5000, "float32", "shared")] * w.size)
