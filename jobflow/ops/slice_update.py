@@ -1,0 +1,111 @@
+"""Subscripts: windows on tensors that lie split along the axes that are cut, and writing into windows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jobflow.errors import DtypeError, ShapeError
+from jobflow.layout import B, Box, P, Rule, S, Signature
+from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, adds, sample
+from jobflow.ops.pointwise import call, numbers
+from jobflow.ops.scalar import fill_like
+from jobflow.ops.slices import CopyInto, Edges, Slice, flip, same_memory, window_of
+from jobflow.types import Array, Tensor, TensorType, Xp
+
+
+@dataclass(frozen=True)
+class Subscript(Slice):
+    """The same as Slice, but x may also be split along axes that are cut: a rank gives the elements it has, and zeros for the others."""
+
+    def rule(self, x: TensorType) -> Rule:
+        parts = tuple(Signature((S(i),), (P,)) for i, full in enumerate(self.full(x.shape)) if not full)
+        return replace(super().rule(x), also=parts if adds(x) else ())
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        (x,), (y,) = inputs, outputs
+        inside, outside = self.met(x, y)
+        return inside if outside.takes_all(y.shape) else CopyInto(y.shape, inside, outside)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield from super().samples()
+        yield sample(cls((1, 0), (6, 7), (2, 3)), numbers(3, 6, 7))
+        yield sample(cls((5,), (6,), (1,)), numbers(4, 7))
+        yield sample(cls((1, 0), (3, 3), (1, 1)), numbers(5, 4, 3) > 0)
+
+
+@dataclass(frozen=True)
+class SliceUpdate(Op):
+    """y = x, but y[window] = v; of v only the part `part` on a rank that has less than the window."""
+
+    precision = "any"
+    in_place = OVER_FIRST
+    window: Slice
+    part: Slice | None = None
+
+    def infer(self, x: TensorType, v: TensorType) -> TensorType:
+        if x.dtype is not v.dtype:
+            raise DtypeError(f"slice_update: {x} and the new values {v} differ in element type; cast one of them with cast(x, dtype)")
+        needed, given = self.window.infer(x), v if self.part is None else self.part.infer(v)
+        if needed != given:
+            raise ShapeError(f"slice_update: the new values {given} do not fill the window {needed} of {x}")
+        return x
+
+    def rule(self, x: TensorType, v: TensorType) -> Rule:
+        """Axes that are not cut are split in x and v alike; of one that is cut every rank takes from a whole v what it needs.
+
+        To take it from a whole v along the other axes too would be wrong on a mesh of which another dimension splits both.
+        """
+        full = self.window.full(x.shape)
+        word = "".join(LETTERS[i] if ok else LETTERS[i].upper() for i, ok in enumerate(full)) or "1"
+        new = "".join(mark if ok else "1" for mark, ok in zip(word, full, strict=False))
+        pieces = tuple(Signature((S(i), B), (S(i),)) for i, ok in enumerate(full) if not ok)
+        return Rule(f"{word},{new}->{word if full else ''}", linear=((0, 1),) if adds(x) else (), also=pieces)
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        x, v = inputs
+        inside, outside = self.window.met(x, v)
+        return SliceUpdate(inside, None if outside.takes_all(v.shape) else outside)
+
+    def _given(self, v: Array) -> Array:
+        return v if self.part is None else v[(*self.part.at, ...)]
+
+    def kernel(self, xp: Xp, x: Array, v: Array, y: Array) -> None:
+        y[...] = x
+        y[(*self.window.at, ...)] = self._given(v)
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        if device.xp is not np:
+            return super().bind(device, inputs, outputs)
+        (x, v), (y,) = inputs, outputs
+        kept: list[Call] = [] if same_memory(x, y) else [(np.copyto, (y, x))]
+        return [*kept, (np.copyto, (y[(*self.window.at, ...)], self._given(v)))]
+
+    def grad(self, x: Tensor, v: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        window = self.window
+        return call(SliceUpdate(window), dy, fill_like(v, 0.0)), call(Subscript(window.starts, window.stops, window.steps), dy)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(Slice((0, 1), (5, 3), (1, 1))), numbers(1, 5, 4), numbers(2, 5, 2))
+        yield sample(cls(Slice((1, 0, 0), (6, 3, 2), (2, 1, 1))), numbers(3, 7, 3, 2), numbers(4, 3, 3, 2))
+        yield sample(cls(Slice((5,), (6,), (1,))), numbers(5, 7), numbers(6, 1))
+        yield sample(cls(Slice((2, 0), (2, 3), (1, 1))), numbers(7, 7, 3), numbers(8, 0, 3))
+        yield sample(cls(Slice((1, 0), (3, 3), (1, 1))), numbers(9, 4, 3) > 0, numbers(10, 2, 3) > 0)
+
+
+def subscript(x: Tensor, starts: Edges, stops: Edges, steps: Edges | None = None, *, name: str | None = None) -> Tensor:
+    """x[starts[0]:stops[0]:steps[0], ...] as Python slices; missing trailing axes are full.  See `Subscript` for its layouts."""
+    window, backwards = window_of(x.type.shape, starts, stops, steps)
+    whole = window.takes_all(x.type.shape)
+    y = x if whole else call(Subscript(window.starts, window.stops, window.steps), x, name=None if backwards else name)
+    return flip(y, backwards, name=name) if backwards else y
+
+
+def slice_update(x: Tensor, v: Tensor, starts: Edges, stops: Edges, steps: Edges | None = None, *, name: str | None = None) -> Tensor:
+    """x with x[starts[0]:stops[0]:steps[0], ...] = v; v has the shape of that window."""
+    window, backwards = window_of(x.type.shape, starts, stops, steps)
+    return call(SliceUpdate(window), x, flip(v, backwards) if backwards else v, name=name)
