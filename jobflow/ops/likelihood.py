@@ -1,0 +1,135 @@
+"""Losses from log-probabilities with the classes on any axis.
+
+    loss[n...] = -x[n, label[n...], ...]        0 where the label is `ignored`
+
+A label that is neither a class nor `ignored` is an ArgumentError.  Classes may be split: a rank then answers for those it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jobflow.errors import ArgumentError, DtypeError, ShapeError
+from jobflow.layout import B, Box, Rule, S, Signature
+from jobflow.ops.base import LETTERS, Grads, Op, Sample, normal_axis, sample
+from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
+from jobflow.types import Array, Tensor, TensorType, Xp
+
+WHAT = "negative_log_likelihood"
+
+
+def _marks(ndim: int, axis: int) -> tuple[str, str]:
+    """Letters of the labels' axes, and of the log-probabilities'."""
+    whole = LETTERS[:ndim]
+    return whole[:axis] + whole[axis + 1 :], whole
+
+
+def _check(labels: Array, classes: int, ignored: int | None) -> None:
+    wrong = (labels < 0) | (labels >= classes)
+    if ignored is not None:
+        wrong &= labels != ignored
+    if wrong.any():
+        other = "" if ignored is None else f", nor is it the ignored {ignored}"
+        raise ArgumentError(f"{WHAT}: label {int(labels[wrong][0])} is outside [0, {classes}), the range of the {classes} classes{other}")
+
+
+@dataclass(frozen=True)
+class NegativeLogLikelihood(Op):
+    """loss[n] = -x[n, label[n]] with the classes on `axis` of x; 0 where the label is `ignored`, or a class of another rank"""
+
+    axis: int
+    ignored: int | None = None
+    offset: int = 0
+    classes: int | None = None
+
+    def infer(self, x: TensorType, labels: TensorType) -> TensorType:
+        check_dtypes(WHAT, FLOATS, x)
+        normal_axis(WHAT, self.axis, x.ndim)
+        if not labels.dtype.is_integer:
+            raise DtypeError(f"{WHAT}: labels {labels} are not integers; cast them with cast(labels, int64)")
+        rows = (*x.shape[: self.axis], *x.shape[self.axis + 1 :])
+        if labels.shape != rows:
+            raise ShapeError(f"{WHAT}: labels {labels} should be {list(rows)}, the axes of {x} without axis {self.axis} of the classes")
+        return x.with_shape(rows)
+
+    def rule(self, x: TensorType, labels: TensorType) -> Rule:
+        rows, whole = _marks(x.ndim, self.axis)
+        return Rule(f"{whole},{rows}->{rows}", linear=((0,),))
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        (start, stop), classes = inputs[0].spans[self.axis], inputs[0].whole[self.axis]
+        return self if stop - start == classes else replace(self, offset=start, classes=classes)
+
+    def limits(self, x: TensorType, labels: TensorType) -> Mapping[int, tuple[int, int]]:  # type: ignore[override]
+        return {1: (0, x.shape[self.axis])} if self.ignored is None else {}
+
+    def kernel(self, xp: Xp, x: Array, labels: Array, loss: Array) -> None:
+        size = x.shape[self.axis]
+        _check(labels, size if self.classes is None else self.classes, self.ignored)
+        loss.fill(0)
+        if not x.size:
+            return
+        at = labels.astype(xp.int64) - self.offset
+        mine = (at >= 0) & (at < size)
+        if self.ignored is not None:
+            mine &= labels != self.ignored
+        picked = xp.take_along_axis(x, xp.expand_dims(xp.clip(at, 0, size - 1), self.axis), axis=self.axis)
+        loss[...] = xp.where(mine, -picked.squeeze(self.axis), loss)
+
+    def grad(self, x: Tensor, labels: Tensor, loss: Tensor, dloss: Tensor) -> Grads:
+        return call(NegativeLogLikelihoodGrad(self.axis, x.type.shape[self.axis], self.ignored), labels, dloss), None
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(1), numbers(1, 5, 4), np.array([0, 3, 1, 1, 2], np.int32))
+        yield sample(cls(1, -100), numbers(2, 2, 5, 3), np.array([[0, -100, 4], [2, 3, -100]]))
+        yield sample(cls(0, 1), numbers(3, 4), np.array(1))
+        yield sample(cls(0), numbers(4, 4), np.array(2))
+
+
+@dataclass(frozen=True)
+class NegativeLogLikelihoodGrad(Op):
+    """dx[n, c] = -dloss[n] where c is label[n], else 0; of `size` classes on `axis`"""
+
+    axis: int
+    size: int
+    ignored: int | None = None
+    offset: int = 0
+    #: of all ranks, where this one holds a part of them
+    classes: int | None = None
+
+    def infer(self, labels: TensorType, dloss: TensorType) -> TensorType:
+        return dloss.with_shape((*dloss.shape[: self.axis], self.size, *dloss.shape[self.axis :]))
+
+    def rule(self, labels: TensorType, dloss: TensorType) -> Rule:
+        rows, whole = _marks(dloss.ndim + 1, self.axis)
+        return Rule(f"{rows},{rows}->{whole}", linear=((1,),), also=(Signature((B, B), (S(self.axis),)),))
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        start, stop = outputs[0].spans[self.axis]
+        return self if stop - start == self.size else replace(self, size=stop - start, offset=start, classes=self.size)
+
+    def kernel(self, xp: Xp, labels: Array, dloss: Array, dx: Array) -> None:
+        _check(labels, self.size if self.classes is None else self.classes, self.ignored)
+        classes = xp.arange(self.offset, self.offset + self.size).reshape((-1,) + (1,) * (labels.ndim - self.axis))
+        hit = xp.expand_dims(labels, self.axis) == classes
+        if self.ignored is not None and 0 <= self.ignored - self.offset < self.size:
+            hit[(*(slice(None),) * self.axis, self.ignored - self.offset)] = False
+        dx[...] = xp.where(hit, -xp.expand_dims(dloss, self.axis), dloss.dtype.type(0))
+
+    def grad(self, labels: Tensor, dloss: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
+        return None, call(NegativeLogLikelihood(self.axis, self.ignored), ddx, labels)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(1, 4), np.array([0, 3, 1, 1, 2]), numbers(1, 5))
+        yield sample(cls(1, 5, 3), np.array([[0, 3, 4], [2, 3, 1]]), numbers(2, 2, 3))
+        yield sample(cls(0, 4), np.array(2), numbers(3))
+
+
+def negative_log_likelihood(x: Tensor, labels: Tensor, axis: int = 1, ignored: int | None = None, *, name: str | None = None) -> Tensor:
+    """Loss per label from log-probabilities x with the classes on `axis`; 0 where the label is `ignored`."""
+    return call(NegativeLogLikelihood(normal_axis(WHAT, axis, x.type.ndim), ignored), x, labels, name=name)
