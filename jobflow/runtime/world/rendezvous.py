@@ -1,0 +1,370 @@
+"""How ranks that no mpiexec started find each other, start MPI together, and learn of each other's end.
+
+The process with RANK=0 (or `jobflow launch` before it) listens at MASTER_ADDR:MASTER_PORT and starts the service of pmi.py there.
+Every rank, from `import jobflow` on, keeps a connection to it, on a thread that connects with patience and then listens:
+
+    Membership.need      wait until all ranks have come and are about to start MPI; says who is missing
+    Membership.leave     the script has ended; rank 0 stays until all have, since the service does
+    Membership.fail      this rank ends by an error, so all do
+    start_mpi            MPI_COMM_WORLD of all ranks: the MPI library finds the service by PMI_PORT and PMI_ID
+
+MPI starts only when all ranks are ready for it: a process that waits inside MPI's start can neither speak nor be interrupted.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from jobflow.errors import JobError, RankError
+from jobflow.runtime.world import pmi
+from jobflow.runtime.world.variables import Launch
+
+#: seconds of waiting after which a rank says for whom; then after thrice that time, and so on, but no more rarely than RARE
+PATIENCE = 5.0
+RARE = 300.0
+#: seconds between attempts to connect, at first and later
+RETRIES = (0.02, 0.5)
+#: seconds in which the service of an earlier job, which is about to end, may still hold the port
+LINGER = 1.5
+#: characters of an error text that the other ranks are sent
+LONGEST_TEXT = 20_000
+#: MPI libraries whose PMI-1 client takes PMI_PORT
+SPEAKERS = ("MPICH", "MVAPICH", "Intel MPI")
+
+
+class PortTakenError(JobError):
+    """Something listens there already."""
+
+
+def split(master: str) -> tuple[str, int]:
+    """("host", port) of "host:port"."""
+    host, _, port = master.rpartition(":")
+    return host, int(port)
+
+
+def resolve(master: str) -> tuple[str, int]:
+    """The same with the host's IPv4 address, as MPI libraries want it."""
+    host, port = split(master)
+    try:
+        found = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)
+    except OSError as error:
+        raise JobError(f"MASTER_ADDR={host} is no name or IPv4 address of a machine ({error}); it is where RANK=0 runs") from error
+    return str(found[0][4][0]), port
+
+
+def listen(master: str) -> socket.socket:
+    """A socket that listens at MASTER_ADDR:MASTER_PORT, and nowhere else; JobError if it cannot.  Port 0 is any free one."""
+    where = resolve(master)
+    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(where)
+        found.listen(1024)
+    except OSError as error:
+        found.close()
+        if error.errno == errno.EADDRINUSE:
+            taken = f"MASTER_PORT={where[1]} at {where[0]} is taken by another program, perhaps by another job"
+            raise PortTakenError(f"{taken}: choose another port for all ranks") from error
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise JobError(f"MASTER_ADDR={where[0]} is no address of this machine; give the address of the machine where RANK=0 runs") from error
+        raise JobError(f"cannot listen at MASTER_ADDR={where[0]} MASTER_PORT={where[1]}: {error}") from error
+    return found
+
+
+def start_service(listener: socket.socket, size: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """The service as a process, and the connection on which it depends: it ends the ranks when the other end closes."""
+    mine, its = socket.socketpair()
+    with listener, its:
+        # by its path and isolated: it needs none of the package, and nothing in the environment shall reach into it
+        command = [sys.executable, "-I", "-S", pmi.__file__, str(size), str(listener.fileno())]
+        process = subprocess.Popen(command, stdin=its.fileno(), stdout=subprocess.DEVNULL, pass_fds=[listener.fileno()], start_new_session=True, cwd="/")
+    return process, mine
+
+
+def about(started: Launch) -> dict[str, Any]:
+    """What a rank says of itself."""
+    node, pid = pmi.node_name(), os.getpid()
+    screen = f"{node} {os.getppid()}" if started.supervised else f"{node} {pid} own"
+    return {"rank": started.rank, "size": started.size, "pid": pid, "node": node, "host": socket.gethostname(), "screen": screen}
+
+
+class Membership:
+    """This rank's connection to the others.  `ended(text, shown)` is called on its thread when the job has failed elsewhere."""
+
+    def __init__(self, started: Launch, ended: Callable[[str, bool], None]) -> None:
+        self.started = started
+        self._ended = ended
+        self._news = threading.Condition()
+        self._sock: socket.socket | None = None
+        self._state: dict[str, Any] | None = None
+        self._error: Exception | None = None
+        self._trouble = "no answer yet"
+        self._done = False
+        self._service = self._serve() if started.rank == 0 and not started.supervised else None
+        self._thread = threading.Thread(target=self._run, name="jobflow rendezvous", daemon=True)
+        self._thread.start()
+
+    # ---------------------------------------------------------------- rank 0's part
+
+    def _serve(self) -> socket.socket:
+        """Start the service; a second process with RANK=0 is told by the first one's."""
+        deadline = time.monotonic() + LINGER
+        while True:
+            try:
+                listener = listen(self.started.master)
+                break
+            except PortTakenError:
+                refusal = self._ask()
+                if refusal is not None:
+                    raise JobError(refusal) from None
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(RETRIES[0])
+        process, parent = start_service(listener, self.started.size)
+        process.returncode = 0  # nobody waits for it, since it may outlive this process; so Popen need not warn at the end
+        return parent
+
+    def _ask(self) -> str | None:
+        """Why the service of another rank 0 would not have this one."""
+        with suppress(OSError, StopIteration), socket.create_connection(resolve(self.started.master), timeout=1.0) as sock:
+            sock.sendall(json.dumps(about(self.started)).encode() + b"\n")
+            lines = _lines(sock)
+            if next(lines) == pmi.GREETING.encode():
+                return str(json.loads(next(lines))["refused"])
+        return None
+
+    # ---------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        try:
+            sock = self._connect()
+        except JobError as error:
+            self._set(_error=error)
+            return
+        if all(self._take(json.loads(line)) for line in _lines(sock)) and not self._done:
+            self._ended(f"the process with RANK=0, or the service that it started at {self.started.master}, has died", True)
+
+    def _connect(self) -> socket.socket:
+        """A connection on which the service has greeted this rank."""
+        where = resolve(self.started.master)
+        pause = RETRIES[0]
+        while True:
+            try:
+                sock = socket.create_connection(where, timeout=10.0)
+                if self._greeted(sock):
+                    return sock
+            except OSError as error:
+                self._trouble = error.strerror or str(error)
+            time.sleep(pause)
+            pause = min(2 * pause, RETRIES[1])
+
+    def _greeted(self, sock: socket.socket) -> bool:
+        """False if the connection ended: a service that is about to end does not greet."""
+        _keep_alive(sock)
+        sock.sendall(json.dumps(about(self.started)).encode() + b"\n")
+        found = b""
+        while not found.endswith(b"\n"):
+            byte = sock.recv(1)
+            found += byte
+            if not byte or len(found) > 200:
+                break
+        if found.decode(errors="replace").rstrip() == pmi.GREETING:
+            sock.settimeout(None)
+            self._set(_sock=sock)
+            return True
+        sock.close()
+        if found:
+            raise JobError(f"what listens at {self.started.master} is no jobflow program; choose another MASTER_PORT for all ranks")
+        self._trouble = "the connection was closed"
+        return False
+
+    def _take(self, said: dict[str, Any]) -> bool:
+        """Heed a message; False if it was the last one."""
+        if "refused" in said:
+            self._set(_error=JobError(said["refused"]))
+            return False
+        if "end" in said:
+            if not self._done:
+                self._ended(said["end"], said["show"])
+            return False
+        self._set(_state=said)
+        return True
+
+    def _set(self, **values: Any) -> None:
+        with self._news:
+            vars(self).update(values)
+            self._news.notify_all()
+
+    # ---------------------------------------------------------------- the ranks' calls
+
+    def need(self) -> None:
+        """Wait until all ranks are about to start MPI."""
+        self._say({"need": True})
+        self._wait(self._all_ready, lambda state: state["missing"] or state["idle"])
+
+    def _all_ready(self, state: dict[str, Any]) -> bool:
+        gone = sorted(set(state["left"]) & set(state["idle"]))
+        if gone:
+            raise RankError(gone[0], f"ended its script while rank {self.started.rank} waited for it in the start of a session")
+        return not (state["missing"] or state["idle"])
+
+    def leave(self) -> None:
+        """Say that this rank's script has ended, and let rank 0 wait for the others."""
+        self._say({"leave": True})
+        self._done = True
+        if self.started.rank == 0:
+            everybody = list(range(self.started.size))
+            self._wait(lambda state: state["left"] == everybody, lambda state: state["missing"])
+
+    def fail(self, text: str) -> None:
+        """Let all ranks end; `text` is shown where this rank's output is not seen."""
+        self._done = True
+        try:
+            # a rank that fails at its first line may come before the service does
+            self._wait_connected(2.0)
+            self._say({"failed": text[-LONGEST_TEXT:]})
+        except (OSError, JobError):
+            return  # nobody can be told, nor waits in vain: who finds no service says so
+
+    def nodes(self) -> list[int]:
+        """The number of each rank's node; waits until all ranks have come."""
+        self._wait(lambda state: state["nodes"] is not None, lambda state: state["missing"])
+        assert self._state is not None
+        return list(self._state["nodes"])
+
+    def _say(self, message: dict[str, Any]) -> None:
+        if self._sock is None:
+            self._wait(lambda state: True, lambda state: ())
+        assert self._sock is not None
+        self._sock.sendall(json.dumps(message).encode() + b"\n")
+
+    def _wait_connected(self, limit: float) -> None:
+        with self._news:
+            self._news.wait_for(lambda: self._sock is not None or self._error is not None, limit)
+        if self._sock is None:
+            raise self._error or JobError("not connected")
+
+    def _wait(self, ready: Callable[[dict[str, Any]], bool], awaited: Callable[[dict[str, Any]], Sequence[int]]) -> None:
+        """Until `ready(state)`; every now and then say who is `awaited(state)`."""
+        began, patience = time.monotonic(), PATIENCE
+        while True:
+            with self._news:
+                if self._error is not None:
+                    raise self._error
+                if self._state is not None and ready(self._state):
+                    return
+                if self._done and self._state is not None and not self._thread.is_alive():
+                    return  # the service has ended, for all ranks have
+                left = began + patience - time.monotonic()
+                self._news.wait(min(left, 0.5) if left > 0 else 0)
+            if left <= 0:
+                self._announce(patience, awaited)
+                patience += min(2 * patience, RARE)
+
+    def _announce(self, waited: float, awaited: Callable[[dict[str, Any]], Sequence[int]]) -> None:
+        started, state = self.started, self._state
+        if state is None:
+            print(
+                f"jobflow: rank {started.rank} of {started.size} has waited {waited:g} s for RANK=0 at {started.master} ({self._trouble}); "
+                f"is it running, with {self._how(0)}?",
+                file=sys.stderr,
+                flush=True,
+            )
+        elif awaited(state):
+            missing = state["missing"]
+            how = f"start {'it' if len(missing) == 1 else 'each'} with {self._how(missing[0])}" if missing else "its script has not come so far"
+            who = _ranks(missing or awaited(state))
+            print(f"jobflow: rank {started.rank} of {started.size} has waited {waited:g} s for {who}; {how}", file=sys.stderr, flush=True)
+
+    def _how(self, rank: int) -> str:
+        host, port = split(self.started.master)
+        return f"MASTER_ADDR={host} MASTER_PORT={port} WORLD_SIZE={self.started.size} RANK={rank}"
+
+
+def _lines(sock: socket.socket) -> Iterator[bytes]:
+    """What comes, line by line, until the connection ends."""
+    heard = b""
+    with suppress(OSError):
+        while data := sock.recv(1 << 16):
+            *lines, heard = (heard + data).split(b"\n")
+            yield from lines
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(str(rank) for rank in numbers)
+
+
+def _keep_alive(sock: socket.socket) -> None:
+    """A machine that vanishes is noticed within half a minute."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+# ---------------------------------------------------------------- MPI
+
+
+def start_mpi(member: Membership) -> Any:
+    """The module mpi4py.MPI, started with all ranks; JobError if its MPI library cannot be started so."""
+    settings = importlib.import_module("mpi4py").rc
+    if "mpi4py.MPI" not in sys.modules:
+        settings.initialize, settings.finalize = False, True
+    mpi = importlib.import_module("mpi4py.MPI")
+    if mpi.Is_initialized():
+        raise JobError(
+            "mpi4py.MPI was imported before jobflow started MPI, so MPI knows this process only; "
+            "import it after the first job or global tensor, or start the program with mpiexec"
+        )
+    name, version = mpi.get_vendor()
+    if name not in SPEAKERS:
+        raise JobError(
+            f"mpi4py uses {name} {'.'.join(map(str, version))}, which can only be started by its own mpiexec: run "
+            f'"mpiexec -n {member.started.size} python script.py", or install an MPICH with: pip install "jobflow-sbp[mpi]"'
+        )
+    member.need()
+    _initialize(mpi, member.started)
+    return mpi
+
+
+def _initialize(mpi: Any, started: Launch) -> None:
+    """MPI's start, with the variables that lead it to the service; processes that this one starts shall not have them."""
+    host, port = resolve(started.master)
+    wanted = {"PMI_PORT": f"{host}:{port}", "PMI_ID": str(started.rank), "PMI_RANK": str(started.rank), "PMI_SIZE": str(started.size)}
+    before = {name: os.environ.pop(name, None) for name in (*wanted, "PMI_FD")}
+    os.environ.update(wanted)
+    try:
+        mpi.Init_thread(mpi.THREAD_SERIALIZED)  # one thread per rank talks
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+_members: list[Membership] = []
+
+
+def join(started: Launch, ended: Callable[[str, bool], None]) -> Membership:
+    """Make this process a member, for the rest of its life."""
+    _members.append(Membership(started, ended))
+    return _members[0]
+
+
+def member() -> Membership:
+    """This process's membership; JobError if it has none."""
+    if not _members:
+        raise JobError("this process has not joined other ranks: its variables MASTER_ADDR, MASTER_PORT ... were set after `import jobflow`")
+    return _members[0]

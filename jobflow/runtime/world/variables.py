@@ -1,0 +1,162 @@
+"""What the environment says about this process: is it one of several, which one, and who started it?
+
+mpiexec and srun set variables of their own.  Without them MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK do: set by `jobflow launch`,
+or by hand in as many terminals as there are ranks.  All four or none; LOCAL_RANK may be added.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from jobflow.errors import ConfigError
+
+NEEDED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
+#: the rank that this process is, for the processes that it starts: they inherit the variables above and are no ranks
+MARK = "JOBFLOW_RANK"
+#: the address for which `jobflow launch` listens and shows output
+LAUNCHER = "JOBFLOW_LAUNCHER"
+#: processes on this node, set by `jobflow launch`
+LOCAL_SIZE = "LOCAL_WORLD_SIZE"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One of `size` processes, and who started it."""
+
+    rank: int
+    size: int
+    launcher: str
+    #: "host:port" where ranks meet that no mpiexec started; empty under mpiexec
+    master: str = ""
+
+    @property
+    def multi(self) -> bool:
+        """True if every rank is a client unless the program says otherwise."""
+        return bool(self.master)
+
+    @property
+    def supervised(self) -> bool:
+        """True if `jobflow launch` shows the output of this process."""
+        return self.launcher == "jobflow launch"
+
+
+#: (launcher, variable of the rank, variable of the number of ranks)
+_MPIEXEC = (
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MPICH", "PMI_RANK", "PMI_SIZE"),
+    ("PMIx", "PMIX_RANK", "PMIX_SIZE"),
+)
+# only srun sets the size of a step: a batch script has a rank too, but runs once
+_SRUN = (("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),)
+#: who belongs to whom is told anew to processes that `jobflow launch` starts
+FOREIGN = tuple(name for row in _MPIEXEC + _SRUN for name in row[1:])
+_LOCAL_RANK = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+_NEIGHBOURS = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
+
+
+def launched(environ: Mapping[str, str] = os.environ) -> Launch | None:
+    """What the environment says; None for a process that is alone.
+
+    mpiexec comes before the four variables, which may be left over in a terminal, and those before srun, which may have started
+    the launcher that set them.  ConfigError if the variables are incomplete or contradict each other.
+    """
+    found = _named(environ, _MPIEXEC) or _by_hand(environ) or _named(environ, _SRUN)
+    return found if found is not None and found.size > 1 else None
+
+
+def _named(environ: Mapping[str, str], launchers: Sequence[tuple[str, str, str]]) -> Launch | None:
+    for launcher, rank, size in launchers:
+        if environ.get(rank, "").isdigit() and environ.get(size, "").isdigit():
+            return Launch(int(environ[rank]), int(environ[size]), launcher)
+    return None
+
+
+def _by_hand(environ: Mapping[str, str]) -> Launch | None:
+    given = [name for name in NEEDED if environ.get(name)]
+    if not given or _descends(environ):
+        return None
+    if len(given) < len(NEEDED):
+        if _named(environ, _SRUN):
+            return None  # batch scripts like to set an address for programs of other kinds
+        raise ConfigError(_incomplete(environ, given))
+    size, port = number(environ, "WORLD_SIZE", 1), number(environ, "MASTER_PORT", 1, 65535)
+    rank = number(environ, "RANK", 0)
+    if rank >= size:
+        raise ConfigError(f"RANK={rank} but WORLD_SIZE={size}: ranks are numbered from 0 to {size - 1}")
+    if environ.get("LOCAL_RANK"):
+        local = number(environ, "LOCAL_RANK", 0)
+        if local >= size:
+            raise ConfigError(f"LOCAL_RANK={local} but WORLD_SIZE={size}: it is the number of the process among those of its machine, from 0")
+    master = f"{environ['MASTER_ADDR']}:{port}"
+    return Launch(rank, size, "jobflow launch" if environ.get(LAUNCHER) == master else "WORLD_SIZE", master)
+
+
+def _incomplete(environ: Mapping[str, str], given: Sequence[str]) -> str:
+    values = ", ".join(f"{name}={environ[name]}" for name in given)
+    lacking = " and ".join(name for name in NEEDED if name not in given)
+    them = "it" if len(given) == 1 else "them"
+    return f"{values} set but not {lacking}: set all four to make this process one of several, or unset {them} to run it alone"
+
+
+def number(environ: Mapping[str, str], name: str, least: int, most: int | None = None) -> int:
+    """A variable as a number; ConfigError if it is none, or is out of range."""
+    text = environ[name].strip()
+    legal = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
+    if not text.isascii() or not text.isdigit() or int(text) < least or (most is not None and int(text) > most):
+        raise ConfigError(f"{name}={environ[name]!r} must be {legal}")
+    return int(text)
+
+
+# ---------------------------------------------------------------- descendants
+
+
+def mark(started: Launch) -> None:
+    """Let processes that this one starts know that they are no ranks, though they inherit its variables."""
+    os.environ[MARK] = f"{started.master} {started.rank} {os.getpid()}"
+
+
+def _descends(environ: Mapping[str, str]) -> bool:
+    """True if an ancestor is the rank that the variables name."""
+    *place, pid = environ.get(MARK, "").split(" ")
+    mine = [f"{environ.get('MASTER_ADDR')}:{environ.get('MASTER_PORT')}", environ.get("RANK")]
+    return place == mine and pid != str(os.getpid())
+
+
+# ---------------------------------------------------------------- positions
+
+
+def rank() -> int:
+    """The number of this process among all; 0 if it is alone."""
+    found = launched()
+    return 0 if found is None else found.rank
+
+
+def world_size() -> int:
+    """How many processes there are."""
+    found = launched()
+    return 1 if found is None else found.size
+
+
+def told_local_rank() -> int | None:
+    """The number of this process among those of its node, 0 if it is alone; None if nothing says it."""
+    found = launched()
+    if found is None:
+        return 0
+    return _first(("LOCAL_RANK",) if found.master else _LOCAL_RANK)
+
+
+def told_node_size() -> int | None:
+    """The number of nodes, if each has as many processes as this one; None if nothing says it."""
+    found = launched()
+    if found is None:
+        return 1
+    if found.launcher == "srun" and (nodes := _first(("SLURM_STEP_NUM_NODES",))) is not None:
+        return nodes
+    here = _first((LOCAL_SIZE,) if found.supervised else _NEIGHBOURS) if not found.master or found.supervised else None
+    return None if not here else -(-found.size // here)
+
+
+def _first(names: Sequence[str]) -> int | None:
+    return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), None)
