@@ -121,9 +121,7 @@ class Sigmoid(Unary):
             return super().bind(device, inputs, outputs)
         calls: list[Call] = []
         for y, x in blocks((*outputs, *inputs)):
-            limit, one = _constant(_exponent_limit(x), x), _constant(1, x)
-            calls += [(np.negative, (x, y)), (partial(np.minimum, out=y), (y, limit)), (np.exp, (y, y))]
-            calls += [(np.add, (y, one, y)), (np.reciprocal, (y, y))]
+            calls += [*_sigmoid_calls(x, y), (np.reciprocal, (y, y))]
         return calls
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
@@ -154,6 +152,54 @@ class SigmoidGrad(Gradient):
 
     def grad(self, y: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
         return multiply(multiply(ddx, dy), shift(scale(y, -2.0), 1.0)), call(self, y, ddx)
+
+
+def _sigmoid_calls(x: Array, y: Array) -> list[Call]:
+    """y = 1 + e^-x; what remains is a division."""
+    limit = _constant(_exponent_limit(x), x)
+    return [(np.negative, (x, y)), (partial(np.minimum, out=y), (y, limit)), (np.exp, (y, y)), (np.add, (y, _constant(1, x), y))]
+
+
+@dataclass(frozen=True)
+class Silu(Unary):
+    """y = x / (1 + e^-x)"""
+
+    precision = "follows"
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        x, y = arrays
+        y[...] = x / (1 + xp.exp(xp.minimum(-x, _exponent_limit(x))))
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        if device.xp is not np:
+            return super().bind(device, inputs, outputs)
+        calls: list[Call] = []
+        for y, x in blocks((*outputs, *inputs)):
+            calls += [*_sigmoid_calls(x, y), (np.divide, (x, y, y))]
+        return calls
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (call(SiluGrad(), x, dy),)
+
+
+@dataclass(frozen=True)
+class SiluGrad(Gradient):
+    """dx = s (1 + x (1 - s)) dy with s = 1 / (1 + e^-x)"""
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        x, dy, dx = arrays
+        s = 1 / (1 + xp.exp(xp.minimum(-x, _exponent_limit(x))))
+        dx[...] = s * (1 + x * (1 - s)) * dy
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        if device.xp is not np or inputs[0].shape != inputs[1].shape:
+            return super().bind(device, inputs, outputs)
+        calls: list[Call] = []
+        for (dx, x, dy), (s,) in special.with_scratch(device, (*outputs, *inputs), 1):
+            one = _constant(1, x)
+            calls += [*_sigmoid_calls(x, s), (np.reciprocal, (s, s)), (np.subtract, (one, s, dx)), (np.multiply, (dx, x, dx))]
+            calls += [(np.add, (dx, one, dx)), (np.multiply, (dx, s, dx)), (np.multiply, (dx, dy, dx))]
+        return calls
 
 
 @dataclass(frozen=True)
@@ -353,6 +399,11 @@ def sigmoid(x: Tensor, *, name: str | None = None) -> Tensor:
     return call(Sigmoid(), x, name=name)
 
 
+def silu(x: Tensor, *, name: str | None = None) -> Tensor:
+    """x / (1 + e^-x)"""
+    return call(Silu(), x, name=name)
+
+
 def tanh(x: Tensor, *, name: str | None = None) -> Tensor:
     return call(Tanh(), x, name=name)
 
@@ -410,7 +461,7 @@ def mish(x: Tensor, *, name: str | None = None) -> Tensor:
 
 def swish(x: Tensor, beta: float = 1.0, *, name: str | None = None) -> Tensor:
     """x sigmoid(beta x)"""
-    return multiply(x, sigmoid(scale(x, beta) if beta != 1.0 else x), name=name)
+    return silu(x, name=name) if beta == 1.0 else multiply(x, sigmoid(scale(x, beta)), name=name)
 
 
 def log_sigmoid(x: Tensor, *, name: str | None = None) -> Tensor:

@@ -12,7 +12,7 @@ from jobflow.ops import special
 from jobflow.ops.arithmetic import add, divide, multiply, where
 from jobflow.ops.base import Binder, Call, Grads, Sample, sample
 from jobflow.ops.broadcast import sum_to
-from jobflow.ops.compare import greater
+from jobflow.ops.compare import equal, greater
 from jobflow.ops.pointwise import FLOATS, NUMBERS, Binary, Unary, call, numbers
 from jobflow.ops.scalar import WithNumber, fill_like, fitting, negate, scale, shift, sign
 from jobflow.types import Array, Tensor, Xp
@@ -49,12 +49,13 @@ class ScalarPower(WithNumber):
     ufunc = "power"
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (multiply(dy, scale(scalar_power(x, self.number - 1.0), self.number)),)
+        return (multiply(dy, scale(scalar_power(x, self.number - 1.0), self.number)) if self.number else None,)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(3.0), numbers(1, 5, 3))
         yield sample(cls(-0.5), numbers(2, 4, low=0.5))
+        yield sample(cls(0.0), np.array([0.0, 1.0, -2.0]))
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,20 @@ class Power(Binary):
     """z = x^y; the gradient of y is 0 where x <= 0"""
 
     ufunc = "power"
-    kinds = FLOATS
     low = 0.3
 
     def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
         one = fill_like(x, 1.0)
-        dx = multiply(dz, multiply(y, power(x, shift(y, -1.0))))
+        exponent = where(equal(y, fill_like(y, 0.0)), fill_like(y, 1.0), shift(y, -1.0))  # y x^(y - 1) is 0 where y is, though x be 0 too
+        dx = multiply(dz, multiply(y, power(x, exponent)))
         logarithm = log(where(greater(x, fill_like(x, 0.0)), x, one))
         return sum_to(dx, x.type.shape), sum_to(multiply(dz, multiply(z, logarithm)), y.type.shape)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield from super().samples()
+        yield sample(cls(), np.array([0.0, 0.0, -1.5]), np.array([0.0, 2.0, 3.0]), differentiable=(0,))
+        yield sample(cls(), np.array([2, -3, 0]), np.array([3, 2, 0]))
 
 
 @dataclass(frozen=True)
