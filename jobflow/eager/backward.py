@@ -19,12 +19,14 @@ from jobflow.eager.tape import Edge, TapeNode
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import JobError, ShapeError, user_line
 from jobflow.layout import B, Partial
-from jobflow.ops import elementwise as ew
+from jobflow.ops.arithmetic import Add
 from jobflow.ops.base import apply
 from jobflow.ops.source import Constant
 
 
-def backward(roots: Sequence[Tensor], gradients: Sequence[Tensor | None], *, keep: bool = False, create: bool = False, only: Sequence[Tensor] | None = None) -> Any:
+def backward(
+    roots: Sequence[Tensor], gradients: Sequence[Tensor | None], *, keep: bool = False, create: bool = False, only: Sequence[Tensor] | None = None
+) -> Any:
     """Add the gradients of `roots` to the leaves; with `only`, return those of these tensors instead.
 
     `keep` lets the graph be gone through again, `create` records the gradients too.
@@ -86,7 +88,7 @@ class Sweep:
                 self.waiting[node] = [None] * node.outputs
                 heapq.heappush(self.queue, (-node.number, node))
             so_far = self.waiting[node][index]
-            self.waiting[node][index] = gradient if so_far is None else ew.add(so_far, gradient)
+            self.waiting[node][index] = gradient if so_far is None else _sum(so_far, gradient)
 
     def through(self, node: TapeNode, gradients: list[Tensor | None]) -> None:
         """From the outputs of a node to its inputs."""
@@ -128,7 +130,7 @@ class Sweep:
         if self.only is not None:
             if id(x) in self.only:
                 before = self.found.get(id(x))
-                self.found[id(x)] = gradient if before is None else ew.add(before, gradient)
+                self.found[id(x)] = gradient if before is None else _sum(before, gradient)
             return
         self.accumulate(x, self.hooked(x.hooks, gradient))
 
@@ -138,9 +140,12 @@ class Sweep:
         if x.grad is None:
             x.grad = Tensor(gradient.type, gradient.layout, gradient.array.copy()) if not _running().records else gradient
         else:
-            total = ew.add(x.grad, gradient)
-            assert isinstance(total, Tensor)
-            x.grad = total
+            x.grad = _sum(x.grad, gradient)
+
+
+def _sum(a: Tensor, b: Tensor) -> Tensor:
+    made: Tensor = apply(Add(), a, b)
+    return made
 
 
 def _place(x: Tensor) -> Any:

@@ -80,7 +80,9 @@ def logical_type(here: EagerState, x: Tensor, target: Layout) -> TensorType:
     what = f"to_global at {user_line()}"
     for rank, type in given.items():
         if type.ndim != first.ndim or type.dtype is not first.dtype:
-            raise ShapeError(f"{what}: rank {ranks[0]} has {first} and rank {rank} has {type}; the pieces of a tensor have one dtype and as many axes")
+            raise ShapeError(
+                f"{what}: rank {ranks[0]} has {first} and rank {rank} has {type}; the pieces of a tensor have one dtype and as many axes"
+            )
     shape = list(first.shape)
     for axis in range(first.ndim):
         cutting = [d for d, sbp in enumerate(target.sbp) if sbp == Split(axis)]
@@ -105,7 +107,7 @@ def _assumed_type(x: Tensor, target: Layout) -> TensorType:
     return x.type.with_shape(tuple(shape))
 
 
-def _first_copy(here: EagerState, array: np.ndarray, type: TensorType, target: Layout) -> np.ndarray:  # type: ignore[type-arg]
+def _first_copy(here: EagerState, array: np.ndarray, type: TensorType, target: Layout) -> np.ndarray:
     """Of what should be copies, the numbers of the first: along every B the others are overwritten."""
     for dimension, sbp in enumerate(target.sbp):
         if not isinstance(sbp, Broadcast):
@@ -162,5 +164,3 @@ class _LeaveGradient:
         back = Layout(self.layout.placement, tuple(map(dual, self.layout.sbp)))
         array = gradient.array if self.here.rank.index in back.placement.ranks else empty(self.type)
         return (Tensor(self.type, back, array),)
-
-

@@ -126,7 +126,9 @@ def common_placement(op: Op, inputs: Sequence[Tensor]) -> Placement | None:
         if (x.layout is None) != (first is None):
             raise PlacementError(f"{op.word()}: local and global tensors together ({_listed(inputs)}); bring the local one over with to_global")
         if x.layout is not None and first is not None and x.layout.placement != first.placement:
-            raise PlacementError(f"{op.word()}: tensors on different placements ({_listed(inputs)}); bring them together with to_global(placement=...)")
+            raise PlacementError(
+                f"{op.word()}: tensors on different placements ({_listed(inputs)}); bring them together with to_global(placement=...)"
+            )
     return None if first is None else first.placement
 
 
@@ -201,9 +203,12 @@ def update(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> None:
         for function, arguments in half.bind(found.op, here.device, arrays, outputs):
             function(*arguments)
     for i in set(over.values()):
-        if found.wanted[i] is not None:
-            raise PlanError(f"{op.word()}: the tensor that it writes over lies {inputs[i].layout} but is read {found.wanted[i]}")
-        inputs[i].wrote()
+        want, x = found.wanted[i], inputs[i]
+        if want is not None:  # the op must see the whole of what lies in pieces: each rank keeps its own of the result
+            if not want.is_whole or x.layout is None or x.layout.is_partial:
+                raise PlanError(f"{op.word()}: the tensor that it writes over lies {x.layout} but is read {want}")
+            x.array[...] = arrays[i][x.layout.box(x.type.shape, here.rank.index).slices]
+        x.wrote()
 
 
 # -------------------------------------------------------------------- sources
@@ -270,4 +275,5 @@ class OpGradient:
         interpreter = scope.current().interpreter
         assert isinstance(interpreter, Running)
         interpreter.placement = self.placement
-        return self.op.grad(*kept, *gradients)
+        made: Gradients = self.op.grad(*kept, *gradients)  # type: ignore[assignment]  # of this interpreter's tensors
+        return made

@@ -49,7 +49,22 @@ class Storage:
 class Tensor:
     """See the module; made by functions such as `flow.tensor`, `flow.randn` and `to_global`."""
 
-    __slots__ = ("__dict__", "__weakref__", "_device", "_retains", "array", "grad", "hooks", "index", "layout", "node", "requires_grad", "storage", "symbol", "type")
+    __slots__ = (
+        "__dict__",
+        "__weakref__",
+        "_device",
+        "_retains",
+        "array",
+        "grad",
+        "hooks",
+        "index",
+        "layout",
+        "node",
+        "requires_grad",
+        "storage",
+        "symbol",
+        "type",
+    )
 
     def __init__(self, type: TensorType, layout: Layout | None, array: Array, symbol: Any = None) -> None:
         self.type = type

@@ -1,0 +1,265 @@
+"""Learning rates that change: each schedule sets the rates of an optimizer's groups at every `step()`.
+
+Most are closed formulas of the number of steps t, in float64: `rate(base, t)`.  `base` is the rate that the group began with.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from jobflow.errors import ConfigError, user_line
+from jobflow.optim.optimizer import Optimizer
+
+
+class LRScheduler:
+    """A schedule over the groups of `optimizer`; `last_epoch` is the number of steps made, -1 before any."""
+
+    #: attributes that are not saved
+    UNSAVED: ClassVar[tuple[str, ...]] = ("optimizer",)
+
+    def __init__(self, optimizer: Optimizer, last_epoch: int = -1, verbose: bool = False) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise ConfigError(f"lr_scheduler.{type(self).__name__} at {user_line()}: an optimizer is needed; got {type(optimizer).__name__}")
+        self.optimizer = optimizer
+        self.verbose = verbose
+        self.last_epoch = self.last_step = last_epoch
+        for group in optimizer.param_groups:
+            group.setdefault("initial_lr", group["lr"])
+        self.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
+        self.step()
+
+    def rate(self, base: float, t: int) -> float:
+        """The rate after t steps of a group that began at `base`."""
+        raise NotImplementedError
+
+    def rates(self) -> list[float]:
+        """Those of all groups now."""
+        return [self.rate(base, self.last_epoch) for base in self.base_lrs]
+
+    def step(self) -> None:
+        """One step on."""
+        self.last_epoch += 1
+        self.last_step = self.last_epoch
+        self._set(self.rates())
+
+    def _set(self, rates: Sequence[float]) -> None:
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+    def get_lr(self) -> list[float]:
+        """The rates now."""
+        return self.rates()
+
+    def get_last_lr(self) -> list[float]:
+        """The rates that were set last."""
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs to go on."""
+        return {name: value for name, value in vars(self).items() if name not in self.UNSAVED and not callable(value)}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on where the saved schedule was."""
+        vars(self).update(saved)
+        self._set(self.rates())
+
+
+class LambdaLR(LRScheduler):
+    """base f(t), with a function for all groups or one for each."""
+
+    UNSAVED = ("optimizer", "lambdas")
+
+    def __init__(self, optimizer: Optimizer, lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]], last_epoch: int = -1) -> None:
+        count = len(optimizer.param_groups)
+        self.lambdas = [lr_lambda] * count if callable(lr_lambda) else list(lr_lambda)
+        if len(self.lambdas) != count:
+            raise ConfigError(f"lr_scheduler.LambdaLR at {user_line()}: {len(self.lambdas)} functions for {count} groups")
+        super().__init__(optimizer, last_epoch)
+
+    def rates(self) -> list[float]:
+        return [base * f(self.last_epoch) for base, f in zip(self.base_lrs, self.lambdas, strict=True)]
+
+
+class StepLR(LRScheduler):
+    """base gamma^(t // step_size)."""
+
+    def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1) -> None:
+        self.step_size, self.gamma = step_size, gamma
+        super().__init__(optimizer, last_epoch)
+
+    def rate(self, base: float, t: int) -> float:
+        return float(base * self.gamma ** (t // self.step_size))
+
+
+class MultiStepLR(LRScheduler):
+    """base gamma^(how many milestones are at most t)."""
+
+    def __init__(self, optimizer: Optimizer, milestones: Sequence[int], gamma: float = 0.1, last_epoch: int = -1) -> None:
+        self.milestones, self.gamma = sorted(milestones), gamma
+        super().__init__(optimizer, last_epoch)
+
+    def rate(self, base: float, t: int) -> float:
+        return float(base * self.gamma ** bisect_right(self.milestones, t))
+
+
+class ExponentialLR(LRScheduler):
+    """base gamma^t."""
+
+    def __init__(self, optimizer: Optimizer, gamma: float, last_epoch: int = -1) -> None:
+        self.gamma = gamma
+        super().__init__(optimizer, last_epoch)
+
+    def rate(self, base: float, t: int) -> float:
+        return float(base * self.gamma**t)
+
+
+class ConstantLR(LRScheduler):
+    """base factor for t < total_iters, then base."""
+
+    def __init__(self, optimizer: Optimizer, factor: float = 1.0 / 3, total_iters: int = 5, last_epoch: int = -1) -> None:
+        self.factor, self.total_iters = factor, total_iters
+        super().__init__(optimizer, last_epoch)
+
+    def rate(self, base: float, t: int) -> float:
+        return base * self.factor if t < self.total_iters else base
+
+
+class LinearLR(LRScheduler):
+    """base times what goes from start_factor to end_factor in total_iters steps."""
+
+    def __init__(
+        self, optimizer: Optimizer, start_factor: float = 1.0 / 3, end_factor: float = 1.0, total_iters: int = 5, last_epoch: int = -1
+    ) -> None:
+        self.start_factor, self.end_factor, self.total_iters = start_factor, end_factor, total_iters
+        super().__init__(optimizer, last_epoch)
+
+    def rate(self, base: float, t: int) -> float:
+        return base * (self.start_factor + (self.end_factor - self.start_factor) * min(t, self.total_iters) / self.total_iters)
+
+
+class PolynomialLR(LRScheduler):
+    """(base - end) (1 - t / n)^power + end; n is `steps`, or with `cycle` the next multiple of it."""
+
+    def __init__(
+        self, optimizer: Optimizer, steps: int, end_learning_rate: float = 0.0001, power: float = 1.0, cycle: bool = False, last_epoch: int = -1
+    ) -> None:
+        self.steps, self.end_learning_rate, self.power, self.cycle = steps, end_learning_rate, power, cycle
+        super().__init__(optimizer, last_epoch)
+
+    def rate(self, base: float, t: int) -> float:
+        n = self.steps * max(1, math.ceil(t / self.steps)) if self.cycle else self.steps
+        left = 1 - min(t, n) / n
+        return float((base - self.end_learning_rate) * left**self.power + self.end_learning_rate)
+
+
+class CosineDecayLR(LRScheduler):
+    """base ((1 - alpha) (1 + cos(pi t / n)) / 2 + alpha), n = decay_steps; base alpha from there on."""
+
+    def __init__(self, optimizer: Optimizer, decay_steps: int, alpha: float = 0.0, last_epoch: int = -1) -> None:
+        self.decay_steps, self.alpha = decay_steps, alpha
+        super().__init__(optimizer, last_epoch)
+
+    def rate(self, base: float, t: int) -> float:
+        cosine = (1 + math.cos(math.pi * min(t, self.decay_steps) / self.decay_steps)) / 2
+        return base * ((1 - self.alpha) * cosine + self.alpha)
+
+
+class CosineAnnealingLR(LRScheduler):
+    """eta_min + (base - eta_min) (1 + cos(pi t / T_max)) / 2 (Loshchilov and Hutter 2017, without restarts)."""
+
+    def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1) -> None:
+        self.T_max, self.eta_min = T_max, eta_min
+        super().__init__(optimizer, last_epoch)
+
+    def rate(self, base: float, t: int) -> float:
+        return self.eta_min + (base - self.eta_min) * (1 + math.cos(math.pi * t / self.T_max)) / 2
+
+
+class WarmUpLR(LRScheduler):
+    """For warmup_iters steps from base warmup_factor up to what the schedule (or the constant rate of an optimizer) has there, then as that."""
+
+    UNSAVED = ("optimizer", "inner")
+
+    def __init__(
+        self,
+        lrsch_or_optimizer: LRScheduler | Optimizer,
+        warmup_factor: float = 1.0 / 3,
+        warmup_iters: int = 5,
+        warmup_method: str = "linear",
+        last_epoch: int = -1,
+    ) -> None:
+        if warmup_method not in ("linear", "constant"):
+            raise ConfigError(f'lr_scheduler.WarmUpLR at {user_line()}: warmup_method is "linear" or "constant"; got {warmup_method!r}')
+        self.inner = lrsch_or_optimizer if isinstance(lrsch_or_optimizer, LRScheduler) else None
+        self.warmup_factor, self.warmup_iters, self.warmup_method = warmup_factor, warmup_iters, warmup_method
+        optimizer = self.inner.optimizer if self.inner is not None else lrsch_or_optimizer
+        assert isinstance(optimizer, Optimizer)
+        super().__init__(optimizer, last_epoch)
+
+    def rate(self, base: float, t: int) -> float:
+        if t >= self.warmup_iters:
+            return base if self.inner is None else self.inner.rate(base, t)
+        if self.warmup_method == "constant":
+            return base * self.warmup_factor
+        end = base if self.inner is None else self.inner.rate(base, self.warmup_iters)
+        return base * self.warmup_factor + (end - base * self.warmup_factor) * t / self.warmup_iters
+
+
+class ReduceLROnPlateau:
+    """The rate times `factor` when a number has not become better for more than `patience` steps; `step(number)` tells it."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        mode: str = "min",
+        factor: float = 0.1,
+        patience: int = 10,
+        threshold: float = 1e-4,
+        threshold_mode: str = "rel",
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+        eps: float = 1e-8,
+    ) -> None:
+        if factor >= 1.0 or mode not in ("min", "max") or threshold_mode not in ("rel", "abs"):
+            raise ConfigError(
+                f'lr_scheduler.ReduceLROnPlateau at {user_line()}: factor is below 1, mode "min" or "max", threshold_mode "rel" or "abs"; '
+                f"got {factor}, {mode!r}, {threshold_mode!r}"
+            )
+        self.optimizer = optimizer
+        self.mode, self.factor, self.patience, self.threshold, self.threshold_mode = mode, factor, patience, threshold, threshold_mode
+        self.cooldown, self.min_lr, self.eps = cooldown, min_lr, eps
+        self.best = math.inf if mode == "min" else -math.inf
+        self.bad_steps = self.cooling = 0
+
+    def step(self, metric: float) -> None:
+        """Tell it the number of this step."""
+        value = float(metric)
+        if self._better(value):
+            self.best, self.bad_steps = value, 0
+        else:
+            self.bad_steps += 1
+        if self.cooling > 0:
+            self.cooling, self.bad_steps = self.cooling - 1, 0
+        if self.bad_steps > self.patience:
+            for group in self.optimizer.param_groups:
+                smaller = max(group["lr"] * self.factor, self.min_lr)
+                group["lr"] = smaller if group["lr"] - smaller > self.eps else group["lr"]
+            self.cooling, self.bad_steps = self.cooldown, 0
+
+    def _better(self, value: float) -> bool:
+        sign = 1 if self.mode == "min" else -1
+        margin = self.threshold * (
+            abs(self.best) if self.threshold_mode == "rel" and math.isfinite(self.best) else 1.0 if self.threshold_mode == "abs" else 0.0
+        )
+        return sign * value < sign * self.best - margin
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs to go on."""
+        return {name: value for name, value in vars(self).items() if name != "optimizer"}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on where the saved schedule was."""
+        vars(self).update(saved)

@@ -1,0 +1,171 @@
+"""What optimizers share: groups of parameters with options, the tensors they keep for each, steps, and saving both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from jobflow.eager import run
+from jobflow.eager.convert import convert_array
+from jobflow.eager.state import EagerState, gradients, state
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import CheckpointError, ConfigError, did_you_mean, user_line
+from jobflow.layout import B, Layout
+from jobflow.ops.source import Constant
+from jobflow.optim.rule import StepRule
+from jobflow.types import TensorType, float32, int64
+
+Group = dict[str, Any]
+#: what an option must be: a predicate, and the same in words
+Legal = tuple[Callable[[Any], bool], str]
+POSITIVE: Legal = (lambda x: x >= 0, "a number of at least 0")
+#: options that every optimizer takes in a group: clipping of the group's gradients, and how often a graph feeds its own rate
+COMMON: dict[str, Any] = {"clip_grad_max_norm": None, "clip_grad_norm_type": None}
+
+
+class Optimizer:
+    """Steps parameters against their gradients.
+
+    `params` are tensors, or dicts {"params": tensors, option: value} of groups with options of their own.  `defaults` are the
+    options of all others.
+    Raises: ConfigError for an unknown option, a value out of range, or a tensor that is no parameter of its own.
+    """
+
+    #: by option
+    LEGAL: ClassVar[dict[str, Legal]] = {}
+
+    def __init__(self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], defaults: Mapping[str, Any]) -> None:
+        self.defaults = {**COMMON, **defaults}
+        self.param_groups: list[Group] = []
+        self.state: dict[Tensor, dict[str, Any]] = {}
+        given = list(params)
+        if not given:
+            raise ConfigError(f"{self._word} at {user_line()}: there are no parameters; pass module.parameters()")
+        for group in given if isinstance(given[0], Mapping) else [{"params": given}]:
+            self.add_param_group(group)  # type: ignore[arg-type]
+
+    @property
+    def _word(self) -> str:
+        return f"optim.{type(self).__name__}"
+
+    def add_param_group(self, group: Mapping[str, Any]) -> None:
+        """One more group of parameters, with options of its own."""
+        what = f"{self._word} at {user_line()}"
+        params = [group["params"]] if isinstance(group.get("params"), Tensor) else list(group.get("params", ()))
+        for name in group:
+            if name != "params" and name not in self.defaults and name != "initial_lr":
+                raise ConfigError(f'{what}: unknown option "{name}"{did_you_mean(name, self.defaults)}')
+        known = {id(p) for other in self.param_groups for p in other["params"]}
+        for p in params:
+            if not isinstance(p, Tensor) or not p.is_leaf:
+                raise ConfigError(f"{what}: {type(p).__name__} is no parameter; parameters are tensors that were not computed from others")
+            if id(p) in known:
+                raise ConfigError(f"{what}: a {p.type} parameter is given twice")
+            known.add(id(p))
+        made = {**self.defaults, **group, "params": params}
+        self._check(made, what)
+        self.param_groups.append(made)
+
+    def _check(self, group: Group, what: str) -> None:
+        for name, (legal, words) in {"lr": POSITIVE, "weight_decay": POSITIVE, **self.LEGAL}.items():
+            if name in group and not legal(group[name]):
+                raise ConfigError(f"{what}: {name} is {words}; got {group[name]!r}")
+
+    # ---------------------------------------------------------------- steps
+
+    def rule(self, group: Group) -> StepRule:
+        """How parameters of a group step."""
+        raise NotImplementedError
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, or fill them with zeros."""
+        for p in self._parameters():
+            if set_to_none:
+                p.grad = None
+            elif p.grad is not None:
+                p.grad = run.source(Constant(p.type.shape, p.type.dtype, 0.0), p.layout)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step every parameter that has a gradient; `closure`, if given, computes the loss first, and what it gives is returned."""
+        loss = None
+        if closure is not None:
+            with gradients(True):
+                loss = closure()
+        here = state()
+        for group in self.param_groups:
+            rule = self.rule(group)
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._step(here, p, p.grad, rule, float(group["lr"]))
+        return loss
+
+    def _step(self, here: EagerState, p: Tensor, gradient: Tensor, rule: StepRule, rate: float) -> None:
+        mine = self._slots(p, rule)
+        scalars = (_number(p, np.array([rate], np.float32)), _number(p, np.array([mine["step"]], np.int64)))
+        run.update(here, rule.op, (p, *(mine[name] for name, _ in rule.slots), gradient, *scalars))
+        mine["step"] += 1
+
+    def _slots(self, p: Tensor, rule: StepRule) -> dict[str, Any]:
+        """What is kept for a parameter, made at the first step."""
+        mine = self.state.setdefault(p, {"step": 0})
+        for name, initial in rule.slots:
+            if name not in mine:
+                mine[name] = run.source(Constant(p.type.shape, p.type.dtype, initial), p.layout)
+        return mine
+
+    def _parameters(self) -> Iterable[Tensor]:
+        return (p for group in self.param_groups for p in group["params"])
+
+    # ---------------------------------------------------------------- saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """{"state": {number of a parameter: what is kept for it}, "param_groups": the options, with numbers for parameters}."""
+        numbers = {p: i for i, p in enumerate(self._parameters())}
+        groups = [{**group, "params": [numbers[p] for p in group["params"]]} for group in self.param_groups]
+        return {"state": {numbers[p]: dict(kept) for p, kept in self.state.items()}, "param_groups": groups}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave; tensors are brought into the layouts of the parameters.
+
+        Raises: CheckpointError if groups or shapes do not fit.
+        """
+        what = f"{self._word}.load_state_dict at {user_line()}"
+        sizes = [len(group["params"]) for group in saved["param_groups"]]
+        mine = [len(group["params"]) for group in self.param_groups]
+        if sizes != mine:
+            raise CheckpointError(f"{what}: the saved groups have {sizes} parameters, this optimizer's have {mine}")
+        parameters = list(self._parameters())
+        found = {parameters[int(i)]: {name: _loaded(x, parameters[int(i)], what) for name, x in kept.items()} for i, kept in saved["state"].items()}
+        for group, other in zip(self.param_groups, saved["param_groups"], strict=True):
+            group.update({name: value for name, value in other.items() if name != "params"})
+        self.state = found
+
+    def __repr__(self) -> str:
+        lines = [f"{type(self).__name__} ("]
+        for i, group in enumerate(self.param_groups):
+            lines += [
+                f"  group {i}: {len(group['params'])} parameters",
+                *(f"    {name}: {group[name]}" for name in sorted(group) if name != "params"),
+            ]
+        return "\n".join([*lines, ")"])
+
+
+def _number(p: Tensor, value: np.ndarray[Any, Any]) -> Tensor:
+    """A number for the update of a parameter, where that is."""
+    dtype = float32 if value.dtype == np.float32 else int64
+    layout = None if p.layout is None else Layout(p.layout.placement, (B,) * len(p.layout.sbp))
+    return Tensor(TensorType((1,), dtype), layout, value)
+
+
+def _loaded(saved: Any, p: Tensor, what: str) -> Any:
+    """A kept tensor as the parameter lies."""
+    if not isinstance(saved, Tensor):
+        return saved
+    if saved.type.shape != p.type.shape or (saved.layout is None) != (p.layout is None):
+        kinds = ["local" if x.layout is None else str(x.layout) for x in (saved, p)]
+        raise CheckpointError(f"{what}: a saved {saved.type} {kinds[0]} does not fit a parameter {p.type} {kinds[1]}")
+    if saved.layout is None or p.layout is None:
+        return Tensor(saved.type, None, saved.array.copy())
+    return Tensor(saved.type, p.layout, convert_array(state(), saved.array, saved.type, saved.layout, p.layout, "load_state_dict").copy())
