@@ -1,0 +1,114 @@
+"""Pooling to given sizes: along an axis of n elements, output i of m is the mean of those from floor(i n / m) up to ceil((i + 1) n / m)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from jobflow.errors import ShapeError
+from jobflow.layout import Rule
+from jobflow.ops.base import Grads, Op, Sample, sample
+from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
+from jobflow.ops.pool import avg_pool, max_pool
+from jobflow.types import Array, Tensor, TensorType, Xp
+
+_AXES = "XYZ"
+
+
+def windows(n: int, m: int) -> list[tuple[int, int]]:
+    """(start, stop) of the elements that each output sees."""
+    return [(i * n // m, -(-(i + 1) * n // m)) for i in range(m)]
+
+
+@dataclass(frozen=True)
+class _Adaptive(Op):
+    abstract = True
+    precision = "follows"
+    sizes: tuple[int, ...]
+
+    def rule(self, x: TensorType) -> Rule:
+        word = "nc" + _AXES[: len(self.sizes)]
+        return Rule(f"{word}->{word}", linear=((0,),))
+
+    def _check(self, name: str, x: TensorType) -> None:
+        check_dtypes(self.word(), FLOATS, x)
+        if x.ndim != len(self.sizes) + 2:
+            raise ShapeError(f"{self.word()}: {name} {x} must have {len(self.sizes) + 2} axes: 2 and one for each of the sizes {list(self.sizes)}")
+        if not all((*x.shape[2:], *self.sizes)):
+            raise ShapeError(f"{self.word()}: spatial axes of {name} {x} and the sizes {list(self.sizes)} must not be 0")
+
+
+@dataclass(frozen=True)
+class AdaptiveAvgPool(_Adaptive):
+    """y[n,c,i] = the mean of x[n,c,j] over the window of output i, one output per entry of `sizes`"""
+
+    def infer(self, x: TensorType) -> TensorType:
+        self._check("x", x)
+        return x.with_shape((*x.shape[:2], *self.sizes))
+
+    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
+        value = x
+        for axis, m in enumerate(self.sizes, 2):
+            value = xp.moveaxis(value, axis, 0)
+            value = xp.stack([value[a:b].mean(axis=0) for a, b in windows(len(value), m)], axis=axis)
+        y[...] = value
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (call(AdaptiveAvgPoolGrad(x.type.shape[2:]), dy),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls((3,)), numbers(1, 3, 2, 5))
+        yield sample(cls((2, 3)), numbers(2, 2, 3, 5, 7))
+        yield sample(cls((1, 4)), numbers(3, 5, 2, 3, 2))
+
+
+@dataclass(frozen=True)
+class AdaptiveAvgPoolGrad(_Adaptive):
+    """dx[n,c,j] = the sum of dy[n,c,i] / count[i] over the windows i that hold j; dx has the sizes `sizes`"""
+
+    def infer(self, dy: TensorType) -> TensorType:
+        self._check("dy", dy)
+        return dy.with_shape((*dy.shape[:2], *self.sizes))
+
+    def kernel(self, xp: Xp, dy: Array, dx: Array) -> None:
+        value = dy
+        for axis, n in enumerate(self.sizes, 2):
+            value = xp.moveaxis(value, axis, 0)
+            total = xp.zeros((n, *value.shape[1:]), value.dtype)
+            for part, (a, b) in zip(value, windows(n, len(value)), strict=True):
+                total[a:b] += part / (b - a)
+            value = xp.moveaxis(total, 0, axis)
+        dx[...] = value
+
+    def grad(self, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
+        return (call(AdaptiveAvgPool(dy.type.shape[2:]), ddx),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls((5,)), numbers(1, 3, 2, 3))
+        yield sample(cls((5, 7)), numbers(2, 2, 3, 2, 3))
+
+
+def _divides(x: Tensor, sizes: Sequence[int]) -> tuple[int, ...] | None:
+    """The window of the pooling that does the same, if the sizes divide those of x."""
+    spatial = x.type.shape[2:]
+    fits = len(sizes) == len(spatial) and math.prod(sizes) > 0 and not any(n % m for n, m in zip(spatial, sizes, strict=True))
+    return tuple(n // m for n, m in zip(spatial, sizes, strict=True)) if fits else None
+
+
+def adaptive_avg_pool(x: Tensor, sizes: Sequence[int], *, name: str | None = None) -> Tensor:
+    """The means of windows of x [n,c,*spatial] that fill it, `sizes` of them along each spatial axis."""
+    window = _divides(x, sizes)
+    pooled: Tensor = call(AdaptiveAvgPool(tuple(sizes)), x, name=name) if window is None else avg_pool(x, window, name=name)
+    return pooled
+
+
+def adaptive_max_pool(x: Tensor, sizes: Sequence[int], *, name: str | None = None) -> Tensor:
+    """The same of largest elements; `sizes` must divide the spatial axes of x."""
+    window = _divides(x, sizes)
+    if window is None:
+        raise ShapeError(f"adaptive_max_pool: the sizes {list(sizes)} do not divide the spatial axes of {x.type}; crop or pad it first")
+    pooled: Tensor = max_pool(x, window, name=name)
+    return pooled

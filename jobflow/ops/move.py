@@ -1,0 +1,166 @@
+"""Elements moved along axes: rolled around, or repeated beyond the edges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from jobflow.errors import ShapeError
+from jobflow.layout import Rule
+from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, adds, normal_axis, sample
+from jobflow.ops.pointwise import call, numbers
+from jobflow.types import Array, Tensor, TensorType, Xp
+
+#: What lies beyond an edge: reflect: a b c | b a;  edge: a b c | c c;  wrap: a b c | a b.
+Mode = Literal["reflect", "edge", "wrap"]
+
+
+def _rule(moved: Sequence[bool], x: TensorType) -> Rule:
+    """Axes that are left alone may be split."""
+    word = "".join(LETTERS[i].upper() if yes else LETTERS[i] for i, yes in enumerate(moved))
+    return Rule(f"{word or '1'}->{word}", linear=((0,),) if adds(x) else ())
+
+
+@dataclass(frozen=True)
+class Roll(Op):
+    """y[..., (i + shift) mod n, ...] = x[..., i, ...], with one shift for each axis"""
+
+    precision = "any"
+    shifts: tuple[int, ...]
+
+    def infer(self, x: TensorType) -> TensorType:
+        if len(self.shifts) != x.ndim:
+            raise ShapeError(f"roll: {list(self.shifts)} does not give one shift for each axis of {x}")
+        return x
+
+    def rule(self, x: TensorType) -> Rule:
+        return _rule([shift != 0 for shift in self.shifts], x)
+
+    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
+        y[...] = xp.roll(x, self.shifts, tuple(range(x.ndim))) if x.size else x
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (call(Roll(tuple(-shift for shift in self.shifts)), dy),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls((2, 0)), numbers(1, 5, 4))
+        yield sample(cls((0, -1, 7)), numbers(2, 4, 3, 5))
+        yield sample(cls((1,)), numbers(3, 4) > 0)
+        yield sample(cls((1, 0)), numbers(4, 0, 3))
+
+
+@dataclass(frozen=True)
+class _Edges(Op):
+    """pairs[i] = elements before and after along axis i"""
+
+    abstract = True
+    precision = "any"
+    pairs: tuple[tuple[int, int], ...]
+    mode: Mode
+
+    def _larger(self, x: TensorType) -> TensorType:
+        what = f"pad with {self.mode}"
+        if len(self.pairs) != x.ndim or any(n < 0 for pair in self.pairs for n in pair):
+            raise ShapeError(f"{what}: {list(self.pairs)} does not give two sizes >= 0 for each axis of {x}")
+        for axis, (n, pair) in enumerate(zip(x.shape, self.pairs, strict=True)):
+            there = {"reflect": max(n - 1, 0), "wrap": n, "edge": max(pair) if n else 0}[self.mode]
+            if max(pair) > there:
+                raise ShapeError(f"{what}: {pair} elements beyond axis {axis} of {x} are more than the {there} that there are")
+        return x.with_shape(tuple(a + n + b for n, (a, b) in zip(x.shape, self.pairs, strict=True)))
+
+    def _sources(self, shape: Sequence[int]) -> Iterator[tuple[int, Array]]:
+        """Each axis that grows, with the position in x of every element of y."""
+        for axis, (n, pair) in enumerate(zip(shape, self.pairs, strict=True)):
+            if pair != (0, 0):
+                yield axis, np.pad(np.arange(n), pair, self.mode)
+
+
+@dataclass(frozen=True)
+class PadEdges(_Edges):
+    """y = x surrounded by elements of x: mirrored without the outermost, the outermost repeated, or those of the other end"""
+
+    def infer(self, x: TensorType) -> TensorType:
+        return self._larger(x)
+
+    def rule(self, x: TensorType) -> Rule:
+        return _rule([pair != (0, 0) for pair in self.pairs], x)
+
+    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
+        value = x
+        for axis, at in self._sources(x.shape):
+            value = xp.take(value, xp.asarray(at), axis=axis)
+        y[...] = value
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        (x,), (y,) = inputs, outputs
+        if device.xp is not np:
+            return super().bind(device, inputs, outputs)
+        inside = tuple(slice(a, a + n) for n, (a, _) in zip(x.shape, self.pairs, strict=True))
+        calls: list[Call] = [(np.copyto, (y[(*inside, ...)], x))]
+        for axis, at in self._sources(x.shape):  # earlier axes are filled to their edges by now, later ones inside only
+            lead, rest, before = (slice(None),) * axis, inside[axis + 1 :], inside[axis].start
+            beyond = [(i, before + int(k)) for i, k in enumerate(at) if not before <= i < inside[axis].stop]
+            calls += [(np.copyto, (y[(*lead, i, *rest, ...)], y[(*lead, k, *rest, ...)])) for i, k in beyond]
+        return calls
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (call(PadEdgesGrad(self.pairs, self.mode), dy),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for mode in ("reflect", "edge", "wrap"):
+            yield sample(cls(((0, 0), (2, 1)), mode), numbers(1, 5, 4))
+            yield sample(cls(((1, 0), (0, 0), (2, 3)), mode), numbers(2, 3, 2, 5))
+        yield sample(cls(((2, 0),), "edge"), numbers(3, 4) > 0)
+        yield sample(cls(((0, 0), (1, 1)), "wrap"), numbers(4, 0, 3))
+
+
+@dataclass(frozen=True)
+class PadEdgesGrad(_Edges):
+    """dx = dy with what lies beyond the edges added where it came from; the adjoint of PadEdges"""
+
+    def infer(self, dy: TensorType) -> TensorType:
+        dx = dy.with_shape(tuple(n - a - b for n, (a, b) in zip(dy.shape, self.pairs, strict=True)))
+        self._larger(dx)
+        return dx
+
+    def rule(self, dy: TensorType) -> Rule:
+        return _rule([pair != (0, 0) for pair in self.pairs], dy)
+
+    def kernel(self, xp: Xp, dy: Array, dx: Array) -> None:
+        value = dy
+        for axis, at in self._sources(dx.shape):
+            a, n = self.pairs[axis][0], dx.shape[axis]
+            value = xp.moveaxis(value, axis, 0)
+            total = value[a : a + n].copy()
+            for i, k in enumerate(at):
+                if not a <= i < a + n:
+                    total[int(k)] += value[i]
+            value = xp.moveaxis(total, 0, axis)
+        dx[...] = value
+
+    def grad(self, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
+        return (call(PadEdges(self.pairs, self.mode), ddx),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for mode in ("reflect", "edge", "wrap"):
+            yield sample(cls(((0, 0), (2, 1)), mode), numbers(1, 5, 6))
+            yield sample(cls(((1, 0), (0, 0), (2, 2)), mode), numbers(2, 3, 3, 7))
+
+
+def roll(x: Tensor, shifts: Sequence[int], axes: Sequence[int], *, name: str | None = None) -> Tensor:
+    """x with the elements along axes[i] moved on by shifts[i], those that leave at the end coming in at the beginning."""
+    each = [0] * x.type.ndim
+    for shift, axis in zip(shifts, axes, strict=True):
+        each[normal_axis("roll", axis, len(each))] += shift
+    return call(Roll(tuple(each)), x, name=name) if any(each) else x
+
+
+def pad_edges(x: Tensor, pairs: Sequence[tuple[int, int]], mode: Mode, *, name: str | None = None) -> Tensor:
+    """x with pairs[i] = (before, after) elements of its own along axis i: "reflect", "edge" or "wrap"."""
+    return call(PadEdges(tuple((int(a), int(b)) for a, b in pairs), mode), x, name=name)
