@@ -1,0 +1,53 @@
+"""Record what PyTorch's optimizers and schedules do, in float64: `python tests/optim/references/record.py` in an environment that has torch.
+
+Steps on f(w) = sum of a (w - b)^2, whose gradient is 2 a (w - b).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+import cases  # noqa: E402 - beside this folder
+
+
+def main() -> None:
+    rng = np.random.default_rng(0)
+    w, a, b = (rng.standard_normal(cases.SHAPE) for _ in range(3))
+    found = {"w": w, "a": abs(a), "b": b}
+    for name, (kind, options) in cases.OPTIMIZERS.items():
+        p = torch.nn.Parameter(torch.tensor(w))
+        optimizer = getattr(torch.optim, kind)([p], **options)
+        trace = []
+        for _ in range(cases.STEPS):
+            optimizer.zero_grad()
+            (torch.tensor(abs(a)) * (p - torch.tensor(b)) ** 2).sum().backward()
+            optimizer.step()
+            trace.append(p.detach().numpy().copy())
+        found[name] = np.array(trace)
+    for name, (kind, options) in cases.SCHEDULES.items():
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.2)
+        schedule = getattr(torch.optim.lr_scheduler, kind)(optimizer, **options)
+        rates = []
+        for _ in range(cases.EPOCHS):
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            schedule.step()
+        found[f"schedule {name}"] = np.array(rates)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.2)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=2, cooldown=1, factor=0.5)
+    rates = []
+    for metric in cases.METRICS:
+        plateau.step(metric)
+        rates.append(optimizer.param_groups[0]["lr"])
+    found["plateau"] = np.array(rates)
+    np.savez_compressed(HERE / "steps.npz", **found)
+
+
+if __name__ == "__main__":
+    main()

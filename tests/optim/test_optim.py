@@ -1,0 +1,184 @@
+"""Optimizers and schedules against recorded ones, to 1e-9 in float64; the same steps wherever the parameter lies."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import EPOCHS, METRICS, OPTIMIZERS, SCHEDULES, SHAPE, STEPS
+from ranks import on_ranks
+
+from jobflow import optim
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import CheckpointError, ConfigError
+from jobflow.functional.moving import numpy
+from jobflow.layout import B, Layout, P, Placement, S
+from jobflow.optim import lr_scheduler
+from jobflow.types import type_of
+
+RECORDED = dict(np.load(Path(__file__).parent / "references" / "steps.npz"))
+LAYOUTS: dict[str, tuple[Any, ...]] = {"B": (B,), "S(0)": (S(0),), "S(1)": (S(1),)}
+
+
+def tensor(array: np.ndarray[Any, Any], rank: int = 0, layout: Layout | None = None) -> Tensor:
+    """A local tensor, or this rank's piece of a global one."""
+    piece = array if layout is None else layout.shards(array)[layout.placement.ranks.index(rank)]
+    return Tensor(type_of(array), layout, np.array(piece))
+
+
+def steps(rank: int, kind: str, options: dict[str, Any], layout: Layout | None, count: int = STEPS) -> np.ndarray[Any, Any]:
+    """The parameter after each step on the sum of a (w - b)^2."""
+    p = tensor(RECORDED["w"], rank, layout)
+    p.requires_grad = True
+    optimizer = getattr(optim, kind)([p], **options)
+    trace = []
+    for _ in range(count):
+        optimizer.zero_grad()
+        p.grad = tensor(2 * RECORDED["a"] * (numpy(p) - RECORDED["b"]), rank, layout)
+        optimizer.step()
+        trace.append(np.array(numpy(p)))
+    return np.array(trace)
+
+
+@pytest.mark.parametrize("case", OPTIMIZERS)
+def test_steps_are_the_recorded_ones(case: str) -> None:
+    kind, options = OPTIMIZERS[case]
+    (found,) = on_ranks(1, steps, kind, options, None)
+    np.testing.assert_allclose(found, RECORDED[case], rtol=1e-9)
+
+
+@pytest.mark.parametrize("lies", LAYOUTS)
+@pytest.mark.parametrize("case", [*OPTIMIZERS, "lamb"])
+def test_steps_do_not_depend_on_the_layout(case: str, lies: str) -> None:
+    kind, options = {**OPTIMIZERS, "lamb": ("LAMB", {"lr": 0.125, "weight_decay": 0.1})}[case]
+    (local,) = on_ranks(1, steps, kind, options, None, 3)
+    layout = Layout(Placement("cpu", (0, 1)), LAYOUTS[lies])
+    for found in on_ranks(2, steps, kind, options, layout, 3):
+        np.testing.assert_allclose(found, local, rtol=1e-12)
+
+
+def test_lamb_by_hand() -> None:
+    (found,) = on_ranks(1, steps, "LAMB", {"lr": 0.25, "weight_decay": 0.1}, None, 3)
+    w, m, v = RECORDED["w"], np.zeros(SHAPE), np.zeros(SHAPE)
+    for t, after in enumerate(found, 1):
+        g = 2 * RECORDED["a"] * (w - RECORDED["b"])
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        u = m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8) + 0.1 * w
+        w = w - 0.25 * np.linalg.norm(w) / np.linalg.norm(u) * u
+        np.testing.assert_allclose(after, w, rtol=1e-9)
+
+
+def test_saving_and_going_on() -> None:
+    """Half of the steps, saved, loaded into an optimizer of a parameter that lies in another way, and the other half."""
+
+    def program(rank: int) -> Any:
+        kind, options = OPTIMIZERS["adam decay"]
+        whole = steps(rank, kind, options, None)
+        ways = [Layout(Placement("cpu", (0, 1)), (S(0),)), Layout(Placement("cpu", (0, 1)), (B,))]
+        saved: dict[str, Any] = {}
+        values = RECORDED["w"]
+        for layout, count in zip(ways, (4, STEPS - 4), strict=True):
+            p = tensor(values, rank, layout)
+            optimizer = optim.Adam([p], **options)
+            if saved:
+                optimizer.load_state_dict(saved)
+            for _ in range(count):
+                p.grad = tensor(2 * RECORDED["a"] * (numpy(p) - RECORDED["b"]), rank, layout)
+                optimizer.step()
+            values, saved = np.array(numpy(p)), optimizer.state_dict()
+        np.testing.assert_allclose(values, whole[-1], rtol=1e-9)
+        other = optim.Adam([tensor(np.zeros((2, 2)), rank, ways[0])])
+        with pytest.raises(CheckpointError, match="does not fit a parameter"):
+            other.load_state_dict(saved)
+
+    on_ranks(2, program)
+
+
+def schedule_of(kind: str, options: dict[str, Any], lr: float = 0.2) -> tuple[optim.Optimizer, Any]:
+    optimizer = optim.SGD([tensor(np.zeros(1))], lr=lr)
+    return optimizer, getattr(lr_scheduler, kind)(optimizer, **options)
+
+
+@pytest.mark.parametrize("case", SCHEDULES)
+def test_schedules_are_the_recorded_ones(case: str) -> None:
+    optimizer, schedule = schedule_of(*SCHEDULES[case])
+    rates = []
+    for _ in range(EPOCHS):
+        rates.append(optimizer.param_groups[0]["lr"])
+        schedule.step()
+    np.testing.assert_allclose(rates, RECORDED[f"schedule {case}"], rtol=1e-12)
+
+
+def test_plateau_is_the_recorded_one() -> None:
+    optimizer, schedule = schedule_of("ReduceLROnPlateau", {"patience": 2, "cooldown": 1, "factor": 0.5})
+    rates = []
+    for metric in METRICS:
+        schedule.step(metric)
+        rates.append(optimizer.param_groups[0]["lr"])
+    np.testing.assert_allclose(rates, RECORDED["plateau"])
+
+
+def test_schedules_of_our_own() -> None:
+    def rates(kind: str, options: dict[str, Any]) -> list[float]:
+        optimizer, schedule = schedule_of(kind, options, 1.0)
+        found = []
+        for _ in range(6):
+            found.append(optimizer.param_groups[0]["lr"])
+            schedule.step()
+        return found
+
+    assert rates("LambdaLR", {"lr_lambda": lambda t: 0.5**t}) == [0.5**t for t in range(6)]
+    np.testing.assert_allclose(rates("PolynomialLR", {"steps": 4, "end_learning_rate": 0.2}), [1, 0.8, 0.6, 0.4, 0.2, 0.2])
+    np.testing.assert_allclose(
+        rates("CosineDecayLR", {"decay_steps": 4, "alpha": 0.1}), [0.9 * (1 + math.cos(math.pi * min(t, 4) / 4)) / 2 + 0.1 for t in range(6)]
+    )
+    np.testing.assert_allclose(rates("WarmUpLR", {"warmup_factor": 0.25, "warmup_iters": 3}), [0.25, 0.5, 0.75, 1, 1, 1])
+
+    optimizer = optim.SGD([tensor(np.zeros(1))], lr=1.0)
+    warm = lr_scheduler.WarmUpLR(lr_scheduler.ExponentialLR(optimizer, 0.5), 0.5, 2, "constant")
+    found = [optimizer.param_groups[0]["lr"]]
+    for _ in range(3):
+        warm.step()
+        found.append(optimizer.param_groups[0]["lr"])
+    assert found == [0.5, 0.5, 0.25, 0.125]
+    again = lr_scheduler.StepLR(optim.SGD([tensor(np.zeros(1))], lr=1.0), 2)
+    again.load_state_dict({**again.state_dict(), "last_epoch": 5})
+    assert again.get_last_lr() == pytest.approx([0.01])
+
+
+def test_groups_and_mistakes() -> None:
+    a, b = tensor(np.zeros(2)), tensor(np.ones(2))
+    optimizer = optim.SGD([{"params": [a], "lr": 0.5}, {"params": b}], lr=0.1)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.1]
+    a.grad, b.grad = tensor(np.ones(2)), tensor(np.ones(2))
+    optimizer.step()
+    np.testing.assert_allclose([a.array, b.array], [[-0.5, -0.5], [0.9, 0.9]])
+    optimizer.zero_grad(set_to_none=False)
+    assert a.grad is not None and not a.grad.array.any()
+    optimizer.zero_grad()
+    assert a.grad is None
+    for options, reason in (
+        ({"params": []}, "no parameters"),
+        ({"params": [a, a]}, "given twice"),
+        ({"params": [a], "lr": -1.0}, "lr is a number of at least 0"),
+        ({"params": [{"params": [a], "momentun": 0.9}]}, 'did you mean "momentum"'),
+        ({"params": [3]}, "int is no parameter"),
+        ({"params": [a], "nesterov": True}, "nesterov needs a momentum"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            optim.SGD(**options)
+    with pytest.raises(ConfigError, match="betas is a pair"):
+        optim.Adam([a], betas=(0.9, 1.0))
+
+
+def test_partial_parameters_are_not_stepped() -> None:
+    def program(rank: int) -> None:
+        p = tensor(RECORDED["w"], rank, Layout(Placement("cpu", (0, 1)), (P,)))
+        p.grad = p
+        with pytest.raises(Exception, match="writes over"):
+            optim.Adam([p]).step()
+
+    on_ranks(2, program)
