@@ -20,7 +20,7 @@ from jobflow import scope
 from jobflow.compiler.choose import Case, Operand, choose
 from jobflow.eager.convert import convert, empty
 from jobflow.eager.state import EagerState, state
-from jobflow.eager.tape import Gradients, record
+from jobflow.eager.tape import OpGradient, follow, record
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import JobError, JobflowError, PlacementError, PlanError, SbpError, user_line
 from jobflow.layout import B, Layout, Partial, Placement
@@ -75,8 +75,11 @@ def perform(here: EagerState, op: Op, inputs: Sequence[Tensor], records: bool) -
             made = op.smaller(*inputs)
         return tuple(made)  # type: ignore[arg-type]
     outputs = execute(here, found, inputs)
-    if records and any(x.requires_grad for x in inputs):
-        record(op.word(), inputs, outputs, OpGradient(op, here, found.placement, len(inputs)), (*inputs, *outputs))
+    if records:
+        if any([x.requires_grad if x.base is None else follow(x) for x in inputs]):
+            record(op.word(), inputs, outputs, OpGradient(op, found.placement), (*inputs, *outputs))
+        if outputs[0].storage is not None:  # only views have one already
+            outputs[0].base, outputs[0].seen = (inputs[0], op), inputs[0].version
     return outputs
 
 
@@ -164,7 +167,8 @@ def execute(here: EagerState, found: Prepared, inputs: Sequence[Tensor]) -> tupl
         view = seen(op, arrays)
         if view is not None:
             output = Tensor(found.types[0], found.layouts[0], view)
-            inputs[0].shares(output)
+            if found.wanted[0] is None:
+                inputs[0].shares(output)
             return (output,)
     made = compute(here, op, arrays, found.pieces)
     return tuple(Tensor(type, layout, array) for type, layout, array in zip(found.types, found.layouts, made, strict=True))
@@ -260,20 +264,3 @@ class Running:
             where = self.placement
             return (source(op, None if where is None else Layout(where, (B,) * len(where.mesh))),)
         return perform(self.here, op, inputs, self.records)
-
-
-@dataclass(frozen=True, slots=True)
-class OpGradient:
-    """The gradient of an op that ran, by the ops that its `grad` calls."""
-
-    op: Op
-    here: EagerState
-    placement: Placement | None
-    inputs: int
-
-    def __call__(self, kept: Sequence[Tensor], gradients: Gradients) -> Gradients:
-        interpreter = scope.current().interpreter
-        assert isinstance(interpreter, Running)
-        interpreter.placement = self.placement
-        made: Gradients = self.op.grad(*kept, *gradients)  # type: ignore[assignment]  # of this interpreter's tensors
-        return made

@@ -9,10 +9,14 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from jobflow import scope
 from jobflow.eager.tensor import Storage, Tensor
 from jobflow.errors import JobError, user_line
+from jobflow.layout import Placement
+from jobflow.ops.base import Op
 from jobflow.types import Array
 
 #: per input: the node and the number of its output, or the leaf, that the gradient goes to; None if to nobody
@@ -33,7 +37,7 @@ class TapeNode:
         self.outputs = outputs
         self.backward: Callable[..., Gradients] | None = backward
         self.number = next(_numbers)
-        self.saved: tuple[Any, ...] = tuple((x.type, x.layout, x.array, x.storage, x.version) for x in saved)
+        self.saved: tuple[Any, ...] = tuple((x.type, x.layout, x.array, x.memory, x.version) for x in saved)
         #: by output
         self.hooks: dict[int, dict[int, Hook]] = {}
         self.retained: dict[int, weakref.ref[Tensor]] = {}
@@ -51,8 +55,9 @@ class TapeNode:
 
 
 def storage_changed(saved: tuple[Any, ...]) -> bool:
-    storage: Storage | None = saved[3]
-    return storage is not None and storage.version != saved[4]
+    storage: Storage = saved[3]
+    before: int = saved[4]
+    return storage.version != before
 
 
 class _Kept(Tensor):
@@ -76,9 +81,38 @@ class _Kept(Tensor):
 
 def edge_of(x: Tensor) -> Edge:
     """Where the gradient of x goes."""
+    if x.base is not None:
+        follow(x)
     if x.node is not None:
         return x.node, x.index
     return x if x.requires_grad else None
+
+
+def follow(view: Tensor) -> bool:
+    """Whether a view requires gradients; if its memory was written over since it was made, it is made of its base anew."""
+    assert view.base is not None
+    base, op = view.base
+    if base.base is not None:
+        follow(base)
+    if view.seen != view.version:
+        view.seen, view.requires_grad, view.node = view.version, base.requires_grad, None
+        if base.requires_grad:
+            record(op.word(), (base,), (view,), OpGradient(op, None if view.layout is None else view.layout.placement), (base, view))
+    return view.requires_grad
+
+
+@dataclass(frozen=True, slots=True)
+class OpGradient:
+    """The gradient of an op that ran, by the ops that its `grad` calls."""
+
+    op: Op
+    placement: Placement | None
+
+    def __call__(self, kept: Sequence[Tensor], gradients: Gradients) -> Gradients:
+        interpreter: Any = scope.current().interpreter
+        interpreter.placement = self.placement
+        made: Gradients = self.op.grad(*kept, *gradients)  # type: ignore[assignment]  # of this interpreter's tensors
+        return made
 
 
 def record(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], backward: Callable[..., Gradients], saved: Sequence[Tensor] = ()) -> None:

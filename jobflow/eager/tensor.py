@@ -79,6 +79,9 @@ class Tensor:
         self.hooks: dict[int, Callable[[Tensor], Tensor | None]] | None = None
         self._retains = False
         self.storage: Storage | None = None
+        #: what it is a view of, and how; `seen` is the version of the memory that its node is about
+        self.base: tuple[Tensor, Any] | None = None
+        self.seen = 0
         #: of a local tensor; None is the host
         self._device: Any = None
 
@@ -139,17 +142,20 @@ class Tensor:
         """How often its memory has been written over."""
         return 0 if self.storage is None else self.storage.version
 
-    def wrote(self) -> None:
-        """Its memory, which views share, has been written over."""
+    @property
+    def memory(self) -> Storage:
+        """Stands for its memory, which views share."""
         if self.storage is None:
             self.storage = Storage()
-        self.storage.version += 1
+        return self.storage
+
+    def wrote(self) -> None:
+        """Its memory has been written over."""
+        self.memory.version += 1
 
     def shares(self, view: Tensor) -> None:
         """`view` looks at the same memory."""
-        if self.storage is None:
-            self.storage = Storage()
-        view.storage = self.storage
+        view.storage = self.memory
 
     def __hash__(self) -> int:
         return id(self)

@@ -27,7 +27,8 @@ class Subscript(Slice):
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         (x,), (y,) = inputs, outputs
         inside, outside = self.met(x, y)
-        return inside if outside.takes_all(y.shape) else CopyInto(y.shape, inside, outside)
+        cut = any(x.shape[i] != x.whole[i] for i, full in enumerate(self.full(x.whole)) if not full)
+        return CopyInto(y.shape, inside, outside) if cut else inside  # a part of a sum is no view of x, also where it has all of it
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
