@@ -1,4 +1,4 @@
-"""The command line: `jobflow explain file.py:job`, `jobflow verify file.py:job --devices N`."""
+"""The command line: `jobflow explain file.py:job`, `jobflow verify file.py:job --devices N`, `jobflow launch script.py`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jobflow.distributed import launch
 from jobflow.errors import JobflowError
 from jobflow.explain import STAGES, explain, explain_page, load_job
 from jobflow.verify import command
@@ -41,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument("--inputs", metavar="FILE", help="an .npz with the arguments by name instead, for one step or stacked for several")
     check.add_argument("--ranks", choices=("threads", "mpi"), default="threads", help="the N devices are threads, or processes that mpiexec starts")
     check.set_defaults(run=_verify)
+    launch.fill(commands.add_parser("launch", help="start a program as several ranks, on one node or several"))
     return top
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from jobflow.errors import ConfigError, did_you_mean, user_line
 from jobflow.notices import notice
+from jobflow.runtime.world.variables import default_client
 
 CONV_ALGORITHMS = ("auto", "direct", "winograd")
 CLIENTS = ("single", "multi")
@@ -42,8 +43,8 @@ class Settings:
 class EnvSettings:
     """What `flow.env` was told; `started` once ranks know each other."""
 
-    #: "single": rank 0 runs the program; "multi": every rank does
-    client: str = "single"
+    #: "single": rank 0 runs the program; "multi": every rank does, which is the default where no mpiexec started them
+    client: str = field(default_factory=default_client)
     machines: tuple[dict[str, Any], ...] = ()
     ctrl_port: int | None = None
     log_dir: str | None = None

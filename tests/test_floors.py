@@ -23,7 +23,7 @@ FLOORS = {
         "5": "placements session job compiled commands results variable_io eager checkpoint options function_config",
         "6": "functional faces optim utils distributed advanced declare strategies nn layers math arrays linalg losses optimizer regularizers initializers variables "
         "data experimental image random train watching spellings deprecated",
-        "7": "trainer cli explain picture comparison verify __main__",
+        "7": "distributed trainer cli explain picture comparison verify __main__",
     }.items()
 }
 FLOOR_OF = {f"jobflow.{name}": floor for floor, names in FLOORS.items() for name in names}

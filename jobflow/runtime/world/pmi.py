@@ -259,13 +259,14 @@ class Service:
         assert parent is not None
         try:
             for text in parent.lines():
-                self._absent(int(json.loads(text)["gone"]))
+                said = json.loads(text)
+                self._absent(int(said["gone"]), int(said["code"]))
         except (EOFError, OSError):
             self._close(parent)
             self._parent = None
             self._stop_listening()
             if any(not (member.left or member.gone) for member in self.members.values()):
-                self._fail(None, "the process that started the ranks has died")
+                self._fail(-1, "the process that started the ranks has died")
 
     def _stop_listening(self) -> None:
         if self._listener is not None:
@@ -285,7 +286,9 @@ class Service:
     def _from_mpi(self, line: Line, text: str) -> None:
         assert line.member is not None
         if text.startswith("cmd=abort"):
-            self._fail(line.member, f"rank {line.member.rank} ({line.member}): MPI aborted, with exit code {words_of(text).get('exitcode', '?')}")
+            self._fail(
+                line.member.rank, f"rank {line.member.rank} ({line.member}): MPI aborted, with exit code {words_of(text).get('exitcode', '?')}"
+            )
         for rank, answer in self.pmi.answer(line.member.rank, text):
             self._send(self.members[rank].pmi, answer)
         line.member.finalized |= text.startswith("cmd=finalize")
@@ -331,7 +334,7 @@ class Service:
 
     def _from_rank(self, member: Member, said: dict[str, Any]) -> None:
         if "failed" in said:
-            self._fail(member, str(said["failed"]))
+            self._fail(member.rank, str(said["failed"]))
         member.needs |= "need" in said
         member.left |= "leave" in said
         self._tell()
@@ -350,10 +353,11 @@ class Service:
         for member in members.values():
             self._send(member.line, state)
 
-    def _absent(self, rank: int) -> None:
+    def _absent(self, rank: int, code: int) -> None:
         """The launcher saw the end of a rank's process; most have said so themselves."""
-        member = self.members.get(rank)
-        if member is None:
+        if code != 0:
+            self._fail(rank, f"rank {rank} ended with exit code {code}" if code > 0 else f"rank {rank} was ended by signal {-code}")
+        if rank not in self.members:
             self.absent.add(rank)
             self._tell()
 
@@ -368,21 +372,20 @@ class Service:
         self._close(member.line)
         self._close(member.pmi)
         if not member.left or not (member.pmi is None or member.finalized):
-            self._fail(member, f"rank {member.rank} ({member}) died without a word: it was killed, or called os._exit")
+            self._fail(member.rank, f"rank {member.rank} ({member}) died without a word: it was killed, or called os._exit")
 
     # ---------------------------------------------------------------- ends
 
-    def _fail(self, who: Member | None, text: str) -> None:
-        """The first failure ends all ranks; one rank of every screen shows it, except where it has been shown."""
+    def _fail(self, rank: int, text: str) -> None:
+        """The first failure ends all ranks; one rank of every screen shows it, except where it has been shown.  `rank` -1 is nobody."""
         if self._ends:
             return
         now = time.monotonic()
         self._ends = [(now + after, number) for after, number in ENDS]
-        rank = None if who is None else who.rank
-        seen = {None if who is None else who.about.get("screen")}
+        seen = {self.members[rank].about.get("screen")} if rank in self.members else set()
         for member in self.members.values():
             screen = member.about.get("screen")
-            if member is not who:
+            if member.rank != rank:
                 self._send(member.line, {"end": text, "rank": rank, "show": screen not in seen})
                 seen.add(screen)
         self._send(self._parent, {"failed": rank, "text": text})

@@ -27,7 +27,7 @@ from contextlib import suppress
 from typing import Any
 
 from jobflow.errors import JobError, RankError
-from jobflow.runtime.world import pmi
+from jobflow.runtime.world import pmi, variables
 from jobflow.runtime.world.variables import Launch
 
 #: seconds of waiting after which a rank says for whom; then after thrice that time, and so on, but no more rarely than RARE
@@ -88,7 +88,9 @@ def start_service(listener: socket.socket, size: int) -> tuple[subprocess.Popen[
     with listener, its:
         # by its path and isolated: it needs none of the package, and nothing in the environment shall reach into it
         command = [sys.executable, "-I", "-S", pmi.__file__, str(size), str(listener.fileno())]
-        process = subprocess.Popen(command, stdin=its.fileno(), stdout=subprocess.DEVNULL, pass_fds=[listener.fileno()], start_new_session=True, cwd="/")
+        process = subprocess.Popen(
+            command, stdin=its.fileno(), stdout=subprocess.DEVNULL, pass_fds=[listener.fileno()], start_new_session=True, cwd="/"
+        )
     return process, mine
 
 
@@ -368,3 +370,29 @@ def member() -> Membership:
     if not _members:
         raise JobError("this process has not joined other ranks: its variables MASTER_ADDR, MASTER_PORT ... were set after `import jobflow`")
     return _members[0]
+
+
+# ---------------------------------------------------------------- positions
+
+
+def local_rank() -> int:
+    """The number of this process among those of its node; asks the other ranks where no variable says it."""
+    told = variables.told_local_rank()
+    if told is not None:
+        return told
+    nodes = _nodes("LOCAL_RANK")
+    me = variables.rank()
+    return nodes[:me].count(nodes[me])
+
+
+def node_size() -> int:
+    """The number of nodes; asks the other ranks where no variable says it."""
+    told = variables.told_node_size()
+    return told if told is not None else len(set(_nodes("the number of nodes")))
+
+
+def _nodes(wanted: str) -> list[int]:
+    started = variables.launched()
+    if started is not None and not started.master:
+        raise JobError(f"{started.launcher} does not say {wanted} in the environment")
+    return member().nodes()

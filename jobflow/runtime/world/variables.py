@@ -50,8 +50,6 @@ _MPIEXEC = (
 )
 # only srun sets the size of a step: a batch script has a rank too, but runs once
 _SRUN = (("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),)
-#: who belongs to whom is told anew to processes that `jobflow launch` starts
-FOREIGN = tuple(name for row in _MPIEXEC + _SRUN for name in row[1:])
 _LOCAL_RANK = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 _NEIGHBOURS = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
@@ -112,6 +110,12 @@ def number(environ: Mapping[str, str], name: str, least: int, most: int | None =
 # ---------------------------------------------------------------- descendants
 
 
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what says which rank of some other launcher a process is."""
+    told = {name for row in _MPIEXEC + _SRUN for name in row[1:]} | {MARK, LAUNCHER, LOCAL_SIZE, "LOCAL_RANK", *NEEDED, *_LOCAL_RANK, *_NEIGHBOURS}
+    return {name: value for name, value in environ.items() if name not in told and not name.startswith(("PMI_", "PMIX_"))}
+
+
 def mark(started: Launch) -> None:
     """Let processes that this one starts know that they are no ranks, though they inherit its variables."""
     os.environ[MARK] = f"{started.master} {started.rank} {os.getpid()}"
@@ -137,6 +141,12 @@ def world_size() -> int:
     """How many processes there are."""
     found = launched()
     return 1 if found is None else found.size
+
+
+def default_client() -> str:
+    """Who runs the program unless it says otherwise: rank 0 under mpiexec, every rank where each was started for itself."""
+    found = launched()
+    return "multi" if found is not None and found.multi else "single"
 
 
 def told_local_rank() -> int | None:

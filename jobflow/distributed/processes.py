@@ -1,0 +1,214 @@
+"""The processes that `jobflow launch` starts on this node: how they run, and that they all end.
+
+Each is the first of a session and a process group of its own, so that what a rank starts ends with it.  The first rank that ends
+with another exit code than 0 ends all: SIGTERM, and SIGKILL after a grace.  So do signals to this process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+from jobflow.distributed.output import Screen, drop_output
+
+#: seconds between looks at the processes
+TICK = 0.03
+#: seconds in which output is still read after all processes have ended: something that they started may keep the pipes
+LAST_OUTPUT = 0.3
+#: seconds for which this process waits for the service
+FAREWELL = 2.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def say(text: str) -> None:
+    """A line of the launcher's own."""
+    with suppress(BrokenPipeError):
+        print(f"jobflow launch: {text}", file=sys.stderr, flush=True)
+
+
+def ending(code: int) -> str:
+    """How a process ended, in words, from the exit code that `subprocess` gives."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    with suppress(ValueError):
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"was ended by signal {-code}"
+
+
+class Processes:
+    """Those of this node; `service` is the connection to the service of pmi.py, where this node has it."""
+
+    def __init__(self, screen: Screen, grace: float, service: socket.socket | None) -> None:
+        self._screen, self._grace, self._service = screen, grace, service
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._pids: dict[int, int] = {}
+        self._codes: dict[int, int] = {}
+        self._selector = selectors.DefaultSelector()
+        self._pipes = 0
+        #: the rank that failed first, here or elsewhere
+        self._first: int | None = None
+        self._stopped: int | None = None
+        self._kill_at: float | None = None
+        if service is not None:
+            service.setblocking(False)
+        self._heard = b""
+
+    def _start(self, rank: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+        self._running[rank] = process
+        self._pids[rank] = process.pid
+        for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
+            self._selector.register(pipe, selectors.EVENT_READ, (rank, name))
+            self._pipes += 1
+
+    def run(self, command: Sequence[str], environments: Mapping[int, Mapping[str, str]]) -> int:
+        """Start `command` with each rank's environment and wait until all have ended.
+
+        The exit code for this process: 0, that of the rank that failed first, or 128 + signal.
+        """
+        before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        try:
+            for rank, environment in environments.items():
+                self._start(rank, command, environment)
+            self._watch()
+        finally:
+            # even if something goes wrong here, no process stays
+            self._signal_all(signal.SIGKILL)
+            for number, old in before.items():
+                signal.signal(number, old)
+        return self._report()
+
+    def _watch(self) -> None:
+        deadline = float("inf")
+        while (self._running or self._pipes) and time.monotonic() < deadline:
+            self._read()
+            self._reap()
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                self._signal_all(signal.SIGKILL)
+                self._kill_at = float("inf")
+            if not self._running:
+                deadline = min(deadline, time.monotonic() + LAST_OUTPUT)
+        for key in list(self._selector.get_map().values()):
+            self._end_of(key)
+
+    # ---------------------------------------------------------------- output
+
+    def _read(self) -> None:
+        for key, _ in self._selector.select(TICK):
+            try:
+                data = os.read(key.fd, 1 << 16)
+            except BlockingIOError:
+                continue
+            if data:
+                self._show(key.data, data)
+            else:
+                self._end_of(key)
+
+    def _end_of(self, key: selectors.SelectorKey) -> None:
+        self._show(key.data, b"")
+        self._selector.unregister(key.fileobj)
+        key.fileobj.close()  # type: ignore[union-attr]
+        self._pipes -= 1
+
+    def _show(self, whose: tuple[int, str], data: bytes) -> None:
+        try:
+            self._screen.feed(*whose, data)
+        except BrokenPipeError:
+            drop_output()
+            self._stop(signal.SIGPIPE)
+
+    # ---------------------------------------------------------------- ends
+
+    def _reap(self) -> None:
+        for rank, process in list(self._running.items()):
+            code = process.poll()
+            if code is not None:
+                self._codes[rank] = code
+                del self._running[rank]
+        ended = [rank for rank in self._codes if rank in self._pids]
+        if ended or self._service is not None:
+            self._listen()  # the service saw which of several was the first
+        for rank in ended:
+            del self._pids[rank]
+            self._tell({"gone": rank, "code": self._codes[rank]})
+            if self._codes[rank] != 0 and self._kill_at is None:
+                self._first = rank if self._first is None else self._first
+                self._end_all()
+
+    def _listen(self) -> None:
+        if self._service is None:
+            return
+        with suppress(BlockingIOError, ConnectionError):
+            self._heard += self._service.recv(1 << 16)
+        *lines, self._heard = self._heard.split(b"\n")
+        for line in lines:
+            failed: int | None = json.loads(line).get("failed")
+            if self._first is None and self._kill_at is None and failed is not None:
+                self._first = failed
+                self._kill_at = time.monotonic() + self._grace  # the service ends them; whom it has not reached, we do
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        if self._service is not None:
+            with suppress(OSError):
+                self._service.sendall(json.dumps(message).encode() + b"\n")
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._stopped is not None:  # impatience
+            self._kill_at = 0.0
+        else:
+            self._stop(number)
+
+    def _stop(self, number: int) -> None:
+        self._stopped = number
+        self._end_all()
+
+    def _end_all(self) -> None:
+        self._kill_at = min(self._kill_at or float("inf"), time.monotonic() + self._grace)
+        self._signal_all(signal.SIGTERM)
+
+    def _signal_all(self, number: int) -> None:
+        for process in self._running.values():
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+
+    def _report(self) -> int:
+        """Say who failed first, show its error last; the exit code."""
+        if self._service is not None:
+            self._service.close()
+        if self._stopped is not None:
+            say(f"ended all ranks because of {signal.Signals(self._stopped).name}")
+            return 128 + self._stopped
+        if self._first is None:
+            return 0
+        code = self._codes.get(self._first)
+        if code is None:
+            say(f"rank {self._first}, of another node, failed first; the ranks of this node were ended")
+            return next((_positive(code) for code in self._codes.values() if code), 1)
+        self._screen.repeat(self._first)
+        say(f"rank {self._first} {ending(code)}; all others were ended")
+        return _positive(code) or 1
+
+
+def _positive(code: int) -> int:
+    return 128 - code if code < 0 else code
+
+
+def end_service(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the service, which ends with the ranks; those of other nodes may need some time more."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(FAREWELL)
+    process.returncode = 0 if process.returncode is None else process.returncode
