@@ -155,7 +155,7 @@ class Squeeze(ViewOp):
     axes: tuple[int, ...]
 
     def infer(self, x: TensorType) -> TensorType:
-        if any(x.shape[i] != 1 for i in self.axes):
+        if any(not 0 <= i < x.ndim or x.shape[i] != 1 for i in self.axes):
             raise ShapeError(f"squeeze: axes {list(self.axes)} of {x} are not all of size 1")
         return x.with_shape(tuple(n for i, n in enumerate(x.shape) if i not in self.axes))
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jobflow.errors import DtypeError
 from jobflow.ops import special
 from jobflow.ops.arithmetic import add, divide, multiply, where
 from jobflow.ops.base import Binder, Call, Grads, Sample, sample
@@ -15,7 +16,7 @@ from jobflow.ops.broadcast import sum_to
 from jobflow.ops.compare import equal, greater
 from jobflow.ops.pointwise import FLOATS, NUMBERS, Binary, Unary, call, numbers
 from jobflow.ops.scalar import WithNumber, fill_like, fitting, negate, scale, shift, sign
-from jobflow.types import Array, Tensor, Xp
+from jobflow.types import Array, Tensor, TensorType, Xp
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,15 @@ class Absolute(Unary):
 
 @dataclass(frozen=True)
 class ScalarPower(WithNumber):
-    """y = x^number"""
+    """y = x^number; integers take powers from 0 to the largest of their type"""
 
     ufunc = "power"
+
+    def infer(self, *types: TensorType) -> TensorType:
+        (x,) = types
+        if x.dtype.is_integer and not 0 <= self.number <= np.iinfo(x.dtype.numpy).max:
+            raise DtypeError(f"scalarpower: {x} to the power of {self.number:g}; cast it to a float type first")
+        return super().infer(x)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (multiply(dy, scale(scalar_power(x, self.number - 1.0), self.number)) if self.number else None,)

@@ -39,18 +39,24 @@ class WithNumber(Elementwise):
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
         x, y = arrays
-        getattr(xp, self.ufunc)(x, x.dtype.type(self.number), out=y)
+        getattr(xp, self.ufunc)(x, _modular(self.number, x), out=y)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         if device.xp is not np:
             return super().bind(device, inputs, outputs)
         (x,), (y,) = inputs, outputs
-        return [(getattr(np, self.ufunc), (x, np.asarray(self.number, x.dtype), y))]
+        return [(getattr(np, self.ufunc), (x, np.asarray(_modular(self.number, x)), y))]
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(-1.5), numbers(1, 5, 3))
         yield sample(cls(3.0), numbers(2))
+        yield sample(cls(-3), np.arange(15, dtype=np.uint8).reshape(5, 3))
+
+
+def _modular(number: float, x: Array) -> Array:
+    """The number as x's element type has it; of integers, the one that is the same but for multiples of their number of values: 255 for -1."""
+    return np.int64(number).astype(x.dtype) if x.dtype.kind in "iu" else x.dtype.type(number)
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,7 @@ class Clip(Elementwise):
         yield sample(cls(-1.0, 0.5), numbers(1, 5, 3))
         yield sample(cls(None, 0.5), numbers(2, 7))
         yield sample(cls(0.1, None), numbers(3, 7))
+        yield sample(cls(-3, 900), np.arange(250, 256, dtype=np.uint8))
 
 
 @dataclass(frozen=True)
@@ -129,7 +136,11 @@ class ClipGrad(Elementwise):
 
 
 def _number(value: float | None, x: Array) -> Array | None:
-    return None if value is None else x.dtype.type(value)
+    """A limit as x's element type has it: of integers at most their own."""
+    if value is None or x.dtype.kind not in "iu":
+        return None if value is None else x.dtype.type(value)
+    limits = np.iinfo(x.dtype)
+    return x.dtype.type(min(max(value, limits.min), limits.max))
 
 
 @dataclass(frozen=True)
@@ -258,7 +269,21 @@ class Ceil(_Steps):
 class RoundHalfEven(_Steps):
     """y = the nearest integer, the even one of two"""
 
-    ufunc = "rint"
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        x, y = arrays
+        if x.dtype.kind in "iu":
+            y[...] = x
+        else:
+            xp.rint(x, out=y)
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        whole = inputs[0].dtype.kind in "iu"
+        return super().bind(device, inputs, outputs) if whole or device.xp is not np else [(np.rint, (*inputs, *outputs))]
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield from super().samples()
+        yield sample(cls(), np.arange(-7, 8, dtype=np.int32).reshape(5, 3))
 
 
 def negate(x: Tensor, *, name: str | None = None) -> Tensor:

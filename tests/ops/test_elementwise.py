@@ -271,3 +271,12 @@ def test_scratch_is_shared_by_blocks() -> None:
     x = np.zeros((1000, 1000), np.float32)
     special.erf_calls(Counting(), x, np.empty_like(x))
     assert asked == [(64 * 1024,)]
+
+
+def test_integers_and_numbers_beyond_their_type() -> None:
+    x = np.array([250, 255, 3], np.uint8)
+    assert laws.run(ew.Shift(-4), [x])[0].tolist() == [246, 251, 255]
+    assert laws.run(ew.Scale(-1), [x])[0].tolist() == [6, 1, 253]
+    assert laws.run(ew.Clip(-9, 252), [x])[0].tolist() == [250, 252, 3]
+    with pytest.raises(DtypeError, match=r"uint8\[3\] to the power of -1; cast"):
+        laws.run(ew.ScalarPower(-1), [x])

@@ -12,7 +12,10 @@ import pytest
 
 from jobflow.layout import MAX, SUM, B, P, S, Signature
 from jobflow.ops.base import Op
-from jobflow.ops.elementwise import multiply, negate, scale, square
+from jobflow.ops.elementwise import divide, fill_like, multiply, negate, scale, square
+from jobflow.ops.move import Roll
+from jobflow.ops.pointwise import call
+from jobflow.ops.scan import cumsum
 from jobflow.ops.shape import transpose
 
 OPS = {cls.__name__: cls for cls in reversed(laws.concrete_ops())}
@@ -127,6 +130,22 @@ MISTAKES = [
     rule("Reshape", "merged axes split for every number of ranks", also=(Signature((S(0),), (S(0),)),)),
     rule("BroadcastTo", "a stretched axis called a sum", also=(Signature((P,), (S(0),)),)),
     rule("CausalSoftmax", "the key axis allowed to split", spec=str.lower),
+    rule("CumSum", "running sums within a piece", spec=str.lower),
+    rule("CumProd", "a running product called linear", linear=((0,),)),
+    rule("CumProdTail", "called linear in the factors", linear=((0,),)),
+    rule("Sort", "an order found within a piece", spec=str.lower),
+    rule("TopK", "the largest of a piece", spec=lambda spec: spec.lower()),
+    rule("Scatter", "writing called linear in what is there alone", linear=((0,),)),
+    rule("Scatter", "positions and what goes there split apart", also=(Signature((S(1), B, S(1)), (S(1),)),)),
+    rule("Subscript", "a piece of a window called a piece of the result", also=(Signature((S(0),), (S(0),)), Signature((S(1),), (S(1),)))),
+    rule("SliceUpdate", "new values for each piece of a window", also=(Signature((S(0), S(0)), (S(0),)), Signature((S(1), S(1)), (S(1),)))),
+    rule("SliceUpdate", "writing called linear in what is there alone", linear=((0,),)),
+    rule("Roll", "rolling within a piece", spec=str.lower),
+    rule("PadEdges", "the edges of a piece", spec=str.lower),
+    rule("AdaptiveAvgPool", "windows of a piece", spec=str.lower),
+    rule("NegativeLogLikelihood", "classes of a piece called the whole loss", also=(Signature((S(1), B), (B,)),)),
+    rule("Silu", "silu called linear", linear=((0,),)),
+    rule("Fmod", "a remainder called linear", linear=((0,),)),
     # gradients
     grad("Multiply", "the factors swapped", lambda grads, tensors: grads[::-1]),
     grad("Subtract", "a sign lost", lambda grads, tensors: [grads[0], negate(grads[1])]),
@@ -145,6 +164,17 @@ MISTAKES = [
     grad("MaxPool", "twice the gradient", lambda grads, tensors: [scale(grads[0], 2.0)]),
     grad("Concat", "pieces in the wrong order", lambda grads, tensors: list(grads)[::-1]),
     grad("Gather", "the table's gradient forgotten", lambda grads, tensors: [None, None]),
+    grad("CumSum", "in the same direction", lambda grads, tensors: [cumsum(tensors[2], 1)]),
+    grad("CumProd", "as if no factor were 0", lambda grads, tensors: [divide(grads[0], tensors[0])]),
+    grad("ReduceProd", "the product with the element itself", lambda grads, tensors: [multiply(grads[0], tensors[0])]),
+    grad("Sort", "in the order of the result", lambda grads, tensors: [tensors[3]]),
+    grad("Scatter", "what was overwritten counts too", lambda grads, tensors: [tensors[4], *grads[1:]]),
+    grad("SliceUpdate", "what was overwritten counts too", lambda grads, tensors: [tensors[3], grads[1]]),
+    grad("Roll", "rolled on", lambda grads, tensors: [call(Roll((2, 0)), tensors[2])] if tensors[0].type.ndim == 2 else grads),
+    grad("PadEdges", "the elements beyond forgotten", lambda grads, tensors: [fill_like(grads[0], 1.0)]),
+    grad("AdaptiveAvgPool", "not divided", lambda grads, tensors: [scale(grads[0], 2.0)]),
+    grad("NegativeLogLikelihood", "a sign lost", lambda grads, tensors: [negate(grads[0]), None]),
+    grad("Fmod", "no gradient of the divisor", lambda grads, tensors: [grads[0], None]),
     # kernels
     kernel("ReduceSum", "an element left out", halve_first, laws.shards_agree, laws.gradient_is_right),
     kernel("Add", "the last row not computed", forget_last, laws.bind_agrees),
@@ -162,6 +192,13 @@ MISTAKES = [
     localize("OneHot", "an offset off by one", lambda self, local: replace(local, offset=local.offset + 1)),
     localize("DimGather", "the offset forgotten", lambda self, local: self),
     localize("Tril", "the diagonal of the piece", lambda self, local: self),
+    localize("Triu", "the diagonal of the piece", lambda self, local: self),
+    localize("Scatter", "the offset forgotten", lambda self, local: self),
+    localize("SliceUpdate", "the window of the whole", lambda self, local: self),
+    localize("Subscript", "the window of the whole", lambda self, local: self),
+    localize("SliceGrad", "the window of the whole", lambda self, local: self),
+    localize("NegativeLogLikelihood", "the first class of the piece forgotten", lambda self, local: replace(local, offset=0)),
+    localize("NegativeLogLikelihoodGrad", "the first class of the piece forgotten", lambda self, local: replace(local, offset=0)),
     localize("Slice", "logical sizes on a piece", lambda self, local: self),
     localize("Reshape", "the logical shape on a piece", lambda self, local: self),
     localize("RandomUniform", "every rank draws the same numbers", lambda self, local: replace(local, box=replace_start(local))),
@@ -171,6 +208,9 @@ MISTAKES = [
     # what is done once
     calls("Relu", "the bound calls do nothing", lambda good: []),
     calls("Multiply", "an argument too many times", lambda good: good + good[-1:] + [(np.add, (good[-1][1][-1], 1, good[-1][1][-1]))]),
+    calls("CumSum", "the first element not written", lambda good: good[1:]),
+    calls("PadEdges", "the last element not written", lambda good: good[:-1]),
+    calls("SiluGrad", "the gradient of the result forgotten", lambda good: good[:-1]),
     calls("SgdUpdate", "the update applied twice", lambda good: good + good),
     Mistake("Transpose", "view", lambda right: lambda self, x: x.transpose(), (laws.view_is_right,), "all axes reversed"),
 ]
