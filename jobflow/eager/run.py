@@ -76,7 +76,7 @@ def perform(here: EagerState, op: Op, inputs: Sequence[Tensor], records: bool) -
         return tuple(made)  # type: ignore[arg-type]
     outputs = execute(here, found, inputs)
     if records:
-        if any([x.requires_grad if x.base is None else follow(x) for x in inputs]):
+        if any(x.requires_grad if x.base is None else follow(x) for x in inputs):
             record(op.word(), inputs, outputs, OpGradient(op, found.placement), (*inputs, *outputs))
         if outputs[0].storage is not None:  # only views have one already
             outputs[0].base, outputs[0].seen = (inputs[0], op), inputs[0].version

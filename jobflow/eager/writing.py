@@ -1,4 +1,4 @@
-"""Writing over what a tensor holds, with gradients.
+"""What it means for gradients that a tensor has been written over.
 
 After x = x.add_(y) the tensor x stands for the sum: its node is that of the sum, and what was recorded of it before is about what it
 held before.  A view stands for a part of its base.  Writing through a view therefore gives its base a new node too, "the base with
@@ -10,37 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from jobflow.eager import crossing
 from jobflow.eager.state import EagerState
 from jobflow.eager.tape import Gradients, follow, record
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import DtypeError, JobError, ShapeError, user_line
+from jobflow.errors import JobError, user_line
 from jobflow.ops.base import ViewOp, apply
 from jobflow.ops.scalar import fill_like
 from jobflow.ops.slice_update import SliceUpdate
 from jobflow.ops.slices import Slice
-
-
-def write_over(here: EagerState, x: Tensor, value: Tensor, what: str) -> Tensor:
-    """x holds `value` from now on, in the layout that x has; x.  `what` does it, in messages.
-
-    While `nn.Graph.build` runs, x stands for the new value; the memory is not written.
-    Raises: ShapeError, DtypeError if the types differ, JobError for a leaf that requires gradients.
-    """
-    may_write(here, x, what)
-    if value.shape != x.shape:
-        raise ShapeError(f"{what} at {user_line()}: the new values {value.type} are not of the shape of what is written over, {x.type}")
-    if value.dtype is not x.dtype:
-        raise DtypeError(f"{what} at {user_line()}: {value.dtype.name} values do not go into a {x.type} tensor; cast them first, or make a new tensor")
-    laid = value if x.layout is None or value.layout == x.layout else crossing.change(here, value, x.layout)
-    if x.symbol is not None:
-        x.symbol, x.requires_grad = laid.symbol, x.requires_grad or laid.requires_grad
-        return x
-    np.copyto(x.array, laid.array)
-    written(here, x, laid, what)
-    return x
 
 
 def may_write(here: EagerState, x: Tensor, what: str) -> None:
@@ -75,7 +52,7 @@ def written(here: EagerState, x: Tensor, value: Tensor, what: str) -> None:
         record(what, (value,), (x,), _same)
     for view, base in zip(chain, chain[1:], strict=False):
         assert view.base is not None
-        record("write", (base, view), (base,), _PartGradient(view.base[1], view.type.shape != base.type.shape))
+        record("write", (base, view), (base,), _PartGradient(view.base[1]))
 
 
 def _same(kept: Sequence[Tensor], gradients: Gradients) -> Gradients:
@@ -87,7 +64,6 @@ class _PartGradient:
     """Of a base of which the part that `op` looks at was replaced: the gradients of the base before, and of the part."""
 
     op: ViewOp
-    some: bool
 
     def __call__(self, kept: Sequence[Tensor], gradients: Gradients) -> Gradients:
         (gradient,) = gradients
