@@ -2,6 +2,7 @@
 
     JobflowError
     ├── ShapeError          operands of an op do not fit together            (also ValueError)
+    │   └── AxisError       an axis, or a position, that a tensor does not have (also IndexError)
     ├── DtypeError          an op does not take this kind of number          (also TypeError)
     ├── SbpError            no signature, or no route, for a wanted layout   (also ValueError)
     ├── PlacementError      a device that does not exist, ranks twice        (also ValueError)
@@ -35,6 +36,10 @@ class JobflowError(Exception):
 
 class ShapeError(JobflowError, ValueError):
     """Operands of an op do not fit together."""
+
+
+class AxisError(ShapeError, IndexError):
+    """An axis, or a position along one, that a tensor does not have."""
 
 
 class DtypeError(JobflowError, TypeError):

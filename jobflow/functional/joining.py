@@ -1,0 +1,119 @@
+"""Putting tensors together and taking them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from jobflow.eager import crossing
+from jobflow.eager.run import prepared, run
+from jobflow.eager.state import state
+from jobflow.eager.tensor import Tensor, method
+from jobflow.errors import ShapeError, user_line
+from jobflow.functional.promotion import together
+from jobflow.functional.shapes import axis_of, reshape, squeeze, unsqueeze
+from jobflow.ops.base import Op
+from jobflow.ops.slices import Concat, Slice
+
+
+def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """The tensors one after the other along axis `dim`, in the element type that they have together."""
+    given = list(tensors)
+    if not given:
+        raise ShapeError(f"cat at {user_line()}: needs at least one tensor")
+    full = [x for x in given if x.shape != (0,)] or given[:1]  # an empty list of numbers goes with any shape
+    made: Tensor = run(Concat(axis_of("cat", dim, full[0].ndim)), *together("cat", *full))
+    return made
+
+
+concat = concatenate = cat
+
+
+def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """The tensors, of one shape, side by side along a new axis `dim`."""
+    given = list(tensors)
+    if not given or any(x.shape != given[0].shape for x in given):
+        listed = ", ".join(str(x.type) for x in given)
+        raise ShapeError(f"stack at {user_line()}: needs tensors of one shape; got {listed or 'none'}")
+    return cat([unsqueeze(x, dim) for x in given], axis_of("stack", dim, given[0].ndim + 1))
+
+
+def hstack(tensors: Sequence[Tensor]) -> Tensor:
+    """The tensors one after the other along their second axis; along the first if they have one only."""
+    given = [reshape(x, 1) if x.ndim == 0 else x for x in tensors]
+    return cat(given, 0 if given and given[0].ndim == 1 else 1)
+
+
+def vstack(tensors: Sequence[Tensor]) -> Tensor:
+    """The tensors one below the other; those of one axis are rows."""
+    return cat([reshape(x, (1, x.type.size)) if x.ndim < 2 else x for x in tensors], 0)
+
+
+def ready(op: Op, x: Tensor) -> Tensor:
+    """x as `op` reads it: brought there once where many such ops read it."""
+    if x.symbol is not None or x.layout is None:
+        return x
+    wanted = prepared(state(), op, (x,)).wanted
+    return x if not wanted or wanted[0] is None else crossing.change(state(), x, wanted[0])
+
+
+def _window(x: Tensor, axis: int, start: int, stop: int) -> Slice:
+    starts, stops = [0] * x.ndim, list(x.shape)
+    starts[axis], stops[axis] = start, stop
+    return Slice(tuple(starts), tuple(stops), (1,) * x.ndim)
+
+
+@method()
+def narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
+    """The `length` elements of axis `dim` from `start` on; a view."""
+    axis = axis_of("narrow", dim, x.ndim)
+    first = start + x.shape[axis] if start < 0 else start
+    if not 0 <= first <= first + length <= x.shape[axis]:
+        raise ShapeError(f"narrow at {user_line()}: {length} elements from {start} on are not inside axis {axis} of {x.type}")
+    made: Tensor = run(_window(x, axis, first, first + length), x)
+    return made
+
+
+@method()
+def split(x: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+    """Consecutive pieces of axis `dim`: of one size, the last smaller where that is left over, or of the sizes of a list; views."""
+    axis = axis_of("split", dim, x.ndim)
+    n, given = x.shape[axis], split_size_or_sections
+    if isinstance(given, int):
+        if given < 1:
+            raise ShapeError(f"split at {user_line()}: pieces of {given} elements of {x.type}")
+        lengths = [min(given, n - start) for start in range(0, n, given)] or [0]
+    else:
+        lengths = [int(length) for length in given]
+    if sum(lengths) != n or min(lengths) < 0:
+        raise ShapeError(f"split at {user_line()}: pieces of {lengths} elements do not make axis {axis} of {x.type}")
+    if len(lengths) > 1:
+        x = ready(_window(x, axis, 0, lengths[0]), x)
+    return tuple(run(_window(x, axis, stop - length, stop), x) for stop, length in zip(accumulate(lengths), lengths, strict=True))
+
+
+@method()
+def chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
+    """At most `chunks` pieces of axis `dim`, equal but for the last."""
+    if chunks < 1:
+        raise ShapeError(f"chunk at {user_line()}: {x.type} into {chunks} pieces")
+    axis = axis_of("chunk", dim, x.ndim)
+    return split(x, max(-(-x.shape[axis] // chunks), 1), axis)
+
+
+@method()
+def unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+    """The slices along axis `dim`, without that axis; views."""
+    axis = axis_of("unbind", dim, x.ndim)
+    return tuple(squeeze(part, axis) for part in split(x, 1, axis)) if x.shape[axis] else ()
+
+
+def meshgrid(*tensors: Tensor, indexing: str = "ij") -> tuple[Tensor, ...]:
+    """For vectors x, y, ...: X[i, j, ...] = x[i], Y[i, j, ...] = y[j]; with indexing="xy" the first two axes are exchanged."""
+    given = list(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], list | tuple) else list(tensors)
+    if indexing not in ("ij", "xy"):
+        raise ShapeError(f'meshgrid at {user_line()}: indexing is "ij" or "xy", not {indexing!r}')
+    shape = tuple(x.type.size for x in given)
+    columns = [reshape(x, tuple(x.type.size if j == i else 1 for j in range(len(given)))) for i, x in enumerate(given)]
+    grids = tuple(column.expand(shape) for column in columns)
+    return tuple(grid.transpose(0, 1) for grid in grids) if indexing == "xy" and len(given) > 1 else grids

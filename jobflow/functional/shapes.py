@@ -1,0 +1,271 @@
+"""Shapes: the same elements in other axes, and elements repeated.
+
+What can be a view is one: it shares memory, and writing into it is writing into what it is a view of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jobflow.eager.run import run
+from jobflow.eager.tensor import Size, Tensor, method
+from jobflow.errors import AxisError, ShapeError, user_line
+from jobflow.functional.promotion import cast
+from jobflow.ops.axes import ExpandDims, Reshape, Squeeze, Transpose
+from jobflow.ops.broadcast import BroadcastTo
+from jobflow.types import DType
+
+
+def sizes(given: Sequence[Any]) -> tuple[int, ...]:
+    """The numbers of f(2, 3), f((2, 3)), f([2, 3]) and f(Size)."""
+    if len(given) == 1 and isinstance(given[0], Sequence):
+        given = given[0]
+    return tuple(int(n) for n in given)
+
+
+def axis_of(what: str, dim: int, ndim: int) -> int:
+    """A dim counted from the front; a tensor without axes has 0 and -1.  AxisError for one that is not there."""
+    room = max(ndim, 1)
+    if not -room <= dim < room:
+        raise AxisError(f"{what} at {user_line()}: dim {dim} is not among the dims {-room} to {room - 1} of a tensor of {ndim} axes")
+    return dim % room
+
+
+def _filled(what: str, x: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape with what is left over for -1; ShapeError if the elements do not fill it."""
+    known = math.prod(n for n in shape if n != -1)
+    if shape.count(-1) == 1 and known and x.type.size % known == 0:
+        return tuple(x.type.size // known if n == -1 else n for n in shape)
+    if -1 in shape or known != x.type.size:
+        raise ShapeError(f"{what} at {user_line()}: {x.type} has {x.type.size} elements, which do not fill the shape {list(shape)}")
+    return shape
+
+
+@method()
+def reshape(x: Tensor, *shape: Any) -> Tensor:
+    """The elements of x in another shape; one size may be -1.  A view where that is possible."""
+    made: Tensor = run(Reshape(_filled("reshape", x, sizes(shape))), x)
+    return made
+
+
+@method()
+def view(x: Tensor, *shape: Any) -> Tensor:
+    """As reshape, but never a copy of a local tensor: ShapeError if it cannot be a view.  With one element type: x of that type, cast."""
+    if len(shape) == 1 and isinstance(shape[0], DType):
+        return cast(x, shape[0])
+    op = Reshape(_filled("view", x, sizes(shape)))
+    if x.layout is None and x.symbol is None and not _viewable(x, op):
+        raise ShapeError(
+            f"view at {user_line()}: {x.type} does not lie in memory in the order that a view as {list(op.shape)} needs "
+            f"(it is a transposed or cut view itself); use reshape, or contiguous() first"
+        )
+    made: Tensor = run(op, x)
+    return made
+
+
+def _viewable(x: Tensor, op: Reshape) -> bool:
+    try:
+        op.view(x.array)
+    except ValueError:
+        return False
+    return True
+
+
+@method()
+def view_as(x: Tensor, other: Tensor) -> Tensor:
+    """x as a view of the shape of another tensor."""
+    return view(x, other.shape)
+
+
+@method()
+def reshape_as(x: Tensor, other: Tensor) -> Tensor:
+    """x in the shape of another tensor."""
+    return reshape(x, other.shape)
+
+
+@method()
+def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+    """The axes from `start_dim` to `end_dim`, both included, as one."""
+    first, last = axis_of("flatten", start_dim, x.ndim), axis_of("flatten", end_dim, x.ndim)
+    if first > last:
+        raise ShapeError(f"flatten at {user_line()}: start_dim {start_dim} comes after end_dim {end_dim} of {x.type}")
+    return reshape(x, (*x.shape[:first], math.prod(x.shape[first : last + 1]), *x.shape[last + 1 :]))
+
+
+@method()
+def unflatten(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+    """Axis `dim` as several, of these sizes; one may be -1."""
+    at = axis_of("unflatten", dim, x.ndim)
+    given = tuple(int(n) for n in sizes)
+    if -1 in given:
+        known = math.prod(n for n in given if n != -1)
+        given = tuple(x.shape[at] // max(known, 1) if n == -1 else n for n in given)
+    if math.prod(given) != x.shape[at]:
+        raise ShapeError(f"unflatten at {user_line()}: the sizes {list(sizes)} do not make axis {at} of {x.type}")
+    return reshape(x, (*x.shape[:at], *given, *x.shape[at + 1 :]))
+
+
+@method()
+def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
+    """x without its axes of size 1; without those named by `dim` that are of size 1."""
+    named = range(x.ndim) if dim is None else [axis_of("squeeze", d, x.ndim) for d in ([dim] if isinstance(dim, int) else dim)]
+    gone = tuple(sorted({axis for axis in named if axis < x.ndim and x.shape[axis] == 1}))
+    made: Tensor = run(Squeeze(gone), x)
+    return made
+
+
+@method()
+def unsqueeze(x: Tensor, dim: int) -> Tensor:
+    """x with an axis of size 1 that is axis `dim` of the result."""
+    made: Tensor = run(ExpandDims(axis_of("unsqueeze", dim, x.ndim + 1)), x)
+    return made
+
+
+@method("transpose", "swapaxes", "swapdims")
+def transpose(x: Tensor, dim0: int, dim1: int) -> Tensor:
+    """x with two axes exchanged."""
+    order = list(range(max(x.ndim, 1)))
+    a, b = axis_of("transpose", dim0, x.ndim), axis_of("transpose", dim1, x.ndim)
+    order[a], order[b] = order[b], order[a]
+    return permute(x, order[: x.ndim])
+
+
+swapaxes = swapdims = transpose
+
+
+@method()
+def permute(x: Tensor, *dims: Any) -> Tensor:
+    """x with its axes in this order."""
+    order = tuple(axis_of("permute", d, x.ndim) for d in sizes(dims))
+    if sorted(order) != list(range(x.ndim)):
+        raise ShapeError(f"permute at {user_line()}: {list(order)} is no order of the {x.ndim} axes of {x.type}")
+    made: Tensor = run(Transpose(order), x)
+    return made
+
+
+@method()
+def t(x: Tensor) -> Tensor:
+    """A matrix with rows and columns exchanged; x itself with fewer axes than two."""
+    if x.ndim > 2:
+        raise ShapeError(f"t at {user_line()}: takes a matrix, not {x.type}; use transpose(dim0, dim1)")
+    return permute(x, range(x.ndim)[::-1])
+
+
+def _turned(x: Tensor) -> Tensor:
+    """x with its axes in reverse order."""
+    return permute(x, range(x.ndim)[::-1])
+
+
+def _turned_matrices(x: Tensor) -> Tensor:
+    """x with its last two axes exchanged."""
+    return transpose(x, -2, -1)
+
+
+Tensor.T = property(_turned)  # type: ignore[attr-defined]
+Tensor.mT = property(_turned_matrices)  # type: ignore[attr-defined]
+
+
+@method("movedim", "moveaxis")
+def movedim(x: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
+    """x with the axes `source` at the places `destination`; the others keep their order."""
+    here, there = ([axis_of("movedim", d, x.ndim) for d in ([given] if isinstance(given, int) else given)] for given in (source, destination))
+    if len(here) != len(there) or len(set(here)) != len(here) or len(set(there)) != len(there):
+        raise ShapeError(f"movedim at {user_line()}: source {source} and destination {destination} do not name as many different axes each")
+    order = [axis for axis in range(x.ndim) if axis not in here]
+    for to, axis in sorted(zip(there, here, strict=True)):
+        order.insert(to, axis)
+    return permute(x, order)
+
+
+moveaxis = movedim
+
+
+@method()
+def expand(x: Tensor, *shape: Any) -> Tensor:
+    """x repeated along its axes of size 1, and along new leading ones; -1 leaves an axis as it is."""
+    wanted = sizes(shape)
+    lead = len(wanted) - x.ndim
+    filled = tuple(x.shape[i - lead] if n == -1 and i >= lead else n for i, n in enumerate(wanted))
+    if lead < 0 or any(n < 0 for n in filled) or any(n not in (1, m) for n, m in zip(x.shape, filled[lead:], strict=True)):
+        raise ShapeError(f"expand at {user_line()}: {x.type} does not expand to {list(wanted)}; only axes of size 1 are repeated")
+    made: Tensor = run(BroadcastTo(filled), x)
+    return made
+
+
+@method()
+def expand_as(x: Tensor, other: Tensor) -> Tensor:
+    """x repeated to the shape of another tensor."""
+    return expand(x, other.shape)
+
+
+@method()
+def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """x repeated to a shape."""
+    return expand(x, shape)
+
+
+def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors repeated to the shape that they have together."""
+    shape = common_shape("broadcast_tensors", *(x.shape for x in tensors))
+    return tuple(expand(x, shape) for x in tensors)
+
+
+def common_shape(what: str, *shapes: Sequence[int]) -> tuple[int, ...]:
+    """The shape that shapes broadcast to; ShapeError with all of them if there is none."""
+    ndim = max(map(len, shapes))
+    columns = zip(*((1,) * (ndim - len(shape)) + tuple(shape) for shape in shapes), strict=True)
+    found = [({*column} - {1}) or {1} for column in columns]
+    if any(len(column) > 1 for column in found):
+        raise ShapeError(f"{what} at {user_line()}: {' and '.join(str(list(shape)) for shape in shapes)} do not broadcast together")
+    return tuple(column.pop() for column in found)
+
+
+@method()
+def repeat(x: Tensor, *counts: Any) -> Tensor:
+    """x beside itself counts[i] times along axis i; leading counts beyond the axes of x make new axes."""
+    times = sizes(counts)
+    if len(times) < x.ndim or any(n < 0 for n in times):
+        raise ShapeError(f"repeat at {user_line()}: {list(times)} does not say how often for each axis of {x.type}")
+    shape = (1,) * (len(times) - x.ndim) + tuple(x.shape)
+    between = tuple(m for n in shape for m in (1, n))
+    repeated = tuple(m for n, count in zip(shape, times, strict=True) for m in (count, n))
+    wide = run(BroadcastTo(repeated), run(Reshape(between), x))
+    made: Tensor = run(Reshape(tuple(n * count for n, count in zip(shape, times, strict=True))), wide)
+    return made
+
+
+@method()
+def tile(x: Tensor, *counts: Any) -> Tensor:
+    """As repeat; missing leading counts are 1."""
+    times = sizes(counts)
+    return repeat(x, (1,) * (x.ndim - len(times)) + times)
+
+
+@method()
+def repeat_interleave(x: Tensor, repeats: int, dim: int | None = None) -> Tensor:
+    """Every element, or slice along `dim`, `repeats` times in a row."""
+    if dim is None:
+        return repeat_interleave(flatten(x), repeats, 0)
+    at = axis_of("repeat_interleave", dim, x.ndim)
+    wide = expand(unsqueeze(x, at + 1), (*x.shape[: at + 1], repeats, *x.shape[at + 1 :]))
+    return reshape(wide, (*x.shape[:at], x.shape[at] * repeats, *x.shape[at + 1 :]))
+
+
+@method()
+def size(x: Tensor, dim: int | None = None) -> Size | int:
+    """The logical shape, or the length of one axis."""
+    return x.shape if dim is None else x.shape[axis_of("size", dim, x.ndim)]
+
+
+@method("dim", "ndimension")
+def dim(x: Tensor) -> int:
+    """Number of axes."""
+    return x.ndim
+
+
+@method("numel", "nelement")
+def numel(x: Tensor) -> int:
+    """Number of elements of the logical tensor."""
+    return x.type.size
