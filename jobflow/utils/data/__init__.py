@@ -1,0 +1,16 @@
+"""Samples, which of them in which order, and batches of them."""
+
+from jobflow.utils.data.dataset import ConcatDataset as ConcatDataset
+from jobflow.utils.data.dataset import Dataset as Dataset
+from jobflow.utils.data.dataset import IterableDataset as IterableDataset
+from jobflow.utils.data.dataset import Subset as Subset
+from jobflow.utils.data.dataset import TensorDataset as TensorDataset
+from jobflow.utils.data.dataset import random_split as random_split
+from jobflow.utils.data.loader import DataLoader as DataLoader
+from jobflow.utils.data.loader import default_collate as default_collate
+from jobflow.utils.data.sampler import BatchSampler as BatchSampler
+from jobflow.utils.data.sampler import DistributedSampler as DistributedSampler
+from jobflow.utils.data.sampler import RandomSampler as RandomSampler
+from jobflow.utils.data.sampler import Sampler as Sampler
+from jobflow.utils.data.sampler import SequentialSampler as SequentialSampler
+from jobflow.utils.data.sampler import SubsetRandomSampler as SubsetRandomSampler

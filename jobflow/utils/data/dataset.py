@@ -1,0 +1,91 @@
+"""Datasets: anything with `len(data)` and `data[i]`, or anything that can be iterated."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any, Generic, TypeVar
+
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import ArgumentError, user_line
+from jobflow.utils.data.sampler import permutation
+
+Sample = TypeVar("Sample", covariant=True)
+
+
+class Dataset(Generic[Sample]):
+    """Samples by number; subclasses define `__getitem__` and `__len__`.  Plain sequences serve as well."""
+
+    def __getitem__(self, index: int) -> Sample:
+        raise NotImplementedError(f"{type(self).__name__} has no __getitem__")
+
+    def __add__(self, other: Dataset[Any]) -> ConcatDataset:
+        return ConcatDataset([self, other])
+
+
+class IterableDataset(Dataset[Sample]):
+    """Samples one after another; subclasses define `__iter__`."""
+
+    def __iter__(self) -> Iterator[Sample]:
+        raise NotImplementedError(f"{type(self).__name__} has no __iter__")
+
+
+class TensorDataset(Dataset[tuple[Tensor, ...]]):
+    """Sample i is the tuple of the i-th rows of some tensors."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        sizes = [x.type.shape[:1] for x in tensors]
+        if not tensors or len(set(sizes)) > 1 or not sizes[0]:
+            raise ArgumentError(
+                f"TensorDataset at {user_line()}: tensors with equally many rows are needed; got {[list(x.type.shape) for x in tensors]}"
+            )
+        self.tensors = tensors
+
+    def __getitem__(self, index: Any) -> tuple[Tensor, ...]:
+        return tuple(x[index] for x in self.tensors)
+
+    def __len__(self) -> int:
+        return self.tensors[0].type.shape[0]
+
+
+class ConcatDataset(Dataset[Any]):
+    """Some datasets one after another."""
+
+    def __init__(self, datasets: Sequence[Any]) -> None:
+        self.datasets = list(datasets)
+        self.stops = list(accumulate(len(each) for each in self.datasets))
+
+    def __getitem__(self, index: int) -> Any:
+        number = index + len(self) if index < 0 else index
+        if not 0 <= number < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        which = bisect_right(self.stops, number)
+        return self.datasets[which][number - (self.stops[which - 1] if which else 0)]
+
+    def __len__(self) -> int:
+        return self.stops[-1] if self.stops else 0
+
+
+class Subset(Dataset[Any]):
+    """The samples of a dataset at `indices`."""
+
+    def __init__(self, dataset: Any, indices: Sequence[int]) -> None:
+        self.dataset = dataset
+        self.indices = list(indices)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[self.indices[index]]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+def random_split(dataset: Any, lengths: Sequence[int], seed: int = 0) -> list[Subset]:
+    """Subsets of these lengths, which together are the dataset in an order that depends on `seed` alone."""
+    if sum(lengths) != len(dataset):
+        raise ArgumentError(
+            f"random_split at {user_line()}: lengths {list(lengths)} are {sum(lengths)} together, but there are {len(dataset)} samples"
+        )
+    order, stops = permutation(len(dataset), seed, 0), list(accumulate(lengths))
+    return [Subset(dataset, order[stop - length : stop]) for stop, length in zip(stops, lengths, strict=True)]

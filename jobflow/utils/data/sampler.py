@@ -1,0 +1,142 @@
+"""In which order samples are taken.  Orders depend on (seed, epoch) alone, so that all ranks agree and runs can be repeated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence, Sized
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from jobflow.eager.state import state
+from jobflow.errors import ArgumentError, user_line
+from jobflow.runtime.world import launch
+
+Index = TypeVar("Index", covariant=True)
+
+
+def permutation(count: int, seed: int, epoch: int) -> list[int]:
+    """The numbers below `count` in an order of their own for every seed and epoch."""
+    order: list[int] = np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(count).tolist()
+    return order
+
+
+class Sampler(Generic[Index]):
+    """Gives the numbers of samples, or of batches of them; subclasses define `__iter__`."""
+
+    def __iter__(self) -> Iterator[Index]:
+        raise NotImplementedError(f"{type(self).__name__} has no __iter__")
+
+
+class SequentialSampler(Sampler[int]):
+    """0, 1, 2 ..."""
+
+    def __init__(self, data_source: Sized) -> None:
+        self.data_source = data_source
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self.data_source)))
+
+    def __len__(self) -> int:
+        return len(self.data_source)
+
+
+class _Shuffled(Sampler[int]):
+    """A new order for every epoch; each iteration is an epoch, unless `set_epoch` says which it is."""
+
+    def __init__(self, seed: int | None) -> None:
+        self.seed = state().local_generator.seed if seed is None else seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is that of this epoch."""
+        self.epoch = epoch
+
+    def order(self, count: int) -> list[int]:
+        found = permutation(count, self.seed, self.epoch)
+        self.epoch += 1
+        return found
+
+
+class RandomSampler(_Shuffled):
+    """All samples in a new order for every epoch."""
+
+    def __init__(self, data_source: Sized, seed: int | None = None) -> None:
+        super().__init__(seed)
+        self.data_source = data_source
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.order(len(self.data_source)))
+
+    def __len__(self) -> int:
+        return len(self.data_source)
+
+
+class SubsetRandomSampler(_Shuffled):
+    """These samples in a new order for every epoch."""
+
+    def __init__(self, indices: Sequence[int], seed: int | None = None) -> None:
+        super().__init__(seed)
+        self.indices = list(indices)
+
+    def __iter__(self) -> Iterator[int]:
+        return (self.indices[i] for i in self.order(len(self.indices)))
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+class BatchSampler(Sampler[list[int]]):
+    """Lists of `batch_size` numbers of another sampler; the last may be shorter, or is dropped."""
+
+    def __init__(self, sampler: Any, batch_size: int, drop_last: bool = False) -> None:
+        if type(batch_size) is not int or batch_size < 1:
+            raise ArgumentError(f"BatchSampler at {user_line()}: batch_size is a number of at least 1; got {batch_size!r}")
+        self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batch: list[int] = []
+        for index in self.sampler:
+            batch.append(index)
+            if len(batch) == self.batch_size:
+                yield batch
+                batch = []
+        if batch and not self.drop_last:
+            yield batch
+
+    def __len__(self) -> int:
+        whole, rest = divmod(len(self.sampler), self.batch_size)
+        return whole + (rest > 0 and not self.drop_last)
+
+
+class DistributedSampler(Sampler[int]):
+    """Every rank's own part of the samples: numbers rank, rank + n, rank + 2n ... of the (shuffled) order, equally many for all.
+
+    The order is filled up from its beginning, or with `drop_last` cut short.  With `shuffle`, `set_epoch` gives each epoch its order.
+    """
+
+    def __init__(
+        self, dataset: Sized, num_replicas: int | None = None, rank: int | None = None, shuffle: bool = True, seed: int = 0, drop_last: bool = False
+    ) -> None:
+        started = launch.launched()
+        self.num_replicas = num_replicas if num_replicas is not None else 1 if started is None else started.size
+        self.rank = rank if rank is not None else 0 if started is None else started.rank
+        if not 0 <= self.rank < self.num_replicas:
+            raise ArgumentError(f"DistributedSampler at {user_line()}: rank {self.rank} is not one of {self.num_replicas} replicas")
+        self.dataset, self.shuffle, self.seed, self.drop_last, self.epoch = dataset, shuffle, seed, drop_last, 0
+        each = len(dataset) / self.num_replicas
+        self.num_samples = math.floor(each) if drop_last else math.ceil(each)
+        self.total_size = self.num_samples * self.num_replicas
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which order to give next."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        count = len(self.dataset)
+        order = permutation(count, self.seed, self.epoch) if self.shuffle else list(range(count))
+        filled = [order[i % count] for i in range(self.total_size)]
+        return iter(filled[self.rank :: self.num_replicas])
+
+    def __len__(self) -> int:
+        return self.num_samples

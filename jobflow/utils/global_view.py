@@ -1,0 +1,38 @@
+"""Whole structures of tensors - dicts, lists and tuples of them, nested - between ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jobflow.eager.tensor import Tensor
+from jobflow.functional import moving
+from jobflow.placements import placement as public_placement
+
+
+def over(change: Callable[[Tensor], Any], structure: Any) -> Any:
+    """The structure with `change` applied to every tensor of it; everything else as it is."""
+    if isinstance(structure, Tensor):
+        return change(structure)
+    if isinstance(structure, dict):
+        return type(structure)((key, over(change, value)) for key, value in structure.items())
+    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
+        return type(structure)(*(over(change, value) for value in structure))
+    if isinstance(structure, tuple | list):
+        return type(structure)(over(change, value) for value in structure)
+    return structure
+
+
+def to_global(structure: Any, placement: public_placement | None = None, sbp: Any = None, *, check_meta: bool = True) -> Any:
+    """Every tensor as `Tensor.to_global` has it; `sbp` may be a function (structure, tensor) -> sbp."""
+
+    def change(x: Tensor) -> Tensor:
+        wanted = sbp(structure, x) if callable(sbp) and not hasattr(sbp, "__dataclass_fields__") else sbp
+        return moving.to_global(x, placement, wanted, check_meta=check_meta)
+
+    return over(change, structure)
+
+
+def to_local(structure: Any, *, copy: bool = False) -> Any:
+    """Every global tensor as this rank's piece of it."""
+    return over(lambda x: x if x.layout is None else moving.to_local(x, copy=copy), structure)

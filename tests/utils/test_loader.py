@@ -1,0 +1,148 @@
+"""Orders that repeat, batches as asked for, threads that end, errors where the batch would have come."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+from ranks import on_ranks
+
+from jobflow.errors import ArgumentError
+from jobflow.functional import moving
+from jobflow.layout import P
+from jobflow.placements import placement, sbp
+from jobflow.utils import global_view
+from jobflow.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    default_collate,
+    random_split,
+)
+
+
+class Squares(Dataset[tuple[np.ndarray[Any, Any], int]]):
+    def __init__(self, count: int, bad: int = -1) -> None:
+        self.count, self.bad = count, bad
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray[Any, Any], int]:
+        if index == self.bad:
+            raise ValueError(f"sample {index} is torn")
+        return np.full(2, index * index, np.float32), index
+
+
+def flat(lists: Iterable[list[int]]) -> list[int]:
+    return list(chain.from_iterable(lists))
+
+
+def numbers(loader: DataLoader) -> list[list[int]]:
+    return [moving.tolist(batch[1]) for batch in loader]
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_batches(workers: int) -> None:
+    loader = DataLoader(Squares(7), 3, num_workers=workers)
+    first = next(iter(loader))
+    assert first[0].type.shape == (3, 2) and str(first[0].type) == "float32[3,2]" and str(first[1].type) == "int64[3]"
+    assert numbers(loader) == [[0, 1, 2], [3, 4, 5], [6]] and len(loader) == 3
+    assert numbers(DataLoader(Squares(7), 3, drop_last=True, num_workers=workers)) == [[0, 1, 2], [3, 4, 5]]
+    shuffled = DataLoader(Squares(20), 6, shuffle=True, num_workers=workers)
+    one, two = flat(numbers(shuffled)), flat(numbers(shuffled))
+    assert sorted(one) == sorted(two) == list(range(20)) and one != two
+    assert flat(numbers(DataLoader(Squares(20), 6, shuffle=True, num_workers=workers))) == one
+
+
+def test_threads_end_with_the_iteration() -> None:
+    loader = DataLoader(Squares(50), 2, num_workers=4)
+    for batch in loader:
+        assert batch
+        break
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("loader")]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_errors_come_where_the_batch_would(workers: int) -> None:
+    batches = iter(DataLoader(Squares(6, bad=3), 2, num_workers=workers))
+    next(batches)
+    with pytest.raises(ValueError, match="sample 3 is torn"):
+        next(batches)
+
+
+def test_streams() -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(5))
+
+    assert [moving.tolist(batch) for batch in DataLoader(Stream(), 2)] == [[0, 1], [2, 3], [4]]
+    with pytest.raises(ArgumentError, match="order of its own"):
+        DataLoader(Stream(), 2, shuffle=True)
+
+
+def test_collate() -> None:
+    made = default_collate([{"a": 1, "b": (True, "x")}, {"a": 2, "b": (False, "y")}])
+    assert moving.tolist(made["a"]) == [1, 2] and moving.tolist(made["b"][0]) == [True, False] and made["b"][1] == ["x", "y"]
+    with pytest.raises(ArgumentError, match="different numbers of entries"):
+        default_collate([(1, 2), (1,)])
+    with pytest.raises(ArgumentError, match="no tensors of complex128"):
+        default_collate([np.zeros(2, complex)])
+
+
+def test_subsets() -> None:
+    data = ConcatDataset([Squares(3), Squares(4)])
+    assert [data[i][1] for i in range(len(data))] == [0, 1, 2, 0, 1, 2, 3] and data[-1][1] == 3
+    with pytest.raises(IndexError):
+        data[7]
+    parts = random_split(Squares(10), [7, 3], seed=1)
+    assert sorted(i for part in parts for i in part.indices) == list(range(10)) and Subset(Squares(10), [4])[0][1] == 4
+    with pytest.raises(ArgumentError, match="10 samples"):
+        random_split(Squares(10), [7, 4])
+
+
+def test_samplers() -> None:
+    assert list(BatchSampler(range(5), 2)) == [[0, 1], [2, 3], [4]] and len(BatchSampler(range(5), 2, True)) == 2
+    sampler = RandomSampler(range(6), seed=3)
+    first, second = list(sampler), list(sampler)
+    sampler.set_epoch(0)
+    assert list(sampler) == first != second
+    with pytest.raises(ArgumentError, match="at least 1"):
+        BatchSampler(range(5), 0)
+
+
+def test_the_distributed_sampler_pads_by_wrapping() -> None:
+    assert [list(DistributedSampler(range(9), 2, rank, shuffle=False)) for rank in (0, 1)] == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 0]]
+    assert [list(DistributedSampler(range(9), 2, rank, shuffle=False, drop_last=True)) for rank in (0, 1)] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    samplers = [DistributedSampler(range(9), 3, rank, seed=5) for rank in range(3)]
+    epochs = []
+    for epoch in range(2):
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+        epochs.append([list(sampler) for sampler in samplers])
+        assert sorted(flat(epochs[-1])) == list(range(9))
+    assert epochs[0] != epochs[1]
+    with pytest.raises(ArgumentError, match="rank 2 is not one of 2"):
+        DistributedSampler(range(9), 2, 2)
+
+
+def test_structures_between_ranks() -> None:
+    def program(rank: int) -> None:
+        here = placement("cpu", [0, 1])
+        (batch,) = list(DataLoader(Squares(2), 2))
+        whole = global_view.to_global({"x": batch, "n": 3}, here, sbp.split(0))
+        assert whole["n"] == 3 and whole["x"][0].type.shape == (4, 2) and whole["x"][1].sbp == (sbp.split(0),)
+        chosen = global_view.to_global([batch[0]], here, lambda _, x: P if x.ndim == 2 else sbp.broadcast)
+        assert chosen[0].sbp == (P,)
+        np.testing.assert_array_equal(moving.numpy(global_view.to_local(whole)["x"][0]), moving.numpy(batch[0]))
+
+    on_ranks(2, program)
