@@ -24,16 +24,6 @@ from jobflow.ops.arithmetic import (
     subtract,
     where,
 )
-from jobflow.ops.bits import (
-    BitwiseAnd,
-    BitwiseNot,
-    BitwiseOr,
-    BitwiseXor,
-    bitwise_and,
-    bitwise_not,
-    bitwise_or,
-    bitwise_xor,
-)
 from jobflow.ops.compare import (
     Comparison,
     Equal,
@@ -60,21 +50,17 @@ from jobflow.ops.compare import (
 )
 from jobflow.ops.floating import (
     Exp2,
-    Fmod,
     IsFinite,
     IsInf,
     IsNan,
     Log2,
     Log10,
-    Trunc,
     exp2,
-    fmod,
     isfinite,
     isinf,
     isnan,
     log2,
     log10,
-    trunc,
 )
 from jobflow.ops.functions import (
     Absolute,
@@ -160,30 +146,18 @@ from jobflow.ops.scalar import (
 )
 
 __all__ = [
-    "BitwiseAnd",
-    "BitwiseNot",
-    "BitwiseOr",
-    "BitwiseXor",
-    "bitwise_and",
-    "bitwise_not",
-    "bitwise_or",
-    "bitwise_xor",
     "Exp2",
-    "Fmod",
     "IsFinite",
     "IsInf",
     "IsNan",
     "Log10",
     "Log2",
-    "Trunc",
     "exp2",
-    "fmod",
     "isfinite",
     "isinf",
     "isnan",
     "log10",
     "log2",
-    "trunc",
     "Absolute",
     "Acos",
     "Acosh",

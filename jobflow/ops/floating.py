@@ -1,4 +1,4 @@
-"""What floating point numbers are, their parts, and logarithms to other bases; elementwise."""
+"""What floating point numbers are, and powers and logarithms to other bases; elementwise."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jobflow.ops.arithmetic import divide, multiply, subtract
+from jobflow.ops.arithmetic import divide, multiply
 from jobflow.ops.base import Grads, Sample, sample
-from jobflow.ops.broadcast import sum_to
-from jobflow.ops.pointwise import NUMBERS, Binary, Elementwise, Unary, call, numbers
-from jobflow.ops.scalar import negate, round_half_even, scale
+from jobflow.ops.pointwise import Elementwise, Unary, call
+from jobflow.ops.scalar import scale
 from jobflow.types import Tensor, bool_
 
 
@@ -52,36 +51,6 @@ class IsFinite(_Question):
     """z = x is a number, and finite"""
 
     ufunc = "isfinite"
-
-
-@dataclass(frozen=True)
-class Trunc(Unary):
-    """y = x without its fraction; the gradient is zero"""
-
-    precision = "any"
-    ufunc = "trunc"
-    kinds = NUMBERS
-
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (None,)
-
-
-@dataclass(frozen=True)
-class Fmod(Binary):
-    """z = x - y trunc(x / y), with the sign of x; FloorMod has that of y"""
-
-    ufunc = "fmod"
-    low = 0.6
-
-    def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
-        whole = round_half_even(divide(subtract(x, z), y))
-        return sum_to(dz, x.type.shape), negate(sum_to(multiply(dz, whole), y.type.shape))
-
-    @classmethod
-    def samples(cls) -> Iterator[Sample]:
-        yield from super().samples()
-        yield sample(cls(), 3 * numbers(1, 5, 3), numbers(2, 5, 3, low=0.6))
-        yield sample(cls(), np.arange(-7, 8).reshape(5, 3), np.array([3, -2, 4]))
 
 
 @dataclass(frozen=True)
@@ -126,16 +95,6 @@ def isinf(x: Tensor, *, name: str | None = None) -> Tensor:
 
 def isfinite(x: Tensor, *, name: str | None = None) -> Tensor:
     return call(IsFinite(), x, name=name)
-
-
-def trunc(x: Tensor, *, name: str | None = None) -> Tensor:
-    """x without its fraction."""
-    return call(Trunc(), x, name=name)
-
-
-def fmod(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
-    """The remainder of x / y with the sign of x."""
-    return call(Fmod(), x, y, name=name)
 
 
 def log2(x: Tensor, *, name: str | None = None) -> Tensor:

@@ -11,7 +11,7 @@ from jobflow.errors import ConfigError, DtypeError, user_line
 from jobflow.layout import B, P, Rule, Signature
 from jobflow.ops.base import OVER_FIRST, Binder, Call, Grads, Sample, broadcast_rule, sample
 from jobflow.ops.layout_ops import Identity
-from jobflow.ops.pointwise import ANY, NUMBERS, Elementwise, Unary, call, numbers
+from jobflow.ops.pointwise import ANY, FLOATS, NUMBERS, Elementwise, Unary, call, numbers
 from jobflow.types import Array, DType, Tensor, TensorType, Xp, bool_, float32, float64, int32
 
 
@@ -51,7 +51,8 @@ class WithNumber(Elementwise):
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(-1.5), numbers(1, 5, 3))
         yield sample(cls(3.0), numbers(2))
-        yield sample(cls(-3), np.arange(15, dtype=np.uint8).reshape(5, 3))
+        if "u" in cls.kinds:
+            yield sample(cls(-3), np.arange(15, dtype=np.uint8).reshape(5, 3))
 
 
 def _modular(number: float, x: Array) -> Array:
@@ -82,6 +83,20 @@ class Shift(WithNumber):
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (dy,)
+
+
+@dataclass(frozen=True)
+class DivideBy(WithNumber):
+    """y = x / number"""
+
+    precision = "follows"
+    ufunc = "divide"
+    linear = ((0,),)
+    kinds = FLOATS
+    in_place = OVER_FIRST
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (call(self, dy),)
 
 
 @dataclass(frozen=True)
@@ -284,6 +299,13 @@ class RoundHalfEven(_Steps):
     def samples(cls) -> Iterator[Sample]:
         yield from super().samples()
         yield sample(cls(), np.arange(-7, 8, dtype=np.int32).reshape(5, 3))
+
+
+@dataclass(frozen=True)
+class Truncate(_Steps):
+    """y = x without its fraction"""
+
+    ufunc = "trunc"
 
 
 def negate(x: Tensor, *, name: str | None = None) -> Tensor:

@@ -145,7 +145,6 @@ MISTAKES = [
     rule("AdaptiveAvgPool", "windows of a piece", spec=str.lower),
     rule("NegativeLogLikelihood", "classes of a piece called the whole loss", also=(Signature((S(1), B), (B,)),)),
     rule("Silu", "silu called linear", linear=((0,),)),
-    rule("Fmod", "a remainder called linear", linear=((0,),)),
     # gradients
     grad("Multiply", "the factors swapped", lambda grads, tensors: grads[::-1]),
     grad("Subtract", "a sign lost", lambda grads, tensors: [grads[0], negate(grads[1])]),
@@ -174,7 +173,6 @@ MISTAKES = [
     grad("PadEdges", "the elements beyond forgotten", lambda grads, tensors: [fill_like(grads[0], 1.0)]),
     grad("AdaptiveAvgPool", "not divided", lambda grads, tensors: [scale(grads[0], 2.0)]),
     grad("NegativeLogLikelihood", "a sign lost", lambda grads, tensors: [negate(grads[0]), None]),
-    grad("Fmod", "no gradient of the divisor", lambda grads, tensors: [grads[0], None]),
     # kernels
     kernel("ReduceSum", "an element left out", halve_first, laws.shards_agree, laws.gradient_is_right),
     kernel("Add", "the last row not computed", forget_last, laws.bind_agrees),
