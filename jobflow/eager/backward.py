@@ -1,7 +1,7 @@
 """From a tensor back to the leaves it was made of.
 
-Nodes are gone through newest first.  Where several readers of a tensor gave gradients, they are added as they lie; at a leaf the
-sum is brought into the leaf's layout and added to `grad`.
+Nodes are gone through newest first.  Where several readers of a tensor gave gradients, they are added as they lie; when a leaf has
+heard from all of them, the sum is brought into the leaf's layout and added to `grad`.
 """
 
 from __future__ import annotations
@@ -69,20 +69,46 @@ class Sweep:
         #: per node that has been reached, the gradients of its outputs so far
         self.waiting: dict[TapeNode, list[Tensor | None]] = {}
         self.queue: list[tuple[int, TapeNode]] = []
+        #: per leaf, how many may still give it a gradient, and what has come so far
+        self.readers: dict[Tensor, int] = {}
+        self.sums: dict[Tensor, Tensor] = {}
 
     def run(self, roots: Sequence[Tensor], seeds: Sequence[Tensor]) -> list[Tensor | None]:
-        for root, seed in zip(roots, seeds, strict=True):
-            self.pass_on((root.node, root.index) if root.node is not None else root, seed)
+        edges: list[Edge] = [(root.node, root.index) if root.node is not None else root for root in roots]
+        self.count(edges)
+        for edge, seed in zip(edges, seeds, strict=True):
+            self.pass_on(edge, seed)
         while self.queue:
             _, node = heapq.heappop(self.queue)
             self.through(node, self.waiting.pop(node))
+        for x in list(self.sums):  # some reader had nothing to give
+            self.leaf(x)
+        while self.only is None and self.here.after_backward:
+            self.here.after_backward.pop(0)()
         return [] if self.only is None else [self.found.get(place) for place in self.only]
 
-    def pass_on(self, edge: Edge, gradient: Tensor) -> None:
-        """A gradient arrives at an output of a node, or at a leaf."""
+    def count(self, edges: Sequence[Edge]) -> None:
+        """How many edges lead to each leaf."""
+        seen: set[TapeNode] = set()
+        ahead = list(edges)
+        while ahead:
+            edge = ahead.pop()
+            if isinstance(edge, Tensor):
+                self.readers[edge] = self.readers.get(edge, 0) + 1
+            elif edge is not None and edge[0] not in seen:
+                seen.add(edge[0])
+                ahead.extend(edge[0].edges)
+
+    def pass_on(self, edge: Edge, gradient: Tensor | None) -> None:
+        """A gradient, or that there is none, arrives at an output of a node or at a leaf."""
         if isinstance(edge, Tensor):
-            self.leaf(edge, gradient)
-        elif edge is not None:
+            self.readers[edge] -= 1
+            if gradient is not None:
+                so_far = self.sums.get(edge)
+                self.sums[edge] = gradient if so_far is None else _sum(so_far, gradient)
+            if not self.readers[edge] and edge in self.sums:
+                self.leaf(edge)
+        elif edge is not None and gradient is not None:
             node, index = edge
             if node not in self.waiting:
                 self.waiting[node] = [None] * node.outputs
@@ -103,9 +129,8 @@ class Sweep:
         results = node.backward(node.kept(), gradients)
         if not self.keep:
             node.drop()
-        for edge, result in zip(node.edges, results, strict=False):
-            if edge is not None and result is not None:
-                self.pass_on(edge, result)
+        for edge, result in zip(node.edges, results, strict=True):
+            self.pass_on(edge, result)
 
     def shown(self, node: TapeNode, index: int, gradient: Tensor) -> Tensor:
         """The gradient after the hooks of the tensor, kept if it asked for that."""
@@ -125,14 +150,13 @@ class Sweep:
                     gradient = hook(gradient) or gradient
         return gradient
 
-    def leaf(self, x: Tensor, gradient: Tensor) -> None:
-        """Add to what the leaf has."""
-        if self.only is not None:
-            if id(x) in self.only:
-                before = self.found.get(id(x))
-                self.found[id(x)] = gradient if before is None else _sum(before, gradient)
-            return
-        self.accumulate(x, self.hooked(x.hooks, gradient))
+    def leaf(self, x: Tensor) -> None:
+        """The gradient of a leaf is complete."""
+        gradient = self.hooked(x.hooks, self.sums.pop(x))
+        if self.only is None:
+            self.accumulate(x, gradient)
+        elif id(x) in self.only:
+            self.found[id(x)] = gradient
 
     def accumulate(self, x: Tensor, gradient: Tensor) -> None:
         if x.layout is not None:

@@ -6,7 +6,7 @@ It lives in the scope's root, so that ranks which are threads each have their ow
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,6 +59,8 @@ class EagerState:
         self.rank = rank
         self.device: Device = CpuDevice()
         self.grad_enabled = True
+        #: what is to be done when the backward pass that runs has come to its end
+        self.after_backward: list[Callable[[], None]] = []
         #: the graph that `nn.Graph.build` is building, if it runs
         self.building: Any = None
         #: draws of local tensors differ in number between ranks, those of global ones do not
