@@ -1,0 +1,30 @@
+"""Norms of vectors along axes, in ops that may be split along them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from jobflow.ops.arithmetic import where
+from jobflow.ops.compare import equal, not_equal
+from jobflow.ops.functions import absolute, scalar_power, sqrt, square
+from jobflow.ops.reduce import reduce_max, reduce_min, reduce_sum
+from jobflow.ops.scalar import cast, fill_like
+from jobflow.types import Tensor
+
+
+def vector_norm(x: Tensor, order: float = 2.0, axes: Sequence[int] | int | None = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
+    """(sum |x|^order)^(1/order); the largest or smallest |x| for order inf or -inf, the number of elements that are not 0 for 0.
+
+    The gradient where the norm is 0 is 0.
+    """
+    if math.isinf(order):
+        return (reduce_max if order > 0 else reduce_min)(absolute(x), axes, keepdims, name=name)
+    if order == 0:
+        return reduce_sum(cast(not_equal(x, fill_like(x, 0.0)), x.type.dtype), axes, keepdims, name=name)
+    if order == 1:
+        return reduce_sum(absolute(x), axes, keepdims, name=name)
+    total = reduce_sum(square(x) if order == 2 else scalar_power(absolute(x), order), axes, keepdims)
+    zero = equal(total, fill_like(total, 0.0))
+    safe = where(zero, fill_like(total, 1.0), total)
+    return where(zero, total, sqrt(safe) if order == 2 else scalar_power(safe, 1 / order), name=name)
