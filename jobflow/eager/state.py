@@ -20,6 +20,7 @@ from jobflow.runtime.world import launch
 from jobflow.runtime.world.base import Rank
 from jobflow.runtime.world.solo import SoloWorld
 from jobflow.session import current_session, environment
+from jobflow.types import float32
 
 #: how many of the last ops a message about ranks that diverged names
 REMEMBERED = 5
@@ -59,6 +60,8 @@ class EagerState:
         self.rank = rank
         self.device: Device = CpuDevice()
         self.grad_enabled = True
+        #: of tensors made of Python's floats
+        self.default_dtype = float32
         #: what is to be done when the backward pass that runs has come to its end
         self.after_backward: list[Callable[[], None]] = []
         #: the graph that `nn.Graph.build` is building, if it runs

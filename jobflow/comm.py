@@ -1,0 +1,151 @@
+"""flow.comm: exchange of local tensors between all ranks, which call the same functions in the same order.
+
+A function that changes a tensor in place says so.  None of them is differentiable: global tensors are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jobflow.eager.collectives import REDUCTIONS, carried, reduced, scattered, spread, stacked, swapped
+from jobflow.eager.state import EagerState, state
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import ArgumentError, JobError, user_line
+from jobflow.layout import Reduction
+from jobflow.types import Array, TensorType
+
+
+def _here(what: str, *tensors: Tensor) -> EagerState:
+    for x in tensors:
+        if not isinstance(x, Tensor) or x.layout is not None or x.symbol is not None:
+            raise JobError(f"comm.{what} at {user_line()}: local tensors are needed; global ones change hands by to_global")
+    return state()
+
+
+def _rank(here: EagerState, what: str, rank: int) -> int:
+    if not 0 <= rank < here.rank.size:
+        raise ArgumentError(f"comm.{what} at {user_line()}: there is no rank {rank}; there are the ranks 0 to {here.rank.size - 1}")
+    return rank
+
+
+def _reduction(what: str, op: str) -> Reduction:
+    if op not in REDUCTIONS:
+        raise ArgumentError(f"comm.{what} at {user_line()}: op is one of {', '.join(REDUCTIONS)}; got {op!r}")
+    return REDUCTIONS[op]
+
+
+def _write(x: Tensor, value: Array) -> None:
+    x.array[...] = value
+    x.wrote()
+
+
+def barrier() -> None:
+    """Wait for all ranks."""
+    here = state()
+    here.rank.comm.agree(0, lambda: f"barrier at {user_line()}")
+    here.rank.comm.barrier()
+
+
+def all_reduce(tensor: Tensor, op: str = "sum") -> None:
+    """tensor = the sum (or max, min) of all ranks' tensors."""
+    here = _here("all_reduce", tensor)
+    _write(tensor, reduced(here, tensor.array, _reduction("all_reduce", op), "all_reduce"))
+
+
+def reduce(tensor: Tensor, dst: int, op: str = "sum") -> None:
+    """On rank `dst`: tensor = the sum (or max, min) of all ranks' tensors."""
+    here = _here("reduce", tensor)
+    made = reduced(here, tensor.array, _reduction("reduce", op), "reduce")
+    if here.rank.index == _rank(here, "reduce", dst):
+        _write(tensor, made)
+
+
+def broadcast(tensor: Tensor, src: int) -> None:
+    """tensor = that of rank `src`."""
+    here = _here("broadcast", tensor)
+    _write(tensor, spread(here, tensor.array, _rank(here, "broadcast", src), "broadcast"))
+
+
+def all_gather(tensor_list: Sequence[Tensor], tensor: Tensor) -> None:
+    """tensor_list[i] = the tensor of rank i; all are of one type."""
+    here = _here("all_gather", tensor, *tensor_list)
+    _count("all_gather", tensor_list, here)
+    parts = stacked(here, tensor.array[None], "all_gather")
+    for to, part in zip(tensor_list, parts, strict=True):
+        _write(to, part)
+
+
+def gather(tensor: Tensor, gather_list: Sequence[Tensor] | None = None, dst: int = 0) -> None:
+    """On rank `dst`: gather_list[i] = the tensor of rank i."""
+    here = _here("gather", tensor)
+    parts = stacked(here, tensor.array[None], "gather")
+    if here.rank.index == _rank(here, "gather", dst):
+        _count("gather", gather_list or (), here)
+        for to, part in zip(gather_list or (), parts, strict=True):
+            _write(to, part)
+
+
+def scatter(tensor: Tensor, scatter_list: Sequence[Tensor] | None = None, src: int = 0) -> None:
+    """tensor = scatter_list[rank] of rank `src`."""
+    here = _here("scatter", tensor)
+    n, mine = here.rank.size, here.rank.index == _rank(here, "scatter", src)
+    if mine:
+        _count("scatter", scatter_list or (), here)
+    rows = np.stack([x.array for x in scatter_list or ()]) if mine else np.empty((n, *tensor.type.shape), tensor.type.dtype.numpy)
+    _write(tensor, spread(here, rows, src, "scatter")[here.rank.index])
+
+
+def reduce_scatter(output: Tensor, input_list: Sequence[Tensor], op: str = "sum") -> None:
+    """output = the sum (or max, min) of all ranks' input_list[rank]."""
+    here = _here("reduce_scatter", output, *input_list)
+    _count("reduce_scatter", input_list, here)
+    made = scattered(here, np.stack([x.array for x in input_list]), _reduction("reduce_scatter", op), "reduce_scatter")
+    _write(output, made[0])
+
+
+def all_to_all(output_tensor_list: Sequence[Tensor], input_tensor_list: Sequence[Tensor]) -> None:
+    """output_tensor_list[i] = input_tensor_list[rank] of rank i; all are of one type."""
+    here = _here("all_to_all", *output_tensor_list, *input_tensor_list)
+    _count("all_to_all", input_tensor_list, here)
+    _count("all_to_all", output_tensor_list, here)
+    for to, part in zip(output_tensor_list, swapped(here, np.stack([x.array for x in input_tensor_list]), "all_to_all"), strict=True):
+        _write(to, part)
+
+
+def send(tensor: Tensor, dst: int) -> None:
+    """Hand the tensor to rank `dst`, which calls `recv`."""
+    here = _here("send", tensor)
+    _other(here, "send", dst)
+    me = here.rank.index
+    _say(here, "send", me, dst, tensor.type)
+    carried(here, tensor.array, tensor.type, me, dst, "send and recv")
+
+
+def recv(out: Tensor, src: int) -> Tensor:
+    """out = the tensor that rank `src` sends, which is of its type."""
+    here = _here("recv", out)
+    _other(here, "recv", src)
+    me = here.rank.index
+    _say(here, "recv", src, me, out.type)
+    _write(out, carried(here, None, out.type, src, me, "send and recv"))
+    return out
+
+
+def _say(here: EagerState, what: str, source: int, target: int, type: TensorType) -> None:
+    """The two ranks make sure that one sends what the other expects."""
+    digest = hash((source, target, type.shape, type.dtype.itemsize)) & ((1 << 62) - 1)
+    here.rank.comm.group(tuple(sorted((source, target)))).agree(
+        digest, lambda: f"{what} of {type} from rank {source} to rank {target} at {user_line()}"
+    )
+
+
+def _other(here: EagerState, what: str, rank: int) -> None:
+    if _rank(here, what, rank) == here.rank.index:
+        raise ArgumentError(f"comm.{what} at {user_line()}: rank {rank} is this rank itself")
+
+
+def _count(what: str, tensors: Sequence[Tensor], here: EagerState) -> None:
+    if len(tensors) != here.rank.size:
+        raise ArgumentError(f"comm.{what} at {user_line()}: a list of {here.rank.size} tensors is needed, one for each rank; got {len(tensors)}")
