@@ -17,7 +17,7 @@ from jobflow.ops.broadcast import sum_to
 from jobflow.ops.compare import greater, less
 from jobflow.ops.pointwise import ANY, FLOATS, Binary, call, check_dtypes, numbers
 from jobflow.ops.product_sum import sum_with_maker
-from jobflow.ops.scalar import cast, fill_like, negate, scale
+from jobflow.ops.scalar import Truncate, cast, fill_like, negate, scale
 from jobflow.types import Array, Tensor, TensorType, Xp, bool_
 
 
@@ -99,6 +99,18 @@ class FloorMod(Binary):
 
     def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
         return sum_to(dz, x.type.shape), negate(sum_to(multiply(dz, floor_divide(x, y)), y.type.shape))
+
+
+@dataclass(frozen=True)
+class Remainder(Binary):
+    """z = x - y trunc(x / y), with the sign of x"""
+
+    ufunc = "fmod"
+    low = 0.6
+
+    def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
+        whole = call(Truncate(), divide(x, y))
+        return sum_to(dz, x.type.shape), negate(sum_to(multiply(dz, whole), y.type.shape))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,479 @@
+"""Tensors from shapes, data and random numbers: local ones, or global ones with `placement=` and `sbp=`.
+
+Random values are a function of the seed, the number of the draw and the index of the element in the logical tensor: a tensor has the
+same values in every layout, and as a local one in a program of one rank.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jobflow.eager import crossing
+from jobflow.eager.convert import empty as no_piece
+from jobflow.eager.run import addend, run, source
+from jobflow.eager.state import Generator, state
+from jobflow.eager.tensor import Tensor, method
+from jobflow.errors import ArgumentError, ConfigError, DtypeError, SbpError, ShapeError, user_line
+from jobflow.functional.arithmetic import add, mul
+from jobflow.functional.devices import checked_device, marked
+from jobflow.functional.moving import layout_of
+from jobflow.functional.promotion import Number, as_float, cast, fitting, number_dtype, number_kind
+from jobflow.layout import B, Layout, Partial
+from jobflow.ops.axes import ExpandDims
+from jobflow.ops.compare import Equal, Less
+from jobflow.ops.functions import Power
+from jobflow.ops.random import RandomInt, RandomNormal, RandomUniform
+from jobflow.ops.scalar import FillLike
+from jobflow.ops.slices import Concat
+from jobflow.ops.sort import Sort
+from jobflow.ops.source import Arange, Constant
+from jobflow.types import Array, DType, dtype_of, float64, int64, type_of
+
+#: the name that all draws have in the place of an op's
+DRAW = "draw"
+
+
+class Place:
+    """What the keywords of a factory say: where the tensor lies, its element type, whether it requires gradients."""
+
+    KEYWORDS = ("dtype", "device", "placement", "sbp", "requires_grad", "pin_memory", "layout", "out")
+
+    def __init__(self, what: str, options: dict[str, Any], dtype: DType | None = None, like: Tensor | None = None) -> None:
+        unknown = sorted(set(options) - set(self.KEYWORDS))
+        if unknown:
+            raise TypeError(f"{what} at {user_line()}: unknown keyword {unknown[0]!r}; it takes {', '.join(self.KEYWORDS[:5])}")
+        self.what = what
+        self.dtype: DType = _dtype(what, options.get("dtype") or dtype or state().default_dtype)
+        self.device = checked_device(what, options.get("device"))
+        self.placement, self.sbp = options.get("placement"), options.get("sbp")
+        self.requires_grad = bool(options.get("requires_grad"))
+        self.like = like
+        if self.device is not None and (self.placement is not None or self.sbp is not None):
+            raise ConfigError(
+                f"{what} at {user_line()}: device={self.device} is for a local tensor, placement={self.placement!r} with sbp={self.sbp!r} for a "
+                f"global one; give one or the other"
+            )
+        if self.requires_grad and not self.dtype.is_float:
+            raise DtypeError(f"{what} at {user_line()}: only tensors of floats have gradients; this one is to be {self.dtype.name}")
+
+    def layout(self, ndim: int) -> Layout | None:
+        """Of a tensor of so many axes; None for a local one."""
+        if self.placement is None and self.sbp is None and self.like is not None and self.device is None:
+            return self.like.layout
+        return layout_of(self.what, self.placement, self.sbp, ndim)
+
+    def drawn(self, ndim: int) -> Layout | None:
+        """The same of a tensor of random numbers, which cannot be partial."""
+        layout = self.layout(ndim)
+        if layout is not None and any(isinstance(sbp, Partial) for sbp in layout.sbp):
+            if self.placement is None and self.like is not None:
+                return Layout(layout.placement, tuple(B if isinstance(sbp, Partial) else sbp for sbp in layout.sbp))
+            raise SbpError(f"{self.what} at {user_line()}: random numbers cannot be partial: they are not the sum of others; use split or broadcast")
+        return layout
+
+    def finished(self, x: Tensor) -> Tensor:
+        """The tensor with what is left of the options."""
+        marked(x, self.device)
+        x.requires_grad = self.requires_grad or x.requires_grad
+        return x
+
+
+def _dtype(what: str, given: Any) -> DType:
+    try:
+        return dtype_of(given)
+    except (KeyError, TypeError):
+        raise DtypeError(f"{what} at {user_line()}: dtype={given!r} is none of jobflow's element types") from None
+
+
+def shape_of(what: str, sizes: Sequence[Any], options: dict[str, Any]) -> tuple[int, ...]:
+    """The shape that f(2, 3), f((2, 3)) and f(size=(2, 3)) mean; "size" is taken out of the options."""
+    given = options.pop("size", options.pop("shape", None))
+    if given is not None:
+        if sizes:
+            raise ShapeError(f"{what} at {user_line()}: the shape is given twice, as {sizes} and as size={given}")
+        sizes = (given,)
+    if len(sizes) == 1 and isinstance(sizes[0], Sequence | np.ndarray):
+        sizes = tuple(sizes[0])
+    if not all(isinstance(n, int | np.integer) and n >= 0 for n in sizes):
+        raise ShapeError(f"{what} at {user_line()}: a shape is made of integers, 0 or more; got {tuple(sizes)}")
+    return tuple(int(n) for n in sizes)
+
+
+# -------------------------------------------------------------------- one value
+
+
+def _filled(what: str, shape: tuple[int, ...], value: Number, place: Place) -> Tensor:
+    return place.finished(source(Constant(shape, place.dtype, fitting(value, place.dtype)), place.layout(len(shape))))
+
+
+def zeros(*sizes: Any, **options: Any) -> Tensor:
+    """A tensor of zeros; its shape as numbers, a tuple or `size=`.
+
+    Keywords here and of all factories: dtype, device, requires_grad; placement and sbp for a global tensor.
+    """
+    return _filled("zeros", shape_of("zeros", sizes, options), 0, Place("zeros", options))
+
+
+def ones(*sizes: Any, **options: Any) -> Tensor:
+    """A tensor of ones; where it is partial, the first rank has them and the others zeros."""
+    return _filled("ones", shape_of("ones", sizes, options), 1, Place("ones", options))
+
+
+def empty(*sizes: Any, **options: Any) -> Tensor:
+    """A tensor to be written into; its values are zeros."""
+    return _filled("empty", shape_of("empty", sizes, options), 0, Place("empty", options))
+
+
+def full(size: Any, fill_value: Any, **options: Any) -> Tensor:
+    """A tensor all of whose elements are `fill_value`."""
+    value = number(fill_value, "full")
+    shape = shape_of("full", (size,), {})
+    return _filled("full", shape, value, Place("full", options, None if number_kind(value) == 2 else number_dtype(value)))
+
+
+def number(value: Any, what: str) -> Number:
+    """A number of Python from whatever is one."""
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        value = value.item()
+    if not isinstance(value, int | float):
+        raise DtypeError(f"{what} at {user_line()}: a number is needed; got {value!r}")
+    return value
+
+
+def _like(what: str, x: Tensor, value: Number, options: dict[str, Any]) -> Tensor:
+    place = Place(what, options, x.dtype, x)
+    if place.placement is None and place.sbp is None and place.device is None:
+        return place.finished(run(FillLike(fitting(value, place.dtype), place.dtype), x.detach()))
+    return _filled(what, x.type.shape, value, place)
+
+
+@method()
+def zeros_like(x: Tensor, **options: Any) -> Tensor:
+    """Zeros in the shape, element type and layout of x, unless the keywords say otherwise."""
+    return _like("zeros_like", x, 0, options)
+
+
+@method()
+def ones_like(x: Tensor, **options: Any) -> Tensor:
+    """Ones likewise."""
+    return _like("ones_like", x, 1, options)
+
+
+@method()
+def empty_like(x: Tensor, **options: Any) -> Tensor:
+    """A tensor to be written into, likewise."""
+    return _like("empty_like", x, 0, options)
+
+
+@method()
+def full_like(x: Tensor, fill_value: Any, **options: Any) -> Tensor:
+    """A tensor all of whose elements are `fill_value`, likewise."""
+    return _like("full_like", x, number(fill_value, "full_like"), options)
+
+
+@method()
+def new_zeros(x: Tensor, *sizes: Any, **options: Any) -> Tensor:
+    """Zeros of another shape in the element type and layout of x, unless the keywords say otherwise."""
+    return _filled("new_zeros", shape_of("new_zeros", sizes, options), 0, Place("new_zeros", options, x.dtype, x))
+
+
+@method()
+def new_ones(x: Tensor, *sizes: Any, **options: Any) -> Tensor:
+    """Ones likewise."""
+    return _filled("new_ones", shape_of("new_ones", sizes, options), 1, Place("new_ones", options, x.dtype, x))
+
+
+@method()
+def new_empty(x: Tensor, *sizes: Any, **options: Any) -> Tensor:
+    """A tensor to be written into, likewise."""
+    return _filled("new_empty", shape_of("new_empty", sizes, options), 0, Place("new_empty", options, x.dtype, x))
+
+
+@method()
+def new_full(x: Tensor, size: Any, fill_value: Any, **options: Any) -> Tensor:
+    """A tensor all of whose elements are `fill_value`, likewise."""
+    return _filled("new_full", shape_of("new_full", (size,), {}), number(fill_value, "new_full"), Place("new_full", options, x.dtype, x))
+
+
+@method()
+def new_tensor(x: Tensor, data: Any, **options: Any) -> Tensor:
+    """A tensor of these data in the element type and layout of x, unless the keywords say otherwise."""
+    return _from_data("new_tensor", data, options, x.dtype, x)
+
+
+# -------------------------------------------------------------------- data
+
+
+def tensor(data: Any, **options: Any) -> Tensor:
+    """A tensor of these data: a number, nested lists, a NumPy array, another tensor; they are copied.
+
+    Floats of Python become float32, their integers int64; arrays keep their element type.  With placement= and sbp= the data are the
+    logical value, which every rank passes and of which it keeps its piece.
+    Raises: DivergedError on every rank if they pass different data.
+    """
+    return _from_data("tensor", data, options)
+
+
+def _from_data(what: str, data: Any, options: dict[str, Any], dtype: DType | None = None, like: Tensor | None = None) -> Tensor:
+    if isinstance(data, Tensor) and "placement" not in options and "sbp" not in options and like is None:
+        place = Place(what, options, data.dtype)
+        return place.finished(cast(data.detach(), place.dtype) if place.dtype is not data.dtype else data.detach().clone())
+    array = array_of(what, data)
+    place = Place(what, options, dtype or dtype_of(array.dtype))
+    place.like = like
+    layout = place.layout(array.ndim)
+    if array.dtype != place.dtype.numpy:
+        with np.errstate(all="ignore"):
+            array = array.astype(place.dtype.numpy)
+    if layout is None:
+        return place.finished(Tensor(type_of(array), None, array))
+    return place.finished(cut(what, array, layout))
+
+
+def array_of(what: str, data: Any) -> Array:
+    """The data as an array of one of jobflow's element types, of its own."""
+    array = np.array(_numbers(data))
+    if not isinstance(data, np.ndarray | np.generic | Tensor) and array.dtype == np.float64:
+        array = array.astype(state().default_dtype.numpy)
+    try:
+        dtype_of(array.dtype)
+    except (KeyError, TypeError):
+        raise DtypeError(f"{what} at {user_line()}: NumPy makes {array.dtype} of the data, which is none of jobflow's element types") from None
+    return array
+
+
+def _numbers(data: Any) -> Any:
+    """Tensors within nested lists as arrays."""
+    if isinstance(data, Tensor):
+        return data.numpy()
+    if isinstance(data, list | tuple) and any(isinstance(each, Tensor | list | tuple) for each in data):
+        return [_numbers(each) for each in data]
+    return data
+
+
+def cut(what: str, array: Array, layout: Layout) -> Tensor:
+    """The global tensor whose logical value every rank has as `array`."""
+    here = state()
+    type = type_of(array)
+    if here.rank.size > 1:
+        digest = zlib.crc32(np.ascontiguousarray(array).tobytes(), zlib.crc32(f"{type} {layout}".encode()))
+        here.rank.comm.agree(
+            digest, lambda: f"{what} of {_shortened(array)}, {type} {layout}, at {user_line()}; every rank passes the same logical value"
+        )
+    rank = here.rank.index
+    if rank not in layout.placement.ranks:
+        return Tensor(type, layout, no_piece(type))
+    piece = np.array(array[layout.box(type.shape, rank).slices])
+    return Tensor(type, layout, addend(piece, layout, rank))
+
+
+def _shortened(array: Array) -> str:
+    return np.array2string(array, threshold=8, edgeitems=2, separator=", ").replace("\n", "")
+
+
+def as_tensor(data: Any, **options: Any) -> Tensor:
+    """The data as a tensor, which shares the memory of an array of the right type; a tensor of the right type is itself."""
+    if isinstance(data, Tensor) and not options.get("placement"):
+        place = Place("as_tensor", options, data.dtype)
+        return place.finished(cast(data, place.dtype))
+    if isinstance(data, np.ndarray) and not options.get("placement"):
+        place = Place("as_tensor", options, _dtype("as_tensor", data.dtype))
+        if data.dtype == place.dtype.numpy:
+            return place.finished(Tensor(type_of(data), None, data))
+    return _from_data("as_tensor", data, options)
+
+
+def from_numpy(array: Array) -> Tensor:
+    """A local tensor in the memory of a NumPy array."""
+    if not isinstance(array, np.ndarray):
+        raise DtypeError(f"from_numpy at {user_line()}: it takes a NumPy array; got {array!r}")
+    _dtype("from_numpy", array.dtype)
+    return Tensor(type_of(array), None, array)
+
+
+# -------------------------------------------------------------------- ranges
+
+
+def arange(start: Number, end: Number | None = None, step: Number = 1, **options: Any) -> Tensor:
+    """The numbers start, start + step, ... before end; from 0 if only one is given."""
+    if end is None:
+        start, end = 0, start
+    start, end, step = (number(each, "arange") for each in (start, end, step))
+    if not step or (end - start) / step < 0:
+        raise ArgumentError(f"arange at {user_line()}: no steps of {step} lead from {start} to {end}")
+    default = None if any(number_kind(each) == 2 for each in (start, end, step)) else int64
+    place = Place("arange", options, default)
+    count = -int(-((end - start) / step) // 1) if default is None else max(0, -(-(end - start) // step))
+    return place.finished(source(Arange((int(count),), place.dtype, start, step), place.layout(1)))
+
+
+def linspace(start: Number, end: Number, steps: int, **options: Any) -> Tensor:
+    """`steps` numbers from start to end, both included, at equal distances."""
+    place = Place("linspace", options)
+    delta = (number(end, "linspace") - number(start, "linspace")) / max(steps - 1, 1)
+    return place.finished(source(Arange((int(steps),), place.dtype, float(start), delta), place.layout(1)))
+
+
+def logspace(start: Number, end: Number, steps: int, base: Number = 10.0, **options: Any) -> Tensor:
+    """base to the powers linspace(start, end, steps)."""
+    place = Place("logspace", options)
+    powers = linspace(start, end, steps, dtype=float64, placement=place.placement, sbp=place.sbp)
+    made: Tensor = run(Power(), full((1,), float(base), dtype=float64, placement=place.placement, sbp=_whole(place)), powers)
+    return place.finished(cast(made, place.dtype))
+
+
+def _whole(place: Place) -> Any:
+    """Broadcast, for each dimension of the mesh."""
+    return None if place.placement is None else [B] * len(place.placement.core.mesh)
+
+
+def eye(n: int, m: int | None = None, **options: Any) -> Tensor:
+    """Ones on the diagonal of an n x m matrix of zeros; m is n if it is not given."""
+    place = Place("eye", options)
+    target = place.layout(2)
+    where = {"placement": place.placement, "sbp": _whole(place)}
+    rows = run(ExpandDims(1), arange(n, **where))
+    equal = cast(run(Equal(), rows, arange(n if m is None else m, **where)), place.dtype)
+    return place.finished(equal if target is None else crossing.change(state(), equal, target))
+
+
+# -------------------------------------------------------------------- random numbers
+
+
+def generator_of(given: Any, layout: Layout | None) -> Generator:
+    """The generator asked for, or else that of local or of global tensors."""
+    here = state()
+    if given is not None:
+        found: Generator = given.core if hasattr(given, "core") else given
+        return found
+    return here.local_generator if layout is None else here.global_generator
+
+
+def _drawn(place: Place, shape: tuple[int, ...], generator: Any, make: Any, dtype: DType | None = None) -> Tensor:
+    """The tensor of a random op `make(shape, dtype, key, seed)` for the next draw."""
+    layout = place.drawn(len(shape))
+    drawing = generator_of(generator, layout)
+    return place.finished(source(make(shape, dtype or place.dtype, DRAW, drawing.seed), layout, drawing.next()))
+
+
+def _floats(place: Place) -> Place:
+    if not place.dtype.is_float:
+        raise DtypeError(f"{place.what} at {user_line()}: it makes floats; got dtype={place.dtype.name}")
+    return place
+
+
+def rand(*sizes: Any, generator: Any = None, **options: Any) -> Tensor:
+    """Numbers evenly from [0, 1); keywords as of zeros, and generator=."""
+    shape = shape_of("rand", sizes, options)
+    return _drawn(_floats(Place("rand", options)), shape, generator, RandomUniform)
+
+
+def randn(*sizes: Any, generator: Any = None, **options: Any) -> Tensor:
+    """Numbers of the normal distribution of mean 0 and deviation 1."""
+    shape = shape_of("randn", sizes, options)
+    return _drawn(_floats(Place("randn", options)), shape, generator, RandomNormal)
+
+
+@method()
+def rand_like(x: Tensor, *, generator: Any = None, **options: Any) -> Tensor:
+    """rand in the shape, element type and layout of x; of a partial x whole on every rank."""
+    return _drawn(_floats(Place("rand_like", options, x.dtype, x)), x.type.shape, generator, RandomUniform)
+
+
+@method()
+def randn_like(x: Tensor, *, generator: Any = None, **options: Any) -> Tensor:
+    """randn likewise."""
+    return _drawn(_floats(Place("randn_like", options, x.dtype, x)), x.type.shape, generator, RandomNormal)
+
+
+def randint(low: int, high: Any = None, size: Any = None, *, generator: Any = None, **options: Any) -> Tensor:
+    """Integers evenly from [low, high); randint(high, size) begins at 0."""
+    if size is None:
+        low, high, size = (0, low, high) if not isinstance(high, int) else (low, high, options.pop("shape", None))
+    elif high is None:
+        low, high = 0, low
+    return _integers(Place("randint", options, int64), shape_of("randint", (size,), {}), low, high, generator)
+
+
+@method()
+def randint_like(x: Tensor, low: int, high: int | None = None, *, generator: Any = None, **options: Any) -> Tensor:
+    """randint in the shape, element type and layout of x."""
+    low, high = (0, low) if high is None else (low, high)
+    return _integers(Place("randint_like", options, x.dtype, x), x.type.shape, low, high, generator)
+
+
+def _integers(place: Place, shape: tuple[int, ...], low: int, high: int, generator: Any) -> Tensor:
+    low, high = int(low), int(high)
+    if low >= high:
+        raise ArgumentError(f"{place.what} at {user_line()}: there is no integer in [{low}, {high})")
+
+    def make(shape: tuple[int, ...], dtype: DType, key: str, seed: int) -> RandomInt:
+        return RandomInt(shape, dtype, key, seed, low=low, high=high)
+
+    return _drawn(place, shape, generator, make)
+
+
+def randperm(n: int, *, generator: Any = None, **options: Any) -> Tensor:
+    """The integers 0 to n - 1 in random order: that of random keys.  A global one is drawn by every rank of the placement."""
+    place = Place("randperm", options, int64)
+    target = place.drawn(1)
+    whole = None if target is None else Layout(target.placement, (B,) * len(target.sbp))
+    drawing = generator_of(generator, target)
+    keys = source(RandomUniform((int(n),), float64, DRAW, drawing.seed), whole, drawing.next())
+    order = cast(run(Sort(0), keys)[1], place.dtype)
+    return place.finished(order if target is None else crossing.change(state(), order, target))
+
+
+def normal(mean: Any, std: Any = 1.0, *sizes: Any, generator: Any = None, **options: Any) -> Tensor:
+    """Numbers of the normal distribution: of one mean and deviation for a shape, or of those that tensors have for each element."""
+    if isinstance(mean, Tensor) or isinstance(std, Tensor):
+        like = as_float(mean if isinstance(mean, Tensor) else std)
+        return add(mul(randn_like(like, generator=generator, **options), std), mean)
+    shape = shape_of("normal", sizes, options)
+    low, wide = number(mean, "normal"), number(std, "normal")
+
+    def make(shape: tuple[int, ...], dtype: DType, key: str, seed: int) -> RandomNormal:
+        return RandomNormal(shape, dtype, key, seed, mean=low, std=wide)
+
+    return _drawn(_floats(Place("normal", options)), shape, generator, make)
+
+
+@method()
+def bernoulli(x: Tensor, p: float | None = None, *, generator: Any = None) -> Tensor:
+    """1 with the probability that x has there (with probability p), else 0; of the type of x."""
+    chances = as_float(x.detach())
+    drawn = rand_like(chances, generator=generator)
+    return cast(run(Less(), drawn, chances if p is None else full_like(chances, p)), x.dtype)
+
+
+@method()
+def multinomial(x: Tensor, num_samples: int, replacement: bool = False, *, generator: Any = None) -> Tensor:
+    """Indices drawn from each row of weights; without replacement each at most once.  Every rank of the placement draws the whole.
+
+    Keys log(u) / weight in descending order are a draw without replacement; with it, every sample is a draw of its own.
+    """
+    weights = as_float(x.detach())
+    if weights.ndim not in (1, 2) or not num_samples > 0 or (not replacement and num_samples > weights.shape[-1]):
+        raise ArgumentError(f"multinomial at {user_line()}: {num_samples} samples, replacement={replacement}, of weights {x.type}")
+    if x.layout is not None:
+        weights = crossing.change(state(), weights, Layout(x.layout.placement, (B,) * len(x.layout.sbp)))
+    if not replacement:
+        return _in_order(weights, generator, num_samples)
+    columns = [_in_order(weights, generator, 1) for _ in range(num_samples)]
+    if len(columns) == 1:
+        return columns[0]
+    made: Tensor = run(Concat(columns[0].ndim - 1), *columns)
+    return made
+
+
+def _in_order(weights: Tensor, generator: Any, count: int) -> Tensor:
+    """The positions of the `count` first arrivals, at rates that are the weights."""
+    u = cast(rand_like(weights, dtype=float64, generator=generator), float64)
+    arrivals = -((1.0 - u).log()) / cast(weights, float64)
+    order = run(Sort(weights.ndim - 1), arrivals)[1]
+    made: Tensor = order[..., :count]
+    return made

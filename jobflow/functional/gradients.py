@@ -1,0 +1,218 @@
+"""Gradients: backward, what is recorded for it, and hooks on its way."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from functools import wraps
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar
+
+from jobflow.eager import backward as passes
+from jobflow.eager.run import recorder, run
+from jobflow.eager.state import state
+from jobflow.eager.tensor import Tensor, method
+from jobflow.errors import ArgumentError, DtypeError, JobError, user_line
+from jobflow.ops.layout_ops import Copy
+from jobflow.ops.scalar import Detach
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+_hooks = itertools.count()
+
+
+# -------------------------------------------------------------------- backward
+
+
+@method()
+def backward(x: Tensor, gradient: Tensor | None = None, retain_graph: bool | None = None, create_graph: bool = False) -> None:
+    """Add the gradient of x, times `gradient`, to the `grad` of every leaf that it was made of.
+
+    A tensor of one element has 1.0 as gradient.  The graph is gone after that unless `retain_graph`, which is on with `create_graph`:
+    this records the gradients' own computation, for gradients of gradients.
+    """
+    if x.symbol is not None:
+        recorder(state(), "backward").backward(x, gradient)
+        return
+    passes.backward([x], [gradient], keep=bool(retain_graph), create=create_graph)
+
+
+def grad(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Tensor | Sequence[Tensor],
+    grad_outputs: Tensor | Sequence[Tensor | None] | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    allow_unused: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of the outputs' sum with respect to the inputs; no `grad` changes.
+
+    Raises: JobError for an input that the outputs do not depend on, unless `allow_unused`, which gives None there.
+    """
+    roots, wanted = _listed(outputs), _listed(inputs)
+    seeds: Sequence[Tensor | None] = [None] * len(roots) if grad_outputs is None else _listed(grad_outputs)
+    if len(seeds) != len(roots):
+        raise ArgumentError(f"grad at {user_line()}: {len(seeds)} grad_outputs for {len(roots)} outputs")
+    for i, x in enumerate(wanted):
+        if not x.requires_grad:
+            raise JobError(f"grad at {user_line()}: input {i}, {x.type}, does not require gradients")
+    found = passes.backward(roots, seeds, keep=bool(retain_graph), create=create_graph, only=wanted)
+    for i, gradient in enumerate(found):
+        if gradient is None and not allow_unused:
+            raise JobError(f"grad at {user_line()}: the outputs do not depend on input {i}, {wanted[i].type}; allow_unused=True gives None for it")
+    return tuple(found)
+
+
+def _listed(given: Any) -> list[Any]:
+    return [given] if isinstance(given, Tensor) else list(given)
+
+
+# -------------------------------------------------------------------- what is recorded
+
+
+class set_grad_enabled:
+    """Record for backward from now on, or do not; as a `with` block or a decorator, only inside."""
+
+    def __init__(self, mode: bool) -> None:
+        here = state()
+        self.mode = bool(mode)
+        self.before = here.grad_enabled
+        here.grad_enabled = self.mode
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        state().grad_enabled = self.before
+
+    def __call__(self, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        state().grad_enabled = self.before
+        return _decorated(function, self.mode)
+
+
+class _Mode:
+    """Record for backward inside, or do not; a `with` block that may be entered again, or a decorator."""
+
+    mode: bool
+
+    def __new__(cls, function: Callable[..., Any] | None = None) -> Any:
+        return super().__new__(cls) if function is None else _decorated(function, cls.mode)
+
+    def __init__(self) -> None:
+        self.before: list[bool] = []
+
+    def __enter__(self) -> Self:
+        here = state()
+        self.before.append(here.grad_enabled)
+        here.grad_enabled = self.mode
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        state().grad_enabled = self.before.pop()
+
+    def __call__(self, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        return _decorated(function, self.mode)
+
+
+class no_grad(_Mode):
+    """Nothing is recorded for backward inside; a `with` block, or a decorator."""
+
+    mode = False
+
+
+class enable_grad(_Mode):
+    """What is done inside is recorded for backward, also within no_grad; a `with` block, or a decorator."""
+
+    mode = True
+
+
+def _decorated(function: Callable[Parameters, Result], mode: bool) -> Callable[Parameters, Result]:
+    @wraps(function)
+    def inside(*arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
+        with enable_grad() if mode else no_grad():
+            return function(*arguments, **options)
+
+    return inside
+
+
+def is_grad_enabled() -> bool:
+    """Whether what is done now is recorded for backward."""
+    return state().grad_enabled
+
+
+# -------------------------------------------------------------------- tensors and the graph of gradients
+
+
+@method()
+def requires_grad_(x: Tensor, requires_grad: bool = True) -> Tensor:
+    """x, which backward gives a gradient from now on, or does not."""
+    if requires_grad and not x.dtype.is_float:
+        raise DtypeError(f"requires_grad_ at {user_line()}: only tensors of floats have gradients; this is {x.type}")
+    if not requires_grad and x.node is not None:
+        raise JobError(
+            f"requires_grad_ at {user_line()}: a tensor that others made ({x.node!r}) cannot be told not to require gradients; use detach()"
+        )
+    x.requires_grad = requires_grad
+    return x
+
+
+@method()
+def detach(x: Tensor) -> Tensor:
+    """x, in the same memory, as a tensor that no gradient goes through."""
+    if x.symbol is not None:
+        made: Tensor = run(Detach(), x)
+        return made
+    made = Tensor(x.type, x.layout, x.array)
+    made._device = x._device
+    x.shares(made)
+    return made
+
+
+@method()
+def detach_(x: Tensor) -> Tensor:
+    """x, which forgets what made it."""
+    x.requires_grad, x.node, x.index = False, None, 0
+    return x
+
+
+@method()
+def clone(x: Tensor) -> Tensor:
+    """x in memory of its own; gradients go through."""
+    made: Tensor = run(Copy(), x)
+    return made
+
+
+@method()
+def retain_grad(x: Tensor) -> None:
+    """Keep the gradient that backward finds for x, though others made it."""
+    if not x.requires_grad:
+        raise JobError(f"retain_grad at {user_line()}: the tensor {x.type} does not require gradients")
+    if x.node is not None:
+        x.node.retained[x.index] = weakref.ref(x)
+
+
+class RemovableHandle:
+    """Takes a hook off again: `remove()`."""
+
+    def __init__(self, hooks: dict[int, Any]) -> None:
+        self.hooks = hooks
+        self.id = next(_hooks)
+
+    def remove(self) -> None:
+        """Take it off; no harm in doing so twice."""
+        self.hooks.pop(self.id, None)
+
+
+@method()
+def register_hook(x: Tensor, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
+    """Call `hook` with the gradient of x when backward gets there; what it returns, if not None, goes on instead."""
+    if not x.requires_grad:
+        raise JobError(f"register_hook at {user_line()}: the tensor {x.type} does not require gradients")
+    if x.node is not None:
+        hooks = x.node.hooks.setdefault(x.index, {})
+    else:
+        hooks = x.hooks = {} if x.hooks is None else x.hooks
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle

@@ -1,0 +1,77 @@
+"""Forms that write over their first tensor: `x.add_(y)`, `x += y`, `x[0] = y`.
+
+The value is computed as ever, brought into the element type and layout of x, and copied into its memory; x then stands where the
+value stands in the graph of gradients.  So x.mul_(y) needs no old values of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jobflow.eager import crossing, writing
+from jobflow.eager.state import state
+from jobflow.eager.tape import follow
+from jobflow.eager.tensor import Tensor, method
+from jobflow.errors import DtypeError, PlacementError, ShapeError, user_line
+from jobflow.functional.promotion import cast, kind
+
+
+def written(x: Tensor, what: str, value: Tensor) -> Tensor:
+    """x, after `value` has been written over it.
+
+    Raises: JobError for a leaf that requires gradients while they are recorded, ShapeError, DtypeError.
+    """
+    check_writable(x, what)
+    if value.type.shape != x.type.shape:
+        raise ShapeError(f"{what} at {user_line()}: a value {value.type} does not fit into the tensor {x.type} that it is written over")
+    if kind(value.type.dtype) > kind(x.type.dtype):
+        raise DtypeError(
+            f"{what} at {user_line()}: the result is {value.type}, which a tensor {x.type} cannot hold; write x = {what.rstrip('_')}(x, ...)"
+        )
+    value = cast(value, x.type.dtype)
+    if x.layout != value.layout:
+        value = _laid(x, what, value)
+    if x.symbol is None:
+        x.array[...] = value.array
+        writing.written(state(), x, value, what)
+    else:
+        x.symbol, x.requires_grad = value.symbol, x.requires_grad or value.requires_grad
+    return x
+
+
+def check_writable(x: Tensor, what: str) -> None:
+    """JobError for a leaf, or a view of one, whose gradient would be lost."""
+    if x.symbol is None:
+        writing.may_write(state(), x, what)
+
+
+def _laid(x: Tensor, what: str, value: Tensor) -> Tensor:
+    if x.layout is None or value.layout is None or x.layout.placement != value.layout.placement:
+        raise PlacementError(
+            f"{what} at {user_line()}: a value that lies {value.layout or 'local'} for a tensor that lies {x.layout or 'local'}; use to_global"
+        )
+    return crossing.change(state(), value, x.layout)
+
+
+def kept(x: Tensor, others: Sequence[Any] = ()) -> Tensor:
+    """x with memory of its own, if its old values may be read by a gradient."""
+    if x.symbol is not None or not state().grad_enabled or not any(isinstance(each, Tensor) and each.requires_grad for each in (x, *others)):
+        return x
+    if x.base is not None:
+        follow(x)
+    made = Tensor(x.type, x.layout, x.array.copy())
+    made.requires_grad, made.node, made.index = x.requires_grad, x.node, x.index
+    return made
+
+
+def hang(name: str, function: Callable[..., Tensor], *also: str) -> Callable[..., Tensor]:
+    """The method `name` of Tensor, and other names of it, that writes what `function` gives over its first argument."""
+
+    def form(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        check_writable(x, name)
+        return written(x, name, function(kept(x, arguments), *arguments, **options))
+
+    form.__name__ = name
+    form.__doc__ = f"{function.__name__}, written over the tensor itself."
+    return method(name, *also)(form)

@@ -1,0 +1,160 @@
+"""Which element type tensors and numbers have together.
+
+    bool < uint8 < int8 < int32 < int64 < float16 < bfloat16 < float32 < float64
+
+The largest type wins, but a number of Python, or a tensor without axes, changes the type of a tensor with axes only where it is of
+another kind (bool, integer, float): int64[3] + 0.5 is float32, float16[3] + 0.5 is float16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from jobflow.eager.run import run, source
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import DtypeError, PlacementError, user_line
+from jobflow.layout import B, Layout
+from jobflow.ops.scalar import Cast
+from jobflow.ops.source import Constant
+from jobflow.types import DType, bfloat16, bool_, char, dtype_of, float16, float32, float64, int8, int32, int64, type_of, uint8
+
+Number: TypeAlias = bool | int | float
+#: What may stand beside a tensor; arrays beside local tensors only.
+Operand: TypeAlias = "Tensor | Number | np.generic | np.ndarray[Any, Any]"
+
+_ORDER = {dtype: i for i, dtype in enumerate((bool_, uint8, int8, int32, int64, float16, bfloat16, float32, float64))} | {char: 2}
+_RANGES = {dtype: np.iinfo(dtype.numpy) for dtype in (uint8, int8, char, int32, int64)}
+
+
+def kind(dtype: DType) -> int:
+    """0 of truth values, 1 of integers, 2 of floats."""
+    return 2 if dtype.is_float else 0 if dtype is bool_ else 1
+
+
+def number_kind(number: Number) -> int:
+    """The same of a Python number."""
+    return 0 if isinstance(number, bool) else 1 if isinstance(number, int) else 2
+
+
+def number_dtype(number: Number) -> DType:
+    """The type of a number that stands alone."""
+    return (bool_, int64, float32)[number_kind(number)]
+
+
+def wider(a: DType, b: DType) -> DType:
+    """The larger of two types."""
+    return a if _ORDER[a] >= _ORDER[b] else b
+
+
+def result_type(*operands: Operand) -> DType:
+    """The type that these have together."""
+    known = [_judged(operand) for operand in operands]
+    highest = max(kind(dtype) for _, dtype in known)
+    chosen = [(weight, dtype) for weight, dtype in known if kind(dtype) == highest]
+    heaviest = max(weight for weight, _ in chosen)
+    dtypes = [dtype for weight, dtype in chosen if weight == heaviest]
+    found = dtypes[0]
+    for dtype in dtypes[1:]:
+        found = wider(found, dtype)
+    return found
+
+
+def _judged(operand: Any) -> tuple[int, DType]:
+    """How much an operand has to say (2: a tensor with axes, 1: one without, 0: a number), and its type."""
+    if isinstance(operand, Tensor):
+        return (2 if operand.type.shape else 1), operand.type.dtype
+    if isinstance(operand, np.ndarray):
+        return 2, dtype_of(operand.dtype)
+    return 0, number_dtype(operand)
+
+
+def cast(x: Tensor, dtype: DType) -> Tensor:
+    """x as this type; x itself if it has it."""
+    made: Tensor = x if x.type.dtype is dtype else run(Cast(dtype), x)
+    return made
+
+
+def as_float(x: Tensor) -> Tensor:
+    """x as float32 if it is not of floats."""
+    return x if x.type.dtype.is_float else cast(x, float32)
+
+
+def is_operand(other: Any) -> bool:
+    """Whether an operator takes it."""
+    return isinstance(other, Tensor | int | float | np.generic | np.ndarray)
+
+
+def operand(what: str, beside: Tensor, other: Any) -> Tensor | Number:
+    """What stands beside a tensor, as a tensor or a Python number; PlacementError for an array beside a global tensor, DtypeError for no number."""
+    if isinstance(other, Tensor | int | float):
+        return other
+    if isinstance(other, np.generic):
+        number: Number = other.item()
+        return number
+    if not isinstance(other, np.ndarray):
+        raise DtypeError(f"{what} at {user_line()}: a tensor goes with tensors and numbers; got {other!r} of type {type(other).__name__}")
+    if beside.layout is not None or beside.symbol is not None:
+        raise PlacementError(
+            f"{what} at {user_line()}: a NumPy array of shape {list(other.shape)} beside a global tensor {beside.type}; "
+            f"make a tensor of it: jobflow.tensor(array, placement=..., sbp=...)"
+        )
+    return Tensor(type_of(other), None, other)
+
+
+def constant(like: Tensor, number: Number, dtype: DType) -> Tensor:
+    """The number as a tensor without axes, where `like` lies."""
+    layout = like.layout
+    where = None if layout is None else layout if all(sbp == B for sbp in layout.sbp) else Layout(layout.placement, (B,) * len(layout.sbp))
+    return source(Constant((), dtype, fitting(number, dtype)), where)
+
+
+def fitting(number: Number, dtype: DType) -> Number:
+    """The number as this type has it; DtypeError if it does not."""
+    if dtype is bool_:
+        return bool(number)
+    if dtype.is_float:
+        return dtype.number(number)
+    limits = _RANGES[dtype]
+    whole = int(number)
+    if not limits.min <= whole <= limits.max:
+        raise DtypeError(f"{user_line()}: {number} is beyond {dtype.name}, {limits.min} to {limits.max}; cast the tensor to a larger type")
+    return whole
+
+
+def with_number(x: Tensor, number: Number) -> tuple[Tensor, Number]:
+    """Both in the type that they have together."""
+    dtype = x.type.dtype
+    if number_kind(number) > kind(dtype):
+        dtype = number_dtype(number)
+        x = cast(x, dtype)
+    return x, fitting(number, dtype)
+
+
+def pair(what: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
+    """Two operands, at least one of them a tensor, as tensors of one type."""
+    if isinstance(x, Tensor) and isinstance(y, Tensor):
+        if x.type.dtype is y.type.dtype:
+            return x, y
+        dtype = result_type(x, y)
+        return cast(x, dtype), cast(y, dtype)
+    tensor = x if isinstance(x, Tensor) else y
+    if not isinstance(tensor, Tensor):
+        raise DtypeError(f"{what} at {user_line()}: one of the operands must be a tensor; got {x!r} and {y!r}")
+    other = operand(what, tensor, y if tensor is x else x)
+    if isinstance(other, Tensor):
+        return pair(what, tensor, other) if tensor is x else pair(what, other, tensor)
+    tensor, number = with_number(tensor, other)
+    made = constant(tensor, number, tensor.type.dtype)
+    return (tensor, made) if isinstance(x, Tensor) else (made, tensor)
+
+
+def together(what: str, *tensors: Tensor) -> Sequence[Tensor]:
+    """Tensors as one type."""
+    first = tensors[0].type.dtype
+    if all(x.type.dtype is first for x in tensors):
+        return tensors
+    dtype = result_type(*tensors)
+    return [cast(x, dtype) for x in tensors]

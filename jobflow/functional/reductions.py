@@ -1,0 +1,291 @@
+"""Sums, means, extremes and other reductions: over all axes, over `dim`, or over several; `keepdim` keeps them as axes of size 1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from jobflow.eager.run import run
+from jobflow.eager.tensor import Tensor, method
+from jobflow.errors import ArgumentError, DtypeError, ShapeError, user_line
+from jobflow.functional import arithmetic
+from jobflow.functional.promotion import as_float, cast, constant
+from jobflow.ops.arithmetic import Add, Subtract, Where
+from jobflow.ops.axes import ExpandDims, Reshape, Squeeze
+from jobflow.ops.compare import Equal, NotEqual
+from jobflow.ops.functions import Absolute, Exp, Log, ScalarPower, Sqrt, Square
+from jobflow.ops.index import DimGather
+from jobflow.ops.reduce import ArgExtreme, ReduceAll, ReduceAny, ReduceMax, ReduceMin, ReduceProd, ReduceSum
+from jobflow.ops.scalar import Detach, DivideBy, Scale
+from jobflow.ops.scan import CumProd, CumSum
+from jobflow.ops.slices import Slice
+from jobflow.ops.sort import Sort
+from jobflow.types import DType, bool_, int64
+
+Dim: TypeAlias = int | Sequence[int] | None
+
+
+class Extreme(NamedTuple):
+    """The extremes along an axis, and where they are."""
+
+    values: Tensor
+    indices: Tensor
+
+
+def axis_of(what: str, x: Tensor, dim: int) -> int:
+    """The axis counted from the front; ShapeError if there is none.  A tensor without axes has axis 0 and -1."""
+    ndim = x.type.ndim or 1
+    if not isinstance(dim, int) or not -ndim <= dim < ndim:
+        raise ShapeError(f"{what} at {user_line()}: dim={dim!r} is no axis of {x.type}, which are -{ndim} to {ndim - 1}")
+    return dim % ndim
+
+
+def axes_of(what: str, x: Tensor, dim: Dim) -> tuple[int, ...]:
+    """The axes in order; all of them for None, and for none."""
+    if dim is None or (not isinstance(dim, int) and not len(dim)):
+        return tuple(range(x.type.ndim))
+    found = [axis_of(what, x, each) for each in ([dim] if isinstance(dim, int) else dim)]
+    if len(set(found)) != len(found):
+        raise ShapeError(f"{what} at {user_line()}: dim={dim} names an axis of {x.type} twice")
+    return tuple(sorted(found)) if x.type.ndim else ()
+
+
+def _counted(x: Tensor) -> Tensor:
+    """Integers and truth values as int64: so they are summed."""
+    return x if x.type.dtype.is_float else cast(x, int64)
+
+
+def _floats(what: str, x: Tensor) -> Tensor:
+    if not x.type.dtype.is_float:
+        raise DtypeError(f"{what} at {user_line()}: {x.type} is not of floats; use x.float()")
+    return x
+
+
+def _reduced(op: type[Any], x: Tensor, axes: tuple[int, ...], keepdim: bool) -> Tensor:
+    made: Tensor = run(op(axes, keepdim), x) if axes else x
+    return made
+
+
+# -------------------------------------------------------------------- sums and products
+
+
+@method()
+def sum(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
+    """The sum; of integers and truth values int64."""
+    return _reduced(ReduceSum, cast(x, dtype) if dtype else _counted(x), axes_of("sum", x, dim), keepdim)
+
+
+@method()
+def mean(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
+    """The sum divided by the number of elements of the logical tensor."""
+    x = _floats("mean", cast(x, dtype) if dtype else x)
+    axes = axes_of("mean", x, dim)
+    count = math.prod(x.type.shape[i] for i in axes)
+    total = _reduced(ReduceSum, x, axes, keepdim)
+    made: Tensor = run(DivideBy(count), total) if count else run(Scale(math.nan), total)
+    return made
+
+
+@method()
+def prod(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
+    """The product; of integers and truth values int64."""
+    return _reduced(ReduceProd, cast(x, dtype) if dtype else _counted(x), axes_of("prod", x, dim), keepdim)
+
+
+@method()
+def cumsum(x: Tensor, dim: int, *, dtype: DType | None = None) -> Tensor:
+    """Running sums along an axis."""
+    return _scanned("cumsum", CumSum, x, dim, dtype)
+
+
+@method()
+def cumprod(x: Tensor, dim: int, *, dtype: DType | None = None) -> Tensor:
+    """Running products along an axis."""
+    return _scanned("cumprod", CumProd, x, dim, dtype)
+
+
+def _scanned(what: str, op: type[Any], x: Tensor, dim: int, dtype: DType | None) -> Tensor:
+    x = cast(x, dtype) if dtype else _counted(x)
+    axis = axis_of(what, x, dim)
+    made: Tensor = run(op(axis), x) if x.type.ndim else x
+    return made
+
+
+# -------------------------------------------------------------------- extremes
+
+
+@method()
+def amax(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+    """The largest elements; the gradient is shared among equal ones."""
+    return _reduced(ReduceMax, x, axes_of("amax", x, dim), keepdim)
+
+
+@method()
+def amin(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+    """The smallest elements; the gradient is shared among equal ones."""
+    return _reduced(ReduceMin, x, axes_of("amin", x, dim), keepdim)
+
+
+@method()
+def max(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+    """The largest element; along an axis (values, indices); with another tensor the larger of both, element by element."""
+    return arithmetic.maximum(x, dim) if isinstance(dim, Tensor) else _extreme("max", x, dim, keepdim, largest=True)
+
+
+@method()
+def min(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+    """The smallest element; along an axis (values, indices); with another tensor the smaller of both, element by element."""
+    return arithmetic.minimum(x, dim) if isinstance(dim, Tensor) else _extreme("min", x, dim, keepdim, largest=False)
+
+
+def _extreme(what: str, x: Tensor, dim: int | None, keepdim: bool, largest: bool) -> Any:
+    if dim is None:
+        return _reduced(ReduceMax if largest else ReduceMin, _ordered(x), axes_of(what, x, None), False)
+    axis = axis_of(what, x, dim)
+    if not x.type.ndim:
+        return Extreme(x, run(Reshape(()), cast(constant(x, 0, int64), int64)))
+    where = run(ExpandDims(axis), run(ArgExtreme(axis, largest), x))
+    values = run(DimGather(axis), x, where)
+    where = cast(where, int64)
+    return Extreme(values, where) if keepdim else Extreme(run(Squeeze((axis,)), values), run(Squeeze((axis,)), where))
+
+
+def _ordered(x: Tensor) -> Tensor:
+    """Truth values have no extremes of their own."""
+    return cast(x, int64) if x.type.dtype is bool_ else x
+
+
+@method()
+def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """Where the largest element is (int64), along an axis, or in the tensor as one row; the first of equal ones."""
+    return _position("argmax", x, dim, keepdim, largest=True)
+
+
+@method()
+def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """Where the smallest element is (int64)."""
+    return _position("argmin", x, dim, keepdim, largest=False)
+
+
+def _position(what: str, x: Tensor, dim: int | None, keepdim: bool, largest: bool) -> Tensor:
+    flat = dim is None or not x.type.ndim
+    row = run(Reshape((x.type.size,)), x) if flat else x
+    axis = 0 if dim is None else axis_of(what, x, dim)
+    where = cast(run(ArgExtreme(axis, largest), row), int64)
+    if not keepdim or not x.type.ndim:
+        return where
+    made: Tensor = run(Reshape((1,) * x.type.ndim), where) if flat else run(ExpandDims(axis), where)
+    return made
+
+
+@method()
+def median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The middle element in order, the lower of two; along an axis (values, indices)."""
+    if dim is None:
+        return _middle(run(Reshape((x.type.size,)), x), 0, False).values
+    return _middle(x, axis_of("median", x, dim), keepdim)
+
+
+def _middle(x: Tensor, axis: int, keepdim: bool) -> Extreme:
+    values, indices = run(Sort(axis), x)
+    shape = x.type.shape
+    middle = (shape[axis] - 1) // 2
+    window = Slice(
+        tuple(middle if i == axis else 0 for i in range(len(shape))),
+        tuple(middle + 1 if i == axis else n for i, n in enumerate(shape)),
+        (1,) * len(shape),
+    )
+    values, indices = run(window, values), run(window, indices)
+    return Extreme(values, indices) if keepdim else Extreme(run(Squeeze((axis,)), values), run(Squeeze((axis,)), indices))
+
+
+# -------------------------------------------------------------------- truth
+
+
+def _true(x: Tensor) -> Tensor:
+    made: Tensor = x if x.type.dtype is bool_ else run(NotEqual(), x, constant(x, 0, x.type.dtype))
+    return made
+
+
+@method()
+def all(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+    """Whether every element is true, or not 0."""
+    return _reduced(ReduceAll, _true(x), axes_of("all", x, dim), keepdim)
+
+
+@method()
+def any(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+    """Whether some element is true, or not 0."""
+    return _reduced(ReduceAny, _true(x), axes_of("any", x, dim), keepdim)
+
+
+# -------------------------------------------------------------------- spread and size
+
+
+@method()
+def var(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: int | None = None) -> Tensor:
+    """The sum of the squared distances from the mean, divided by the number of elements less 1 if `unbiased`."""
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
+    x = _floats("var", x)
+    axes = axes_of("var", x, dim)
+    less = int(unbiased) if correction is None else correction
+    count = math.prod(x.type.shape[i] for i in axes) - less
+    distance = run(Subtract(), x, mean(x, axes, keepdim=True)) if axes else run(Scale(0.0), x)
+    squares = _reduced(ReduceSum, run(Square(), distance), axes, keepdim)
+    made: Tensor = run(DivideBy(count), squares) if count > 0 else run(Scale(math.nan), squares)
+    return made
+
+
+@method()
+def std(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: int | None = None) -> Tensor:
+    """The square root of the variance."""
+    made: Tensor = run(Sqrt(), var(x, dim, unbiased, keepdim, correction=correction))
+    return made
+
+
+@method()
+def logsumexp(x: Tensor, dim: Dim, keepdim: bool = False) -> Tensor:
+    """log(sum(exp(x))), computed so that exp does not overflow."""
+    x = as_float(x)
+    axes = axes_of("logsumexp", x, dim)
+    if not axes:
+        return x
+    largest = run(Detach(), run(ReduceMax(axes, True), x))
+    finite = run(
+        Where(), run(Equal(), run(Absolute(), largest), constant(largest, math.inf, x.type.dtype)), constant(largest, 0, x.type.dtype), largest
+    )
+    total = run(ReduceSum(axes, True), run(Exp(), run(Subtract(), x, finite)))
+    made: Tensor = run(Add(), run(Log(), total), finite)
+    return made if keepdim else run(Squeeze(axes), made)
+
+
+@method()
+def norm(x: Tensor, p: float | str | None = "fro", dim: Dim = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
+    """(sum |x|^p)^(1/p); "fro" is 2, inf the largest |x|, -inf the smallest, 0 the number of elements that are not 0."""
+    x = cast(x, dtype) if dtype else _floats("norm", x)
+    axes = axes_of("norm", x, dim)
+    p = 2 if p in (None, "fro") else float("inf") if p == "inf" else p
+    if not isinstance(p, int | float):
+        raise ArgumentError(f'norm at {user_line()}: p={p!r} is no order of a norm; use a number, "fro" or inf')
+    if p == 2:
+        return _root(_reduced(ReduceSum, run(Square(), x), axes, keepdim), 2)
+    if p == 0:
+        return cast(_reduced(ReduceSum, cast(_true(x), x.type.dtype), axes, keepdim), x.type.dtype)
+    size = run(Absolute(), x)
+    if math.isinf(p):
+        return _reduced(ReduceMax if p > 0 else ReduceMin, size, axes, keepdim)
+    if p == 1:
+        return _reduced(ReduceSum, size, axes, keepdim)
+    return _root(_reduced(ReduceSum, run(ScalarPower(p), size), axes, keepdim), p)
+
+
+def _root(total: Tensor, p: float) -> Tensor:
+    """total^(1/p), whose gradient at 0 is 0."""
+    zero = constant(total, 0, total.type.dtype)
+    nothing = run(Equal(), total, zero)
+    safe = run(Where(), nothing, constant(total, 1, total.type.dtype), total)
+    root = run(Sqrt() if p == 2 else ScalarPower(1.0 / p), safe)
+    made: Tensor = run(Where(), nothing, zero, root)
+    return made

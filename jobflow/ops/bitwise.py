@@ -1,0 +1,68 @@
+"""Logic on the bits of integers, and on truth values; no gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from jobflow.ops.base import Grads, Sample, sample
+from jobflow.ops.pointwise import Binary, Elementwise
+from jobflow.types import Tensor
+
+BITS = "iub"
+
+
+@dataclass(frozen=True)
+class Bitwise(Binary):
+    """z = the bits of x and y put together; of truth values likewise"""
+
+    precision = "any"
+    abstract = True
+    kinds = BITS
+
+    def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
+        return None, None
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), np.arange(15).reshape(5, 3), np.arange(15)[::-1].reshape(5, 3) % 7)
+        yield sample(cls(), np.arange(6).reshape(2, 3) % 2 == 0, np.arange(3) < 2)
+
+
+@dataclass(frozen=True)
+class BitwiseAnd(Bitwise):
+    """z = the bits that both have"""
+
+    ufunc = "bitwise_and"
+
+
+@dataclass(frozen=True)
+class BitwiseOr(Bitwise):
+    """z = the bits that one of them has"""
+
+    ufunc = "bitwise_or"
+
+
+@dataclass(frozen=True)
+class BitwiseXor(Bitwise):
+    """z = the bits that just one of them has"""
+
+    ufunc = "bitwise_xor"
+
+
+@dataclass(frozen=True)
+class BitwiseNot(Elementwise):
+    """z = the bits that x does not have"""
+
+    ufunc = "invert"
+    kinds = BITS
+
+    def grad(self, x: Tensor, z: Tensor, dz: Tensor) -> Grads:
+        return (None,)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), np.arange(15).reshape(5, 3) - 4)
+        yield sample(cls(), np.arange(6) % 2 == 0)
