@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import ClassVar
 
 import numpy as np
 
@@ -69,7 +71,7 @@ class SliceUpdate(Op):
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         x, v = inputs
         inside, outside = self.window.met(x, v)
-        return SliceUpdate(inside, None if outside.takes_all(v.shape) else outside)
+        return replace(self, window=inside, part=None if outside.takes_all(v.shape) else outside)
 
     def _given(self, v: Array) -> Array:
         return v if self.part is None else v[(*self.part.at, ...)]
@@ -96,6 +98,15 @@ class SliceUpdate(Op):
         yield sample(cls(Slice((5,), (6,), (1,))), numbers(5, 7), numbers(6, 1))
         yield sample(cls(Slice((2, 0), (2, 3), (1, 1))), numbers(7, 7, 3), numbers(8, 0, 3))
         yield sample(cls(Slice((1, 0), (3, 3), (1, 1))), numbers(9, 4, 3) > 0, numbers(10, 2, 3) > 0)
+
+
+@dataclass(frozen=True)
+class SliceWrite(SliceUpdate):
+    """The same, written over x, which stays as it lies."""
+
+    alias: ClassVar[Mapping[int, int]] = MappingProxyType({0: 0})
+    pure = False
+    in_place: ClassVar[Mapping[int, tuple[int, ...]]] = MappingProxyType({})
 
 
 def subscript(x: Tensor, starts: Edges, stops: Edges, steps: Edges | None = None, *, name: str | None = None) -> Tensor:

@@ -1,0 +1,57 @@
+"""Elements that a mask names replaced by a number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jobflow.errors import DtypeError
+from jobflow.layout import Rule
+from jobflow.ops.base import OVER_FIRST, Binder, Call, Grads, Op, Sample, adds, broadcast_rule, broadcast_shapes, sample
+from jobflow.ops.broadcast import sum_to
+from jobflow.ops.pointwise import call, numbers
+from jobflow.types import Array, Tensor, TensorType, Xp, bool_
+
+
+@dataclass(frozen=True)
+class MaskedFill(Op):
+    """y = value where the mask holds, else x; both broadcast.  With 0 it is linear in x."""
+
+    precision = "any"
+    in_place = OVER_FIRST
+    value: float = 0.0
+
+    def infer(self, x: TensorType, mask: TensorType) -> TensorType:
+        if mask.dtype is not bool_:
+            raise DtypeError(f"masked_fill: the mask {mask} is not bool; cast it with cast(mask, bool)")
+        return x.with_shape(broadcast_shapes("masked_fill", x, mask))
+
+    def rule(self, x: TensorType, mask: TensorType) -> Rule:
+        return broadcast_rule((x, mask), linear=((0,),) if self.value == 0 and adds(x) else ())
+
+    def kernel(self, xp: Xp, x: Array, mask: Array, y: Array) -> None:
+        y[...] = xp.where(mask, y.dtype.type(self.value), x)
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        if device.xp is not np:
+            return super().bind(device, inputs, outputs)
+        (x, mask), (y,) = inputs, outputs
+        return [(np.copyto, (y, x)), (np.copyto, (y, np.asarray(self.value, y.dtype), "unsafe", mask))]
+
+    def grad(self, x: Tensor, mask: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return sum_to(call(replace(self, value=0.0), dy, mask), x.type.shape), None
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(-3.0), numbers(1, 5, 3), numbers(2, 5, 3) > 0)
+        yield sample(cls(), numbers(3, 2, 3, 5), numbers(4, 3, 1) > 0)
+        yield sample(cls(float("-inf")), numbers(5, 3, 1), numbers(6, 2, 1, 4) > 1, differentiable=(), note=" infinite")
+        yield sample(cls(1), numbers(7, 5, 3) > 0, numbers(8, 5, 3) > 0)
+        yield sample(cls(7), np.arange(6).reshape(2, 3), np.array(True))
+
+
+def masked_fill(x: Tensor, mask: Tensor, value: float, *, name: str | None = None) -> Tensor:
+    """x with `value` where the mask holds."""
+    return call(MaskedFill(value), x, mask, name=name)
