@@ -147,7 +147,8 @@ class Sweep:
         if hooks:
             with scope.using(interpreter=None):
                 for hook in tuple(hooks.values()):
-                    gradient = hook(gradient) or gradient
+                    changed = hook(gradient)
+                    gradient = gradient if changed is None else changed
         return gradient
 
     def leaf(self, x: Tensor) -> None:

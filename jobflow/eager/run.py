@@ -28,6 +28,9 @@ from jobflow.ops import half
 from jobflow.ops.base import Op, ViewOp, types_tuple
 from jobflow.types import Array, TensorType, int64
 
+#: how many ops on types and layouts a rank keeps prepared
+KEPT = 8192
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -87,6 +90,8 @@ def prepared(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> Prepared:
     key = (op, *[(x.type, x.layout) for x in inputs])
     found: Prepared | None = here.prepared.get(key)
     if found is None:
+        if len(here.prepared) >= KEPT:  # ops with ever new numbers as attributes
+            here.prepared.clear()
         try:
             found = here.prepared[key] = prepare(here, op, inputs)
         except JobflowError as error:

@@ -66,6 +66,9 @@ class Tensor:
         "type",
     )
 
+    #: NumPy arrays on the left leave the operation to the tensor
+    __array_priority__ = 1000
+
     def __init__(self, type: TensorType, layout: Layout | None, array: Array, symbol: Any = None) -> None:
         self.type = type
         self.layout = layout

@@ -1,0 +1,92 @@
+"""Element types of tensors: x.float(), x.long(), x.type_as(y)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jobflow import types
+from jobflow.eager.state import state
+from jobflow.eager.tensor import Tensor, method
+from jobflow.errors import DtypeError, user_line
+from jobflow.functional.promotion import cast as as_dtype
+from jobflow.functional.promotion import kind, wider
+from jobflow.types import DType, dtype_of
+
+
+@method()
+def cast(x: Tensor, dtype: Any) -> Tensor:
+    """x as another element type; x itself if it has it."""
+    return as_dtype(x, named("cast", dtype))
+
+
+def named(what: str, dtype: Any) -> DType:
+    """The element type that is meant; DtypeError if there is none."""
+    try:
+        return dtype_of(dtype)
+    except (KeyError, TypeError):
+        raise DtypeError(f"{what} at {user_line()}: {dtype!r} is none of jobflow's element types") from None
+
+
+def _hang(name: str, dtype: DType) -> None:
+    def method_(x: Tensor) -> Tensor:
+        return as_dtype(x, dtype)
+
+    method_.__name__ = name
+    method_.__doc__ = f"x as {dtype.name}"
+    method(name)(method_)
+
+
+for _name, _dtype in {
+    "float": types.float32,
+    "double": types.float64,
+    "half": types.float16,
+    "bfloat16": types.bfloat16,
+    "int": types.int32,
+    "long": types.int64,
+    "char": types.int8,
+    "byte": types.uint8,
+    "bool": types.bool_,
+}.items():
+    _hang(_name, _dtype)
+
+
+@method()
+def type_as(x: Tensor, other: Tensor) -> Tensor:
+    """x as the element type of another tensor."""
+    return as_dtype(x, other.type.dtype)
+
+
+def is_tensor(x: Any) -> bool:
+    """Whether it is a tensor."""
+    return isinstance(x, Tensor)
+
+
+def is_floating_point(x: Tensor) -> bool:
+    """Whether it is of floats."""
+    return x.type.dtype.is_float
+
+
+method()(is_floating_point)
+
+
+def promote_types(a: Any, b: Any) -> DType:
+    """The type that tensors of these two types have together."""
+    return wider(named("promote_types", a), named("promote_types", b))
+
+
+def can_cast(a: Any, b: Any) -> bool:
+    """Whether a value of the first type may be written into a tensor of the second: not from floats to integers, or integers to bool."""
+    return kind(named("can_cast", a)) <= kind(named("can_cast", b))
+
+
+def get_default_dtype() -> DType:
+    """The element type of tensors made of Python's floats."""
+    return state().default_dtype
+
+
+def set_default_dtype(dtype: Any) -> None:
+    """Change it; it is a type of floats."""
+    chosen = named("set_default_dtype", dtype)
+    if not chosen.is_float:
+        raise DtypeError(f"set_default_dtype at {user_line()}: {chosen.name} is not a type of floats")
+    state().default_dtype = chosen

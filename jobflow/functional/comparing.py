@@ -1,0 +1,131 @@
+"""Comparisons, logic and selection, element by element; the results of comparisons are bool."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from jobflow.eager.run import run
+from jobflow.eager.tensor import Tensor, method
+from jobflow.errors import DtypeError, user_line
+from jobflow.functional.arithmetic import both, operators
+from jobflow.functional.promotion import cast as as_dtype
+from jobflow.functional.promotion import constant, operand, pair, result_type
+from jobflow.ops import compare
+from jobflow.ops.arithmetic import Subtract, Where
+from jobflow.ops.base import Op
+from jobflow.ops.compare import NotEqual
+from jobflow.ops.functions import Absolute
+from jobflow.types import bool_
+
+Comparison = Callable[[Any, Any], Tensor]
+
+
+def _comparison(name: str, op: Op, sign: str, operator: str, *also: str) -> Comparison:
+    """A comparison, as a function, methods and an operator."""
+
+    def function(x: Any, other: Any) -> Tensor:
+        return both(name, op, x, other)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"x {sign} other"
+    method(name, *also)(function)
+    operators(operator)(function)
+    return function
+
+
+eq = equals = _comparison("eq", compare.Equal(), "==", "__eq__")
+ne = not_equal = _comparison("ne", compare.NotEqual(), "!=", "__ne__", "not_equal")
+lt = less = _comparison("lt", compare.Less(), "<", "__lt__", "less")
+le = less_equal = _comparison("le", compare.LessEqual(), "<=", "__le__", "less_equal")
+gt = greater = _comparison("gt", compare.Greater(), ">", "__gt__", "greater")
+ge = greater_equal = _comparison("ge", compare.GreaterEqual(), ">=", "__ge__", "greater_equal")
+
+
+@method()
+def equal(x: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have one shape and the same elements; of global tensors every rank calls it."""
+    return x.shape == other.shape and bool(eq(x, other).all().item())
+
+
+@method()
+def isclose(x: Tensor, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
+    """|x - other| <= atol + rtol |other|, or both the same infinity; NaN is close to nothing unless `equal_nan`."""
+    a, b = pair("isclose", x, other)
+    a, b = (as_dtype(each, result_type(each, 1.0)) for each in (a, b))
+    distance, size = run(Absolute(), run(Subtract(), a, b)), run(Absolute(), b)
+    near = logical_and(le(distance, size * rtol + atol), lt(size, math.inf))
+    near = logical_or(near, eq(a, b))
+    return logical_or(near, logical_and(ne(a, a), ne(b, b))) if equal_nan else near
+
+
+@method()
+def allclose(x: Tensor, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
+    """Whether all elements are close; of global tensors every rank calls it."""
+    return bool(isclose(x, other, rtol, atol, equal_nan).all().item())
+
+
+# -------------------------------------------------------------------- logic
+
+
+def truth(x: Any) -> Any:
+    """Which elements are not 0; numbers as they are."""
+    if not isinstance(x, Tensor):
+        return x
+    made: Tensor = x if x.type.dtype is bool_ else run(NotEqual(), x, constant(x, 0, x.type.dtype))
+    return made
+
+
+def _logic(what: str, op: Op, x: Any, other: Any) -> Tensor:
+    a = x if isinstance(x, Tensor) else other
+    if not isinstance(a, Tensor):
+        raise DtypeError(f"{what} at {user_line()}: one of the operands must be a tensor; got {x!r} and {other!r}")
+    sides = [truth(operand(what, a, side)) for side in (x, other)]
+    return both(what, op, *(side if isinstance(side, Tensor) else bool(side) for side in sides))
+
+
+@method()
+def logical_and(x: Any, other: Any) -> Tensor:
+    """Both are true, or not 0."""
+    return _logic("logical_and", compare.LogicalAnd(), x, other)
+
+
+@method()
+def logical_or(x: Any, other: Any) -> Tensor:
+    """One of them is true, or not 0."""
+    return _logic("logical_or", compare.LogicalOr(), x, other)
+
+
+@method()
+def logical_xor(x: Any, other: Any) -> Tensor:
+    """Just one of them is true, or not 0."""
+    return _logic("logical_xor", compare.LogicalXor(), x, other)
+
+
+@method()
+def logical_not(x: Tensor) -> Tensor:
+    """x is false, or 0."""
+    made: Tensor = run(compare.LogicalNot(), truth(x))
+    return made
+
+
+# -------------------------------------------------------------------- selection
+
+
+def where(condition: Tensor, x: Any, y: Any) -> Tensor:
+    """x where the condition is true, or not 0, else y; tensors or numbers."""
+    if not isinstance(condition, Tensor):
+        raise DtypeError(f"where at {user_line()}: the condition is a tensor; got {condition!r}")
+    if not isinstance(x, Tensor) and not isinstance(y, Tensor):
+        x, y = operand("where", condition, x), operand("where", condition, y)
+        if not isinstance(x, Tensor) and not isinstance(y, Tensor):
+            x = constant(condition, x, result_type(x, y))
+    made: Tensor = run(Where(), truth(condition), *pair("where", x, y))
+    return made
+
+
+@method("where")
+def _chosen(x: Tensor, condition: Tensor, other: Any) -> Tensor:
+    """x where the condition is true, else `other`."""
+    return where(condition, x, other)
