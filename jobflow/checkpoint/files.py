@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterable
@@ -9,6 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
+#: of renameat2(2)
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 class Files:
@@ -41,6 +45,24 @@ class Files:
         """`old` takes the place of `new`, which does not exist or is an empty directory, in one step."""
         self.do("rename", new, lambda: os.replace(old, new))
 
+    def exchange(self, a: Path, b: Path) -> None:
+        """Two directories swap their names; in one step where the system can (Linux), else by way of a third name."""
+        self.do("exchange", b, lambda: _exchange(a, b))
+
     def remove(self, path: Path) -> None:
         """A directory with all that is in it."""
         self.do("remove", path, lambda: shutil.rmtree(path))
+
+
+def _exchange(a: Path, b: Path) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "renameat2"):
+        if libc.renameat2(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE) == 0:
+            return
+        number = ctypes.get_errno()
+        if number not in (errno.EINVAL, errno.ENOSYS):  # the file system cannot; anything else is an error
+            raise OSError(number, os.strerror(number), str(b))
+    between = b.with_name(f".{b.name}.replaced")
+    os.replace(b, between)
+    os.replace(a, b)
+    os.replace(between, a)

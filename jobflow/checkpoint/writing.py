@@ -28,13 +28,23 @@ DONE = "snapshot_done"
 _UNFINISHED = re.compile(r"\.(?P<target>.+)\.saving\.(?P<host>[^/]+)\.(?P<pid>\d+)\.[0-9a-f]+")
 
 
-def save(path: str | os.PathLike[str], tensors: Mapping[str, Any], extra: Mapping[str, Any] | None = None, *, files: Files | None = None) -> None:
-    """Write arrays by name, and a JSON tree beside them, to the new directory `path`.
+def save(
+    path: str | os.PathLike[str],
+    tensors: Mapping[str, Any],
+    extra: Mapping[str, Any] | None = None,
+    *,
+    replace: bool = False,
+    files: Files | None = None,
+) -> None:
+    """Write arrays by name, and a JSON tree beside them, to the directory `path`, which is new.
 
-    CheckpointError if there is something at `path` that is not an empty directory, or if writing fails; then nothing is there.
+    With `replace`, an older checkpoint may be there, which is gone once the new one is complete.
+    CheckpointError if there is something else at `path` that is not an empty directory, or if writing fails; then nothing has changed.
     """
     target, files = Path(os.path.abspath(path)), files or Files()
-    _check_free(target)
+    older = replace and (target / manifest.NAME).is_file()
+    if not older:
+        _check_free(target)
     arrays = {_name(name): safetensors.storable(name, array) for name, array in tensors.items()}
     shards = list(_shards(arrays))
     entries = {
@@ -46,7 +56,7 @@ def save(path: str | os.PathLike[str], tensors: Mapping[str, Any], extra: Mappin
     try:
         files.make_directory(target.parent)
         clean(target.parent, files)
-        _write(target, shards, text, files)
+        _write(target, shards, text, files, older)
     except OSError as error:
         raise CheckpointError(f"checkpoint {target} could not be saved, and nothing was changed there: {error}") from error
     try:
@@ -55,7 +65,7 @@ def save(path: str | os.PathLike[str], tensors: Mapping[str, Any], extra: Mappin
         raise CheckpointError(f"checkpoint {target} is complete, but its name may not outlive a failure of power: {error}") from error
 
 
-def _write(target: Path, shards: list[tuple[str, dict[str, safetensors.Array]]], text: str, files: Files) -> None:
+def _write(target: Path, shards: list[tuple[str, dict[str, safetensors.Array]]], text: str, files: Files, older: bool) -> None:
     place = target.parent / f".{target.name}.saving.{_host()}.{os.getpid()}.{uuid4().hex[:12]}"
     try:
         files.make_directory(place)
@@ -64,7 +74,11 @@ def _write(target: Path, shards: list[tuple[str, dict[str, safetensors.Array]]],
         files.write(place / manifest.NAME, [text.encode()])
         files.write(place / DONE, [])
         files.sync_directory(place)
-        files.rename(place, target)
+        if older:
+            files.exchange(place, target)
+            files.remove(place)
+        else:
+            files.rename(place, target)
     except BaseException:
         with suppress(OSError):  # the first failure is the one to show; what remains is removed later by `clean`
             if place.exists():

@@ -1,0 +1,195 @@
+"""flow.save and flow.load: any structure of dicts, lists, tuples, numbers, text and tensors, as a checkpoint directory.
+
+The structure is a JSON tree in the manifest, tensors lie in safetensors files under their paths in it ("model.linear.weight"); nothing
+is pickled, so that a file from elsewhere can do no harm.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jobflow.checkpoint import store
+from jobflow.eager.convert import convert
+from jobflow.eager.state import EagerState, state
+from jobflow.eager.tensor import Size, Tensor
+from jobflow.errors import ArgumentError, CheckpointError, JobError, user_line
+from jobflow.functional import moving
+from jobflow.layout import B, Layout, Placement
+from jobflow.placements import placement as public_placement
+from jobflow.types import Array, DType, TensorType, dtype_named, type_of
+
+Path = str | os.PathLike[str]
+
+
+def save(obj: Any, path: Path, global_dst_rank: int | None = None) -> None:
+    """Write a structure to the directory `path`; a checkpoint that was there is replaced in one step.
+
+    With `global_dst_rank`, all ranks call it and that one writes, global tensors whole.  Without, every rank that calls it writes for
+    itself, and there must be no global tensor.
+    Raises: CheckpointError, on all ranks, if writing fails; JobError; ArgumentError for what cannot be saved.
+    """
+    what = f"save at {user_line()}"
+    here = state()
+    if global_dst_rank is None:
+        arrays: dict[str, Array] = {}
+        store.save(path, arrays, {"object": Tree(what, arrays).encoded(obj)}, replace=True)
+        return
+    _check_rank(here, what, global_dst_rank)
+    writes = here.rank.index == global_dst_rank
+    arrays = {}
+    tree = Tree(what, arrays, here, global_dst_rank).encoded(obj)
+    failure: str | None = None
+    if writes:
+        try:
+            store.save(path, arrays, {"object": tree}, replace=True)
+        except CheckpointError as error:
+            failure = str(error)
+    if here.rank.size > 1:
+        failure = here.rank.comm.exchange(failure)[global_dst_rank]
+    if failure is not None:
+        raise CheckpointError(failure)
+
+
+def load(path: Path, global_src_rank: int | None = None, map_location: Any = None) -> Any:
+    """What `save` wrote.
+
+    With `global_src_rank`, all ranks call it and that one reads; tensors are global then, on that rank.  Without, every rank reads,
+    and tensors are local.  `map_location`, a placement, moves global tensors there, as copies on all its ranks.
+    Raises: CheckpointError, on all ranks, if something is missing or damaged.
+    """
+    what = f"load at {user_line()}"
+    if map_location is not None and not isinstance(map_location, public_placement | str):
+        raise ArgumentError(f"{what}: map_location is a placement, or the name of a device; got {map_location!r}")
+    here = state()
+    if global_src_rank is None:
+        found = store.load(path)
+        arrays = {name: found[name] for name in found}
+        return decoded(_tree_of(found, what), lambda name: Tensor(type_of(arrays[name]), None, arrays[name]))
+    _check_rank(here, what, global_src_rank)
+    return _from_one(here, path, what, global_src_rank, map_location)
+
+
+def _from_one(here: EagerState, path: Path, what: str, source: int, where: Any) -> Any:
+    """One rank reads and says what there is; the tensors are global."""
+    arrays: dict[str, Array] = {}
+    letter: tuple[Any, Any, str | None] = (None, None, None)
+    if here.rank.index == source:
+        try:
+            found = store.load(path)
+            arrays = {name: found[name] for name in found}
+            letter = _tree_of(found, what), {name: type_of(array) for name, array in arrays.items()}, None
+        except CheckpointError as error:
+            letter = None, None, str(error)
+    tree, types, failure = here.rank.comm.exchange(letter)[source] if here.rank.size > 1 else letter
+    if failure is not None:
+        raise CheckpointError(failure)
+    there = Layout(Placement("cpu", (source,)), (B,))
+
+    def tensor(name: str) -> Tensor:
+        type: TensorType = types[name]
+        x = Tensor(type, there, arrays[name] if name in arrays else np.empty((0,) * type.ndim, type.dtype.numpy))
+        return moving.to_global(x, where, [B] * len(where.core.mesh)) if isinstance(where, public_placement) else x
+
+    return decoded(tree, tensor)
+
+
+def _check_rank(here: EagerState, what: str, rank: int) -> None:
+    if not 0 <= rank < here.rank.size:
+        raise ArgumentError(f"{what}: there is no rank {rank}; there are the ranks 0 to {here.rank.size - 1}")
+
+
+def _tree_of(found: store.Checkpoint, what: str) -> Any:
+    if "object" not in found.extra:
+        raise CheckpointError(
+            f"{what}: {found.path} is a checkpoint of job variables, not of a structure; load it with train.CheckPoint or checkpoint.get"
+        )
+    return found.extra["object"]
+
+
+class Tree:
+    """Turns a structure into a JSON tree, and collects the arrays it refers to."""
+
+    def __init__(self, what: str, arrays: dict[str, Array], here: EagerState | None = None, rank: int = 0) -> None:
+        self.what = what
+        self.arrays = arrays
+        self.here = here
+        self.rank = rank
+
+    def encoded(self, item: Any, path: str = "") -> Any:
+        """The tree of `item`, which lies at `path`."""
+        if item is None or isinstance(item, bool | str) or type(item) is int:
+            return item
+        if isinstance(item, np.ndarray | np.generic):
+            return {"array": self._keep(path, np.asarray(item)), "scalar": isinstance(item, np.generic)}
+        if isinstance(item, float):
+            return item if math.isfinite(item) else {"float": repr(item)}
+        if isinstance(item, Tensor):
+            return {"tensor": self._keep(path, self._array(item, path)), "requires_grad": item.requires_grad and item.is_leaf}
+        if isinstance(item, DType):
+            return {"dtype": item.name}
+        if isinstance(item, Mapping):
+            kind = "ordered" if isinstance(item, OrderedDict) else "dict"
+            return {kind: [[self.encoded(key, path), self.encoded(value, _below(path, key))] for key, value in item.items()]}
+        if isinstance(item, list | tuple):
+            kind = "size" if isinstance(item, Size) else "list" if isinstance(item, list) else "tuple"
+            return {kind: [self.encoded(value, _below(path, i)) for i, value in enumerate(item)]}
+        raise ArgumentError(
+            f"{self.what}: a {type(item).__name__} at {path or 'the top'} cannot be saved; dicts, lists, tuples, text, numbers, arrays and "
+            f"tensors can: save the state_dict() of a module rather than the module"
+        )
+
+    def _array(self, x: Tensor, path: str) -> Array:
+        if x.layout is None:
+            return moving.value_of(x, "save")
+        if self.here is None:
+            raise JobError(
+                f"{self.what}: the tensor {path} is global ({x.layout}); say which rank writes it: save(..., global_dst_rank=0), on all ranks"
+            )
+        return convert(self.here, x, Layout(Placement("cpu", (self.rank,)), (B,)), "save")
+
+    def _keep(self, path: str, array: Array) -> str:
+        name, number = path or "value", 1
+        while name in self.arrays:
+            number += 1
+            name = f"{path}#{number}"
+        self.arrays[name] = array
+        return name
+
+
+def _below(path: str, key: Any) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def decoded(tree: Any, tensor: Any) -> Any:
+    """The structure of a tree; `tensor(name)` gives its tensors."""
+    if not isinstance(tree, dict):
+        return tree
+    if "tensor" in tree:
+        x: Tensor = tensor(tree["tensor"])
+        x.requires_grad = bool(tree["requires_grad"])
+        return x
+    (kind, value), *_ = tree.items()
+    match kind:
+        case "float":
+            return float(value)
+        case "dtype":
+            return dtype_named(value)
+        case "array":
+            array = moving.numpy(tensor(value))
+            return array[()] if tree["scalar"] else array
+        case "dict" | "ordered":
+            items = [(decoded(key, tensor), decoded(entry, tensor)) for key, entry in value]
+            return OrderedDict(items) if kind == "ordered" else dict(items)
+        case "list":
+            return [decoded(entry, tensor) for entry in value]
+        case "tuple":
+            return tuple(decoded(entry, tensor) for entry in value)
+        case "size":
+            return Size(value)
+    raise CheckpointError(f"a checkpoint of a later release: it holds {kind!r}, which this one does not know")
