@@ -175,6 +175,7 @@ class Service:
         self._node = node_name()
         self._ends: list[tuple[float, int | None]] = []
         self._over = False
+        self._refusal = ""
         self._register(listener, self._accept)
         self._register(parent, lambda: self._from_parent())
         self._open: set[Line] = {self._parent}
@@ -298,7 +299,7 @@ class Service:
     def _rank_comes(self, line: Line, about: dict[str, Any]) -> None:
         self._send(line, GREETING)
         member = Member(int(about["rank"]), about, line)
-        wrong = self._contradiction(member)
+        wrong = self._refusal or self._contradiction(member)
         if wrong:
             self._refuse(line, wrong)
             return
@@ -317,6 +318,8 @@ class Service:
             return f"{sizes}: give every rank the same WORLD_SIZE"
         if new.rank not in range(self.size):
             raise ValueError
+        if new.about.get("second"):
+            return f"two processes have RANK=0: {old or 'the one that was the first'}, and {new}; give each process a RANK of its own"
         if old is None:
             return f"RANK={new.rank} ({new}) comes after that rank had ended: start all ranks anew" if new.rank in self.absent else ""
         if old.left or old.gone:
@@ -328,9 +331,10 @@ class Service:
         self._send(line, {"refused": text})
         self._close(line)
         if len(self.members) < self.size:
+            self._refusal = text  # for those who come later, until the process that started this one has ended too
             for member in self.members.values():
                 self._send(member.line, {"refused": text})
-            self._over = True
+                self._forget(member)
 
     def _from_rank(self, member: Member, said: dict[str, Any]) -> None:
         if "failed" in said:
@@ -365,14 +369,17 @@ class Service:
         """Its connection has closed or its process has ended."""
         if member.gone:
             return
+        self._forget(member)
+        if not member.left or not (member.pmi is None or member.finalized):
+            self._fail(member.rank, f"rank {member.rank} ({member}) died without a word: it was killed, or called os._exit")
+
+    def _forget(self, member: Member) -> None:
         member.gone = True
         if member.watch is not None:
             self._selector.unregister(member.watch)
             os.close(member.watch)
         self._close(member.line)
         self._close(member.pmi)
-        if not member.left or not (member.pmi is None or member.finalized):
-            self._fail(member.rank, f"rank {member.rank} ({member}) died without a word: it was killed, or called os._exit")
 
     # ---------------------------------------------------------------- ends
 
@@ -382,13 +389,13 @@ class Service:
             return
         now = time.monotonic()
         self._ends = [(now + after, number) for after, number in ENDS]
+        self._send(self._parent, {"failed": rank})  # before anybody ends because of it, so that it is known who was the first
         seen = {self.members[rank].about.get("screen")} if rank in self.members else set()
         for member in self.members.values():
             screen = member.about.get("screen")
             if member.rank != rank:
                 self._send(member.line, {"end": text, "rank": rank, "show": screen not in seen})
                 seen.add(screen)
-        self._send(self._parent, {"failed": rank, "text": text})
         self._stop_listening()
 
     def _end_slow_ones(self) -> None:

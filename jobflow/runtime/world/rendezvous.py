@@ -139,8 +139,8 @@ class Membership:
 
     def _ask(self) -> str | None:
         """Why the service of another rank 0 would not have this one."""
-        with suppress(OSError, StopIteration), socket.create_connection(resolve(self.started.master), timeout=1.0) as sock:
-            sock.sendall(json.dumps(about(self.started)).encode() + b"\n")
+        with suppress(OSError, StopIteration), socket.create_connection(resolve(self.started.master), timeout=LINGER) as sock:
+            sock.sendall(json.dumps({**about(self.started), "second": True}).encode() + b"\n")
             lines = _lines(sock)
             if next(lines) == pmi.GREETING.encode():
                 return str(json.loads(next(lines))["refused"])
@@ -285,7 +285,11 @@ class Membership:
             )
         elif awaited(state):
             missing = state["missing"]
-            how = f"start {'it' if len(missing) == 1 else 'each'} with {self._how(missing[0])}" if missing else "its script has not come so far"
+            how = (
+                f"start {'it' if len(missing) == 1 else 'each'} with {self._how(missing[0])}"
+                if missing
+                else "it runs, but has not yet needed other ranks"
+            )
             who = _ranks(missing or awaited(state))
             print(f"jobflow: rank {started.rank} of {started.size} has waited {waited:g} s for {who}; {how}", file=sys.stderr, flush=True)
 

@@ -1,0 +1,174 @@
+"""Programs for ranks that are started in all ways: `cases.py CASE`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+import jobflow as flow
+import jobflow.typing as tp
+from jobflow import distributed
+from jobflow.runtime.world import rendezvous
+from jobflow.runtime.world.base import Rank, World
+from jobflow.runtime.world.start import start_world
+
+case = sys.argv[1]
+me, size = distributed.get_rank(), distributed.get_world_size()
+
+
+def say(text: str) -> None:
+    print(f"rank {me} of {size}: {text}", flush=True)
+
+
+def accident() -> None:
+    """Say when what must end the job happens."""
+    print(f"accident {time.time()}", file=sys.stderr, flush=True)
+
+
+def world() -> World:
+    return start_world("cpu", None, multi=True)
+
+
+def swap(rank: Rank, argument: None) -> list[int]:
+    return [int(found) for found in rank.comm.exchange(rank.index * 10)]
+
+
+def exchange() -> None:
+    say(str(world().call(swap)))
+
+
+def job() -> None:
+    """Every rank calls the job with the whole array; the default client where no mpiexec started it."""
+    if "PMI_RANK" in os.environ:
+        flow.env.client("multi")
+
+    @flow.global_function()
+    def doubled(x: tp.Numpy.Placeholder((8,))) -> tp.Numpy:
+        return flow.math.reduce_sum(x * 2.0)
+
+    say(f"{float(doubled(np.arange(8, dtype=np.float32))[0]):g}")
+
+
+def single() -> None:
+    """Rank 0 calls, the others serve, if the program says so."""
+    flow.env.client("single")
+
+    @flow.global_function()
+    def doubled(x: tp.Numpy.Placeholder((8,))) -> tp.Numpy:
+        return flow.math.reduce_sum(x * 2.0)
+
+    doubled(np.zeros(8, np.float32))
+    say("called")
+
+
+def positions() -> None:
+    """What needs no MPI does not load it, nor does the end."""
+    say(f"local {distributed.get_local_rank()}, {distributed.get_node_size()} nodes")
+    assert "mpi4py" not in sys.modules
+
+
+def alone() -> None:
+    """With WORLD_SIZE=1 there is no MPI."""
+    say(str(world().call(swap)))
+    assert "mpi4py" not in sys.modules
+
+
+def descendants() -> None:
+    """What a rank starts inherits its variables and is no rank."""
+    code = "from jobflow import distributed; print(distributed.get_rank(), distributed.get_world_size(), flush=True)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    child = os.fork()
+    if child == 0:
+        sys.exit(0)  # through the ordinary end
+    os.waitpid(child, 0)
+    exchange()
+
+
+def announce() -> None:
+    rendezvous.PATIENCE = 0.2
+    exchange()
+
+
+def slow() -> None:
+    """Rank 1 has come but does not need the others for a while."""
+    rendezvous.PATIENCE = 0.2
+    if me == 1:
+        time.sleep(1.5)
+    exchange()
+
+
+def started() -> None:
+    world().call(swap)
+    print("started", flush=True)
+    time.sleep(30)
+
+
+def fail(how: str) -> None:
+    accident()
+    if how == "raise":
+        raise ValueError("no luck with 41")
+    if how == "exit":
+        sys.exit(3)
+    if how == "osexit":
+        os._exit(4)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def together(how: str) -> None:
+    """Rank 1 fails while the others wait for it."""
+    ranks = world()
+    ranks.call(swap)
+    if me == 1:
+        fail(how)
+    ranks.call(swap)
+
+
+def asleep(how: str) -> None:
+    """Rank 1 fails while the others do something of their own."""
+    world().call(swap)
+    if me == 1:
+        fail(how)
+    time.sleep(30)
+
+
+def early(how: str) -> None:
+    """Rank 1 fails before the ranks need each other; rank 0 waits in their start."""
+    if me == 1:
+        time.sleep(0.5)
+        fail(how)
+    world()
+
+
+def everywhere() -> None:
+    accident()
+    raise ValueError("no luck with 41")
+
+
+def noisy() -> None:
+    """Rank 1's traceback is not the last thing that is printed."""
+    world().call(swap)
+    if me == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        rendezvous.member()._ended = lambda text, show: None  # a rank that does not hear
+        for _ in range(100):
+            print("still here", file=sys.stderr, flush=True)
+            time.sleep(0.05)
+    time.sleep(0.2)
+    fail("raise")
+
+
+def stubborn() -> None:
+    """A rank that ignores SIGTERM, and started something that does too."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(30)"])
+    print("ready", flush=True)
+    time.sleep(30)
+
+
+name, _, how = case.partition(":")
+globals()[name](*filter(None, [how]))

@@ -1,0 +1,181 @@
+"""One program, started in all three ways."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+import starting
+from starting import PROGRAM, PROMPT, Ended, accident, by_hand, by_launcher, by_mpiexec, crowd, free_port, late, variables
+
+pytestmark = pytest.mark.mpi
+
+WAYS = ["mpiexec", "launcher", "by hand"]
+
+
+def run(way: str, case: str, size: int) -> tuple[list[str], list[Ended]]:
+    """The lines that ranks printed, without those prefixes that the launcher adds; and what each process left."""
+    if way == "by hand":
+        ended = by_hand(case, size)
+        return sorted(line for one in ended for line in one.lines), ended
+    one = by_mpiexec(case, size) if way == "mpiexec" else by_launcher(case, size)
+    return sorted(line[line.find("] ") + 2 :] if way == "launcher" else line for line in one.lines), [one]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("way", WAYS)
+def test_ranks_reach_each_other(way: str, size: int) -> None:
+    if way == "mpiexec" and starting.MPIEXEC is None:
+        pytest.skip("there is no mpiexec")
+    lines, ended = run(way, "exchange", size)
+    everybody = [10 * rank for rank in range(size)]
+    assert lines == [f"rank {rank} of {size}: {[everybody] * size}" for rank in range(size)], ended
+    assert [(one.code, one.err) for one in ended] == [(0, "")] * len(ended)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_rank_calls_a_job(way: str) -> None:
+    if way == "mpiexec" and starting.MPIEXEC is None:
+        pytest.skip("there is no mpiexec")
+    lines, ended = run(way, "job", 2)
+    assert lines == ["rank 0 of 2: 56", "rank 1 of 2: 56"], ended
+    assert [(one.code, one.err) for one in ended] == [(0, "")] * len(ended)
+
+
+@pytest.mark.parametrize("way", ["launcher", "by hand"])
+class TestWithoutMpiexec:
+    def test_single_client_if_the_program_says_so(self, way: str) -> None:
+        lines, ended = run(way, "single", 2)
+        assert lines == ["rank 0 of 2: called"], ended
+        assert all(one.code == 0 for one in ended)
+
+    def test_positions_need_no_mpi(self, way: str) -> None:
+        lines, ended = run(way, "positions", 2)
+        assert lines == ["rank 0 of 2: local 0, 1 nodes", "rank 1 of 2: local 1, 1 nodes"], ended
+        assert all(one.code == 0 for one in ended)
+
+
+ERROR = "ValueError: no luck with 41"
+
+
+@pytest.mark.parametrize(
+    ("case", "code", "text"),
+    [
+        ("together:raise", 1, ERROR),
+        ("together:exit", 1, "rank 1: ended its script while rank 0 waited for it in"),
+        ("together:osexit", 4, "rank 1 ended with exit code 4"),
+        ("asleep:kill", 137, "rank 1 was ended by SIGKILL"),
+        ("early:raise", 1, ERROR),
+    ],
+)
+def test_the_launcher_ends_all_when_one_rank_ends(case: str, code: int, text: str) -> None:
+    ended = by_launcher(case, 2)
+    assert late([ended]) < PROMPT, ended
+    assert ended.code == code
+    assert ended.err.count(text) == 1, ended.err
+    *_, before, last = ended.err.splitlines()
+    assert last.startswith("jobflow launch: rank ") and last.endswith("; all others were ended")
+    assert not text.startswith("ValueError") or before == f"[rank 1] {text}"
+
+
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        ("together:kill", "died without a word: it was killed, or called os._exit"),
+        ("asleep:raise", ERROR),
+        ("early:exit", "rank 1: ended its script while rank 0 waited for it in the start of a session"),
+        ("early:osexit", "died without a word: it was killed, or called os._exit"),
+    ],
+)
+def test_the_end_of_one_of_several_terminals_ends_all(case: str, text: str) -> None:
+    ended = by_hand(case, 2)
+    assert late(ended) < PROMPT, ended
+    assert ended[0].code == 1 and ended[1].code != 0
+    assert ended[0].err.rstrip().endswith(text), ended[0].err
+
+
+class TestByHand:
+    def test_in_odd_order_and_with_delays(self) -> None:
+        ended = by_hand("exchange", 3, order=[1, 2, 0], pause=0.7)
+        everybody = [[0, 10, 20]] * 3
+        assert [one.out for one in ended] == [f"rank {rank} of 3: {everybody}\n" for rank in range(3)], ended
+        assert [(one.code, one.err) for one in ended] == [(0, "")] * 3
+
+    def test_one_rank_needs_no_mpi(self) -> None:
+        assert by_hand("alone", 1)[0].out == "rank 0 of 1: [[0]]\n"
+
+    def test_what_ranks_start_is_no_rank(self) -> None:
+        ended = by_hand("descendants", 2)
+        assert [(one.code, one.err) for one in ended] == [(0, "")] * 2, ended
+        assert [one.out for one in ended] == [f"0 1\nrank {rank} of 2: [[0, 10], [0, 10]]\n" for rank in range(2)]
+
+    def test_a_failure_of_all_is_shown_in_every_terminal(self) -> None:
+        ended = by_hand("everywhere", 2)
+        assert all(one.code == 1 and one.err.rstrip().endswith("ValueError: no luck with 41") for one in ended), ended
+        assert late(ended) < PROMPT
+
+    @pytest.mark.parametrize("first", [0, 1])
+    def test_a_missing_rank_is_announced(self, first: int) -> None:
+        port = free_port()
+        with crowd() as jobs:
+            jobs.start([sys.executable, str(PROGRAM), "announce"], variables(first, 2, port))
+            jobs.await_text(0, "has waited 0.6 s for ")
+            jobs.start([sys.executable, str(PROGRAM), "announce"], variables(1 - first, 2, port))
+            ended = jobs.wait()
+        assert [one.code for one in ended] == [0, 0], ended
+        waited = [line for line in ended[0].err.splitlines() if "has waited" in line]
+        assert f"MASTER_ADDR=127.0.0.1 MASTER_PORT={port} WORLD_SIZE=2 RANK={1 - first}" in waited[0]
+        assert ("0.2 s for rank 1; start it" if first == 0 else f"0.2 s for RANK=0 at 127.0.0.1:{port}") in waited[0]
+        assert len(waited) <= 5, "it is to be repeated sparsely"
+
+    def test_a_rank_that_runs_but_does_not_come_is_announced(self) -> None:
+        ended = by_hand("slow", 2)
+        assert [one.code for one in ended] == [0, 0], ended
+        assert "rank 0 of 2 has waited 0.2 s for rank 1; it runs, but has not yet needed other ranks" in ended[0].err
+
+    @pytest.mark.parametrize(
+        ("given", "texts"),
+        [
+            ([(0, 3), (1, 3), (1, 3)], ["two processes have RANK=1: pid ", "give each process a RANK of its own, 0 to 2"]),
+            ([(0, 3), (0, 3)], ["two processes have RANK=0: pid "]),
+            ([(0, 2), (1, 3)], ["has WORLD_SIZE=2, RANK=1 (pid ", "has WORLD_SIZE=3: give every rank the same WORLD_SIZE"]),
+        ],
+    )
+    def test_contradictions_end_all(self, given: list[tuple[int, int]], texts: list[str]) -> None:
+        port = free_port()
+        with crowd() as jobs:
+            for rank, size in given:
+                jobs.start([sys.executable, str(PROGRAM), "exchange"], variables(rank, size, port))
+                time.sleep(0.3)
+            ended = jobs.wait()
+        assert all(one.code == 1 for one in ended), ended
+        for text in texts:
+            assert all(text in one.err for one in ended), ended
+
+    def test_who_comes_too_late_does_not_disturb(self) -> None:
+        port = free_port()
+        with crowd() as jobs:
+            for rank in range(2):
+                jobs.start([sys.executable, str(PROGRAM), "started"], variables(rank, 2, port))
+            jobs.await_text(0, "started", "out")
+            intruder = jobs.start([sys.executable, str(PROGRAM), "exchange"], variables(1, 2, port))
+            assert intruder.wait(starting.LIMIT) == 1
+            assert "two processes have RANK=1" in jobs.seen(2)
+            assert [job.poll() for job, _ in jobs.jobs[:2]] == [None, None]
+            jobs.jobs[0][0].terminate()
+            killed = time.time()
+            ended = jobs.wait()
+        assert ended[0].code == -15 and ended[1].code != 0
+        assert max(one.at for one in ended) - killed < PROMPT
+
+    def test_a_port_of_another_program(self) -> None:
+        with starting.socket.create_server(("127.0.0.1", 0)) as other, crowd() as jobs:
+            jobs.start([sys.executable, str(PROGRAM), "exchange"], variables(0, 2, other.getsockname()[1]))
+            ended = jobs.wait()
+        assert ended[0].code == 1
+        assert "is taken by another program" in ended[0].err, ended[0].err
+
+
+def test_the_accident_is_read_from_prefixed_lines() -> None:
+    assert accident([Ended(1, "", "[rank 1] accident 2.5\nno accident\n", 3.0)]) == 2.5
