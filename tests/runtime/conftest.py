@@ -1,6 +1,7 @@
-"""`traced`, of the compiler's tests, is importable by the tests in this folder."""
+"""What tests here share, the programs they start, and `traced` of the compiler's tests are importable by the tests in this folder."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "compiler"))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE / "programs"), str(HERE.parent / "compiler")]

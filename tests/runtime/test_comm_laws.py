@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import pathlib
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
+import contract
 import numpy as np
 import pytest
 
@@ -15,19 +13,8 @@ from jobflow.errors import AbortedError, PlanError
 from jobflow.layout import SUM
 from jobflow.runtime.comm.solo import SoloCommunicator
 from jobflow.runtime.device.cpu import CpuDevice
+from jobflow.runtime.world.base import Rank
 from jobflow.runtime.world.threads import ThreadsWorld
-
-
-def load_laws() -> ModuleType:
-    path = pathlib.Path(__file__).parent / "programs" / "laws.py"
-    spec = importlib.util.spec_from_file_location("laws", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-laws = load_laws()
 
 
 @pytest.fixture(params=[1, 2, 3, 4])
@@ -38,22 +25,22 @@ def world(request: pytest.FixtureRequest) -> Iterator[ThreadsWorld]:
 
 
 def test_all_laws(world: ThreadsWorld) -> None:
-    for law, argument in laws.all_cases():
+    for law, argument in contract.all_cases():
         world.call(law, [argument] * world.size)
 
 
 def test_abort_wakes_everybody_and_the_world_is_usable_after_a_reset(world: ThreadsWorld) -> None:
     for _ in range(3):
-        results = world.call(laws.abort_wakes)
+        results = world.call(contract.abort_wakes)
         assert world.size == 1 or results == ["woken"] * (world.size - 1) + ["gave up"]
         for rank in world.ranks:
             rank.comm.reset()
-        world.call(laws.no_race, [3] * world.size)
-        results = world.call(laws.abort_wakes_transfers)
+        world.call(contract.no_race, [3] * world.size)
+        results = world.call(contract.abort_wakes_transfers)
         assert world.size == 1 or results == ["gave up"] + ["woken"] * (world.size - 1)
         for rank in world.ranks:
             rank.comm.reset()
-        world.call(laws.transfers_and_sums, [(50_000, "private")] * world.size)
+        world.call(contract.transfers_and_sums, [(50_000, "private")] * world.size)
 
 
 def test_an_aborted_step_leaves_twin_buffers_in_step(world: ThreadsWorld) -> None:
@@ -69,7 +56,7 @@ def test_an_aborted_step_leaves_twin_buffers_in_step(world: ThreadsWorld) -> Non
         if number < 0 and rank.index == 0:
             raise AbortedError("on purpose")
         source[:] = number * (rank.index + 1)
-        laws.run(calls)
+        contract.run(calls)
         assert (target == number * sum(range(1, rank.size + 1))).all()
 
     world.call(prepare)
@@ -84,7 +71,7 @@ def test_an_aborted_step_leaves_twin_buffers_in_step(world: ThreadsWorld) -> Non
 def test_calls_before_seal_are_an_error(world: ThreadsWorld) -> None:
     def command(rank: Any, argument: None) -> None:
         array = np.zeros(3)
-        laws.run(rank.comm.bind_all_reduce(range(rank.size), array, array, SUM))
+        contract.run(rank.comm.bind_all_reduce(range(rank.size), array, array, SUM))
 
     with pytest.raises(PlanError, match="seal"):
         world.call(command)
@@ -120,10 +107,13 @@ def test_solo_copies_or_does_nothing() -> None:
         comm.bind_all_to_all((0,), source, target, [5], [5]),
     ):
         target[:] = 0
-        laws.run(calls)
+        contract.run(calls)
         np.testing.assert_array_equal(target, source)
     assert comm.bind_all_reduce((0,), source, source, SUM) == []
     assert comm.bind_all_reduce((0,), source[:0], target[:0], SUM) == []
     assert comm.exchange("x") == ["x"]
+    assert comm.group([0]) is comm
+    contract.agreeing(Rank(0, 1, CpuDevice(), comm), None)
+    contract.group_of_a_group(Rank(0, 1, CpuDevice(), comm), None)
     with pytest.raises(PlanError, match="no rank 1"):
         comm.bind_send(1, source)

@@ -5,82 +5,13 @@ from __future__ import annotations
 import os
 import pathlib
 import re
-import shutil
-import signal
 import subprocess
 import sys
-import time
-import uuid
-from dataclasses import dataclass
 
 import pytest
+from processes import MPIEXEC, PROMPT, ROOT, Ended, mpi, run
 
 from jobflow.runtime.world.launch import Launch, launched
-
-PROGRAMS = pathlib.Path(__file__).parent / "programs"
-ROOT = pathlib.Path(__file__).parents[2]
-BESIDE_PYTHON = pathlib.Path(sys.executable).parent / "mpiexec"
-MPIEXEC = str(BESIDE_PYTHON) if BESIDE_PYTHON.exists() else shutil.which("mpiexec")
-
-mpi = [pytest.mark.mpi, pytest.mark.skipif(MPIEXEC is None, reason="there is no mpiexec")]
-
-
-#: seconds from the accident to the end of mpiexec
-PROMPT = 2.0
-
-
-@dataclass
-class Ended:
-    """What a job left: exit code, output, and the seconds from the accident, if there was one, to the end of the launcher."""
-
-    code: int
-    out: str
-    err: str
-    late: float
-
-
-def left_over(token: str) -> list[int]:
-    """Processes that still carry `token` in their environment."""
-    found = []
-    for entry in pathlib.Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                if token.encode() in (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
-            except OSError:
-                continue  # it has ended, or belongs to somebody else
-    return found
-
-
-def run(program: str, *arguments: str, ranks: int = 2, limit: float = 60.0) -> Ended:
-    """Run a program under mpiexec; nothing of it may be left afterwards."""
-    token = f"jobflow-test-{uuid.uuid4()}"
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "JOBFLOW_TEST": token,
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "PYTHONWARNINGS": "error",
-    }
-    assert MPIEXEC is not None
-    command = [MPIEXEC, "-n", str(ranks), sys.executable, str(PROGRAMS / program), *arguments]
-    job = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        out, err = job.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        job.kill()
-        for process in left_over(token):
-            os.kill(process, signal.SIGKILL)
-        out, err = job.communicate()
-        pytest.fail(f"{arguments} had not ended after {limit} s; it printed\n{out}\n{err}")
-    accidents = [float(line.split()[1]) for line in err.splitlines() if re.fullmatch(r"accident [\d.]+", line)]
-    late = time.time() - max(accidents) if accidents else 0.0
-    deadline = time.monotonic() + 2
-    while left_over(token) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert left_over(token) == []
-    return Ended(job.returncode, out, err, late)
 
 
 def case(name: str, ranks: int = 2, limit: float = 30.0) -> Ended:
@@ -93,7 +24,7 @@ def case(name: str, ranks: int = 2, limit: float = 30.0) -> Ended:
 def test_laws(ranks: int, how: str) -> None:
     ended = run("comm_laws.py", how, ranks=ranks, limit=300)
     assert ended.code == 0, ended.err
-    assert ended.out.strip() == f"176 laws hold on {ranks} ranks"
+    assert ended.out.strip() == f"201 laws hold on {ranks} ranks"
     assert ended.err == ""
 
 
@@ -164,6 +95,7 @@ class TestEnds:
             ("error_before_session_awaited", "1"),
             ("error_before_session_everywhere", "[0-9]"),
             ("error_in_program", "0"),
+            ("raise_in_the_middle", "1"),
         ],
     )
     def test_an_error_is_printed_once_with_its_rank_and_ends_the_job(self, name: str, rank: str, ranks: int) -> None:
@@ -180,6 +112,8 @@ class TestEnds:
         [
             ("exit_early", "rank 1: ended its script while rank 0 waited for it in the start of a session"),
             ("end_early", "rank 1: ended its script while rank 0 waited for it in the start of a session"),
+            ("exit_in_the_middle", "rank 1: ended its script while rank 0 waited for it in collective 4 of ranks [1, 0]: numpy() of float32[4,6]"),
+            ("end_in_the_middle", "rank 1: ended its script while rank 0 waited for it in collective 4 of ranks [1, 0]: numpy() of float32[4,6]"),
             ("multi_exit", "rank 1: ended its script while rank 0 waited for it in an exchange among all ranks"),
             ("multi_exit_in_messages", "rank 1: ended its script while rank 0 waited for it in a barrier of all ranks"),
             ("disagree", "JobError: rank"),
@@ -192,7 +126,7 @@ class TestEnds:
         assert ended.err.count(text) == 1, ended.err
 
     @pytest.mark.parametrize("ranks", [2, 4])
-    @pytest.mark.parametrize("name", ["kill", "kill_client", "kill_idle"])
+    @pytest.mark.parametrize("name", ["kill", "kill_client", "kill_idle", "kill_in_the_middle"])
     def test_a_killed_rank_ends_the_job(self, name: str, ranks: int) -> None:
         ended = case(name, ranks)
         named = pathlib.Path(ended.err.partition("segments ")[2].partition("\n")[0].strip() or "/proc/none")
@@ -200,6 +134,21 @@ class TestEnds:
         assert ended.code != 0
         assert "computing" in ended.err
         assert 0 < ended.late < PROMPT, ended
+
+    @pytest.mark.parametrize("ranks", [2, 4])
+    @pytest.mark.parametrize(
+        ("name", "text"),
+        [
+            ("part_in_the_middle", "ranks 0 and 1 do different things at collective 4 of ranks [1, 0]:"),
+            ("part_by_order", "do different things, and wait for each other without end:"),
+        ],
+    )
+    def test_ranks_that_part_end_the_job(self, name: str, text: str, ranks: int) -> None:
+        ended = case(name, ranks)
+        assert ended.code == 1, ended
+        assert 0 < ended.late < PROMPT, ended
+        assert ended.err.count("Traceback") == ended.err.count(text) == 1, ended.err
+        assert all(ended.err.count(f": {what}\n") == 1 for what in ("numpy() of float32[4,6] at train.py:10", "x.sum() at train.py:15")), ended.err
 
 
 class TestLaunched:

@@ -20,7 +20,7 @@ import numpy as np
 
 from jobflow.errors import AbortedError, DivergedError, RankError
 from jobflow.notices import notice
-from jobflow.runtime.comm.waits import SILENCE, Count, Need, Waiting, Way, What, left, standstill, stuck, text_of, waits_in
+from jobflow.runtime.comm.waits import SETTLE, SILENCE, Count, Need, Waiting, Way, What, left, standstill, stuck, text_of, waits_in
 from jobflow.types import Array
 
 #: seconds without an answer after which a rank says whom it waits for
@@ -68,6 +68,8 @@ class Control:
         self.ways: list[list[Way]] = []
         #: what all ranks raise once some are stuck
         self._standstill: str | None = None
+        #: since when this rank knows that it is stuck
+        self._stuck_since = float("inf")
 
     def say(self, word: str, text: str = "") -> None:
         """Tell every other rank; returns at once."""
@@ -104,22 +106,33 @@ class Control:
             self.words[rank].append(word)
 
     def _judge(self) -> None:
-        """Find out whether this rank waits in vain; then so does whoever waits for it, now or later."""
-        if self.rank in self.waits and self._standstill is None:
-            missing = {rank: waiting.missing(self.waits) for rank, waiting in self.waits.items()}
-            held = stuck(missing)
-            if self.rank in held:
-                self._standstill = standstill({rank: (self.waits[rank].what, missing[rank]) for rank in held})
-                self._tell(DIVERGED, self._standstill)
+        """Find out whether this rank waits in vain."""
+        if self.rank in self.waits and self._stuck_since == float("inf") and self.rank in stuck(self._missing()):
+            self._stuck_since = time.monotonic()
+
+    def _missing(self) -> dict[int, list[int]]:
+        """For whom those wait that have said so."""
+        return {rank: waiting.missing(self.waits) for rank, waiting in self.waits.items()}
+
+    def _give_up(self) -> None:
+        """This rank is stuck: the first of those that are says it for all, and any of them if that does not come."""
+        missing = self._missing()
+        held = stuck(missing)
+        patience = SETTLE if self.rank == held[0] else 3 * SETTLE
+        if time.monotonic() > self._stuck_since + patience:
+            self._standstill = standstill({rank: (self.waits[rank].what, missing[rank]) for rank in held})
+            self._tell(DIVERGED, self._standstill)
 
     def abort(self, reason: str) -> None:
         self.reason = self.reason or reason
         self.say(ABORT, reason)
 
-    def check(self) -> None:
+    def check(self, patient: bool = False) -> None:
         """Listen, and raise if anybody gave up."""
         self.listen()
-        if self._standstill is not None:
+        if self._stuck_since < float("inf") and self._standstill is None:
+            self._give_up()
+        if self._standstill is not None and not patient:
             raise DivergedError(self._standstill)
         if self.reason is not None:
             raise AbortedError(self.reason)
@@ -142,6 +155,7 @@ class Control:
             self._linger(ready, what, needs, patient)
         finally:
             if self.waits.pop(self.rank, None) is not None:
+                self._stuck_since = float("inf")
                 self._tell(GOING_ON)
 
     def _linger(self, ready: Callable[[], Any], what: What, needs: Callable[[], Sequence[Need]], patient: bool) -> None:
@@ -157,7 +171,7 @@ class Control:
             else:
                 time.sleep(NAP if waited < 1.0 else LONG_NAP)
             if polls % 8 == 0:
-                self.check()
+                self.check(patient)
                 gone = [] if patient else [need.rank for need in needs() if LEAVING in self.words[need.rank]]
                 lost = min(lost, waited) if gone else float("inf")
                 if waited > lost + LAST_LETTER:

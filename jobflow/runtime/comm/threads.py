@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jobflow.errors import AbortedError, DivergedError, JobflowError
@@ -15,7 +15,7 @@ from jobflow.runtime.comm.base import Communicator
 from jobflow.runtime.comm.record import Group, Letter, Place, Record, Recorder, Regions, address, owner
 from jobflow.runtime.comm.shared import Channel, Meet, SharedOperations
 from jobflow.runtime.comm.solo import Alone, copying
-from jobflow.runtime.comm.waits import SILENCE, What, difference, left, standstill, stuck, text_of, waits_in
+from jobflow.runtime.comm.waits import SETTLE, SILENCE, What, difference, left, standstill, stuck, text_of, waits_in
 from jobflow.types import Array
 
 #: seconds after which a waiting rank says whom it waits for
@@ -36,7 +36,7 @@ class Gate:
         """Wait for all ranks; `own` is a lock that `rank` holds, and that whoever comes last releases."""
         with self._guard:
             if self._room.reason is not None:
-                raise AbortedError(self._room.reason)
+                raise self._room.error()
             number = self._passed
             last = len(self._waiting) + 1 == len(self._ranks)
             if not last:
@@ -52,7 +52,7 @@ class Gate:
         if not own.acquire(timeout=min(SILENCE, PATIENCE)):
             self._room.linger(rank, own, Waiting(text_of(what), lambda: self._missing(number), lambda: self._wake([rank])))
         if rank in self._room.woken:
-            raise self._room.error(rank)
+            raise self._room.error()
 
     def _missing(self, number: int) -> list[int]:
         with self._guard:
@@ -93,14 +93,14 @@ class Count:
         """Wait for the other end; `own` is a lock that `rank` holds, and that is released when the count is reached."""
         with self._guard:
             if self._room.reason is not None:
-                raise AbortedError(self._room.reason)
+                raise self._room.error()
             if self.done >= count:
                 return
             self._waiting = count, rank, own
         if not own.acquire(timeout=min(SILENCE, PATIENCE)):
             self._room.linger(rank, own, Waiting(what, lambda: [peer] if self.done < count else [], self.wake))
         if rank in self._room.woken:
-            raise self._room.error(rank)
+            raise self._room.error()
 
     def wake(self) -> None:
         """Let whoever waits raise what the room has for it."""
@@ -152,7 +152,7 @@ class Table:
         self.agreed: dict[int, int] = dict.fromkeys(ranks, 0)
         self._room = room
         self._guard = threading.Lock()
-        self._gates: dict[tuple[int, ...], Gate] = {}
+        self._gates: dict[tuple[str, tuple[int, ...]], Gate] = {}
         #: what the sender has posted, and what the receiver has taken
         self._counts: dict[tuple[int, ...], tuple[Count, Count]] = {}
 
@@ -160,9 +160,10 @@ class Table:
         with self._guard:
             return self._counts.setdefault(pair, (Count(self._room), Count(self._room)))
 
-    def gate(self, ranks: tuple[int, ...]) -> Gate:
+    def gate(self, ranks: tuple[int, ...], kind: str) -> Gate:
+        """Where these ranks meet for operations of one kind: those that part do not take it for each other's."""
         with self._guard:
-            return self._gates.setdefault(ranks, Gate(self._room, ranks))
+            return self._gates.setdefault((kind, ranks), Gate(self._room, ranks))
 
     def wake(self) -> None:
         with self._guard:
@@ -186,19 +187,19 @@ class Room:
         self.woken: set[int] = set()
         #: ranks whose part of the present command is over
         self.ended: set[int] = set()
-        self._errors: dict[int, JobflowError] = {}
+        self._diverged = False
+        self._stuck_since = float("inf")
         self._waits: dict[int, Waiting] = {}
         self._guard = threading.Lock()
-        self._judging = threading.Lock()
         self._tables: dict[tuple[int, ...], Table] = {}
 
     def table(self, ranks: tuple[int, ...]) -> Table:
         with self._guard:
             return self._tables.setdefault(ranks, Table(self, ranks))
 
-    def error(self, rank: int) -> JobflowError:
-        """Why `rank` was let go."""
-        return self._errors.get(rank) or AbortedError(self.reason)
+    def error(self) -> JobflowError:
+        """Why nobody can go on."""
+        return DivergedError(self.reason) if self._diverged else AbortedError(self.reason)
 
     def linger(self, rank: int, own: Any, waiting: Waiting) -> None:
         """The patient part of a wait: everybody may know of it, and it ends if it is in vain."""
@@ -207,47 +208,54 @@ class Room:
         with self._guard:
             self._waits[rank] = waiting
         try:
-            self._judge(rank)
             while not own.acquire(timeout=min(SILENCE, PATIENCE)):
-                self._judge(rank)
+                self._judge()
+                gone = sorted(self.ended.intersection(waiting.missing()))
+                if gone and self.reason is None:
+                    self._withdraw(rank, own, waiting)
+                    raise left(gone[0], rank, waiting.what, self._elsewhere(rank))
                 if time.monotonic() >= complain:
-                    self._complain(rank, waiting)
+                    told = f"rank {rank} has waited {PATIENCE:g} s in {waiting.what} for ranks {list(waiting.missing())}"
+                    notice("; ".join([told, *self._elsewhere(rank)]))
                     complain = float("inf")
         finally:
             with self._guard:
                 del self._waits[rank]
 
-    def _judge(self, rank: int) -> None:
-        """Let go those that wait in vain: for each other, or this one for ranks that have ended."""
-        with self._judging:
-            with self._guard:
-                waits = dict(self._waits)
-            missing = {other: waiting.missing() for other, waiting in waits.items()}
-            held = stuck(missing)
-            if held:
-                text = standstill({other: (waits[other].what, missing[other]) for other in held})
-                errors: Mapping[int, JobflowError] = {other: DivergedError(text) for other in held}
-            else:
-                gone = sorted(self.ended.intersection(missing.get(rank, ())))
-                errors = {rank: left(gone[0], rank, waits[rank].what, self._others(rank, waits, missing))} if gone else {}
-            for other, error in errors.items():
-                self._errors.setdefault(other, error)
-                waits[other].wake()
+    def _withdraw(self, rank: int, own: Any, waiting: Waiting) -> None:
+        """Wait no more."""
+        waiting.wake()
+        own.acquire()
+        if self.reason is None:
+            self.woken.discard(rank)
 
-    def _others(self, rank: int, waits: Mapping[int, Waiting], missing: Mapping[int, Sequence[int]]) -> list[str]:
-        return [waits_in(other, waits[other].what, missing[other]) for other in sorted(waits) if other != rank]
-
-    def _complain(self, rank: int, waiting: Waiting) -> None:
+    def _look(self) -> tuple[dict[int, Waiting], dict[int, Sequence[int]]]:
+        """Who has waited for a while, and for whom."""
         with self._guard:
             waits = dict(self._waits)
-        missing = {other: other_wait.missing() for other, other_wait in waits.items()}
-        told = f"rank {rank} has waited {PATIENCE:g} s in {waiting.what} for ranks {list(missing[rank])}"
-        also = [waits_in(other, waits[other].what, missing[other]) for other in missing[rank] if other in waits]
-        notice("; ".join([told, *also]))
+        return waits, {rank: waiting.missing() for rank, waiting in waits.items()}
+
+    def _judge(self) -> None:
+        """Let all go if some wait for each other in vain."""
+        waits, missing = self._look()
+        held = stuck(missing)
+        if held:
+            self._stuck_since = min(self._stuck_since, time.monotonic())
+            if time.monotonic() > self._stuck_since + SETTLE:
+                self._end(standstill({rank: (waits[rank].what, missing[rank]) for rank in held}), diverged=True)
+
+    def _elsewhere(self, rank: int) -> list[str]:
+        """What other ranks wait in."""
+        waits, missing = self._look()
+        return [waits_in(other, waits[other].what, missing[other]) for other in sorted(waits) if other != rank]
 
     def abort(self, reason: str) -> None:
+        self._end(reason, diverged=False)
+
+    def _end(self, reason: str, diverged: bool) -> None:
         with self._guard:
             if self.reason is None:
+                self._diverged = diverged
                 self.reason = reason
             tables = list(self._tables.values())
         for table in tables:
@@ -257,7 +265,8 @@ class Room:
         """Forget an abort, once no rank is inside a call any more."""
         self.reason = None
         self.woken.clear()
-        self._errors.clear()
+        self._diverged = False
+        self._stuck_since = float("inf")
         for table in self._tables.values():
             table.reset()
 
@@ -286,7 +295,7 @@ class ThreadsCommunicator(Recorder):
         self._lock = threading.Lock()
         self._lock.acquire()
         self._operations = SharedOperations(self, rank)
-        self._everybody = self._meeting(self.members)
+        self._agree, self._barrier, self._exchange = (self._meeting(self.members, kind) for kind in ("agree", "barrier", "exchange"))
         self._named = "all ranks" if world is None else f"ranks {list(self.members)}"
 
     def _make_group(self, members: tuple[int, ...]) -> Communicator:
@@ -301,7 +310,7 @@ class ThreadsCommunicator(Recorder):
         table.agreed[me] = number = table.agreed[me] + 1
         digests = table.digests[number % 2]
         digests[me] = digest
-        self._everybody(lambda: f"collective {number} of ranks {list(self.members)}: {what()}")
+        self._agree(lambda: f"collective {number} of ranks {list(self.members)}: {what()}")
         # nobody can have come to the next collective of this parity, for which this rank is needed
         if any(digests[rank] != digest for rank in self.members):
             raise DivergedError(difference(number, self.members, self.exchange((digest, what()))))
@@ -340,8 +349,8 @@ class ThreadsCommunicator(Recorder):
                 found[pair] = Line(counts[me], counts[1 - me], self._me, pair[1 - me], self._lock)
         return found
 
-    def _meeting(self, ranks: tuple[int, ...]) -> Callable[[What], None]:
-        gate, rank, own = self._table.gate(ranks), self._me, self._lock
+    def _meeting(self, ranks: tuple[int, ...], kind: str = "tensors") -> Callable[[What], None]:
+        gate, rank, own = self._table.gate(ranks, kind), self._me, self._lock
         return lambda what: gate.meet(rank, own, what)
 
     def _write(self, records: Sequence[Record]) -> list[Letter]:
@@ -357,20 +366,20 @@ class ThreadsCommunicator(Recorder):
             self._operations.complete(record, letters)
 
     def barrier(self) -> None:
-        self._everybody(f"a barrier of {self._named}")
+        self._barrier(f"a barrier of {self._named}")
 
     def exchange(self, item: Any) -> list[Any]:
         items = self._table.items
         items[self._me] = item
         what = f"an exchange among {self._named}"
-        self._everybody(what)
+        self._exchange(what)
         result = [items[rank] for rank in self.members]
-        self._everybody(what)  # nobody may write the next item before all have read this one
+        self._exchange(what)  # nobody may write the next item before all have read this one
         return result
 
     def check(self) -> None:
         if self._room.reason is not None:
-            raise AbortedError(self._room.reason)
+            raise self._room.error()
 
     def abort(self, reason: str) -> None:
         self._room.abort(reason)

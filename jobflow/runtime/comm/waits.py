@@ -20,6 +20,8 @@ What: TypeAlias = str | Callable[[], str]
 
 #: seconds after which a rank tells the others what it waits for
 SILENCE = 0.1
+#: seconds from the discovery that ranks are stuck until they are told: others that are stuck too may still say so
+SETTLE = 0.1
 
 
 class Way(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-import laws
+import contract
 
 from jobflow.runtime.world import mpi
 from jobflow.runtime.world.mpi import MpiWorld
@@ -17,7 +17,7 @@ world = MpiWorld(started, shared=how != "messages", nodes=nodes)
 if not world.is_client:
     world.serve()
 done = 0
-for law, argument in laws.all_cases():
+for law, argument in contract.all_cases():
     world.call(law, [argument] * world.size)
     done += 1
 print(f"{done} laws hold on {world.size} ranks")

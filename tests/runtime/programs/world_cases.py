@@ -6,14 +6,16 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import laws
+import contract
 import numpy as np
 
 from jobflow.layout import SUM
 from jobflow.runtime.comm import post, windows
+from jobflow.runtime.comm.base import Communicator
 from jobflow.runtime.world import launch, mpi
 from jobflow.runtime.world.base import Rank
 from jobflow.runtime.world.mpi import MpiWorld
@@ -67,7 +69,7 @@ def late(rank: Rank, seconds: float) -> None:
     everybody = tuple(range(rank.size))
     calls = rank.comm.bind_all_reduce(everybody, np.ones(3), np.zeros(3), SUM, name="fc2.grad")
     rank.comm.seal()
-    for wait in (lambda: laws.run(calls), rank.comm.barrier, lambda: rank.comm.exchange(1)):
+    for wait in (lambda: contract.run(calls), rank.comm.barrier, lambda: rank.comm.exchange(1)):
         if rank.index == rank.size - 1:
             time.sleep(seconds)
         wait()
@@ -91,7 +93,7 @@ def call_twice_opened() -> None:
     for _ in range(3):
         w = world()
         assert all(g["calls"] == 1 for g in w.call(Scale(1), [{"x": np.zeros(1)}] * w.size)), "memory outlived its world"
-        w.call(laws.all_reduce, [(100, "float32", "shared", SUM)] * w.size)
+        w.call(contract.all_reduce, [(100, "float32", "shared", SUM)] * w.size)
         w.close()
     print("opened three times")
 
@@ -109,20 +111,63 @@ def multi() -> None:
 
 def multi_exit() -> None:
     w = world(multi=True)
-    w.call(laws.exchange)
+    w.call(contract.exchange)
     if me == 1:
         accident()
         sys.exit(0)
-    w.call(laws.exchange)
+    w.call(contract.exchange)
 
 
 def multi_exit_in_messages() -> None:
     w = world(multi=True, shared=False)
-    w.call(laws.exchange)
+    w.call(contract.exchange)
     if me == 1:
         accident()
         return
     w.ranks[0].comm.barrier()
+
+
+def in_the_middle(of_rank_1: Callable[[Communicator, Communicator], Any]) -> None:
+    """All ranks have worked together, in a group too; then something happens to rank 1 while the others wait for it in different places."""
+    comm = world(multi=True).ranks[0].comm
+    pair = comm.group((1, 0)) if me < 2 else comm
+    for step in range(3):
+        for ours in (comm, pair)[: 2 if me < 2 else 1]:
+            ours.agree(step, lambda: "all the same")
+    if me == 1:
+        time.sleep(0.3)
+        accident()
+        of_rank_1(comm, pair)
+        return
+    pair.agree(7, lambda: f"numpy() of float32[4,6] at train.py:{me + 10}")
+
+
+def raise_in_the_middle() -> None:
+    def no_luck(comm: Communicator, pair: Communicator) -> None:
+        raise ValueError("no luck with 41")
+
+    in_the_middle(no_luck)
+
+
+def exit_in_the_middle() -> None:
+    in_the_middle(lambda comm, pair: sys.exit(0))
+
+
+def end_in_the_middle() -> None:
+    in_the_middle(lambda comm, pair: None)
+
+
+def kill_in_the_middle() -> None:
+    print("computing", file=sys.stderr)
+    in_the_middle(lambda comm, pair: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def part_in_the_middle() -> None:
+    in_the_middle(lambda comm, pair: pair.agree(8, lambda: "x.sum() at train.py:15"))
+
+
+def part_by_order() -> None:
+    in_the_middle(lambda comm, pair: comm.agree(8, lambda: "x.sum() at train.py:15"))
 
 
 def disagree() -> None:
@@ -134,7 +179,7 @@ def mute() -> None:
     print("before", flush=True)
     os.system("echo from below")
     w = world()
-    w.call(laws.exchange)
+    w.call(contract.exchange)
     print("after")
 
 
@@ -171,7 +216,7 @@ def error_before_session_everywhere() -> None:
 
 
 def error_in_program() -> None:
-    world().call(laws.exchange)
+    world().call(contract.exchange)
     accident()
     raise ValueError("no luck with 40")
 
@@ -182,7 +227,7 @@ def unpicklable() -> None:
         w.call(lambda rank, argument: None)
     except Exception as found:  # noqa: BLE001
         print(f"refused: {type(found).__name__}")
-    w.call(laws.exchange)
+    w.call(contract.exchange)
     print("still usable")
 
 
@@ -204,7 +249,7 @@ def exit_all() -> None:
 
 
 def exit_code() -> None:
-    world().call(laws.exchange)
+    world().call(contract.exchange)
     sys.exit(3)
 
 
@@ -258,9 +303,9 @@ def stall_in_messages() -> None:
 def little_memory() -> None:
     windows._free_shared_memory = lambda: 0
     w = world()
-    for law in (laws.all_gather, laws.all_to_all, laws.transfer):
+    for law in (contract.all_gather, contract.all_to_all, contract.transfer):
         w.call(law, [(5000, "float32", "shared")] * w.size)
-    w.call(laws.all_reduce, [(5000, "float32", "shared", SUM)] * w.size)
+    w.call(contract.all_reduce, [(5000, "float32", "shared", SUM)] * w.size)
     print("without shared memory")
 
 
@@ -278,14 +323,14 @@ def bind_often(rank: Rank, times: int) -> None:
         calls = rank.comm.bind_all_reduce(world_ranks, source, target, SUM)
         rank.comm.seal()
         source[:] = rank.index + 1
-        laws.run(calls)
+        contract.run(calls)
         assert (target == sum(range(1, rank.size + 1))).all()
     assert rank.comm._windows._total < 8 << 20, rank.comm._windows._total  # type: ignore[attr-defined]
 
 
 def abort(**options: Any) -> None:
     w = MpiWorld(started, multi=True, **options)
-    print(laws.abort_wakes(w.ranks[0], None), flush=True)
+    print(contract.abort_wakes(w.ranks[0], None), flush=True)
     w._station.mpi.COMM_WORLD.Barrier()
     time.sleep(0.3)
     launch.abort(started)  # the only end of a job after an abort

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.errors import AbortedError, PlanError
+from jobflow.errors import AbortedError, PlacementError, PlanError
 from jobflow.layout import MAX, MIN, SUM, Reduction
 from jobflow.ops.base import Call
 from jobflow.runtime.world.base import Rank
@@ -299,7 +299,8 @@ def disagreement(rank: Rank, argument: None) -> None:
     try:
         rank.comm.seal()
     except PlanError as error:
-        assert "fc2.grad" in str(error) and "ranks 0 and 1 disagree" in str(error), error
+        first, second, *_ = rank.comm.members
+        assert "fc2.grad" in str(error) and f"ranks {first} and {second} disagree" in str(error), error
     else:
         raise AssertionError("ranks that bound different operations were not told")
 
@@ -354,6 +355,72 @@ def abort_wakes_transfers(rank: Rank, argument: None) -> str:
     raise AssertionError("a rank waited for one that had given up, and came back")
 
 
+def shapes(size: int) -> Iterator[tuple[int, ...]]:
+    """Groups that overlap, in all orders of ranks, of one rank and of all."""
+    if size > 1:
+        yield 1, 0
+    if size > 2:
+        yield from ((2, 0), (1, 2))
+    if size > 3:
+        yield from ((3, 0, 1), (2, 1, 3), (2, 3))
+    yield (size - 1,)
+    yield tuple(range(size))
+
+
+def in_groups(rank: Rank, case: tuple[Any, Any]) -> None:
+    """A law holds in groups of ranks too, while others are elsewhere."""
+    law, argument = case
+    for members in shapes(rank.size):
+        if rank.index in members:
+            group = rank.comm.group(members)
+            assert group is rank.comm.group(list(members)) and (len(members) < rank.size or members[0] or group is rank.comm)
+            assert (group.members, group.size, members[group.rank]) == (members, len(members), rank.index)
+            law(Rank(group.rank, group.size, rank.device, group), argument)
+
+
+def group_of_a_group(rank: Rank, argument: None) -> None:
+    for members in shapes(rank.size):
+        backwards = range(len(members))[::-1]
+        if rank.index in members:
+            assert rank.comm.group(members).group(backwards) is rank.comm.group(members[::-1])
+    for wrong in ((0, 0), (rank.size,), (-1,), tuple(r for r in range(rank.size) if r != rank.index)):
+        try:
+            rank.comm.group(wrong)
+        except PlacementError as error:
+            assert f"{list(wrong)}" in str(error)
+        else:
+            raise AssertionError(f"there is no group of {wrong} for rank {rank.index}")
+
+
+def groups_in_turns(rank: Rank, steps: int) -> None:
+    """What is bound in overlapping groups runs in any order that all of their ranks keep; the world counts what they send."""
+    bound = []
+    before = rank.comm.sent().get("all_reduce", (0, 0))
+    for members in shapes(rank.size):
+        if rank.index in members:
+            comm = rank.comm.group(members)
+            arrays = [comm.allocate(4 * n).view("float32") for n in (5, 40_000)]
+            sums = [np.zeros_like(array) for array in arrays]
+            calls = [comm.bind_all_reduce(range(comm.size), array, total, SUM)[0] for array, total in zip(arrays, sums, strict=True)]
+            comm.seal()
+            bound.append((members, arrays, sums, calls))
+    for step in range(steps):
+        for members, arrays, sums, calls in bound[:: 1 if step % 2 else -1]:
+            for array in arrays:
+                array[:] = step + rank.index
+            rank.comm.group(members).agree(step, lambda: "a sum")
+            run(calls)
+            assert all((total == step * len(members) + sum(members)).all() for total in sums), (members, step)
+    runs = sum(steps * len(calls) for members, _, _, calls in bound if len(members) > 1 or rank.size == 1)
+    assert rank.comm.sent().get("all_reduce", (0, 0))[0] - before[0] == runs
+
+
+def agreeing(rank: Rank, argument: None) -> None:
+    """On any 64 bits."""
+    for digest in (0, 1, -1, 1 << 63, (1 << 64) - 1, *range(100)):
+        rank.comm.agree(digest, lambda digest=digest: f"number {digest}")  # type: ignore[misc]
+
+
 def all_cases() -> Iterator[tuple[Any, Any]]:
     """(law, argument) for all laws that leave a communicator usable."""
     for total, place in itertools.product(SIZES, PLACES):
@@ -371,3 +438,23 @@ def all_cases() -> Iterator[tuple[Any, Any]]:
     yield exchange, None
     yield from ((counting, total) for total in (0, 1, 37, 20_001))
     yield disagreement, None
+    yield agreeing, None
+    yield from ((in_groups, case) for case in _cases_in_groups())
+    yield group_of_a_group, None
+    yield groups_in_turns, 6
+
+
+def _cases_in_groups() -> Iterator[tuple[Any, Any]]:
+    for total, place in ((37, "shared"), (200_003, "private"), (20_001, "in place")):
+        yield all_gather, (total, "float32", place)
+        yield all_to_all, (total, "int64", place)
+        yield transfer, (total, "float32", place)
+        yield all_reduce, (total, "float16" if total == 37 else "float32", place, SUM)
+        yield reduce_scatter, (total, "float32", place, MAX)
+    yield transfers_and_sums, (20_001, "shared")
+    yield no_race, 10
+    yield same_bits, (100, 20_001)
+    yield exchange, None
+    yield counting, 37
+    yield disagreement, None
+    yield agreeing, None

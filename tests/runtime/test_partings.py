@@ -1,0 +1,150 @@
+"""Ranks that do different things are all told, on threads and on processes; those that do the same are not."""
+
+from __future__ import annotations
+
+import ast
+import time
+from collections.abc import Iterator
+
+import partings
+import pytest
+from processes import mpi, run
+
+from jobflow.errors import AbortedError, RankError
+from jobflow.runtime.comm import threads as comm_threads
+from jobflow.runtime.comm.waits import difference, standstill, stuck
+from jobflow.runtime.device.cpu import CpuDevice
+from jobflow.runtime.world.base import Rank
+from jobflow.runtime.world.threads import ThreadsWorld
+
+NAMES = [case.__name__ for case in partings.CASES]
+
+
+def check(case: partings.Case, texts: list[str]) -> None:
+    """Those that must be told are told the same."""
+    expected = partings.CASES[case](len(texts))
+    assert {rank for rank, text in enumerate(texts) if text} == expected
+    assert len({text for text in texts if text}) == bool(expected), texts
+
+
+@pytest.fixture(params=[2, 3, 4])
+def world(request: pytest.FixtureRequest) -> Iterator[ThreadsWorld]:
+    world = ThreadsWorld([CpuDevice() for _ in range(request.param)])
+    yield world
+    world.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_on_threads_everybody_concerned_is_told_and_the_world_is_usable_after_a_reset(world: ThreadsWorld, name: str) -> None:
+    case = getattr(partings, name)
+    for _ in range(2):
+        began = time.monotonic()
+        texts = world.call(lambda rank, argument: case(rank))
+        assert name == "slow_but_right" or time.monotonic() - began < 1.5
+        check(case, texts)
+        for rank in world.ranks:
+            rank.comm.reset()
+    check(partings.slow_but_right, world.call(lambda rank, argument: partings.slow_but_right(rank)))
+
+
+class TestOnProcesses:
+    pytestmark = mpi
+
+    @pytest.mark.parametrize(("ranks", "how"), [(2, "shared"), (2, "messages"), (4, "shared"), (4, "nodes")])
+    @pytest.mark.parametrize("name", NAMES)
+    def test_everybody_concerned_is_told(self, name: str, ranks: int, how: str) -> None:
+        case = getattr(partings, name)
+        ended = run("parting.py", name, how, ranks=ranks)
+        said = {rank: (took, text) for rank, took, text in map(ast.literal_eval, ended.out.splitlines())}
+        assert sorted(said) == list(range(ranks)), ended
+        check(case, [said[rank][1] for rank in range(ranks)])
+        assert name == "slow_but_right" or max(took for took, _ in said.values()) < 1.5, said
+        assert ended.code == bool(partings.CASES[case](ranks))
+
+
+class TestThreads:
+    def test_a_rank_that_has_ended_is_not_waited_for(self) -> None:
+        world = ThreadsWorld([CpuDevice() for _ in range(3)])
+
+        def command(rank: Rank, argument: None) -> None:
+            if rank.index == 0:
+                rank.comm.group((0, 1)).agree(1, lambda: "numpy() of float32[4,6] at train.py:12")
+            if rank.index == 2:
+                rank.comm.agree(1, lambda: "relu at train.py:15")
+
+        try:
+            for _ in range(2):
+                began = time.monotonic()
+                with pytest.raises(RankError, match=r"rank 1: ended its script while rank [02] waited for it in collective") as caught:
+                    world.call(command)
+                assert time.monotonic() - began < 1.5
+                text = str(caught.value)
+                assert "numpy() of float32[4,6] at train.py:12" in text and "relu at train.py:15" in text
+                assert world.call(lambda rank, argument: rank.comm.exchange(rank.index))[0] == [0, 1, 2]
+        finally:
+            world.close()
+
+    def test_an_error_reaches_those_who_wait_in_groups(self) -> None:
+        world = ThreadsWorld([CpuDevice() for _ in range(3)])
+
+        def command(rank: Rank, argument: None) -> None:
+            if rank.index == 2:
+                raise ValueError("no luck")
+            with pytest.raises(AbortedError, match="rank 2 failed: ValueError: no luck"):
+                rank.comm.group((0, 2) if rank.index == 0 else (2, 1)).agree(1, lambda: "an op")
+            rank.comm.group((rank.index,)).barrier()
+
+        try:
+            with pytest.raises(RankError, match="rank 2: ValueError: no luck"):
+                world.call(command)
+        finally:
+            world.close()
+
+    def test_a_stall_says_what_the_others_wait_in(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        monkeypatch.setattr(comm_threads, "PATIENCE", 0.2)
+        world = ThreadsWorld([CpuDevice() for _ in range(3)])
+
+        def command(rank: Rank, argument: None) -> None:
+            if rank.index == 2:
+                time.sleep(0.5)
+            if rank.index > 0:
+                rank.comm.group((1, 2)).agree(1, lambda: "relu at train.py:15")
+            rank.comm.agree(1, lambda: "numpy() at train.py:12")
+
+        try:
+            world.call(command)
+        finally:
+            world.close()
+        said = "rank 0 has waited 0.2 s in collective 1 of ranks [0, 1, 2]: numpy() at train.py:12 for ranks [1, 2]"
+        assert f"{said}; rank 1 waits for rank 2 in collective 1 of ranks [1, 2]: relu at train.py:15" in capsys.readouterr().err
+
+
+class TestTexts:
+    def test_stuck_are_those_that_wait_for_each_other_and_those_that_wait_for_them(self) -> None:
+        assert stuck({}) == []
+        assert stuck({0: [1], 1: [2]}) == []
+        assert stuck({0: [1], 1: [0]}) == [0, 1]
+        assert stuck({0: [1, 5], 1: [2], 2: [0], 3: [2, 9], 4: [8], 6: [4]}) == [0, 1, 2, 3]
+        assert stuck({0: [], 1: [0]}) == []
+
+    def test_a_difference_has_each_rank_and_what_it_does(self) -> None:
+        told = [(7, "numpy() of float32[4,6] cpu[0-1]:S(0) at train.py:12"), (8, "to_global of float32[4,6] S(0) -> B at train.py:15")]
+        assert difference(17, (0, 1), told) == (
+            "ranks 0 and 1 do different things at collective 17 of ranks [0, 1]:\n"
+            "  rank 0: numpy() of float32[4,6] cpu[0-1]:S(0) at train.py:12\n"
+            "  rank 1: to_global of float32[4,6] S(0) -> B at train.py:15"
+        )
+        assert difference(2, (3, 0, 2, 1), [(1, "a"), (2, "b"), (1, "a"), (2, "b")]) == (
+            "ranks 0 and 2 do different things at collective 2 of ranks [3, 0, 2, 1]:\n  ranks 0, 1: b\n  ranks 2, 3: a"
+        )
+
+    def test_a_difference_that_does_not_show_in_words_shows_in_numbers(self) -> None:
+        assert difference(1, (0, 1), [(1, "sum"), (255, "sum")]).endswith(
+            "\n  rank 0: sum (digest 0x0000000000000001)\n  rank 1: sum (digest 0x00000000000000ff)"
+        )
+
+    def test_a_standstill_says_who_waits_where_for_whom(self) -> None:
+        assert standstill({1: ("a barrier", [0, 2]), 0: ("an exchange", [1])}) == (
+            "ranks 0 and 1 do different things, and wait for each other without end:\n"
+            "  rank 0 waits for rank 1 in an exchange\n  rank 1 waits for ranks 0 and 2 in a barrier"
+        )
