@@ -17,7 +17,7 @@ from jobflow.ops.broadcast import sum_to
 from jobflow.ops.compare import greater, less
 from jobflow.ops.pointwise import ANY, FLOATS, Binary, call, check_dtypes, numbers
 from jobflow.ops.product_sum import sum_with_maker
-from jobflow.ops.scalar import Truncate, cast, fill_like, negate, scale
+from jobflow.ops.scalar import cast, fill_like, negate, round_half_even, scale
 from jobflow.types import Array, Tensor, TensorType, Xp, bool_
 
 
@@ -109,8 +109,14 @@ class Remainder(Binary):
     low = 0.6
 
     def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
-        whole = call(Truncate(), divide(x, y))
+        whole = round_half_even(divide(subtract(x, z), y))  # x / y itself may be rounded to the next integer
         return sum_to(dz, x.type.shape), negate(sum_to(multiply(dz, whole), y.type.shape))
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield from super().samples()
+        yield sample(cls(), 3 * numbers(1, 5, 3), numbers(2, 5, 3, low=0.6))
+        yield sample(cls(), np.arange(-7, 8).reshape(5, 3), np.array([3, -2, 4]))
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,7 @@ MISTAKES = [
     rule("PadEdges", "the edges of a piece", spec=str.lower),
     rule("AdaptiveAvgPool", "windows of a piece", spec=str.lower),
     rule("NegativeLogLikelihood", "classes of a piece called the whole loss", also=(Signature((S(1), B), (B,)),)),
+    rule("Remainder", "a remainder called linear", linear=((0,),)),
     rule("Silu", "silu called linear", linear=((0,),)),
     # gradients
     grad("Multiply", "the factors swapped", lambda grads, tensors: grads[::-1]),
@@ -169,6 +170,7 @@ MISTAKES = [
     grad("Sort", "in the order of the result", lambda grads, tensors: [tensors[3]]),
     grad("Scatter", "what was overwritten counts too", lambda grads, tensors: [tensors[4], *grads[1:]]),
     grad("SliceUpdate", "what was overwritten counts too", lambda grads, tensors: [tensors[3], grads[1]]),
+    grad("Remainder", "no gradient of the divisor", lambda grads, tensors: [grads[0], None]),
     grad("Roll", "rolled on", lambda grads, tensors: [call(Roll((2, 0)), tensors[2])] if tensors[0].type.ndim == 2 else grads),
     grad("PadEdges", "the elements beyond forgotten", lambda grads, tensors: [fill_like(grads[0], 1.0)]),
     grad("AdaptiveAvgPool", "not divided", lambda grads, tensors: [scale(grads[0], 2.0)]),
