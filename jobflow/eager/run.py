@@ -79,10 +79,10 @@ def perform(here: EagerState, op: Op, inputs: Sequence[Tensor], records: bool) -
         return tuple(made)  # type: ignore[arg-type]
     outputs = execute(here, found, inputs)
     if records:
+        if outputs[0].storage is not None:  # a view: others have none yet
+            outputs[0].base, outputs[0].seen = (inputs[0], op), inputs[0].version
         if any(x.requires_grad if x.base is None else follow(x) for x in inputs):
             record(op.word(), inputs, outputs, OpGradient(op, found.placement), (*inputs, *outputs))
-        if outputs[0].storage is not None:  # only views have one already
-            outputs[0].base, outputs[0].seen = (inputs[0], op), inputs[0].version
     return outputs
 
 
@@ -199,6 +199,9 @@ def compute(here: EagerState, op: Op, arrays: Sequence[Array], types: Sequence[T
 
 def update(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> None:
     """An op that writes over some of its inputs (`alias`), all of which lie as the rule asks; nothing is recorded."""
+    if here.building is not None:
+        here.building.update(op, inputs)
+        return
     found = prepared(here, op, inputs)
     if found.placement is not None:
         here.trail(found.placement).add(found.digest, found)

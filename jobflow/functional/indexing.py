@@ -1,0 +1,356 @@
+"""x[...] and x[...] = v.
+
+Integers, slices, None and Ellipsis are windows on memory; lists and tensors of integers look elements up; truth values are the
+places where they hold.  Integers and slices come first: where lists or tensors are parted by slices, what they find comes first in
+the result, in the order PyTorch has, not NumPy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jobflow.eager import crossing
+from jobflow.eager.convert import empty
+from jobflow.eager.run import run, source, update
+from jobflow.eager.state import state
+from jobflow.eager.tape import OpGradient, record
+from jobflow.eager.tensor import Tensor, method
+from jobflow.eager.writing import written as note_written
+from jobflow.errors import AxisError, DtypeError, JobError, ShapeError, user_line
+from jobflow.functional.in_place import check_writable, written
+from jobflow.functional.moving import value_of
+from jobflow.functional.promotion import cast, fitting, operand, together
+from jobflow.functional.shapes import common_shape, expand, movedim, reshape
+from jobflow.layout import B, Layout, Split
+from jobflow.ops.arithmetic import Add, FloorMod, Where
+from jobflow.ops.axes import ExpandDims, Reshape, Squeeze
+from jobflow.ops.index import Gather
+from jobflow.ops.layout_ops import Identity
+from jobflow.ops.masked import MaskedFill
+from jobflow.ops.scalar import Scale
+from jobflow.ops.scatter import Scatter
+from jobflow.ops.slice_update import SliceUpdate, SliceWrite, Subscript
+from jobflow.ops.slices import Concat, Flip, Slice, window_of
+from jobflow.ops.source import Constant
+from jobflow.types import Array, TensorType, bool_, dtype_of, int64
+
+
+def whole(like: Tensor) -> Layout | None:
+    """Where `like` lies, with all of a tensor on every rank."""
+    return None if like.layout is None else Layout(like.layout.placement, (B,) * len(like.layout.sbp))
+
+
+def listed(like: Tensor, array: Array) -> Tensor:
+    """An array that all ranks have, as a tensor where `like` lies."""
+    type = TensorType(array.shape, dtype_of(array.dtype))
+    layout = whole(like)
+    if like.symbol is None:
+        inside = layout is None or state().rank.index in layout.placement.ranks
+        return Tensor(type, layout, array if inside else empty(type))
+    parts = [source(Constant((1,), type.dtype, number), layout) for number in array.ravel().tolist()]
+    made: Tensor = run(Reshape(type.shape), run(Concat(0), *parts) if parts else source(Constant((0,), type.dtype), layout))
+    return made
+
+
+def placed(ids: Tensor, n: int, what: str) -> Tensor:
+    """Positions along an axis of n elements, those from the end counted from the front; AxisError for others."""
+    if not ids.dtype.is_integer:
+        raise DtypeError(f"{what} at {user_line()}: positions are integers, or bool for a mask; got {ids.type}")
+    if ids.symbol is not None:
+        made: Tensor = run(FloorMod(), ids, source(Constant((), ids.dtype, n), whole(ids)))
+        return made
+    if ids.layout is not None and ids.layout.is_partial:
+        ids = crossing.change(state(), ids, Layout(ids.layout.placement, (B,) * len(ids.layout.sbp)))
+    array = ids.array
+    if array.size:
+        low, high = int(array.min()), int(array.max())
+        if low < -n or high >= n:
+            raise AxisError(f"{what} at {user_line()}: position {high if high >= n else low} is not on an axis of {n} elements")
+        if low < 0:
+            return Tensor(ids.type, ids.layout, np.where(array < 0, array + array.dtype.type(n), array))
+    return ids
+
+
+def found(mask: Tensor, like: Tensor, what: str) -> list[Tensor]:
+    """Per axis of a bool tensor the positions where it holds; every rank there is calls it."""
+    if mask.symbol is not None:
+        raise JobError(
+            f"{what} at {user_line()}: how many elements a mask selects is known when it runs, not while nn.Graph.build runs; "
+            f"use where(mask, x, y) or masked_fill there"
+        )
+    return [listed(like, places.astype(np.int64)) for places in np.nonzero(value_of(mask, what))]
+
+
+# --------------------------------------------------------------------- reading a key
+
+
+@dataclass
+class Key:
+    """What is between the brackets, sorted."""
+
+    window: Slice
+    #: axes to be turned around, axes that integers choose from, and places of new axes in the result
+    backwards: tuple[int, ...]
+    chosen: tuple[int, ...] = ()
+    made: tuple[int, ...] = ()
+    #: by axis of what windows and new axes leave, the positions to look up
+    lookups: dict[int, Tensor] = field(default_factory=dict)
+
+    def shape(self, x: Tensor) -> tuple[int, ...]:
+        """That of x after everything but the lookups."""
+        left = [n for i, n in enumerate(self.window.infer(x.type).shape) if i not in self.chosen]
+        for at in self.made:
+            left.insert(at, 1)
+        return tuple(left)
+
+
+def read(x: Tensor, key: Any, what: str) -> Key:
+    """Sort what is between the brackets."""
+    items = [_item(x, item) for item in (key if isinstance(key, tuple) else (key,))]
+    taken = sum(_width(item) for item in items)
+    if taken > x.ndim:
+        raise AxisError(f"{what} at {user_line()}: {taken} indices for {x.type}, which has {x.ndim} axes")
+    if sum(item is Ellipsis for item in items) > 1:
+        raise AxisError(f"{what} at {user_line()}: only one '...' is possible")
+    if not any(item is Ellipsis for item in items):
+        items.append(Ellipsis)
+    edges: list[tuple[Any, Any, Any]] = []
+    chosen, made, lookups, place = [], [], {}, 0
+    for item in items:
+        axis = len(edges)
+        if item is None:
+            made.append(place)
+            place += 1
+        elif item is Ellipsis:
+            edges += [(None, None, None)] * (x.ndim - taken)
+            place += x.ndim - taken
+        elif isinstance(item, slice):
+            edges.append((item.start, item.stop, item.step))
+            place += 1
+        elif isinstance(item, int):
+            at = _counted(item, x, axis, what)
+            edges.append((at, at + 1, None))
+            chosen.append(axis)
+        else:
+            if item.dtype is bool_:
+                check_mask(item, x, axis, what)
+                found_here = found(item, x, what) if item.ndim else [listed(x, np.zeros(int(bool(value_of(item, what))), np.int64))]
+                made += [place] if not item.ndim else []
+            else:
+                found_here = [item]
+            edges += [(None, None, None)] * _width(item)
+            for ids in found_here:
+                lookups[place] = ids
+                place += 1
+    if any(step == 0 for _, _, step in edges):
+        raise ShapeError(f"{what} at {user_line()}: a slice with step 0")
+    starts, stops, steps = zip(*edges, strict=True) if edges else ((), (), ())
+    window, backwards = window_of(x.shape, starts, stops, steps)
+    return Key(window, backwards, tuple(chosen), tuple(made), lookups)
+
+
+def _item(x: Tensor, item: Any) -> Any:
+    """One index in one of the forms int, slice, None, Ellipsis, Tensor."""
+    if item is None or item is Ellipsis or isinstance(item, Tensor):
+        return item
+    if isinstance(item, slice):
+        return slice(*(edge if edge is None else _whole_number(edge) for edge in (item.start, item.stop, item.step)))
+    if isinstance(item, int | np.integer) and not isinstance(item, bool):
+        return int(item)
+    array = np.asarray(item)
+    if array.size == 0 and array.dtype.kind == "f":
+        array = array.astype(np.int64)  # []
+    if array.dtype.kind not in "iub":
+        raise DtypeError(
+            f"x[...] at {user_line()}: an index is an integer, a slice, None, '...', or a list or tensor of integers or bool; got {item!r}"
+        )
+    return listed(x, array if array.dtype.kind == "b" else array.astype(np.int64))
+
+
+def _whole_number(edge: Any) -> int:
+    return int(edge.item()) if isinstance(edge, Tensor) else int(edge)
+
+
+def _width(item: Any) -> int:
+    """Of how many axes an index speaks."""
+    if item is None or item is Ellipsis:
+        return 0
+    return item.ndim if isinstance(item, Tensor) and item.dtype is bool_ else 1
+
+
+def _counted(at: int, x: Tensor, axis: int, what: str) -> int:
+    n = x.shape[axis]
+    if not -n <= at < n:
+        raise AxisError(f"{what} at {user_line()}: position {at} is not on axis {axis} of {x.type}, which has {n} elements")
+    return at % n
+
+
+def check_mask(mask: Tensor, x: Tensor, axis: int, what: str) -> None:
+    here = x.shape[axis : axis + mask.ndim]
+    if tuple(mask.shape) != tuple(here):
+        raise AxisError(f"{what} at {user_line()}: a mask of shape {list(mask.shape)} for the axes {list(here)} of {x.type}")
+
+
+# --------------------------------------------------------------------------- reading
+
+
+@method("__getitem__")
+def getitem(x: Tensor, key: Any) -> Tensor:
+    """x[key]; windows are views."""
+    if isinstance(key, Tensor) and key.dtype is bool_ and key.ndim == x.ndim > 0:
+        check_mask(key, x, 0, "x[...]")
+        return selected(x, key, "x[...]")
+    parsed = read(x, key, "x[...]")
+    y = looked_at(x, parsed)
+    if parsed.lookups:
+        return looked_up(y, parsed.lookups, "x[...]")
+    if y is x:
+        y = run(Identity(), x)
+    return y
+
+
+def looked_at(x: Tensor, key: Key) -> Tensor:
+    """The window of x, without the axes that integers chose from, and with the new ones."""
+    window = key.window
+    y = x if window.takes_all(x.shape) else run(Subscript(window.starts, window.stops, window.steps), x)
+    if key.backwards:
+        y = run(Flip(key.backwards), y)
+    if key.chosen:
+        y = run(Squeeze(key.chosen), y)
+    for at in key.made:
+        y = run(ExpandDims(at), y)
+    return y
+
+
+def merged(x: Tensor, lookups: dict[int, Tensor], what: str) -> tuple[Tensor, Tensor, int, bool]:
+    """x with the axes that are looked up as one, the positions there, which axis it is, and whether axes were brought to the front."""
+    axes = sorted(lookups)
+    each = [placed(lookups[axis], x.shape[axis], what) for axis in axes]
+    if len(axes) == 1:
+        return x, each[0], axes[0], False
+    common_shape(what, *(ids.shape for ids in each))
+    apart = axes != list(range(axes[0], axes[-1] + 1))
+    if apart:
+        x, axes = movedim(x, axes, range(len(axes))), list(range(len(axes)))
+    first, last = axes[0], axes[-1]
+    ids, *others = together(what, *each) if len({ids.dtype for ids in each}) > 1 else each
+    ids = cast(ids, int64)
+    for axis, other in zip(axes[1:], others, strict=True):
+        ids = run(Add(), run(Scale(x.shape[axis]), ids), cast(other, int64))
+    flat = (*x.shape[:first], math.prod(x.shape[first : last + 1]), *x.shape[last + 1 :])
+    return run(Reshape(flat), x), ids, first, apart
+
+
+def looked_up(x: Tensor, lookups: dict[int, Tensor], what: str) -> Tensor:
+    """The elements at the positions."""
+    table, ids, axis, _ = merged(x, lookups, what)
+    made: Tensor = run(Gather(axis), table, ids)
+    return made
+
+
+def selected(x: Tensor, mask: Tensor, what: str) -> Tensor:
+    """The elements of x where a mask of its shape holds, in order: on every rank, or partial where x is."""
+    if x.symbol is not None or mask.symbol is not None:
+        found(mask if mask.symbol is not None else x, x, what)
+    places = np.flatnonzero(value_of(mask, what))
+    if x.layout is not None and any(isinstance(sbp, Split) for sbp in x.layout.sbp):
+        together_ = tuple(B if isinstance(sbp, Split) else sbp for sbp in x.layout.sbp)
+        x = crossing.change(state(), x, Layout(x.layout.placement, together_))
+    made: Tensor = run(Gather(0), reshape(x, x.type.size), listed(x, places.astype(np.int64)))
+    return made
+
+
+# --------------------------------------------------------------------------- writing
+
+
+@method("__setitem__")
+def setitem(x: Tensor, key: Any, value: Any) -> None:
+    """x[key] = value: x keeps its layout and element type, and the value is brought into them."""
+    what = "x[...] = value"
+    check_writable(x, what)
+    given = operand(what, x, value if not isinstance(value, list | tuple) else np.asarray(value))
+    scalar = not isinstance(given, Tensor) or given.ndim == 0
+    if isinstance(key, Tensor) and key.dtype is bool_ and scalar and 0 < key.ndim <= x.ndim:
+        check_mask(key, x, 0, what)
+        written(x, what, filled(x, reshape(key, (*key.shape, *(1,) * (x.ndim - key.ndim))), given))
+        return
+    parsed = read(x, key, what)
+    if parsed.lookups:
+        part = looked_at(x, parsed)
+        new = put(part, parsed.lookups, given, what)
+        if part is x:
+            written(x, what, new)
+            return
+        given = new
+    write_window(x, parsed, _fitted(x, given, parsed.shape(x), what), what)
+
+
+def filled(x: Tensor, mask: Tensor, value: Any) -> Tensor:
+    """x with a number, or a tensor without axes, where the mask holds."""
+    if isinstance(value, Tensor):
+        made: Tensor = run(Where(), mask, cast(value, x.dtype), x)
+        return made
+    made = run(MaskedFill(number_as(x, value)), x, mask)
+    return made
+
+
+def number_as(x: Tensor, number: Any) -> Any:
+    """A number as x holds it: whole, in a tensor of integers."""
+    return fitting(number if x.dtype.is_float or number != number or isinstance(number, bool) else int(number), x.dtype)
+
+
+def _fitted(x: Tensor, value: Any, shape: Sequence[int], what: str) -> Tensor:
+    """A value of x's element type in this shape."""
+    if not isinstance(value, Tensor):
+        return source(Constant(tuple(shape), x.dtype, number_as(x, value)), whole(x))
+    extra = value.ndim - len(shape)
+    if extra > 0 and all(n == 1 for n in value.shape[:extra]):
+        value = reshape(value, value.shape[extra:])
+    value = cast(value, x.dtype)
+    try:
+        return value if tuple(value.shape) == tuple(shape) else expand(value, shape)
+    except ShapeError:
+        raise ShapeError(
+            f"{what} at {user_line()}: the value {value.type} does not go into the shape {list(shape)} of what is written over"
+        ) from None
+
+
+def put(x: Tensor, lookups: dict[int, Tensor], value: Any, what: str) -> Tensor:
+    """x with the elements at the positions replaced; of several for one place the last stays."""
+    table, ids, axis, apart = merged(x, lookups, what)
+    shape = (*table.shape[:axis], *ids.shape, *table.shape[axis + 1 :])
+    rows = (*table.shape[:axis], ids.type.size, *table.shape[axis + 1 :])
+    new = reshape(_fitted(x, value, shape, what), rows)
+    at = expand(reshape(ids, (*(1,) * axis, ids.type.size, *(1,) * (table.ndim - axis - 1))), rows)
+    made: Tensor = run(Scatter(axis), table, at, new)
+    if len(lookups) == 1:
+        return made
+    axes = sorted(lookups)
+    if not apart:
+        return reshape(made, x.shape)
+    front = [*axes, *(i for i in range(x.ndim) if i not in lookups)]
+    return movedim(reshape(made, [x.shape[i] for i in front]), range(len(axes)), axes)
+
+
+def write_window(x: Tensor, key: Key, value: Tensor, what: str) -> None:
+    """x[window] = value, in place."""
+    window = Slice(key.window.starts, key.window.stops, key.window.steps)
+    value = reshape(value, window.infer(x.type).shape)
+    if key.backwards:
+        value = run(Flip(key.backwards), value)
+    if x.symbol is not None:
+        written(x, what, run(SliceUpdate(window), x, value))
+        return
+    here = state()
+    update(here, SliceWrite(window), (x, value))
+    made = Tensor(x.type, x.layout, x.array)
+    if here.grad_enabled and (x.requires_grad or value.requires_grad):
+        new = Tensor(value.type, value.layout, value.array)  # only what it is counts, not what it holds
+        placement = None if x.layout is None else x.layout.placement
+        record("setitem", (x, value), (made,), OpGradient(SliceUpdate(window), placement), (made, new, made))
+    note_written(here, x, made, what)

@@ -1,0 +1,268 @@
+"""Elements by position or by a mask: chosen, moved, replaced, added up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jobflow.eager.run import run, source
+from jobflow.eager.tensor import Tensor, method
+from jobflow.errors import JobError, ShapeError, user_line
+from jobflow.functional import comparing
+from jobflow.functional.in_place import hang
+from jobflow.functional.indexing import check_mask, filled, found, listed, placed, selected, whole
+from jobflow.functional.moving import value_of
+from jobflow.functional.promotion import cast
+from jobflow.functional.shapes import axis_of, common_shape, expand, flatten, permute, reshape, sizes
+from jobflow.ops.arithmetic import Add
+from jobflow.ops.index import DimGather, DimScatterAdd, Gather, UnsortedSegmentSum
+from jobflow.ops.move import Roll
+from jobflow.ops.scatter import Scatter
+from jobflow.ops.slice_update import SliceUpdate, Subscript
+from jobflow.ops.slices import Flip, Slice
+from jobflow.ops.source import Constant
+from jobflow.ops.triangle import Tril, Triu
+
+# ------------------------------------------------------------------------ by position
+
+
+@method()
+def select(x: Tensor, dim: int, index: int) -> Tensor:
+    """The slice of x at one position of axis `dim`; a view."""
+    axis = axis_of("select", dim, x.ndim)
+    made: Tensor = x[(*(slice(None),) * axis, int(index))]
+    return made
+
+
+@method()
+def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    """The slices of x along axis `dim` at the positions of a vector."""
+    axis = axis_of("index_select", dim, x.ndim)
+    if index.ndim > 1:
+        raise ShapeError(f"index_select at {user_line()}: the positions are a vector, not {index.type}")
+    made: Tensor = run(Gather(axis), x, placed(reshape(index, index.type.size), x.shape[axis], "index_select"))
+    return made
+
+
+@method()
+def take(x: Tensor, index: Tensor) -> Tensor:
+    """The elements of x, as one row, at these positions; in the shape of `index`."""
+    made: Tensor = run(Gather(0), flatten(x), placed(index, x.type.size, "take"))
+    return made
+
+
+def _first(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """The leading part of x that has this shape."""
+    if tuple(x.shape) == tuple(shape):
+        return x
+    made: Tensor = run(Slice((0,) * x.ndim, tuple(shape), (1,) * x.ndim), x)
+    return made
+
+
+def _checked(what: str, x: Tensor, dim: int, index: Tensor, src: Tensor | None = None) -> int:
+    """The axis; ShapeError unless the positions have as many axes as x, and are nowhere longer than it along another axis."""
+    axis = axis_of(what, dim, x.ndim)
+    beside = [x.shape] if src is None else [x.shape, src.shape]
+    fits = all(len(shape) == index.ndim for shape in beside) and not any(
+        n > m for shape in beside for i, (n, m) in enumerate(zip(index.shape, shape, strict=True)) if i != axis or shape is not beside[0]
+    )
+    if not fits:
+        raise ShapeError(
+            f"{what} at {user_line()}: positions {index.type} for {x.type}{'' if src is None else f' and new values {src.type}'} along axis {axis}; "
+            f"they need as many axes, none longer but axis {axis} than that of {'x' if src is None else 'both'}"
+        )
+    return axis
+
+
+@method()
+def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
+    """y[i, j, ...] = x[i, index[i, j, ...], ...] for dim = 1, and so for any axis."""
+    axis = _checked("gather", x, dim, index)
+    if not x.ndim:
+        return expand(x, index.shape)
+    table = _first(x, tuple(x.shape[i] if i == axis else n for i, n in enumerate(index.shape)))
+    made: Tensor = run(DimGather(axis), table, placed(index, x.shape[axis], "gather"))
+    return made
+
+
+@method()
+def scatter(x: Tensor, dim: int, index: Tensor, src: Any = None, *, value: Any = None, reduce: str | None = None) -> Tensor:
+    """x but y[i, index[i, j, ...], ...] = src[i, j, ...] for dim = 1; `src` is a tensor or a number; reduce="add" adds it instead."""
+    new = value if src is None else src
+    if reduce == "add":
+        return scatter_add(x, dim, index, new if isinstance(new, Tensor) else _constant(x, index.shape, new))
+    if reduce is not None:
+        raise JobError(f'scatter at {user_line()}: reduce is None or "add", not {reduce!r}')
+    return _scattered("scatter", x, dim, index, new)
+
+
+def _constant(x: Tensor, shape: Sequence[int], number: Any) -> Tensor:
+    return source(Constant(tuple(shape), x.dtype, numbernumber_as(x, number)), whole(x))
+
+
+def _scattered(what: str, x: Tensor, dim: int, index: Tensor, new: Any, add: bool = False) -> Tensor:
+    given = new if isinstance(new, Tensor) else _constant(x, index.shape, new)
+    axis = _checked(what, x, dim, index, given)
+    given = cast(_first(given, index.shape), x.dtype)
+    at = placed(index, x.shape[axis], what)
+    part = tuple(x.shape[i] if i == axis else n for i, n in enumerate(index.shape))
+    table = _first(x, part)
+    y: Tensor = run(Add(), table, run(DimScatterAdd(axis, part[axis]), given, at)) if add else run(Scatter(axis), table, at, given)
+    if table is not x:
+        y = run(SliceUpdate(Slice((0,) * x.ndim, part, (1,) * x.ndim)), x, y)
+    return y
+
+
+@method()
+def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    """x with src[i, j, ...] added to x[i, index[i, j, ...], ...] for dim = 1, as often as a place is named."""
+    return _scattered("scatter_add", x, dim, index, src, add=True)
+
+
+@method()
+def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
+    """x with alpha times the slices of `source` along axis `dim` added at the positions of a vector."""
+    axis = axis_of("index_add", dim, x.ndim)
+    at = placed(index, x.shape[axis], "index_add")
+    scaled = source if alpha == 1 else source * alpha
+    made: Tensor = run(Add(), x, run(UnsortedSegmentSum(axis, x.shape[axis]), cast(scaled, x.dtype), at))
+    return made
+
+
+@method()
+def index_fill(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
+    """x with a number at the positions of a vector along axis `dim`."""
+    axis = axis_of("index_fill", dim, x.ndim)
+    shape = tuple(index.type.size if i == axis else n for i, n in enumerate(x.shape))
+    at = expand(reshape(index, tuple(index.type.size if i == axis else 1 for i in range(x.ndim))), shape)
+    return _scattered("index_fill", x, axis, at, value)
+
+
+# ------------------------------------------------------------------------ by a mask
+
+
+@method()
+def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
+    """x with a number, or a tensor without axes, where the mask holds."""
+    if isinstance(value, Tensor) and value.ndim:
+        raise ShapeError(f"masked_fill at {user_line()}: the value is a number or a tensor without axes, not {value.type}; use where(mask, value, x)")
+    return filled(x, mask, value)
+
+
+@method()
+def masked_select(x: Tensor, mask: Tensor) -> Tensor:
+    """The elements where the mask holds, as one row; both broadcast.  Every rank there is calls it; not in nn.Graph.build."""
+    shape = common_shape("masked_select", x.shape, mask.shape)
+    x, mask = (tensor if tuple(tensor.shape) == shape else expand(tensor, shape) for tensor in (x, mask))
+    check_mask(mask, x, 0, "masked_select")
+    return selected(x, mask, "masked_select")
+
+
+@method()
+def nonzero(x: Tensor, as_tuple: bool = False) -> Any:
+    """The positions of elements that are not zero, one per row, or one vector per axis.  Every rank there is calls it; not in nn.Graph.build."""
+    if x.symbol is not None:
+        return found(x, x, "nonzero")
+    places = np.nonzero(value_of(x, "nonzero"))
+    if as_tuple:
+        return tuple(listed(x, each.astype(np.int64)) for each in places)
+    return listed(x, np.stack(places, 1).astype(np.int64) if x.ndim else np.zeros((len(places[0]), 0), np.int64))
+
+
+@method()
+def argwhere(x: Tensor) -> Tensor:
+    """The positions of elements that are not zero, one per row."""
+    made: Tensor = nonzero(x)
+    return made
+
+
+def where(condition: Tensor, x: Any = None, y: Any = None) -> Any:
+    """x where the condition is true, or not 0, else y; with the condition alone, the positions where it is (`nonzero`)."""
+    if x is None and y is None:
+        return nonzero(condition, as_tuple=True)
+    return comparing.where(condition, x, y)
+
+
+# ------------------------------------------------------------------------ moved
+
+
+@method()
+def flip(x: Tensor, *dims: Any) -> Tensor:
+    """x backwards along these axes."""
+    made: Tensor = run(Flip(tuple(sorted({axis_of("flip", d, x.ndim) for d in sizes(dims)}))), x)
+    return made
+
+
+@method()
+def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Tensor:
+    """x with what leaves an axis at its end coming in at its start; without `dims`, of all elements as one row."""
+    if dims is None:
+        return reshape(roll(flatten(x), shifts, 0), x.shape)
+    each, axes = ([given] if isinstance(given, int) else list(given) for given in (shifts, dims))
+    if len(each) != len(axes):
+        raise ShapeError(f"roll at {user_line()}: {len(each)} shifts for {len(axes)} dims")
+    by = [0] * x.ndim
+    for shift, d in zip(each, axes, strict=True):
+        by[axis_of("roll", d, x.ndim)] += shift
+    made: Tensor = run(Roll(tuple(by)), x)
+    return made
+
+
+@method()
+def triu(x: Tensor, diagonal: int = 0) -> Tensor:
+    """x on and above a diagonal of its last two axes, zeros below."""
+    made: Tensor = run(Triu(diagonal), x)
+    return made
+
+
+@method()
+def tril(x: Tensor, diagonal: int = 0) -> Tensor:
+    """x on and below a diagonal of its last two axes, zeros above."""
+    made: Tensor = run(Tril(diagonal), x)
+    return made
+
+
+@method()
+def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """The elements with position(dim2) - position(dim1) = offset, along a new last axis."""
+    a, b = axis_of("diagonal", dim1, x.ndim), axis_of("diagonal", dim2, x.ndim)
+    if a == b or x.ndim < 2:
+        raise ShapeError(f"diagonal at {user_line()}: needs two different axes of {x.type}; got dim1={dim1}, dim2={dim2}")
+    turned = permute(x, [i for i in range(x.ndim) if i not in (a, b)] + [a, b])
+    *lead, rows, columns = turned.shape
+    count = max(0, min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns))
+    row = reshape(turned, (*lead, rows * columns))
+    start = (offset if offset >= 0 else -offset * columns) if count else 0
+    stop = start + (count - 1) * (columns + 1) + 1 if count else 0
+    zeros = (0,) * len(lead)
+    made: Tensor = run(Subscript((*zeros, start), (*lead, stop), (*(1,) * len(lead), columns + 1)), row)
+    return made
+
+
+@method()
+def diag(x: Tensor, diagonal: int = 0) -> Tensor:
+    """Of a matrix, a diagonal; of a vector, the matrix with it as that diagonal."""
+    if x.ndim == 2:
+        return _diagonal(x, diagonal)
+    if x.ndim != 1:
+        raise ShapeError(f"diag at {user_line()}: takes a vector or a matrix, not {x.type}")
+    count, n = x.type.size, x.type.size + abs(diagonal)
+    empty = source(Constant((n * n,), x.dtype, 0), whole(x))
+    if not count:
+        return reshape(empty, (n, n))
+    start = diagonal if diagonal >= 0 else -diagonal * n
+    window = Slice((start,), (start + (count - 1) * (n + 1) + 1,), (n + 1,))
+    return reshape(run(SliceUpdate(window), empty, x), (n, n))
+
+
+_diagonal = diagonal
+
+masked_fill_ = hang("masked_fill_", masked_fill)
+scatter_ = hang("scatter_", scatter)
+scatter_add_ = hang("scatter_add_", scatter_add)
+index_add_ = hang("index_add_", index_add)
+index_fill_ = hang("index_fill_", index_fill)
+tril_ = hang("tril_", tril)
+triu_ = hang("triu_", triu)

@@ -1,0 +1,168 @@
+"""Orders: sorting, the largest elements, different elements; and sums of products over named axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jobflow.eager.run import run
+from jobflow.eager.tensor import Tensor, method
+from jobflow.errors import JobError, ShapeError, user_line
+from jobflow.functional.indexing import listed
+from jobflow.functional.moving import value_of
+from jobflow.functional.promotion import together
+from jobflow.functional.selecting import diagonal
+from jobflow.functional.shapes import axis_of, expand, permute, reshape
+from jobflow.ops.linalg import BatchMatMul, MatMul
+from jobflow.ops.reduce import ReduceSum
+from jobflow.ops.sort import Sort, TopK
+
+
+class Ordered(NamedTuple):
+    """Elements in order, and where they were."""
+
+    values: Tensor
+    indices: Tensor
+
+
+@method()
+def sort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = True) -> Ordered:
+    """The elements in order along axis `dim`, and their positions (int64); of equal elements the first comes first."""
+    if not x.ndim:
+        return Ordered(*(y.reshape(()) for y in sort(reshape(x, 1), 0, descending)))
+    return Ordered(*run(Sort(axis_of("sort", dim, x.ndim), bool(descending)), x))
+
+
+@method()
+def argsort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
+    """The positions (int64) that put the elements in order along axis `dim`."""
+    return sort(x, dim, descending).indices
+
+
+@method()
+def topk(x: Tensor, k: int, dim: int | None = None, largest: bool = True, sorted: bool = True) -> Ordered:
+    """The k largest (smallest) elements along axis `dim`, the last if none is named, in order, and their positions (int64)."""
+    return Ordered(*run(TopK(axis_of("topk", -1 if dim is None else dim, x.ndim), int(k), bool(largest)), x))
+
+
+@method()
+def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Ordered:
+    """The k-th smallest element along axis `dim`, counted from 1, and its position."""
+    axis = axis_of("kthvalue", dim, x.ndim)
+    if not 1 <= k <= x.shape[axis]:
+        raise ShapeError(f"kthvalue at {user_line()}: k={k} is not between 1 and the {x.shape[axis]} elements along axis {axis} of {x.type}")
+    values, indices = (y.narrow(axis, k - 1, 1) for y in sort(x, axis))
+    return Ordered(values, indices) if keepdim else Ordered(values.squeeze(axis), indices.squeeze(axis))
+
+
+@method()
+def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None) -> Any:
+    """The different elements, or slices along axis `dim`, in order; with them, where each element went, and how often each occurs.
+
+    Every rank there is calls it; not in nn.Graph.build.
+    """
+    if x.symbol is not None:
+        raise JobError(f"unique at {user_line()}: how many elements differ is known when it runs, not while nn.Graph.build runs")
+    axis = None if dim is None else axis_of("unique", dim, x.ndim)
+    values, inverse, counts = np.unique(value_of(x, "unique"), return_inverse=True, return_counts=True, axis=axis)
+    inverse = inverse.reshape(x.shape if axis is None else -1)
+    parts = [values, *([inverse.astype(np.int64)] if return_inverse else []), *([counts.astype(np.int64)] if return_counts else [])]
+    made = tuple(listed(x, part) for part in parts)
+    return made if len(made) > 1 else made[0]
+
+
+@method()
+def searchsorted(sorted_sequence: Tensor, values: Tensor, right: bool = False) -> Tensor:
+    """Where values would go into a sorted vector, before equal elements or after them (`right`).  Every rank there is calls it."""
+    if sorted_sequence.ndim != 1:
+        raise ShapeError(f"searchsorted at {user_line()}: takes a sorted vector, not {sorted_sequence.type}")
+    rows, wanted = (value_of(x, "searchsorted") for x in (sorted_sequence, values))
+    return listed(values, np.asarray(np.searchsorted(rows, wanted, "right" if right else "left"), np.int64))
+
+
+# --------------------------------------------------------------------------- einsum
+
+
+def einsum(equation: str, *operands: Any) -> Tensor:
+    """Sums of products over named axes, as "bij,bjk->bik"; "..." stands for leading axes that broadcast.
+
+    Operands are multiplied from the left, two at a time, as one batched product of matrices each: axes that both have and that are
+    still needed are batches, axes that both have and nobody needs are summed over.
+    """
+    given = list(operands[0]) if len(operands) == 1 and isinstance(operands[0], list | tuple) else list(operands)
+    words, result = _parsed(equation, given)
+    xs = list(together("einsum", *given))
+    terms = [_single(x, word, result + "".join(words[:i] + words[i + 1 :])) for i, (x, word) in enumerate(zip(xs, words, strict=True))]
+    y, word = terms[0]
+    for i, (other, mark) in enumerate(terms[1:], start=1):
+        y, word = _product(y, word, other, mark, result + "".join(mark for _, mark in terms[i + 1 :]))
+    y, word = _single(y, word, result)
+    return permute(y, [word.index(c) for c in result])
+
+
+def _parsed(equation: str, operands: Sequence[Tensor]) -> tuple[list[str], str]:
+    """The letters of the operands and of the result; dots have become letters of their own."""
+    what = f"einsum {equation!r} at {user_line()}"
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    words = left.split(",")
+    if len(words) != len(operands):
+        raise ShapeError(f"{what}: {len(words)} words for {len(operands)} tensors")
+    extra = [x.ndim - len(word.replace("...", "")) if "..." in word else 0 for word, x in zip(words, operands, strict=True)]
+    dots = "".join(chr(ord("\u0391") + i) for i in range(max([0, *extra])))
+    if not arrow:
+        letters = "".join(words).replace("...", "")
+        right = ("..." if dots else "") + "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+    words = [word.replace("...", dots[len(dots) - max(n, 0) :]) for word, n in zip(words, extra, strict=True)]
+    result = right.replace("...", dots)
+    for word, x in zip(words, operands, strict=True):
+        if len(word) != x.ndim:
+            raise ShapeError(f"{what}: the word {word!r} names {len(word)} axes, but the tensor is {x.type}")
+    if len(set(result)) != len(result) or not set(result) <= set("".join(words)):
+        raise ShapeError(f"{what}: the result {result!r} needs different letters that operands have")
+    sizes: dict[str, int] = {}
+    for word, x in zip(words, operands, strict=True):
+        for c, n in zip(word, x.shape, strict=True):
+            if sizes.setdefault(c, n) != n and 1 not in (sizes[c], n):
+                raise ShapeError(f"{what}: the axis {c!r} has {sizes[c]} elements in one tensor and {n} in another")
+            sizes[c] = max(sizes[c], n)
+    return words, result
+
+
+def _single(x: Tensor, word: str, needed: str) -> tuple[Tensor, str]:
+    """A tensor with its diagonals taken and axes that nobody needs summed over."""
+    for c in [c for c in dict.fromkeys(word) if word.count(c) > 1]:
+        while word.count(c) > 1:
+            first, second = word.index(c), word.rindex(c)
+            x = diagonal(x, 0, first, second)
+            word = "".join(letter for i, letter in enumerate(word) if i not in (first, second)) + c
+    gone = tuple(i for i, c in enumerate(word) if c not in needed)
+    if gone:
+        x = run(ReduceSum(gone), x)
+    return x, "".join(c for c in word if c in needed)
+
+
+def _product(x: Tensor, a: str, y: Tensor, b: str, needed: str) -> tuple[Tensor, str]:
+    """Two tensors as one batched product of matrices."""
+    x, y = _widened(x, a, y, b), _widened(y, b, x, a)
+    size = dict(zip(a + b, (*x.shape, *y.shape), strict=True))
+    batch = [c for c in a if c in b and c in needed]
+    summed = [c for c in a if c in b and c not in needed]
+    rows, columns = [c for c in a if c not in b], [c for c in b if c not in a]
+
+    def length(letters: Sequence[str]) -> int:
+        return math.prod(size[c] for c in letters)
+
+    left = reshape(permute(x, [a.index(c) for c in batch + rows + summed]), (*(size[c] for c in batch), length(rows), length(summed)))
+    right = reshape(permute(y, [b.index(c) for c in batch + summed + columns]), (*(size[c] for c in batch), length(summed), length(columns)))
+    product = run(BatchMatMul() if batch else MatMul(), left, right)
+    word = "".join(batch + rows + columns)
+    return reshape(product, tuple(size[c] for c in word)), word
+
+
+def _widened(x: Tensor, word: str, other: Tensor, letters: str) -> Tensor:
+    """x with its axes of one element as long as those of the other tensor."""
+    shape = tuple(max(n, other.shape[letters.index(c)]) if c in letters else n for c, n in zip(word, x.shape, strict=True))
+    return x if shape == tuple(x.shape) else expand(x, shape)
