@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -132,13 +132,22 @@ def _grid(mesh: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     return tuple(product(*map(range, mesh)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Placement:
-    """Which ranks, in which order, arranged as a grid of `mesh` ranks per mesh dimension."""
+    """Which ranks, in which order, arranged as a grid of `mesh` ranks per mesh dimension.  Equal ones are one object."""
 
     tag: str
     ranks: tuple[int, ...]
     mesh: tuple[int, ...] = ()
+
+    _known: ClassVar[dict[tuple[Any, ...], Placement]] = {}
+
+    def __new__(cls, tag: str, ranks: tuple[int, ...], mesh: tuple[int, ...] = ()) -> Placement:
+        key = (tag, ranks, mesh or (len(ranks),))
+        return cls._known.get(key) or cls._known.setdefault(key, super().__new__(cls))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Placement, (self.tag, self.ranks, self.mesh)
 
     def __post_init__(self) -> None:
         if not self.mesh:
@@ -219,12 +228,21 @@ def whole_box(shape: Sequence[int]) -> Box:
     return Box(tuple((0, n) for n in shape), tuple(shape))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layout:
-    """Placement and one S/B/P per mesh dimension; prints as ``cpu[0-3]:S(0)``."""
+    """Placement and one S/B/P per mesh dimension; prints as ``cpu[0-3]:S(0)``.  Equal ones are one object."""
 
     placement: Placement
     sbp: tuple[Sbp, ...]
+
+    _known: ClassVar[dict[tuple[Any, ...], Layout]] = {}
+
+    def __new__(cls, placement: Placement, sbp: tuple[Sbp, ...]) -> Layout:
+        key = (placement, sbp)
+        return cls._known.get(key) or cls._known.setdefault(key, super().__new__(cls))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Layout, (self.placement, self.sbp)
 
     def __post_init__(self) -> None:
         if len(self.sbp) != len(self.placement.mesh):
