@@ -87,7 +87,7 @@ def perform(here: EagerState, op: Op, inputs: Sequence[Tensor], records: bool) -
 
 
 def prepared(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> Prepared:
-    key = (op, *[(x.type, x.layout) for x in inputs])
+    key = (op, *[part for x in inputs for part in (x.type.shape, x.type.dtype, x.layout)])
     found: Prepared | None = here.prepared.get(key)
     if found is None:
         if len(here.prepared) >= KEPT:  # ops with ever new numbers as attributes
@@ -122,7 +122,7 @@ def prepare(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> Prepared:
         return Prepared(op, types, types, (), (), placement, digest, smaller=True)
     reads = tuple(Layout(placement, choice.input(i)) for i in range(len(inputs)))
     made = tuple(Layout(placement, choice.output(i)) for i in range(len(types)))
-    wanted = tuple(None if read == layout else read for read, layout in zip(reads, layouts, strict=True))
+    wanted = tuple(None if placement.size == 1 or read == layout else read for read, layout in zip(reads, layouts, strict=True))
     local, pieces = on_rank(here.rank.index, op, [x.type for x in inputs], reads, types, made)
     return Prepared(local, types, pieces, wanted, made, placement, digest)
 
