@@ -78,6 +78,10 @@ def perform(here: EagerState, op: Op, inputs: Sequence[Tensor], records: bool) -
             made = op.smaller(*inputs)
         return tuple(made)  # type: ignore[arg-type]
     outputs = execute(here, found, inputs)
+    device = inputs[0]._device
+    if device is not None:
+        for output in outputs:
+            output._device = device
     if records:
         if outputs[0].storage is not None:  # a view: others have none yet
             outputs[0].base, outputs[0].seen = (inputs[0], op), inputs[0].version

@@ -66,8 +66,11 @@ class EagerState:
         self.after_backward: list[Callable[[], None]] = []
         #: the graph that `nn.Graph.build` is building, if it runs
         self.building: Any = None
-        #: draws of local tensors differ in number between ranks, those of global ones do not
-        self.local_generator = Generator()
+        #: by class, the number of the last graph
+        self.graphs: dict[str, int] = {}
+        #: draws of local tensors differ in number between ranks, those of global ones do not; until a seed is set, local ones
+        #: differ in value too
+        self.local_generator = Generator(rank.index)
         self.global_generator = Generator()
         #: prepared ops: see run.py
         self.prepared: dict[Any, Any] = {}
@@ -109,6 +112,12 @@ def _rank() -> Rank:
             f'call flow.env.client("multi") before the first job, so that every rank does'
         )
     return world.ranks[0]
+
+
+def building_now() -> Any:
+    """The graph that `nn.Graph.build` is building on this rank; None if there is none."""
+    here = scope.current().root.eager
+    return None if here is None else here.building
 
 
 @contextmanager

@@ -203,3 +203,13 @@ def method(*names: str) -> Callable[[Function], Function]:
         return function
 
     return hang
+
+
+def attribute(name: str, setter: Callable[[Any, Any], None] | None = None) -> Callable[[Function], Function]:
+    """The function is also a property of Tensor."""
+
+    def hang(function: Function) -> Function:
+        setattr(Tensor, name, property(function, setter))
+        return function
+
+    return hang

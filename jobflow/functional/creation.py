@@ -1,8 +1,4 @@
-"""Tensors from shapes, data and random numbers: local ones, or global ones with `placement=` and `sbp=`.
-
-Random values are a function of the seed, the number of the draw and the index of the element in the logical tensor: a tensor has the
-same values in every layout, and as a local one in a program of one rank.
-"""
+"""Tensors from shapes and data: local ones, or global ones with `placement=` and `sbp=`."""
 
 from __future__ import annotations
 
@@ -15,26 +11,19 @@ import numpy as np
 from jobflow.eager import crossing
 from jobflow.eager.convert import empty as no_piece
 from jobflow.eager.run import addend, run, source
-from jobflow.eager.state import Generator, state
+from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor, method
 from jobflow.errors import ArgumentError, ConfigError, DtypeError, SbpError, ShapeError, user_line
-from jobflow.functional.arithmetic import add, mul
 from jobflow.functional.devices import checked_device, marked
 from jobflow.functional.moving import layout_of
-from jobflow.functional.promotion import Number, as_float, cast, fitting, number_dtype, number_kind
+from jobflow.functional.promotion import Number, cast, fitting, number_dtype, number_kind
 from jobflow.layout import B, Layout, Partial
 from jobflow.ops.axes import ExpandDims
-from jobflow.ops.compare import Equal, Less
+from jobflow.ops.compare import Equal
 from jobflow.ops.functions import Power
-from jobflow.ops.random import RandomInt, RandomNormal, RandomUniform
 from jobflow.ops.scalar import FillLike
-from jobflow.ops.slices import Concat
-from jobflow.ops.sort import Sort
 from jobflow.ops.source import Arange, Constant
 from jobflow.types import Array, DType, dtype_of, float64, int64, type_of
-
-#: the name that all draws have in the place of an op's
-DRAW = "draw"
 
 
 class Place:
@@ -255,6 +244,11 @@ def _numbers(data: Any) -> Any:
     return data
 
 
+def whole(layout: Layout) -> Layout:
+    """The same ranks, each with the full value."""
+    return Layout(layout.placement, (B,) * len(layout.sbp))
+
+
 def cut(what: str, array: Array, layout: Layout) -> Tensor:
     """The global tensor whose logical value every rank has as `array`."""
     here = state()
@@ -339,141 +333,3 @@ def eye(n: int, m: int | None = None, **options: Any) -> Tensor:
     rows = run(ExpandDims(1), arange(n, **where))
     equal = cast(run(Equal(), rows, arange(n if m is None else m, **where)), place.dtype)
     return place.finished(equal if target is None else crossing.change(state(), equal, target))
-
-
-# -------------------------------------------------------------------- random numbers
-
-
-def generator_of(given: Any, layout: Layout | None) -> Generator:
-    """The generator asked for, or else that of local or of global tensors."""
-    here = state()
-    if given is not None:
-        found: Generator = given.core if hasattr(given, "core") else given
-        return found
-    return here.local_generator if layout is None else here.global_generator
-
-
-def _drawn(place: Place, shape: tuple[int, ...], generator: Any, make: Any, dtype: DType | None = None) -> Tensor:
-    """The tensor of a random op `make(shape, dtype, key, seed)` for the next draw."""
-    layout = place.drawn(len(shape))
-    drawing = generator_of(generator, layout)
-    return place.finished(source(make(shape, dtype or place.dtype, DRAW, drawing.seed), layout, drawing.next()))
-
-
-def _floats(place: Place) -> Place:
-    if not place.dtype.is_float:
-        raise DtypeError(f"{place.what} at {user_line()}: it makes floats; got dtype={place.dtype.name}")
-    return place
-
-
-def rand(*sizes: Any, generator: Any = None, **options: Any) -> Tensor:
-    """Numbers evenly from [0, 1); keywords as of zeros, and generator=."""
-    shape = shape_of("rand", sizes, options)
-    return _drawn(_floats(Place("rand", options)), shape, generator, RandomUniform)
-
-
-def randn(*sizes: Any, generator: Any = None, **options: Any) -> Tensor:
-    """Numbers of the normal distribution of mean 0 and deviation 1."""
-    shape = shape_of("randn", sizes, options)
-    return _drawn(_floats(Place("randn", options)), shape, generator, RandomNormal)
-
-
-@method()
-def rand_like(x: Tensor, *, generator: Any = None, **options: Any) -> Tensor:
-    """rand in the shape, element type and layout of x; of a partial x whole on every rank."""
-    return _drawn(_floats(Place("rand_like", options, x.dtype, x)), x.type.shape, generator, RandomUniform)
-
-
-@method()
-def randn_like(x: Tensor, *, generator: Any = None, **options: Any) -> Tensor:
-    """randn likewise."""
-    return _drawn(_floats(Place("randn_like", options, x.dtype, x)), x.type.shape, generator, RandomNormal)
-
-
-def randint(low: int, high: Any = None, size: Any = None, *, generator: Any = None, **options: Any) -> Tensor:
-    """Integers evenly from [low, high); randint(high, size) begins at 0."""
-    if size is None:
-        low, high, size = (0, low, high) if not isinstance(high, int) else (low, high, options.pop("shape", None))
-    elif high is None:
-        low, high = 0, low
-    return _integers(Place("randint", options, int64), shape_of("randint", (size,), {}), low, high, generator)
-
-
-@method()
-def randint_like(x: Tensor, low: int, high: int | None = None, *, generator: Any = None, **options: Any) -> Tensor:
-    """randint in the shape, element type and layout of x."""
-    low, high = (0, low) if high is None else (low, high)
-    return _integers(Place("randint_like", options, x.dtype, x), x.type.shape, low, high, generator)
-
-
-def _integers(place: Place, shape: tuple[int, ...], low: int, high: int, generator: Any) -> Tensor:
-    low, high = int(low), int(high)
-    if low >= high:
-        raise ArgumentError(f"{place.what} at {user_line()}: there is no integer in [{low}, {high})")
-
-    def make(shape: tuple[int, ...], dtype: DType, key: str, seed: int) -> RandomInt:
-        return RandomInt(shape, dtype, key, seed, low=low, high=high)
-
-    return _drawn(place, shape, generator, make)
-
-
-def randperm(n: int, *, generator: Any = None, **options: Any) -> Tensor:
-    """The integers 0 to n - 1 in random order: that of random keys.  A global one is drawn by every rank of the placement."""
-    place = Place("randperm", options, int64)
-    target = place.drawn(1)
-    whole = None if target is None else Layout(target.placement, (B,) * len(target.sbp))
-    drawing = generator_of(generator, target)
-    keys = source(RandomUniform((int(n),), float64, DRAW, drawing.seed), whole, drawing.next())
-    order = cast(run(Sort(0), keys)[1], place.dtype)
-    return place.finished(order if target is None else crossing.change(state(), order, target))
-
-
-def normal(mean: Any, std: Any = 1.0, *sizes: Any, generator: Any = None, **options: Any) -> Tensor:
-    """Numbers of the normal distribution: of one mean and deviation for a shape, or of those that tensors have for each element."""
-    if isinstance(mean, Tensor) or isinstance(std, Tensor):
-        like = as_float(mean if isinstance(mean, Tensor) else std)
-        return add(mul(randn_like(like, generator=generator, **options), std), mean)
-    shape = shape_of("normal", sizes, options)
-    low, wide = number(mean, "normal"), number(std, "normal")
-
-    def make(shape: tuple[int, ...], dtype: DType, key: str, seed: int) -> RandomNormal:
-        return RandomNormal(shape, dtype, key, seed, mean=low, std=wide)
-
-    return _drawn(_floats(Place("normal", options)), shape, generator, make)
-
-
-@method()
-def bernoulli(x: Tensor, p: float | None = None, *, generator: Any = None) -> Tensor:
-    """1 with the probability that x has there (with probability p), else 0; of the type of x."""
-    chances = as_float(x.detach())
-    drawn = rand_like(chances, generator=generator)
-    return cast(run(Less(), drawn, chances if p is None else full_like(chances, p)), x.dtype)
-
-
-@method()
-def multinomial(x: Tensor, num_samples: int, replacement: bool = False, *, generator: Any = None) -> Tensor:
-    """Indices drawn from each row of weights; without replacement each at most once.  Every rank of the placement draws the whole.
-
-    Keys log(u) / weight in descending order are a draw without replacement; with it, every sample is a draw of its own.
-    """
-    weights = as_float(x.detach())
-    if weights.ndim not in (1, 2) or not num_samples > 0 or (not replacement and num_samples > weights.shape[-1]):
-        raise ArgumentError(f"multinomial at {user_line()}: {num_samples} samples, replacement={replacement}, of weights {x.type}")
-    if x.layout is not None:
-        weights = crossing.change(state(), weights, Layout(x.layout.placement, (B,) * len(x.layout.sbp)))
-    if not replacement:
-        return _in_order(weights, generator, num_samples)
-    columns = [_in_order(weights, generator, 1) for _ in range(num_samples)]
-    if len(columns) == 1:
-        return columns[0]
-    made: Tensor = run(Concat(columns[0].ndim - 1), *columns)
-    return made
-
-
-def _in_order(weights: Tensor, generator: Any, count: int) -> Tensor:
-    """The positions of the `count` first arrivals, at rates that are the weights."""
-    u = cast(rand_like(weights, dtype=float64, generator=generator), float64)
-    arrivals = -((1.0 - u).log()) / cast(weights, float64)
-    order = run(Sort(weights.ndim - 1), arrivals)[1]
-    made: Tensor = order[..., :count]
-    return made

@@ -1,21 +1,28 @@
-"""Where tensors lie: to_global, to_local, copies to NumPy, devices."""
+"""Where tensors lie: to_global, to_local, devices."""
 
 from __future__ import annotations
 
+from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from jobflow.eager import crossing
-from jobflow.eager.convert import gathered
-from jobflow.eager.run import recorder
+from jobflow.eager.run import recorder, run
 from jobflow.eager.state import state
-from jobflow.eager.tensor import Tensor, method
-from jobflow.errors import JobError, user_line
+from jobflow.eager.tensor import Tensor, attribute, method
+from jobflow.errors import ArgumentError, ConfigError, DtypeError, JobError, PlacementError, user_line
+from jobflow.functional import devices as where
+from jobflow.functional.casting import named
+from jobflow.functional.gradients import clone
+from jobflow.functional.promotion import cast
+from jobflow.functional.values import numpy as numpy
+from jobflow.functional.values import value_of as value_of
 from jobflow.layout import Layout
+from jobflow.ops.layout_ops import Copy
 from jobflow.placements import placement as public_placement
 from jobflow.placements import sbp_tuple
-from jobflow.types import Array
 
 
 def layout_of(what: str, placement: public_placement | None, sbp: Any, ndim: int) -> Layout | None:
@@ -42,7 +49,7 @@ def to_global(
     """
     here = state()
     what = f"to_global at {user_line()}"
-    if x.layout is None and x.symbol is None:
+    if x.layout is None:
         target = layout_of("to_global of a local tensor", placement, sbp, x.ndim)
         if target is None:
             raise JobError(f"{what}: a local tensor becomes global on a placement= and in an sbp=")
@@ -50,12 +57,22 @@ def to_global(
             raise JobError(f"{what}: a local tensor in nn.Graph.build; make it global before the graph is called")
         return crossing.enter(here, x, target, check=check_meta, copy=copy)
     assert x.layout is not None
-    where = x.layout.placement if placement is None else placement.core
+    place = x.layout.placement if placement is None else placement.core
     kept = x.layout.sbp if sbp is None else sbp
-    target = Layout(where, sbp_tuple(kept, where, what, x.ndim))
-    back = None if grad_sbp is None else sbp_tuple(grad_sbp, where, f"{what}, grad_sbp", x.ndim)
+    target = Layout(place, sbp_tuple(kept, place, what, x.ndim))
+    back = None if grad_sbp is None else sbp_tuple(grad_sbp, place, f"{what}, grad_sbp", x.ndim)
     made = crossing.change(here, x, target, back)
     return Tensor(made.type, made.layout, made.array.copy()) if copy and made is x else made
+
+
+def local_to_global(x: Tensor, placement: public_placement, sbp: Any, *, check_meta: bool = True, copy: bool = False) -> Tensor:
+    """The global tensor that all ranks' local ones make together."""
+    return to_global(x, placement, sbp, check_meta=check_meta, copy=copy)
+
+
+def global_to_global(x: Tensor, placement: public_placement | None = None, sbp: Any = None, *, grad_sbp: Any = None, copy: bool = False) -> Tensor:
+    """A global tensor on other ranks or in another layout."""
+    return to_global(x, placement, sbp, grad_sbp=grad_sbp, copy=copy)
 
 
 @method()
@@ -66,57 +83,177 @@ def to_local(x: Tensor, *, copy: bool = False) -> Tensor:
         return made
     if x.layout is None:
         raise JobError(f"to_local at {user_line()}: the tensor is local already")
-    return crossing.leave(state(), x, copy=copy)
+    here = state()
+    made = crossing.leave(here, x, copy=copy)
+    if x.layout.placement.tag == "cuda":
+        made._device = where.device("cuda", here.rank.index)
+    return made
 
 
-def value_of(x: Tensor, what: str) -> Array:
-    """The numbers of x, whole; of a global tensor on every rank, all of which call it."""
-    if x.symbol is not None:
-        raise JobError(f"{what} at {user_line()}: a tensor has no numbers while nn.Graph.build runs; return it from build")
-    if x.layout is None:
-        return x.array
-    return gathered(state(), x, what)
+# -------------------------------------------------------------------- devices
 
 
-@method()
-def numpy(x: Tensor) -> Array:
-    """A NumPy array with the logical value; of a global tensor every rank calls it and gets it.  A local tensor on the host shares memory."""
-    if x.requires_grad and state().grad_enabled and x.layout is None:
-        return np.array(x.array)
-    return value_of(x, "numpy()")
-
-
-@method()
-def item(x: Tensor) -> Any:
-    """The only element as a Python number."""
-    if x.type.size != 1:
-        raise JobError(f"item at {user_line()}: the tensor {x.type} has {x.type.size} elements, not one")
-    return value_of(x, "item()").reshape(()).item()
-
-
-@method()
-def tolist(x: Tensor) -> Any:
-    """Nested lists of Python numbers."""
-    return value_of(x, "tolist()").tolist()
-
-
-@method("__repr__", "__str__")
-def shown(x: Tensor) -> str:
-    """The values, where they lie, and what they are."""
-    if x.symbol is not None:
-        return f"tensor(..., {x.layout}, size={tuple(x.shape)}, dtype={x.dtype!r})"
-    parts = [np.array2string(value_of(x, "print"), separator=", ", prefix="tensor(", precision=4, threshold=1000)]
+@attribute("device")
+def device(x: Tensor) -> where.device:
+    """Where a local tensor lives; JobError for a global one."""
     if x.layout is not None:
-        parts += [f"placement={x.placement!r}", f"sbp={x.sbp!r}"]
-    parts.append(f"dtype={x.dtype!r}")
-    if x.node is not None:
-        parts.append(f"grad_fn={x.node!r}")
-    elif x.requires_grad:
-        parts.append("requires_grad=True")
-    return f"tensor({', '.join(parts)})"
+        raise JobError(f"{user_line()}: only local tensors have 'device'; this one is global, see its 'placement'")
+    return where.device_of(x)
 
 
-@method("__format__")
-def formatted(x: Tensor, spec: str) -> str:
-    """A single element takes a format of numbers."""
-    return format(item(x), spec) if spec and x.type.size == 1 else shown(x)
+@attribute("is_cuda")
+def is_cuda(x: Tensor) -> bool:
+    """Whether it is said to live on a GPU."""
+    return (where.device_of(x).type if x.layout is None else x.layout.placement.tag) == "cuda"
+
+
+@method()
+def cpu(x: Tensor) -> Tensor:
+    """x on the host; of a global tensor on a placement of the same ranks' hosts."""
+    return _on(x, "cpu", "cpu()")
+
+
+@method()
+def cuda(x: Tensor, device: Any = None) -> Tensor:
+    """x on a GPU, where there is one; of a global tensor on a placement of the same ranks' GPUs."""
+    return _on(x, "cuda" if device is None else device, "cuda()")
+
+
+def _on(x: Tensor, given: Any, what: str) -> Tensor:
+    """x on a device, in memory of its own unless it is there."""
+    if x.layout is not None:
+        return _of_type(x, given, what)
+    target = where.checked_device(what, given)
+    assert target is not None
+    if x.symbol is not None or target == where.device_of(x):
+        return x
+    return where.marked(run(Copy(), x), target)
+
+
+def _of_type(x: Tensor, given: Any, what: str) -> Tensor:
+    """A global tensor on the same ranks, of another type of device."""
+    assert x.layout is not None
+    tag = given.type if isinstance(given, where.device) and not given.index else given
+    if tag not in where.TYPES:
+        raise PlacementError(
+            f'{what} at {user_line()}: a global tensor is on a placement, not on {given!r}; use "cpu", "cuda" or to_global(placement=...)'
+        )
+    place = x.layout.placement
+    return x if tag == place.tag else crossing.change(state(), x, replace(x.layout, placement=replace(place, tag=tag)))
+
+
+@method()
+def to(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    """x as another element type, on another device, as another tensor is, or in another layout.
+
+    x.to(flow.float16)   x.to("cuda")   x.to("cpu", flow.float64)   x.to(y)   x.to(placement=p, sbp=s)
+    """
+    copy = options.pop("copy", False)
+    options.pop("non_blocking", None)
+    found: dict[str, Any] = {name: options.pop(name) for name in ("dtype", "device", "placement", "sbp") if options.get(name) is not None}
+    if any(each is not None for each in options.values()):
+        raise ArgumentError(f"to at {user_line()}: it takes dtype, device, placement, sbp and copy; got {sorted(options)}")
+    for given in arguments:
+        if not isinstance(given, bool) and given is not None:
+            found |= _meant(given)
+    if "device" in found and ("placement" in found or "sbp" in found):
+        raise ConfigError(
+            f"to at {user_line()}: device={found['device']!r} is for local tensors, placement and sbp for global ones; give one or the other"
+        )
+    made = cast(x, found["dtype"]) if "dtype" in found else x
+    if "device" in found:
+        made = _on(made, found["device"], "to")
+    if "placement" in found or "sbp" in found:
+        made = to_global(made, found.get("placement"), found.get("sbp"))
+    return clone(made) if copy and made is x else made
+
+
+def _meant(given: Any) -> dict[str, Any]:
+    """What an argument of `to` without a name says."""
+    if isinstance(given, Tensor):
+        if given.layout is not None:
+            return {"dtype": given.dtype, "placement": given.placement, "sbp": given.sbp}
+        return {"dtype": given.dtype, "device": where.device_of(given)}
+    if isinstance(given, public_placement):
+        return {"placement": given}
+    if where.is_device(given) or isinstance(given, int):
+        return {"device": given}
+    return {"dtype": named("to", given)}
+
+
+# -------------------------------------------------------------------- memory
+
+
+def _data(x: Tensor) -> Tensor:
+    """x in the same memory, as a tensor that the graph of gradients does not know."""
+    made = Tensor(x.type, x.layout, x.array, x.symbol)
+    made._device = x._device
+    return made
+
+
+def _set_data(x: Tensor, value: Tensor) -> None:
+    if not isinstance(value, Tensor):
+        raise DtypeError(f"data at {user_line()}: it takes a tensor; got {value!r}")
+    x.type, x.layout, x.array, x._device = value.type, value.layout, value.array, value._device
+    x.wrote()
+
+
+attribute("data", _set_data)(_data)
+
+
+@method()
+def contiguous(x: Tensor) -> Tensor:
+    """x with its elements in order of their indices in memory; x itself if they are."""
+    return x if is_contiguous(x) else clone(x)
+
+
+@method()
+def is_contiguous(x: Tensor) -> bool:
+    """Whether the elements lie in order of their indices."""
+    return x.symbol is not None or bool(x.array.flags.c_contiguous)
+
+
+@method()
+def stride(x: Tensor, dim: int | None = None) -> Any:
+    """The distances in memory between elements, in elements; of a local tensor."""
+    if x.layout is not None or x.symbol is not None:
+        raise JobError(f"stride at {user_line()}: a global tensor has no one memory; see to_local().stride()")
+    steps = tuple(step // x.array.itemsize for step in x.array.strides)
+    return steps if dim is None else steps[dim]
+
+
+@method()
+def element_size(x: Tensor) -> int:
+    """Bytes of an element."""
+    return x.dtype.itemsize
+
+
+@method("__reduce_ex__")
+def reduced(x: Tensor, protocol: int) -> tuple[Any, ...]:
+    """For pickle: of a global tensor each rank's piece, with placement and sbp."""
+    _portable(x, "pickle")
+    return rebuilt, (type(x), x.type, x.layout, np.ascontiguousarray(x.array), x.requires_grad, x._device, x.__dict__)
+
+
+def _portable(x: Tensor, what: str) -> None:
+    if x.symbol is not None or x.node is not None:
+        raise JobError(f"{what} at {user_line()}: only leaf tensors can be; this {x.type} was made by {x.node or 'a graph'}: use detach() or clone()")
+
+
+def rebuilt(kind: type[Tensor], *parts: Any) -> Tensor:
+    """The tensor of which `reduced` gave the parts."""
+    made = kind.__new__(kind)
+    Tensor.__init__(made, *parts[:3])
+    made.requires_grad, made._device = parts[3:5]
+    made.__dict__.update(parts[5])
+    return made
+
+
+@method("__deepcopy__")
+def copied(x: Tensor, memory: dict[int, Any]) -> Tensor:
+    """For copy.deepcopy: in memory of its own, with placement, sbp and gradient."""
+    _portable(x, "deepcopy")
+    made = rebuilt(type(x), x.type, x.layout, x.array.copy(), x.requires_grad, x._device, deepcopy(x.__dict__, memory))
+    memory[id(x)] = made
+    made.grad = deepcopy(x.grad, memory)
+    return made

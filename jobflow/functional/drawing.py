@@ -1,0 +1,267 @@
+"""Tensors of random numbers, in any layout.
+
+Values are a function of the seed, the number of the draw and the index of the element in the logical tensor: a tensor has the same
+values in every layout, and as a local one in a program of one rank.  Global tensors and local ones have a generator each: ranks may
+draw local tensors as they like.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import numpy as np
+
+from jobflow.eager import crossing
+from jobflow.eager.run import run, source
+from jobflow.eager.state import Generator as Counter
+from jobflow.eager.state import state
+from jobflow.eager.tensor import Tensor, method
+from jobflow.errors import ArgumentError, DtypeError, user_line
+from jobflow.functional.arithmetic import add, mul
+from jobflow.functional.creation import Place, full_like, number, shape_of, whole
+from jobflow.functional.promotion import as_float, cast
+from jobflow.layout import Layout
+from jobflow.ops.compare import Less
+from jobflow.ops.random import RandomInt, RandomNormal, RandomUniform
+from jobflow.ops.slices import Concat, Slice
+from jobflow.ops.sort import Sort
+from jobflow.types import DType, TensorType, float64, int64
+
+#: the name that all draws have in the place of an op's
+DRAW = "draw"
+
+
+# -------------------------------------------------------------------- generators
+
+
+class Generator:
+    """Random numbers of their own: a seed, and how many tensors have been drawn."""
+
+    def __init__(self, device: Any = None) -> None:
+        self.device = device or "cpu"
+        self.core = Counter()
+
+    def manual_seed(self, seed: int) -> Generator:
+        """Begin anew with this seed."""
+        self.core.seed, self.core.draws = int(seed), 0
+        return self
+
+    def seed(self) -> int:
+        """Begin anew with a seed that nobody knows before; it."""
+        return self.manual_seed(new_seed()).core.seed
+
+    def initial_seed(self) -> int:
+        """The seed."""
+        return self.core.seed
+
+    def get_state(self) -> Tensor:
+        """Seed and number of draws, as int64[2]."""
+        return _state(self.core)
+
+    def set_state(self, state: Tensor) -> None:
+        """Go on from where `get_state` was called."""
+        _set_state(self.core, state)
+
+
+def new_seed() -> int:
+    """A seed from the operating system, the same on every rank."""
+    drawn: list[int] = state().rank.comm.exchange(secrets.randbits(62))
+    return drawn[0]
+
+
+def manual_seed(seed: int) -> None:
+    """Random tensors are drawn with this seed from now on; local and global ones begin anew.  It is called on every rank."""
+    state().manual_seed(int(seed))
+
+
+def seed() -> int:
+    """Begin anew with a seed that nobody knows before; it.  Every rank calls it."""
+    chosen = new_seed()
+    manual_seed(chosen)
+    return chosen
+
+
+def initial_seed() -> int:
+    """The seed of global tensors."""
+    return state().global_generator.seed
+
+
+def get_rng_state() -> Tensor:
+    """Seeds and numbers of draws of global and local tensors, as int64[4]."""
+    here = state()
+    generators = (here.global_generator, here.local_generator)
+    return Tensor(TensorType((4,), int64), None, np.array([n for each in generators for n in (each.seed, each.draws)]))
+
+
+def set_rng_state(saved: Tensor) -> None:
+    """Go on from where `get_rng_state` was called."""
+    here = state()
+    numbers = _numbers(saved, 4)
+    (here.global_generator.seed, here.global_generator.draws), (here.local_generator.seed, here.local_generator.draws) = numbers[:2], numbers[2:]
+
+
+def _state(generator: Counter) -> Tensor:
+    return Tensor(TensorType((2,), int64), None, np.array([generator.seed, generator.draws]))
+
+
+def _set_state(generator: Counter, saved: Tensor) -> None:
+    generator.seed, generator.draws = _numbers(saved, 2)
+
+
+def _numbers(saved: Tensor, count: int) -> list[int]:
+    if saved.type != TensorType((count,), int64):
+        raise ArgumentError(f"the state of a generator at {user_line()}: it is an int64[{count}] tensor; got {saved.type}")
+    found: list[int] = saved.tolist()
+    return found
+
+
+def generator_of(given: Any, layout: Layout | None) -> Counter:
+    """The generator asked for, or else that of local or of global tensors."""
+    here = state()
+    if given is not None:
+        found: Counter = given.core if hasattr(given, "core") else given
+        return found
+    return here.local_generator if layout is None else here.global_generator
+
+
+def _drawn(place: Place, shape: tuple[int, ...], generator: Any, make: Any, dtype: DType | None = None) -> Tensor:
+    """The tensor of a random op `make(shape, dtype, key, seed)` for the next draw."""
+    layout = place.drawn(len(shape))
+    drawing = generator_of(generator, layout)
+    return place.finished(source(make(shape, dtype or place.dtype, DRAW, drawing.seed), layout, drawing.next()))
+
+
+def _floats(place: Place) -> Place:
+    if not place.dtype.is_float:
+        raise DtypeError(f"{place.what} at {user_line()}: it makes floats; got dtype={place.dtype.name}")
+    return place
+
+
+def rand(*sizes: Any, generator: Any = None, **options: Any) -> Tensor:
+    """Numbers evenly from [0, 1); keywords as of zeros, and generator=."""
+    shape = shape_of("rand", sizes, options)
+    return _drawn(_floats(Place("rand", options)), shape, generator, RandomUniform)
+
+
+def randn(*sizes: Any, generator: Any = None, **options: Any) -> Tensor:
+    """Numbers of the normal distribution of mean 0 and deviation 1."""
+    shape = shape_of("randn", sizes, options)
+    return _drawn(_floats(Place("randn", options)), shape, generator, RandomNormal)
+
+
+@method()
+def rand_like(x: Tensor, *, generator: Any = None, **options: Any) -> Tensor:
+    """rand in the shape, element type and layout of x; of a partial x whole on every rank."""
+    return _drawn(_floats(Place("rand_like", options, x.dtype, x)), x.type.shape, generator, RandomUniform)
+
+
+@method()
+def randn_like(x: Tensor, *, generator: Any = None, **options: Any) -> Tensor:
+    """randn likewise."""
+    return _drawn(_floats(Place("randn_like", options, x.dtype, x)), x.type.shape, generator, RandomNormal)
+
+
+def randint(low: int, high: Any = None, size: Any = None, *, generator: Any = None, **options: Any) -> Tensor:
+    """Integers evenly from [low, high); randint(high, size) begins at 0."""
+    if size is None:
+        low, high, size = (0, low, high) if not isinstance(high, int) else (low, high, options.pop("shape", None))
+    elif high is None:
+        low, high = 0, low
+    return _integers(Place("randint", options, int64), shape_of("randint", (size,), {}), low, high, generator)
+
+
+@method()
+def randint_like(x: Tensor, low: int, high: int | None = None, *, generator: Any = None, **options: Any) -> Tensor:
+    """randint in the shape, element type and layout of x."""
+    low, high = (0, low) if high is None else (low, high)
+    return _integers(Place("randint_like", options, x.dtype, x), x.type.shape, low, high, generator)
+
+
+def _integers(place: Place, shape: tuple[int, ...], low: int, high: int, generator: Any) -> Tensor:
+    low, high = int(low), int(high)
+    if low >= high:
+        raise ArgumentError(f"{place.what} at {user_line()}: there is no integer in [{low}, {high})")
+
+    def make(shape: tuple[int, ...], dtype: DType, key: str, seed: int) -> RandomInt:
+        return RandomInt(shape, dtype, key, seed, low=low, high=high)
+
+    return _drawn(place, shape, generator, make)
+
+
+def randperm(n: int, *, generator: Any = None, **options: Any) -> Tensor:
+    """The integers 0 to n - 1 in random order: that of random keys.  A global one is drawn by every rank of the placement."""
+    place = Place("randperm", options, int64)
+    target = place.drawn(1)
+    drawing = generator_of(generator, target)
+    keys = source(RandomUniform((int(n),), float64, DRAW, drawing.seed), target and whole(target), drawing.next())
+    order = cast(run(Sort(0), keys)[1], place.dtype)
+    return place.finished(order if target is None else crossing.change(state(), order, target))
+
+
+def uniform_like(x: Tensor, low: float, high: float, generator: Any = None) -> Tensor:
+    """Numbers evenly from [low, high) in the shape, element type and layout of x."""
+
+    def make(shape: tuple[int, ...], dtype: DType, key: str, seed: int) -> RandomUniform:
+        return RandomUniform(shape, dtype, key, seed, low=float(low), high=float(high))
+
+    return _drawn(_floats(Place("uniform", {}, x.dtype, x)), x.type.shape, generator, make)
+
+
+def normal_like(x: Tensor, mean: float, std: float, generator: Any = None) -> Tensor:
+    """Numbers of the normal distribution likewise."""
+    return _drawn(_floats(Place("normal", {}, x.dtype, x)), x.type.shape, generator, _normal(mean, std))
+
+
+def _normal(mean: float, std: float) -> Any:
+    def make(shape: tuple[int, ...], dtype: DType, key: str, seed: int) -> RandomNormal:
+        return RandomNormal(shape, dtype, key, seed, mean=float(mean), std=float(std))
+
+    return make
+
+
+def normal(mean: Any, std: Any = 1.0, *sizes: Any, generator: Any = None, **options: Any) -> Tensor:
+    """Numbers of the normal distribution: of one mean and deviation for a shape, or of those that tensors have for each element."""
+    if isinstance(mean, Tensor) or isinstance(std, Tensor):
+        like = as_float(mean if isinstance(mean, Tensor) else std)
+        return add(mul(randn_like(like, generator=generator, **options), std), mean)
+    shape = shape_of("normal", sizes, options)
+    return _drawn(_floats(Place("normal", options)), shape, generator, _normal(number(mean, "normal"), number(std, "normal")))
+
+
+@method()
+def bernoulli(x: Tensor, p: float | None = None, *, generator: Any = None) -> Tensor:
+    """1 with the probability that x has there (with probability p), else 0; of the type of x."""
+    chances = as_float(x.detach())
+    drawn = rand_like(chances, generator=generator)
+    return cast(run(Less(), drawn, chances if p is None else full_like(chances, p)), x.dtype)
+
+
+@method()
+def multinomial(x: Tensor, num_samples: int, replacement: bool = False, *, generator: Any = None) -> Tensor:
+    """Indices drawn from each row of weights; without replacement each at most once.  Every rank of the placement draws the whole.
+
+    Keys log(u) / weight in descending order are a draw without replacement; with it, every sample is a draw of its own.
+    """
+    weights = as_float(x.detach())
+    if weights.ndim not in (1, 2) or not num_samples > 0 or (not replacement and num_samples > weights.shape[-1]):
+        raise ArgumentError(f"multinomial at {user_line()}: {num_samples} samples, replacement={replacement}, of weights {x.type}")
+    if x.layout is not None:
+        weights = crossing.change(state(), weights, whole(x.layout))
+    if not replacement:
+        return _in_order(weights, generator, num_samples)
+    columns = [_in_order(weights, generator, 1) for _ in range(num_samples)]
+    if len(columns) == 1:
+        return columns[0]
+    made: Tensor = run(Concat(columns[0].ndim - 1), *columns)
+    return made
+
+
+def _in_order(weights: Tensor, generator: Any, count: int) -> Tensor:
+    """The positions of the `count` first arrivals, at rates that are the weights."""
+    u = cast(rand_like(weights, dtype=float64, generator=generator), float64)
+    arrivals = -((1.0 - u).log()) / cast(weights, float64)
+    order = run(Sort(weights.ndim - 1), arrivals)[1]
+    window = Slice((0,) * weights.ndim, (*weights.type.shape[:-1], count), (1,) * weights.ndim)
+    made: Tensor = run(window, order)
+    return made

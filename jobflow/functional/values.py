@@ -1,0 +1,205 @@
+"""Numbers of tensors: NumPy arrays, Python numbers, and what is printed.  Of a global tensor all ranks ask, and all get the logical value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from jobflow.eager.convert import gathered
+from jobflow.eager.state import state
+from jobflow.eager.tensor import Tensor, method
+from jobflow.errors import DtypeError, JobError, ShapeError, user_line
+from jobflow.functional.devices import device_of
+from jobflow.types import Array
+
+#: tensors of more elements are printed without their middle
+WHOLE = 1000
+EDGE = 3
+WIDTH = 80
+DIGITS = 4
+
+
+def value_of(x: Tensor, what: str) -> Array:
+    """The numbers of x, whole; of a global tensor on every rank, all of which call it."""
+    if x.symbol is not None:
+        raise JobError(f"{what} at {user_line()}: a tensor has no numbers while nn.Graph.build runs; return it from build")
+    if x.layout is None:
+        return x.array
+    return gathered(state(), x, what)
+
+
+@method()
+def numpy(x: Tensor) -> Array:
+    """A NumPy array with the logical value; that of a local tensor without gradient shares its memory."""
+    if x.requires_grad and state().grad_enabled and x.layout is None:
+        return np.array(value_of(x, "numpy()"))
+    return value_of(x, "numpy()")
+
+
+@method("__array__")
+def as_array(x: Tensor, dtype: Any = None, copy: bool | None = None) -> Array:
+    """For NumPy's own functions."""
+    made = value_of(x, "a NumPy array")
+    return np.array(made, dtype) if copy else np.asarray(made, dtype)
+
+
+@method()
+def item(x: Tensor) -> Any:
+    """The only element as a Python number."""
+    return _only(x, "item()")
+
+
+def _only(x: Tensor, what: str) -> Any:
+    if x.type.size != 1:
+        raise ShapeError(f"{what} at {user_line()}: the tensor {x.type} has {x.type.size} elements, not one")
+    return value_of(x, what).reshape(()).item()
+
+
+@method()
+def tolist(x: Tensor) -> Any:
+    """Nested lists of Python numbers."""
+    return value_of(x, "tolist()").tolist()
+
+
+@method("__float__")
+def as_float(x: Tensor) -> float:
+    """The only element."""
+    return float(_only(x, "float()"))
+
+
+@method("__int__")
+def as_int(x: Tensor) -> int:
+    """The only element, without its fraction."""
+    return int(_only(x, "int()"))
+
+
+@method("__index__")
+def as_index(x: Tensor) -> int:
+    """The only element, of integers: for range() and lists."""
+    if x.dtype.is_float:
+        raise DtypeError(f"an index at {user_line()}: the tensor {x.type} is not of integers")
+    return int(_only(x, "an index"))
+
+
+@method("__bool__")
+def as_bool(x: Tensor) -> bool:
+    """Whether the only element is not 0."""
+    if x.symbol is not None:
+        raise JobError(f"if at {user_line()}: the truth of a tensor is not known while nn.Graph.build runs; use where(condition, x, y)")
+    if x.type.size != 1:
+        raise ShapeError(f"bool() at {user_line()}: the truth of the {x.type.size} elements of {x.type} is not one; use all() or any()")
+    return bool(_only(x, "bool()"))
+
+
+@method("__len__")
+def length(x: Tensor) -> int:
+    """The length of the first axis."""
+    if not x.ndim:
+        raise ShapeError(f"len() at {user_line()}: the tensor {x.type} has no axes")
+    return x.shape[0]
+
+
+@method("__iter__")
+def elements(x: Tensor) -> Iterator[Tensor]:
+    """The tensors along the first axis."""
+    return (x[i] for i in range(length(x)))
+
+
+@method("__contains__")
+def contains(x: Tensor, value: Any) -> bool:
+    """Whether an element equals the value."""
+    return bool((x == value).any())
+
+
+# -------------------------------------------------------------------- what is printed
+
+
+@method("__repr__", "__str__")
+def shown(x: Tensor) -> str:
+    """The values, where they lie, and what they are."""
+    parts = []
+    if x.symbol is not None:
+        parts += ["...", f"size={tuple(x.shape)}"]
+    else:
+        parts.append(written(value_of(x, "print"), len("tensor(")))
+    if x.layout is not None:
+        parts += [f"placement={x.placement!r}", f"sbp={x.sbp!r}"]
+    elif device_of(x).type != "cpu":
+        parts.append(f"device='{device_of(x)}'")
+    parts.append(f"dtype={x.dtype!r}")
+    if x.node is not None:
+        parts.append(f"grad_fn={x.node!r}")
+    elif x.requires_grad:
+        parts.append("requires_grad=True")
+    return broken("tensor(", parts) + ")"
+
+
+def broken(start: str, parts: list[str]) -> str:
+    """The parts one after another, in lines that are not too long."""
+    text = start + parts[0]
+    for part in parts[1:]:
+        column = len(text) - text.rfind("\n") - 1
+        text += f", {part}" if column + len(part) + 3 <= WIDTH else f",\n{' ' * len(start)}{part}"
+    return text
+
+
+def written(array: Array, indent: int) -> str:
+    """The elements, with as many digits as they need; without the middle if there are many."""
+    return np.array2string(
+        array,
+        separator=", ",
+        prefix=" " * indent,
+        threshold=WHOLE,
+        edgeitems=EDGE,
+        max_line_width=WIDTH,
+        formatter={"all": _formatter(array)},
+    )
+
+
+def _formatter(array: Array) -> Any:
+    """A function from an element to its text; all of one width."""
+    if array.dtype.kind == "b":
+        return lambda value: f"{bool(value)!s:>5}" if array.ndim else str(bool(value))
+    values = _visible(array).astype(np.float64) if array.dtype.kind in "fV" else _visible(array)
+    if array.dtype.kind in "iu":
+        wide = max((len(str(value)) for value in values.tolist()), default=0)
+        return lambda value: f"{int(value):>{wide}d}"
+    spelling = _spelling(values)
+    wide = max((len(_text(value, spelling)) for value in values.tolist()), default=0)
+    return lambda value: f"{_text(float(value), spelling):>{wide if array.ndim else 0}}"
+
+
+def _visible(array: Array) -> Array:
+    """The elements that are printed, flat."""
+    if array.size > WHOLE:
+        for axis in range(array.ndim):
+            if array.shape[axis] > 2 * EDGE:
+                array = np.concatenate([array.take(range(EDGE), axis), array.take(range(-EDGE, 0), axis)], axis)
+    return array.reshape(-1)
+
+
+def _spelling(values: Array) -> str:
+    """Whole numbers end with a point; others have four digits behind it, with an exponent if their sizes are far apart."""
+    sizes = np.abs(values[np.isfinite(values) & (values != 0)])
+    if not sizes.size:
+        return "whole"
+    largest, smallest = sizes.max(), sizes.min()
+    if (sizes == np.floor(sizes)).all():
+        return "e" if largest > 1e8 else "whole"
+    return "e" if largest / smallest > 1000 or largest > 1e8 or smallest < 1e-4 else "f"
+
+
+def _text(value: float, spelling: str) -> str:
+    if not np.isfinite(value):
+        return str(value)
+    return f"{value:.0f}." if spelling == "whole" else f"{value:.{DIGITS}{spelling}}"
+
+
+@method("__format__")
+def formatted(x: Tensor, spec: str) -> str:
+    """A single element takes a format of numbers."""
+    if not x.ndim and x.symbol is None:
+        return format(item(x), spec)
+    return format(shown(x), spec)
