@@ -15,8 +15,8 @@ UNWANTED = {"blob", "desc", "symbol", "conf", "util", "utils", "manager", "helpe
 #: below the faces nobody has an excuse; floors 5 to 7 carry public legacy names
 INSIDE = ("ops", "graph", "plan", "compiler", "runtime", "errors.py", "types.py", "layout.py", "tensor.py")
 FOREIGN = {"torch", "jax", "tensorflow"}
-#: the recorder of reference values runs in an environment of its own and is no test
-RECORDER = ROOT / "tests" / "references" / "record.py"
+#: the recorders of reference values run in an environment of their own and are no tests
+RECORDERS = set((ROOT / "tests").rglob("references/record.py"))
 ELSEWHERE = re.compile(r"(?<![\w.])/(?:work|opt|home|root|Users)/\w+")
 SKIPPED = {".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", "build", "__pycache__"}
 
@@ -68,7 +68,7 @@ def test_names_inside_say_what_they_are() -> None:
 
 
 def test_no_other_framework_is_imported() -> None:
-    checked = [path for path in files({".py"}, "jobflow", "tests", "examples") if path != RECORDER]
+    checked = [path for path in files({".py"}, "jobflow", "tests", "examples") if path not in RECORDERS]
     assert {str(p.relative_to(ROOT)): found for p in checked if (found := imported_packages(p.read_text(encoding="utf-8")) & FOREIGN)} == {}
 
 
