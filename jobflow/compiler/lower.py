@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from jobflow.compiler.box import Reroute, joined_offsets
 from jobflow.compiler.local import Argument, Builder, Collect, Item, Join, Program, Receive, Send
-from jobflow.compiler.moves import exchange_steps, exchanges, moves, put_together, take
+from jobflow.compiler.moves import exchange_steps, exchanges, moves, put_together, row_exchanges, shifted, take
 from jobflow.compiler.paths import changed, changes, row
 from jobflow.compiler.routes import flatten, unflatten
 from jobflow.errors import PlanError
@@ -20,6 +20,7 @@ from jobflow.layout import Box, Layout, Local, Partial, Reduction, whole_box
 from jobflow.ops.base import types_tuple
 from jobflow.ops.layout_ops import SliceBox, ToLocal
 from jobflow.ops.parts import PutPart
+from jobflow.ops.rows import Rows
 from jobflow.ops.source import Input, ReadVariable
 from jobflow.plan.plan import Announced, Slot
 from jobflow.types import TensorType
@@ -49,6 +50,8 @@ class _Lowering:
             self.build.microbatch = node.origin.microbatch
             if isinstance(node.op, Reroute):
                 self._reroute(node)
+            elif isinstance(node.op, Rows):
+                self._rows(node, node.op)
             elif self.rank in node.placement.ranks:
                 self._node(node)
         fetches = tuple((i, self.items[value]) for i, value in enumerate(graph.outputs) if self._gives(value))
@@ -147,6 +150,18 @@ class _Lowering:
             if self.rank in exchange.ranks:
                 held, needed = op.source.box(value.shape, self.rank), op.target.box(value.shape, self.rank)
                 self.items[output] = exchange_steps(self.build, self.items[value], held, needed, exchange, order)
+
+    def _rows(self, node: Node, op: Rows) -> None:
+        """Some rows of a value, cut as it is: the ranks hand each other what is not there already."""
+        (value,), (output,) = node.inputs, node.outputs
+        layout = self.physical.layouts[value]
+        assert isinstance(layout, Layout), "in the mirrored view every rank has rows of its own"
+        for exchange in row_exchanges(layout, value.shape, op.start, op.stop):
+            sizes = sum(move.size for move in exchange.moves)
+            order = self._announce("exchange", output.name, exchange.ranks, sizes * value.dtype.itemsize) if len(exchange.ranks) > 1 else -1
+            if self.rank in exchange.ranks:
+                needed = shifted(layout.box(output.shape, self.rank), op.start, value.shape)
+                self.items[output] = exchange_steps(self.build, self.items[value], layout.box(value.shape, self.rank), needed, exchange, order)
 
     def _together(self, node: Node, op: Reroute) -> None:
         """All_reduce several tensors as one flat array in which each begins at a multiple of the alignment."""

@@ -17,6 +17,8 @@ the order of the nodes, forward and backward pass of one microbatch before the n
   left, and the last value is stored.  Such a variable that is returned is shown as it was before the run.
 * Results lie behind each other along axis 0: those with a row (or several) per row of the batch are put together by the caller, so
   they need not be gathered; others, one value per microbatch, in the program.
+* Where arguments lie on the ranks already (`Microbatches.within`), the program takes the rows of a microbatch from what the ranks
+  hold, by logical rows however each argument lies, and joins all results.
 * In the mirrored view every rank cuts its own rows.  Where ranks differ in length, their dropout is not that of the whole batch.
 
 Example, k = 2, y = x w with a loss per row: two nodes for each of x w and x' dy, dw = dw#0 + dw#1, w <- w - lr dw.
@@ -38,6 +40,7 @@ from jobflow.layout import Box
 from jobflow.ops.arithmetic import Add, add
 from jobflow.ops.axes import reshape
 from jobflow.ops.base import Op
+from jobflow.ops.rows import Rows
 from jobflow.ops.slices import concat
 from jobflow.ops.source import Input, ReadVariable, Source
 from jobflow.types import Tensor
@@ -298,6 +301,8 @@ class _Unrolling:
             assert isinstance(value, Value)
             return (value,)
         op, suffix = node.op, f"#{microbatch}"
+        if isinstance(op, Input) and self.microbatches.within:
+            return self._rows(node, op, microbatch)
         if isinstance(op, Input):
             op = op.rows(start, start + body.rows)
             suffix = f"[{start}:{start + body.rows}]"
@@ -308,6 +313,17 @@ class _Unrolling:
         if isinstance(op, Input):
             (self.inputs[op.key],) = outputs
         return outputs
+
+    def _rows(self, node: Node, op: Input, microbatch: int) -> Sequence[Value]:
+        """A part of an argument that is there as a whole."""
+        length = op.shape[0]
+        if op.key not in self.inputs:
+            whole = replace(op, shape=(self.microbatches.count * length, *op.shape[1:]))
+            (self.inputs[op.key],) = self.tracer.again(node, (), op=whole)
+        start = microbatch * length
+        origin = replace(node.origin, microbatch=microbatch)
+        made = self.tracer.again(node, (self.inputs[op.key],), op=Rows(start, start + length), origin=origin)
+        return self._named(made, f"[{start}:{start + length}]")
 
     @staticmethod
     def _end(body: _Body, end: End | None, suffix: str) -> End | None:
@@ -358,7 +374,11 @@ class _Unrolling:
                 return [reduce(_sum, each)]
             if value not in body.varying:
                 return each[:1]
-            if not value.local and _times([body.outputs[at] for body in self.bodies], self.microbatches.sizes) is not None:
+            if (
+                not value.local
+                and not self.microbatches.within
+                and _times([body.outputs[at] for body in self.bodies], self.microbatches.sizes) is not None
+            ):
                 return each
             return [_value(concat([one if one.shape else reshape(one, (1,)) for one in each]))]
 

@@ -7,7 +7,7 @@ are partial alike, the ranks that share a place hand their addends on among them
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -34,17 +34,35 @@ class Move:
 
 @lru_cache(maxsize=4096)
 def moves(source: Layout, target: Layout, shape: tuple[int, ...], among: frozenset[int] | None = None) -> tuple[Move, ...]:
-    """What goes where when a tensor without partial dimensions changes its placement.
+    """What goes where when a tensor without partial dimensions changes its placement; `among` leaves the other ranks out."""
+    return _between(source.boxes(shape), target.boxes(shape), shape, among)
+
+
+@lru_cache(maxsize=4096)
+def row_exchanges(layout: Layout, shape: tuple[int, ...], start: int, stop: int) -> tuple[Exchange, ...]:
+    """How the ranks of a layout come to their parts of rows `start` to `stop` of a tensor, nothing of which is partial."""
+    needed = {rank: shifted(box, start, shape) for rank, box in layout.boxes((stop - start, *shape[1:])).items()}
+    return tuple(_connected(layout.placement.ranks, _between(layout.boxes(shape), needed, shape)))
+
+
+def shifted(box: Box, start: int, shape: tuple[int, ...]) -> Box:
+    """A box of the rows that begin at `start`, as a box of the whole tensor."""
+    (low, high), *rest = box.spans
+    return Box(((low + start, high + start), *rest), shape)
+
+
+def _between(source: Mapping[int, Box], target: Mapping[int, Box], shape: tuple[int, ...], among: frozenset[int] | None = None) -> tuple[Move, ...]:
+    """What goes where, by what every rank has and needs.
 
     Every target rank takes what it needs from itself first, then from the holders in placement order; several holders of the
-    same part take turns, so that no one serves all.  `among` leaves the other ranks out.
+    same part take turns, so that no one serves all.
     """
     held: dict[tuple[Span, ...], list[int]] = {}
-    for rank, box in source.boxes(shape).items():
+    for rank, box in source.items():
         if among is None or rank in among:
             held.setdefault(box.spans, []).append(rank)
     found: list[Move] = []
-    for turn, (rank, need) in enumerate(target.boxes(shape).items()):
+    for turn, (rank, need) in enumerate(target.items()):
         if among is not None and rank not in among:
             continue
         for spans, holders in held.items():

@@ -30,6 +30,7 @@ from jobflow.layout import B, Layout, Local, Partial, Placement, S, Sbp, Split
 from jobflow.ops.base import Op, types_tuple
 from jobflow.ops.layout_ops import ToGlobal, ToLayout, ToLocal
 from jobflow.ops.parts import PutPart, TakePart
+from jobflow.ops.rows import Rows
 from jobflow.ops.source import Input, ReadVariable
 from jobflow.types import Tensor
 
@@ -106,6 +107,9 @@ class Sharding:
             return Decision((Layout(here, _per_dimension(op.sbp, here)),), (Local(here),))
         if isinstance(op, ToGlobal):
             return Decision((Local(here),), (Layout(here, _per_dimension(op.sbp, here)),))
+        if isinstance(op, Rows):
+            lies = _summed(self.layouts[node.inputs[0]])
+            return Decision((lies,), (lies,))
         if isinstance(op, TakePart | PutPart):
             logical, part = op.layouts
             return Decision((logical,), (part,)) if isinstance(op, TakePart) else Decision((part,), (logical,))
@@ -228,6 +232,11 @@ class _Recorder:
         return fresh.outputs
 
 
+def _summed(layout: Layout | Local) -> Layout | Local:
+    """The layout with B for P."""
+    return layout if isinstance(layout, Local) else replace(layout, sbp=tuple(B if isinstance(sbp, Partial) else sbp for sbp in layout.sbp))
+
+
 def _each(sbp: Marks, placement: Placement) -> Marks:
     """One entry per mesh dimension; a dimension of one rank is B whatever was asked."""
     each = sbp if len(sbp) == len(placement.mesh) else sbp[:1] * len(placement.mesh)
@@ -240,7 +249,9 @@ def _per_dimension(sbp: tuple[Sbp, ...], placement: Placement) -> tuple[Sbp, ...
 
 
 def _argument_layout(op: Input, placement: Placement) -> Layout:
-    """Split along the outermost mesh dimension of more than one rank, if there are as many elements."""
+    """As it lies if it does already; else split along the outermost mesh dimension of more than one rank, if there are as many elements."""
+    if op.sbp is not None:
+        return Layout(placement, tuple(B if n == 1 else sbp for sbp, n in zip(op.sbp, placement.mesh, strict=True)))
     outer = next((d for d, n in enumerate(placement.mesh) if n > 1), 0)
     splits = op.split and op.shape and placement.size > 1 and op.shape[0] >= placement.mesh[outer]
     return Layout(placement, tuple(S(0) if splits and d == outer else B for d in range(len(placement.mesh))))

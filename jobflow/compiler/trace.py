@@ -19,7 +19,7 @@ from jobflow.graph.ir import Graph, Node, Origin, Phase, Value, Variable
 from jobflow.graph.rewrite import Rewrite, copy_node
 from jobflow.graph.strategy import Strategy
 from jobflow.graph.training import Microbatches, Optimizer, Training, Watch
-from jobflow.layout import B, Placement, S
+from jobflow.layout import B, Layout, Placement, S
 from jobflow.ops.base import Op, types_tuple
 from jobflow.ops.layout_ops import Crossing, ToGlobal, ToLocal
 from jobflow.ops.source import Constant, External, Input, ReadVariable
@@ -252,10 +252,10 @@ class Tracer:
 
     # ---------------------------------------------------------------- sources
 
-    def input(self, key: str, type: TensorType, *, local: bool = False, split: bool = True) -> Value:
-        """An argument of the job."""
-        op = Input(type.shape, type.dtype, key, split)
-        (value,) = self._record(op, (), key, self.placement, self.where, local=local)
+    def input(self, key: str, type: TensorType, *, local: bool = False, split: bool = True, lies: Layout | None = None) -> Value:
+        """An argument of the job; `lies`: how it comes, if that is not the job's to say."""
+        op = Input(type.shape, type.dtype, key, split, sbp=None if lies is None else lies.sbp)
+        (value,) = self._record(op, (), key, self.placement if lies is None else lies.placement, self.where, local=local)
         self.inputs[key] = value
         return value
 

@@ -27,7 +27,7 @@ from jobflow.types import TensorType
 
 def change(here: EagerState, x: Tensor, target: Layout, back: Sequence[Sbp] | None = None) -> Tensor:
     """A global tensor in another layout; its gradient is brought into `back` first, on the new placement, if that is given."""
-    if x.symbol is not None:
+    if x.symbol is not None or here.building is not None:
         made: Tensor = recorder(here, "to_global").change(x, target, back)
         return made
     if x.layout == target and back is None:

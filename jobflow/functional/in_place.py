@@ -32,11 +32,12 @@ def written(x: Tensor, what: str, value: Tensor) -> Tensor:
     value = cast(value, x.type.dtype)
     if x.layout != value.layout:
         value = _laid(x, what, value)
-    if x.symbol is None:
-        x.array[...] = value.array
-        writing.written(state(), x, value, what)
+    here = state()
+    if here.building is not None:
+        here.building.write(x, value)
     else:
-        x.symbol, x.requires_grad = value.symbol, x.requires_grad or value.requires_grad
+        x.array[...] = value.array
+        writing.written(here, x, value, what)
     return x
 
 

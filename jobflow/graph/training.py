@@ -79,6 +79,8 @@ class Microbatches:
     arguments: tuple[str, ...]
     #: who asked for it
     where: SourceLine
+    #: arguments lie on the ranks already, whole, and so are results to: the program cuts and joins them
+    within: bool = False
 
     @property
     def spans(self) -> tuple[Span, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from jobflow.errors import PlanError
-from jobflow.layout import Box, Rule
+from jobflow.layout import Box, Rule, Sbp
 from jobflow.ops.base import LETTERS, Op, Sample, apply, sample
 from jobflow.types import Array, DType, Tensor, TensorType, Xp, float32, float64, int32, int64
 
@@ -55,7 +55,9 @@ class Input(External):
     split: bool = True
     #: in a microbatch: the argument whose rows these are, and which (first, behind last)
     part: tuple[str, int, int] | None = None
-    unshown: ClassVar[frozenset[str]] = frozenset({"shape", "dtype", "part"})
+    #: how it lies when it comes, per mesh dimension, if its ranks have it already
+    sbp: tuple[Sbp, ...] | None = None
+    unshown: ClassVar[frozenset[str]] = frozenset({"shape", "dtype", "part", "sbp"})
 
     @property
     def argument(self) -> str:

@@ -10,11 +10,11 @@ from jobflow.graph.ir import Variable
 from jobflow.ops import half
 from jobflow.ops.base import types_tuple
 from jobflow.plan.plan import Slot
-from jobflow.plan.storage import is_common, place_variables
+from jobflow.plan.storage import OWN, is_common, place_variables
 from jobflow.runtime.arrays import window
 from jobflow.runtime.comm.base import Communicator
 from jobflow.runtime.device.base import Device
-from jobflow.types import Array, TensorType
+from jobflow.types import Array, TensorType, contiguous_strides
 
 
 class State:
@@ -47,6 +47,14 @@ class State:
         for variable in new:
             if not is_common(slots[variable.name].buffer) or self.rank == 0:
                 self.initialize(variable.name)
+
+    def adopt(self, variable: Variable, buffer: Array, offset: int = 0) -> None:
+        """Have a variable lie in memory that exists: `offset` bytes into flat bytes, with the numbers that are there."""
+        name = next((name for name, known in self.buffers.items() if known is buffer), f"{OWN}{len(self.buffers)}:{variable.group}")
+        type = variable.layout.local_type(variable.type, self.rank)
+        self.buffers[name] = buffer
+        self.slots[variable.name] = Slot(name, offset, type, contiguous_strides(type.shape, type.dtype.itemsize))
+        self.variables[variable.name] = variable
 
     def _common(self, sizes: Mapping[str, int]) -> dict[str, Array] | None:
         """Memory that all ranks have in common; None if there is too little, the same on all ranks."""

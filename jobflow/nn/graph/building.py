@@ -1,0 +1,267 @@
+"""What `nn.Graph.build` records: tensors without numbers, each standing for a value of the program that is being traced.
+
+`state().building` while build runs.  Functions of tensors end in `run`, `source` or `change` here instead of computing.  A symbolic
+tensor lies as it would if it were computed at once; how it lies in the end is decided when the whole program is known.
+
+A tensor with numbers that build meets - a parameter, a buffer, any other - becomes a variable of the program, in the memory of the
+tensor.  What build writes over such a tensor, it holds after the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jobflow import scope
+from jobflow.compiler.trace import Tracer
+from jobflow.eager.run import prepared
+from jobflow.eager.state import EagerState, Generator
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import JobError, SourceLine, user_line
+from jobflow.graph.ir import Value, Variable
+from jobflow.layout import B, Layout, Partial, Placement, Sbp
+from jobflow.nn.graph.settings import GraphModule, Zero
+from jobflow.ops.base import Op, types_tuple
+from jobflow.ops.layout_ops import Identity, ToLayout
+from jobflow.ops.scalar import Detach
+from jobflow.ops.source import Constant
+from jobflow.types import Array, TensorType, int64
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A number that the host draws for every run."""
+
+    key: str
+    array: Array
+    generator: Generator
+
+
+@dataclass
+class Building:
+    """One run of a graph's `build`."""
+
+    here: EagerState
+    tracer: Tracer
+    #: names of the tensors of the graph's modules, by id
+    names: Mapping[int, str]
+    #: what was said about modules, by id
+    settings: Mapping[int, GraphModule]
+    zero: Zero | None = None
+    #: True if the graph has an optimizer
+    trains: bool = False
+    #: tensors that became variables, by name
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    draws: list[Draw] = field(default_factory=list)
+    losses: list[Value] = field(default_factory=list)
+    #: where backward was called
+    where: SourceLine | None = None
+    #: by id of a tensor: what stands for it now
+    _standing: dict[int, Tensor] = field(default_factory=dict)
+    _modules: list[int] = field(default_factory=list)
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Inside, everything is recorded here."""
+        before, self.here.building = self.here.building, self
+        draws = [(generator, generator.draws) for generator in (self.here.global_generator, self.here.local_generator)]
+        try:
+            with scope.using(interpreter=self.tracer, placement=self.tracer.placement, view="consistent", namespace=()):
+                yield
+        finally:
+            self.here.building = before
+            for generator, count in draws:  # every run draws anew
+                generator.draws = count
+
+    @property
+    def alone(self) -> Layout:
+        """Where local tensors lie: on this rank."""
+        return Layout(Placement("cpu", (self.here.rank.index,)), (B,))
+
+    # ---------------------------------------------------------------- ops
+
+    def run(self, op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The outputs of an op."""
+        known = [self.known(x) for x in inputs]
+        found = prepared(self.here, op, known)
+        if found.smaller:
+            with scope.using(interpreter=_Smaller(self, found.placement)):
+                made: Any = op.smaller(*known)
+            return tuple(made)
+        values = self._record(op, [x.symbol for x in known], found.placement or self.alone.placement)
+        return self._outputs(values, found.layouts, known)
+
+    def _record(self, op: Op, values: Sequence[Value], placement: Placement) -> tuple[Value, ...]:
+        with scope.using(placement=placement, interpreter=self.tracer):
+            return self.tracer.apply(op, values, None)
+
+    def _outputs(self, values: Sequence[Value], layouts: Sequence[Layout | None], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        needs = any(x.requires_grad for x in inputs)
+        if needs and not self.here.grad_enabled:
+            values = [self._record(Detach(), [value], value.node.placement)[0] for value in values]
+        made = tuple(Tensor(value.type, layout, None, symbol=value) for value, layout in zip(values, layouts, strict=True))
+        for x in made:
+            x.requires_grad = needs and self.here.grad_enabled and x.type.dtype.is_float
+        return made
+
+    def update(self, op: Op, inputs: Sequence[Tensor]) -> None:
+        """An op that writes over some of its inputs."""
+        made = self.run(op, inputs)
+        for output, index in op.alias.items():
+            self.write(inputs[index], made[output])
+
+    def source(self, op: Op, layout: Layout | None, counter: int | None) -> Tensor:
+        """The output of an op without inputs, or of one that draws, for every run anew."""
+        given = () if counter is None else (self.draw(layout),)
+        (type,) = types_tuple(op.infer(*(x.type for x in given)))
+        (value,) = self._record(op, [x.symbol for x in given], (layout or self.alone).placement)
+        made = Tensor(type, layout, None, symbol=value)
+        return made if layout is None or layout.is_whole else self.change(made, layout, None)
+
+    def draw_for(self, x: Tensor) -> tuple[str, int, Tensor]:
+        """Key, seed and counter of the next draw, for numbers beside x."""
+        return "draw", self._generator(x.layout).seed, self.draw(x.layout)
+
+    def draw(self, layout: Layout | None) -> Tensor:
+        """The number of the next draw, fed at every run."""
+        lies = self.alone if layout is None else Layout(layout.placement, (B,) * len(layout.sbp))
+        key, type = f"#draw{len(self.draws)}", TensorType((1,), int64)
+        value = self.tracer.input(key, type, lies=lies)
+        self.draws.append(Draw(key, np.zeros(1, np.int64), self._generator(layout)))
+        return Tensor(type, None if layout is None else lies, None, symbol=value)
+
+    def _generator(self, layout: Layout | None) -> Generator:
+        return self.here.local_generator if layout is None else self.here.global_generator
+
+    def change(self, x: Tensor, target: Layout, back: Sequence[Sbp] | None) -> Tensor:
+        """A global tensor in another layout, whose gradient is brought into `back` if that is given."""
+        x = self.known(x)
+        if x.layout is None:
+            raise JobError(f"to_global at {user_line()}: a local tensor in nn.Graph.build; make it global before the graph is called")
+        op = ToLayout(target.sbp, None if back is None else tuple(back))
+        return self._outputs(self._record(op, [x.symbol], target.placement), (target,), [x])[0]
+
+    def leave(self, x: Tensor) -> Tensor:
+        """There is no way from here to the pieces."""
+        raise JobError(
+            f"to_local at {user_line()}: not in nn.Graph.build; return the tensor {x.type} from build, and call to_local() on what the graph gives"
+        )
+
+    # ---------------------------------------------------------------- tensors with numbers
+
+    def known(self, x: Tensor) -> Tensor:
+        """What stands for a tensor here."""
+        if x.symbol is not None:
+            return x
+        found = self._standing.get(id(x))
+        return self._read(x) if found is None else found
+
+    def _read(self, x: Tensor) -> Tensor:
+        """A tensor with numbers, as a variable."""
+        name = self.names.get(id(x)) or self._unused("parameter" if x.requires_grad and x.is_leaf else "tensor")
+        lies = x.layout or self.alone
+        trained = self.trains and x.requires_grad and x.is_leaf
+        stored = lies.sbp if self.zero is None or not trained else self.zero.stored(x.type, lies)
+        first = Constant(x.type.shape, x.type.dtype, 0)
+        variable = Variable(name, x.type, first, lies.placement, stored, trained, group="parameter" if trained else "buffer")
+        value = self.tracer.variable(variable)
+        if stored != lies.sbp and self.zero is not None:
+            value = self._gathered(value, lies, stored, self.zero)
+        made = Tensor(x.type, x.layout, None, symbol=value)
+        made.requires_grad = x.requires_grad and x.is_leaf
+        self.tensors[name] = x
+        self._standing[id(x)] = made
+        return made
+
+    def _unused(self, word: str) -> str:
+        return f"{word}{sum(name.startswith(word) for name in self.tensors)}"
+
+    def _gathered(self, value: Value, lies: Layout, stored: tuple[Sbp, ...], zero: Zero) -> Value:
+        """A variable of which each rank stores a part, as it is read."""
+        region = None
+        if zero.gathers_again:
+            self.tracer.regions += 1
+            region = self.tracer.regions
+        with scope.using(region=region):
+            op = ToLayout(tuple(None if isinstance(s, Partial) else s for s in lies.sbp), stored if zero.reduces_at_once else None)
+            return self._record(op, [value], lies.placement)[0]
+
+    def write(self, x: Tensor, made: Tensor) -> None:
+        """x holds `made` from now on; a tensor with numbers does so after the run."""
+        value = self.known(made)
+        if x.symbol is not None:
+            x.symbol, x.requires_grad = value.symbol, x.requires_grad or value.requires_grad
+            return
+        self.known(x)
+        if x.layout is not None and value.layout != x.layout:
+            value = self.change(value, x.layout, None)
+        name = next(name for name, tensor in self.tensors.items() if tensor is x)
+        self._standing[id(x)] = value
+        self.tracer.assign(name, value.symbol)
+
+    # ---------------------------------------------------------------- training and modules
+
+    def backward(self, loss: Tensor, gradient: Tensor | None = None) -> None:
+        """The optimizers are to minimise `loss`."""
+        what = f"backward at {user_line()}, in nn.Graph.build"
+        if not self.trains:
+            raise JobError(f"{what}: the graph has no optimizer; call self.add_optimizer(...) in __init__")
+        if gradient is not None or loss.type.size != 1:
+            raise JobError(
+                f"{what}: a loss of one element begins the gradients; this one is {loss.type}{'' if gradient is None else ' with a gradient of its own'}"
+            )
+        if not loss.requires_grad:
+            raise JobError(f"{what}: this {loss.type} tensor depends on no parameter that requires gradients")
+        self.losses.append(loss.symbol)
+        self.where = self.where or user_line()
+
+    def called(self, module: Any, forward: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+        """A module's forward, as what was said about the module asks."""
+        said = self.settings.get(id(module))
+        if said is None or id(module) in self._modules:
+            return forward(*args, **options)
+        changes: dict[str, Any] = {}
+        if said.stage_id is not None:
+            changes["stage"] = said.stage_id
+        if said.activation_checkpointing and scope.current().region is None:
+            self.tracer.regions += 1
+            changes["region"] = self.tracer.regions
+        self._modules.append(id(module))
+        try:
+            with scope.using(**changes):
+                if said.placement is not None:
+                    args = tuple(self._moved(x, said.placement.core) for x in args)
+                    options = {name: self._moved(x, said.placement.core) for name, x in options.items()}
+                return forward(*args, **options)
+        finally:
+            self._modules.pop()
+
+    def _moved(self, x: Any, placement: Placement) -> Any:
+        """A tensor on the placement of a stage, split there as it was, if that has as many mesh dimensions."""
+        if isinstance(x, list | tuple):
+            return type(x)(self._moved(one, placement) for one in x)
+        if not isinstance(x, Tensor) or x.layout is None or x.layout.placement == placement:
+            return x
+        known = self.known(x)
+        alike = len(placement.mesh) == len(x.layout.sbp)
+        lies = tuple(B if isinstance(s, Partial) else s for s in x.layout.sbp) if alike else (B,) * len(placement.mesh)
+        values = self._record(Identity(), [known.symbol], placement)
+        return self._outputs(values, (Layout(placement, lies),), [known])[0]
+
+
+@dataclass(frozen=True)
+class _Smaller:
+    """The interpreter while an op that may not be split as it is asked stands aside for smaller ones."""
+
+    building: Building
+    placement: Placement | None
+
+    def apply(self, op: Op, inputs: Sequence[Any], name: str | None = None) -> tuple[Tensor, ...]:
+        if not inputs:
+            where = self.placement
+            return (self.building.source(op, None if where is None else Layout(where, (B,) * len(where.mesh)), None),)
+        return self.building.run(op, inputs)

@@ -1,0 +1,280 @@
+"""`nn.Graph`: tensors and modules as one compiled program.
+
+    class Train(nn.Graph):
+        def __init__(self, model, optimizer):
+            super().__init__()
+            self.model = model
+            self.add_optimizer(optimizer)
+
+        def build(self, x, y):
+            loss = (self.model(x) - y).square().mean()
+            loss.backward()
+            return loss
+
+`build` runs at the first call, with tensors that have no numbers yet; this and every later call run what it recorded.  All ranks
+make and call the same graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jobflow.compiler.compile import logical
+from jobflow.compiler.trace import Tracer
+from jobflow.eager.state import EagerState, state
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import CheckpointError, JobError, did_you_mean, user_line
+from jobflow.graph.training import Microbatches, Training
+from jobflow.layout import Placement
+from jobflow.nn.graph.building import Building
+from jobflow.nn.graph.modules import ProxyModule, is_module
+from jobflow.nn.graph.optimizers import Added, Scaler, Steps
+from jobflow.nn.graph.running import Bound, Built, Meta
+from jobflow.nn.graph.settings import GraphConfig, GraphModule
+from jobflow.nn.graph.structures import filled, leaves
+from jobflow.optim.optimizer import Optimizer
+from jobflow.types import TensorType
+
+#: the name of the count of steps in state_dict
+STEP = "System-Train-TrainStep"
+_MISSING = "call super().__init__() first in __init__: a graph must exist before it is given modules"
+
+
+class Graph:
+    """See the module.  Subclasses define `build`; modules that are attributes become `ProxyModule`s."""
+
+    config: GraphConfig
+    _modules: dict[str, Any]
+
+    def __init__(self) -> None:
+        here = state()
+        kind = type(self).__name__
+        number = here.graphs[kind] = here.graphs.get(kind, -1) + 1
+        own: dict[str, Any] = {
+            "_modules": {},
+            "_settings": {},
+            "_added": [],
+            "_scaler": None,
+            "_bound": None,
+            "_loaded": {},
+            "_verbosity": None,
+            "_made_at": user_line(),
+            "name": f"{kind}_{number}",
+            "config": GraphConfig(),
+        }
+        for name, value in own.items():
+            object.__setattr__(self, name, value)
+
+    def build(self, *args: Any) -> Any:
+        """The program: tensors in, tensors out."""
+        raise JobError(f"{self.name} at {user_line()}: a graph is a subclass of nn.Graph that defines build(self, ...)")
+
+    # ---------------------------------------------------------------- what it is made of
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_modules" not in self.__dict__:
+            raise JobAttributeError(f"{type(self).__name__} at {user_line()}: {_MISSING}")
+        if is_module(value):
+            value = ProxyModule(value, self._settings)
+        if isinstance(value, ProxyModule):
+            self._modules[name] = value.to(object)
+        object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name in ("name", "config"):
+            raise JobAttributeError(f"{type(self).__name__} at {user_line()}: {_MISSING}")
+        raise JobAttributeError(f'{type(self).__name__} at {user_line()} has no attribute "{name}"{did_you_mean(name, self.__dict__)}')
+
+    def add_optimizer(self, optim: Optimizer, *, lr_sch: Any = None, is_sparse: bool = False) -> None:
+        """Have `optim` step its parameters after every run, and `lr_sch` set its rates after that.
+
+        `is_sparse` changes nothing: gradients are whole tensors here.
+        """
+        what = f"{self.name}.add_optimizer at {user_line()}"
+        if self._bound is not None:
+            raise JobError(f"{what}: the graph is compiled already; add optimizers in __init__")
+        if not isinstance(optim, Optimizer):
+            raise JobError(f"{what}: an optimizer of jobflow.optim is needed; got {optim!r}")
+        if lr_sch is not None and not hasattr(lr_sch, "step"):
+            raise JobError(f"{what}: lr_sch is a schedule of optim.lr_scheduler; got {lr_sch!r}")
+        self._added.append(Added(optim, lr_sch, user_line()))
+
+    def set_grad_scaler(self, scaler: Scaler) -> None:
+        """Scale losses, and gradients back, by what `scaler` says."""
+        if not hasattr(scaler, "dynamic"):
+            raise JobError(f"{self.name}.set_grad_scaler at {user_line()}: amp.GradScaler or amp.StaticGradScaler is needed; got {scaler!r}")
+        object.__setattr__(self, "_scaler", scaler)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether it has been called."""
+        return self._bound is not None
+
+    # ---------------------------------------------------------------- running
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        given = (*args, options) if options else args
+        bound = self._bound
+        if bound is None:
+            bound = self._compiled(args, options, given)
+        return bound(given)
+
+    def _compiled(self, args: tuple[Any, ...], options: dict[str, Any], given: tuple[Any, ...]) -> Bound:
+        here = state()
+        if here.building is not None:
+            raise JobError(f"{self.name} at {user_line()}: a graph inside the build of another; call its modules there")
+        built = self._built(here, args, options, given)
+        bound = Bound(here, built, self._loaded)
+        object.__setattr__(self, "_bound", bound)
+        if self._verbosity is not None:
+            print(repr(self) if self._verbosity == 0 else bound.text())
+        return bound
+
+    def _built(self, here: EagerState, args: tuple[Any, ...], options: dict[str, Any], given: tuple[Any, ...]) -> Built:
+        metas = tuple(Meta(name, x.type, x.layout) for name, x in self._leaves(args, options))
+        cut = self._microbatches(metas)
+        tracer = Tracer(self.name, _together(here, metas), self._made_at, bool(self._added), half=self.config.half, schedule=self.config.schedule)
+        tracer.microbatches = cut
+        building = Building(here, tracer, {id(x): name for name, x in self._tensors()}, self._settings, self.config.zero, bool(self._added))
+        with building.in_force():
+            symbols = iter([_symbol(tracer, building, meta, cut) for meta in metas])
+            taken = filled(given, symbols)
+            returned = self.build(*taken[: len(args)], **(taken[-1] if options else {}))
+            outputs = [building.known(x) for _, x in leaves(returned, f"what {self.name}.build returns")]
+        tracer.placement = _union(here, tracer)
+        steps = Steps(tracer, self._added, {id(x): name for name, x in building.tensors.items()}, self._scaler)
+        self._train(tracer, building, steps)
+        graph = logical(tracer, [x.symbol for x in outputs])
+        local = not any(meta.layout for meta in metas) and all(x.layout is None for x in building.tensors.values())
+        schedules = [one.schedule for one in self._added if one.schedule is not None]
+        return Built(self.name, graph, metas, given, returned, building.tensors, building.draws, steps.rates, schedules, local)
+
+    @staticmethod
+    def _leaves(args: tuple[Any, ...], options: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+        for i, x in enumerate(args):
+            yield from leaves(x, f"input{i}")
+        for name, x in options.items():
+            yield from leaves(x, name)
+
+    def _microbatches(self, metas: tuple[Meta, ...]) -> Microbatches | None:
+        """How the inputs are cut, if they are."""
+        k = self.config.steps
+        if k == 1 or not self._added:
+            return None
+        what = f"{self.name} at {user_line()}: {k} gradient accumulation steps"
+        if not metas:
+            raise JobError(f"{what}, but build takes no tensor whose batch could be cut")
+        for meta in metas:
+            if not meta.type.shape or meta.type.shape[0] % k:
+                raise JobError(f"{what} cut the first axis of every input in {k} equal parts; {meta.name} {meta.type} cannot be cut so")
+        return Microbatches(k, metas[0].type.shape[0], tuple(meta.name for meta in metas), user_line(), within=True)
+
+    def _train(self, tracer: Tracer, building: Building, steps: Steps) -> None:
+        if not self._added:
+            return
+        if not building.losses:
+            raise JobError(f"{self.name}: an optimizer was added at {self._added[0].where}, but build calls no loss.backward()")
+        assert building.where is not None, "a loss was marked somewhere"
+        tracer.training = Training(tuple(building.losses), (steps,), building.where)
+
+    # ---------------------------------------------------------------- saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """{attribute: the module's state_dict, "<parameter>-<slot>": what optimizers keep, "System-Train-TrainStep": how many steps}."""
+        found: dict[str, Any] = {name: module.state_dict() for name, module in self._modules.items()}
+        if self._bound is None:
+            return {**found, **self._loaded}
+        bound: Bound = self._bound
+        for name in bound.built.graph.variables:
+            if name not in bound.built.tensors:
+                found[STEP if name == f"{STEP}-{self.name}" else name] = bound.variable(name)
+        return found
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
+        """Take over what `state_dict` gave; before the first call only.
+
+        Raises: JobError after it, CheckpointError for a module that is missing unless `strict` is False.
+        """
+        what = f"{self.name}.load_state_dict at {user_line()}"
+        if self._bound is not None:
+            raise JobError(f"{what}: the graph has been called; load before its first call, or load into its modules")
+        for name, module in self._modules.items():
+            if name in state_dict:
+                module.load_state_dict(state_dict[name])
+            elif strict:
+                raise CheckpointError(f'{what}: nothing is saved for module "{name}"{did_you_mean(name, state_dict)}')
+        saved = {name: x for name, x in state_dict.items() if isinstance(x, Tensor)}
+        object.__setattr__(self, "_loaded", {f"{STEP}-{self.name}" if name == STEP else name: x for name, x in saved.items()})
+
+    # ---------------------------------------------------------------- looking at it
+
+    def debug(
+        self,
+        v_level: int = -1,
+        *,
+        ranks: Any = None,
+        max_py_stack_depth: int = 2,
+        only_user_py_stack: bool = True,
+        op_repr_with_py_stack: bool = False,
+    ) -> None:
+        """Print the graph when it is compiled: level 0 as repr does, from 1 on every step with layouts and lines; -1 not at all.
+
+        `ranks` is a rank or a list of those that print, all if -1; None is rank 0.
+        """
+        rank = state().rank.index
+        chosen = [0] if ranks is None else [rank] if ranks == -1 else [ranks] if isinstance(ranks, int) else list(ranks)
+        object.__setattr__(self, "_verbosity", v_level if v_level >= 0 and rank in chosen else None)
+
+    def __repr__(self) -> str:
+        lines = [f"(GRAPH:{self.name}:{type(self).__name__}): ("]
+        lines.append(f"  {self.config!r}")
+        if self._bound is not None:
+            lines += [f"  (INPUT:{meta.name}:{meta})" for meta in self._bound.built.inputs]
+        for name, module in self._modules.items():
+            lines.append(f"  (MODULE:{name}:{type(module).__name__}): {module!r}".replace("\n", "\n  "))
+            lines += [f"    (PARAMETER:{name}.{n}:{x.type} {x.layout or 'local'})" for n, x in module.named_parameters()]
+            lines += [f"    ({said!r} for {n or name})" for n, said in self._said(module)]
+        lines += [f"  (OPTIMIZER:{type(one.optimizer).__name__} at {one.where})" for one in self._added]
+        if self._bound is not None:
+            lines += [f"  (OP: {line})" for line in self._bound.steps()]
+            lines += [f"  (OUTPUT:{meta.name}:{meta})" for meta in self._bound.outputs]
+        return "\n".join([*lines, ")"])
+
+    def _said(self, module: Any) -> Iterator[tuple[str, GraphModule]]:
+        for name, child in module.named_modules():
+            if id(child) in self._settings:
+                yield name, self._settings[id(child)]
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Tensors that are attributes, of modules or of the graph, by name."""
+        for attribute, module in self._modules.items():
+            for named in (module.named_parameters(), module.named_buffers()):
+                for name, x in named:
+                    yield f"{attribute}.{name}", x
+        for name, x in self.__dict__.items():
+            if isinstance(x, Tensor):
+                yield name, x
+
+
+class JobAttributeError(JobError, AttributeError):
+    """A graph that is not ready to have attributes, or has no such one."""
+
+
+def _symbol(tracer: Tracer, building: Building, meta: Meta, cut: Microbatches | None) -> Tensor:
+    """What stands for an input; of the batch, the rows of one part."""
+    type = meta.type if cut is None else TensorType((meta.type.shape[0] // cut.count, *meta.type.shape[1:]), meta.type.dtype)
+    return Tensor(type, meta.layout, None, symbol=tracer.input(meta.name, type, lies=meta.layout or building.alone))
+
+
+def _together(here: EagerState, metas: tuple[Meta, ...]) -> Placement:
+    """A placement to begin with: that of the first input that has one."""
+    return next((meta.layout.placement for meta in metas if meta.layout), Placement("cpu", (here.rank.index,)))
+
+
+def _union(here: EagerState, tracer: Tracer) -> Placement:
+    """All ranks that the program uses."""
+    used = list(dict.fromkeys(node.placement for node in tracer.nodes))
+    if len(used) == 1:
+        return used[0]
+    return Placement("cpu", tuple(sorted({rank for placement in used for rank in placement.ranks})) or (here.rank.index,))

@@ -1,0 +1,149 @@
+"""The optimizers of a graph, as the compiler knows optimizers; and how losses are scaled for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from jobflow.compiler.trace import Tracer
+from jobflow.errors import ConfigError, SourceLine, user_line
+from jobflow.graph.ir import Value
+from jobflow.graph.training import DynamicScale, Parameter, Slots
+from jobflow.layout import B, Layout
+from jobflow.ops import elementwise as ew
+from jobflow.ops.base import apply
+from jobflow.ops.layout_ops import ToLayout
+from jobflow.ops.reduce import SquareSum, reduce_max
+from jobflow.optim.optimizer import Group, Optimizer
+from jobflow.types import Array, Tensor, TensorType, float32, float64
+
+#: what is added to a norm before it divides
+EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class Added:
+    """An optimizer of a graph, the schedule that sets its rates, and where it was added."""
+
+    optimizer: Optimizer
+    schedule: Any
+    where: SourceLine
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The learning rate of a group, fed at every run."""
+
+    key: str
+    array: Array
+    group: Group
+
+
+class GradScaler:
+    """A loss scale that grows by `growth_factor` after `growth_interval` finite steps in a row and shrinks by it after any other.
+
+    Raises: ConfigError if `backoff_factor` is not 1 / `growth_factor`.
+    """
+
+    def __init__(
+        self, init_scale: float = 2.0**16, growth_factor: float = 2.0, backoff_factor: float = 0.5, growth_interval: int = 2000, enabled: bool = True
+    ) -> None:
+        if not math.isclose(backoff_factor * growth_factor, 1.0):
+            raise ConfigError(f"GradScaler at {user_line()}: backoff_factor must be 1 / growth_factor = {1 / growth_factor}; got {backoff_factor}")
+        self.dynamic = DynamicScale(float(init_scale), growth_interval, float(growth_factor)) if enabled else None
+        self.scale = 1.0
+
+
+class StaticGradScaler:
+    """A loss scale that stays."""
+
+    dynamic: DynamicScale | None = None
+
+    def __init__(self, scale_factor: float) -> None:
+        if not 0 < scale_factor < math.inf:
+            raise ConfigError(f"StaticGradScaler at {user_line()}: the factor is a positive number; got {scale_factor!r}")
+        self.scale = float(scale_factor)
+
+
+Scaler = GradScaler | StaticGradScaler
+
+
+@dataclass
+class Steps:
+    """All optimizers of a graph as one: each parameter steps as the group asks that it is in."""
+
+    tracer: Tracer
+    added: Sequence[Added]
+    #: names of variables by id of the parameter
+    names: Mapping[int, str]
+    scaler: Scaler | None
+    rates: list[Rate] = field(default_factory=list)
+    #: name of a variable -> names of what is kept for it, in order
+    slots: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def loss_scale(self) -> float:
+        return 1.0 if self.scaler is None else self.scaler.scale
+
+    @property
+    def dynamic_loss_scale(self) -> DynamicScale | None:
+        return None if self.scaler is None else self.scaler.dynamic
+
+    def selects(self, names: Sequence[str]) -> Sequence[str]:
+        mine = {self.names.get(id(p)) for one in self.added for group in one.optimizer.param_groups for p in group["params"]}
+        return [name for name in names if name in mine]
+
+    def update(self, parameters: Sequence[Parameter], step: Value, slots: Slots) -> dict[str, Value]:
+        known = {parameter.variable.name: parameter for parameter in parameters}
+        new: dict[str, Value] = {}
+        for one in self.added:
+            for group in one.optimizer.param_groups:
+                own = [known[name] for p in group["params"] if (name := self.names.get(id(p), "")) in known]
+                if own:
+                    new.update(self._stepped(one.optimizer, group, clipped(own, group), step, slots))
+        return new
+
+    def _stepped(self, optimizer: Optimizer, group: Group, parameters: Sequence[Parameter], step: Value, slots: Slots) -> dict[str, Value]:
+        rule, rate = optimizer.rule(group), self._rate(group)
+        new: dict[str, Value] = {}
+        for parameter in parameters:
+            variable = parameter.variable
+            own = {f"{variable.name}-{name.removesuffix('_buf')}": initial for name, initial in rule.slots}
+            values = [slots(name, variable.type, initial, variable) for name, initial in own.items()]
+            made = apply(rule.op, parameter.value, *values, parameter.gradient, rate, step)
+            new.update(zip((variable.name, *own), made if own else (made,), strict=True))
+            self.slots[variable.name] = list(own)
+        return new
+
+    def _rate(self, group: Group) -> Value:
+        key, where = f"#rate{len(self.rates)}", self.tracer.placement
+        self.rates.append(Rate(key, np.zeros(1, np.float32), group))
+        return self.tracer.input(key, TensorType((1,), float32), lies=Layout(where, (B,) * len(where.mesh)))
+
+
+def clipped(parameters: Sequence[Parameter], group: Group) -> Sequence[Parameter]:
+    """Gradients times min(1, most / (n + epsilon)), n the norm of all gradients of the group as one vector; as they are if the group asks for no clipping."""
+    most, kind = group.get("clip_grad_max_norm"), group.get("clip_grad_norm_type")
+    if most is None:
+        return parameters
+    if kind not in (None, 2, math.inf):
+        raise ConfigError(f"nn.Graph: clip_grad_norm_type is 2 or inf; got {kind!r}")
+    wide = float64 if any(p.gradient.dtype is float64 for p in parameters) else float32
+    whole = [replace(p, gradient=_given(apply(ToLayout(p.variable.sbp), p.gradient))) for p in parameters]
+    norm = _largest(whole) if kind == math.inf else ew.sqrt(reduce(ew.add, [apply(SquareSum(), ew.cast(p.gradient, wide)) for p in whole]))
+    factor = ew.clip(ew.scale(ew.reciprocal(ew.shift(norm, EPSILON)), float(most)), maximum=1.0)
+    return [replace(p, gradient=_given(ew.multiply(p.gradient, ew.cast(factor, p.gradient.dtype)))) for p in whole]
+
+
+def _largest(parameters: Sequence[Parameter]) -> Tensor:
+    return reduce(ew.maximum, [reduce_max(ew.absolute(p.gradient)) for p in parameters])
+
+
+def _given(made: Tensor) -> Value:
+    assert isinstance(made, Value)
+    return made

@@ -1,0 +1,285 @@
+"""A graph that has been built, as this rank runs it.
+
+Every rank compiles for itself, and those of the graph's placements compare what they compiled before the first run.  The graph's
+ranks are numbered from 0 among themselves.  Tensors of the program and variables of the graph are the same memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from jobflow.compiler.compile import distribute, plan_rank
+from jobflow.eager.convert import convert_array, empty
+from jobflow.eager.state import EagerState
+from jobflow.eager.tensor import Storage, Tensor
+from jobflow.errors import JobError, user_line
+from jobflow.graph.ir import Graph, Node, Physical, Value, Variable
+from jobflow.graph.rewrite import rebuild
+from jobflow.graph.text import physical_text
+from jobflow.layout import Layout, Placement
+from jobflow.nn.graph.building import Draw
+from jobflow.nn.graph.optimizers import Rate
+from jobflow.nn.graph.structures import filled, form, leaves
+from jobflow.plan.verify import compare_schedules
+from jobflow.runtime.executor import Executor
+from jobflow.runtime.state import State
+from jobflow.types import Array, TensorType
+
+#: where a tensor keeps (its array, the bytes that it is a part of, and from which on), if a graph has laid it there
+HOME = "_graph_home"
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What a graph expects of an input, and gives as an output."""
+
+    name: str
+    type: TensorType
+    layout: Layout | None
+
+    def __str__(self) -> str:
+        return f"{self.type} {'local' if self.layout is None else self.layout}"
+
+
+@dataclass(frozen=True)
+class Built:
+    """What was traced, and what it needs from the host at every run."""
+
+    name: str
+    graph: Graph
+    inputs: tuple[Meta, ...]
+    #: what build took and gave, with symbols for tensors
+    taken: Any
+    given: Any
+    tensors: Mapping[str, Tensor]
+    draws: Sequence[Draw]
+    rates: Sequence[Rate]
+    schedules: Sequence[Any]
+    #: True if its tensors are local
+    local: bool
+
+
+class Numbering:
+    """The ranks of a graph, numbered from 0."""
+
+    def __init__(self, graph: Graph) -> None:
+        used = [graph.placement, *(node.placement for node in graph.nodes), *(variable.placement for variable in graph.variables.values())]
+        self.ranks = tuple(sorted({rank for placement in used for rank in placement.ranks}))
+        self.within = {placement: self._numbered(placement) for placement in dict.fromkeys(used)}
+        self.outside = {within: placement for placement, within in self.within.items()}
+
+    def _numbered(self, placement: Placement) -> Placement:
+        return Placement(placement.tag, tuple(map(self.ranks.index, placement.ranks)), placement.mesh)
+
+    def graph(self, graph: Graph) -> Graph:
+        """The graph with the ranks' numbers."""
+
+        def place(node: Node) -> None:
+            node.placement = self.within[node.placement]
+
+        made = rebuild(graph, lambda node, inputs: None, place)
+        variables = {name: self.variable(variable) for name, variable in graph.variables.items()}
+        return replace(made, placement=self.within[graph.placement], variables=variables)
+
+    def variable(self, variable: Variable) -> Variable:
+        return replace(variable, placement=self.within[variable.placement])
+
+    def layout(self, layout: Any) -> Layout:
+        """A layout with numbers of the world."""
+        assert isinstance(layout, Layout)
+        return Layout(self.outside[layout.placement], layout.sbp)
+
+
+class Bound:
+    """A graph that is ready to run."""
+
+    def __init__(self, here: EagerState, built: Built, loaded: Mapping[str, Tensor]) -> None:
+        self.here = here
+        self.built = built
+        self.numbering = Numbering(built.graph)
+        self.physical = distribute(self.numbering.graph(built.graph))
+        self.digest = crc32(_text(self.physical).encode())
+        self.outputs = [self._meta(value) for value in self.physical.graph.outputs]
+        self.state: State | None = None
+        self.executor: Executor | None = None
+        self.shared: list[tuple[Tensor, Array]] = []
+        self.storages: list[Storage] = []
+        self.trail = here.trail(Placement("cpu", self.numbering.ranks))
+        if here.rank.index in self.numbering.ranks:
+            self._bind(loaded)
+        self.constant = {one.key: one.array for one in (*built.draws, *built.rates)}
+
+    def _meta(self, value: Value) -> Meta:
+        return Meta(value.name, value.type, None if self.built.local else self.numbering.layout(self.physical.layouts[value]))
+
+    # ---------------------------------------------------------------- memory
+
+    def _bind(self, loaded: Mapping[str, Tensor]) -> None:
+        here, ranks = self.here, self.numbering.ranks
+        comm, index = here.rank.comm.group(ranks), ranks.index(here.rank.index)
+        comm.agree(self.digest, self._described)
+        self.state = State(index, here.device, comm)
+        self._place(self.state, index, loaded)
+        plan = plan_rank(self.physical, index, self.state.slots, True)
+        compare_schedules(self.built.name, comm.exchange(plan.schedule))
+        self.executor = Executor(plan, here.device, comm, self.state)
+
+    def _described(self) -> str:
+        graph = self.physical.graph
+        inputs = ", ".join(f"{meta.name} {meta}" for meta in self.built.inputs)
+        return f"the first call of {self.built.name}({inputs}), a graph of {len(graph.nodes)} steps and {len(graph.variables)} variables, at {user_line()}"
+
+    def _place(self, state: State, index: int, loaded: Mapping[str, Tensor]) -> None:
+        """Give the graph's variables memory: that which their tensors have, as far as it can be used as it is."""
+        fresh: list[Variable] = []
+        for variable in self.physical.graph.variables.values():
+            x = self.built.tensors.get(variable.name)
+            if index not in variable.placement.ranks:
+                if x is not None:
+                    self._relaid(x, variable)
+            elif not (x is not None and not self._relaid(x, variable) and _adopted(state, variable, x)):
+                fresh.append(variable)
+        state.declare(fresh)
+        for variable in fresh:
+            given = self.built.tensors.get(variable.name)
+            saved = given or loaded.get(variable.name)
+            if saved is not None:
+                state.write(variable.name, self._piece(saved, variable))
+        for name, x in self.built.tensors.items():
+            if name in state.slots:
+                self._share(state, name, x)
+
+    def _relaid(self, x: Tensor, variable: Variable) -> bool:
+        """Whether the graph stores a tensor otherwise than it lies; it lies so from now on."""
+        if x.layout is None:
+            return False
+        stored = self.numbering.layout(Layout(variable.placement, variable.sbp))
+        if stored == x.layout:
+            return False
+        x.array, x.layout = convert_array(self.here, x.array, x.type, x.layout, stored, f"{self.built.name}: {variable.name}").copy(), stored
+        return True
+
+    def _piece(self, saved: Tensor, variable: Variable) -> Array:
+        if saved.type != variable.type or (saved.layout is None) != self.built.local:
+            where = "local" if self.built.local else "global"
+            kind = "local" if saved.layout is None else str(saved.layout)
+            raise JobError(
+                f'{self.built.name} at {user_line()}: loaded "{variable.name}" {saved.type} {kind}, where the graph has a {where} {variable.type}'
+            )
+        if saved.layout is None:
+            return saved.array
+        return convert_array(self.here, saved.array, saved.type, saved.layout, self.world(variable), f"{self.built.name}: {variable.name}")
+
+    def world(self, variable: Variable) -> Layout:
+        """How a variable lies, with numbers of the world."""
+        return self.numbering.layout(variable.layout)
+
+    def _share(self, state: State, name: str, x: Tensor) -> None:
+        x.array = state.array(name)
+        slot = state.slots[name]
+        x.__dict__[HOME] = x.array, state.buffers[slot.buffer], slot.offset
+        self.shared.append((x, x.array))
+        if name in self.built.graph.updates:
+            self.storages.append(x.memory)
+
+    # ---------------------------------------------------------------- running
+
+    def __call__(self, given: tuple[Any, ...]) -> Any:
+        arrays = {meta.name: x.array for meta, x in zip(self.built.inputs, self._checked(given), strict=True)}
+        self.trail.add(self.digest, self.built.name)
+        for draw in self.built.draws:
+            draw.array[0] = draw.generator.next()
+        for rate in self.built.rates:
+            rate.array[0] = rate.group["lr"]
+        made: dict[int, Array] = {}
+        if self.executor is not None:
+            for x, array in self.shared:
+                if x.array is not array:
+                    self._take(x, array)
+            made = dict(self.executor.run(arrays | self.constant))
+            for storage in self.storages:
+                storage.version += 1
+        for schedule in self.built.schedules:
+            schedule.step()
+        found = (self._output(meta, made.get(i)) for i, meta in enumerate(self.outputs))
+        return filled(self.built.given, found)
+
+    def _take(self, x: Tensor, array: Array) -> None:
+        """The program has put other memory in the place of a tensor's: the graph's memory gets its numbers."""
+        name = next(name for name, tensor in self.built.tensors.items() if tensor is x)
+        variable = self.physical.graph.variables[name]
+        if x.type != variable.type or x.layout != (None if self.built.local else self.world(variable)):
+            raise JobError(
+                f"{self.built.name} at {user_line()}: {name} was {variable.type} {variable.layout} when the graph was compiled and is "
+                f"{x.type} {x.layout or 'local'} now; make another graph"
+            )
+        array[...] = x.array
+        x.array = array
+
+    @staticmethod
+    def _output(meta: Meta, array: Array | None) -> Tensor:
+        return Tensor(meta.type, meta.layout, empty(meta.type) if array is None else array)
+
+    def _checked(self, given: tuple[Any, ...]) -> Sequence[Tensor]:
+        """The tensors of a call.  JobError unless they are as those of the first call were."""
+        expected = self.built.inputs
+        if len(given) == len(expected) and all(type(x) is Tensor for x in given):
+            found: Sequence[Tensor] = given
+        else:
+            self._check_form(given)
+            found = [x for _, x in leaves(given, "input")]
+        for meta, x in zip(expected, found, strict=True):
+            if x.type != meta.type or x.layout != meta.layout:
+                actual = Meta(meta.name, x.type, x.layout)
+                raise JobError(
+                    f"{self.built.name} at {user_line()}: a graph takes inputs of the shape, dtype, placement and sbp of its first call; "
+                    f"{meta.name} was expected as {meta} and is {actual}. Make another graph for it, or bring it over with to_global"
+                )
+        return found
+
+    def _check_form(self, given: Any) -> None:
+        if form(given) != form(self.built.taken):
+            raise JobError(
+                f"{self.built.name} at {user_line()}: a graph takes inputs nested as in its first call, {self.built.taken!r}; got {given!r}"
+            )
+
+    # ---------------------------------------------------------------- what it is
+
+    def steps(self) -> list[str]:
+        """A line for every step of the program: what it makes, how that lies, and of what."""
+        lines = []
+        for node in self.physical.graph.nodes:
+            made = ", ".join(f"{value.name}: {self._meta(value)}" for value in node.outputs)
+            lines.append(f"{made} = {node.op}({', '.join(value.name for value in node.inputs)})")
+        return lines
+
+    def text(self) -> str:
+        """The program with layouts and the lines that asked for it."""
+        return physical_text(self.physical)
+
+    def variable(self, name: str) -> Tensor:
+        """A copy of one of the graph's own variables."""
+        variable = self.physical.graph.variables[name]
+        array = empty(variable.type) if self.state is None or name not in self.state.slots else self.state.read(name)
+        return Tensor(variable.type, None if self.built.local else self.world(variable), np.array(array))
+
+
+def _adopted(state: State, variable: Variable, x: Tensor) -> bool:
+    """Whether the variable can lie where the tensor does: where a graph has laid it, or anywhere if nothing is gained by laying it beside others."""
+    array, buffer, offset = x.__dict__.get(HOME, (None, None, 0))
+    if array is None or array is not x.array:
+        if variable.trainable or not x.array.flags.c_contiguous or not x.array.flags.writeable:
+            return False
+        buffer, offset = x.array.reshape(-1).view(np.uint8), 0
+    state.adopt(variable, buffer, offset)
+    return True
+
+
+def _text(physical: Physical) -> str:
+    """What the graph computes and where, without the lines of the program."""
+    return "\n".join(line.partition("  # ")[0] for line in physical_text(physical).splitlines())

@@ -1,0 +1,150 @@
+"""What programs say about a graph (`config`) and about its modules (`GraphModule`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from jobflow.compiler.schedule import SCHEDULES
+from jobflow.errors import ConfigError, did_you_mean, user_line
+from jobflow.layout import Broadcast, Layout, S, Sbp, Split
+from jobflow.notices import notice
+from jobflow.placements import placement as public_placement
+from jobflow.types import DType, TensorType, bfloat16, float16
+
+#: switches of graphs elsewhere that have nothing to switch here
+IDLE = (
+    "allow_fuse_model_update_ops",
+    "allow_fuse_add_to_output",
+    "allow_fuse_cast_scale",
+    "set_outputs_buffer_size",
+    "enable_multi_tensor_update",
+    "enable_fused_model_update_cast",
+    "enable_straighten_algorithm",
+    "enable_compress_memory",
+    "enable_choose_best_memory_allocation",
+    "enable_cudnn_conv_heuristic_search_algo",
+    "enable_cudnn_fused_normalization_add_relu",
+    "enable_auto_parallel",
+    "enable_auto_parallel_ignore_user_sbp_config",
+    "enable_auto_parallel_trunk_algo",
+    "enable_auto_parallel_sbp_collector",
+    "set_auto_parallel_computation_cost_ratio",
+    "set_auto_parallel_wait_time",
+    "set_auto_memory_strategy",
+    "allow_auto_memory",
+)
+
+
+@dataclass(frozen=True)
+class Zero:
+    """Each rank stores a part of the parameters that all have, and of what optimizers keep for them.
+
+    stage 1   gradients are brought to their owners when all are made
+    stage 2   as they are made
+    stage 3   parameters are gathered again for the backward pass
+    """
+
+    stage: int = 2
+    #: parameters of fewer elements stay whole
+    least: int = 1024
+
+    @property
+    def reduces_at_once(self) -> bool:
+        return self.stage > 1
+
+    @property
+    def gathers_again(self) -> bool:
+        return self.stage > 2
+
+    def stored(self, type: TensorType, lies: Layout) -> tuple[Sbp, ...]:
+        """How a parameter is stored: cut along the first mesh dimension whose ranks all hold it and the first axis that has room."""
+        taken = {sbp.axis for sbp in lies.sbp if isinstance(sbp, Split)}
+        for dimension, (sbp, n) in enumerate(zip(lies.sbp, lies.placement.mesh, strict=True)):
+            axis = next((axis for axis, length in enumerate(type.shape) if axis not in taken and length >= n), None)
+            if isinstance(sbp, Broadcast) and n > 1 and axis is not None and type.size >= self.least:
+                return (*lies.sbp[:dimension], S(axis), *lies.sbp[dimension + 1 :])
+        return lies.sbp
+
+
+class GraphConfig:
+    """How a graph is compiled: what `graph.config` is."""
+
+    def __init__(self) -> None:
+        self.half: DType | None = None
+        self.steps = 1
+        self.zero: Zero | None = None
+        self.schedule: str | None = None
+
+    def enable_amp(self, mode: bool = True, *, dtype: DType = float16) -> None:
+        """Compute products and convolutions in half precision."""
+        if dtype not in (float16, bfloat16):
+            raise ConfigError(f"config.enable_amp at {user_line()}: dtype is float16 or bfloat16; got {dtype!r}")
+        self.half = dtype if mode else None
+
+    def set_gradient_accumulation_steps(self, value: int) -> None:
+        """Let the batch pass through the graph in so many parts, and average their gradients."""
+        if type(value) is not int or value < 1:
+            raise ConfigError(f"config.set_gradient_accumulation_steps at {user_line()}: a number of parts, at least 1, is needed; got {value!r}")
+        self.steps = value
+
+    def enable_zero(self, mode: bool = True, *, stage: int = 2, shard_min_size: int = 1024, shard_restore_level: int = 1) -> None:
+        """Have every rank keep a part of the parameters only, in stage 1, 2 or 3; those under `shard_min_size` elements stay whole.
+
+        `shard_restore_level` has nothing to choose: a part is gathered where it is read.
+        """
+        if stage not in (1, 2, 3):
+            raise ConfigError(f"config.enable_zero at {user_line()}: stage is 1, 2 or 3; got {stage!r}")
+        self.zero = Zero(stage, shard_min_size) if mode else None
+
+    def set_zero_redundancy_optimizer_mode(self, mode: str = "distributed_split") -> None:
+        """The older name of `enable_zero`, stage 1 or 2."""
+        self.enable_zero(stage=1 if mode == "distributed_split" else 2)
+
+    def set_pipeline_schedule(self, name: str) -> None:
+        """The order in which stages work on the parts of the batch."""
+        if name not in SCHEDULES:
+            raise ConfigError(
+                f"config.set_pipeline_schedule at {user_line()}: there is no {name!r}{did_you_mean(name, SCHEDULES)}; use {', '.join(SCHEDULES)}"
+            )
+        self.schedule = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name in IDLE:
+            notice(f"nn.Graph: config.{name} has nothing to switch here and is ignored")
+            return lambda *args, **options: None
+        legal = [n for n in dir(type(self)) if not n.startswith("_")]
+        raise ConfigError(f'nn.Graph: config at {user_line()} has no "{name}"{did_you_mean(name, [*legal, *IDLE])}')
+
+    def __repr__(self) -> str:
+        said = {"amp": self.half, "gradient_accumulation_steps": self.steps if self.steps > 1 else None, "zero": self.zero, "schedule": self.schedule}
+        return f"(CONFIG:{', '.join(f'{name}={value}' for name, value in said.items() if value is not None) or 'default'})"
+
+
+class GraphModule:
+    """What a graph is told about one of its modules."""
+
+    _FIELDS = ("stage_id", "placement", "activation_checkpointing", "module")
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self.stage_id: int | None = None
+        self.placement: public_placement | None = None
+        self.activation_checkpointing = False
+
+    def set_stage(self, stage_id: int | None = None, placement: public_placement | None = None) -> None:
+        """The module is in this stage of a pipeline; its inputs are moved to `placement` if that is given."""
+        if placement is not None and not isinstance(placement, public_placement):
+            raise ConfigError(f"set_stage at {user_line()}: placement= takes a jobflow.placement; got {placement!r}")
+        if stage_id is not None and (type(stage_id) is not int or stage_id < 0):
+            raise ConfigError(f"set_stage at {user_line()}: stages are numbered 0, 1, ...; got {stage_id!r}")
+        self.stage_id, self.placement = stage_id, placement
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._FIELDS:
+            raise ConfigError(f'GraphModule at {user_line()} has no "{name}"{did_you_mean(name, self._FIELDS)}')
+        super().__setattr__(name, value)
+
+    def __repr__(self) -> str:
+        said = {"stage_id": self.stage_id, "placement": self.placement, "activation_checkpointing": self.activation_checkpointing or None}
+        return f"GraphModule({', '.join(f'{name}={value}' for name, value in said.items() if value is not None)})"

@@ -1,0 +1,47 @@
+"""What a graph takes and gives: tensors in nested lists, tuples and dicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import JobError, user_line
+
+
+def leaves(x: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in x, each with a name for it.  JobError for anything that is no tensor."""
+    if isinstance(x, Tensor):
+        yield name, x
+    elif isinstance(x, list | tuple):
+        for i, one in enumerate(x):
+            yield from leaves(one, f"{name}.{i}")
+    elif isinstance(x, dict):
+        for key, one in x.items():
+            yield from leaves(one, f"{name}.{key}")
+    elif x is not None:
+        raise JobError(
+            f"nn.Graph at {user_line()}: {name} is {x!r}; what goes into build and comes out of it are tensors and None, in lists, tuples and dicts"
+        )
+
+
+def form(x: Any) -> Any:
+    """x with True for every tensor; comparable."""
+    if isinstance(x, list | tuple):
+        return type(x).__name__, tuple(map(form, x))
+    if isinstance(x, dict):
+        return "dict", tuple((key, form(one)) for key, one in x.items())
+    return isinstance(x, Tensor)
+
+
+def filled(x: Any, tensors: Iterator[Any]) -> Any:
+    """x with other tensors in the places of its own, in order."""
+    if isinstance(x, Tensor):
+        return next(tensors)
+    if isinstance(x, tuple) and hasattr(x, "_fields"):
+        return type(x)(*(filled(one, tensors) for one in x))
+    if isinstance(x, list | tuple):
+        return type(x)(filled(one, tensors) for one in x)
+    if isinstance(x, dict):
+        return {key: filled(one, tensors) for key, one in x.items()}
+    return x

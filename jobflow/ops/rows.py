@@ -1,0 +1,38 @@
+"""Some rows of a tensor, in the layout that the tensor has: microbatches of what lies on the ranks already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from jobflow.layout import Rule
+from jobflow.ops.base import LETTERS, Grads, Sample, ViewOp, sample
+from jobflow.types import Array, Tensor, TensorType
+
+
+@dataclass(frozen=True)
+class Rows(ViewOp):
+    """y = x[start:stop], along axis 0, split as x is: ranks hand each other rows where their parts of x are not their parts of y."""
+
+    start: int
+    stop: int
+
+    def infer(self, x: TensorType) -> TensorType:
+        return x.with_shape((self.stop - self.start, *x.shape[1:]))
+
+    def rule(self, x: TensorType) -> Rule:
+        letters = LETTERS[0].upper() + LETTERS[1 : x.ndim]
+        return Rule(f"{letters}->{letters}", linear=((0,),))
+
+    def view(self, x: Array) -> Array:
+        return x[self.start : self.stop]
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (None,)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(1, 3), np.arange(12.0).reshape(4, 3), differentiable=())
+        yield sample(cls(0, 4), np.arange(4), differentiable=())
