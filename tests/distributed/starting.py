@@ -81,11 +81,12 @@ class Crowd:
     jobs: list[tuple[subprocess.Popen[str], pathlib.Path]] = field(default_factory=list)
     folder: str = ""
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str] = {}) -> subprocess.Popen[str]:
+    def start(self, command: Sequence[str], environment: Mapping[str, str] | None = None, typed: str = "") -> subprocess.Popen[str]:
         place = pathlib.Path(self.folder) / str(len(self.jobs))
-        with open(f"{place}.out", "w") as out, open(f"{place}.err", "w") as err:
-            env = clean({"JOBFLOW_TEST": self.token, **environment})
-            job = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True, start_new_session=True)
+        pathlib.Path(f"{place}.in").write_text(typed)
+        with open(f"{place}.in") as keys, open(f"{place}.out", "w") as out, open(f"{place}.err", "w") as err:
+            env = clean({"JOBFLOW_TEST": self.token, **(environment or {})})
+            job = subprocess.Popen(command, env=env, stdin=keys, stdout=out, stderr=err, text=True, start_new_session=True)
         self.jobs.append((job, place))
         return job
 

@@ -173,7 +173,8 @@ class TestService:
         assert json.loads(job.parent.recv(1000)) == {"failed": 1}
 
     @pytest.mark.parametrize(
-        "noise", [b"GET / HTTP/1.1\r\n\r\n", b"\xff\xfe\n", b"{}\n", b'{"rank": 9, "size": 2, "node": 1}\n', b"[1]\n", b"cmd=init\n"]
+        "noise",
+        [b"GET / HTTP/1.1\r\n\r\n", b"\xff\xfe\n", b"{}\n", b'{"rank": 9, "size": 2, "node": 1, "pid": 1}\n', b'{"rank": 0, "size": 2}\n', b"[1]\n"],
     )
     def test_noise_does_no_harm(self, job: Job, noise: bytes) -> None:
         stranger = job.call()

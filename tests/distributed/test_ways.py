@@ -44,16 +44,10 @@ def test_every_rank_calls_a_job(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["launcher", "by hand"])
-class TestWithoutMpiexec:
-    def test_single_client_if_the_program_says_so(self, way: str) -> None:
-        lines, ended = run(way, "single", 2)
-        assert lines == ["rank 0 of 2: called"], ended
-        assert all(one.code == 0 for one in ended)
-
-    def test_positions_need_no_mpi(self, way: str) -> None:
-        lines, ended = run(way, "positions", 2)
-        assert lines == ["rank 0 of 2: local 0, 1 nodes", "rank 1 of 2: local 1, 1 nodes"], ended
-        assert all(one.code == 0 for one in ended)
+def test_positions_need_no_mpi(way: str) -> None:
+    lines, ended = run(way, "positions", 2)
+    assert lines == ["rank 0 of 2: local 0, 1 nodes", "rank 1 of 2: local 1, 1 nodes"], ended
+    assert all(one.code == 0 for one in ended)
 
 
 ERROR = "ValueError: no luck with 41"
@@ -66,7 +60,6 @@ ERROR = "ValueError: no luck with 41"
         ("together:exit", 1, "rank 1: ended its script while rank 0 waited for it in"),
         ("together:osexit", 4, "rank 1 ended with exit code 4"),
         ("asleep:kill", 137, "rank 1 was ended by SIGKILL"),
-        ("early:raise", 1, ERROR),
     ],
 )
 def test_the_launcher_ends_all_when_one_rank_ends(case: str, code: int, text: str) -> None:
@@ -101,6 +94,21 @@ class TestByHand:
         everybody = [[0, 10, 20]] * 3
         assert [one.out for one in ended] == [f"rank {rank} of 3: {everybody}\n" for rank in range(3)], ended
         assert [(one.code, one.err) for one in ended] == [(0, "")] * 3
+
+    def test_single_client_if_the_program_says_so(self) -> None:
+        ended = by_hand("single", 2)
+        assert [(one.code, one.out) for one in ended] == [(0, "rank 0 of 2: called\n"), (0, "")], ended
+
+    def test_at_a_prompt_a_mistake_ends_nothing(self) -> None:
+        typed = "import jobflow\n1 / 0\nfrom jobflow.runtime.world.start import start_world\n"
+        typed += "print(start_world('cpu', None, multi=True).ranks[0].comm.exchange(7))\n"
+        port = free_port()
+        with crowd() as jobs:
+            for rank in range(2):
+                jobs.start([sys.executable, "-i", "-q"], variables(rank, 2, port), typed)
+            ended = jobs.wait()
+        assert [(one.code, one.out) for one in ended] == [(0, "[7, 7]\n")] * 2, ended
+        assert all(one.err.count("ZeroDivisionError") == 1 for one in ended)
 
     def test_one_rank_needs_no_mpi(self) -> None:
         assert by_hand("alone", 1)[0].out == "rank 0 of 1: [[0]]\n"

@@ -18,6 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import NoReturn
 
@@ -134,7 +135,8 @@ def ended_elsewhere(text: str, show: bool) -> None:
         return
     launch = _Guard.launch
     assert launch is not None
-    sys.stdout.flush()
+    with suppress(OSError, ValueError):  # whoever read it may have gone
+        sys.stdout.flush()
     if show:
         print(f"jobflow: rank {launch.rank} ends because of another:\n{text}", file=sys.stderr, flush=True)
     os._exit(1)

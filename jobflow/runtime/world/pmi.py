@@ -297,16 +297,17 @@ class Service:
     # ---------------------------------------------------------------- ranks
 
     def _rank_comes(self, line: Line, about: dict[str, Any]) -> None:
-        self._send(line, GREETING)
         member = Member(int(about["rank"]), about, line)
+        node, pid = str(about["node"]), int(about["pid"])
+        self._send(line, GREETING)
         wrong = self._refusal or self._contradiction(member)
         if wrong:
             self._refuse(line, wrong)
             return
         line.member = self.members[member.rank] = member
-        if about["node"] == self._node and hasattr(os, "pidfd_open"):
+        if node == self._node and hasattr(os, "pidfd_open"):
             with suppress(OSError):  # it may have ended already; then its connection closes
-                member.watch = os.pidfd_open(int(about["pid"]))
+                member.watch = os.pidfd_open(pid)
                 self._register(member.watch, lambda: self._lost(member))  # a child of it may keep its connections open
         self._tell()
 

@@ -285,11 +285,8 @@ class Membership:
             )
         elif awaited(state):
             missing = state["missing"]
-            how = (
-                f"start {'it' if len(missing) == 1 else 'each'} with {self._how(missing[0])}"
-                if missing
-                else "it runs, but has not yet needed other ranks"
-            )
+            them = "it" if len(missing) == 1 else "each"
+            how = f"start {them} with {self._how(missing[0])}" if missing else "it runs, but has not yet needed other ranks"
             who = _ranks(missing or awaited(state))
             print(f"jobflow: rank {started.rank} of {started.size} has waited {waited:g} s for {who}; {how}", file=sys.stderr, flush=True)
 
