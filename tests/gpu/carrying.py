@@ -111,6 +111,17 @@ def relay(rank: Rank, _: Any) -> int:
     return rank.size
 
 
+def in_groups(rank: Rank, _: Any) -> None:
+    """The same in communicators of some ranks."""
+    for members in ((2, 0), (1, 0), (2, 1, 0), (1,)):
+        if rank.index in members:
+            group = rank.comm.group(members)
+            assert group is rank.comm.group(members) and (type(group) is type(rank.comm)) == (len(members) > 1)
+            group.agree(len(members), lambda: "an op")
+            inside = Rank(group.rank, group.size, rank.device, group)
+            assert (carry(inside, ("float32", "uneven")), relay(inside, None)) > (7, 0)
+
+
 def one_stays_away(rank: Rank, _: Any) -> None:
     """The last rank fails before its part of an all_reduce."""
     bound = Bound(rank, 5, 5, "float32")

@@ -107,6 +107,11 @@ class TestCommunicators:
         assert [type(rank.comm) is StagedCommunicator for rank in mixed.ranks] == [True, False, True]
         assert min(mixed.call(carrying.carry, [("float32", "uneven")] * 3)) > 20
 
+    def test_groups(self, apart: ThreadsWorld, together: ThreadsWorld, mixed: ThreadsWorld) -> None:
+        for world in (apart, together, mixed):
+            world.call(carrying.in_groups)
+            world.call(carrying.relay)
+
     def test_transfers(self, apart: ThreadsWorld) -> None:
         assert apart.call(carrying.relay) == [3, 3, 3]
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
+import contract
 import numpy as np
 import pytest
 
@@ -20,11 +21,6 @@ from jobflow.runtime.device import cuda
 from jobflow.runtime.device.cpu import CpuDevice
 from jobflow.runtime.world.threads import ThreadsWorld
 from jobflow.types import float32, float64, int8
-
-SPEC = importlib.util.spec_from_file_location("laws", pathlib.Path(__file__).parent / "programs" / "laws.py")
-assert SPEC and SPEC.loader
-laws = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(laws)
 
 
 class TestCpu:
@@ -134,7 +130,7 @@ class TestGpuCommunicators:
         world = ThreadsWorld(devices)
         try:
             assert all(isinstance(rank.comm, StagedCommunicator) for rank in world.ranks)
-            for law, argument in laws.all_cases():
+            for law, argument in contract.all_cases():
                 if "in place" not in (argument if isinstance(argument, tuple) else ()):
                     world.call(law, [argument] * 3)
             assert all(device.copies > 100 for device in devices)

@@ -86,15 +86,16 @@ class _OnHost:
 class StagedCommunicator(_OnHost):
     """Copies to host memory, lets `inner` work, copies back."""
 
-    def __init__(self, inner: Communicator, device: StagingDevice) -> None:
+    def __init__(self, inner: Communicator, device: StagingDevice, groups: dict[tuple[int, ...], Communicator] | None = None) -> None:
+        """`groups` are those made so far in the world of which this is a group."""
         super().__init__(inner, device)
-        self._groups: dict[tuple[int, ...], Communicator] = {self.members: self}
+        self._groups: dict[tuple[int, ...], Communicator] = {self.members: self} if groups is None else groups
 
     def group(self, ranks: Sequence[int]) -> Communicator:
         inner = self._inner.group(ranks)
         if inner.members not in self._groups:
             alone = Alone(self._device.allocate, inner.members[0], self)
-            self._groups[inner.members] = StagedCommunicator(inner, self._device) if inner.size > 1 else alone
+            self._groups[inner.members] = StagedCommunicator(inner, self._device, self._groups) if inner.size > 1 else alone
         return self._groups[inner.members]
 
     def bind_all_reduce(self, ranks: Sequence[int], source: Array, target: Array, reduce: Reduction, name: str = "") -> list[Call]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -401,7 +402,8 @@ def groups_in_turns(rank: Rank, steps: int) -> None:
             comm = rank.comm.group(members)
             arrays = [comm.allocate(4 * n).view("float32") for n in (5, 40_000)]
             sums = [np.zeros_like(array) for array in arrays]
-            calls = [comm.bind_all_reduce(range(comm.size), array, total, SUM)[0] for array, total in zip(arrays, sums, strict=True)]
+            bind = partial(comm.bind_all_reduce, range(comm.size), reduce=SUM)
+            calls = [call for array, total in zip(arrays, sums, strict=True) for call in bind(array, total)]
             comm.seal()
             bound.append((members, arrays, sums, calls))
     for step in range(steps):
@@ -411,7 +413,7 @@ def groups_in_turns(rank: Rank, steps: int) -> None:
             rank.comm.group(members).agree(step, lambda: "a sum")
             run(calls)
             assert all((total == step * len(members) + sum(members)).all() for total in sums), (members, step)
-    runs = sum(steps * len(calls) for members, _, _, calls in bound if len(members) > 1 or rank.size == 1)
+    runs = sum(steps * len(arrays) for members, arrays, _, _ in bound if len(members) > 1 or rank.size == 1)
     assert rank.comm.sent().get("all_reduce", (0, 0))[0] - before[0] == runs
 
 
