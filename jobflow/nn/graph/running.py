@@ -147,7 +147,7 @@ class Bound:
         state.declare(fresh)
         for variable in fresh:
             given = self.built.tensors.get(variable.name)
-            saved = given or loaded.get(variable.name)
+            saved = loaded.get(variable.name) if given is None else given
             if saved is not None:
                 state.write(variable.name, self._piece(saved, variable))
         for name, x in self.built.tensors.items():
