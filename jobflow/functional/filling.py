@@ -1,4 +1,4 @@
-"""Writing over tensors: with a value, another tensor's elements, or random numbers.  Their gradient ends there, but that of copy_ goes on."""
+"""Writing over tensors: with a value, another tensor's elements, or random numbers.  Gradients go to what was copied."""
 
 from __future__ import annotations
 
@@ -12,26 +12,18 @@ from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor, method
 from jobflow.errors import PlacementError, ShapeError, user_line
 from jobflow.functional import creation, drawing
-from jobflow.functional.in_place import check_writable, written
+from jobflow.functional.in_place import written
 from jobflow.functional.promotion import cast, fitting
 from jobflow.ops.broadcast import BroadcastTo
 from jobflow.ops.scalar import FillLike
 from jobflow.types import type_of
 
 
-def _over(x: Tensor, what: str, value: Tensor) -> Tensor:
-    """x with the elements of a value that has nothing to do with those it had."""
-    check_writable(x, what)
-    if x.node is not None and state().grad_enabled:
-        x.requires_grad = value.requires_grad
-    return written(x, what, value)
-
-
 @method()
 def fill_(x: Tensor, value: Any) -> Tensor:
     """Every element is `value`."""
     number = creation.number(value, "fill_")
-    return _over(x, "fill_", run(FillLike(fitting(number, x.type.dtype)), x.detach()))
+    return written(x, "fill_", run(FillLike(fitting(number, x.type.dtype)), x.detach()))
 
 
 @method()
@@ -58,7 +50,7 @@ def copy_(x: Tensor, other: Any) -> Tensor:
             raise ShapeError(f"copy_ at {user_line()}: {value.type} does not fill {x.type}") from None
     if x.layout is not None and value.layout != x.layout:
         value = crossing.change(state(), value, x.layout)
-    return _over(x, "copy_", value)
+    return written(x, "copy_", value)
 
 
 def _lies(x: Tensor) -> str:
@@ -69,13 +61,13 @@ def _lies(x: Tensor) -> str:
 def normal_(x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Any = None) -> Tensor:
     """Numbers of the normal distribution."""
     drawn = drawing.normal_like(x, mean, std, generator)
-    return _over(x, "normal_", drawn)
+    return written(x, "normal_", drawn)
 
 
 @method()
 def uniform_(x: Tensor, a: float = 0.0, b: float = 1.0, *, generator: Any = None) -> Tensor:
     """Numbers evenly from [a, b)."""
-    return _over(x, "uniform_", drawing.uniform_like(x, a, b, generator))
+    return written(x, "uniform_", drawing.uniform_like(x, a, b, generator))
 
 
 @method()
@@ -83,10 +75,10 @@ def random_(x: Tensor, low: int = 0, high: int | None = None, *, generator: Any 
     """Integers evenly from [low, high); random_(high) begins at 0."""
     if high is None:
         low, high = 0, low or (1 << 24 if x.dtype.is_float else min(1 << 31, int(np.iinfo(x.dtype.numpy).max)))
-    return _over(x, "random_", cast(drawing.randint_like(x.detach(), low, high, generator=generator), x.type.dtype))
+    return written(x, "random_", cast(drawing.randint_like(x.detach(), low, high, generator=generator), x.type.dtype))
 
 
 @method()
 def bernoulli_(x: Tensor, p: float = 0.5, *, generator: Any = None) -> Tensor:
     """1 with probability p, else 0."""
-    return _over(x, "bernoulli_", cast(drawing.bernoulli(creation.full_like(x.detach().float(), p), generator=generator), x.type.dtype))
+    return written(x, "bernoulli_", cast(drawing.bernoulli(creation.full_like(x.detach().float(), p), generator=generator), x.type.dtype))

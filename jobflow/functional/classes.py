@@ -1,0 +1,65 @@
+"""The name `flow.Tensor`: the class of all tensors to isinstance, a constructor to those who call it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jobflow import types
+from jobflow.eager.tensor import Tensor as AnyTensor
+from jobflow.functional.creation import empty, tensor
+from jobflow.types import DType
+
+_DTYPES: dict[str, DType] = {
+    "FloatTensor": types.float32,
+    "DoubleTensor": types.float64,
+    "HalfTensor": types.float16,
+    "BFloat16Tensor": types.bfloat16,
+    "IntTensor": types.int32,
+    "LongTensor": types.int64,
+    "CharTensor": types.int8,
+    "ByteTensor": types.uint8,
+    "BoolTensor": types.bool_,
+}
+
+
+class _Face(type):
+    """Stands for the class of all tensors, or for those of one element type."""
+
+    dtype: DType | None
+
+    def __call__(cls, *arguments: Any, **options: Any) -> AnyTensor:
+        """Of sizes: a tensor of that shape; of data: a tensor of them; float32 if the class does not say otherwise."""
+        options.setdefault("dtype", cls.dtype or types.float32)
+        if len(arguments) == 1 and not isinstance(arguments[0], int) and not _is_shape(arguments[0]):
+            return tensor(arguments[0], **options)
+        return empty(*arguments, **options) if arguments else empty(0, **options)
+
+    def __instancecheck__(cls, x: object) -> bool:
+        return isinstance(x, AnyTensor) and cls.dtype in (None, x.dtype)
+
+    def __subclasscheck__(cls, other: type) -> bool:
+        return issubclass(other, AnyTensor) if cls.dtype is None else type.__subclasscheck__(cls, other)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(AnyTensor, name)
+
+
+def _is_shape(given: Any) -> bool:
+    """A Size is a shape; other tuples and lists are data."""
+    return type(given).__name__ == "Size"
+
+
+class Tensor(metaclass=_Face):
+    """Any tensor: isinstance(x, flow.Tensor).  Tensor(2, 3) makes one of this shape, Tensor([1, 2]) one of these data."""
+
+    dtype = None
+
+
+def _of(name: str, dtype: DType) -> _Face:
+    made: _Face = _Face(name, (), {"dtype": dtype, "__doc__": f"Tensors of {dtype.name}.", "__module__": __name__})
+    return made
+
+
+FloatTensor, DoubleTensor, HalfTensor, BFloat16Tensor, IntTensor, LongTensor, CharTensor, ByteTensor, BoolTensor = (
+    _of(name, dtype) for name, dtype in _DTYPES.items()
+)
