@@ -30,7 +30,7 @@ from jobflow.runtime.comm.record import Group, Letter, Place, Record, Recorder, 
 from jobflow.runtime.comm.shared import Channel, Meet, SharedOperations
 from jobflow.runtime.comm.solo import Alone, copying
 from jobflow.runtime.comm.waits import Count, Need, Way, What, difference
-from jobflow.runtime.comm.windows import Windows
+from jobflow.runtime.comm.windows import SMALL_WINDOW, WINDOW, Windows
 from jobflow.runtime.device.cpu import ALIGNMENT, aligned_zeros
 from jobflow.types import Array
 
@@ -88,7 +88,8 @@ class MpiCommunicator(Recorder):
         self._near: list[int] = node.allgather(self._me)
         self._owned = [comm, node]
         if self._site.shared and len(self._near) > 1:
-            self._windows = Windows(mpi, node, self._near, self._control, self._count("memory"))
+            first = WINDOW if self._all is self else SMALL_WINDOW
+            self._windows = Windows(mpi, node, self._near, self._control, self._count("memory"), first)
         self._accord = self._make_accord()
         self._ways.append(self._accord)
 
@@ -105,9 +106,8 @@ class MpiCommunicator(Recorder):
         done = partial(world._all_called, here, set(self._others))
         self._control.wait(done, what, lambda: [Need(rank, way.name, 1) for rank in self._others if rank not in here])
         comm = world._comm.Create_group(world._comm.Get_group().Incl(list(self.members)))
-        post = Post(self._site.mpi, comm.Dup(), self._control, self._name, self.members)
+        post = Post(self._site.mpi, comm, self._control, self._name, self.members)
         self.open(comm, post)
-        self._owned.append(post.comm)
         self._ways += post.ways
 
     def _call(self, members: tuple[int, ...]) -> set[int]:
@@ -124,7 +124,8 @@ class MpiCommunicator(Recorder):
             letter = np.empty(status.Get_count(mpi.INT64_T), np.int64)
             self._comm.Recv(letter, status.Get_source(), _CALL)
             self._callers.setdefault(tuple(letter.tolist()), set()).add(status.Get_source())
-        return here >= others and bool(mpi.Request.Testall(self._calls))
+        self._calls = [request for request in self._calls if not request.Test()]
+        return here >= others and not self._calls
 
     def _count(self, kind: str) -> Count:
         """A way of this communicator."""
@@ -339,7 +340,8 @@ class MpiCommunicator(Recorder):
         self._operations = SharedOperations(self, self._me)
         self._lines.clear()
         self._accord = None
-        if self._comm is not None and self._control.reason is None:
+        self._ways[:] = [way for way in self._ways if isinstance(way, Count)]  # no other holds on to windows
+        if self._comm is not None and self._control.usable:
             if self._windows is not None:
                 self._windows.close()
             self.barrier()

@@ -127,6 +127,11 @@ class Control:
         self.reason = self.reason or reason
         self.say(ABORT, reason)
 
+    @property
+    def usable(self) -> bool:
+        """False once anybody gave up."""
+        return self.reason is None and self._standstill is None
+
     def check(self, patient: bool = False) -> None:
         """Listen, and raise if anybody gave up."""
         self.listen()
@@ -225,7 +230,7 @@ class Post:
 
     def __init__(self, mpi: Any, comm: Any, control: Control, name: str, members: Sequence[int]) -> None:
         self._mpi = mpi
-        self.comm = self._comm = comm
+        self._comm = comm
         self._control = control
         self._rank: int = comm.Get_rank()
         self._members = members

@@ -17,8 +17,9 @@ from jobflow.runtime.comm.waits import Count, Need
 from jobflow.runtime.device.cpu import ALIGNMENT, aligned_zeros
 from jobflow.types import Array
 
-#: bytes of the first window; each further one is at least as large as all before it, so that there are few
+#: bytes of the first window of a world, and of a group; each further one is at least as large as all before it, so that there are few
 WINDOW = 1 << 20
+SMALL_WINDOW = 1 << 16
 PAGE = 4096
 #: bytes of /dev/shm that are left to others
 SPARE = 1 << 20
@@ -27,7 +28,7 @@ SPARE = 1 << 20
 class Windows:
     """This rank's part of the shared windows of its node, handed out first fit; what nobody points into is handed out again."""
 
-    def __init__(self, mpi: Any, node: Any, members: Sequence[int], control: Control, way: Count) -> None:
+    def __init__(self, mpi: Any, node: Any, members: Sequence[int], control: Control, way: Count, first: int = WINDOW) -> None:
         self._mpi = mpi
         self._node = node
         self._members = members
@@ -43,6 +44,7 @@ class Windows:
         self._free: list[tuple[int, int, int]] = []
         self._returned: list[tuple[int, int, int]] = []
         self._total = 0
+        self._first = first
 
     def agree(self, value: int, operation: Any) -> int:
         """The reduction of the node's values."""
@@ -83,7 +85,7 @@ class Windows:
 
     def _open(self, wanted: int, largest: int) -> bool:
         """A new window; a generous one if there is room."""
-        generous = max(largest, self._total, WINDOW)
+        generous = max(largest, self._total, self._first)
         for size in (generous, wanted):
             size = -(-size // PAGE) * PAGE
             needed = self.agree(size, self._mpi.SUM)

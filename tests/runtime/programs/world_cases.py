@@ -94,7 +94,9 @@ def call_twice_opened() -> None:
         w = world()
         assert all(g["calls"] == 1 for g in w.call(Scale(1), [{"x": np.zeros(1)}] * w.size)), "memory outlived its world"
         w.call(contract.all_reduce, [(100, "float32", "shared", SUM)] * w.size)
+        w.call(contract.groups_in_turns, [3] * w.size)
         w.close()
+        assert not windows._kept, "shared memory outlived its world"
     print("opened three times")
 
 
