@@ -1,0 +1,245 @@
+"""Activations, element by element or along an axis."""
+
+from __future__ import annotations
+
+from jobflow.eager.run import run
+from jobflow.eager.tensor import Tensor, method
+from jobflow.errors import ShapeError, user_line
+from jobflow.functional.in_place import hang
+from jobflow.functional.nn_base import composed, one_of
+from jobflow.ops import activation as act
+from jobflow.ops import elementwise as ew
+from jobflow.ops import shape as sh
+from jobflow.ops import slices as sl
+from jobflow.ops.base import normal_axis
+from jobflow.ops.softmax import LogSoftmax, Softmax
+from jobflow.ops.softmax import softmax as along
+from jobflow.types import Tensor as Value
+
+_RELU, _SIGMOID, _TANH, _SILU = act.Relu(), act.Sigmoid(), act.Tanh(), act.Silu()
+_GELU, _GELU_TANH, _SOFTPLUS = act.Gelu(), act.GeluTanh(), act.Softplus()
+
+
+@method()
+def relu(input: Tensor, inplace: bool = False) -> Tensor:
+    """max(x, 0)"""
+    if inplace:
+        return relu_(input)
+    y: Tensor = run(_RELU, input)
+    return y
+
+
+@method()
+def sigmoid(input: Tensor) -> Tensor:
+    """1 / (1 + e^-x)"""
+    y: Tensor = run(_SIGMOID, input)
+    return y
+
+
+@method()
+def tanh(input: Tensor) -> Tensor:
+    y: Tensor = run(_TANH, input)
+    return y
+
+
+@method()
+def silu(input: Tensor, inplace: bool = False) -> Tensor:
+    """x sigmoid(x)"""
+    if inplace:
+        return silu_(input)
+    y: Tensor = run(_SILU, input)
+    return y
+
+
+@method()
+def gelu(input: Tensor, approximate: str = "none") -> Tensor:
+    """x Phi(x) with the normal distribution Phi; `approximate="tanh"` for the formula by tanh."""
+    if one_of("gelu", "approximate", approximate, ("none", "tanh")) == "tanh":
+        near: Tensor = run(_GELU_TANH, input)
+        return near
+    exact: Tensor = run(_GELU, input)[0]
+    return exact
+
+
+@composed
+def quick_gelu(input: Tensor) -> Value:
+    """x sigmoid(1.702 x)"""
+    return act.swish(input, 1.702)
+
+
+@composed
+def _relu6(input: Tensor) -> Value:
+    return act.relu6(input)
+
+
+def relu6(input: Tensor, inplace: bool = False) -> Tensor:
+    """x limited to [0, 6]"""
+    if inplace:
+        return relu6_(input)
+    y = _relu6(input)
+    return y
+
+
+def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
+    """x where x > 0, else negative_slope x"""
+    if inplace:
+        return leaky_relu_(input, negative_slope)
+    y: Tensor = run(act.LeakyRelu(float(negative_slope)), input)
+    return y
+
+
+def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
+    """x where x > 0, else alpha (e^x - 1)"""
+    if inplace:
+        return elu_(input, alpha)
+    y: Tensor = run(act.Elu(float(alpha)), input)
+    return y
+
+
+@composed
+def _selu(input: Tensor) -> Value:
+    return act.selu(input)
+
+
+def selu(input: Tensor, inplace: bool = False) -> Tensor:
+    """1.0507 elu(x, 1.67326): activations keep mean 0 and variance 1 (Klambauer et al. 2017)"""
+    if inplace:
+        return selu_(input)
+    y = _selu(input)
+    return y
+
+
+@composed
+def celu(input: Tensor, alpha: float = 1.0) -> Value:
+    """x where x > 0, else alpha (e^(x / alpha) - 1)"""
+    return ew.scale(act.elu(ew.scale(input, 1.0 / alpha)), alpha)
+
+
+@composed
+def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Value:
+    """ln(1 + e^(beta x)) / beta; x itself where beta x > threshold"""
+    x: Value = input
+    inner = ew.scale(x, beta) if beta != 1.0 else x
+    soft = act.softplus(inner)
+    soft = ew.scale(soft, 1.0 / beta) if beta != 1.0 else soft
+    return ew.where(ew.greater(inner, ew.fill_like(x, threshold)), x, soft)
+
+
+@composed
+def softsign(input: Tensor) -> Value:
+    """x / (1 + |x|)"""
+    return act.softsign(input)
+
+
+@composed
+def logsigmoid(input: Tensor) -> Value:
+    """-ln(1 + e^-x)"""
+    return act.log_sigmoid(input)
+
+
+@composed
+def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Value:
+    """x limited to [min_val, max_val]"""
+    return act.hard_tanh(input, min_val, max_val)
+
+
+@composed
+def hardsigmoid(input: Tensor) -> Value:
+    """x/6 + 1/2 limited to [0, 1]"""
+    return act.hard_sigmoid(input)
+
+
+@composed
+def hardswish(input: Tensor) -> Value:
+    """x/6 times x + 3 limited to [0, 6]"""
+    return act.hard_swish(input)
+
+
+@composed
+def mish(input: Tensor) -> Value:
+    """x tanh(ln(1 + e^x))"""
+    return act.mish(input)
+
+
+@composed
+def threshold(input: Tensor, threshold: float, value: float) -> Value:
+    """x where x > threshold, else value"""
+    return ew.where(ew.greater(input, ew.fill_like(input, threshold)), input, ew.fill_like(input, value))
+
+
+@composed
+def hardshrink(input: Tensor, lambd: float = 0.5) -> Value:
+    """x where |x| > lambd, else 0"""
+    return ew.where(ew.greater(ew.absolute(input), ew.fill_like(input, lambd)), input, ew.fill_like(input, 0.0))
+
+
+@composed
+def softshrink(input: Tensor, lambd: float = 0.5) -> Value:
+    """x brought nearer to 0 by lambd, and 0 within that"""
+    return ew.subtract(input, ew.clip(input, -lambd, lambd))
+
+
+@composed
+def tanhshrink(input: Tensor) -> Value:
+    """x - tanh x"""
+    return ew.subtract(input, act.tanh(input))
+
+
+@composed
+def prelu(input: Tensor, weight: Tensor) -> Value:
+    """x where x > 0, else weight x; one weight, or one per channel, axis 1"""
+    shape, count = input.type.shape, weight.type.size
+    factor: Value = weight
+    if count > 1:
+        if len(shape) < 2 or weight.type.shape != (shape[1],):
+            raise ShapeError(
+                f"prelu at {user_line()}: weight {weight.type} is neither one number nor one for each channel, axis 1 of input {input.type}"
+            )
+        factor = sh.reshape(weight, (count,) + (1,) * (len(shape) - 2))
+    return ew.where(ew.greater(input, ew.fill_like(input, 0.0)), input, ew.multiply(input, factor))
+
+
+@composed
+def glu(input: Tensor, dim: int = -1) -> Value:
+    """a sigmoid(b), a and b being the halves of x along `dim`"""
+    axis = normal_axis(f"glu at {user_line()}", dim, input.type.ndim)
+    size = input.type.shape[axis]
+    if size % 2:
+        raise ShapeError(f"glu at {user_line()}: axis {dim} of input {input.type} has no halves")
+    first, second = sl.split(input, (size // 2, size // 2), axis)
+    return ew.multiply(first, act.sigmoid(second))
+
+
+def _softmax_axis(what: str, input: Tensor, dim: int | None) -> int:
+    ndim = input.type.ndim
+    if dim is None:
+        dim = 0 if ndim in (0, 1, 3) else 1
+    return normal_axis(f"{what} at {user_line()}", dim, ndim)
+
+
+@method()
+def softmax(input: Tensor, dim: int | None = None) -> Tensor:
+    """e^x / sum e^x along `dim`; None is axis 0 of tensors of 1 or 3 axes, else axis 1"""
+    y: Tensor = run(Softmax(_softmax_axis("softmax", input, dim)), input)
+    return y
+
+
+@method()
+def log_softmax(input: Tensor, dim: int | None = None) -> Tensor:
+    """Logarithm of the softmax along `dim`; None as in softmax."""
+    y: Tensor = run(LogSoftmax(_softmax_axis("log_softmax", input, dim)), input)
+    return y
+
+
+@composed
+def softmin(input: Tensor, dim: int | None = None) -> Value:
+    """softmax of -x along `dim`"""
+    return along(ew.negate(input), _softmax_axis("softmin", input, dim))
+
+
+relu_ = hang("relu_", relu)
+silu_ = hang("silu_", silu)
+relu6_ = hang("relu6_", relu6)
+leaky_relu_ = hang("leaky_relu_", leaky_relu)
+elu_ = hang("elu_", elu)
+selu_ = hang("selu_", selu)

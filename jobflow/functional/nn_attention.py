@@ -1,0 +1,140 @@
+"""Attention: softmax(q k^T / sqrt(size) + mask) v."""
+
+from __future__ import annotations
+
+import math
+
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import DtypeError, ShapeError, user_line
+from jobflow.functional.nn_base import composed
+from jobflow.functional.nn_linear import dropout
+from jobflow.ops import elementwise as ew
+from jobflow.ops import shape as sh
+from jobflow.ops import slices as sl
+from jobflow.ops.linalg import matmul
+from jobflow.ops.softmax import causal_softmax, softmax
+from jobflow.ops.triangle import tril
+from jobflow.types import Tensor as Value
+from jobflow.types import bool_
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:
+    q, k, v = query.type, key.type, value.type
+    what = f"scaled_dot_product_attention at {user_line()}"
+    if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[:-2] != k.shape[:-2] or k.shape[:-1] != v.shape[:-1] or q.shape[-1] != k.shape[-1]:
+        raise ShapeError(f"{what}: query {q} [..., l, e], key {k} [..., s, e] and value {v} [..., s, f] do not fit together")
+    if mask is not None and mask.type.dtype is not bool_ and mask.type.dtype is not q.dtype:
+        raise DtypeError(f"{what}: attn_mask {mask.type} is neither bool, True where a key is seen, nor of the type of query {q}, to be added")
+
+
+@composed
+def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Value:
+    """softmax(scale q k^T + mask) over [..., queries, keys]; a mask of truth values says which keys a query sees."""
+    scores = matmul(query, key, transpose_b=True)
+    if causal and mask is None:
+        return causal_softmax(scores, scale)
+    scores = ew.scale(scores, scale)
+    if causal:
+        scores = tril(scores, 0, -math.inf)
+    if mask is not None and mask.type.dtype is bool_:
+        scores = ew.where(mask, scores, ew.fill_like(scores, -math.inf))
+    elif mask is not None:
+        scores = ew.add(scores, mask)
+    return softmax(scores, -1)
+
+
+@composed
+def answers(weights: Tensor, value: Tensor) -> Value:
+    """What the weights take of the values."""
+    return matmul(weights, value)
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> Tensor:
+    """softmax(scale q k^T + mask) v, with `dropout_p` on the weights; scale is 1 / sqrt(the last size of q) if None.
+
+    A mask of truth values is True where a key is seen; another is added.  `is_causal`: query i sees the keys up to i.
+    """
+    _check(query, key, value, attn_mask)
+    factor = 1.0 / math.sqrt(query.type.shape[-1]) if scale is None else scale
+    weights = attention_weights(query, key, attn_mask, is_causal, factor)
+    return answers(dropout(weights, dropout_p), value)
+
+
+# -------------------------------------------------------------------- heads
+
+
+@composed
+def split_heads(x: Tensor, heads: int) -> Value:
+    """[batch, length, heads size] -> [batch, heads, length, size]"""
+    n, length, width = x.type.shape
+    return sh.transpose(sh.reshape(x, (n, length, heads, width // heads)), (0, 2, 1, 3))
+
+
+@composed
+def join_heads(x: Tensor) -> Value:
+    """The inverse of split_heads."""
+    n, heads, length, size = x.type.shape
+    return sh.reshape(sh.transpose(x, (0, 2, 1, 3)), (n, length, heads * size))
+
+
+@composed
+def turned(x: Tensor) -> Value:
+    """The first two axes exchanged."""
+    return sh.transpose(x, (1, 0, *range(2, x.type.ndim)))
+
+
+@composed
+def thirds(x: Tensor, which: int, axis: int) -> Value:
+    """One of the three parts of x along an axis."""
+    size = x.type.shape[axis] // 3
+    front = (None,) * axis
+    return sl.slice_(x, (*front, which * size), (*front, (which + 1) * size))
+
+
+def hiding(attention: Tensor | None, padding: Tensor | None, batch: int, heads: int, like: Tensor) -> Tensor | None:
+    """Masks of attention modules as one to add or one that says what is seen, over [batch, heads, queries, keys]; None for none.
+
+    In those masks True hides.  `attention` is [queries, keys] or [batch heads, queries, keys], `padding` [batch, keys].
+    """
+    given = [_wide(mask, batch, heads) for mask in (attention, padding) if mask is not None]
+    if not given:
+        return None
+    if all(mask.type.dtype is bool_ for mask in given):
+        return _seen(given[0], given[1] if len(given) > 1 else None)
+    return _added(like, *given)
+
+
+@composed
+def _wide(mask: Tensor, batch: int, heads: int) -> Value:
+    """A mask as one of four axes."""
+    shape = mask.type.shape
+    if len(shape) == 3:
+        return sh.reshape(mask, (batch, heads, *shape[1:]))
+    return sh.reshape(mask, (1, 1, *shape))
+
+
+@composed
+def _seen(hidden: Tensor, more: Tensor | None) -> Value:
+    return ew.logical_not(hidden if more is None else ew.logical_or(hidden, more))
+
+
+@composed
+def _added(like: Tensor, first: Tensor, second: Tensor | None = None) -> Value:
+    """Masks as one to add to scores of the type of `like`: -inf where True hides."""
+    parts: list[Value] = []
+    for mask in (first, second):
+        if mask is not None and mask.type.dtype is bool_:
+            zero = ew.fill_like(mask, 0.0, dtype=like.type.dtype)
+            parts.append(ew.where(mask, ew.fill_like(zero, -math.inf), zero))
+        elif mask is not None:
+            parts.append(mask)
+    return parts[0] if len(parts) == 1 else ew.add(*parts)

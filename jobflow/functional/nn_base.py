@@ -1,0 +1,115 @@
+"""What the functions of `nn` share: composing them of ops, drawing random numbers, spellings of arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, ParamSpec
+
+import numpy as np
+
+from jobflow import scope
+from jobflow.eager.convert import convert, empty
+from jobflow.eager.run import Running, run, source
+from jobflow.eager.state import EagerState, state
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import ConfigError, JobError, ShapeError, did_you_mean, user_line
+from jobflow.layout import B, Layout, Placement
+from jobflow.ops.base import Op
+from jobflow.types import Tensor as Value
+from jobflow.types import TensorType, int64
+
+P = ParamSpec("P")
+#: one number for all spatial axes, or one for each
+Sizes = int | Sequence[int]
+
+
+class Composing:
+    """The interpreter, while a graph is built, of a function composed of ops' functions: each op is recorded as it would be alone."""
+
+    def __init__(self, outer: scope.Interpreter | None, placement: Placement | None) -> None:
+        self.outer = outer
+        self.placement = placement
+
+    def apply(self, op: Op, inputs: Sequence[Any], name: str | None = None) -> tuple[Tensor, ...]:
+        with scope.using(interpreter=self.outer):
+            where = self.placement
+            made = run(op, *inputs) if inputs else source(op, None if where is None else Layout(where, (B,) * len(where.mesh)))
+        return made if isinstance(made, tuple) else (made,)
+
+
+@contextmanager
+def composing(x: Tensor) -> Iterator[None]:
+    """Inside, functions of `jobflow.ops` may be called with tensors that lie where x does."""
+    now = scope.current()
+    if isinstance(now.interpreter, Running | Composing):
+        yield
+        return
+    here = state()
+    placement = None if x.layout is None else x.layout.placement
+    if now.interpreter is None and here.building is None:
+        interpreter: scope.Interpreter = Running(here, placement, here.grad_enabled)
+    else:
+        interpreter = Composing(now.interpreter, placement)
+    with scope.using(interpreter=interpreter):
+        yield
+
+
+def composed(function: Callable[P, Value]) -> Callable[P, Tensor]:
+    """A function that calls functions of `jobflow.ops`, as one that anybody may call; its first argument is a tensor."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        first = args[0] if args else next(iter(kwargs.values()))
+        if not isinstance(first, Tensor):
+            raise JobError(f"{function.__name__} at {user_line()}: the first argument is a tensor, not {type(first).__name__}")
+        with composing(first):
+            made = function(*args, **kwargs)
+        assert isinstance(made, Tensor)
+        return made
+
+    return call
+
+
+def draw_for(x: Tensor) -> tuple[str, int, Value]:
+    """Key, seed and counter of the next draw, for numbers beside x."""
+    here = state()
+    if here.building is not None:
+        drawn: tuple[str, int, Value] = here.building.draw_for(x)
+        return drawn
+    type = TensorType((1,), int64)
+    if x.layout is None:
+        local = here.local_generator
+        return "draw", local.seed, Tensor(type, None, np.array([local.next()]))
+    generator, where = here.global_generator, x.layout.placement
+    number = np.array([generator.next()])
+    layout = Layout(where, (B,) * len(where.mesh))
+    return "draw", generator.seed, Tensor(type, layout, number if here.rank.index in where.ranks else empty(type))
+
+
+def assign(here: EagerState, x: Tensor, made: Tensor) -> None:
+    """The numbers of `made` are those of x from now on, as x lies; gradients know nothing of it."""
+    if here.building is not None:
+        here.building.write(x, made)
+        return
+    array = made.array
+    if x.layout is not None and made.layout != x.layout:
+        array = convert(here, made, x.layout, "an assignment")
+    x.array[...] = array
+    x.wrote()
+
+
+def sizes(what: str, name: str, given: Any, count: int) -> tuple[int, ...]:
+    """One int per spatial axis, from one for all or one for each."""
+    found = (given,) * count if isinstance(given, int | np.integer) else tuple(given)
+    if len(found) != count or not all(isinstance(n, int | np.integer) for n in found):
+        raise ShapeError(f"{what} at {user_line()}: {name} takes one int, or {count}; got {given!r}")
+    return tuple(int(n) for n in found)
+
+
+def one_of(what: str, name: str, given: str, legal: Sequence[str]) -> str:
+    """ConfigError unless `given` is one of the words."""
+    if given not in legal:
+        raise ConfigError(f"{what} at {user_line()}: {name} {given!r} is none of {', '.join(legal)}{did_you_mean(str(given), legal)}")
+    return given

@@ -1,0 +1,116 @@
+"""Losses of classes: labels are numbers of classes, or a probability of each.  The classes may be split."""
+
+from __future__ import annotations
+
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import ArgumentError, DtypeError, ShapeError, user_line
+from jobflow.functional.nn_base import composed, one_of
+from jobflow.functional.nn_losses import reduced
+from jobflow.ops import elementwise as ew
+from jobflow.ops import reduce as rd
+from jobflow.ops import shape as sh
+from jobflow.ops.index import gather
+from jobflow.ops.likelihood import negative_log_likelihood
+from jobflow.ops.softmax import log_softmax
+from jobflow.types import Tensor as Value
+
+
+def _axis(x: Tensor) -> int:
+    return 0 if x.type.ndim == 1 else 1
+
+
+def _check(what: str, x: Tensor, target: Tensor, weight: Tensor | None) -> None:
+    t = x.type
+    if not t.ndim:
+        raise ShapeError(f"{what} at {user_line()}: input {t} is [n, classes, ...] or [classes]")
+    axis = _axis(x)
+    rows = (*t.shape[:axis], *t.shape[axis + 1 :])
+    if target.type.dtype.is_float:
+        raise DtypeError(f"{what} at {user_line()}: target {target.type} is neither integers nor of the shape of input {t}")
+    if target.type.shape != rows:
+        raise ShapeError(f"{what} at {user_line()}: target {target.type} should be {list(rows)}, the axes of input {t} without that of the classes")
+    _check_weight(what, x, weight)
+
+
+def _check_weight(what: str, x: Tensor, weight: Tensor | None) -> None:
+    if weight is not None and weight.type.shape != (x.type.shape[_axis(x)],):
+        raise ShapeError(f"{what} at {user_line()}: weight {weight.type} has not one number for each class of input {x.type}")
+
+
+def _label_weights(x: Tensor, target: Tensor, weight: Tensor | None, ignored: int) -> Value:
+    """Of every label, in the type of x; 0 for those that are ignored."""
+    counts = ew.not_equal(target, ew.fill_like(target, ignored))
+    if weight is None:
+        return ew.cast(counts, x.type.dtype)
+    taken = gather(weight, target, 0)  # 0 for a label that is no class
+    return ew.where(counts, taken, ew.fill_like(taken, 0.0))
+
+
+def _likelihood(logs: Value, x: Tensor, target: Tensor, weight: Tensor | None, ignored: int, reduction: str, smoothing: float) -> Value:
+    axis = _axis(x)
+    loss = negative_log_likelihood(logs, target, axis, ignored)
+    weights = None if weight is None and reduction != "mean" and not smoothing else _label_weights(x, target, weight, ignored)
+    if weight is not None and weights is not None:
+        loss = ew.multiply(loss, weights)
+    if smoothing:
+        loss = ew.add(ew.scale(loss, 1.0 - smoothing), ew.scale(_spread(logs, x, target, weight, ignored), smoothing / x.type.shape[axis]))
+    if reduction != "mean":
+        return reduced("nll_loss", loss, reduction)
+    assert weights is not None
+    return ew.divide(rd.reduce_sum(loss), rd.reduce_sum(weights))
+
+
+def _spread(logs: Value, x: Tensor, target: Tensor, weight: Tensor | None, ignored: int) -> Value:
+    """-sum over the classes of weight log p; 0 for labels that are ignored."""
+    axis = _axis(x)
+    if weight is not None:
+        logs = ew.multiply(logs, sh.reshape(weight, (-1,) + (1,) * (x.type.ndim - 1 - axis)))
+    total = ew.negate(rd.reduce_sum(logs, (axis,)))
+    return ew.where(ew.not_equal(target, ew.fill_like(target, ignored)), total, ew.fill_like(total, 0.0))
+
+
+@composed
+def nll_loss(input: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean") -> Value:
+    """-weight[t] x[n, t, ...] with log-probabilities x and numbers of classes t; 0 where t is `ignore_index`.
+
+    "mean" is the sum divided by the sum of the weights.  Raises: ArgumentError for another t that is no class.
+    """
+    one_of("nll_loss", "reduction", reduction, ("mean", "sum", "none"))
+    _check("nll_loss", input, target, weight)
+    return _likelihood(input, input, target, weight, ignore_index, reduction, 0.0)
+
+
+@composed
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Value:
+    """-weight[t] log softmax(x)[n, t, ...] with the classes on axis 1 of x: nll_loss of log_softmax.
+
+    The target may also be a probability of each class, in the shape of x; "mean" is over the samples then.  `label_smoothing` moves
+    that share of a label to all classes alike.
+    """
+    what = "cross_entropy"
+    one_of(what, "reduction", reduction, ("mean", "sum", "none"))
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ArgumentError(f"{what} at {user_line()}: label_smoothing {label_smoothing} is not in [0, 1]")
+    axis = _axis(input)
+    if target.type.dtype.is_float and target.type.shape == input.type.shape:
+        _check_weight(what, input, weight)
+        return _with_probabilities(log_softmax(input, axis), input, target, weight, reduction, label_smoothing)
+    _check(what, input, target, weight)
+    return _likelihood(log_softmax(input, axis), input, target, weight, ignore_index, reduction, label_smoothing)
+
+
+def _with_probabilities(logs: Value, x: Tensor, target: Value, weight: Tensor | None, reduction: str, smoothing: float) -> Value:
+    axis, classes = _axis(x), x.type.shape[_axis(x)]
+    if smoothing:
+        target = ew.shift(ew.scale(target, 1.0 - smoothing), smoothing / classes)
+    if weight is not None:
+        target = ew.multiply(target, sh.reshape(weight, (-1,) + (1,) * (x.type.ndim - 1 - axis)))
+    loss = ew.negate(rd.reduce_sum(ew.multiply(logs, target), (axis,)))
+    return reduced("cross_entropy", loss, reduction)

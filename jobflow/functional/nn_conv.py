@@ -1,0 +1,170 @@
+"""Convolution, and its transpose, over 1 to 3 spatial axes."""
+
+from __future__ import annotations
+
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import ShapeError, user_line
+from jobflow.functional.nn_base import Sizes, composed, sizes
+from jobflow.ops import conv as cv
+from jobflow.ops import shape as sh
+from jobflow.ops import slices as sl
+from jobflow.ops.base import apply
+from jobflow.ops.linalg import BiasAdd
+from jobflow.types import Tensor as Value
+
+
+def batched(what: str, x: Tensor, spatial: int) -> Value:
+    """x with a batch axis."""
+    if x.type.ndim == spatial + 1:
+        return sh.expand_dims(x, 0)
+    if x.type.ndim != spatial + 2:
+        raise ShapeError(f"{what} at {user_line()}: input {x.type} is [n, channels, ...] or [channels, ...] with {spatial} spatial axes")
+    return x
+
+
+def unbatched(y: Value, like: Tensor) -> Value:
+    return y if y.type.ndim == like.type.ndim else sh.squeeze(y, (0,))
+
+
+def _biased(what: str, y: Value, bias: Tensor | None) -> Value:
+    if bias is None:
+        return y
+    if bias.type.shape != (y.type.shape[1],):
+        raise ShapeError(f"{what} at {user_line()}: bias {bias.type} has not one number for each of the {y.type.shape[1]} channels of the output")
+    biased: Value = apply(BiasAdd(1), y, bias)
+    return biased
+
+
+def pairs(
+    what: str, padding: str | Sizes, kernel: tuple[int, ...], strides: tuple[int, ...], dilations: tuple[int, ...]
+) -> tuple[tuple[int, int], ...]:
+    """(before, after) per spatial axis; of "same" the odd one is after."""
+    if not isinstance(padding, str):
+        each = sizes(what, "padding", padding, len(kernel))
+        if min(each, default=0) < 0:
+            raise ShapeError(f"{what} at {user_line()}: padding {padding} is negative")
+        return tuple((n, n) for n in each)
+    if padding == "valid":
+        return ((0, 0),) * len(kernel)
+    if padding != "same":
+        raise ShapeError(f'{what} at {user_line()}: padding {padding!r} is neither "same", "valid" nor numbers')
+    if set(strides) != {1}:
+        raise ShapeError(f'{what} at {user_line()}: padding="same" goes with stride 1 only, not {list(strides)}')
+    totals = [d * (k - 1) for k, d in zip(kernel, dilations, strict=True)]
+    return tuple((total // 2, total - total // 2) for total in totals)
+
+
+@composed
+def _conv(
+    input: Tensor, spatial: int, weight: Tensor, bias: Tensor | None, stride: Sizes, padding: str | Sizes, dilation: Sizes, groups: int
+) -> Value:
+    what = f"conv{spatial}d"
+    x = batched(what, input, spatial)
+    if weight.type.ndim != spatial + 2:
+        raise ShapeError(f"{what} at {user_line()}: weight {weight.type} is [out, in / groups, *kernel] with {spatial} kernel sizes")
+    strides, dilations = sizes(what, "stride", stride, spatial), sizes(what, "dilation", dilation, spatial)
+    around = pairs(what, padding, weight.type.shape[2:], strides, dilations)
+    y = cv.conv(x, weight, strides=strides, padding=around, dilations=dilations, groups=groups)
+    return unbatched(_biased(what, y, bias), input)
+
+
+def conv1d(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: str | Sizes = 0, dilation: Sizes = 1, groups: int = 1
+) -> Tensor:
+    """y[n,o,i] = sum over c, k of x[n,c, i stride + k dilation - padding] w[o,c,k], plus b[o].
+
+    `padding` is a number, or "valid" (none) or "same" (the output is as long as the input).
+    """
+    return _conv(input, 1, weight, bias, stride, padding, dilation, groups)
+
+
+def conv2d(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: str | Sizes = 0, dilation: Sizes = 1, groups: int = 1
+) -> Tensor:
+    """conv1d for images [n, c, h, w] and weights [o, c / groups, kh, kw]."""
+    return _conv(input, 2, weight, bias, stride, padding, dilation, groups)
+
+
+def conv3d(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: str | Sizes = 0, dilation: Sizes = 1, groups: int = 1
+) -> Tensor:
+    """conv1d for volumes [n, c, d, h, w] and weights [o, c / groups, kd, kh, kw]."""
+    return _conv(input, 3, weight, bias, stride, padding, dilation, groups)
+
+
+@composed
+def _conv_transpose(
+    input: Tensor,
+    spatial: int,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sizes,
+    padding: Sizes,
+    output_padding: Sizes,
+    groups: int,
+    dilation: Sizes,
+) -> Value:
+    what = f"conv_transpose{spatial}d"
+    x = batched(what, input, spatial)
+    if weight.type.ndim != spatial + 2:
+        raise ShapeError(f"{what} at {user_line()}: weight {weight.type} is [in, out / groups, *kernel] with {spatial} kernel sizes")
+    strides, dilations = sizes(what, "stride", stride, spatial), sizes(what, "dilation", dilation, spatial)
+    around, extra = sizes(what, "padding", padding, spatial), sizes(what, "output_padding", output_padding, spatial)
+    if any(e >= max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True)):
+        raise ShapeError(
+            f"{what} at {user_line()}: output_padding {list(extra)} must be smaller than stride {list(strides)} or dilation {list(dilations)}"
+        )
+    shape = zip(x.type.shape[2:], weight.type.shape[2:], strides, around, extra, dilations, strict=True)
+    out = tuple((n - 1) * s - 2 * p + d * (k - 1) + e + 1 for n, k, s, p, e, d in shape)
+    if min(out) < 1:
+        raise ShapeError(f"{what} at {user_line()}: input {x.type} and weight {weight.type} give an output of {list(out)}")
+    further = [e // s for e, s in zip(extra, strides, strict=True)]  # an output so much longer is one of an input that goes on with zeros
+    if any(further):
+        x = sl.pad(x, [(0, 0), (0, 0), *((0, n) for n in further)])
+    y = cv.conv_transpose(x, weight, spatial=out, strides=strides, padding=tuple((p, p) for p in around), dilations=dilations, groups=groups)
+    return unbatched(_biased(what, y, bias), input)
+
+
+def conv_transpose1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    dilation: Sizes = 1,
+) -> Tensor:
+    """The transpose of conv1d: y[n,o,j] = sum of x[n,c,i] w[c,o,k] over i stride + k dilation - padding == j, plus b[o].
+
+    An axis of n becomes (n - 1) stride - 2 padding + dilation (k - 1) + output_padding + 1.
+    """
+    return _conv_transpose(input, 1, weight, bias, stride, padding, output_padding, groups, dilation)
+
+
+def conv_transpose2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    dilation: Sizes = 1,
+) -> Tensor:
+    """conv_transpose1d for images."""
+    return _conv_transpose(input, 2, weight, bias, stride, padding, output_padding, groups, dilation)
+
+
+def conv_transpose3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    dilation: Sizes = 1,
+) -> Tensor:
+    """conv_transpose1d for volumes."""
+    return _conv_transpose(input, 3, weight, bias, stride, padding, output_padding, groups, dilation)

@@ -1,0 +1,217 @@
+"""Linear maps, look-up tables, dropout, and lengths of vectors."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import ArgumentError, DtypeError, ShapeError, user_line
+from jobflow.functional.in_place import check_writable, kept, written
+from jobflow.functional.moving import value_of
+from jobflow.functional.nn_base import composed, draw_for
+from jobflow.layout import Partial
+from jobflow.ops import elementwise as ew
+from jobflow.ops import reduce as rd
+from jobflow.ops import shape as sh
+from jobflow.ops import slices as sl
+from jobflow.ops.base import apply, normal_axis
+from jobflow.ops.index import gather
+from jobflow.ops.index import one_hot as rows_of_ones
+from jobflow.ops.linalg import BiasAdd, matmul
+from jobflow.ops.random import DropoutMask
+from jobflow.types import Tensor as Value
+from jobflow.types import int64
+
+
+@composed
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Value:
+    """y[..., o] = sum over i of x[..., i] w[o, i], plus b[o]"""
+    x, w = input.type, weight.type
+    if w.ndim != 2 or not x.ndim or x.shape[-1] != w.shape[1]:
+        raise ShapeError(f"linear at {user_line()}: weight {w} is [out, in], where in is the size of the last axis of input {x}")
+    rows: Value = input if x.ndim > 1 else sh.expand_dims(input, 0)
+    y = matmul(rows, weight, transpose_b=True)
+    if bias is not None:
+        if bias.type.shape != (w.shape[0],):
+            raise ShapeError(f"linear at {user_line()}: bias {bias.type} has not one number for each of the {w.shape[0]} rows of weight {w}")
+        y = apply(BiasAdd(y.type.ndim - 1), y, bias)
+    return y if x.ndim > 1 else sh.squeeze(y, (0,))
+
+
+@composed
+def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Value:
+    """y[..., o] = sum over i, j of x1[..., i] w[o, i, j] x2[..., j], plus b[o]"""
+    x1, x2, w = input1.type, input2.type, weight.type
+    if w.ndim != 3 or x1.shape[:-1] != x2.shape[:-1] or (x1.shape[-1], x2.shape[-1]) != w.shape[1:]:
+        raise ShapeError(
+            f"bilinear at {user_line()}: weight {w} is [out, in1, in2], the last sizes of input1 {x1} and input2 {x2}, whose others agree"
+        )
+    out, first, second = w.shape
+    rows = math.prod(x1.shape[:-1])
+    maps = sh.reshape(sh.transpose(weight, (1, 0, 2)), (first, out * second))
+    mapped = sh.reshape(matmul(sh.reshape(input1, (rows, first)), maps), (rows, out, second))
+    y = rd.reduce_sum(ew.multiply(mapped, sh.reshape(input2, (rows, 1, second))), (2,))
+    if bias is not None:
+        y = apply(BiasAdd(1), y, bias)
+    return sh.reshape(y, (*x1.shape[:-1], out))
+
+
+def _check_ids(what: str, ids: Tensor, count: int) -> None:
+    """ArgumentError if this rank sees a number that is no row; while a graph is built there are none to see."""
+    if not ids.type.dtype.is_integer:
+        raise DtypeError(f"{what} at {user_line()}: the numbers of rows {ids.type} are not integers")
+    partial = ids.layout is not None and any(isinstance(sbp, Partial) for sbp in ids.layout.sbp)
+    if ids.symbol is not None or partial or not ids.array.size:
+        return
+    low, high = int(ids.array.min()), int(ids.array.max())
+    if low < 0 or high >= count:
+        raise ArgumentError(f"{what} at {user_line()}: row {low if low < 0 else high} is outside [0, {count}), the rows there are")
+
+
+@composed
+def _looked_up(ids: Tensor, weight: Tensor, padding: int | None) -> Value:
+    rows = gather(weight, ids, 0)
+    if padding is None:
+        return rows
+    fixed = sh.reshape(ew.equal(ids, ew.fill_like(ids, padding)), (*ids.type.shape, *(1,) * (weight.type.ndim - 1)))
+    return ew.where(fixed, ew.detach(rows), rows)
+
+
+def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
+    """weight[input]: one row for each number; row `padding_idx` gets no gradient.  The rows may be split.
+
+    Raises: ArgumentError for a number that is no row.
+    """
+    count = weight.type.shape[0]
+    _check_ids("embedding", input, count)
+    if padding_idx is not None and not -count <= padding_idx < count:
+        raise ArgumentError(f"embedding at {user_line()}: padding_idx {padding_idx} is none of the {count} rows")
+    return _looked_up(input, weight, None if padding_idx is None else padding_idx % count)
+
+
+@composed
+def _ones_at(ids: Tensor, classes: int) -> Value:
+    return rows_of_ones(ids, classes, dtype=int64)
+
+
+def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    """int64 rows with 1 at the numbers of `tensor`, else 0; -1 counts the classes: one more than the largest, which every rank looks for."""
+    if num_classes == -1:
+        values = value_of(tensor, "one_hot without num_classes")
+        if not values.size:
+            raise ArgumentError(f"one_hot at {user_line()}: the number of classes cannot be counted in an empty tensor; give num_classes")
+        num_classes = int(np.max(values)) + 1
+    _check_ids("one_hot", tensor, num_classes)
+    return _ones_at(tensor, num_classes)
+
+
+# -------------------------------------------------------------------- dropout
+
+
+def _check_rate(what: str, p: float) -> None:
+    if not 0.0 <= p <= 1.0:
+        raise ArgumentError(f"{what} at {user_line()}: p {p} is no probability")
+
+
+@composed
+def _dropped(x: Tensor, p: float, each: Value | None) -> Value:
+    """x times a mask of its type, or of the type of `each`, which broadcasts."""
+    if p == 1.0:
+        return ew.scale(x, 0.0)
+    key, seed, counter = draw_for(x)
+    mask = apply(DropoutMask(p, key, seed), x if each is None else each, counter)
+    return ew.multiply(x, mask)
+
+
+def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Every element is 0 with probability p, else divided by 1 - p; x itself if not training.
+
+    Which ones does not depend on the layout, but on the seed and the number of the draw.
+    """
+    _check_rate("dropout", p)
+    if not training or p == 0.0:
+        return input
+    if inplace:
+        check_writable(input, "dropout_")
+        return written(input, "dropout_", _dropped(kept(input), float(p), None))
+    return _dropped(input, float(p), None)
+
+
+@composed
+def _one_of_channel(x: Tensor, axis: int) -> Value:
+    return sl.slice_(x, (None,) * (axis + 1) + (0,) * (x.type.ndim - axis - 1), (None,) * (axis + 1) + (1,) * (x.type.ndim - axis - 1))
+
+
+def _dropout_channels(what: str, input: Tensor, p: float, training: bool, inplace: bool, spatial: int) -> Tensor:
+    _check_rate(what, p)
+    if input.type.ndim not in (spatial + 1, spatial + 2):
+        raise ShapeError(f"{what} at {user_line()}: input {input.type} is [n, c, ...] or [c, ...] with {spatial} spatial axes")
+    if not training or p == 0.0:
+        return input
+    y = _dropped(input, float(p), _one_of_channel(input, input.type.ndim - spatial - 1))
+    return written(input, what, y) if inplace else y
+
+
+def dropout1d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """dropout of whole channels of [n, c, l]"""
+    return _dropout_channels("dropout1d", input, p, training, inplace, 1)
+
+
+def dropout2d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """dropout of whole channels of [n, c, h, w]"""
+    return _dropout_channels("dropout2d", input, p, training, inplace, 2)
+
+
+def dropout3d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """dropout of whole channels of [n, c, d, h, w]"""
+    return _dropout_channels("dropout3d", input, p, training, inplace, 3)
+
+
+# -------------------------------------------------------------------- lengths
+
+
+def length(x: Value, axis: int, p: float, keepdims: bool) -> Value:
+    """The p-norm along an axis, by ops' functions."""
+    if p == 2.0:
+        return ew.sqrt(rd.reduce_sum(ew.square(x), (axis,), keepdims))
+    if p == 1.0:
+        return rd.reduce_sum(ew.absolute(x), (axis,), keepdims)
+    if p == math.inf:
+        return rd.reduce_max(ew.absolute(x), (axis,), keepdims)
+    return ew.scalar_power(rd.reduce_sum(ew.scalar_power(ew.absolute(x), p), (axis,), keepdims), 1.0 / p)
+
+
+@composed
+def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Value:
+    """x / max(|x|, eps), with the p-norm along `dim`"""
+    axis = normal_axis(f"normalize at {user_line()}", dim, input.type.ndim)
+    if p == 2.0:
+        square = rd.reduce_sum(ew.square(input), (axis,), True)
+        return ew.divide(input, ew.sqrt(ew.clip(square, eps * eps, None)))
+    return ew.divide(input, ew.clip(length(input, axis, float(p), True), eps, None))
+
+
+def cosine(x1: Value, x2: Value, dim: int, eps: float) -> Value:
+    """The cosine along an axis, by ops' functions."""
+    ndim = max(x1.type.ndim, x2.type.ndim)
+    axis = normal_axis(f"cosine_similarity at {user_line()}", dim, ndim)
+    product, one, other = (rd.reduce_sum(ew.multiply(a, b), (axis,)) for a, b in ((x1, x2), (x1, x1), (x2, x2)))
+    lengths = (ew.sqrt(ew.clip(square, eps * eps, None)) for square in (one, other))
+    return ew.divide(product, ew.multiply(*lengths))
+
+
+@composed
+def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Value:
+    """x1 . x2 / (max(|x1|, eps) max(|x2|, eps)) along `dim`"""
+    if x1.type.ndim != x2.type.ndim:
+        raise ShapeError(f"cosine_similarity at {user_line()}: x1 {x1.type} and x2 {x2.type} have not equally many axes")
+    return cosine(x1, x2, dim, eps)
+
+
+@composed
+def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Value:
+    """The p-norm of x1 - x2 + eps along the last axis"""
+    difference = ew.shift(ew.subtract(x1, x2), eps)
+    return length(difference, difference.type.ndim - 1, float(p), keepdim)

@@ -1,0 +1,192 @@
+"""Losses.  `reduction` is "mean" (over all elements, or as said), "sum" or "none"."""
+
+from __future__ import annotations
+
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import ArgumentError, ShapeError, user_line
+from jobflow.functional.nn_base import composed, one_of
+from jobflow.functional.nn_linear import cosine, length
+from jobflow.ops import activation as act
+from jobflow.ops import elementwise as ew
+from jobflow.ops import elementwise_loss as el
+from jobflow.ops import reduce as rd
+from jobflow.types import Tensor as Value
+
+_REDUCTIONS = ("mean", "sum", "none")
+
+
+def reduced(what: str, loss: Value, reduction: str) -> Value:
+    """The elements, their mean or their sum."""
+    one_of(what, "reduction", reduction, _REDUCTIONS)
+    if reduction == "none":
+        return loss
+    return rd.reduce_mean(loss) if reduction == "mean" else rd.reduce_sum(loss)
+
+
+def one_shape(what: str, **operands: Tensor | None) -> None:
+    """ShapeError unless the tensors that are given have one shape."""
+    given = {name: x.type for name, x in operands.items() if x is not None}
+    if len({type.shape for type in given.values()}) > 1:
+        raise ShapeError(f"{what} at {user_line()}: {' and '.join(f'{name} {type}' for name, type in given.items())} are not of one shape")
+
+
+@composed
+def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
+    """(x - t)^2"""
+    return reduced("mse_loss", ew.squared_difference(input, target), reduction)
+
+
+@composed
+def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
+    """|x - t|"""
+    return reduced("l1_loss", ew.absolute(ew.subtract(input, target)), reduction)
+
+
+@composed
+def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Value:
+    """d^2 / (2 beta) where d = |x - t| < beta, else d - beta / 2"""
+    if beta < 0:
+        raise ArgumentError(f"smooth_l1_loss at {user_line()}: beta {beta} must not be negative")
+    one_shape("smooth_l1_loss", input=input, target=target)
+    if beta == 0:
+        return reduced("smooth_l1_loss", ew.absolute(ew.subtract(input, target)), reduction)
+    return reduced("smooth_l1_loss", el.smooth_l1(input, target, beta), reduction)
+
+
+@composed
+def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0) -> Value:
+    """d^2 / 2 where d = |x - t| < delta, else delta (d - delta / 2)"""
+    if delta <= 0:
+        raise ArgumentError(f"huber_loss at {user_line()}: delta {delta} must be positive")
+    one_shape("huber_loss", input=input, target=target)
+    return reduced("huber_loss", ew.scale(el.smooth_l1(input, target, delta), delta), reduction)
+
+
+def _weighted(loss: Value, weight: Tensor | None) -> Value:
+    return loss if weight is None else ew.multiply(loss, weight)
+
+
+@composed
+def binary_cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean") -> Value:
+    """-weight (t log x + (1 - t) log(1 - x)), x being probabilities; logarithms are at least -100"""
+    one_shape("binary_cross_entropy", input=input, target=target)
+    yes, no = (ew.clip(logarithm, -100.0, None) for logarithm in (ew.log(input), ew.log1p(ew.negate(input))))
+    loss = ew.subtract(ew.multiply(ew.shift(target, -1.0), no), ew.multiply(target, yes))
+    return reduced("binary_cross_entropy", _weighted(loss, weight), reduction)
+
+
+@composed
+def binary_cross_entropy_with_logits(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean", pos_weight: Tensor | None = None
+) -> Value:
+    """weight ((1 - t) x + (1 + (pos_weight - 1) t) ln(1 + e^-x)), x being logits"""
+    one_shape("binary_cross_entropy_with_logits", input=input, target=target)
+    if pos_weight is None:
+        return reduced("binary_cross_entropy_with_logits", _weighted(el.sigmoid_cross_entropy(input, target), weight), reduction)
+    tail = ew.multiply(ew.shift(ew.multiply(ew.shift(pos_weight, -1.0), target), 1.0), act.softplus(ew.negate(input)))
+    loss = ew.add(ew.multiply(ew.shift(ew.negate(target), 1.0), input), tail)
+    return reduced("binary_cross_entropy_with_logits", _weighted(loss, weight), reduction)
+
+
+@composed
+def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", *, log_target: bool = False) -> Value:
+    """t (log t - x), 0 where t is; e^t (t - x) if the target is logarithms.  "batchmean" is the sum divided by the first size."""
+    one_of("kl_div", "reduction", reduction, (*_REDUCTIONS, "batchmean"))
+    if log_target:
+        loss = ew.multiply(ew.exp(target), ew.subtract(target, input))
+    else:
+        zero = ew.fill_like(target, 0.0)
+        positive = ew.greater(target, zero)
+        logarithm = ew.log(ew.where(positive, target, ew.fill_like(target, 1.0)))  # 1 where t is not positive keeps the gradient there finite
+        loss = ew.subtract(ew.where(positive, ew.multiply(target, logarithm), zero), ew.multiply(target, input))
+    if reduction == "batchmean":
+        return ew.scale(rd.reduce_sum(loss), 1.0 / max(input.type.shape[0], 1))
+    return reduced("kl_div", loss, reduction)
+
+
+@composed
+def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
+    """ln(1 + e^(-t x)), t being 1 or -1"""
+    one_shape("soft_margin_loss", input=input, target=target)
+    return reduced("soft_margin_loss", act.softplus(ew.negate(ew.multiply(target, input))), reduction)
+
+
+@composed
+def hinge_embedding_loss(input: Tensor, target: Tensor, margin: float = 1.0, reduction: str = "mean") -> Value:
+    """x where t is 1, max(0, margin - x) where t is -1"""
+    one_shape("hinge_embedding_loss", input=input, target=target)
+    zero = ew.fill_like(input, 0.0)
+    positive = ew.equal(target, ew.fill_like(target, 1.0))
+    negative = ew.equal(target, ew.fill_like(target, -1.0))
+    near = ew.where(negative, act.relu(ew.shift(ew.negate(input), margin)), zero)
+    return reduced("hinge_embedding_loss", ew.add(ew.where(positive, input, zero), near), reduction)
+
+
+@composed
+def margin_ranking_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean") -> Value:
+    """max(0, margin - t (x1 - x2))"""
+    one_shape("margin_ranking_loss", input1=input1, input2=input2, target=target)
+    distance = ew.shift(ew.negate(ew.multiply(target, ew.subtract(input1, input2))), margin)
+    return reduced("margin_ranking_loss", act.relu(distance), reduction)
+
+
+@composed
+def cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean") -> Value:
+    """1 - c where t is 1, max(0, c - margin) where t is -1; c = the cosine along the last axis"""
+    one_shape("cosine_embedding_loss", input1=input1, input2=input2)
+    similar = cosine(input1, input2, -1, 1e-8)
+    if target.type.shape != similar.type.shape:
+        raise ShapeError(f"cosine_embedding_loss at {user_line()}: target {target.type} has not one number for each pair of vectors, {similar.type}")
+    zero = ew.fill_like(similar, 0.0)
+    positive, negative = (ew.equal(target, ew.fill_like(target, sign)) for sign in (1.0, -1.0))
+    near = ew.where(positive, ew.shift(ew.negate(similar), 1.0), zero)
+    far = ew.where(negative, act.relu(ew.shift(similar, -margin)), zero)
+    return reduced("cosine_embedding_loss", ew.add(near, far), reduction)
+
+
+@composed
+def triplet_margin_loss(
+    anchor: Tensor,
+    positive: Tensor,
+    negative: Tensor,
+    margin: float = 1.0,
+    p: float = 2.0,
+    eps: float = 1e-6,
+    swap: bool = False,
+    reduction: str = "mean",
+) -> Value:
+    """max(0, d(a, p) - d(a, n) + margin), d being the p-norm of the difference plus eps; with `swap`, d(p, n) if that is smaller than d(a, n)"""
+    one_shape("triplet_margin_loss", anchor=anchor, positive=positive, negative=negative)
+
+    def distance(x: Value, y: Value) -> Value:
+        difference = ew.shift(ew.subtract(x, y), eps)
+        return length(difference, difference.type.ndim - 1, float(p), False)
+
+    far = distance(anchor, negative)
+    if swap:
+        far = ew.minimum(far, distance(positive, negative))
+    return reduced("triplet_margin_loss", act.relu(ew.shift(ew.subtract(distance(anchor, positive), far), margin)), reduction)
+
+
+@composed
+def gaussian_nll_loss(input: Tensor, target: Tensor, var: Tensor, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> Value:
+    """(log v + (x - t)^2 / v) / 2 with v = max(var, eps), whose lower bound has no gradient; plus log(2 pi) / 2 if `full`"""
+    bounded = ew.add(var, ew.detach(ew.subtract(ew.clip(var, eps, None), var)))
+    loss = ew.scale(ew.add(ew.log(bounded), ew.divide(ew.squared_difference(input, target), bounded)), 0.5)
+    return reduced("gaussian_nll_loss", ew.shift(loss, 0.9189385332046727) if full else loss, reduction)
+
+
+@composed
+def poisson_nll_loss(input: Tensor, target: Tensor, log_input: bool = True, full: bool = False, eps: float = 1e-8, reduction: str = "mean") -> Value:
+    """e^x - t x, or x - t log(x + eps) if not `log_input`; plus Stirling's t log t - t + log(2 pi t) / 2 where t > 1 if `full`"""
+    if log_input:
+        loss = ew.subtract(ew.exp(input), ew.multiply(target, input))
+    else:
+        loss = ew.subtract(input, ew.multiply(target, ew.log(ew.shift(input, eps))))
+    if full:
+        one = ew.fill_like(target, 1.0)
+        t = ew.where(ew.greater(target, one), target, one)
+        logarithm = ew.log(t)
+        stirling = ew.add(ew.subtract(ew.multiply(t, logarithm), t), ew.shift(ew.scale(logarithm, 0.5), 0.9189385332046727))
+        loss = ew.add(loss, ew.where(ew.greater(target, one), stirling, ew.fill_like(target, 0.0)))
+    return reduced("poisson_nll_loss", loss, reduction)

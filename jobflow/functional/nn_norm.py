@@ -1,0 +1,192 @@
+"""Normalisation.  Statistics of a batch are those of the whole logical batch, however it is split."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jobflow.eager import crossing
+from jobflow.eager import run as running
+from jobflow.eager.state import gradients, state
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import ShapeError, user_line
+from jobflow.functional.nn_base import composed, composing
+from jobflow.ops import batch_norm as bn
+from jobflow.ops import elementwise as ew
+from jobflow.ops import norm as nm
+from jobflow.ops import reduce as rd
+from jobflow.ops import shape as sh
+from jobflow.ops.base import Op
+from jobflow.ops.source import constant
+from jobflow.ops.update import MovingAverage
+from jobflow.types import Tensor as Value
+
+
+def _vector(p: Tensor | None, size: int, like: Tensor, value: float) -> Value:
+    return constant(value, (size,), like.type.dtype) if p is None else p
+
+
+def update(op: Op, *inputs: Value) -> None:
+    """Write over a tensor of the program's, now or whenever the graph being built runs."""
+    here = state()
+    if here.building is not None:
+        here.building.update(op, inputs)
+    else:
+        running.update(here, op, tuple(_eager(x) for x in inputs))
+
+
+def building() -> bool:
+    """Whether nn.Graph.build runs, where tensors have no numbers."""
+    return state().building is not None
+
+
+def _eager(x: Value) -> Tensor:
+    assert isinstance(x, Tensor)
+    return x
+
+
+def batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """(x - mean) / sqrt(var + eps) * weight + bias per channel, axis 1.
+
+    In training mean and var are those of x; the running ones, if given, move towards them: by `momentum`, the variance being unbiased.
+    Otherwise they are the running ones.
+    """
+    t, what = input.type, f"batch_norm at {user_line()}"
+    if t.ndim < 2:
+        raise ShapeError(f"{what}: input {t} is [n, channels, ...]")
+    channels = t.shape[1]
+    for name, p in (("running_mean", running_mean), ("running_var", running_var), ("weight", weight), ("bias", bias)):
+        if p is not None and p.type.shape != (channels,):
+            raise ShapeError(f"{what}: {name} {p.type} has not one number for each of the {channels} channels of input {t}")
+    if not training and (running_mean is None or running_var is None):
+        raise ShapeError(f"{what}: without training=True it needs running_mean and running_var")
+    with composing(input):
+        gamma, beta = _vector(weight, channels, input, 1.0), _vector(bias, channels, input, 0.0)
+        if not training:
+            assert running_mean is not None and running_var is not None
+            return _eager(bn.batch_norm_infer(input, gamma, beta, running_mean, running_var, 1, eps))
+        count = t.size // max(channels, 1)
+        if count == 1:
+            raise ShapeError(f"{what}: training needs more than one value per channel; input is {t}")
+        y, mean, variance = bn.batch_norm_train(input, gamma, beta, 1, eps)
+    if running_mean is not None and running_var is not None:
+        _move(input, running_mean, mean, momentum)
+        with gradients(False), composing(input):
+            unbiased = ew.scale(variance, count / max(count - 1, 1))
+        _move(input, running_var, unbiased, momentum)
+    return _eager(y)
+
+
+def _move(input: Tensor, average: Tensor, value: Value, momentum: float) -> None:
+    with gradients(False), composing(input):
+        if value.type.dtype is not average.type.dtype:
+            value = ew.cast(value, average.type.dtype)
+        if average.layout is not None:
+            value = crossing.change(state(), _eager(value), average.layout)
+        update(MovingAverage(1.0 - momentum), average, value)
+
+
+@composed
+def layer_norm(
+    input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Value:
+    """(x - mean) / sqrt(var + eps) * weight + bias, over the last axes, which are `normalized_shape`."""
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(int(n) for n in normalized_shape)
+    t, what = input.type, f"layer_norm at {user_line()}"
+    if not shape or t.shape[-len(shape) :] != shape:
+        raise ShapeError(f"{what}: normalized_shape {list(shape)} is not what the shape of input {t} ends with")
+    for name, p in (("weight", weight), ("bias", bias)):
+        if p is not None and p.type.shape != shape:
+            raise ShapeError(f"{what}: {name} {p.type} is not of normalized_shape {list(shape)}")
+    begin = t.ndim - len(shape)
+    if begin:
+        return nm.layer_norm(input, weight, bias, begin, eps)
+    y = nm.layer_norm(sh.expand_dims(input, 0), weight, bias, 1, eps)
+    return sh.squeeze(y, (0,))
+
+
+@composed
+def rms_norm(input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Value:
+    """x / sqrt(mean x^2 + eps) * weight, over the last axes; eps is that of the element type if None."""
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(int(n) for n in normalized_shape)
+    t = input.type
+    if not shape or t.shape[-len(shape) :] != shape:
+        raise ShapeError(f"rms_norm at {user_line()}: normalized_shape {list(shape)} is not what the shape of input {t} ends with")
+    axes = tuple(range(t.ndim - len(shape), t.ndim))
+    small = _epsilon(t.dtype) if eps is None else eps
+    y = ew.multiply(input, ew.rsqrt(ew.shift(rd.reduce_mean(ew.square(input), axes, True), small)))
+    return y if weight is None else ew.multiply(y, weight)
+
+
+def _epsilon(dtype: Any) -> float:
+    """The distance from 1 to the next number."""
+    return {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10}.get(dtype.name, 2.0**-7)
+
+
+def _rows(x: Tensor, rows: tuple[int, ...], eps: float) -> Value:
+    """x in rows [*rows, rest], each with mean 0 and variance 1, in its own shape."""
+    flat = sh.reshape(x, (*rows, x.type.size // max(math.prod(rows), 1)))
+    return sh.reshape(nm.layer_norm(flat, None, None, len(rows), eps), x.type.shape)
+
+
+def _per_channel(what: str, y: Value, weight: Tensor | None, bias: Tensor | None) -> Value:
+    t = y.type
+    wide = (t.shape[1],) + (1,) * (t.ndim - 2)
+    for name, p in (("weight", weight), ("bias", bias)):
+        if p is not None and p.type.shape != (t.shape[1],):
+            raise ShapeError(f"{what} at {user_line()}: {name} {p.type} has not one number for each of the {t.shape[1]} channels of {t}")
+    if weight is not None:
+        y = ew.multiply(y, sh.reshape(weight, wide))
+    return y if bias is None else ew.add(y, sh.reshape(bias, wide))
+
+
+@composed
+def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Value:
+    """[n, c, ...] with mean 0 and variance 1 in each of `num_groups` groups of channels, times weight plus bias per channel."""
+    t = input.type
+    if t.ndim < 2 or num_groups < 1 or t.shape[1] % num_groups:
+        raise ShapeError(f"group_norm at {user_line()}: the channels, axis 1 of input {t}, do not fall into {num_groups} equal groups")
+    return _per_channel("group_norm", _rows(input, (t.shape[0], num_groups), eps), weight, bias)
+
+
+def instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """[n, c, ...] with mean 0 and variance 1 in each channel of each sample, times weight plus bias per channel.
+
+    Running statistics, if given, move towards the means over the samples; without `use_input_stats` they are used instead.
+    """
+    t, what = input.type, f"instance_norm at {user_line()}"
+    if t.ndim < 3 or t.size // max(t.shape[0] * t.shape[1], 1) == 1:
+        raise ShapeError(f"{what}: input {t} is [n, channels, ...] with more than one value per channel")
+    if not use_input_stats:
+        return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    with composing(input):
+        y = _per_channel("instance_norm", _rows(input, t.shape[:2], eps), weight, bias)
+    if running_mean is not None and running_var is not None:
+        with gradients(False), composing(input):
+            axes = tuple(range(2, t.ndim))
+            count = t.size // (t.shape[0] * t.shape[1])
+            mean = rd.reduce_mean(input, axes)
+            variance = ew.scale(rd.reduce_variance(input, axes), count / (count - 1))
+            means = [rd.reduce_mean(each, (0,)) for each in (mean, variance)]
+        for average, value in zip((running_mean, running_var), means, strict=True):
+            _move(input, average, value, momentum)
+    return _eager(y)

@@ -1,0 +1,192 @@
+"""Pooling over 1 to 3 spatial axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import ShapeError, user_line
+from jobflow.functional.nn_base import Sizes, composed, sizes
+from jobflow.functional.nn_conv import batched, unbatched
+from jobflow.ops import adaptive_pool as ap
+from jobflow.ops import elementwise as ew
+from jobflow.ops import pool as pl
+from jobflow.ops import reduce as rd
+from jobflow.ops import slices as sl
+from jobflow.types import Tensor as Value
+
+
+def _windows(
+    what: str, spatial: int, kernel_size: Sizes, stride: Sizes | None, padding: Sizes
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    kernel = sizes(what, "kernel_size", kernel_size, spatial)
+    strides = kernel if stride is None else sizes(what, "stride", stride, spatial)
+    around = sizes(what, "padding", padding, spatial)
+    if any(2 * p > k or p < 0 for p, k in zip(around, kernel, strict=True)):
+        raise ShapeError(f"{what} at {user_line()}: padding {list(around)} is at most half of kernel_size {list(kernel)}")
+    return kernel, strides, around
+
+
+@composed
+def _max_pool(input: Tensor, spatial: int, kernel_size: Sizes, stride: Sizes | None, padding: Sizes, ceil_mode: bool) -> Value:
+    what = f"max_pool{spatial}d"
+    kernel, strides, around = _windows(what, spatial, kernel_size, stride, padding)
+    x = batched(what, input, spatial)
+    return unbatched(pl.max_pool(x, kernel, strides, [(p, p) for p in around], ceil_mode=ceil_mode), input)
+
+
+def max_pool1d(input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, *, ceil_mode: bool = False) -> Tensor:
+    """The largest of each window; `stride` is kernel_size if None; `ceil_mode` keeps a last window that begins inside."""
+    return _max_pool(input, 1, kernel_size, stride, padding, ceil_mode)
+
+
+def max_pool2d(input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, *, ceil_mode: bool = False) -> Tensor:
+    """max_pool1d for images."""
+    return _max_pool(input, 2, kernel_size, stride, padding, ceil_mode)
+
+
+def max_pool3d(input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, *, ceil_mode: bool = False) -> Tensor:
+    """max_pool1d for volumes."""
+    return _max_pool(input, 3, kernel_size, stride, padding, ceil_mode)
+
+
+@composed
+def _avg_pool(
+    input: Tensor,
+    spatial: int,
+    kernel_size: Sizes,
+    stride: Sizes | None,
+    padding: Sizes,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Value:
+    what = f"avg_pool{spatial}d"
+    kernel, strides, around = _windows(what, spatial, kernel_size, stride, padding)
+    x = batched(what, input, spatial)
+    if divisor_override is not None:
+        return unbatched(_summed(what, x, kernel, strides, around, ceil_mode, divisor_override), input)
+    if not (count_include_pad and any(around)):
+        return unbatched(pl.avg_pool(x, kernel, strides, [(p, p) for p in around], ceil_mode=ceil_mode), input)
+    wide = sl.pad(x, [(0, 0), (0, 0), *((p, p) for p in around)])
+    y = pl.avg_pool(wide, kernel, strides, [(0, 0)] * spatial, ceil_mode=ceil_mode)
+    return unbatched(_begun_inside(y, x, strides, around), input)
+
+
+def _begun_inside(y: Value, x: Value, strides: Sequence[int], around: Sequence[int]) -> Value:
+    """Without last windows that begin in the padding after x."""
+    counts = (min(m, -(-(n + p) // s)) for m, n, s, p in zip(y.type.shape[2:], x.type.shape[2:], strides, around, strict=True))
+    return sl.slice_(y, (None, None, *(0 for _ in strides)), (None, None, *counts))
+
+
+def _summed(what: str, x: Value, kernel: Sequence[int], strides: Sequence[int], around: Sequence[int], ceil_mode: bool, divisor: int) -> Value:
+    """The sum of each window, divided by `divisor`: the mean where every window is whole, times its size."""
+    if not divisor:
+        raise ShapeError(f"{what} at {user_line()}: divisor_override must not be 0")
+    further = [k if ceil_mode else 0 for k in kernel]
+    wide = sl.pad(x, [(0, 0), (0, 0), *((p, p + more) for p, more in zip(around, further, strict=True))])
+    y = pl.avg_pool(wide, kernel, strides, [(0, 0)] * len(kernel))
+    size = 1
+    for k in kernel:
+        size *= k
+    rule = zip(x.type.shape[2:], kernel, strides, around, strict=True)
+    counts = [(-(-(n + 2 * p - k) // s) if ceil_mode else (n + 2 * p - k) // s) + 1 for n, k, s, p in rule]
+    y = sl.slice_(y, (None, None, *(0 for _ in counts)), (None, None, *counts))
+    return ew.scale(_begun_inside(y, x, strides, around), size / divisor)
+
+
+def avg_pool1d(
+    input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, ceil_mode: bool = False, count_include_pad: bool = True
+) -> Tensor:
+    """The mean of each window, in which zeros of the padding count unless `count_include_pad=False`."""
+    return _avg_pool(input, 1, kernel_size, stride, padding, ceil_mode, count_include_pad, None)
+
+
+def avg_pool2d(
+    input: Tensor,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    """avg_pool1d for images; `divisor_override` is what the sums are divided by instead."""
+    return _avg_pool(input, 2, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+
+
+def avg_pool3d(
+    input: Tensor,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    """avg_pool2d for volumes."""
+    return _avg_pool(input, 3, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+
+
+#: sizes of an output; None for an axis that stays as it is
+Outputs = int | Sequence[int | None] | None
+
+
+def _outputs(what: str, x: Value, given: Outputs) -> tuple[int, ...]:
+    spatial = x.type.shape[2:]
+    each = (given,) * len(spatial) if given is None or isinstance(given, int) else tuple(given)
+    if len(each) != len(spatial):
+        raise ShapeError(f"{what} at {user_line()}: output_size takes one size, or {len(spatial)}; got {given!r}")
+    return tuple(n if size is None else size for n, size in zip(spatial, each, strict=True))
+
+
+@composed
+def _adaptive_avg(input: Tensor, spatial: int, output_size: Outputs) -> Value:
+    x = batched(f"adaptive_avg_pool{spatial}d", input, spatial)
+    return unbatched(ap.adaptive_avg_pool(x, _outputs(f"adaptive_avg_pool{spatial}d", x, output_size)), input)
+
+
+@composed
+def _adaptive_max(input: Tensor, spatial: int, output_size: Outputs) -> Value:
+    x = batched(f"adaptive_max_pool{spatial}d", input, spatial)
+    wanted = _outputs(f"adaptive_max_pool{spatial}d", x, output_size)
+    if all(m and not n % m for n, m in zip(x.type.shape[2:], wanted, strict=True)):
+        return unbatched(ap.adaptive_max_pool(x, wanted), input)
+    for axis, m in enumerate(wanted, 2):
+        x = _largest_of_windows(x, axis, ap.windows(x.type.shape[axis], m))
+    return unbatched(x, input)
+
+
+def _largest_of_windows(x: Value, axis: int, windows: Sequence[tuple[int, int]]) -> Value:
+    front = (None,) * axis
+    return sl.concat([rd.reduce_max(sl.slice_(x, (*front, a), (*front, b)), (axis,), True) for a, b in windows], axis)
+
+
+def adaptive_avg_pool1d(input: Tensor, output_size: Outputs) -> Tensor:
+    """`output_size` means along the last axis; the i-th of m is that of elements floor(i n / m) up to ceil((i + 1) n / m)."""
+    return _adaptive_avg(input, 1, output_size)
+
+
+def adaptive_avg_pool2d(input: Tensor, output_size: Outputs) -> Tensor:
+    """adaptive_avg_pool1d for images."""
+    return _adaptive_avg(input, 2, output_size)
+
+
+def adaptive_avg_pool3d(input: Tensor, output_size: Outputs) -> Tensor:
+    """adaptive_avg_pool1d for volumes."""
+    return _adaptive_avg(input, 3, output_size)
+
+
+def adaptive_max_pool1d(input: Tensor, output_size: Outputs) -> Tensor:
+    """adaptive_avg_pool1d with the largest element in place of the mean."""
+    return _adaptive_max(input, 1, output_size)
+
+
+def adaptive_max_pool2d(input: Tensor, output_size: Outputs) -> Tensor:
+    """adaptive_max_pool1d for images."""
+    return _adaptive_max(input, 2, output_size)
+
+
+def adaptive_max_pool3d(input: Tensor, output_size: Outputs) -> Tensor:
+    """adaptive_max_pool1d for volumes."""
+    return _adaptive_max(input, 3, output_size)

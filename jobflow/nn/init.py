@@ -1,0 +1,236 @@
+"""First values of parameters, written in place: functions of the seed, the number of the draw and the logical index, so the same in every layout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jobflow.eager.backward import unsummed
+from jobflow.eager.run import source
+from jobflow.eager.state import state
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import ArgumentError, JobError, ShapeError, did_you_mean, user_line
+from jobflow.functional.creation import cut
+from jobflow.functional.drawing import DRAW, generator_of
+from jobflow.functional.nn_base import assign
+from jobflow.functional.promotion import cast
+from jobflow.ops import special
+from jobflow.ops.base import Op
+from jobflow.ops.random import RandomNormal, RandomUniform
+from jobflow.ops.source import Constant
+from jobflow.types import Array, DType, float32, float64
+
+
+def _check(what: str, tensor: Tensor) -> None:
+    if not isinstance(tensor, Tensor):
+        raise ArgumentError(f"{what} at {user_line()}: a tensor is filled, not {type(tensor).__name__}")
+    if tensor.symbol is not None:
+        raise JobError(f"{what} at {user_line()}: a tensor cannot be filled while nn.Graph.build runs; do it before")
+
+
+def _made(what: str, tensor: Tensor, op: Op, counter: int | None = None) -> Tensor:
+    """The tensor, filled with what a source gives."""
+    _check(what, tensor)
+    made = source(op, tensor.layout, counter)
+    assign(state(), tensor, cast(made, tensor.dtype))
+    return tensor
+
+
+def _drawing(dtype: DType) -> DType:
+    return float32 if dtype.is_half else dtype
+
+
+def _draw(what: str, tensor: Tensor, generator: Any, make: Callable[[int], Op]) -> Tensor:
+    _check(what, tensor)
+    given = generator_of(generator, tensor.layout)
+    return _made(what, tensor, make(given.seed), given.next())
+
+
+def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Any = None) -> Tensor:
+    """U[a, b)"""
+    return _draw(
+        "init.uniform_",
+        tensor,
+        generator,
+        lambda seed: RandomUniform(tuple(tensor.shape), _drawing(tensor.dtype), DRAW, seed, low=float(a), high=float(b)),
+    )
+
+
+def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Tensor:
+    """N(mean, std^2)"""
+    return _draw(
+        "init.normal_",
+        tensor,
+        generator,
+        lambda seed: RandomNormal(tuple(tensor.shape), _drawing(tensor.dtype), DRAW, seed, mean=float(mean), std=float(std)),
+    )
+
+
+def constant_(tensor: Tensor, val: float) -> Tensor:
+    """One value everywhere."""
+    return _made("init.constant_", tensor, Constant(tuple(tensor.shape), tensor.dtype, val if tensor.dtype.is_float else int(val)))
+
+
+def zeros_(tensor: Tensor) -> Tensor:
+    """Zeros."""
+    return constant_(tensor, 0.0)
+
+
+def ones_(tensor: Tensor) -> Tensor:
+    """Ones."""
+    return constant_(tensor, 1.0)
+
+
+def _written(what: str, tensor: Tensor, array: Array) -> Tensor:
+    """The tensor, with the logical value `array`, which every rank has."""
+    array = np.ascontiguousarray(array, tensor.dtype.numpy)
+    if tensor.layout is None:
+        tensor.array[...] = array
+        tensor.wrote()
+    else:
+        assign(state(), tensor, cut(what, array, tensor.layout))
+    return tensor
+
+
+def eye_(tensor: Tensor) -> Tensor:
+    """1 where row and column agree, else 0."""
+    _check("init.eye_", tensor)
+    if tensor.ndim != 2:
+        raise ShapeError(f"init.eye_ at {user_line()}: {tensor.type} is no matrix")
+    return _written("init.eye_", tensor, np.eye(*tensor.shape))
+
+
+def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
+    """Weights [out, in, *kernel] of a convolution that changes nothing, as far as there are channels."""
+    _check("init.dirac_", tensor)
+    if not 3 <= tensor.ndim <= 5 or tensor.shape[0] % groups:
+        raise ShapeError(f"init.dirac_ at {user_line()}: {tensor.type} is [out, in, *kernel] with out a multiple of groups={groups}")
+    out = tensor.shape[0] // groups
+    array = np.zeros(tensor.shape)
+    for group in range(groups):
+        for i in range(min(out, tensor.shape[1])):
+            array[(group * out + i, i, *(k // 2 for k in tensor.shape[2:]))] = 1.0
+    return _written("init.dirac_", tensor, array)
+
+
+# -------------------------------------------------------------------- by the sizes of a layer
+
+_GAINS = {"sigmoid": 1.0, "linear": 1.0, "tanh": 5.0 / 3.0, "relu": math.sqrt(2.0), "selu": 0.75}
+_LINEAR = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+
+
+def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
+    """How much wider values may be before an activation than 1 / sqrt(size); `param` is the slope of leaky_relu, 0.01 if None."""
+    if nonlinearity == "leaky_relu":
+        slope = 0.01 if param is None else float(param)
+        return math.sqrt(2.0 / (1.0 + slope * slope))
+    if nonlinearity in _LINEAR:
+        return 1.0
+    if nonlinearity not in _GAINS:
+        known = (*_GAINS, "leaky_relu", *_LINEAR)
+        raise ArgumentError(f"calculate_gain at {user_line()}: no gain is known for {nonlinearity!r}{did_you_mean(nonlinearity, known)}")
+    return _GAINS[nonlinearity]
+
+
+def fans(what: str, tensor: Tensor) -> tuple[int, int]:
+    """How many inputs an output of a layer with weights [out, in, *kernel] sees, and how many outputs an input."""
+    _check(what, tensor)
+    if tensor.ndim < 2:
+        raise ShapeError(f"{what} at {user_line()}: {tensor.type} has not the two axes [out, in, ...] or more")
+    window = math.prod(tensor.shape[2:])
+    return tensor.shape[1] * window, tensor.shape[0] * window
+
+
+def xavier_uniform_(tensor: Tensor, gain: float = 1.0, generator: Any = None) -> Tensor:
+    """U[-a, a), a = gain sqrt(6 / (inputs + outputs))  (Glorot and Bengio 2010)"""
+    bound = gain * math.sqrt(6.0 / sum(fans("init.xavier_uniform_", tensor)))
+    return uniform_(tensor, -bound, bound, generator)
+
+
+def xavier_normal_(tensor: Tensor, gain: float = 1.0, generator: Any = None) -> Tensor:
+    """N(0, s^2), s = gain sqrt(2 / (inputs + outputs))"""
+    return normal_(tensor, 0.0, gain * math.sqrt(2.0 / sum(fans("init.xavier_normal_", tensor))), generator)
+
+
+def _kaiming_std(what: str, tensor: Tensor, a: float, mode: str, nonlinearity: str) -> float:
+    if mode not in ("fan_in", "fan_out"):
+        raise ArgumentError(f'{what} at {user_line()}: mode is "fan_in" or "fan_out", not {mode!r}')
+    fan = fans(what, tensor)[mode == "fan_out"]
+    return calculate_gain(nonlinearity, a) / math.sqrt(max(fan, 1))
+
+
+def kaiming_uniform_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", generator: Any = None) -> Tensor:
+    """U[-b, b), b = gain sqrt(3 / fan) with the fan of `mode`  (He et al. 2015)"""
+    bound = math.sqrt(3.0) * _kaiming_std("init.kaiming_uniform_", tensor, a, mode, nonlinearity)
+    return uniform_(tensor, -bound, bound, generator)
+
+
+def kaiming_normal_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", generator: Any = None) -> Tensor:
+    """N(0, s^2), s = gain / sqrt(fan) with the fan of `mode`"""
+    return normal_(tensor, 0.0, _kaiming_std("init.kaiming_normal_", tensor, a, mode, nonlinearity), generator)
+
+
+# -------------------------------------------------------------------- shapes of distributions
+
+
+def _normal_share(x: Array) -> Array:
+    """Phi(x) of the normal distribution."""
+    share = np.empty_like(x)
+    special.erf(np, x * math.sqrt(0.5), share)
+    return (share + 1.0) * 0.5
+
+
+def _normal_place(share: Array, low: float, high: float) -> Array:
+    """The x in [low, high] with Phi(x) = share, by halving the interval."""
+    below, above = np.full_like(share, low), np.full_like(share, high)
+    for _ in range(48):
+        middle = (below + above) * 0.5
+        less = _normal_share(middle) < share
+        below, above = np.where(less, middle, below), np.where(less, above, middle)
+    return (below + above) * 0.5
+
+
+def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0, generator: Any = None) -> Tensor:
+    """N(mean, std^2) within [a, b]"""
+    _check("init.trunc_normal_", tensor)
+    if not a < b or std <= 0:
+        raise ArgumentError(f"init.trunc_normal_ at {user_line()}: an interval [{a}, {b}] and std {std} are not positive")
+    given = generator_of(generator, tensor.layout)
+    u = source(RandomUniform(tuple(tensor.shape), float64, DRAW, given.seed), tensor.layout and unsummed(tensor.layout), given.next())
+    low, high = (min(max((bound - mean) / std, -9.0), 9.0) for bound in (a, b))
+    first, last = _normal_share(np.array([low, high]))
+    u.array[...] = np.clip(mean + std * _normal_place(first + (last - first) * u.array, low, high), a, b)
+    assign(state(), tensor, cast(u, tensor.dtype))
+    return tensor
+
+
+def _values(tensor: Tensor, shape: tuple[int, ...], kind: type[RandomUniform] | type[RandomNormal], generator: Any) -> Array:
+    """Random numbers that every rank has, whole."""
+    given = generator_of(generator, tensor.layout)
+    return source(kind(shape, float64, DRAW, given.seed), None, given.next()).array
+
+
+def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Any = None) -> Tensor:
+    """Rows, or columns if these are fewer, of length `gain` and at right angles, of the matrix [first axis, rest]; made whole on every rank."""
+    _check("init.orthogonal_", tensor)
+    if tensor.ndim < 2:
+        raise ShapeError(f"init.orthogonal_ at {user_line()}: {tensor.type} has not two axes or more")
+    rows, columns = tensor.shape[0], math.prod(tensor.shape[1:])
+    drawn = _values(tensor, (max(rows, columns), min(rows, columns)), RandomNormal, generator)
+    q, r = np.linalg.qr(drawn)
+    q = q * np.sign(np.diag(r))
+    return _written("init.orthogonal_", tensor, gain * (q.T if rows < columns else q).reshape(tensor.shape))
+
+
+def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: Any = None) -> Tensor:
+    """A matrix N(0, std^2) with that share of every column zero; made whole on every rank."""
+    _check("init.sparse_", tensor)
+    if tensor.ndim != 2:
+        raise ShapeError(f"init.sparse_ at {user_line()}: {tensor.type} is no matrix")
+    array = std * _values(tensor, tuple(tensor.shape), RandomNormal, generator)
+    order = np.argsort(_values(tensor, tuple(tensor.shape), RandomUniform, generator), axis=0, kind="stable")
+    np.put_along_axis(array, order[: math.ceil(sparsity * tensor.shape[0])], 0.0, axis=0)
+    return _written("init.sparse_", tensor, array)

@@ -1,0 +1,261 @@
+"""Modules that hold others, or parameters, in an order or under keys."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Self
+
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import ArgumentError, user_line
+from jobflow.nn.modules.module import Module
+from jobflow.nn.parameter import Parameter
+
+
+def _at(what: str, index: Any, size: int) -> int:
+    """A negative index counted from the end."""
+    if not -size <= int(index) < size:
+        raise IndexError(f"{what} at {user_line()}: index {index} is out of range for {size} parts")
+    return int(index) % size
+
+
+class _Listed(Module):
+    """Modules numbered 0, 1, ..."""
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._modules.values())
+
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return self._of(list(self._modules.items())[index])
+        return list(self._modules.values())[_at(type(self).__name__, index, len(self))]
+
+    def _of(self, parts: list[tuple[str, Any]]) -> Any:
+        return type(self)([module for _, module in parts])  # type: ignore[call-arg]
+
+    def __setitem__(self, index: int, module: Module) -> None:
+        self.add_module(list(self._modules)[_at(type(self).__name__, index, len(self))], module)
+
+    def __delitem__(self, index: int | slice) -> None:
+        names = list(self._modules)
+        gone = names[index] if isinstance(index, slice) else [names[_at(type(self).__name__, index, len(self))]]
+        self._renumber([module for name, module in self._modules.items() if name not in gone])
+
+    def _renumber(self, modules: list[Module | None]) -> None:
+        self._modules.clear()
+        for number, module in enumerate(modules):
+            self._modules[str(number)] = module
+
+    def append(self, module: Module) -> Self:
+        """Put a module at the end."""
+        self.add_module(str(len(self)), module)
+        return self
+
+    def extend(self, modules: Iterable[Module]) -> Self:
+        """Put modules at the end."""
+        for module in modules:
+            self.append(module)
+        return self
+
+    def insert(self, index: int, module: Module) -> Self:
+        """Put a module before another."""
+        parts = list(self._modules.values())
+        parts.insert(index, module)
+        self._renumber([])
+        for each in parts:
+            self.add_module(str(len(self)), each)
+        return self
+
+    def pop(self, index: int = -1) -> Any:
+        """Take a module out."""
+        module = self[index]
+        del self[index]
+        return module
+
+
+class Sequential(_Listed):
+    """Modules, each of which gets what the one before gives: Sequential(a, b, c), or of an OrderedDict of names."""
+
+    def __init__(self, *modules: Any) -> None:
+        super().__init__()
+        if len(modules) == 1 and isinstance(modules[0], Mapping):
+            for name, module in modules[0].items():
+                self.add_module(name, module)
+        else:
+            for number, module in enumerate(modules):
+                self.add_module(str(number), module)
+
+    def _of(self, parts: list[tuple[str, Any]]) -> Any:
+        return type(self)(OrderedDict(parts))
+
+    def forward(self, input: Any) -> Any:
+        for module in self:
+            input = module(input)
+        return input
+
+
+class ModuleList(_Listed):
+    """A list of modules."""
+
+    def __init__(self, modules: Iterable[Module] | None = None) -> None:
+        super().__init__()
+        self.extend(modules or ())
+
+    def __add__(self, other: Iterable[Module]) -> ModuleList:
+        return ModuleList([*self, *other])
+
+
+class ModuleDict(Module):
+    """Modules under keys."""
+
+    def __init__(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] | None = None) -> None:
+        super().__init__()
+        self.update(modules or {})
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._modules
+
+    def __getitem__(self, key: str) -> Any:
+        return self._modules[key]
+
+    def __setitem__(self, key: str, module: Module) -> None:
+        self.add_module(key, module)
+
+    def __delitem__(self, key: str) -> None:
+        del self._modules[key]
+
+    def keys(self) -> Iterable[str]:
+        """The keys."""
+        return self._modules.keys()
+
+    def values(self) -> Iterable[Any]:
+        """The modules."""
+        return self._modules.values()
+
+    def items(self) -> Iterable[tuple[str, Any]]:
+        """Keys and modules."""
+        return self._modules.items()
+
+    def update(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]]) -> None:
+        """Put modules under their keys."""
+        for key, module in modules.items() if isinstance(modules, Mapping) else modules:
+            self[key] = module
+
+    def pop(self, key: str) -> Any:
+        """Take a module out."""
+        module = self[key]
+        del self[key]
+        return module
+
+    def clear(self) -> None:
+        """Take all out."""
+        self._modules.clear()
+
+
+def _parameter(what: str, value: Any) -> Parameter:
+    if isinstance(value, Parameter):
+        return value
+    if not isinstance(value, Tensor):
+        raise ArgumentError(f"{what} at {user_line()}: it holds parameters, not {type(value).__name__}")
+    return Parameter(value)
+
+
+class ParameterList(Module):
+    """A list of parameters; tensors become some."""
+
+    def __init__(self, parameters: Iterable[Tensor] | None = None) -> None:
+        super().__init__()
+        self.extend(parameters or ())
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._parameters.values())
+
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return ParameterList(list(self)[index])
+        return list(self)[_at("ParameterList", index, len(self))]
+
+    def __setitem__(self, index: int, parameter: Tensor) -> None:
+        self.register_parameter(str(_at("ParameterList", index, len(self))), _parameter("ParameterList", parameter))
+
+    def append(self, parameter: Tensor) -> Self:
+        """Put a parameter at the end."""
+        self.register_parameter(str(len(self)), _parameter("ParameterList", parameter))
+        return self
+
+    def extend(self, parameters: Iterable[Tensor]) -> Self:
+        """Put parameters at the end."""
+        for parameter in parameters:
+            self.append(parameter)
+        return self
+
+    def extra_repr(self) -> str:
+        return _listed(self._parameters)
+
+
+class ParameterDict(Module):
+    """Parameters under keys; tensors become some."""
+
+    def __init__(self, parameters: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None = None) -> None:
+        super().__init__()
+        self.update(parameters or {})
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._parameters
+
+    def __getitem__(self, key: str) -> Any:
+        return self._parameters[key]
+
+    def __setitem__(self, key: str, parameter: Tensor) -> None:
+        self.register_parameter(key, _parameter("ParameterDict", parameter))
+
+    def __delitem__(self, key: str) -> None:
+        del self._parameters[key]
+
+    def keys(self) -> Iterable[str]:
+        """The keys."""
+        return self._parameters.keys()
+
+    def values(self) -> Iterable[Any]:
+        """The parameters."""
+        return self._parameters.values()
+
+    def items(self) -> Iterable[tuple[str, Any]]:
+        """Keys and parameters."""
+        return self._parameters.items()
+
+    def update(self, parameters: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> None:
+        """Put parameters under their keys."""
+        for key, parameter in parameters.items() if isinstance(parameters, Mapping) else parameters:
+            self[key] = parameter
+
+    def pop(self, key: str) -> Any:
+        """Take a parameter out."""
+        parameter = self[key]
+        del self[key]
+        return parameter
+
+    def extra_repr(self) -> str:
+        return _listed(self._parameters)
+
+
+def _listed(parameters: Mapping[str, Parameter | None]) -> str:
+    return "\n".join(f"({name}): Parameter {p.type if p is not None else None}" for name, p in parameters.items())

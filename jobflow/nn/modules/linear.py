@@ -1,0 +1,227 @@
+"""Linear maps, tables, dropout, and modules that change only shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jobflow.eager.state import state
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import ArgumentError, ShapeError, user_line
+from jobflow.functional import nn_linear as F
+from jobflow.functional.creation import empty
+from jobflow.functional.shapes import flatten, reshape
+from jobflow.nn import init
+from jobflow.nn.modules.module import Module
+from jobflow.nn.parameter import Parameter
+
+
+class Identity(Module):
+    """What it gets; arguments are not looked at."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__()
+
+    def forward(self, input: Any) -> Any:
+        return input
+
+
+class Linear(Module):
+    """y = x weight^T + bias; weight is [out_features, in_features]."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, device: Any = None, dtype: Any = None) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = Parameter(empty(out_features, in_features, device=device, dtype=dtype))
+        self.register_parameter("bias", Parameter(empty(out_features, device=device, dtype=dtype)) if bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """U[-b, b) with b = 1 / sqrt(in_features)."""
+        init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        if self.bias is not None:
+            bound = 1 / math.sqrt(self.in_features) if self.in_features else 0.0
+            init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+class Bilinear(Module):
+    """y = x1^T weight x2 + bias; weight is [out_features, in1_features, in2_features]."""
+
+    def __init__(self, in1_features: int, in2_features: int, out_features: int, bias: bool = True, device: Any = None, dtype: Any = None) -> None:
+        super().__init__()
+        self.in1_features, self.in2_features, self.out_features = in1_features, in2_features, out_features
+        self.weight = Parameter(empty(out_features, in1_features, in2_features, device=device, dtype=dtype))
+        self.register_parameter("bias", Parameter(empty(out_features, device=device, dtype=dtype)) if bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """U[-b, b) with b = 1 / sqrt(in1_features)."""
+        bound = 1 / math.sqrt(self.in1_features)
+        init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, input1: Tensor, input2: Tensor) -> Tensor:
+        return F.bilinear(input1, input2, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        sizes = f"in1_features={self.in1_features}, in2_features={self.in2_features}, out_features={self.out_features}"
+        return f"{sizes}, bias={self.bias is not None}"
+
+
+def _zero_row(table: Tensor, row: int) -> None:
+    """Zeros in one row, on the ranks that have it."""
+    first = 0
+    if table.layout is not None:
+        rank = state().rank.index
+        first = table.layout.box(table.type.shape, rank).start[0] if rank in table.layout.placement.ranks else 0
+    if 0 <= row - first < table.array.shape[0]:
+        table.array[row - first] = 0
+        table.wrote()
+
+
+class Embedding(Module):
+    """A table of `num_embeddings` rows, looked up by number; the row `padding_idx` is zero at first and gets no gradient.
+
+    The rows may be split over ranks: each answers for those it has.
+    """
+
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, *, device: Any = None, dtype: Any = None, _weight: Any = None
+    ) -> None:
+        super().__init__()
+        if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
+            raise ArgumentError(f"Embedding at {user_line()}: padding_idx {padding_idx} is none of the {num_embeddings} rows")
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
+        if _weight is None:
+            self.weight = Parameter(empty(num_embeddings, embedding_dim, device=device, dtype=dtype))
+            self.reset_parameters()
+        else:
+            self.weight = Parameter(_weight)
+
+    @classmethod
+    def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, padding_idx: int | None = None) -> Embedding:
+        """A table with these rows, which do not learn if `freeze`."""
+        if embeddings.ndim != 2:
+            raise ShapeError(f"Embedding.from_pretrained at {user_line()}: {embeddings.type} is no table of rows")
+        rows, width = embeddings.shape
+        made = cls(rows, width, padding_idx, _weight=embeddings)
+        made.weight.requires_grad = not freeze
+        return made
+
+    def reset_parameters(self) -> None:
+        """N(0, 1)."""
+        init.normal_(self.weight)
+        if self.padding_idx is not None:
+            _zero_row(self.weight, self.padding_idx)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.embedding(input, self.weight, self.padding_idx)
+
+    def extra_repr(self) -> str:
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"{self.num_embeddings}, {self.embedding_dim}{padding}"
+
+
+class Dropout(Module):
+    """In training every element is 0 with probability p, else divided by 1 - p; the same ones in every layout."""
+
+    _function = staticmethod(F.dropout)
+
+    def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
+        super().__init__()
+        if not 0.0 <= p <= 1.0:
+            raise ArgumentError(f"{type(self).__name__} at {user_line()}: p {p} is no probability")
+        self.p, self.inplace = p, inplace
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._function(input, self.p, self.training, self.inplace)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}, inplace={self.inplace}"
+
+
+class Dropout1d(Dropout):
+    """Dropout of whole channels of [n, c, l]."""
+
+    _function = staticmethod(F.dropout1d)
+
+
+class Dropout2d(Dropout):
+    """Dropout of whole channels of [n, c, h, w]."""
+
+    _function = staticmethod(F.dropout2d)
+
+
+class Dropout3d(Dropout):
+    """Dropout of whole channels of [n, c, d, h, w]."""
+
+    _function = staticmethod(F.dropout3d)
+
+
+class Flatten(Module):
+    """The axes from `start_dim` to `end_dim`, both included, as one."""
+
+    def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
+        super().__init__()
+        self.start_dim, self.end_dim = start_dim, end_dim
+
+    def forward(self, input: Tensor) -> Tensor:
+        return flatten(input, self.start_dim, self.end_dim)
+
+    def extra_repr(self) -> str:
+        return f"start_dim={self.start_dim}, end_dim={self.end_dim}"
+
+
+class Unflatten(Module):
+    """Axis `dim` as several, of the sizes `unflattened_size`, one of which may be -1."""
+
+    def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:
+        super().__init__()
+        self.dim, self.unflattened_size = dim, tuple(unflattened_size)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not -input.ndim <= self.dim < input.ndim:
+            raise ShapeError(f"Unflatten at {user_line()}: dim {self.dim} is out of range for {input.type}")
+        axis, shape = self.dim % input.ndim, tuple(input.shape)
+        known = math.prod(n for n in self.unflattened_size if n != -1)
+        wanted = tuple(shape[axis] // max(known, 1) if n == -1 else n for n in self.unflattened_size)
+        if math.prod(wanted) != shape[axis]:
+            raise ShapeError(f"Unflatten at {user_line()}: axis {axis} of {input.type} does not fall into {list(self.unflattened_size)}")
+        return reshape(input, (*shape[:axis], *wanted, *shape[axis + 1 :]))
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, unflattened_size={self.unflattened_size}"
+
+
+class CosineSimilarity(Module):
+    """The cosine of two tensors along `dim`; lengths are at least `eps`."""
+
+    def __init__(self, dim: int = 1, eps: float = 1e-8) -> None:
+        super().__init__()
+        self.dim, self.eps = dim, eps
+
+    def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
+        return F.cosine_similarity(x1, x2, self.dim, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, eps={self.eps}"
+
+
+class PairwiseDistance(Module):
+    """The p-norm of x1 - x2 + eps along the last axis."""
+
+    def __init__(self, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> None:
+        super().__init__()
+        self.norm, self.eps, self.keepdim = p, eps, keepdim
+
+    def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
+        return F.pairwise_distance(x1, x2, self.norm, self.eps, self.keepdim)

@@ -1,0 +1,377 @@
+"""Modules: parameters, buffers and other modules under names, and a `forward` that uses them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self
+
+from jobflow.eager.state import building_now, gradients
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import DtypeError, JobError, did_you_mean, user_line
+from jobflow.functional.gradients import RemovableHandle
+from jobflow.functional.promotion import cast
+from jobflow.nn.modules import moving, saving
+from jobflow.nn.parameter import Parameter
+from jobflow.types import DType, bfloat16, float16, float32, float64
+
+Named = Iterator[tuple[str, Any]]
+_KINDS = ("_parameters", "_buffers", "_modules")
+
+
+class ModuleError(JobError, AttributeError):
+    """A module lacks what is asked of it, or is used before it is ready."""
+
+
+class Module:
+    """What models are made of: subclass it, make parts in `__init__` after `super().__init__()`, and say in `forward` what they do.
+
+    Attributes that are parameters or modules are found by `parameters()`, `state_dict()`, `to_global()` ... under their names.
+    """
+
+    training: bool
+    _parameters: dict[str, Parameter | None]
+    _buffers: dict[str, Tensor | None]
+    _modules: dict[str, Module | None]
+
+    def __init__(self) -> None:
+        vars(self).update(
+            training=True,
+            _parameters={},
+            _buffers={},
+            _modules={},
+            _passing=set(),
+            _before=OrderedDict(),
+            _after=OrderedDict(),
+        )
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """What calling the module does."""
+        raise JobError(f"{type(self).__name__} has no forward method, which says what calling it does")
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        own = vars(self)
+        if "_before" not in own:
+            raise self._unready("is called")
+        for hook in tuple(own["_before"].values()):
+            changed = hook(self, inputs)
+            if changed is not None:
+                inputs = changed if isinstance(changed, tuple) else (changed,)
+        building = building_now()
+        output = self.forward(*inputs, **named) if building is None else building.called(self, self.forward, inputs, named)
+        for hook in tuple(own["_after"].values()):
+            changed = hook(self, inputs, output)
+            output = output if changed is None else changed
+        return output
+
+    def _unready(self, what: str) -> ModuleError:
+        name = type(self).__name__
+        return ModuleError(f"{name} at {user_line()} {what} before Module.__init__ ran: begin {name}.__init__ with super().__init__()")
+
+    # ---------------------------------------------------------------- attributes
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = vars(self)
+        if isinstance(value, Parameter):
+            self.register_parameter(name, value)
+        elif isinstance(value, Module):
+            self.add_module(name, value)
+        elif value is None or isinstance(value, Tensor):
+            self._set_part(own, name, value)
+        elif any(name in own.get(kind, ()) for kind in _KINDS):
+            raise DtypeError(
+                f"{type(self).__name__}.{name} at {user_line()} is a part of the module and cannot become {type(value).__name__}; del it first"
+            )
+        else:
+            object.__setattr__(self, name, value)
+
+    def _set_part(self, own: dict[str, Any], name: str, value: Tensor | None) -> None:
+        """A tensor or None: in the place of a part of that name, else an ordinary attribute."""
+        kinds = [kind for kind in _KINDS if name in own.get(kind, ())]
+        if not kinds:
+            object.__setattr__(self, name, value)
+        elif value is not None and kinds[0] != "_buffers":
+            what = "parameter" if kinds[0] == "_parameters" else "module"
+            raise DtypeError(f"{type(self).__name__}.{name} at {user_line()} is a {what} and cannot become a plain tensor; wrap it in nn.Parameter")
+        else:
+            own[kinds[0]][name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        own = vars(self)
+        for kind in _KINDS:
+            if name in own.get(kind, ()):
+                return own[kind][name]
+        if name in (*_KINDS, "training"):
+            raise self._unready(f"is asked for {name!r}")
+        known = [each for kind in _KINDS for each in own.get(kind, ())]
+        raise ModuleError(f"{type(self).__name__!r} has no attribute {name!r}{did_you_mean(name, known)}")
+
+    def __delattr__(self, name: str) -> None:
+        for kind in _KINDS:
+            if name in vars(self).get(kind, ()):
+                del vars(self)[kind][name]
+                return
+        object.__delattr__(self, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *(name for kind in _KINDS for name in vars(self).get(kind, ()))})
+
+    def _place(self, kind: str, name: str) -> dict[str, Any]:
+        """Where parts of a kind are, with no other part of that name left."""
+        own = vars(self)
+        if kind not in own:
+            raise self._unready(f"gets {name!r}")
+        if not isinstance(name, str) or not name or "." in name:
+            raise ModuleError(f"{type(self).__name__} at {user_line()}: {name!r} cannot be the name of a part: it is a text without dots")
+        own.pop(name, None)
+        for other in _KINDS:
+            if other != kind:
+                own[other].pop(name, None)
+        if name not in own[kind] and hasattr(type(self), name):
+            raise ModuleError(f"{type(self).__name__} at {user_line()}: the class has an attribute {name!r} already, which would hide the part")
+        place: dict[str, Any] = own[kind]
+        return place
+
+    def register_parameter(self, name: str, param: Parameter | None) -> None:
+        """A parameter, or None, under a name."""
+        place = self._place("_parameters", name)
+        if param is not None and not isinstance(param, Parameter):
+            raise DtypeError(f"{type(self).__name__}.{name} at {user_line()}: a parameter is an nn.Parameter, not {type(param).__name__}")
+        if param is not None and param.node is not None:
+            raise DtypeError(f"{type(self).__name__}.{name} at {user_line()}: a parameter is a leaf; this one was computed by {param.node!r}")
+        place[name] = param
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        """A tensor that is state but no parameter; `state_dict` leaves out what is not `persistent`."""
+        place = self._place("_buffers", name)
+        if tensor is not None and not isinstance(tensor, Tensor):
+            raise DtypeError(f"{type(self).__name__}.{name} at {user_line()}: a buffer is a tensor, not {type(tensor).__name__}")
+        place[name] = tensor
+        passing: set[str] = vars(self)["_passing"]
+        passing.discard(name) if persistent else passing.add(name)
+
+    def add_module(self, name: str, module: Module | None) -> None:
+        """A module, or None, under a name."""
+        place = self._place("_modules", name)
+        if module is not None and not isinstance(module, Module):
+            raise DtypeError(f"{type(self).__name__}.{name} at {user_line()}: {type(module).__name__} is no nn.Module")
+        place[name] = module
+
+    register_module = add_module
+
+    # ---------------------------------------------------------------- what it is made of
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """Its own modules and their names, each once."""
+        seen = set()
+        for name, module in self._modules.items():
+            if module is not None and module not in seen:
+                seen.add(module)
+                yield name, module
+
+    def children(self) -> Iterator[Module]:
+        """Its own modules."""
+        return (module for _, module in self.named_children())
+
+    def named_modules(self, memo: set[Module] | None = None, prefix: str = "", remove_duplicate: bool = True) -> Iterator[tuple[str, Module]]:
+        """Itself and all modules inside, under their full names."""
+        memo = set() if memo is None else memo
+        if self in memo:
+            return
+        if remove_duplicate:
+            memo.add(self)
+        yield prefix, self
+        for name, module in self._modules.items():
+            if module is not None:
+                yield from module.named_modules(memo, f"{prefix}.{name}" if prefix else name, remove_duplicate)
+
+    def modules(self) -> Iterator[Module]:
+        """Itself and all modules inside."""
+        return (module for _, module in self.named_modules())
+
+    def _named(self, kind: str, prefix: str, recurse: bool, once: bool) -> Named:
+        seen: set[int] = set()
+        for path, module in self.named_modules(prefix=prefix, remove_duplicate=once) if recurse else [(prefix, self)]:
+            for name, part in vars(module)[kind].items():
+                if part is not None and not (once and id(part) in seen):
+                    seen.add(id(part))
+                    yield f"{path}.{name}" if path else name, part
+
+    def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[tuple[str, Parameter]]:
+        """Parameters under their full names, each once; without `recurse` only its own."""
+        return self._named("_parameters", prefix, recurse, remove_duplicate)
+
+    def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
+        """Parameters, each once."""
+        return (part for _, part in self.named_parameters(recurse=recurse))
+
+    def named_buffers(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
+        """Buffers under their full names, each once."""
+        return self._named("_buffers", prefix, recurse, remove_duplicate)
+
+    def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
+        """Buffers, each once."""
+        return (part for _, part in self.named_buffers(recurse=recurse))
+
+    def get_submodule(self, target: str) -> Module:
+        """The module of a full name; itself for ""."""
+        found = self
+        for name in filter(None, target.split(".")):
+            found = getattr(found, name)
+            if not isinstance(found, Module):
+                raise ModuleError(f"get_submodule at {user_line()}: {name!r} of {target!r} is no module")
+        return found
+
+    def get_parameter(self, target: str) -> Parameter:
+        """The parameter of a full name."""
+        path, _, name = target.rpartition(".")
+        found = getattr(self.get_submodule(path), name)
+        if not isinstance(found, Parameter):
+            raise ModuleError(f"get_parameter at {user_line()}: {target!r} is no parameter")
+        return found
+
+    # ---------------------------------------------------------------- modes
+
+    def train(self, mode: bool = True) -> Self:
+        """Itself, and all inside, in training or not: dropout and batch statistics differ."""
+        for module in self.modules():
+            module.training = bool(mode)
+        return self
+
+    def eval(self) -> Self:
+        """train(False)"""
+        return self.train(False)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Whether backward gives the parameters gradients."""
+        for parameter in self.parameters():
+            parameter.requires_grad = requires_grad
+        return self
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, or set them to zero."""
+        for parameter in self.parameters():
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.array.fill(0)
+                parameter.grad.wrote()
+
+    def apply(self, fn: Callable[[Module], None]) -> Self:
+        """Call `fn` with every module inside, and with itself last."""
+        for module in self.children():
+            module.apply(fn)
+        fn(self)
+        return self
+
+    # ---------------------------------------------------------------- hooks
+
+    def register_forward_pre_hook(self, hook: Callable[[Module, tuple[Any, ...]], Any]) -> RemovableHandle:
+        """Call hook(module, inputs) before forward; what it returns, if not None, are the inputs."""
+        return _hung(vars(self)["_before"], hook)
+
+    def register_forward_hook(self, hook: Callable[[Module, tuple[Any, ...], Any], Any]) -> RemovableHandle:
+        """Call hook(module, inputs, output) after forward; what it returns, if not None, is the output."""
+        return _hung(vars(self)["_after"], hook)
+
+    # ---------------------------------------------------------------- element types, devices, layouts
+
+    def _apply(self, change: Callable[[str, Tensor], Tensor]) -> Self:
+        """Every parameter and buffer becomes what `change(name, tensor)` makes of it; they stay the same objects."""
+        with gradients(False):
+            for name, part in (*self.named_parameters(), *self.named_buffers()):
+                moving.replace(part, change(name, part))
+                if part.grad is not None:
+                    moving.replace(part.grad, change(f"{name}.grad", part.grad))
+        return self
+
+    def to_global(self, placement: Any = None, sbp: Any = None) -> Self:
+        """Itself, its parameters and buffers lying on `placement` as `sbp`; global ones may keep one of the two.
+
+        Local ones become copies of those of the first rank (broadcast), or are put together (split).  Every rank calls it.
+        """
+        return self._apply(lambda name, x: moving.laid(f"{type(self).__name__}.to_global", name, x, placement, sbp))
+
+    def to_local(self) -> Self:
+        """Itself, with this rank's pieces of its parameters and buffers as local tensors."""
+        return self._apply(moving.piece)
+
+    def to_consistent(self, *arguments: Any, **named: Any) -> None:
+        """The name of to_global in old releases."""
+        raise JobError(f"to_consistent at {user_line()}: use to_global")
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Itself on a device and, where it is of floats, in an element type: to("cpu"), to(flow.float64), to(tensor) ..."""
+        device, dtype = moving.target(*args, **kwargs)
+        if dtype is not None and not dtype.is_float:
+            raise DtypeError(f"{type(self).__name__}.to at {user_line()}: modules are of floats, not {dtype.name}")
+        return self._apply(lambda _, x: moving.moved(x, device, dtype))
+
+    def cpu(self) -> Self:
+        """Itself in the host's memory."""
+        return self.to("cpu")
+
+    def cuda(self, device: Any = None) -> Self:
+        """Itself on this rank's GPU; on the host where there is none."""
+        return self.to("cuda" if device is None else device)
+
+    def _cast(self, dtype: DType) -> Self:
+        return self._apply(lambda _, x: cast(x, dtype) if x.dtype.is_float else x)
+
+    def half(self) -> Self:
+        """Floats as float16."""
+        return self._cast(float16)
+
+    def bfloat16(self) -> Self:
+        """Floats as bfloat16."""
+        return self._cast(bfloat16)
+
+    def float(self) -> Self:
+        """Floats as float32."""
+        return self._cast(float32)
+
+    def double(self) -> Self:
+        """Floats as float64."""
+        return self._cast(float64)
+
+    # ---------------------------------------------------------------- saving
+
+    def state_dict(self, destination: dict[str, Tensor] | None = None, prefix: str = "", keep_vars: bool = False) -> dict[str, Tensor]:
+        """Parameters and persistent buffers under their full names, in their memory; global ones are global. `keep_vars`: the very tensors."""
+        found = OrderedDict() if destination is None else destination
+        for name, part in saving.named(self, prefix):
+            found[name] = part if keep_vars else saving.plain(part)
+        return found
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> saving.Differences:
+        """Take over what `state_dict` of such a module gave; global tensors may lie in other layouts.  Every rank calls it.
+
+        Returns the names that are missing and those that are not known, which are errors if `strict`.
+        Raises: CheckpointError, which lists all that does not fit; nothing is changed then.
+        """
+        return saving.load(self, state_dict, strict)
+
+    # ---------------------------------------------------------------- printing
+
+    def extra_repr(self) -> str:
+        """What its repr says between the brackets."""
+        return ""
+
+    def _get_name(self) -> str:
+        return type(self).__name__
+
+    def __repr__(self) -> str:
+        own = self.extra_repr()
+        lines = own.split("\n") if own else []
+        inside = []
+        for name, module in self._modules.items():
+            inside.append(f"({name}): " + repr(module).replace("\n", "\n  "))
+        if not inside:
+            return f"{self._get_name()}({own if len(lines) <= 1 else ''.join(f'{chr(10)}  {line}' for line in lines) + chr(10)})"
+        return f"{self._get_name()}(" + "".join(f"\n  {line}" for line in (*lines, *inside)) + "\n)"
+
+
+def _hung(hooks: dict[int, Any], hook: Callable[..., Any]) -> RemovableHandle:
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle

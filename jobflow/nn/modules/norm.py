@@ -1,0 +1,205 @@
+"""Normalisation as modules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import ArgumentError, ShapeError, user_line
+from jobflow.functional import nn_norm as F
+from jobflow.functional.creation import ones, zeros
+from jobflow.nn.modules.module import Module
+from jobflow.nn.parameter import Parameter
+from jobflow.ops.update import Increment
+from jobflow.types import int64
+
+
+class _BatchStatistics(Module):
+    """What BatchNorm and InstanceNorm share: weight and bias, and running statistics."""
+
+    ndims: ClassVar[tuple[int, ...]]
+
+    def __init__(
+        self, num_features: int, eps: float, momentum: float | None, affine: bool, track_running_stats: bool, device: Any, dtype: Any
+    ) -> None:
+        super().__init__()
+        self.num_features, self.eps, self.momentum = num_features, eps, momentum
+        self.affine, self.track_running_stats = affine, track_running_stats
+        place = {"device": device, "dtype": dtype}
+        self.register_parameter("weight", Parameter(ones(num_features, **place)) if affine else None)
+        self.register_parameter("bias", Parameter(zeros(num_features, **place)) if affine else None)
+        self.register_buffer("running_mean", zeros(num_features, **place) if track_running_stats else None)
+        self.register_buffer("running_var", ones(num_features, **place) if track_running_stats else None)
+        self.register_buffer("num_batches_tracked", zeros((), device=device, dtype=int64) if track_running_stats else None)
+
+    def _check(self, input: Tensor) -> None:
+        if input.ndim not in self.ndims:
+            wanted = " or ".join(map(str, self.ndims))
+            raise ShapeError(f"{type(self).__name__} at {user_line()}: input {input.type} has {input.ndim} axes, not {wanted}")
+
+    def _count(self) -> float:
+        """Note one more batch; by how much the running statistics move."""
+        if self.num_batches_tracked is None or not self.training:
+            return 0.0 if self.momentum is None else self.momentum
+        F.update(Increment(), self.num_batches_tracked)
+        if self.momentum is not None:
+            return self.momentum
+        if self.num_batches_tracked.symbol is not None or F.building():
+            raise ArgumentError(
+                f"{type(self).__name__} at {user_line()}: momentum=None, the mean of all batches, does not go into a graph; give a number"
+            )
+        return 1.0 / float(self.num_batches_tracked.item())
+
+    def extra_repr(self) -> str:
+        shown = f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}"
+        return f"{shown}, track_running_stats={self.track_running_stats}"
+
+
+class _BatchNorm(_BatchStatistics):
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check(input)
+        momentum = self._count()
+        own = self.training or self.running_mean is None
+        mean, var = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
+        return F.batch_norm(input, mean, var, self.weight, self.bias, own, momentum, self.eps)
+
+
+class BatchNorm1d(_BatchNorm):
+    """Each channel of [n, c] or [n, c, l] with mean 0 and variance 1 over the whole logical batch, times weight plus bias.
+
+    Not in training, with the running statistics, which move by `momentum` towards those of the batches; None: their mean.
+    """
+
+    ndims = (2, 3)
+
+
+class BatchNorm2d(_BatchNorm):
+    """BatchNorm1d for [n, c, h, w]."""
+
+    ndims = (4,)
+
+
+class BatchNorm3d(_BatchNorm):
+    """BatchNorm1d for [n, c, d, h, w]."""
+
+    ndims = (5,)
+
+
+class _InstanceNorm(_BatchStatistics):
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = False,
+        track_running_stats: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check(input)
+        own = self.training or not self.track_running_stats
+        mean, var = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
+        return F.instance_norm(input, mean, var, self.weight, self.bias, own, self._count(), self.eps)
+
+
+class InstanceNorm1d(_InstanceNorm):
+    """Each channel of each sample of [n, c, l] with mean 0 and variance 1."""
+
+    ndims = (3,)
+
+
+class InstanceNorm2d(_InstanceNorm):
+    """InstanceNorm1d for [n, c, h, w]."""
+
+    ndims = (4,)
+
+
+class InstanceNorm3d(_InstanceNorm):
+    """InstanceNorm1d for [n, c, d, h, w]."""
+
+    ndims = (5,)
+
+
+class GroupNorm(Module):
+    """[n, c, ...] with mean 0 and variance 1 in each of `num_groups` groups of channels, times weight plus bias per channel."""
+
+    def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, device: Any = None, dtype: Any = None) -> None:
+        super().__init__()
+        if num_groups < 1 or num_channels % num_groups:
+            raise ArgumentError(f"GroupNorm at {user_line()}: num_channels {num_channels} do not fall into {num_groups} equal groups")
+        self.num_groups, self.num_channels, self.eps, self.affine = num_groups, num_channels, eps, affine
+        self.register_parameter("weight", Parameter(ones(num_channels, device=device, dtype=dtype)) if affine else None)
+        self.register_parameter("bias", Parameter(zeros(num_channels, device=device, dtype=dtype)) if affine else None)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}"
+
+
+def _shape(given: int | Sequence[int]) -> tuple[int, ...]:
+    return (given,) if isinstance(given, int) else tuple(int(n) for n in given)
+
+
+class LayerNorm(Module):
+    """The last axes, of `normalized_shape`, with mean 0 and variance 1, times weight plus bias."""
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        self.normalized_shape, self.eps, self.elementwise_affine = _shape(normalized_shape), eps, elementwise_affine
+        place = {"device": device, "dtype": dtype}
+        self.register_parameter("weight", Parameter(ones(self.normalized_shape, **place)) if elementwise_affine else None)
+        self.register_parameter("bias", Parameter(zeros(self.normalized_shape, **place)) if elementwise_affine and bias else None)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
+
+
+class RMSNorm(Module):
+    """The last axes, of `normalized_shape`, divided by the root of their mean square, times weight."""
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        self.normalized_shape, self.eps, self.elementwise_affine = _shape(normalized_shape), eps, elementwise_affine
+        self.register_parameter("weight", Parameter(ones(self.normalized_shape, device=device, dtype=dtype)) if elementwise_affine else None)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.rms_norm(input, self.normalized_shape, self.weight, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"

@@ -1,0 +1,95 @@
+"""States of modules: what is in them, and taking one over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from jobflow.eager import crossing
+from jobflow.eager.state import EagerState, gradients, state
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import CheckpointError, did_you_mean, user_line
+from jobflow.functional.creation import cut, from_numpy
+from jobflow.functional.promotion import cast
+
+if TYPE_CHECKING:
+    from jobflow.nn.modules.module import Module
+
+
+class _Keys(NamedTuple):
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+class Differences(_Keys):
+    """Names that a state lacks, and names in it that the module has not."""
+
+    def __repr__(self) -> str:
+        return super().__repr__() if self.missing_keys or self.unexpected_keys else "<All keys matched successfully>"
+
+
+def named(module: Module, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Parameters and persistent buffers of a module and those inside, under each of their names."""
+    own: dict[str, Any] = vars(module)
+    for name, part in own["_parameters"].items():
+        if part is not None:
+            yield prefix + name, part
+    for name, part in own["_buffers"].items():
+        if part is not None and name not in own["_passing"]:
+            yield prefix + name, part
+    for name, inner in own["_modules"].items():
+        if inner is not None:
+            yield from named(inner, f"{prefix}{name}.")
+
+
+def plain(x: Tensor) -> Tensor:
+    """A tensor without gradients in the same memory."""
+    made = Tensor(x.type, x.layout, x.array)
+    made._device = x._device
+    x.shares(made)
+    return made
+
+
+def load(module: Module, given: Mapping[str, Any], strict: bool) -> Differences:
+    """See Module.load_state_dict."""
+    own = dict(named(module))
+    found = Differences([name for name in own if name not in given], [name for name in given if name not in own])
+    wrong = [text for name in own if name in given and (text := difference(name, own[name], given[name]))]
+    if strict:
+        wrong += [f"missing: {name}" for name in found.missing_keys]
+        wrong += [f"not known: {name}{did_you_mean(name, found.missing_keys)}" for name in found.unexpected_keys]
+    if wrong:
+        listed = "".join(f"\n    {text}" for text in wrong)
+        raise CheckpointError(f"load_state_dict of {type(module).__name__} at {user_line()}: the state does not fit:{listed}")
+    here = state()
+    with gradients(False):
+        for name, part in own.items():
+            if name in given:
+                take(here, part, given[name])
+    return found
+
+
+def difference(name: str, x: Tensor, value: Any) -> str:
+    """Why a value cannot become that of x; "" if it can."""
+    if isinstance(value, np.ndarray):
+        return "" if value.shape == x.type.shape else f"size: {name} is {x.type}, the state has {list(value.shape)}"
+    if not isinstance(value, Tensor):
+        return f"type: {name} is a tensor, the state has {type(value).__name__}"
+    if value.is_global != x.is_global:
+        kinds = ("local", "global")
+        hint = "to_global() the state" if x.is_global else "to_local() the state, or call to_global on the module first"
+        return f"local and global: {name} is {kinds[x.is_global]}, the state has a {kinds[value.is_global]} tensor; {hint}"
+    return "" if value.type.shape == x.type.shape else f"size: {name} is {x.type}, the state has {value.type}"
+
+
+def take(here: EagerState, x: Tensor, value: Any) -> None:
+    """The numbers of `value` in the memory of x."""
+    if isinstance(value, np.ndarray):
+        value = from_numpy(value) if x.layout is None else cut("load_state_dict", np.ascontiguousarray(value), x.layout)
+    value = cast(value, x.type.dtype)
+    if x.layout is not None:
+        value = crossing.change(here, value, x.layout)
+    x.array[...] = value.array
+    x.wrote()

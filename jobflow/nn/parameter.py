@@ -1,0 +1,21 @@
+"""Parameters of modules."""
+
+from __future__ import annotations
+
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import DtypeError, JobError, user_line
+
+
+class Parameter(Tensor):
+    """A tensor that a module which has it as an attribute counts among its parameters; it shares memory, and layout, with `data`."""
+
+    def __init__(self, data: Tensor, requires_grad: bool = True) -> None:
+        if not isinstance(data, Tensor):
+            raise JobError(f"Parameter at {user_line()}: data is a tensor, not {type(data).__name__}")
+        if requires_grad and not data.type.dtype.is_float:
+            raise DtypeError(f"Parameter at {user_line()}: {data.type} has no gradients; give requires_grad=False")
+        super().__init__(data.type, data.layout, data.array, data.symbol)
+        self._device = data._device
+        if data.symbol is None:
+            data.shares(self)
+        self.requires_grad = requires_grad
