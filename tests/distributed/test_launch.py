@@ -98,7 +98,8 @@ class TestOutput:
         assert program.lines == ["[rank 0] 0 of 2", "[rank 1] 1 of 2"]
 
     def test_files_instead(self, tmp_path: pathlib.Path) -> None:
-        ended = plain("error", "--logdir", str(tmp_path / "log"), "--redirect_stdout_and_stderr")
+        options = ["--logdir", str(tmp_path / "log"), "--redirect_stdout_and_stderr"]
+        ended = plain("error", *options, environment={"TURN": str(tmp_path / "turn")})
         assert ended.code == 1
         assert (tmp_path / "log" / "rank_0" / "stderr").read_text() == "still here\n"
         assert ended.out == "" and "still here" not in ended.err
@@ -116,8 +117,8 @@ class TestEnds:
         assert ended.code == 5
         assert ended.err == "jobflow launch: rank 1 ended with exit code 5; all others were ended\n"
 
-    def test_the_first_error_is_shown_again_if_others_print_after_it(self) -> None:
-        ended = plain("late")
+    def test_the_first_error_is_shown_again_if_others_print_after_it(self, tmp_path: pathlib.Path) -> None:
+        ended = plain("late", environment={"TURN": str(tmp_path / "turn")})
         lines = ended.err.splitlines()
         assert ended.code == 1
         assert lines.count("[rank 1] ValueError: no luck with 41") == 2, ended.err

@@ -1,8 +1,15 @@
 """A program that knows nothing of jobflow: `plain.py CASE`."""
 
 import os
+import pathlib
 import sys
 import time
+
+
+def wait_for_rank_0() -> None:
+    while not pathlib.Path(os.environ["TURN"]).exists():
+        time.sleep(0.02)
+
 
 case, rank = sys.argv[1], int(os.environ["RANK"])
 if case == "variables":
@@ -17,8 +24,10 @@ elif case == "code" and rank == 1:
     sys.exit(5)
 elif case == "error":
     if rank == 1:
+        wait_for_rank_0()
         raise ValueError("no luck with 41")
     print("still here", file=sys.stderr)
+    pathlib.Path(os.environ["TURN"]).touch()
     time.sleep(20)
 elif case == "late":
     if rank == 0:
@@ -29,9 +38,9 @@ elif case == "late":
             os._exit(0)
 
         signal.signal(signal.SIGTERM, told)
-        print("ready", file=sys.stderr)
+        pathlib.Path(os.environ["TURN"]).touch()
         time.sleep(20)
-    time.sleep(0.4)
+    wait_for_rank_0()
     raise ValueError("no luck with 41")
 else:
     time.sleep(20)
