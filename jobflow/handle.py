@@ -10,7 +10,7 @@ from typing import Any
 
 from jobflow.distribute import Distribute, broadcast, distribute_of, parallel_cast, split, with_distribute
 from jobflow.errors import JobError, did_you_mean, user_line
-from jobflow.tensor import TensorOperators
+from jobflow.operators import TensorOperators
 from jobflow.types import Tensor
 
 #: `split_axis` of a tensor that was not asked to be split.

@@ -16,7 +16,7 @@ FLOORS = {
     for floor, names in {
         "0": "errors types layout scope typing notices version",
         "1": "ops",
-        "2": "tensor distribute handle graph",
+        "2": "operators distribute handle graph",
         "3": "plan",
         "4a": "compiler",
         "4b": "runtime",

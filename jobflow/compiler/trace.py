@@ -23,7 +23,7 @@ from jobflow.layout import B, Layout, Placement, S
 from jobflow.ops.base import Op, types_tuple
 from jobflow.ops.layout_ops import Crossing, ToGlobal, ToLocal
 from jobflow.ops.source import Constant, External, Input, ReadVariable
-from jobflow.tensor import NOT_A_TENSOR
+from jobflow.operators import NOT_A_TENSOR
 from jobflow.types import DType, Tensor, TensorType, float32, int8, int64
 
 #: The key of the hidden argument that counts the runs of a job.

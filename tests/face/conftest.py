@@ -17,7 +17,7 @@ from jobflow.graph.ir import Variable
 from jobflow.layout import Placement
 from jobflow.ops.base import Op, types_tuple
 from jobflow.ops.source import ReadVariable
-from jobflow.tensor import TensorOperators
+from jobflow.operators import TensorOperators
 from jobflow.types import DType, TensorType, float32, type_of
 
 

@@ -29,7 +29,7 @@ from jobflow import scope
 from jobflow.errors import DtypeError
 from jobflow.layout import Broadcast, Layout, Partial, Placement, Reduction, Sbp, Signature, Split, cut
 from jobflow.ops.base import Op, Sample, ViewOp, all_ops, types_tuple
-from jobflow.tensor import TensorOperators
+from jobflow.operators import TensorOperators
 from jobflow.types import TensorType, float32, float64, type_of
 
 Array = Any

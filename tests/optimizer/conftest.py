@@ -15,7 +15,7 @@ from jobflow.graph.training import Parameter
 from jobflow.layout import B, Placement
 from jobflow.ops.base import Op, types_tuple
 from jobflow.ops.source import Constant
-from jobflow.tensor import TensorOperators
+from jobflow.operators import TensorOperators
 from jobflow.types import TensorType, type_of
 
 Arrays = dict[str, np.ndarray[Any, Any]]
