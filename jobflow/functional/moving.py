@@ -232,7 +232,7 @@ def element_size(x: Tensor) -> int:
 def reduced(x: Tensor, protocol: int) -> tuple[Any, ...]:
     """For pickle: of a global tensor each rank's piece, with placement and sbp."""
     _portable(x, "pickle")
-    return rebuilt, (type(x), x.type, x.layout, np.ascontiguousarray(x.array), x.requires_grad, x._device, x.__dict__)
+    return rebuilt, (type(x), x.type, x.layout, np.asarray(x.array, order="C"), x.requires_grad, x._device, x.__dict__)
 
 
 def _portable(x: Tensor, what: str) -> None:

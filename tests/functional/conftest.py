@@ -1,8 +1,8 @@
-"""`ranks` of the eager tests is importable by the tests in this folder."""
+"""`ranks` of the eager tests, and the modules beside this file, are importable by the tests in this folder."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "eager"))
+sys.path[:0] = [str(Path(__file__).parents[1] / "eager"), str(Path(__file__).parent)]

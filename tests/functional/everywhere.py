@@ -1,0 +1,76 @@
+"""Functions of tensors compared with NumPy: on local tensors, and on global ones in every layout; gradients with those of local tensors."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import pkgutil
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from ranks import on_ranks
+
+from jobflow import functional
+from jobflow.functional.creation import tensor
+from jobflow.functional.moving import to_global
+from jobflow.layout import B, P, S
+from jobflow.placements import placement
+
+for found in pkgutil.iter_modules(functional.__path__, "jobflow.functional."):
+    importlib.import_module(found.name)  # methods of tensors are hung on by the modules they are in
+
+Function = Callable[..., Any]
+Case = tuple[Function, Function, Sequence[Any]]
+
+
+def layouts(array: np.ndarray[Any, Any]) -> list[Any]:
+    """Every way to lie on one dimension of ranks; truth values have no partial one."""
+    return [B, *([] if array.dtype == bool else [P]), *(S(axis) for axis in range(array.ndim))]
+
+
+def laid(array: np.ndarray[Any, Any], here: placement, how: Any, rank: int) -> Any:
+    """The global tensor of this value; of a partial one the addends differ in sign and size."""
+    n = here.ranks.size
+    if how != P or n == 1:
+        return tensor(array, placement=here, sbp=how)
+    addend = (0.25 * array + 1).astype(array.dtype)
+    return to_global(tensor(addend if rank < n - 1 else array - (n - 1) * addend), placement=here, sbp=P)
+
+
+def differentiated(function: Function, xs: list[Any], wanted: list[bool]) -> tuple[Any, list[Any]]:
+    """The value, and the gradients of its elements' sum with weights 1, 2, 3 ..."""
+    for x, wants in zip(xs, wanted, strict=True):
+        x.requires_grad_(wants)
+    y = function(*xs)
+    if y.requires_grad:
+        weights = tensor(np.arange(1, y.numel() + 1, dtype=y.dtype.numpy).reshape(y.shape))
+        if y.is_global:
+            weights = weights.to_global(placement=y.placement, sbp=[B] * len(y.sbp))
+        (y * weights).sum().backward()
+    return y, [x.grad for x in xs]
+
+
+def compare(n: int, cases: Sequence[Case], tolerance: float = 1e-9) -> None:
+    """Each case: a function of tensors, the same of arrays, and arrays."""
+
+    def program(rank: int) -> None:
+        here = placement("cpu", range(n))
+        for function, expected, given in cases:
+            arrays = [np.asarray(a) for a in given]
+            wanted = [a.dtype.kind == "f" for a in arrays]
+            value = np.asarray(expected(*arrays))
+            local, grads = differentiated(function, [tensor(a) for a in arrays], wanted)
+            assert local.shape == value.shape
+            np.testing.assert_allclose(local.detach().numpy(), value, rtol=tolerance, atol=tolerance, err_msg=str(local))
+            for how in itertools.product(*map(layouts, arrays)):
+                y, found = differentiated(function, [laid(a, here, s, rank) for a, s in zip(arrays, how, strict=True)], wanted)
+                assert y.dtype == local.dtype and y.shape == value.shape
+                np.testing.assert_allclose(y.numpy(), value, rtol=tolerance, atol=tolerance, err_msg=f"{how} -> {y.sbp}")
+                for grad, reference, s in zip(found, grads, how, strict=True):
+                    assert (grad is None) == (reference is None), how
+                    if grad is not None:
+                        assert grad.sbp == (s,), how
+                        np.testing.assert_allclose(grad.numpy(), reference.numpy(), rtol=tolerance, atol=tolerance, err_msg=f"gradient, {how}")
+
+    on_ranks(n, program)
