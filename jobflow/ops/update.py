@@ -20,7 +20,7 @@ from jobflow.ops.arithmetic import add
 from jobflow.ops.base import LETTERS, Binder, Call, Op, Sample, apply, sample
 from jobflow.ops.linalg import MatMul
 from jobflow.ops.product_update import SgdProduct
-from jobflow.ops.scalar import scale
+from jobflow.ops.scalar import scale, shift
 from jobflow.types import Array, Tensor, TensorType, Xp, dtype_of, float32, float64, int64
 
 #: elements per block: the arrays of one block of Adam (w, m, v, g and two scratch) stay in a second-level cache of 1 MB
@@ -75,7 +75,7 @@ class Updated(Op):
 
     def rule(self, *types: TensorType) -> Rule:
         tensors = self.count + self.like
-        letters = LETTERS[: types[0].ndim] if self.flat else LETTERS[: types[0].ndim].upper()
+        letters = (LETTERS[: types[0].ndim] if self.flat else LETTERS[: types[0].ndim].upper()) or "1"
         return Rule(f"{','.join([letters] * tensors + ['1'] * (len(types) - tensors))}->{','.join([letters] * self.count)}")
 
 
@@ -445,9 +445,13 @@ class Increment(Updated):
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         return [(device.xp.add, (inputs[0], device.xp.asarray(self.by, inputs[0].dtype), outputs[0]))]
 
+    def unwritten(self, *inputs: Tensor) -> Tensor:
+        return shift(inputs[0], self.by)
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(), np.array([41]))
+        yield sample(cls(), np.array(41))
 
 
 @dataclass(frozen=True)

@@ -110,9 +110,11 @@ class Building:
 
     def update(self, op: Op, inputs: Sequence[Tensor]) -> None:
         """An op that writes over some of its inputs."""
-        made = self.run(op, inputs)
+        known = [self.known(x) for x in inputs]
+        found = prepared(self.here, op, known)
+        values = self._record(op, [x.symbol for x in known], found.placement or self.alone.placement)
         for output, index in op.alias.items():
-            self.write(inputs[index], made[output])
+            self.write(inputs[index], Tensor(values[output].type, inputs[index].layout, None, symbol=values[output]))
 
     def source(self, op: Op, layout: Layout | None, counter: int | None) -> Tensor:
         """The output of an op without inputs, or of one that draws, for every run anew."""
@@ -211,9 +213,8 @@ class Building:
         if not self.trains:
             raise JobError(f"{what}: the graph has no optimizer; call self.add_optimizer(...) in __init__")
         if gradient is not None or loss.type.size != 1:
-            raise JobError(
-                f"{what}: a loss of one element begins the gradients; this one is {loss.type}{'' if gradient is None else ' with a gradient of its own'}"
-            )
+            given = "" if gradient is None else " with a gradient of its own"
+            raise JobError(f"{what}: a loss of one element begins the gradients; this one is {loss.type}{given}")
         if not loss.requires_grad:
             raise JobError(f"{what}: this {loss.type} tensor depends on no parameter that requires gradients")
         self.losses.append(loss.symbol)

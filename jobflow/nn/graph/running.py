@@ -112,7 +112,7 @@ class Bound:
         self.trail = here.trail(Placement("cpu", self.numbering.ranks))
         if here.rank.index in self.numbering.ranks:
             self._bind(loaded)
-        self.constant = {one.key: one.array for one in (*built.draws, *built.rates)}
+        self.constant = {draw.key: draw.array for draw in built.draws} | {rate.key: rate.array for rate in built.rates}
 
     def _meta(self, value: Value) -> Meta:
         return Meta(value.name, value.type, None if self.built.local else self.numbering.layout(self.physical.layouts[value]))
@@ -132,7 +132,8 @@ class Bound:
     def _described(self) -> str:
         graph = self.physical.graph
         inputs = ", ".join(f"{meta.name} {meta}" for meta in self.built.inputs)
-        return f"the first call of {self.built.name}({inputs}), a graph of {len(graph.nodes)} steps and {len(graph.variables)} variables, at {user_line()}"
+        size = f"{len(graph.nodes)} steps and {len(graph.variables)} variables"
+        return f"the first call of {self.built.name}({inputs}), a graph of {size}, at {user_line()}"
 
     def _place(self, state: State, index: int, loaded: Mapping[str, Tensor]) -> None:
         """Give the graph's variables memory: that which their tensors have, as far as it can be used as it is."""
