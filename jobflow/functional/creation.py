@@ -135,7 +135,7 @@ def number(value: Any, what: str) -> Number:
 
 def _like(what: str, x: Tensor, value: Number, options: dict[str, Any]) -> Tensor:
     place = Place(what, options, x.dtype, x)
-    if place.placement is None and place.sbp is None and place.device is None:
+    if x.symbol is not None and place.placement is None and place.sbp is None and place.device is None:
         return place.finished(run(FillLike(fitting(value, place.dtype), place.dtype), x.detach()))
     return _filled(what, x.type.shape, value, place)
 
@@ -315,9 +315,11 @@ def linspace(start: Number, end: Number, steps: int, **options: Any) -> Tensor:
 def logspace(start: Number, end: Number, steps: int, base: Number = 10.0, **options: Any) -> Tensor:
     """base to the powers linspace(start, end, steps)."""
     place = Place("logspace", options)
-    powers = linspace(start, end, steps, dtype=float64, placement=place.placement, sbp=place.sbp)
-    made: Tensor = run(Power(), full((1,), float(base), dtype=float64, placement=place.placement, sbp=_whole(place)), powers)
-    return place.finished(cast(made, place.dtype))
+    target = place.layout(1)
+    where = {"placement": place.placement, "sbp": _whole(place), "dtype": float64}
+    powers: Tensor = run(Power(), full((1,), float(base), **where), linspace(start, end, steps, **where))
+    made = cast(powers, place.dtype)
+    return place.finished(made if target is None else crossing.change(state(), made, target))
 
 
 def _whole(place: Place) -> Any:

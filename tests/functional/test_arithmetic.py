@@ -28,7 +28,7 @@ def drawn(*shape: int, low: float = -2.0, high: float = 2.0) -> Any:
 
 A, C = drawn(4, 6), drawn(4, 6, low=0.5)
 ROW, COLUMN = drawn(1, 6, low=0.5), drawn(4, 1)
-I, J = RANDOM.integers(-9, 9, (4, 6)), RANDOM.integers(1, 5, (4, 6))
+N, J = RANDOM.integers(-9, 9, (4, 6)), RANDOM.integers(1, 5, (4, 6))
 T, U = RANDOM.random((4, 6)) < 0.5, RANDOM.random((4, 6)) < 0.5
 PLAIN = (operator.add, operator.sub, operator.mul, operator.truediv)
 WHOLE = (operator.floordiv, operator.mod)
@@ -37,7 +37,7 @@ WHOLE = (operator.floordiv, operator.mod)
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_operators_of_tensors(n: int) -> None:
     floats = [(f, f, (x, y)) for f in (*PLAIN, operator.pow) for x, y in ((C, C + 0.25), (C, ROW), (C, drawn(3, 4, 6, low=0.5)))]
-    others = [(f, f, (A, C)) for f in WHOLE] + [(f, f, (I, J)) for f in (*PLAIN[:3], *WHOLE)]
+    others = [(f, f, (A, C)) for f in WHOLE] + [(f, f, (N, J)) for f in (*PLAIN[:3], *WHOLE)]
     compare(n, [*floats[:: 1 if n == 2 else 3], *others], 1e-8)
 
 
@@ -47,10 +47,10 @@ def test_operators_of_tensors_and_numbers(n: int) -> None:
     for f in (*PLAIN, *WHOLE):
         cases += [(lambda x, f=f: f(x, 3.0), lambda x, f=f: f(x, 3.0), (A,)), (lambda x, f=f: f(2.0, x), lambda x, f=f: f(2.0, x), (C,))]
     for f in (*PLAIN[:3], *WHOLE):
-        cases += [(lambda x, f=f: f(x, 3), lambda x, f=f: f(x, 3), (I,)), (lambda x, f=f: f(7, x), lambda x, f=f: f(7, x), (J,))]
+        cases += [(lambda x, f=f: f(x, 3), lambda x, f=f: f(x, 3), (N,)), (lambda x, f=f: f(7, x), lambda x, f=f: f(7, x), (J,))]
     for power in (2, 3.0, 0.5, -1, 0, 1):
         cases.append((lambda x, p=power: x**p, lambda x, p=power: x ** float(p), (C,)))
-    cases += [(lambda x: 2.0**x, lambda x: 2.0**x, (A,)), (lambda x: x**3, lambda x: x**3, (I,)), (operator.neg, operator.neg, (A,))]
+    cases += [(lambda x: 2.0**x, lambda x: 2.0**x, (A,)), (lambda x: x**3, lambda x: x**3, (N,)), (operator.neg, operator.neg, (A,))]
     cases += [(abs, abs, (A,)), (operator.pos, operator.pos, (A,))]
     compare(n, cases)
 
@@ -80,28 +80,28 @@ def test_named_functions(n: int) -> None:
         (fa.maximum, np.maximum, (x, y)),
         (fa.minimum, np.minimum, (x, y)),
         (lambda a: fa.maximum(a, 0.5), lambda a: np.maximum(a, 0.5), (x,)),
-        (lambda a, b: fa.div(a, b, rounding_mode="floor"), np.floor_divide, (I, J)),
-        (lambda a, b: fa.div(a, b, rounding_mode="trunc"), lambda a, b: np.trunc(a / b).astype(int), (I, J)),
+        (lambda a, b: fa.div(a, b, rounding_mode="floor"), np.floor_divide, (N, J)),
+        (lambda a, b: fa.div(a, b, rounding_mode="trunc"), lambda a, b: np.trunc(a / b).astype(int), (N, J)),
         (lambda a, b: fa.div(a, b, rounding_mode="trunc"), lambda a, b: np.trunc(a / b), (x, y)),
-        (fa.remainder, np.remainder, (I, J)),
-        (fa.pow, lambda a, b: a ** b.astype(float), (I, J)),
+        (fa.remainder, np.remainder, (N, J)),
+        (fa.pow, lambda a, b: a ** b.astype(float), (N, J)),
     ]
     compare(n, cases)
 
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_bits_and_truth(n: int) -> None:
-    pairs = [(T, U), (I, J)]
+    pairs = [(T, U), (N, J)]
     cases: list[Any] = [(f, f, pair) for f in (operator.and_, operator.or_, operator.xor) for pair in pairs]
-    cases += [(operator.invert, operator.invert, (x,)) for x in (T, I)]
-    cases += [(lambda x: x & True, lambda x: x & True, (T,)), (lambda x: x | 6, lambda x: x | 6, (I,)), (operator.add, operator.or_, (T, U))]
+    cases += [(operator.invert, operator.invert, (x,)) for x in (T, N)]
+    cases += [(lambda x: x & True, lambda x: x & True, (T,)), (lambda x: x | 6, lambda x: x | 6, (N,)), (operator.add, operator.or_, (T, U))]
     cases += [
-        (f, f, (x, y)) for f in (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne) for x, y in ((A, C), (I, J), (I, I))
+        (f, f, (x, y)) for f in (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne) for x, y in ((A, C), (N, J), (N, N))
     ]
-    cases += [(lambda x: x > 0.5, lambda x: x > 0.5, (A,)), (lambda x: x == 3, lambda x: x == 3, (I,)), (lambda x: x < 2.5, lambda x: x < 2.5, (I,))]
+    cases += [(lambda x: x > 0.5, lambda x: x > 0.5, (A,)), (lambda x: x == 3, lambda x: x == 3, (N,)), (lambda x: x < 2.5, lambda x: x < 2.5, (N,))]
     for ours, numpys in ((comparing.logical_and, np.logical_and), (comparing.logical_or, np.logical_or), (comparing.logical_xor, np.logical_xor)):
-        cases += [(ours, numpys, (T, U)), (ours, numpys, (I, T))]
-    cases += [(comparing.logical_not, np.logical_not, (x,)) for x in (T, I)]
+        cases += [(ours, numpys, (T, U)), (ours, numpys, (N, T))]
+    cases += [(comparing.logical_not, np.logical_not, (x,)) for x in (T, N)]
     cases += [(comparing.where, np.where, (T, A, C)), (lambda c, a: comparing.where(c, a, 0.5), lambda c, a: np.where(c, a, 0.5), (T, A))]
     cases += [(lambda c: comparing.where(c, 1.0, 0.5).double(), lambda c: np.where(c, 1.0, 0.5), (T,))]
     cases += [(lambda a, c: a.where(c, -1.0), lambda a, c: np.where(c, a, -1.0), (A, T)), (comparing.isclose, np.isclose, (A, A + 1e-7 * T))]
