@@ -6,12 +6,14 @@ import math
 
 import numpy as np
 
+from jobflow.eager import crossing
+from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.functional.in_place import check_writable, kept, written
 from jobflow.functional.moving import value_of
 from jobflow.functional.nn_base import composed, draw_for
-from jobflow.layout import Partial
+from jobflow.layout import B, Layout, Partial, S
 from jobflow.ops import elementwise as ew
 from jobflow.ops import reduce as rd
 from jobflow.ops import shape as sh
@@ -36,8 +38,17 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Value:
     if bias is not None:
         if bias.type.shape != (w.shape[0],):
             raise ShapeError(f"linear at {user_line()}: bias {bias.type} has not one number for each of the {w.shape[0]} rows of weight {w}")
-        y = apply(BiasAdd(y.type.ndim - 1), y, bias)
+        y = apply(BiasAdd(y.type.ndim - 1), y, beside(y, bias))
     return y if x.ndim > 1 else sh.squeeze(y, (0,))
+
+
+def beside(y: Value, bias: Tensor) -> Tensor:
+    """A bias of the last axis as a product lies, which is larger: split with it, and partial with it."""
+    if not isinstance(y, Tensor) or y.symbol is not None or y.layout is None or bias.layout is None:
+        return bias
+    last = S(y.ndim - 1)
+    sbp = tuple(S(0) if mark == last else mark if isinstance(mark, Partial) else B for mark in y.layout.sbp)
+    return crossing.change(state(), bias, Layout(bias.layout.placement, sbp)) if bias.layout.placement == y.layout.placement else bias
 
 
 @composed

@@ -10,6 +10,7 @@ from jobflow.ops import activation as act
 from jobflow.ops import elementwise as ew
 from jobflow.ops import elementwise_loss as el
 from jobflow.ops import reduce as rd
+from jobflow.ops.source import constant
 from jobflow.types import Tensor as Value
 
 _REDUCTIONS = ("mean", "sum", "none")
@@ -95,9 +96,9 @@ def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", *, log_target
     if log_target:
         loss = ew.multiply(ew.exp(target), ew.subtract(target, input))
     else:
-        zero = ew.fill_like(target, 0.0)
+        zero, one = (constant(number, (), target.type.dtype) for number in (0.0, 1.0))
         positive = ew.greater(target, zero)
-        logarithm = ew.log(ew.where(positive, target, ew.fill_like(target, 1.0)))  # 1 where t is not positive keeps the gradient there finite
+        logarithm = ew.log(ew.where(positive, target, one))  # 1 where t is not positive keeps the gradient there finite
         loss = ew.subtract(ew.where(positive, ew.multiply(target, logarithm), zero), ew.multiply(target, input))
     if reduction == "batchmean":
         return ew.scale(rd.reduce_sum(loss), 1.0 / max(input.type.shape[0], 1))

@@ -38,19 +38,6 @@ class _BatchStatistics(Module):
             wanted = " or ".join(map(str, self.ndims))
             raise ShapeError(f"{type(self).__name__} at {user_line()}: input {input.type} has {input.ndim} axes, not {wanted}")
 
-    def _count(self) -> float:
-        """Note one more batch; by how much the running statistics move."""
-        if self.num_batches_tracked is None or not self.training:
-            return 0.0 if self.momentum is None else self.momentum
-        F.update(Increment(), self.num_batches_tracked)
-        if self.momentum is not None:
-            return self.momentum
-        if self.num_batches_tracked.symbol is not None or F.building():
-            raise ArgumentError(
-                f"{type(self).__name__} at {user_line()}: momentum=None, the mean of all batches, does not go into a graph; give a number"
-            )
-        return 1.0 / float(self.num_batches_tracked.item())
-
     def extra_repr(self) -> str:
         shown = f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}"
         return f"{shown}, track_running_stats={self.track_running_stats}"
@@ -75,6 +62,19 @@ class _BatchNorm(_BatchStatistics):
         own = self.training or self.running_mean is None
         mean, var = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
         return F.batch_norm(input, mean, var, self.weight, self.bias, own, momentum, self.eps)
+
+    def _count(self) -> float:
+        """Note one more batch; by how much the running statistics move."""
+        if self.num_batches_tracked is None or not self.training:
+            return 0.0 if self.momentum is None else self.momentum
+        F.update(Increment(), self.num_batches_tracked)
+        if self.momentum is not None:
+            return self.momentum
+        if self.num_batches_tracked.symbol is not None or F.building():
+            raise ArgumentError(
+                f"{type(self).__name__} at {user_line()}: momentum=None, the mean of all batches, does not go into a graph; give a number"
+            )
+        return 1.0 / float(self.num_batches_tracked.item())
 
 
 class BatchNorm1d(_BatchNorm):
@@ -115,7 +115,7 @@ class _InstanceNorm(_BatchStatistics):
         self._check(input)
         own = self.training or not self.track_running_stats
         mean, var = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
-        return F.instance_norm(input, mean, var, self.weight, self.bias, own, self._count(), self.eps)
+        return F.instance_norm(input, mean, var, self.weight, self.bias, own, self.momentum or 0.0, self.eps)
 
 
 class InstanceNorm1d(_InstanceNorm):

@@ -1,0 +1,116 @@
+"""What the tests of nn.Graph share: a model of two stages, and how it is trained at once and as a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jobflow.eager.tensor import Tensor
+from jobflow.functional.arithmetic import matmul
+from jobflow.functional.creation import tensor
+from jobflow.functional.elementwise import square
+from jobflow.functional.reductions import mean
+from jobflow.layout import Sbp
+from jobflow.nn.graph import Graph, GraphModule
+from jobflow.nn.modules.module import Module
+from jobflow.nn.parameter import Parameter
+from jobflow.placements import placement, sbp
+
+ROWS = 8
+Setting = Callable[[Any], None]
+
+
+def laid(array: Any, where: placement, how: Any) -> Tensor:
+    """A global float32 tensor of numbers that every rank has."""
+    return tensor(np.asarray(array, np.float32), placement=where, sbp=how)
+
+
+class Stage(Module):
+    """x w, bent."""
+
+    def __init__(self, w: Any, where: placement, how: Sbp) -> None:
+        super().__init__()
+        self.w = Parameter(laid(w, where, how))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return matmul(x, self.w).tanh()
+
+
+class Model(Module):
+    """Two stages, each on its own ranks if there are as many."""
+
+    def __init__(self, n: int, first: Sbp = sbp.broadcast, second: Sbp = sbp.split(1)) -> None:
+        super().__init__()
+        self.places = places(n)
+        draw = np.random.RandomState(0).standard_normal
+        self.m_stage0 = Stage(draw((5, 8)), self.places[0], first)
+        self.m_stage1 = Stage(draw((8, 3)), self.places[1], second)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        a = self.m_stage0(x)
+        return a, self.m_stage1(a.to_global(placement=self.places[1], sbp=sbp.broadcast))
+
+
+def places(n: int) -> tuple[placement, placement]:
+    """Where the stages are on n ranks."""
+    half = max(n // 2, 1)
+    return placement("cpu", range(half)), placement("cpu", range(n - half, n))
+
+
+class Trained(Graph):
+    """A model, its stages, and its optimizers."""
+
+    def __init__(self, model: Model, optimizers: Sequence[Any], schedule: Any, setting: Setting) -> None:
+        super().__init__()
+        self.model = model
+        self.model.m_stage0.to(GraphModule).set_stage(0, model.places[0])
+        self.model.m_stage1.to(GraphModule).set_stage(1, model.places[1])
+        for optimizer in optimizers:
+            self.add_optimizer(optimizer, lr_sch=schedule)
+        setting(self)
+
+    def build(self, x: Tensor, y: Tensor) -> Tensor:
+        loss = distance(self.model(x)[1], y)
+        loss.backward()
+        return loss
+
+
+def distance(a: Tensor, b: Tensor) -> Tensor:
+    return mean(square(a - b))
+
+
+def batches(steps: int) -> Any:
+    """The batch of every step: what goes in and what is to come out."""
+    draw = np.random.RandomState(1).standard_normal
+    return [(draw((ROWS, 5)), draw((ROWS, 3))) for _ in range(steps)]
+
+
+def usual(graph: Any) -> None:
+    """Nothing is set."""
+
+
+def at_once(model: Model, optimizer: Any, schedule: Any, how: tuple[Any, Any], steps: int) -> list[float]:
+    """The losses of training step by step."""
+    losses = []
+    for x, y in batches(steps):
+        optimizer.zero_grad()
+        loss = distance(model(laid(x, model.places[0], how[0]))[1], laid(y, model.places[1], how[1]))
+        loss.backward()
+        if optimizer.param_groups[0]["clip_grad_max_norm"] is not None:
+            optimizer.clip_grad()
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+        losses.append(loss.item())
+    return losses
+
+
+def as_graph(graph: Any, places: Sequence[placement], how: tuple[Any, Any], steps: int, skip: int = 0) -> list[float]:
+    """The losses of calls of a graph, the mean where a call gives several."""
+    return [float(graph(laid(x, places[0], how[0]), laid(y, places[1], how[1])).numpy().mean()) for x, y in batches(steps)[skip:]]
+
+
+def weights(model: Model) -> list[Any]:
+    return [np.array(p.numpy()) for p in model.parameters()]

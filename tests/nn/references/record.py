@@ -1,0 +1,56 @@
+"""Write references.npz: what PyTorch gives for the cases, in float64.  Run with a Python that has torch: `python tests/nn/references/record.py`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from cases import CASES, GRADIENTS, Case, _Called
+
+
+def recorded(case: Case) -> dict[str, Any]:
+    """Outputs, gradients of inputs and parameters, and buffers after one call."""
+    made = case.make(torch.nn, torch.nn.functional)
+    module = made.module if isinstance(made, _Called) else made
+    parameters: dict[str, Any] = {}
+    buffers: dict[str, Any] = {}
+    if isinstance(module, torch.nn.Module):
+        module.double().train(case.train)
+        parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+        for name, p in parameters.items():
+            p.data = torch.from_numpy(case.parameter(name, tuple(p.shape)))
+    tensors = [torch.from_numpy(np.array(array)) for array in case.arrays()]
+    for x, (kind, _) in zip(tensors, case.inputs, strict=True):
+        x.requires_grad_(kind in GRADIENTS)
+    outputs = made(*tensors)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    loss = sum((y * torch.from_numpy(np.array(case.weights(i, tuple(y.shape))))).sum() for i, y in enumerate(outputs))
+    found = {f"out/{i}": y for i, y in enumerate(outputs)}
+    if loss.requires_grad:
+        loss.backward()
+    found |= {f"input/{i}": x.grad for i, x in enumerate(tensors) if x.grad is not None}
+    found |= {f"parameter/{name}": p.grad for name, p in parameters.items() if p.grad is not None}
+    found |= {f"buffer/{name}": x for name, x in buffers.items()}
+    return {f"{case.name}/{name}": x.detach().numpy() for name, x in found.items()}
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    torch.backends.mha.set_fastpath_enabled(False)
+    everything: dict[str, Any] = {}
+    for case in CASES:
+        everything |= recorded(case)
+    index = json.dumps({name: list(x.shape) for name, x in everything.items()})
+    numbers = np.concatenate([x.astype(np.float64).ravel() for x in everything.values()])
+    np.savez_compressed(Path(__file__).with_name("references.npz"), index=np.array(index), numbers=numbers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""nn and nn.functional as cases see them, and a run of a case on whatever ranks there are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from cases import GRADIENTS, Case, _Called
+
+import jobflow.nn.functional as F
+from jobflow.functional.creation import cut, tensor
+from jobflow.layout import Layout
+from jobflow.nn.modules import activation, attention, container, conv, linear, loss, module, norm, pool
+from jobflow.nn.modules.module import Module
+from jobflow.nn.parameter import Parameter
+
+nn = SimpleNamespace(Parameter=Parameter)
+for _each in (activation, attention, container, conv, linear, loss, module, norm, pool):
+    vars(nn).update({name: value for name, value in vars(_each).items() if isinstance(value, type) and issubclass(value, Module)})
+
+#: per input, given how many axes it has: how it lies; None makes everything local
+Lay = Callable[[int, int], Layout] | None
+
+
+@cache
+def references() -> dict[str, np.ndarray[Any, Any]]:
+    """What PyTorch gave, by case and name."""
+    with np.load(Path(__file__).parent / "references" / "references.npz") as kept:
+        numbers, found, at = kept["numbers"], {}, 0
+        for name, shape in json.loads(str(kept["index"])).items():
+            size = int(np.prod(shape))
+            found[name] = numbers[at : at + size].reshape(shape)
+            at += size
+    return found
+
+
+def reference(case: Case) -> dict[str, np.ndarray[Any, Any]]:
+    """Those of one case."""
+    return {name.split("/", 1)[1]: x for name, x in references().items() if name.split("/", 1)[0] == case.name}
+
+
+def lain(array: np.ndarray[Any, Any], layout: Layout | None) -> Any:
+    """A tensor with these values."""
+    return tensor(array) if layout is None else cut("test", np.array(array), layout)
+
+
+def run_case(case: Case, inputs: Lay = None, weights: Lay = None) -> dict[str, np.ndarray[Any, Any]]:
+    """Outputs, gradients and buffers, as `record.py` names them; `inputs(i, ndim)` and `weights(i, ndim)` say how things lie."""
+    made = case.make(nn, F)
+    module = made.module if isinstance(made, _Called) else made
+    parameters: dict[str, Any] = {}
+    buffers: dict[str, Any] = {}
+    if isinstance(module, Module):
+        module.double().train(case.train)
+        parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+        for i, (name, p) in enumerate(parameters.items()):
+            p.array[...] = case.parameter(name, tuple(p.shape))
+            if weights is not None:
+                made_at = lain(np.array(p.array), weights(i, p.ndim))
+                p.layout, p.array = made_at.layout, made_at.array
+        if weights is not None:
+            for x in buffers.values():
+                whole = lain(np.array(x.array), weights(-1, 0))
+                x.layout, x.array = whole.layout, whole.array
+    tensors = [lain(array, None if inputs is None else inputs(i, array.ndim)) for i, array in enumerate(case.arrays())]
+    for x, (kind, _) in zip(tensors, case.inputs, strict=True):
+        x.requires_grad = kind in GRADIENTS
+    outputs = made(*tensors)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    weighed = [lain(case.weights(i, tuple(y.shape)), None if inputs is None else inputs(-1, 0)) for i, y in enumerate(outputs)]
+    total = sum(((y * w).sum() for y, w in zip(outputs, weighed, strict=True)), start=0.0)
+    if total.requires_grad:
+        total.backward()
+    found = {f"out/{i}": y for i, y in enumerate(outputs)}
+    found |= {f"input/{i}": x.grad for i, x in enumerate(tensors) if x.grad is not None}
+    found |= {f"parameter/{name}": p.grad for name, p in parameters.items() if p.grad is not None}
+    found |= {f"buffer/{name}": x for name, x in buffers.items()}
+    return {name: np.array(x.detach().numpy()) for name, x in found.items()}
+
+
+def check(case: Case, found: dict[str, np.ndarray[Any, Any]]) -> None:
+    """What was found is what PyTorch gave."""
+    wanted = reference(case)
+    tolerance = 1e-7 if case.name.startswith("Hardsigmoid") else 1e-9  # PyTorch's gradient has 1/6 as a float32
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[name], value, rtol=tolerance, atol=tolerance, err_msg=f"{case.name} {name}")

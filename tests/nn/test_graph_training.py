@@ -1,0 +1,201 @@
+"""Training as a graph gives the losses and weights of training at once on one rank: stages, parts of the batch, layouts, ZeRO, checkpoints."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import Model, Trained, as_graph, at_once, batches, laid, usual, weights
+from ranks import agree, on_ranks
+
+from jobflow.nn.graph import GradScaler, GraphModule, StaticGradScaler
+from jobflow.optim.lr_scheduler import StepLR
+from jobflow.optim.optimizers import LAMB, SGD, Adagrad, Adam, AdamW, RMSprop
+from jobflow.placements import sbp
+from jobflow.types import bfloat16
+
+STEPS = 4
+S0, S1, B = sbp.split(0), sbp.split(1), sbp.broadcast
+
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": lambda p: SGD(p, 0.1),
+    "momentum": lambda p: SGD(p, 0.1, momentum=0.9, weight_decay=0.01),
+    "adam": lambda p: Adam(p, 0.01),
+    "adamw": lambda p: AdamW(p, 0.01),
+    "lamb": lambda p: LAMB(p, 0.01, weight_decay=0.1),
+    "rmsprop": lambda p: RMSprop(p, 0.01),
+    "adagrad": lambda p: Adagrad(p, 0.1),
+    "clipped": lambda p: SGD([{"params": p, "lr": 0.1, "clip_grad_max_norm": 0.1, "clip_grad_norm_type": 2.0}]),
+}
+
+
+@cache
+def expected(optimizer: str) -> tuple[list[float], list[Any]]:
+    """Losses and weights of training at once on one rank."""
+
+    def program(rank: int) -> Any:
+        model = Model(1)
+        chosen = OPTIMIZERS[optimizer](model.parameters())
+        return at_once(model, chosen, StepLR(chosen, 2, 0.5), (B, B), STEPS), weights(model)
+
+    return on_ranks(1, program)[0]
+
+
+def trained(rank: int, n: int, optimizer: str, how: tuple[Any, Any, Any], setting: Any = usual) -> Any:
+    model = Model(n, second=how[2])
+    chosen = OPTIMIZERS[optimizer](model.parameters())
+    graph = Trained(model, [chosen], StepLR(chosen, 2, 0.5), setting)
+    losses = as_graph(graph, model.places, how[:2], STEPS)
+    return losses, weights(model), [str(p.layout) for p in model.parameters()], repr(graph)
+
+
+def check(got: list[Any], optimizer: str, close: float = 2e-6) -> None:
+    losses, numbers = expected(optimizer)
+    for mine, own, *_ in got:
+        np.testing.assert_allclose(mine, losses, rtol=close, atol=close)
+        for a, b in zip(own, numbers, strict=True):
+            np.testing.assert_allclose(a, b, rtol=10 * close, atol=10 * close)
+
+
+def parts(k: int, schedule: str | None = None) -> Any:
+    def setting(graph: Any) -> None:
+        graph.config.set_gradient_accumulation_steps(k)
+        if schedule is not None:
+            graph.config.set_pipeline_schedule(schedule)
+
+    return setting
+
+
+def zero(stage: int, k: int = 1) -> Any:
+    def setting(graph: Any) -> None:
+        parts(k)(graph)
+        graph.config.enable_zero(True, stage=stage, shard_min_size=4)
+
+    return setting
+
+
+@pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
+@pytest.mark.parametrize("n", [1, 4])
+def test_every_optimizer(n: int, optimizer: str) -> None:
+    check(on_ranks(n, trained, n, optimizer, (S0, B, S1)), optimizer)
+
+
+@pytest.mark.parametrize("how", [(S0, B, S1), (B, S0, B), (S0, S0, S0), (S1, S1, S1), (S0, S1, B)])
+@pytest.mark.parametrize("k", [2, 4])
+def test_parts_of_the_batch_pair_their_rows_however_they_lie(how: Any, k: int) -> None:
+    check(on_ranks(4, trained, 4, "momentum", how, parts(k)), "momentum")
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_stages_work_on_parts_by_a_schedule(n: int, schedule: str) -> None:
+    check(on_ranks(n, trained, n, "adam", (S0, B, B), parts(4, schedule)), "adam")
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("k", [1, 2])
+def test_zero_keeps_parts_of_parameters(stage: int, k: int) -> None:
+    got = on_ranks(4, trained, 4, "adam", (S0, S0, S1), zero(stage, k))
+    check(got, "adam")
+    assert [layouts for _, _, layouts, _ in got] == [["cpu[0-1]:S(0)", "cpu[2-3]:S(1)"]] * 4
+
+
+def test_checkpointed_modules_are_computed_again() -> None:
+    def setting(graph: Any) -> None:
+        graph.model.m_stage0.to(GraphModule).activation_checkpointing = True
+        parts(2)(graph)
+
+    got = on_ranks(2, trained, 2, "sgd", (B, B, B), setting)
+    check(got, "sgd")
+    assert "again:" in got[0][3] and "again:" not in on_ranks(2, trained, 2, "sgd", (B, B, B))[0][3]
+
+
+@pytest.mark.parametrize("scaler", [None, GradScaler(init_scale=1024.0), StaticGradScaler(64.0)])
+def test_half_precision_is_near(scaler: Any) -> None:
+    def setting(graph: Any) -> None:
+        graph.config.enable_amp(True, dtype=bfloat16) if scaler is None else graph.config.enable_amp(True)
+        if scaler is not None:
+            graph.set_grad_scaler(scaler)
+
+    got = on_ranks(2, trained, 2, "sgd", (B, B, B), setting)
+    check(got, "sgd", 2e-2 if scaler is None else 3e-3)
+    assert got[0][0] != expected("sgd")[0]
+
+
+def test_a_scaler_alone_changes_nothing_but_infinities_skip_a_step() -> None:
+    check(on_ranks(2, trained, 2, "sgd", (B, B, B), lambda graph: graph.set_grad_scaler(StaticGradScaler(64.0))), "sgd")
+    got = on_ranks(1, trained, 1, "sgd", (B, B, B), lambda graph: graph.set_grad_scaler(GradScaler(init_scale=float(2.0**127) * 1.5)))
+    losses, _ = expected("sgd")
+    assert got[0][0][0] == pytest.approx(losses[0]) and len(got[0][0]) == STEPS
+
+
+def test_several_optimizers_each_step_their_own() -> None:
+    def program(rank: int, graph: bool) -> Any:
+        model = Model(1)
+        first, second = SGD([model.m_stage0.w], 0.1), AdamW([model.m_stage1.w], 0.01)
+        if graph:
+            return as_graph(Trained(model, [first, second], None, usual), model.places, (B, B), STEPS), weights(model)
+        both = Both(first, second)
+        return at_once(model, both, None, (B, B), STEPS), weights(model)
+
+    (a,), (b,) = on_ranks(1, program, True), on_ranks(1, program, False)
+    np.testing.assert_allclose(a[0], b[0], rtol=1e-6)
+    np.testing.assert_allclose(a[1][1], b[1][1], rtol=1e-5)
+
+
+class Both:
+    """Two optimizers as one."""
+
+    def __init__(self, *optimizers: Any) -> None:
+        self.optimizers = optimizers
+        self.param_groups = optimizers[0].param_groups
+
+    def zero_grad(self) -> None:
+        for one in self.optimizers:
+            one.zero_grad()
+
+    def step(self) -> None:
+        for one in self.optimizers:
+            one.step()
+
+
+def test_a_frozen_parameter_stays_and_a_loss_per_part_comes_back() -> None:
+    def program(rank: int) -> Any:
+        model = Model(2)
+        model.m_stage0.w.requires_grad = False
+        before = weights(model)
+        graph = Trained(model, [SGD(model.parameters(), 0.1)], None, parts(4))
+        ((x, y),) = batches(1)
+        loss = graph(laid(x, model.places[0], S0), laid(y, model.places[1], S0))
+        after = weights(model)
+        return tuple(loss.shape), np.array_equal(before[0], after[0]), np.array_equal(before[1], after[1])
+
+    assert agree(2, program) == ((4,), True, False)
+
+
+def test_saved_and_loaded_training_goes_on_as_if_nothing_had_been() -> None:
+    def program(rank: int) -> Any:
+        def graph_of() -> tuple[Model, Any]:
+            model = Model(4)
+            return model, Trained(model, [AdamW(model.parameters(), 0.01)], None, usual)
+
+        model, graph = graph_of()
+        whole = as_graph(graph, model.places, (S0, B), 4)
+        model, graph = graph_of()
+        as_graph(graph, model.places, (S0, B), 2)
+        saved = graph.state_dict()
+        steps, names = int(saved["System-Train-TrainStep"].numpy()[0]), sorted(saved)
+        model, graph = graph_of()
+        graph.load_state_dict(saved)
+        return whole[2:], as_graph(graph, model.places, (S0, B), 4, skip=2), steps, names
+
+    for whole, continued, steps, names in on_ranks(4, program):
+        np.testing.assert_array_equal(whole, continued)
+        assert steps == 2
+        assert names == [
+            "System-Train-TrainStep",
+            "model",
+            *(f"model.m_stage{i}.w-{slot}" for i in (0, 1) for slot in ("m", "v")),
+        ]
