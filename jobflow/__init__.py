@@ -14,6 +14,9 @@
 This file is the table of contents of the public face; everything is defined elsewhere.
 """
 
+import importlib as _importlib
+from typing import Any as _Any
+
 from jobflow import (
     advanced,
     checkpoint,
@@ -38,43 +41,26 @@ from jobflow import (
 from jobflow.arrays import (
     amp_white_identity,
     broadcast_like,
-    cast,
     cast_to_static_shape,
-    concat,
     constant,
     constant_like,
     constant_pad2d,
     constant_scalar,
     dim_gather,
     elem_cnt,
-    expand,
     expand_dims,
-    flatten,
-    gather,
     identity,
     identity_n,
-    masked_fill,
-    matmul,
-    one_hot,
-    ones,
-    ones_like,
     pad,
     pad_grad,
     range,
     reflection_pad2d,
     replication_pad2d,
-    reshape,
     reshape_like,
     reverse,
     slice,
     slice_v2,
-    squeeze,
-    stack,
-    transpose,
-    where,
     zero_pad2d,
-    zeros,
-    zeros_like,
 )
 from jobflow.checkpoint.variables import get_all_variables, load_variables
 from jobflow.declare import global_function
@@ -93,6 +79,28 @@ from jobflow.errors import (
     RankError,
     SbpError,
     ShapeError,
+)
+from jobflow.errors import did_you_mean as _did_you_mean
+from jobflow.faces import (
+    cast,
+    clamp,
+    clip,
+    concat,
+    expand,
+    flatten,
+    gather,
+    masked_fill,
+    matmul,
+    one_hot,
+    ones,
+    ones_like,
+    reshape,
+    squeeze,
+    stack,
+    transpose,
+    where,
+    zeros,
+    zeros_like,
 )
 from jobflow.function_config import ExecutionConfig, FunctionConfig, function_config
 from jobflow.handle import INVALID_SPLIT_AXIS
@@ -114,8 +122,6 @@ from jobflow.initializers import (
 )
 from jobflow.math import (
     broadcast_to_compatible_with,
-    clamp,
-    clip,
     clip_by_scalar,
     clip_by_value,
     count_not_finite,
@@ -126,6 +132,7 @@ from jobflow.math import (
     unsorted_segment_sum_like,
 )
 from jobflow.nn.losses import smooth_l1_loss
+from jobflow.placements import placement, sbp
 from jobflow.runtime.world.mpi import guard as _guard
 from jobflow.scope import checkpointed
 from jobflow.session import clear_default_session, config, env, sync_default_session
@@ -142,6 +149,7 @@ from jobflow.spellings import (
     name_scope,
 )
 from jobflow.types import bfloat16, bool_, char, float16, float32, float64, int8, int32, int64, uint8
+from jobflow.types import bool_ as bool
 from jobflow.types import float16 as half
 from jobflow.types import float32 as float
 from jobflow.types import float64 as double
@@ -151,6 +159,32 @@ from jobflow.typing import FixedTensorDef, MirroredTensorDef
 from jobflow.variables import assign, get_variable
 from jobflow.version import __version__
 from jobflow.watching import watch, watch_diff
+
+#: what tensors have beside functions, and where it is
+_LATER = {
+    "Size": "jobflow.eager.tensor",
+    "load": "jobflow.saving",
+    "save": "jobflow.saving",
+}
+#: modules that are imported when they are asked for
+_PARTS = ("amp", "autograd", "comm", "distributed", "functional", "optim", "utils")
+
+
+def __getattr__(name: str) -> _Any:
+    """What tensors have: it is imported when the first of it is used."""
+    if name in _PARTS:
+        return _importlib.import_module(f"jobflow.{name}")
+    if not name.startswith("_"):
+        home = _importlib.import_module(_LATER.get(name, "jobflow.functional"))
+        if hasattr(home, name):
+            return getattr(home, name)
+    raise AttributeError(f"module 'jobflow' has no attribute {name!r}{_did_you_mean(name, __all__)}")
+
+
+def __dir__() -> list[str]:
+    """All names, those that are imported later too."""
+    return sorted({*__all__, *_PARTS, *_LATER, *_importlib.import_module("jobflow.functional").__all__})
+
 
 # A process that mpiexec started among others must not end, or fail, without the others.
 _guard()
@@ -178,6 +212,7 @@ __all__ = [
     "amp_white_identity",
     "assign",
     "bfloat16",
+    "bool",
     "bool_",
     "broadcast_like",
     "broadcast_to_compatible_with",
@@ -260,6 +295,7 @@ __all__ = [
     "optimizer",
     "pad",
     "pad_grad",
+    "placement",
     "parallel_cast",
     "random",
     "random_normal_initializer",
@@ -271,6 +307,7 @@ __all__ = [
     "reshape",
     "reshape_like",
     "reverse",
+    "sbp",
     "scope",
     "strategies",
     "slice",

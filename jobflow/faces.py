@@ -2,7 +2,7 @@
 
     reshape = by_face(arrays.reshape)      # elsewhere jobflow.functional.reshape, which is imported at the first call
 
-Classes of modules that the job face has as functions (`nn.MSELoss(x, y)`) are told apart in the same way: `in_job`.
+Modules that the job face has as functions (`nn.MSELoss(x, y)`) are told apart where `jobflow.nn` is asked for them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from jobflow import scope
+from jobflow import arrays, math, scope
 
 #: where the other functions are
 TENSORS = "jobflow.functional"
@@ -36,3 +36,24 @@ def by_face(job: Callable[..., Any], name: str | None = None) -> Callable[..., A
         return function(*args, **named)
 
     return either
+
+
+cast = by_face(arrays.cast)
+clamp = by_face(math.clamp)
+clip = by_face(math.clip)
+concat = by_face(arrays.concat)
+expand = by_face(arrays.expand)
+flatten = by_face(arrays.flatten)
+gather = by_face(arrays.gather)
+masked_fill = by_face(arrays.masked_fill)
+matmul = by_face(arrays.matmul)
+one_hot = by_face(arrays.one_hot)
+ones = by_face(arrays.ones)
+ones_like = by_face(arrays.ones_like)
+reshape = by_face(arrays.reshape)
+squeeze = by_face(arrays.squeeze)
+stack = by_face(arrays.stack)
+transpose = by_face(arrays.transpose)
+where = by_face(arrays.where)
+zeros = by_face(arrays.zeros)
+zeros_like = by_face(arrays.zeros_like)
