@@ -15,12 +15,13 @@ import numpy as np
 
 from jobflow.eager.backward import unsummed
 from jobflow.eager.convert import convert, convert_array, empty
-from jobflow.eager.run import recorder
+from jobflow.eager.run import prepared, recorder
 from jobflow.eager.state import EagerState
 from jobflow.eager.tape import Gradients, record
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import ShapeError, user_line
 from jobflow.layout import Broadcast, Layout, Placement, Sbp, Split
+from jobflow.ops.base import Op
 from jobflow.ops.layout_ops import dual
 from jobflow.types import TensorType
 
@@ -40,6 +41,14 @@ def change(here: EagerState, x: Tensor, target: Layout, back: Sequence[Sbp] | No
         asked = None if back is None else Layout(target.placement, tuple(back))
         record("to_global", (x,), (output,), _ChangeGradient(here, x.layout, asked))
     return output
+
+
+def as_read(here: EagerState, op: Op, x: Tensor) -> Tensor:
+    """x in the layout in which `op` reads it: brought there once where several ops read it so."""
+    if x.symbol is not None or x.layout is None:
+        return x
+    wanted = prepared(here, op, (x,)).wanted
+    return x if not wanted or wanted[0] is None else change(here, x, wanted[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +71,7 @@ def enter(here: EagerState, x: Tensor, target: Layout, *, check: bool = True, co
     type = logical_type(here, x, target) if check else _assumed_type(x, target)
     inside = here.rank.index in target.placement.ranks
     array = (x.array.copy() if copy else x.array) if inside else empty(type)
-    array = np.ascontiguousarray(array)
+    array = np.asarray(array, order="C")
     if any(isinstance(sbp, Broadcast) for sbp in target.sbp) and target.placement.size > 1:
         array = _first_copy(here, array, type, target)
     output = Tensor(type, target, array)

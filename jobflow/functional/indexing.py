@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from jobflow.functional.in_place import check_writable, written
 from jobflow.functional.moving import value_of
 from jobflow.functional.promotion import cast, fitting, operand, together
 from jobflow.functional.shapes import common_shape, expand, movedim, reshape
-from jobflow.layout import B, Layout, Split
+from jobflow.layout import B, Layout, Partial, S, Split
 from jobflow.ops.arithmetic import Add, FloorMod, Where
 from jobflow.ops.axes import ExpandDims, Reshape, Squeeze
 from jobflow.ops.index import Gather
@@ -65,7 +65,7 @@ def placed(ids: Tensor, n: int, what: str) -> Tensor:
         made: Tensor = run(FloorMod(), ids, source(Constant((), ids.dtype, n), whole(ids)))
         return made
     if ids.layout is not None and ids.layout.is_partial:
-        ids = crossing.change(state(), ids, Layout(ids.layout.placement, (B,) * len(ids.layout.sbp)))
+        ids = crossing.change(state(), ids, _summed(ids, ids.layout))
     array = ids.array
     if array.size:
         low, high = int(array.min()), int(array.max())
@@ -74,6 +74,12 @@ def placed(ids: Tensor, n: int, what: str) -> Tensor:
         if low < 0:
             return Tensor(ids.type, ids.layout, np.where(array < 0, array + array.dtype.type(n), array))
     return ids
+
+
+def _summed(x: Tensor, layout: Layout) -> Layout:
+    """Where x is partial, pieces of its first axis, if there are enough elements."""
+    enough = x.ndim and x.shape[0] >= layout.placement.size
+    return replace(layout, sbp=tuple((S(0) if enough else B) if isinstance(sbp, Partial) else sbp for sbp in layout.sbp))
 
 
 def found(mask: Tensor, like: Tensor, what: str) -> list[Tensor]:

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from jobflow.eager import crossing
-from jobflow.eager.run import prepared, run
+from jobflow.eager.run import run
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor, method
 from jobflow.errors import ShapeError, user_line
 from jobflow.functional.promotion import together
 from jobflow.functional.shapes import axis_of, reshape, squeeze, unsqueeze
-from jobflow.ops.base import Op
 from jobflow.ops.slices import Concat, Slice
 
 
@@ -49,14 +48,6 @@ def vstack(tensors: Sequence[Tensor]) -> Tensor:
     return cat([reshape(x, (1, x.type.size)) if x.ndim < 2 else x for x in tensors], 0)
 
 
-def ready(op: Op, x: Tensor) -> Tensor:
-    """x as `op` reads it: brought there once where many such ops read it."""
-    if x.symbol is not None or x.layout is None:
-        return x
-    wanted = prepared(state(), op, (x,)).wanted
-    return x if not wanted or wanted[0] is None else crossing.change(state(), x, wanted[0])
-
-
 def _window(x: Tensor, axis: int, start: int, stop: int) -> Slice:
     starts, stops = [0] * x.ndim, list(x.shape)
     starts[axis], stops[axis] = start, stop
@@ -88,7 +79,7 @@ def split(x: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0) 
     if sum(lengths) != n or min(lengths) < 0:
         raise ShapeError(f"split at {user_line()}: pieces of {lengths} elements do not make axis {axis} of {x.type}")
     if len(lengths) > 1:
-        x = ready(_window(x, axis, 0, lengths[0]), x)
+        x = crossing.as_read(state(), _window(x, axis, 0, lengths[0]), x)
     return tuple(run(_window(x, axis, stop - length, stop), x) for stop, length in zip(accumulate(lengths), lengths, strict=True))
 
 

@@ -6,7 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from jobflow.eager import crossing
 from jobflow.eager.run import run
+from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor, method
 from jobflow.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.functional import arithmetic
@@ -145,7 +147,9 @@ def _extreme(what: str, x: Tensor, dim: int | None, keepdim: bool, largest: bool
     axis = axis_of(what, x, dim)
     if not x.type.ndim:
         return Extreme(x, run(Reshape(()), cast(constant(x, 0, int64), int64)))
-    where = run(ExpandDims(axis), run(ArgExtreme(axis, largest), x))
+    op = ArgExtreme(axis, largest)
+    x = crossing.as_read(state(), op, x)
+    where = run(ExpandDims(axis), run(op, x))
     values = run(DimGather(axis), x, where)
     where = cast(where, int64)
     return Extreme(values, where) if keepdim else Extreme(run(Squeeze((axis,)), values), run(Squeeze((axis,)), where))

@@ -12,7 +12,7 @@ from jobflow.eager.tensor import Tensor, method
 from jobflow.errors import JobError, ShapeError, user_line
 from jobflow.functional import comparing
 from jobflow.functional.in_place import hang
-from jobflow.functional.indexing import check_mask, filled, found, listed, placed, selected, whole
+from jobflow.functional.indexing import check_mask, filled, found, listed, number_as, placed, selected, whole
 from jobflow.functional.moving import value_of
 from jobflow.functional.promotion import cast
 from jobflow.functional.shapes import axis_of, common_shape, expand, flatten, permute, reshape, sizes
@@ -99,7 +99,7 @@ def scatter(x: Tensor, dim: int, index: Tensor, src: Any = None, *, value: Any =
 
 
 def _constant(x: Tensor, shape: Sequence[int], number: Any) -> Tensor:
-    return source(Constant(tuple(shape), x.dtype, numbernumber_as(x, number)), whole(x))
+    return source(Constant(tuple(shape), x.dtype, number_as(x, number)), whole(x))
 
 
 def _scattered(what: str, x: Tensor, dim: int, index: Tensor, new: Any, add: bool = False) -> Tensor:
