@@ -18,6 +18,8 @@ from collections.abc import Callable
 from typing import Any
 
 PREFIX = "@worker "
+#: parts of a round of short calls
+PARTS = 5
 
 
 def timed(step: Callable[[], Any], steps: int) -> list[float]:
@@ -26,6 +28,18 @@ def timed(step: Callable[[], Any], steps: int) -> list[float]:
         start = time.perf_counter()
         step()
         seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def means(call: Callable[[], Any], calls: int) -> list[float]:
+    """Seconds of a call, as the mean of each of a few runs of many: for calls that are shorter than a clock can be read."""
+    each = max(1, calls // PARTS)
+    seconds = []
+    for _ in range(PARTS):
+        start = time.perf_counter()
+        for _ in range(each):
+            call()
+        seconds.append((time.perf_counter() - start) / each)
     return seconds
 
 
