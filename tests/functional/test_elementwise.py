@@ -1,0 +1,133 @@
+"""Functions of one tensor and casts, in every layout, against NumPy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from everywhere import compare
+from ranks import on_ranks
+
+from jobflow.errors import ArgumentError, DtypeError
+from jobflow.functional import casting, elementwise
+from jobflow.functional.creation import arange, ones, tensor
+from jobflow.layout import P, S
+from jobflow.placements import placement
+from jobflow.types import bool_, float16, float32, float64, int32, int64, uint8
+
+RANDOM = np.random.default_rng(6)
+ANY, POSITIVE, UNIT, ABOVE = (RANDOM.uniform(*limits, (4, 6)) for limits in ((-2, 2), (0.5, 2), (-0.9, 0.9), (1.1, 3)))
+WHOLE = RANDOM.integers(-5, 5, (4, 6))
+
+SMOOTH: list[tuple[str, Any, Any]] = [
+    *((name, getattr(np, name), ANY) for name in ("exp", "expm1", "sin", "cos", "sinh", "cosh", "exp2", "square", "tan")),
+    *((name, getattr(np, name), POSITIVE) for name in ("log", "log1p", "sqrt", "reciprocal", "log2", "log10")),
+    *((name, getattr(np, name), UNIT) for name in ("arcsin", "arccos", "arctan", "arctanh", "arcsinh")),
+    *((name, getattr(np, name), ANY) for name in ("abs", "sign", "floor", "ceil", "trunc", "absolute")),
+    ("arccosh", np.arccosh, ABOVE),
+    ("rsqrt", lambda x: 1 / np.sqrt(x), POSITIVE),
+    ("erf", np.vectorize(math.erf), ANY),
+    ("erfc", np.vectorize(math.erfc), ANY),
+    ("round", np.rint, ANY),
+    ("frac", lambda x: x - np.trunc(x), ANY),
+    ("neg", np.negative, ANY),
+    ("atan", np.arctan, ANY),
+]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_functions(n: int) -> None:
+    compare(n, [(getattr(elementwise, name, None) or (lambda x, m=name: getattr(x, m)()), f, (x,)) for name, f, x in SMOOTH], 1e-6)
+    compare(n, [(lambda x, m=name: getattr(x, m)(), f, (x,)) for name, f, x in SMOOTH[::4]], 1e-6)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_limits_and_kinds_of_numbers(n: int) -> None:
+    odd = np.array([[1.0, math.nan, -2.0], [math.inf, -math.inf, 0.0]])
+    cases: list[Any] = [
+        (lambda x: x.clamp(-0.5, 1), lambda x: np.clip(x, -0.5, 1), (ANY,)),
+        (lambda x: x.clip(min=0.25), lambda x: np.clip(x, 0.25, None), (ANY,)),
+        (lambda x: x.clamp(max=0.25), lambda x: np.clip(x, None, 0.25), (ANY,)),
+        (lambda x: x.clamp(-2, 3), lambda x: np.clip(x, -2, 3), (WHOLE,)),
+        (lambda x: x.clamp(-1.5, 3).double(), lambda x: np.clip(x, -1.5, 3), (WHOLE,)),
+        (lambda x, low, high: x.clamp(low, high), np.clip, (ANY, UNIT, UNIT + 1)),
+        (lambda x: x.clamp_min(0), lambda x: np.maximum(x, 0), (ANY,)),
+        (lambda x: x.clamp_max(0), lambda x: np.minimum(x, 0), (ANY,)),
+        (lambda x: x.round(decimals=1), lambda x: np.round(x, 1), (ANY,)),
+        (elementwise.atan2, np.arctan2, (ANY, POSITIVE)),
+        (lambda x: x.abs(), np.abs, (WHOLE,)),
+        (lambda x: x.floor(), lambda x: x, (WHOLE,)),
+    ]
+    compare(n, cases)
+
+    def program(rank: int) -> None:
+        here = placement("cpu", range(n))
+        for x in (tensor(odd), tensor(odd, placement=here, sbp=S(0))):
+            for name in ("isnan", "isinf", "isfinite"):
+                np.testing.assert_array_equal(getattr(x, name)().numpy(), getattr(np, name)(odd))
+            np.testing.assert_array_equal(x.nan_to_num(5.0).numpy(), np.nan_to_num(odd, nan=5.0))
+            np.testing.assert_array_equal(x.nan_to_num(posinf=1.0, neginf=2.0).numpy(), np.nan_to_num(odd, posinf=1.0, neginf=2.0))
+        assert not bool(arange(3).isnan().any()) and bool(arange(3).isfinite().all()) and not bool(arange(3).isinf().any())
+
+    on_ranks(n, program)
+
+
+def test_integers_become_floats_where_floats_are_made() -> None:
+    def program(rank: int) -> None:
+        x = arange(1, 4)
+        assert x.sqrt().dtype is float32 and x.exp().dtype is float32 and x.log2().dtype is float32
+        assert x.abs().dtype is int64 and x.square().dtype is int64 and x.floor() is x and x.clamp(0.5, 2).dtype is float32
+        with pytest.raises(ArgumentError, match="min, max, or both"):
+            x.clamp()
+
+    on_ranks(1, program)
+
+
+def test_in_place() -> None:
+    def program(rank: int) -> None:
+        for name in ("exp_", "sqrt_", "abs_", "sigmoid_", "relu_", "tanh_", "floor_", "neg_", "reciprocal_", "round_"):
+            x = tensor(POSITIVE)
+            expected = getattr(x, name[:-1])()
+            assert getattr(x, name)() is x
+            np.testing.assert_array_equal(x.numpy(), expected.numpy())
+        x = tensor(ANY)
+        assert x.clamp_(-1, 1) is x and float(x.max()) <= 1
+        with pytest.raises(DtypeError, match="cannot hold"):
+            arange(3).sqrt_()
+
+    on_ranks(1, program)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_casts(n: int) -> None:
+    def program(rank: int) -> None:
+        here = placement("cpu", range(n))
+        x = tensor(ANY, placement=here, sbp=S(1))
+        for name, dtype in {"float": float32, "half": float16, "int": int32, "long": int64, "bool": bool_, "double": float64}.items():
+            y = getattr(x, name)()
+            assert y.dtype is dtype and (n == 1 or y.sbp == (S(1),))
+            np.testing.assert_array_equal(y.numpy(), ANY.astype(dtype.numpy))
+        assert x.double() is x and x.to(float32).dtype is float32 and x.type_as(arange(2)).dtype is int64 and x.cast(np.uint8).dtype is uint8
+        assert casting.is_tensor(x) and casting.is_floating_point(x) and not x.long().is_floating_point()
+        assert casting.promote_types(int64, float16) is float16 and casting.can_cast(int64, float16) and not casting.can_cast(float32, int64)
+        w = ones(2, requires_grad=True)
+        w.double().sum().backward()
+        assert w.grad.dtype is float32 and not ones(2, requires_grad=True).long().requires_grad
+        with pytest.raises(DtypeError, match="element types"):
+            x.to("float7")
+        with pytest.raises(DtypeError, match="type of floats"):
+            casting.set_default_dtype(int64)
+
+    on_ranks(n, program)
+
+
+def test_addends_are_summed_before_they_are_rounded() -> None:
+    def program(rank: int) -> Any:
+        here = placement("cpu", [0, 1])
+        x = tensor([0.75, 1.5]).to_global(placement=here, sbp=P)
+        y = x.long()
+        return y.numpy().tolist(), y.sbp == (P,), x.bool().tolist(), x.double().sbp
+
+    assert on_ranks(2, program) == [([1, 3], False, [True, True], (P,))] * 2
