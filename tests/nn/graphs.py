@@ -98,13 +98,21 @@ def at_once(model: Model, optimizer: Any, schedule: Any, how: tuple[Any, Any], s
         optimizer.zero_grad()
         loss = distance(model(laid(x, model.places[0], how[0]))[1], laid(y, model.places[1], how[1]))
         loss.backward()
-        if optimizer.param_groups[0]["clip_grad_max_norm"] is not None:
-            optimizer.clip_grad()
+        clip(model, optimizer.param_groups[0]["clip_grad_max_norm"])
         optimizer.step()
         if schedule is not None:
             schedule.step()
         losses.append(loss.item())
     return losses
+
+
+def clip(model: Model, most: float | None) -> None:
+    """The gradients of a model on one rank, shortened together."""
+    if most is not None:
+        gradients = [p.grad.array for p in model.parameters()]
+        norm = np.sqrt(sum((g**2).sum() for g in gradients))
+        for g in gradients:
+            g *= min(1.0, most / (norm + 1e-6))
 
 
 def as_graph(graph: Any, places: Sequence[placement], how: tuple[Any, Any], steps: int, skip: int = 0) -> list[float]:
