@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from jobflow.eager.state import building_now, gradients
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import DtypeError, JobError, did_you_mean, user_line
+from jobflow.faces import in_job
 from jobflow.functional.gradients import RemovableHandle
 from jobflow.functional.promotion import cast
 from jobflow.nn.modules import moving, saving
@@ -33,6 +34,13 @@ class Module:
     _parameters: dict[str, Parameter | None]
     _buffers: dict[str, Tensor | None]
     _modules: dict[str, Module | None]
+
+    #: the function that the job face has under the name of a class
+    job_function: ClassVar[Callable[..., Any] | None] = None
+
+    def __new__(cls, *inputs: Any, **named: Any) -> Any:
+        function = cls.__dict__.get("job_function")
+        return super().__new__(cls) if function is None or not in_job() else function(*inputs, **named)
 
     def __init__(self) -> None:
         vars(self).update(
@@ -192,7 +200,7 @@ class Module:
     def _named(self, kind: str, prefix: str, recurse: bool, once: bool) -> Named:
         seen: set[int] = set()
         for path, module in self.named_modules(prefix=prefix, remove_duplicate=once) if recurse else [(prefix, self)]:
-            for name, part in vars(module)[kind].items():
+            for name, part in getattr(module, kind).items():
                 if part is not None and not (once and id(part) in seen):
                     seen.add(id(part))
                     yield f"{path}.{name}" if path else name, part
