@@ -19,6 +19,7 @@ from jobflow.nn.parameter import Parameter
 from jobflow.placements import placement, sbp
 
 ROWS = 8
+S1 = sbp.split(1)
 Setting = Callable[[Any], None]
 
 
@@ -41,7 +42,7 @@ class Stage(Module):
 class Model(Module):
     """Two stages, each on its own ranks if there are as many."""
 
-    def __init__(self, n: int, first: Sbp = sbp.broadcast, second: Sbp = sbp.split(1)) -> None:
+    def __init__(self, n: int, first: Sbp = sbp.broadcast, second: Sbp = S1) -> None:
         super().__init__()
         self.places = places(n)
         draw = np.random.RandomState(0).standard_normal

@@ -127,7 +127,7 @@ class Steps:
 
 
 def clipped(parameters: Sequence[Parameter], group: Group) -> Sequence[Parameter]:
-    """Gradients times min(1, most / (n + epsilon)), n the norm of all gradients of the group as one vector; as they are if no clipping is asked for."""
+    """Gradients times min(1, most / (n + epsilon)), n the norm of all gradients of the group as one vector; unless no clipping is asked for."""
     most, kind = group.get("clip_grad_max_norm"), group.get("clip_grad_norm_type")
     if most is None:
         return parameters

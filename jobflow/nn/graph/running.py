@@ -107,7 +107,7 @@ class Bound:
         self.outputs = [self._meta(value) for value in self.physical.graph.outputs]
         self.state: State | None = None
         self.executor: Executor | None = None
-        self.shared: list[tuple[Tensor, Array]] = []
+        self.shared: list[tuple[Tensor, Array, Layout | None]] = []
         self.storages: list[Storage] = []
         self.trail = here.trail(Placement("cpu", self.numbering.ranks))
         if here.rank.index in self.numbering.ranks:
@@ -184,7 +184,7 @@ class Bound:
         x.array = state.array(name)
         slot = state.slots[name]
         x.__dict__[HOME] = x.array, state.buffers[slot.buffer], slot.offset
-        self.shared.append((x, x.array))
+        self.shared.append((x, x.array, x.layout))
         if name in self.built.graph.updates:
             self.storages.append(x.memory)
 
@@ -199,9 +199,9 @@ class Bound:
             rate.array[0] = rate.group["lr"]
         made: dict[int, Array] = {}
         if self.executor is not None:
-            for x, array in self.shared:
+            for x, array, layout in self.shared:
                 if x.array is not array:
-                    self._take(x, array)
+                    self._take(x, array, layout)
             made = dict(self.executor.run(arrays | self.constant))
             for storage in self.storages:
                 storage.version += 1
@@ -210,14 +210,14 @@ class Bound:
         found = (self._output(meta, made.get(i)) for i, meta in enumerate(self.outputs))
         return filled(self.built.given, found)
 
-    def _take(self, x: Tensor, array: Array) -> None:
+    def _take(self, x: Tensor, array: Array, layout: Layout | None) -> None:
         """The program has put other memory in the place of a tensor's: the graph's memory gets its numbers."""
         name = next(name for name, tensor in self.built.tensors.items() if tensor is x)
-        variable = self.physical.graph.variables[name]
-        if x.type != variable.type or x.layout != (None if self.built.local else self.world(variable)):
+        before = Meta(name, self.built.graph.variables[name].type, layout)
+        now = Meta(name, x.type, x.layout)
+        if now != before:
             raise JobError(
-                f"{self.built.name} at {user_line()}: {name} was {variable.type} {variable.layout} when the graph was compiled and is "
-                f"{x.type} {x.layout or 'local'} now; make another graph"
+                f"{self.built.name} at {user_line()}: {name} was {before} when the graph was compiled and is {now} now; make another graph"
             )
         array[...] = x.array
         x.array = array

@@ -1,0 +1,453 @@
+"""nn.Graph: what it gives is what the modules give at once, in their memory; what it takes, tells and refuses."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import Model, Trained, as_graph, batches, laid, places, usual, weights
+from ranks import agree, on_ranks
+
+from jobflow.eager.state import state
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import ConfigError, DivergedError, JobError, RankError
+from jobflow.functional.creation import tensor
+from jobflow.functional.drawing import randn
+from jobflow.functional.gradients import no_grad
+from jobflow.functional.moving import to_local
+from jobflow.functional.reductions import mean
+from jobflow.nn.graph import Graph, GraphModule, ProxyModule
+from jobflow.nn.modules.activation import ReLU
+from jobflow.nn.modules.container import Sequential
+from jobflow.nn.modules.conv import Conv2d
+from jobflow.nn.modules.linear import Dropout, Flatten, Linear
+from jobflow.nn.modules.loss import CrossEntropyLoss
+from jobflow.nn.modules.module import Module
+from jobflow.nn.modules.norm import BatchNorm2d
+from jobflow.optim.optimizers import SGD
+from jobflow.placements import placement, sbp
+
+S0, S1, B = sbp.split(0), sbp.split(1), sbp.broadcast
+
+
+class Forward(Graph):
+    """Only what the model does."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def build(self, *x: Tensor) -> Any:
+        return self.model(*x)
+
+
+def graph_of(function: Any) -> Graph:
+    """A graph whose build is a function."""
+
+    class Plain(Graph):
+        def build(self, *args: Any, **options: Any) -> Any:
+            return function(*args, **options)
+
+    return Plain()
+
+
+# -------------------------------------------------------------------- numbers
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_the_model_of_two_stages_gives_what_it_gives_at_once(n: int) -> None:
+    def program(rank: int) -> Any:
+        model = Model(n)
+        graph = Forward(model)
+        graph.model.m_stage0.to(GraphModule).set_stage(stage_id=0, placement=model.places[0])
+        graph.model.m_stage1.to(GraphModule).set_stage(stage_id=1, placement=model.places[1])
+        found = []
+        for x, _ in batches(2):
+            given = laid(x, model.places[0], S0)
+            found += [(a.numpy(), b.numpy(), a.layout == b.layout) for a, b in zip(graph(given), model(given), strict=True)]
+        return found
+
+    for found in on_ranks(n, program):
+        for a, b, alike in found:
+            np.testing.assert_array_equal(a, b)
+            assert alike
+
+
+def network() -> Module:
+    return Sequential(Conv2d(1, 4, 3, padding=1), BatchNorm2d(4), ReLU(), Flatten(), Dropout(0.3), Linear(64, 10))
+
+
+class Training(Graph):
+    def __init__(self, model: Module, optimizer: Any) -> None:
+        super().__init__()
+        self.model, self.loss = model, CrossEntropyLoss()
+        self.add_optimizer(optimizer)
+
+    def build(self, x: Tensor, y: Tensor) -> Any:
+        loss = self.loss(self.model(x), y)
+        loss.backward()
+        return loss
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3])
+def test_batch_statistics_and_dropout_are_those_of_training_at_once(n: int) -> None:
+    """n = 0: local tensors."""
+
+    def program(rank: int, graph: bool) -> Any:
+        state().manual_seed(5)
+        model, rng = network(), np.random.default_rng(0)
+        if n:
+            model.to_global(placement=placement("cpu", range(n)), sbp=B)
+        optimizer = SGD(model.parameters(), 0.05, momentum=0.9)
+        step = Training(model, optimizer) if graph else None
+        losses = []
+        for _ in range(3):
+            lies: Any = {"placement": placement("cpu", range(n)), "sbp": S0} if n else {}
+            x = tensor(rng.standard_normal((6, 1, 4, 4)).astype(np.float32), **lies)
+            y = tensor(rng.integers(0, 10, 6), **lies)
+            if step is not None:
+                losses.append(step(x, y).item())
+            else:
+                optimizer.zero_grad()
+                loss = CrossEntropyLoss()(model(x), y)
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        return losses, [np.array(b.numpy()) for b in model.buffers()]
+
+    for (losses, buffers), (others, more) in zip(on_ranks(n or 1, program, True), on_ranks(n or 1, program, False), strict=True):
+        np.testing.assert_allclose(losses, others, rtol=1e-5)
+        for a, b in zip(buffers, more, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_random_numbers_are_new_at_every_call_and_those_of_running_at_once() -> None:
+    def program(rank: int) -> Any:
+        here = placement("cpu", [0, 1])
+        graph = graph_of(lambda x: x + randn(4, 3, placement=here, sbp=S0))
+        zeros = laid(np.zeros((4, 3)), here, S0)
+        state().manual_seed(9)
+        first = [graph(zeros).numpy() for _ in range(2)]
+        state().manual_seed(9)
+        return first, [randn(4, 3, placement=here, sbp=S0).numpy() for _ in range(2)]
+
+    for first, second in on_ranks(2, program):
+        np.testing.assert_array_equal(first, second)
+        assert not np.array_equal(*first)
+
+
+def test_no_gradient_goes_through_no_grad_and_detach() -> None:
+    def program(rank: int, cut: str) -> Any:
+        model = Model(1)
+        optimizer = SGD(model.parameters(), 0.1)
+
+        class Cut(Trained):
+            def build(self, x: Tensor, y: Tensor) -> Tensor:
+                if cut == "no_grad":
+                    with no_grad():
+                        a = self.model.m_stage0(x)
+                    assert not a.requires_grad
+                else:
+                    a = self.model.m_stage0(x).detach()
+                loss = mean((self.model.m_stage1(a) - y) * (self.model.m_stage1(a) - y))
+                loss.backward()
+                return loss
+
+        before = weights(model)
+        as_graph(Cut(model, [optimizer], None, usual), model.places, (B, B), 1)
+        return [np.array_equal(a, b) for a, b in zip(before, weights(model), strict=True)]
+
+    assert on_ranks(1, program, "no_grad") == on_ranks(1, program, "detach") == [[True, False]]
+
+
+# -------------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_modules_and_graphs_see_what_the_others_write(n: int) -> None:
+    def program(rank: int) -> Any:
+        model = Model(n)
+        train, look = Trained(model, [SGD(model.parameters(), 0.1)], None, usual), Forward(model)
+        (x, _), *_ = batches(1)
+        given = laid(x, model.places[0], S0)
+        look(given)
+        found = []
+        for step in range(3):
+            as_graph(train, model.places, (S0, B), 1)
+            found.append((look(given)[1].numpy(), model(given)[1].numpy()))
+            with no_grad():
+                if step == 1:
+                    model.m_stage0.w.mul_(0.5)
+                    model.m_stage1.w.copy_(laid(np.ones((8, 3)), model.places[1], B))
+            found.append((look(given)[1].numpy(), model(given)[1].numpy()))
+        return found
+
+    for found in on_ranks(n, program):
+        for a, b in found:
+            np.testing.assert_array_equal(a, b)
+        assert not any(np.array_equal(found[i][0], found[i + 1][0]) for i in (1, 2, 3))
+
+
+def test_what_was_kept_for_a_gradient_is_missed_when_a_graph_has_written_over_it() -> None:
+    def program(rank: int) -> None:
+        model = Model(1)
+        train = Trained(model, [SGD(model.parameters(), 0.1)], None, usual)
+        ((x, _),) = batches(1)
+        as_graph(train, model.places, (B, B), 1)
+        loss = mean(model(laid(x, model.places[0], B))[1])
+        as_graph(train, model.places, (B, B), 1)
+        with pytest.raises(JobError, match="written over"):
+            loss.backward()
+
+    on_ranks(1, program)
+
+
+def test_a_buffer_that_build_writes_holds_it_after_the_call() -> None:
+    def program(rank: int) -> Any:
+        here = placement("cpu", [0, 1])
+        count = laid([1.0, 2.0, 3.0], here, S0)
+
+        def build(x: Tensor) -> Tensor:
+            before = count + 0.0
+            count.mul_(2.0)
+            count.add_(x)
+            return before + count
+
+        graph = graph_of(build)
+        found = [graph(laid([1.0, 1.0, 1.0], here, B)).tolist() for _ in range(2)]
+        return found, count.tolist()
+
+    assert agree(2, program) == ([[4.0, 7.0, 10.0], [10.0, 16.0, 22.0]], [7.0, 11.0, 15.0])
+
+
+def test_ranks_outside_of_a_graph_have_empty_pieces() -> None:
+    def program(rank: int) -> Any:
+        here = placement("cpu", [2, 1])
+        w = laid(np.arange(6.0).reshape(3, 2), here, S0)
+        y = graph_of(lambda x: x * w)(laid(np.ones((3, 2)), here, S0))
+        return to_local(y).shape, y.numpy().tolist()
+
+    found = on_ranks(4, program)
+    assert [shape for shape, _ in found] == [(0, 0), (1, 2), (2, 2), (0, 0)]
+    assert all(values == np.arange(6.0).reshape(3, 2).tolist() for _, values in found)
+
+
+# -------------------------------------------------------------------- what goes in and comes out
+
+
+def test_tensors_come_and_go_in_any_nesting() -> None:
+    def build(a: Any, b: Any, *, c: Any) -> Any:
+        return {"sum": a[0] + b["x"], "none": a[1], "all": [c, (a[0],)]}
+
+    def program(rank: int) -> Any:
+        here = placement("cpu", [0])
+        one, two, three = (laid([float(i)], here, B) for i in (1, 2, 3))
+        graph = graph_of(build)
+        graph((one, None), {"x": two}, c=three)
+        made = graph((two, None), {"x": two}, c=one)
+        with pytest.raises(JobError, match="nested as in its first call"):
+            graph((two, one), {"x": two}, c=one)
+        return made["sum"].item(), made["none"], made["all"][0].item(), type(made["all"][1]), made["all"][1][0].item()
+
+    assert on_ranks(1, program) == [(4.0, None, 1.0, tuple, 2.0)]
+
+
+def test_other_metas_are_refused_with_what_was_expected() -> None:
+    def program(rank: int) -> None:
+        here = placement("cpu", [0, 1])
+        graph = graph_of(lambda x: x * 2.0)
+        graph(laid(np.zeros((4, 3)), here, S0))
+        for other in (laid(np.zeros((2, 3)), here, S0), laid(np.zeros((4, 3)), here, B), tensor(np.zeros((4, 3), np.float32))):
+            with pytest.raises(JobError, match=re.escape("input0 was expected as float32[4,3] cpu[0-1]:S(0) and is float32[")):
+                graph(other)
+
+    on_ranks(2, program)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda x: x.numpy(), "no numbers while nn.Graph.build runs"),
+        (lambda x: x if (x > 0).all() else -x, "not known while nn.Graph.build runs"),
+        (lambda x: f"{x.sum().item()}", "no numbers while nn.Graph.build runs"),
+        (lambda x: 3, "tensors and None"),
+        (lambda x: x.to_local(), "call to_local"),
+        (lambda x: x.sum().backward(), "add_optimizer"),
+        (lambda x: x + tensor(np.ones(3, np.float32)), "local and global tensors together"),
+    ],
+)
+def test_what_build_cannot_do(build: Any, message: str) -> None:
+    def program(rank: int) -> None:
+        with pytest.raises(JobError if "together" not in message else ValueError, match=message):
+            graph_of(build)(laid(np.ones((1, 3)), placement("cpu", [0]), B))
+        assert state().building is None
+
+    on_ranks(1, program)
+
+
+def test_a_build_that_raises_on_one_rank_ends_all() -> None:
+    def program(rank: int) -> None:
+        def build(x: Tensor) -> Tensor:
+            if rank == 1:
+                raise ValueError("only here")
+            return x * 2.0
+
+        graph_of(build)(laid(np.ones((4, 3)), placement("cpu", [0, 1]), S0)).numpy()
+
+    with pytest.raises(RankError, match="only here"):
+        on_ranks(2, program)
+
+
+def test_ranks_that_build_different_programs_are_told() -> None:
+    def program(rank: int) -> None:
+        graph_of(lambda x: x * (2.0 + rank))(laid(np.ones((4, 3)), placement("cpu", [0, 1]), S0))
+
+    with pytest.raises(DivergedError, match="the first call of Plain_0"):
+        on_ranks(2, program)
+
+
+# -------------------------------------------------------------------- errors and words
+
+
+def test_a_graph_is_made_before_its_parts() -> None:
+    class Early(Graph):
+        def __init__(self, model: Any) -> None:
+            self.model = model
+
+    def program(rank: int) -> None:
+        with pytest.raises(AttributeError, match=re.escape("super().__init__()")):
+            Early(Model(1))
+
+    on_ranks(1, program)
+
+
+def test_optimizers_need_a_loss_and_a_loss_an_optimizer() -> None:
+    def program(rank: int) -> None:
+        model = Model(1)
+        graph = Forward(model)
+        graph.add_optimizer(SGD(model.parameters(), 0.1))
+        with pytest.raises(JobError, match="build calls no loss"):
+            graph(laid(np.ones((4, 5)), model.places[0], B))
+        with pytest.raises(JobError, match="an optimizer of jobflow"):
+            graph.add_optimizer(0.1)
+
+        class Wide(Trained):
+            def build(self, x: Tensor, y: Tensor) -> Any:
+                self.model(x)[1].backward()
+
+        with pytest.raises(JobError, match=re.escape("a loss of one element")):
+            as_graph(Wide(model, [SGD(model.parameters(), 0.1)], None, usual), model.places, (B, B), 1)
+
+    on_ranks(1, program)
+
+
+def test_the_batch_must_fall_into_equal_parts() -> None:
+    def program(rank: int) -> None:
+        model = Model(1)
+        graph = Trained(model, [SGD(model.parameters(), 0.1)], None, lambda g: g.config.set_gradient_accumulation_steps(3))
+        with pytest.raises(JobError, match=re.escape("input0 float32[8,5] cannot be cut so")):
+            as_graph(graph, model.places, (B, B), 1)
+
+    on_ranks(1, program)
+
+
+def test_settings_are_checked() -> None:
+    def program(rank: int) -> None:
+        graph = Forward(Model(1))
+        with pytest.raises(ConfigError, match='did you mean "enable_zero"'):
+            graph.config.enable_zeros()
+        with pytest.raises(ConfigError, match="1, 2 or 3"):
+            graph.config.enable_zero(stage=4)
+        with pytest.raises(ConfigError, match="at least 1"):
+            graph.config.set_gradient_accumulation_steps(0)
+        with pytest.raises(ConfigError, match="1f1b"):
+            graph.config.set_pipeline_schedule("2f2b")
+        with pytest.raises(ConfigError, match="activation_checkpointing"):
+            graph.model.to(GraphModule).activation_checkpoint = True
+        assert not hasattr(graph.config, "nothing")
+
+    on_ranks(1, program)
+
+
+def test_switches_without_a_meaning_here_are_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    def program(rank: int) -> None:
+        graph = Forward(Model(1))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            graph.config.allow_fuse_add_to_output(True)
+            graph.config.set_outputs_buffer_size(2)
+
+    on_ranks(1, program)
+
+
+def test_modules_are_proxies_with_settings() -> None:
+    def program(rank: int) -> None:
+        model = Model(1)
+        graph = Forward(model)
+        assert isinstance(graph.model, ProxyModule) and isinstance(graph.model.m_stage0, ProxyModule)
+        assert graph.model.to(Module) is model and graph.model.m_stage0.to(Module) is model.m_stage0
+        graph.model.m_stage0.config.stage_id = 3
+        assert graph.model.m_stage0.to(GraphModule).stage_id == 3
+        assert graph.model.m_stage0.w is model.m_stage0.w
+        with pytest.raises(JobError, match="or its nn"):
+            graph.model.to(SGD)
+
+    on_ranks(1, program)
+
+
+def test_state_can_be_loaded_before_the_first_call_only() -> None:
+    def program(rank: int) -> None:
+        model = Model(1)
+        graph = Forward(model)
+        saved = graph.state_dict()
+        assert list(saved) == ["model"] and list(saved["model"]) == ["m_stage0.w", "m_stage1.w"]
+        assert not graph.is_compiled
+        graph(laid(np.ones((4, 5)), model.places[0], B))
+        assert graph.is_compiled
+        with pytest.raises(JobError, match="before its first call"):
+            graph.load_state_dict(saved)
+
+    on_ranks(1, program)
+
+
+def test_it_prints_what_it_is_before_and_after() -> None:
+    def program(rank: int) -> Any:
+        model = Model(2)
+        graph = Forward(model)
+        before = repr(graph)
+        graph(laid(np.ones((4, 5)), places(2)[0], S0))
+        return graph.name, before, repr(graph)
+
+    for name, before, after in on_ranks(2, program):
+        assert name == "Forward_0"
+        assert "(PARAMETER:model.m_stage0.w:float32[5,8] cpu[0]:B)" in before and "(OP:" not in before
+        assert "(INPUT:input0:float32[4,5] cpu[0]:S(0))" in after
+        assert "MatMul()(input0, model.m_stage0.w)" in after and "move[cpu[0]" in after
+
+
+def test_debug_prints_on_the_ranks_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    def program(rank: int) -> None:
+        graph = graph_of(lambda x: x * 2.0)
+        graph.debug(1, ranks=[1])
+        graph(laid(np.ones((4, 5)), placement("cpu", [0, 1]), S0))
+
+    on_ranks(2, program)
+    assert capsys.readouterr().out.count("job Plain_0 on cpu[0-1]") == 1
+
+
+def test_a_parameter_with_other_memory_gives_its_numbers_and_one_that_lies_otherwise_is_refused() -> None:
+    def program(rank: int) -> None:
+        model = Model(2)
+        graph = Forward(model)
+        given = laid(np.ones((4, 5)), model.places[0], S0)
+        graph(given)
+        model.m_stage0.w.array = model.m_stage0.w.array * 2
+        np.testing.assert_array_equal(graph(given)[1].numpy(), model(given)[1].numpy())
+        model.to_global(placement=placement("cpu", [0, 1]), sbp=S0)
+        with pytest.raises(JobError, match="when the graph was compiled and is"):
+            graph(given)
+
+    on_ranks(2, program)
