@@ -12,6 +12,8 @@ from typing import Any
 
 from jobflow.errors import ConfigError, did_you_mean, user_line
 from jobflow.notices import notice
+from jobflow.placements import placement
+from jobflow.runtime.world import rendezvous, variables
 from jobflow.runtime.world.variables import default_client
 
 CONV_ALGORITHMS = ("auto", "direct", "winograd")
@@ -214,6 +216,31 @@ class EnvOptions(_Options):
             self._start()
         settings.started = True
         return True
+
+    @staticmethod
+    def get_rank() -> int:
+        """The number of this process among those that run the program."""
+        return variables.rank()
+
+    @staticmethod
+    def get_world_size() -> int:
+        """How many processes run the program."""
+        return variables.world_size()
+
+    @staticmethod
+    def get_local_rank() -> int:
+        """The number of this process on its machine."""
+        return rendezvous.local_rank()
+
+    @staticmethod
+    def get_node_size() -> int:
+        """How many machines the processes run on."""
+        return rendezvous.node_size()
+
+    @staticmethod
+    def all_device_placement(device_type: str) -> placement:
+        """All ranks there are."""
+        return placement.all(device_type)
 
     def machine(self, *val: Any) -> bool:
         """The machines of the job, the first of them the one whose program gives the orders; recorded, since mpiexec says where ranks are."""

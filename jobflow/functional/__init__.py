@@ -6,509 +6,263 @@ This is the table of contents of what `flow.<name>` means outside of jobs; `jobf
 from jobflow.functional import filling as _filling  # noqa: F401 - methods only, as the next two
 from jobflow.functional import indexing as _indexing  # noqa: F401
 from jobflow.functional import values as _values  # noqa: F401
-from jobflow.functional.arithmetic import (
-    add,
-    addcdiv,
-    addcmul,
-    addmm,
-    baddbmm,
-    bitwise_and,
-    bitwise_not,
-    bitwise_or,
-    bitwise_xor,
-    bmm,
-    div,
-    divide,
-    dot,
-    floor_divide,
-    fmod,
-    lerp,
-    matmul,
-    maximum,
-    minimum,
-    mm,
-    mul,
-    multiply,
-    mv,
-    neg,
-    negative,
-    positive,
-    pow,
-    remainder,
-    sub,
-    subtract,
-    true_divide,
-)
-from jobflow.functional.casting import can_cast, cast, get_default_dtype, is_floating_point, is_tensor, promote_types, set_default_dtype, type_as
-from jobflow.functional.classes import (
-    BFloat16Tensor,
-    BoolTensor,
-    ByteTensor,
-    CharTensor,
-    DoubleTensor,
-    FloatTensor,
-    HalfTensor,
-    IntTensor,
-    LongTensor,
-    Tensor,
-)
-from jobflow.functional.comparing import (
-    allclose,
-    eq,
-    equal,
-    equals,
-    ge,
-    greater,
-    greater_equal,
-    gt,
-    isclose,
-    le,
-    less,
-    less_equal,
-    logical_and,
-    logical_not,
-    logical_or,
-    logical_xor,
-    lt,
-    ne,
-    not_equal,
-)
-from jobflow.functional.creation import (
-    arange,
-    as_tensor,
-    empty,
-    empty_like,
-    eye,
-    from_numpy,
-    full,
-    full_like,
-    linspace,
-    logspace,
-    ones,
-    ones_like,
-    tensor,
-    zeros,
-    zeros_like,
-)
-from jobflow.functional.devices import device
-from jobflow.functional.drawing import (
-    Generator,
-    bernoulli,
-    get_rng_state,
-    initial_seed,
-    manual_seed,
-    multinomial,
-    normal,
-    rand,
-    rand_like,
-    randint,
-    randint_like,
-    randn,
-    randn_like,
-    randperm,
-    seed,
-    set_rng_state,
-)
-from jobflow.functional.elementwise import (
-    abs,
-    absolute,
-    acos,
-    acosh,
-    arccos,
-    arccosh,
-    arcsin,
-    arcsinh,
-    arctan,
-    arctan2,
-    arctanh,
-    asin,
-    asinh,
-    atan,
-    atan2,
-    atanh,
-    ceil,
-    clamp,
-    clamp_max,
-    clamp_min,
-    clip,
-    cos,
-    cosh,
-    erf,
-    erfc,
-    exp,
-    exp2,
-    expm1,
-    fix,
-    floor,
-    frac,
-    isfinite,
-    isinf,
-    isnan,
-    log,
-    log1p,
-    log2,
-    log10,
-    nan_to_num,
-    reciprocal,
-    round,
-    rsqrt,
-    sgn,
-    sign,
-    sin,
-    sinh,
-    sqrt,
-    square,
-    tan,
-    trunc,
-)
-from jobflow.functional.gradients import clone, detach, enable_grad, is_grad_enabled, no_grad, set_grad_enabled
-from jobflow.functional.joining import cat, chunk, concat, concatenate, hstack, meshgrid, narrow, split, stack, unbind, vstack
-from jobflow.functional.moving import global_to_global, local_to_global, to_global, to_local
-from jobflow.functional.nn_activations import (
-    celu,
-    gelu,
-    hardtanh,
-    log_softmax,
-    mish,
-    prelu,
-    relu,
-    selu,
-    sigmoid,
-    silu,
-    softmax,
-    softplus,
-    softsign,
-    tanh,
-)
-from jobflow.functional.nn_linear import cosine_similarity, dropout, one_hot
-from jobflow.functional.reductions import (
-    all,
-    amax,
-    amin,
-    any,
-    argmax,
-    argmin,
-    cumprod,
-    cumsum,
-    logsumexp,
-    max,
-    mean,
-    median,
-    min,
-    norm,
-    prod,
-    std,
-    sum,
-    var,
-)
-from jobflow.functional.selecting import (
-    argwhere,
-    diag,
-    diagonal,
-    flip,
-    gather,
-    index_add,
-    index_add_,
-    index_fill,
-    index_fill_,
-    index_select,
-    masked_fill,
-    masked_fill_,
-    masked_select,
-    nonzero,
-    roll,
-    scatter,
-    scatter_,
-    scatter_add,
-    scatter_add_,
-    select,
-    take,
-    tril,
-    tril_,
-    triu,
-    triu_,
-    where,
-)
-from jobflow.functional.shapes import (
-    broadcast_tensors,
-    broadcast_to,
-    expand,
-    flatten,
-    moveaxis,
-    movedim,
-    numel,
-    permute,
-    repeat,
-    repeat_interleave,
-    reshape,
-    squeeze,
-    swapaxes,
-    swapdims,
-    t,
-    tile,
-    transpose,
-    unflatten,
-    unsqueeze,
-)
-from jobflow.functional.sorting import argsort, einsum, kthvalue, searchsorted, sort, topk, unique
+from jobflow.functional.arithmetic import add as add
+from jobflow.functional.arithmetic import addcdiv as addcdiv
+from jobflow.functional.arithmetic import addcmul as addcmul
+from jobflow.functional.arithmetic import addmm as addmm
+from jobflow.functional.arithmetic import baddbmm as baddbmm
+from jobflow.functional.arithmetic import bitwise_and as bitwise_and
+from jobflow.functional.arithmetic import bitwise_not as bitwise_not
+from jobflow.functional.arithmetic import bitwise_or as bitwise_or
+from jobflow.functional.arithmetic import bitwise_xor as bitwise_xor
+from jobflow.functional.arithmetic import bmm as bmm
+from jobflow.functional.arithmetic import div as div
+from jobflow.functional.arithmetic import divide as divide
+from jobflow.functional.arithmetic import dot as dot
+from jobflow.functional.arithmetic import floor_divide as floor_divide
+from jobflow.functional.arithmetic import fmod as fmod
+from jobflow.functional.arithmetic import lerp as lerp
+from jobflow.functional.arithmetic import matmul as matmul
+from jobflow.functional.arithmetic import maximum as maximum
+from jobflow.functional.arithmetic import minimum as minimum
+from jobflow.functional.arithmetic import mm as mm
+from jobflow.functional.arithmetic import mul as mul
+from jobflow.functional.arithmetic import multiply as multiply
+from jobflow.functional.arithmetic import mv as mv
+from jobflow.functional.arithmetic import neg as neg
+from jobflow.functional.arithmetic import negative as negative
+from jobflow.functional.arithmetic import positive as positive
+from jobflow.functional.arithmetic import pow as pow
+from jobflow.functional.arithmetic import remainder as remainder
+from jobflow.functional.arithmetic import sub as sub
+from jobflow.functional.arithmetic import subtract as subtract
+from jobflow.functional.arithmetic import true_divide as true_divide
+from jobflow.functional.casting import can_cast as can_cast
+from jobflow.functional.casting import cast as cast
+from jobflow.functional.casting import get_default_dtype as get_default_dtype
+from jobflow.functional.casting import is_floating_point as is_floating_point
+from jobflow.functional.casting import is_tensor as is_tensor
+from jobflow.functional.casting import promote_types as promote_types
+from jobflow.functional.casting import set_default_dtype as set_default_dtype
+from jobflow.functional.casting import type_as as type_as
+from jobflow.functional.classes import BFloat16Tensor as BFloat16Tensor
+from jobflow.functional.classes import BoolTensor as BoolTensor
+from jobflow.functional.classes import ByteTensor as ByteTensor
+from jobflow.functional.classes import CharTensor as CharTensor
+from jobflow.functional.classes import DoubleTensor as DoubleTensor
+from jobflow.functional.classes import FloatTensor as FloatTensor
+from jobflow.functional.classes import HalfTensor as HalfTensor
+from jobflow.functional.classes import IntTensor as IntTensor
+from jobflow.functional.classes import LongTensor as LongTensor
+from jobflow.functional.classes import Tensor as Tensor
+from jobflow.functional.comparing import allclose as allclose
+from jobflow.functional.comparing import eq as eq
+from jobflow.functional.comparing import equal as equal
+from jobflow.functional.comparing import equals as equals
+from jobflow.functional.comparing import ge as ge
+from jobflow.functional.comparing import greater as greater
+from jobflow.functional.comparing import greater_equal as greater_equal
+from jobflow.functional.comparing import gt as gt
+from jobflow.functional.comparing import isclose as isclose
+from jobflow.functional.comparing import le as le
+from jobflow.functional.comparing import less as less
+from jobflow.functional.comparing import less_equal as less_equal
+from jobflow.functional.comparing import logical_and as logical_and
+from jobflow.functional.comparing import logical_not as logical_not
+from jobflow.functional.comparing import logical_or as logical_or
+from jobflow.functional.comparing import logical_xor as logical_xor
+from jobflow.functional.comparing import lt as lt
+from jobflow.functional.comparing import ne as ne
+from jobflow.functional.comparing import not_equal as not_equal
+from jobflow.functional.creation import arange as arange
+from jobflow.functional.creation import as_tensor as as_tensor
+from jobflow.functional.creation import empty as empty
+from jobflow.functional.creation import empty_like as empty_like
+from jobflow.functional.creation import eye as eye
+from jobflow.functional.creation import from_numpy as from_numpy
+from jobflow.functional.creation import full as full
+from jobflow.functional.creation import full_like as full_like
+from jobflow.functional.creation import linspace as linspace
+from jobflow.functional.creation import logspace as logspace
+from jobflow.functional.creation import ones as ones
+from jobflow.functional.creation import ones_like as ones_like
+from jobflow.functional.creation import tensor as tensor
+from jobflow.functional.creation import zeros as zeros
+from jobflow.functional.creation import zeros_like as zeros_like
+from jobflow.functional.devices import device as device
+from jobflow.functional.drawing import Generator as Generator
+from jobflow.functional.drawing import bernoulli as bernoulli
+from jobflow.functional.drawing import get_rng_state as get_rng_state
+from jobflow.functional.drawing import initial_seed as initial_seed
+from jobflow.functional.drawing import manual_seed as manual_seed
+from jobflow.functional.drawing import multinomial as multinomial
+from jobflow.functional.drawing import normal as normal
+from jobflow.functional.drawing import rand as rand
+from jobflow.functional.drawing import rand_like as rand_like
+from jobflow.functional.drawing import randint as randint
+from jobflow.functional.drawing import randint_like as randint_like
+from jobflow.functional.drawing import randn as randn
+from jobflow.functional.drawing import randn_like as randn_like
+from jobflow.functional.drawing import randperm as randperm
+from jobflow.functional.drawing import seed as seed
+from jobflow.functional.drawing import set_rng_state as set_rng_state
+from jobflow.functional.elementwise import abs as abs
+from jobflow.functional.elementwise import absolute as absolute
+from jobflow.functional.elementwise import acos as acos
+from jobflow.functional.elementwise import acosh as acosh
+from jobflow.functional.elementwise import arccos as arccos
+from jobflow.functional.elementwise import arccosh as arccosh
+from jobflow.functional.elementwise import arcsin as arcsin
+from jobflow.functional.elementwise import arcsinh as arcsinh
+from jobflow.functional.elementwise import arctan as arctan
+from jobflow.functional.elementwise import arctan2 as arctan2
+from jobflow.functional.elementwise import arctanh as arctanh
+from jobflow.functional.elementwise import asin as asin
+from jobflow.functional.elementwise import asinh as asinh
+from jobflow.functional.elementwise import atan as atan
+from jobflow.functional.elementwise import atan2 as atan2
+from jobflow.functional.elementwise import atanh as atanh
+from jobflow.functional.elementwise import ceil as ceil
+from jobflow.functional.elementwise import clamp as clamp
+from jobflow.functional.elementwise import clamp_max as clamp_max
+from jobflow.functional.elementwise import clamp_min as clamp_min
+from jobflow.functional.elementwise import clip as clip
+from jobflow.functional.elementwise import cos as cos
+from jobflow.functional.elementwise import cosh as cosh
+from jobflow.functional.elementwise import erf as erf
+from jobflow.functional.elementwise import erfc as erfc
+from jobflow.functional.elementwise import exp as exp
+from jobflow.functional.elementwise import exp2 as exp2
+from jobflow.functional.elementwise import expm1 as expm1
+from jobflow.functional.elementwise import fix as fix
+from jobflow.functional.elementwise import floor as floor
+from jobflow.functional.elementwise import frac as frac
+from jobflow.functional.elementwise import isfinite as isfinite
+from jobflow.functional.elementwise import isinf as isinf
+from jobflow.functional.elementwise import isnan as isnan
+from jobflow.functional.elementwise import log as log
+from jobflow.functional.elementwise import log1p as log1p
+from jobflow.functional.elementwise import log2 as log2
+from jobflow.functional.elementwise import log10 as log10
+from jobflow.functional.elementwise import nan_to_num as nan_to_num
+from jobflow.functional.elementwise import reciprocal as reciprocal
+from jobflow.functional.elementwise import round as round
+from jobflow.functional.elementwise import rsqrt as rsqrt
+from jobflow.functional.elementwise import sgn as sgn
+from jobflow.functional.elementwise import sign as sign
+from jobflow.functional.elementwise import sin as sin
+from jobflow.functional.elementwise import sinh as sinh
+from jobflow.functional.elementwise import sqrt as sqrt
+from jobflow.functional.elementwise import square as square
+from jobflow.functional.elementwise import tan as tan
+from jobflow.functional.elementwise import trunc as trunc
+from jobflow.functional.gradients import clone as clone
+from jobflow.functional.gradients import detach as detach
+from jobflow.functional.gradients import enable_grad as enable_grad
+from jobflow.functional.gradients import is_grad_enabled as is_grad_enabled
+from jobflow.functional.gradients import no_grad as no_grad
+from jobflow.functional.gradients import set_grad_enabled as set_grad_enabled
+from jobflow.functional.joining import cat as cat
+from jobflow.functional.joining import chunk as chunk
+from jobflow.functional.joining import concat as concat
+from jobflow.functional.joining import concatenate as concatenate
+from jobflow.functional.joining import hstack as hstack
+from jobflow.functional.joining import meshgrid as meshgrid
+from jobflow.functional.joining import narrow as narrow
+from jobflow.functional.joining import split as split
+from jobflow.functional.joining import stack as stack
+from jobflow.functional.joining import unbind as unbind
+from jobflow.functional.joining import vstack as vstack
+from jobflow.functional.moving import global_to_global as global_to_global
+from jobflow.functional.moving import local_to_global as local_to_global
+from jobflow.functional.moving import to_global as to_global
+from jobflow.functional.moving import to_local as to_local
+from jobflow.functional.nn_activations import celu as celu
+from jobflow.functional.nn_activations import gelu as gelu
+from jobflow.functional.nn_activations import hardtanh as hardtanh
+from jobflow.functional.nn_activations import log_softmax as log_softmax
+from jobflow.functional.nn_activations import mish as mish
+from jobflow.functional.nn_activations import prelu as prelu
+from jobflow.functional.nn_activations import relu as relu
+from jobflow.functional.nn_activations import selu as selu
+from jobflow.functional.nn_activations import sigmoid as sigmoid
+from jobflow.functional.nn_activations import silu as silu
+from jobflow.functional.nn_activations import softmax as softmax
+from jobflow.functional.nn_activations import softplus as softplus
+from jobflow.functional.nn_activations import softsign as softsign
+from jobflow.functional.nn_activations import tanh as tanh
+from jobflow.functional.nn_linear import cosine_similarity as cosine_similarity
+from jobflow.functional.nn_linear import dropout as dropout
+from jobflow.functional.nn_linear import one_hot as one_hot
+from jobflow.functional.reductions import all as all
+from jobflow.functional.reductions import amax as amax
+from jobflow.functional.reductions import amin as amin
+from jobflow.functional.reductions import any as any
+from jobflow.functional.reductions import argmax as argmax
+from jobflow.functional.reductions import argmin as argmin
+from jobflow.functional.reductions import cumprod as cumprod
+from jobflow.functional.reductions import cumsum as cumsum
+from jobflow.functional.reductions import logsumexp as logsumexp
+from jobflow.functional.reductions import max as max
+from jobflow.functional.reductions import mean as mean
+from jobflow.functional.reductions import median as median
+from jobflow.functional.reductions import min as min
+from jobflow.functional.reductions import norm as norm
+from jobflow.functional.reductions import prod as prod
+from jobflow.functional.reductions import std as std
+from jobflow.functional.reductions import sum as sum
+from jobflow.functional.reductions import var as var
+from jobflow.functional.selecting import argwhere as argwhere
+from jobflow.functional.selecting import diag as diag
+from jobflow.functional.selecting import diagonal as diagonal
+from jobflow.functional.selecting import flip as flip
+from jobflow.functional.selecting import gather as gather
+from jobflow.functional.selecting import index_add as index_add
+from jobflow.functional.selecting import index_add_ as index_add_
+from jobflow.functional.selecting import index_fill as index_fill
+from jobflow.functional.selecting import index_fill_ as index_fill_
+from jobflow.functional.selecting import index_select as index_select
+from jobflow.functional.selecting import masked_fill as masked_fill
+from jobflow.functional.selecting import masked_fill_ as masked_fill_
+from jobflow.functional.selecting import masked_select as masked_select
+from jobflow.functional.selecting import nonzero as nonzero
+from jobflow.functional.selecting import roll as roll
+from jobflow.functional.selecting import scatter as scatter
+from jobflow.functional.selecting import scatter_ as scatter_
+from jobflow.functional.selecting import scatter_add as scatter_add
+from jobflow.functional.selecting import scatter_add_ as scatter_add_
+from jobflow.functional.selecting import select as select
+from jobflow.functional.selecting import take as take
+from jobflow.functional.selecting import tril as tril
+from jobflow.functional.selecting import tril_ as tril_
+from jobflow.functional.selecting import triu as triu
+from jobflow.functional.selecting import triu_ as triu_
+from jobflow.functional.selecting import where as where
+from jobflow.functional.shapes import broadcast_tensors as broadcast_tensors
+from jobflow.functional.shapes import broadcast_to as broadcast_to
+from jobflow.functional.shapes import expand as expand
+from jobflow.functional.shapes import flatten as flatten
+from jobflow.functional.shapes import moveaxis as moveaxis
+from jobflow.functional.shapes import movedim as movedim
+from jobflow.functional.shapes import numel as numel
+from jobflow.functional.shapes import permute as permute
+from jobflow.functional.shapes import repeat as repeat
+from jobflow.functional.shapes import repeat_interleave as repeat_interleave
+from jobflow.functional.shapes import reshape as reshape
+from jobflow.functional.shapes import squeeze as squeeze
+from jobflow.functional.shapes import swapaxes as swapaxes
+from jobflow.functional.shapes import swapdims as swapdims
+from jobflow.functional.shapes import t as t
+from jobflow.functional.shapes import tile as tile
+from jobflow.functional.shapes import transpose as transpose
+from jobflow.functional.shapes import unflatten as unflatten
+from jobflow.functional.shapes import unsqueeze as unsqueeze
+from jobflow.functional.sorting import argsort as argsort
+from jobflow.functional.sorting import einsum as einsum
+from jobflow.functional.sorting import kthvalue as kthvalue
+from jobflow.functional.sorting import searchsorted as searchsorted
+from jobflow.functional.sorting import sort as sort
+from jobflow.functional.sorting import topk as topk
+from jobflow.functional.sorting import unique as unique
 
-__all__ = [
-    "BFloat16Tensor",
-    "BoolTensor",
-    "ByteTensor",
-    "CharTensor",
-    "DoubleTensor",
-    "FloatTensor",
-    "Generator",
-    "HalfTensor",
-    "IntTensor",
-    "LongTensor",
-    "Tensor",
-    "abs",
-    "absolute",
-    "acos",
-    "acosh",
-    "add",
-    "addcdiv",
-    "addcmul",
-    "addmm",
-    "all",
-    "allclose",
-    "amax",
-    "amin",
-    "any",
-    "arange",
-    "arccos",
-    "arccosh",
-    "arcsin",
-    "arcsinh",
-    "arctan",
-    "arctan2",
-    "arctanh",
-    "argmax",
-    "argmin",
-    "argsort",
-    "argwhere",
-    "as_tensor",
-    "asin",
-    "asinh",
-    "atan",
-    "atan2",
-    "atanh",
-    "baddbmm",
-    "bernoulli",
-    "bitwise_and",
-    "bitwise_not",
-    "bitwise_or",
-    "bitwise_xor",
-    "bmm",
-    "broadcast_tensors",
-    "broadcast_to",
-    "can_cast",
-    "cast",
-    "cat",
-    "ceil",
-    "celu",
-    "chunk",
-    "clamp",
-    "clamp_max",
-    "clamp_min",
-    "clip",
-    "clone",
-    "concat",
-    "concatenate",
-    "cos",
-    "cosh",
-    "cosine_similarity",
-    "cumprod",
-    "cumsum",
-    "detach",
-    "device",
-    "diag",
-    "diagonal",
-    "div",
-    "divide",
-    "dot",
-    "dropout",
-    "einsum",
-    "empty",
-    "empty_like",
-    "enable_grad",
-    "eq",
-    "equal",
-    "equals",
-    "erf",
-    "erfc",
-    "exp",
-    "exp2",
-    "expand",
-    "expm1",
-    "eye",
-    "fix",
-    "flatten",
-    "flip",
-    "floor",
-    "floor_divide",
-    "fmod",
-    "frac",
-    "from_numpy",
-    "full",
-    "full_like",
-    "gather",
-    "ge",
-    "gelu",
-    "get_default_dtype",
-    "get_rng_state",
-    "global_to_global",
-    "greater",
-    "greater_equal",
-    "gt",
-    "hardtanh",
-    "hstack",
-    "index_add",
-    "index_add_",
-    "index_fill",
-    "index_fill_",
-    "index_select",
-    "initial_seed",
-    "is_floating_point",
-    "is_grad_enabled",
-    "is_tensor",
-    "isclose",
-    "isfinite",
-    "isinf",
-    "isnan",
-    "kthvalue",
-    "le",
-    "lerp",
-    "less",
-    "less_equal",
-    "linspace",
-    "local_to_global",
-    "log",
-    "log10",
-    "log1p",
-    "log2",
-    "log_softmax",
-    "logical_and",
-    "logical_not",
-    "logical_or",
-    "logical_xor",
-    "logspace",
-    "logsumexp",
-    "lt",
-    "manual_seed",
-    "masked_fill",
-    "masked_fill_",
-    "masked_select",
-    "matmul",
-    "max",
-    "maximum",
-    "mean",
-    "median",
-    "meshgrid",
-    "min",
-    "minimum",
-    "mish",
-    "mm",
-    "moveaxis",
-    "movedim",
-    "mul",
-    "multinomial",
-    "multiply",
-    "mv",
-    "nan_to_num",
-    "narrow",
-    "ne",
-    "neg",
-    "negative",
-    "no_grad",
-    "nonzero",
-    "norm",
-    "normal",
-    "not_equal",
-    "numel",
-    "one_hot",
-    "ones",
-    "ones_like",
-    "permute",
-    "positive",
-    "pow",
-    "prelu",
-    "prod",
-    "promote_types",
-    "rand",
-    "rand_like",
-    "randint",
-    "randint_like",
-    "randn",
-    "randn_like",
-    "randperm",
-    "reciprocal",
-    "relu",
-    "remainder",
-    "repeat",
-    "repeat_interleave",
-    "reshape",
-    "roll",
-    "round",
-    "rsqrt",
-    "scatter",
-    "scatter_",
-    "scatter_add",
-    "scatter_add_",
-    "searchsorted",
-    "seed",
-    "select",
-    "selu",
-    "set_default_dtype",
-    "set_grad_enabled",
-    "set_rng_state",
-    "sgn",
-    "sigmoid",
-    "sign",
-    "silu",
-    "sin",
-    "sinh",
-    "softmax",
-    "softplus",
-    "softsign",
-    "sort",
-    "split",
-    "sqrt",
-    "square",
-    "squeeze",
-    "stack",
-    "std",
-    "sub",
-    "subtract",
-    "sum",
-    "swapaxes",
-    "swapdims",
-    "t",
-    "take",
-    "tan",
-    "tanh",
-    "tensor",
-    "tile",
-    "to_global",
-    "to_local",
-    "topk",
-    "transpose",
-    "tril",
-    "tril_",
-    "triu",
-    "triu_",
-    "true_divide",
-    "trunc",
-    "type_as",
-    "unbind",
-    "unflatten",
-    "unique",
-    "unsqueeze",
-    "var",
-    "vstack",
-    "where",
-    "zeros",
-    "zeros_like",
-]
+__all__ = [name for name, value in globals().items() if callable(value) and not name.startswith("_")]

@@ -7,7 +7,6 @@ are in one table.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from jobflow.faces import in_job
 from jobflow.math import fused_scale_tril as fused_scale_tril
 from jobflow.math import tril as tril
 from jobflow.nn import convolution, losses, normalization
@@ -82,13 +81,14 @@ PARTS = ("functional", "graph", "init", "modules", "parallel", "utils")
 
 
 def __getattr__(name: str) -> Any:
-    """What tensors have, at its first use; and, of names that both faces have, what the place where it is used asks for."""
-    if name in BOTH and in_job():
-        return BOTH[name]
+    """What tensors have, at its first use."""
     if name in PARTS:
         return importlib.import_module(f"{__name__}.{name}")
     if not name.startswith("_"):
         home = importlib.import_module(ELSEWHERE.get(name, f"{__name__}.modules"))
         if hasattr(home, name):
-            return getattr(home, name)
+            found = getattr(home, name)
+            if name in BOTH:
+                found.job_function = BOTH[name]
+            return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

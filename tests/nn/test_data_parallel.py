@@ -69,7 +69,7 @@ def test_gradients_are_means(n: int, bucket_size: int) -> None:
         for _ in range(2):  # the second pass adds to the first
             model.buffer.array += rank
             backward([model(tensor(data))], [None])
-        return [p.array for p in model.parameters()], [p.grad and p.grad.array for p in model.parameters()], model.buffer.array, data
+        return [p.array for p in model.parameters()], [None if p.grad is None else p.grad.array for p in model.parameters()], model.buffer.array, data
 
     found = on_ranks(n, program)
     expected = [np.zeros((a, b)) for a, b in zip(widths, widths[1:], strict=False)]
