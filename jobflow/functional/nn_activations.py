@@ -7,11 +7,11 @@ from jobflow.eager.tensor import Tensor, method
 from jobflow.errors import ShapeError, user_line
 from jobflow.functional.in_place import hang
 from jobflow.functional.nn_base import composed, one_of
+from jobflow.functional.shapes import axis_of
 from jobflow.ops import activation as act
 from jobflow.ops import elementwise as ew
 from jobflow.ops import shape as sh
 from jobflow.ops import slices as sl
-from jobflow.ops.base import normal_axis
 from jobflow.ops.softmax import LogSoftmax, Softmax
 from jobflow.ops.softmax import softmax as along
 from jobflow.types import Tensor as Value
@@ -202,7 +202,7 @@ def prelu(input: Tensor, weight: Tensor) -> Value:
 @composed
 def glu(input: Tensor, dim: int = -1) -> Value:
     """a sigmoid(b), a and b being the halves of x along `dim`"""
-    axis = normal_axis(f"glu at {user_line()}", dim, input.type.ndim)
+    axis = axis_of("glu", dim, input.type.ndim)
     size = input.type.shape[axis]
     if size % 2:
         raise ShapeError(f"glu at {user_line()}: axis {dim} of input {input.type} has no halves")
@@ -214,7 +214,7 @@ def _softmax_axis(what: str, input: Tensor, dim: int | None) -> int:
     ndim = input.type.ndim
     if dim is None:
         dim = 0 if ndim in (0, 1, 3) else 1
-    return normal_axis(f"{what} at {user_line()}", dim, ndim)
+    return axis_of(what, dim, ndim)
 
 
 @method()

@@ -20,11 +20,13 @@ from jobflow.types import bool_
 
 def _check(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:
     q, k, v = query.type, key.type, value.type
-    what = f"scaled_dot_product_attention at {user_line()}"
+    what = "scaled_dot_product_attention"
     if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[:-2] != k.shape[:-2] or k.shape[:-1] != v.shape[:-1] or q.shape[-1] != k.shape[-1]:
-        raise ShapeError(f"{what}: query {q} [..., l, e], key {k} [..., s, e] and value {v} [..., s, f] do not fit together")
+        raise ShapeError(f"{what} at {user_line()}: query {q} [..., l, e], key {k} [..., s, e] and value {v} [..., s, f] do not fit together")
     if mask is not None and mask.type.dtype is not bool_ and mask.type.dtype is not q.dtype:
-        raise DtypeError(f"{what}: attn_mask {mask.type} is neither bool, True where a key is seen, nor of the type of query {q}, to be added")
+        raise DtypeError(
+            f"{what} at {user_line()}: attn_mask {mask.type} is neither bool, True where a key is seen, nor of the type of query {q}, to be added"
+        )
 
 
 @composed

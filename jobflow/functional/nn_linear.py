@@ -13,12 +13,13 @@ from jobflow.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.functional.in_place import check_writable, kept, written
 from jobflow.functional.moving import value_of
 from jobflow.functional.nn_base import composed, draw_for
+from jobflow.functional.shapes import axis_of
 from jobflow.layout import B, Layout, Partial, S
 from jobflow.ops import elementwise as ew
 from jobflow.ops import reduce as rd
 from jobflow.ops import shape as sh
 from jobflow.ops import slices as sl
-from jobflow.ops.base import apply, normal_axis
+from jobflow.ops.base import apply
 from jobflow.ops.index import gather
 from jobflow.ops.index import one_hot as rows_of_ones
 from jobflow.ops.linalg import BiasAdd, matmul
@@ -197,7 +198,7 @@ def length(x: Value, axis: int, p: float, keepdims: bool) -> Value:
 @composed
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Value:
     """x / max(|x|, eps), with the p-norm along `dim`"""
-    axis = normal_axis(f"normalize at {user_line()}", dim, input.type.ndim)
+    axis = axis_of("normalize", dim, input.type.ndim)
     if p == 2.0:
         square = rd.reduce_sum(ew.square(input), (axis,), True)
         return ew.divide(input, ew.sqrt(ew.clip(square, eps * eps, None)))
@@ -207,7 +208,7 @@ def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -
 def cosine(x1: Value, x2: Value, dim: int, eps: float) -> Value:
     """The cosine along an axis, by ops' functions."""
     ndim = max(x1.type.ndim, x2.type.ndim)
-    axis = normal_axis(f"cosine_similarity at {user_line()}", dim, ndim)
+    axis = axis_of("cosine_similarity", dim, ndim)
     product, one, other = (rd.reduce_sum(ew.multiply(a, b), (axis,)) for a, b in ((x1, x2), (x1, x1), (x2, x2)))
     lengths = (ew.sqrt(ew.clip(square, eps * eps, None)) for square in (one, other))
     return ew.divide(product, ew.multiply(*lengths))

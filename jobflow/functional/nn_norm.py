@@ -61,15 +61,15 @@ def batch_norm(
     In training mean and var are those of x; the running ones, if given, move towards them: by `momentum`, the variance being unbiased.
     Otherwise they are the running ones.
     """
-    t, what = input.type, f"batch_norm at {user_line()}"
+    t, what = input.type, "batch_norm"
     if t.ndim < 2:
-        raise ShapeError(f"{what}: input {t} is [n, channels, ...]")
+        raise ShapeError(f"{what} at {user_line()}: input {t} is [n, channels, ...]")
     channels = t.shape[1]
     for name, p in (("running_mean", running_mean), ("running_var", running_var), ("weight", weight), ("bias", bias)):
         if p is not None and p.type.shape != (channels,):
-            raise ShapeError(f"{what}: {name} {p.type} has not one number for each of the {channels} channels of input {t}")
+            raise ShapeError(f"{what} at {user_line()}: {name} {p.type} has not one number for each of the {channels} channels of input {t}")
     if not training and (running_mean is None or running_var is None):
-        raise ShapeError(f"{what}: without training=True it needs running_mean and running_var")
+        raise ShapeError(f"{what} at {user_line()}: without training=True it needs running_mean and running_var")
     with composing(input):
         gamma, beta = _vector(weight, channels, input, 1.0), _vector(bias, channels, input, 0.0)
         if not training:
@@ -77,7 +77,7 @@ def batch_norm(
             return _eager(bn.batch_norm_infer(input, gamma, beta, running_mean, running_var, 1, eps))
         count = t.size // max(channels, 1)
         if count == 1:
-            raise ShapeError(f"{what}: training needs more than one value per channel; input is {t}")
+            raise ShapeError(f"{what} at {user_line()}: training needs more than one value per channel; input is {t}")
         y, mean, variance = bn.batch_norm_train(input, gamma, beta, 1, eps)
     if running_mean is not None and running_var is not None:
         _move(input, running_mean, mean, momentum)
@@ -102,12 +102,12 @@ def layer_norm(
 ) -> Value:
     """(x - mean) / sqrt(var + eps) * weight + bias, over the last axes, which are `normalized_shape`."""
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(int(n) for n in normalized_shape)
-    t, what = input.type, f"layer_norm at {user_line()}"
+    t, what = input.type, "layer_norm"
     if not shape or t.shape[-len(shape) :] != shape:
-        raise ShapeError(f"{what}: normalized_shape {list(shape)} is not what the shape of input {t} ends with")
+        raise ShapeError(f"{what} at {user_line()}: normalized_shape {list(shape)} is not what the shape of input {t} ends with")
     for name, p in (("weight", weight), ("bias", bias)):
         if p is not None and p.type.shape != shape:
-            raise ShapeError(f"{what}: {name} {p.type} is not of normalized_shape {list(shape)}")
+            raise ShapeError(f"{what} at {user_line()}: {name} {p.type} is not of normalized_shape {list(shape)}")
     begin = t.ndim - len(shape)
     if begin:
         return nm.layer_norm(input, weight, bias, begin, eps)
@@ -173,9 +173,9 @@ def instance_norm(
 
     Running statistics, if given, move towards the means over the samples; without `use_input_stats` they are used instead.
     """
-    t, what = input.type, f"instance_norm at {user_line()}"
+    t, what = input.type, "instance_norm"
     if t.ndim < 3 or t.size // max(t.shape[0] * t.shape[1], 1) == 1:
-        raise ShapeError(f"{what}: input {t} is [n, channels, ...] with more than one value per channel")
+        raise ShapeError(f"{what} at {user_line()}: input {t} is [n, channels, ...] with more than one value per channel")
     if not use_input_stats:
         return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     with composing(input):

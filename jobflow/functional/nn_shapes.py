@@ -49,15 +49,15 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
     The border is `value`, or by `mode`: "reflect" (mirrored, without the edge), "replicate" (the edge), "circular".  What is negative
     takes away.
     """
-    t, what = input.type, f"pad at {user_line()}"
+    t, what = input.type, "pad"
     one_of("pad", "mode", mode, _MODES)
     if len(pad) % 2 or len(pad) > 2 * t.ndim:
-        raise ShapeError(f"{what}: {list(pad)} are not pairs (before, after) for at most the {t.ndim} axes of input {t}")
+        raise ShapeError(f"{what} at {user_line()}: {list(pad)} are not pairs (before, after) for at most the {t.ndim} axes of input {t}")
     pairs = {t.ndim - 1 - i: (int(pad[2 * i]), int(pad[2 * i + 1])) for i in range(len(pad) // 2)}
     for axis, (before, after) in pairs.items():
         most = t.shape[axis] - (mode == "reflect") if mode in ("reflect", "circular") else math.inf
         if max(before, after) > most or t.shape[axis] + min(before, 0) + min(after, 0) < 0 or (mode != "constant" and not t.shape[axis]):
-            raise ShapeError(f'{what}: ({before}, {after}) with mode "{mode}" does not go with axis {axis} of input {t}')
+            raise ShapeError(f'{what} at {user_line()}: ({before}, {after}) with mode "{mode}" does not go with axis {axis} of input {t}')
     x: Value = input
     for axis, (before, after) in pairs.items():
         if mode != "constant":
@@ -155,13 +155,13 @@ def interpolate(
 
     `mode` is "nearest", or "linear", "bilinear", "trilinear" for 1, 2, 3 spatial axes; with `align_corners` the outermost pixels keep their places.
     """
-    t, what = input.type, f"interpolate at {user_line()}"
+    t, what = input.type, "interpolate"
     spatial = t.ndim - 2
     one_of("interpolate", "mode", mode, ("nearest", *_LINEAR))
     if spatial < 1 or _LINEAR.get(mode, spatial) != spatial:
-        raise ShapeError(f'{what}: mode "{mode}" does not go with input {t}, [n, c, ...]')
+        raise ShapeError(f'{what} at {user_line()}: mode "{mode}" does not go with input {t}, [n, c, ...]')
     if (size is None) == (scale_factor is None):
-        raise ShapeError(f"{what}: one of size and scale_factor is needed; got size={size!r}, scale_factor={scale_factor!r}")
+        raise ShapeError(f"{what} at {user_line()}: one of size and scale_factor is needed; got size={size!r}, scale_factor={scale_factor!r}")
     if size is not None:
         wanted: tuple[int, ...] = sizes("interpolate", "size", size, spatial)
         ratios = [n / m for n, m in zip(t.shape[2:], wanted, strict=True)]
@@ -170,7 +170,7 @@ def interpolate(
         wanted = tuple(math.floor(n * f) for n, f in zip(t.shape[2:], factors, strict=True))
         ratios = [n / m if recompute_scale_factor else 1.0 / f for n, m, f in zip(t.shape[2:], wanted, factors, strict=True)]
     if min(wanted) < 1:
-        raise ShapeError(f"{what}: the image would be of size {list(wanted)}")
+        raise ShapeError(f"{what} at {user_line()}: the image would be of size {list(wanted)}")
     x: Value = input
     for axis, (out, ratio) in enumerate(zip(wanted, ratios, strict=True), 2):
         if mode == "nearest":

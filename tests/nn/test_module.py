@@ -58,7 +58,7 @@ def test_attributes_keep_their_kinds() -> None:
     net = Net()
     with pytest.raises(DtypeError, match=r"scale.*is a parameter.*nn\.Parameter"):
         net.scale = ones(2)
-    with pytest.raises(DtypeError, match="first.*cannot become int"):
+    with pytest.raises(DtypeError, match=r"first.*cannot become int"):
         net.first = 3
     net.norm.running_mean = ones(6)
     assert net.norm.state_dict()["running_mean"].numpy().sum() == 6
@@ -168,7 +168,7 @@ def test_containers() -> None:
     with pytest.raises(IndexError, match="2 parts"):
         _ = row[2]
     listed = nn.ModuleList([a]).append(c).extend([b])
-    assert listed[1] is c and [*(listed + [a])][-1] is a and listed.pop() is b and len(listed) == 2
+    assert listed[1] is c and (listed + nn.ModuleList([a]))[-1] is a and listed.pop() is b and len(listed) == 2
     listed[0] = b
     assert listed[0] is b
     keyed = nn.ModuleDict({"x": a, "y": b})
