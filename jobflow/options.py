@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from jobflow import scope
 from jobflow.errors import ConfigError, did_you_mean, user_line
 from jobflow.notices import notice
-from jobflow.placements import placement
+from jobflow.placements import placement, world_size
 from jobflow.runtime.world import rendezvous, variables
 from jobflow.runtime.world.variables import default_client
 
@@ -220,12 +221,13 @@ class EnvOptions(_Options):
     @staticmethod
     def get_rank() -> int:
         """The number of this process among those that run the program."""
-        return variables.rank()
+        eager = scope.current().root.eager
+        return variables.rank() if eager is None else int(eager.rank.index)
 
     @staticmethod
     def get_world_size() -> int:
         """How many processes run the program."""
-        return variables.world_size()
+        return world_size()
 
     @staticmethod
     def get_local_rank() -> int:
