@@ -66,15 +66,13 @@ class _BatchNorm(_BatchStatistics):
     def _count(self) -> float:
         """Note one more batch; by how much the running statistics move."""
         if self.num_batches_tracked is None or not self.training:
-            return 0.0 if self.momentum is None else self.momentum
-        F.update(Increment(), self.num_batches_tracked)
-        if self.momentum is not None:
-            return self.momentum
-        if self.num_batches_tracked.symbol is not None or F.building():
+            return self.momentum or 0.0
+        if self.momentum is None and F.building():
             raise ArgumentError(
                 f"{type(self).__name__} at {user_line()}: momentum=None, the mean of all batches, does not go into a graph; give a number"
             )
-        return 1.0 / float(self.num_batches_tracked.item())
+        F.update(Increment(), self.num_batches_tracked)
+        return 1.0 / float(self.num_batches_tracked.item()) if self.momentum is None else self.momentum
 
 
 class BatchNorm1d(_BatchNorm):

@@ -1,0 +1,76 @@
+"""The cases again, built into nn.Graph: outputs, buffers, and gradients of parameters by a step of SGD, are those of PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import CASES, Case, _Called
+from ranks import on_ranks
+from surroundings import F, Lay, lain, nn, reference
+
+from jobflow.layout import B, Layout, Placement, S
+from jobflow.nn.graph import Graph
+from jobflow.nn.modules.module import Module
+from jobflow.optim import SGD
+
+
+class Once(Graph):
+    """A case as a graph: the outputs, and a step if there are parameters."""
+
+    def __init__(self, made: Any, module: Any, weighed: list[Any] | None) -> None:
+        super().__init__()
+        self.call, self.weighed = made, weighed
+        if module is not None:
+            self.module = module
+        if weighed is not None:
+            self.add_optimizer(SGD(list(module.parameters()), lr=1.0))
+
+    def build(self, *tensors: Any) -> Any:
+        outputs = self.call(*tensors)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        if self.weighed is not None:
+            total = sum(((y * w).sum() for y, w in zip(outputs, self.weighed, strict=True)), start=0.0)
+            total.backward()
+        return outputs
+
+
+def run_in_graph(case: Case, lay: Lay) -> dict[str, np.ndarray[Any, Any]]:
+    """Outputs, gradients of parameters and buffers, as `record.py` names them."""
+    made = case.make(nn, F)
+    module = made.module if isinstance(made, _Called) else made if isinstance(made, Module) else None
+    before: dict[str, Any] = {}
+    whole = None if lay is None else Layout(lay(0, 0).placement, (B,))
+    if module is not None:
+        module.double().train(case.train)
+        for part in (*module.parameters(), *module.buffers()):
+            part.layout = whole
+        for name, p in module.named_parameters():
+            before[name] = p.array[...] = case.parameter(name, tuple(p.shape))
+    tensors = [lain(array, None if lay is None else lay(i, array.ndim)) for i, array in enumerate(case.arrays())]
+    wanted = [name for name in reference(case) if name.startswith("out/")]
+    trains = bool(before) and any(name.startswith("parameter/") for name in reference(case))
+    weighed = [lain(case.weights(i, reference(case)[name].shape), whole) for i, name in enumerate(wanted)] if trains else None
+    outputs = Once(made, module, weighed)(*tensors)
+    found = {f"out/{i}": y.numpy() for i, y in enumerate(outputs)}
+    if module is not None:
+        found |= {f"parameter/{name}": before[name] - p.detach().numpy() for name, p in module.named_parameters() if trains}
+        found |= {f"buffer/{name}": x.numpy() for name, x in module.named_buffers()}
+    return found
+
+
+#: the mean of all batches is a number of Python
+NUMBERS = {"batch_norm2d_mean"}
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("case", [case for case in CASES if case.name not in NUMBERS], ids=lambda case: case.name)
+def test_as_a_graph(case: Case, n: int) -> None:
+    line = Placement("cpu", (0, 1))
+    lay: Lay = None if n == 1 else lambda i, ndim: Layout(line, (S(0) if ndim else B,))
+    wanted = {name: x for name, x in reference(case).items() if not name.startswith("input/")}
+    for found in on_ranks(n, lambda rank: run_in_graph(case, lay)):
+        assert found.keys() == wanted.keys()
+        for name, value in wanted.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-7, atol=1e-8, err_msg=name)
