@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jobflow import scope
 from jobflow.eager.convert import convert
 from jobflow.eager.run import Running
 from jobflow.eager.state import EagerState, state
-from jobflow.eager.tape import Edge, TapeNode
+from jobflow.eager.tape import Edge, Gradients, TapeNode, record
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import JobError, ShapeError, user_line
-from jobflow.layout import B, Partial
+from jobflow.layout import B, Layout, Partial
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.base import apply
 from jobflow.ops.source import Constant
@@ -126,7 +126,7 @@ class Sweep:
                 f"backward at {user_line()}: the graph behind {node!r} has been gone through before, and what it kept is gone; "
                 f"call backward(retain_graph=True) the first time"
             )
-        results = node.backward(node.kept(), gradients)
+        results = node.backward(node.kept(_running().records), gradients)
         if not self.keep:
             node.drop()
         for edge, result in zip(node.edges, results, strict=True):
@@ -182,7 +182,22 @@ def laid(here: EagerState, gradient: Tensor, like: Tensor) -> Tensor:
     assert like.layout is not None
     if gradient.layout == like.layout:
         return gradient
-    return Tensor(gradient.type, like.layout, convert(here, gradient, like.layout, "a gradient"))
+    made = Tensor(gradient.type, like.layout, convert(here, gradient, like.layout, "a gradient"))
+    if gradient.requires_grad and _running().records:
+        assert gradient.layout is not None
+        record("to_global", (gradient,), (made,), _LaidGradient(here, unsummed(gradient.layout)))
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class _LaidGradient:
+    here: EagerState
+    layout: Layout
+
+    def __call__(self, kept: Sequence[Tensor], gradients: Gradients) -> Gradients:
+        (gradient,) = gradients
+        assert gradient is not None
+        return (Tensor(gradient.type, self.layout, convert(self.here, gradient, self.layout, "the gradient of a gradient")),)
 
 
 def unsummed(layout: Any) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,9 @@ import numpy as np
 from jobflow import scope
 from jobflow.compiler.choose import Case, Operand, choose
 from jobflow.eager.convert import convert, empty
+from jobflow.eager.derivative import Derivative
 from jobflow.eager.state import EagerState, state
-from jobflow.eager.tape import OpGradient, follow, record
+from jobflow.eager.tape import follow, record_op
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import JobError, JobflowError, PlacementError, PlanError, SbpError, user_line
 from jobflow.layout import B, Layout, Partial, Placement
@@ -50,6 +51,8 @@ class Prepared:
     digest: int = 0
     #: it stands aside for smaller ops, which may be split where it may not
     smaller: bool = False
+    #: its gradient, by which inputs require one
+    gradients: dict[tuple[bool, ...], Derivative] = field(default_factory=dict, compare=False)
 
 
 def run(op: Op, *inputs: Tensor) -> Any:
@@ -86,7 +89,7 @@ def perform(here: EagerState, op: Op, inputs: Sequence[Tensor], records: bool) -
         if outputs[0].storage is not None:  # a view: others have none yet
             outputs[0].base, outputs[0].seen = (inputs[0], op), inputs[0].version
         if any(x.requires_grad if x.base is None else follow(x) for x in inputs):
-            record(op.word(), inputs, outputs, OpGradient(op, found.placement), (*inputs, *outputs))
+            record_op(op, found.placement, found.gradients, inputs, outputs)
     return outputs
 
 
@@ -118,15 +121,16 @@ def prepare(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> Prepared:
         return Prepared(op, types, types, (None,) * len(inputs), (None,) * len(types))
     layouts = [x.layout for x in inputs if x.layout is not None]
     operands = tuple(Operand(x.type, layout.sbp) for x, layout in zip(inputs, layouts, strict=True))
-    choice = choose(Case(op, operands, placement.mesh))
+    alone = placement.size == 1  # nothing moves, but layouts follow from layouts as they do among several
+    choice = choose(Case(op, operands, (2,) * len(placement.mesh) if alone else placement.mesh))
     digest = zlib.crc32(f"{op!r} {[(str(x.type), str(x.layout)) for x in inputs]}".encode())
     if choice.unmet is not None:
         raise SbpError(f"{op.word()}: no signature takes {', '.join(map(str, layouts))}")
-    if choice.stuck and type(op).smaller is not Op.smaller:
+    if choice.stuck and not alone and type(op).smaller is not Op.smaller:
         return Prepared(op, types, types, (), (), placement, digest, smaller=True)
     reads = tuple(Layout(placement, choice.input(i)) for i in range(len(inputs)))
     made = tuple(Layout(placement, choice.output(i)) for i in range(len(types)))
-    wanted = tuple(None if placement.size == 1 or read == layout else read for read, layout in zip(reads, layouts, strict=True))
+    wanted = tuple(None if alone or read == layout else read for read, layout in zip(reads, layouts, strict=True))
     local, pieces = on_rank(here.rank.index, op, [x.type for x in inputs], reads, types, made)
     return Prepared(local, types, pieces, wanted, made, placement, digest)
 

@@ -1,7 +1,8 @@
 """What is recorded for `backward`: one node per step, with what its gradient needs.
 
 A node keeps (type, layout, array, storage, version) of the tensors that its gradient may read.  Reading one whose memory has been
-written over since is an error; not reading it is none, so that `relu_` after a convolution is fine.
+written over since is an error; not reading it is none, so that `relu_` after a convolution is fine.  Where gradients are recorded
+too, the kept tensors stand where these were in the graph.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobflow import scope
+from jobflow.eager.derivative import Derivative, derivative
 from jobflow.eager.tensor import Storage, Tensor
 from jobflow.errors import JobError, user_line
 from jobflow.layout import Placement
 from jobflow.ops.base import Op
-from jobflow.types import Array
+from jobflow.types import Array, TensorType
 
 #: per input: the node and the number of its output, or the leaf, that the gradient goes to; None if to nobody
 Edge = tuple[Any, int] | Tensor | None
@@ -31,13 +33,15 @@ class TapeNode:
 
     __slots__ = ("__weakref__", "backward", "edges", "hooks", "name", "number", "outputs", "retained", "saved")
 
-    def __init__(self, name: str, edges: tuple[Edge, ...], outputs: int, backward: Callable[..., Gradients], saved: Sequence[Tensor] = ()) -> None:
+    def __init__(
+        self, name: str, edges: tuple[Edge, ...], outputs: int, backward: Callable[..., Gradients], saved: Sequence[Tensor | None] = ()
+    ) -> None:
         self.name = name
         self.edges = edges
         self.outputs = outputs
         self.backward: Callable[..., Gradients] | None = backward
         self.number = next(_numbers)
-        self.saved: tuple[Any, ...] = tuple((x.type, x.layout, x.array, x.memory, x.version) for x in saved)
+        self.saved: tuple[Any, ...] = tuple([None if x is None else (x.type, x.layout, x.array, x.memory, x.memory.version) for x in saved])
         #: by output
         self.hooks: dict[int, dict[int, Hook]] = {}
         self.retained: dict[int, weakref.ref[Tensor]] = {}
@@ -45,13 +49,29 @@ class TapeNode:
     def __repr__(self) -> str:
         return f"<{self.name}Backward>"
 
-    def kept(self) -> list[Tensor]:
-        """The saved tensors as they were; those written over since complain when they are read."""
-        return [_Kept(self.name, *saved) if storage_changed(saved) else Tensor(*saved[:3]) for saved in self.saved]
+    def kept(self, linked: bool = False) -> list[Tensor | None]:
+        """The saved tensors as they were; those written over since complain when they are read.
+
+        `linked`: gradients of what is made of them find their way, if they are the inputs and the outputs.
+        """
+        found = [None if saved is None else _Kept(self.name, *saved) if storage_changed(saved) else Tensor(*saved[:3]) for saved in self.saved]
+        ends: list[Edge] = [*self.edges, *((self, i) for i in range(self.outputs))]
+        if linked and len(ends) == len(found):
+            found = [x if x is None or isinstance(x, _Kept) else _at(x, end) for x, end in zip(found, ends, strict=True)]
+        return found
 
     def drop(self) -> None:
         """Forget what was kept: it is gone through once."""
         self.backward, self.saved = None, ()
+
+
+def _at(x: Tensor, end: Edge) -> Tensor:
+    """A saved tensor where it stands in the graph of gradients."""
+    if isinstance(end, Tensor):
+        return end
+    if end is not None and x.type.dtype.is_float:
+        x.requires_grad, (x.node, x.index) = True, end
+    return x
 
 
 def storage_changed(saved: tuple[Any, ...]) -> bool:
@@ -97,27 +117,53 @@ def follow(view: Tensor) -> bool:
     if view.seen != view.version:
         view.seen, view.requires_grad, view.node = view.version, base.requires_grad, None
         if base.requires_grad:
-            record(op.word(), (base,), (view,), OpGradient(op, None if view.layout is None else view.layout.placement), (base, view))
+            record_op(op, None if view.layout is None else view.layout.placement, {}, (base,), (view,))
     return view.requires_grad
 
 
 @dataclass(frozen=True, slots=True)
 class OpGradient:
-    """The gradient of an op that ran, by the ops that its `grad` calls."""
+    """The gradient of an op that ran; without a program, that of all inputs."""
 
     op: Op
     placement: Placement | None
+    program: Derivative | None = None
 
-    def __call__(self, kept: Sequence[Tensor], gradients: Gradients) -> Gradients:
+    def __call__(self, kept: Sequence[Any], gradients: Gradients) -> Gradients:
         interpreter: Any = scope.current().interpreter
         interpreter.placement = self.placement
-        made: Gradients = self.op.grad(*kept, *gradients)  # type: ignore[assignment]  # of this interpreter's tensors
-        return made
+        program = self.program
+        if program is None:
+            given = tuple(gradient is not None for gradient in gradients)
+            program = derivative(self.op, tuple(x.type for x in kept), given, (True,) * (len(kept) - len(given)))
+        return program(interpreter, (*kept, *gradients))
 
 
 def record(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], backward: Callable[..., Gradients], saved: Sequence[Tensor] = ()) -> None:
     """Note how the outputs were made; those of floats require gradients from now on."""
-    node = TapeNode(name, tuple(map(edge_of, inputs)), len(outputs), backward, saved)
+    _note(TapeNode(name, tuple(map(edge_of, inputs)), len(outputs), backward, saved), outputs)
+
+
+def record_op(
+    op: Op, placement: Placement | None, known: dict[tuple[bool, ...], Derivative], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+) -> None:
+    """The same for an op.  `known` are its gradients on such inputs, by which of them are asked for."""
+    edges = tuple([edge_of(x) for x in inputs])
+    values: Sequence[Tensor | None] = (*inputs, *outputs)
+    gradient = OpGradient(op, placement)
+    if len(outputs) == 1:  # of several, some may have no gradient, and the program is another one
+        wanted = tuple([edge is not None for edge in edges])
+        program = known.get(wanted)
+        if program is None:
+            types: tuple[TensorType, ...] = tuple(x.type for x in (*inputs, *outputs))
+            program = known[wanted] = derivative(op, types, (True,), wanted)
+        reads = program.reads
+        values = [x if i in reads else None for i, x in enumerate(values)]
+        gradient = OpGradient(op, placement, program)
+    _note(TapeNode(op.word(), edges, len(outputs), gradient, values), outputs)
+
+
+def _note(node: TapeNode, outputs: Sequence[Tensor]) -> None:
     for index, output in enumerate(outputs):
         if output.type.dtype.is_float:
             output.requires_grad, output.node, output.index = True, node, index
