@@ -181,6 +181,10 @@ class MpiCommunicator(Recorder):
     def locate(self, array: Array) -> Place | None:
         return None if self._windows is None else self._windows.locate(array)
 
+    def near(self, rank: int) -> bool:
+        """True if `look` can see what that rank allocates, as far as it has a place."""
+        return self._windows is not None and rank in self._near
+
     def look(self, rank: int, place: Place) -> Array:
         assert self._windows is not None
         return self._windows.look(rank, place)

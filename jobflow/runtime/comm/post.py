@@ -222,6 +222,11 @@ def write(item: Any) -> list[Any]:
     return [struct.pack(f"<q{len(sizes)}q", len(sizes), *sizes) + body, *beside]
 
 
+def read(head: bytes) -> Any:
+    """The item of which `write` made nothing but this head."""
+    return pickle.loads(memoryview(head)[8:])
+
+
 class Post:
     """Letters between processes, in the order in which they were sent.
 
@@ -259,6 +264,10 @@ class Post:
 
     def send(self, rank: int, item: Any, what: str) -> None:
         self.hand_over({rank: write(item)}, what)
+
+    def waiting(self, rank: int) -> bool:
+        """True if a letter from `rank` has arrived."""
+        return bool(self._comm.Iprobe(rank, _COMMAND))
 
     def receive(self, rank: int, what: What, patient: bool = False) -> Any:
         """The next item from `rank`."""

@@ -28,6 +28,7 @@ from jobflow.runtime.device.cpu import CpuDevice
 from jobflow.runtime.world import blas, launch, rendezvous, variables
 from jobflow.runtime.world.base import Command, Rank, each_argument
 from jobflow.runtime.world.launch import Launch
+from jobflow.runtime.world.mailbox import Mailbox
 
 #: seconds that a rank which was told to stop leaves to the one that failed, to end the job
 DEFERENCE = 2.0
@@ -241,6 +242,7 @@ class MpiWorld:
         here.opened += 1
         comm = MpiCommunicator(Site(here.mpi, here.control, f"world {here.opened}", shared, nodes), tuple(range(self.size)))
         comm.open(here.world.Dup(), here.post)
+        self._mailbox = None if self.multi else Mailbox(comm, here.control, here.post, f"commands {here.opened}")
         mine = device(here.local)
         mine.activate()
         self._rank = Rank(here.control.rank, self.size, mine, device_communicator(comm, mine, comm.exchange(mine.identity)))
@@ -249,6 +251,9 @@ class MpiWorld:
     def _shut(self) -> None:
         self.ranks = ()
         self._rank.memory.clear()
+        if self._mailbox is not None:
+            self._mailbox.close()
+            self._mailbox = None
         self._rank.comm.close()
 
     def call(self, command: Command, arguments: Sequence[Any] | None = None) -> list[Any]:
@@ -259,7 +264,7 @@ class MpiWorld:
         items = each_argument(self.size, arguments)
         self._rank.device.activate()  # this is the user's thread: another device may have become current in it
         # what cannot be pickled is the caller's mistake, and noticed before any rank begins
-        letters = {} if self.multi else {rank: write(("call", command, items[rank])) for rank in self._station.others}
+        letters = {} if self.multi else self._letters(command, items if arguments is not None else None)
         try:
             return self._together(command, items) if self.multi else self._drive(command, items, letters)
         except SystemExit:
@@ -267,12 +272,19 @@ class MpiWorld:
         except BaseException as error:  # noqa: BLE001 - an error inside a command ends the job
             self._station.fail(error)
 
+    def _letters(self, command: Command, items: Sequence[Any] | None) -> dict[int, list[Any]]:
+        """What calls `command` on the other ranks."""
+        if items is None:
+            bare = write(("call", command, None)) if self._mailbox is None else self._mailbox.bare(command)
+            return dict.fromkeys(self._station.others, bare)
+        return {rank: write(("call", command, items[rank])) for rank in self._station.others}
+
     def _drive(self, command: Command, items: Sequence[Any], letters: dict[int, list[Any]]) -> list[Any]:
-        post = self._station.post
+        assert self._mailbox is not None
         # all of it is handed over before this rank computes: while it waits for a peer's flag, MPI would not move
-        post.hand_over(letters, "sending a command")
+        self._mailbox.send(letters, "sending a command")
         results = [command(self._rank, items[0])]
-        return results + [post.receive(rank, f"{command} of rank {rank}") for rank in self._station.others]
+        return results + [self._mailbox.receive(rank, f"{command} of rank {rank}") for rank in self._station.others]
 
     def _together(self, command: Command, items: Sequence[Any]) -> list[Any]:
         result = command(self._rank, items[self._rank.index])
@@ -283,16 +295,21 @@ class MpiWorld:
         here = self._station
         try:
             while not here.stopped:
-                self._obey(*here.post.receive(0, "the next command", patient=True))
+                self._obey(*self._next(here))
         except BaseException as error:  # noqa: BLE001 - an error inside a command ends the job
             here.fail(error)
         launch.leave_now()
+
+    def _next(self, here: Station) -> Any:
+        what = "the next command"
+        return here.post.receive(0, what, patient=True) if self._mailbox is None else self._mailbox.receive(0, what, patient=True)
 
     def _obey(self, order: str, *rest: Any) -> None:
         here = self._station
         if order == "call":
             command, argument = rest
-            here.post.send(0, command(self._rank, argument), f"the result of {command}")
+            assert self._mailbox is not None
+            self._mailbox.answer(command(self._rank, argument), f"the result of {command}")
         elif order == "close":
             self._shut()
         elif order == "open":
