@@ -8,10 +8,11 @@ from typing import Any
 
 from jobflow.compiler.compile import plan_rank
 from jobflow.graph.wire import Wire, physical_from_wire
+from jobflow.hatch import HATCH, Opening, hatch_of, slots_of
 from jobflow.layout import Layout
 from jobflow.plan.plan import Announced
 from jobflow.plan.traffic import Traffic
-from jobflow.runtime.executor import Executor
+from jobflow.runtime.executor import Executor, Through
 from jobflow.runtime.state import State
 from jobflow.runtime.world.base import Rank
 from jobflow.types import Array
@@ -29,24 +30,41 @@ def executors_of(rank: Rank) -> dict[int, Executor]:
     return found
 
 
+def openings_of(rank: Rank) -> dict[int, Opening]:
+    """The hatches of jobs that have one."""
+    found: dict[int, Opening] = rank.memory.setdefault("openings", {})
+    return found
+
+
 @dataclass(frozen=True)
 class Bind:
     """Make the rank's plan of a job, give its variables memory, and bind it.  Answers the schedule of communication.
 
     With `copies`, outputs that all ranks hold whole are handed out by all of them.  With `share`, variables that they hold whole
-    are stored once in a node.
+    are stored once in a node.  With `hatch`, which all ranks give for one program, the client hands over arguments and takes results
+    in common memory, if there is any.
     """
 
     number: int
     copies: bool = False
     share: bool = False
+    hatch: bool = False
 
     def __call__(self, rank: Rank, table: Wire) -> tuple[Announced, ...]:
         physical = physical_from_wire(table)
         state = state_of(rank)
         state.declare(physical.graph.variables.values(), self.share)
-        plan = plan_rank(physical, rank.index, state.slots, self.copies)
-        executors_of(rank)[self.number] = Executor(plan, rank.device, rank.comm, state)
+        hatch = hatch_of(physical) if self.hatch and state.on_hosts() else None
+        memory = None if hatch is None else rank.comm.allocate_common(hatch.nbytes)
+        if hatch is None or memory is None:
+            plan = plan_rank(physical, rank.index, state.slots, self.copies)
+            executors_of(rank)[self.number] = Executor(plan, rank.device, rank.comm, state)
+            return plan.schedule
+        feeds = hatch.feeds(physical, rank.index, memory)
+        plan = plan_rank(physical, rank.index, state.slots, self.copies, slots_of(feeds, memory))
+        through = Through({HATCH: memory}, feeds, hatch.results(physical, rank.index, memory))
+        executors_of(rank)[self.number] = Executor(plan, rank.device, rank.comm, state, through)
+        openings_of(rank)[self.number] = Opening(hatch, memory)
         return plan.schedule
 
 
@@ -58,15 +76,16 @@ class Unbind:
 
     def __call__(self, rank: Rank, _: Any) -> None:
         del executors_of(rank)[self.number]
+        openings_of(rank).pop(self.number, None)
 
 
 @dataclass(frozen=True)
 class Run:
-    """One step: the rank's parts of the arguments in, of the outputs out."""
+    """One step: the rank's parts of the arguments in, of the outputs out; through the hatch if no arguments are given."""
 
     number: int
 
-    def __call__(self, rank: Rank, feeds: Mapping[str, Array]) -> list[tuple[int, Array]]:
+    def __call__(self, rank: Rank, feeds: Mapping[str, Array] | None) -> list[tuple[int, Array]]:
         return executors_of(rank)[self.number].run(feeds)
 
 

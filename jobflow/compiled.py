@@ -102,7 +102,10 @@ class Compiled:
         for rank, fetched in enumerate(parts):
             for position, array in fetched:
                 found.setdefault(position, {})[rank] = array
-        wholes = [self._whole(position, found[position]) for position in range(len(self.graph.outputs))]
+        return self.joined([self._whole(position, found[position]) for position in range(len(self.graph.outputs))])
+
+    def joined(self, wholes: Sequence[Any]) -> list[Any]:
+        """The returned tensors from the job's outputs."""
         stops = accumulate(self.pieces)
         return [_joined(wholes[stop - count : stop]) for count, stop in zip(self.pieces, stops, strict=True)]
 

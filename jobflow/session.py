@@ -15,8 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from jobflow import scope
-from jobflow.commands import Bind, Meet, ReadVariables, Run, Tell, Unbind, WriteVariables
+from jobflow.commands import Bind, Meet, ReadVariables, Run, Tell, Unbind, WriteVariables, openings_of
 from jobflow.compiled import Compiled
+from jobflow.compiler.trace import RUN_COUNTER
 from jobflow.errors import ArgumentError, CheckpointError, JobError, PlacementError, SourceLine, user_line
 from jobflow.graph.ir import Variable
 from jobflow.graph.text import physical_text
@@ -29,6 +30,7 @@ from jobflow.runtime.world.base import World
 from jobflow.runtime.world.launch import launched
 from jobflow.runtime.world.start import start_world
 from jobflow.types import Array
+from jobflow.typing.signature import Bound
 
 #: In how many calls of a job clients compare their arguments.
 CALLS_COMPARED = 3
@@ -185,7 +187,10 @@ class Session:
         if world.multi:
             self._compare_programs(world, job, compiled)
         tables = {id(program): physical_to_wire(program) for program in compiled.programs}
-        schedules = world.call(Bind(compiled.number, share=self.settings.share_variables), [tables[id(program)] for program in compiled.programs])
+        hatch = world.size > 1 and not world.multi and len(tables) == 1
+        schedules = world.call(
+            Bind(compiled.number, share=self.settings.share_variables, hatch=hatch), [tables[id(program)] for program in compiled.programs]
+        )
         compare_schedules(job.name, schedules)
         for name, variable in compiled.variables.items():
             self.variables.setdefault(name, variable)
@@ -227,13 +232,19 @@ class Session:
             self.prepare_all()
         return job.run(self, args)
 
-    def run(self, compiled: Compiled, feeds: Sequence[Mapping[str, Array]]) -> list[list[tuple[int, Array]]]:
-        """One step on all ranks."""
+    def run(self, compiled: Compiled, bound: Sequence[Bound]) -> list[Any]:
+        """One step on all ranks; what it gives, as `Compiled.values` has it."""
         assert self.world is not None
-        name = compiled.name
-        results = self.world.call(Run(compiled.number), feeds)
-        self.runs[name] = self.runs.get(name, 0) + 1
-        return results
+        run = self.runs.get(compiled.name, 0)
+        opening = openings_of(self.world.ranks[0]).get(compiled.number)
+        if opening is None:
+            values = compiled.values(self.world.call(Run(compiled.number), compiled.feeds(bound, run)))
+        else:
+            opening.put({name: value for name, _, value in bound} | {RUN_COUNTER: run})
+            self.world.call(Run(compiled.number))
+            values = compiled.joined(opening.take())
+        self.runs[compiled.name] = run + 1
+        return values
 
     # ---------------------------------------------------------------- variables
 

@@ -12,6 +12,8 @@
     bucket         gradients travel together       -> Physical
     lower          what one rank does              -> Program
     write          + writes of variables as steps  -> Program
+    adopt          arguments are read where they come -> Program
+    gather_factors gradients of what is stored once -> Program
     fuse           fewer, larger steps             -> Program
     divide         what is stored once is updated once -> Program
     order          body and epilogue               -> Ordered
@@ -24,12 +26,15 @@ compile alone agree.  The first half is done once for all ranks, the second by e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
+from jobflow.compiler.adopt import adopt
 from jobflow.compiler.box import box
 from jobflow.compiler.bucket import bucket
 from jobflow.compiler.differentiate import differentiate
 from jobflow.compiler.divide import divide
+from jobflow.compiler.factors import gather_factors
 from jobflow.compiler.fuse import fuse
 from jobflow.compiler.loss_scale import guard
 from jobflow.compiler.lower import lower
@@ -47,6 +52,8 @@ from jobflow.compiler.write import write
 from jobflow.graph.ir import Graph, Physical, Value
 from jobflow.plan.plan import Plan, Slot
 from jobflow.plan.storage import sharers
+
+NOWHERE: Mapping[str, Slot] = MappingProxyType({})
 
 
 def logical(tracer: Tracer, outputs: Sequence[Value]) -> Graph:
@@ -73,7 +80,8 @@ def distribute(graph: Graph) -> Physical:
     return bucket(box(shard(graph)))
 
 
-def plan_rank(physical: Physical, rank: int, slots: dict[str, Slot], copies: bool = False) -> Plan:
-    """What one rank does; `slots` and `copies` as in `lower`."""
-    program = fuse(write(lower(physical, rank, slots, copies)))
-    return plan_memory(overlap(order(divide(program, sharers(physical.graph.variables.values(), slots)))))
+def plan_rank(physical: Physical, rank: int, slots: dict[str, Slot], copies: bool = False, places: Mapping[str, Slot] = NOWHERE) -> Plan:
+    """What one rank does; `slots` and `copies` as in `lower`, `places` as in `adopt`."""
+    sharing = sharers(physical.graph.variables.values(), slots)
+    program = gather_factors(adopt(write(lower(physical, rank, slots, copies)), places), sharing)
+    return plan_memory(overlap(order(divide(fuse(program), sharing))))

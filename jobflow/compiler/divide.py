@@ -38,7 +38,7 @@ Span = tuple[int, int]
 
 def divide(program: Program, ranks: tuple[int, ...]) -> Program:
     """Have each of `ranks`, which share what is stored in common, write its part of it."""
-    writes = [step for step in program.steps if _writes_common(step)]
+    writes = [step for step in program.steps if _writes_common(step) and not program.mine.intersection(step.inputs)]
     return _Division(program, ranks, writes).run() if writes and program.rank in ranks else program
 
 

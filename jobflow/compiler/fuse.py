@@ -93,7 +93,8 @@ def _absorbed(step: Step, index: int, maker: Step) -> Step | None:
 def join_updates(program: Program) -> Program:
     """One update op per run of variables that lie end to end and are updated alike."""
     arguments = [argument.item for argument in program.arguments]
-    found = windows(program.steps, [*program.reads.values(), *arguments], {})
+    placed = [item for step in program.steps for item in step.inputs if item.slot is not None]
+    found = windows(program.steps, [*program.reads.values(), *arguments, *placed], {})
     position = {id(step): i for i, step in enumerate(program.steps)}
     instead: dict[int, list[Step]] = {}
     for run in _runs(program, found):
@@ -110,7 +111,7 @@ def _runs(program: Program, found: dict[Item, Window]) -> Iterator[list[Step]]:
     read = {item for step in program.steps for item in step.inputs} | {item for _, item in program.fetches}
     for step in program.steps:
         op = step.action
-        if not isinstance(op, Updated) or not op.flat or read & set(step.outputs):
+        if not isinstance(op, Updated) or not op.flat or read & set(step.outputs) or program.mine.intersection(step.inputs):
             continue
         if all(item.slot is not None for item in step.inputs[: op.count]):
             slots = [_slot(item) for item in step.inputs[: op.count]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -110,6 +111,18 @@ class Argument:
 
 
 @dataclass(frozen=True)
+class Summed:
+    """A matrix y[m,n] = sum_k a[k,m] b[k,n] (each factor with its axes in any order) of which the ranks hold addends, for parts of k."""
+
+    #: where each of the two factors has k
+    axes: tuple[int, int]
+    #: which of them has m
+    rows: int
+    #: elements of k that each rank has
+    lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Program:
     """All that one rank does in a run, in order."""
 
@@ -126,6 +139,12 @@ class Program:
     schedule: tuple[Announced, ...] = ()
     #: this rank's parts of all outputs, whichever rank hands them out
     results: tuple[Item, ...] = ()
+    #: products that are still to be summed over the ranks
+    summed: Mapping[Item, Summed] = field(default_factory=dict)
+    #: where the arguments of all ranks lie one after another, by this rank's
+    together: Mapping[Item, Slot] = field(default_factory=dict)
+    #: parts of variables in common that nobody else writes
+    mine: frozenset[Item] = frozenset()
 
     def __str__(self) -> str:
         return "\n".join([f"job {self.job}, rank {self.rank}", *(f"  {step}" for step in self.steps)])

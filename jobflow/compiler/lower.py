@@ -7,16 +7,17 @@ operations in that order cannot deadlock.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from jobflow.compiler.box import Reroute, joined_offsets
-from jobflow.compiler.local import Argument, Builder, Collect, Item, Join, Program, Receive, Send
+from jobflow.compiler.local import Argument, Builder, Collect, Item, Join, Program, Receive, Send, Summed
 from jobflow.compiler.moves import exchange_steps, exchanges, moves, put_together, row_exchanges, shifted, take
 from jobflow.compiler.paths import changed, changes, row
 from jobflow.compiler.routes import flatten, unflatten
 from jobflow.errors import PlanError
 from jobflow.graph.ir import Node, Physical, Value
-from jobflow.layout import Box, Layout, Local, Partial, Reduction, whole_box
+from jobflow.layout import Box, Layout, Local, Partial, Reduction, Split, whole_box
 from jobflow.ops.base import types_tuple
 from jobflow.ops.layout_ops import SliceBox, ToLocal
 from jobflow.ops.parts import PutPart
@@ -41,6 +42,7 @@ class _Lowering:
     arguments: list[Argument] = field(default_factory=list)
     reads: dict[str, Item] = field(default_factory=dict)
     schedule: list[Announced] = field(default_factory=list)
+    summed: dict[Item, Summed] = field(default_factory=dict)
 
     def run(self) -> Program:
         graph = self.physical.graph
@@ -58,7 +60,7 @@ class _Lowering:
         updates = {name: self.items[value] for name, value in graph.updates.items() if value in self.items}
         steps = tuple(self.build.steps)
         results = tuple(self.items[value] for value in graph.outputs if value in self.items)
-        return Program(graph.name, self.rank, steps, tuple(self.arguments), fetches, self.reads, updates, tuple(self.schedule), results)
+        return Program(graph.name, self.rank, steps, tuple(self.arguments), fetches, self.reads, updates, tuple(self.schedule), results, self.summed)
 
     def _gives(self, value: Value) -> bool:
         """Whether this rank hands out its part of an output; of what all hold whole, the first does."""
@@ -108,6 +110,9 @@ class _Lowering:
         for value, item in zip(node.outputs, self.build.computes(op, inputs, node.name, types), strict=True):
             item.name = value.name
             self.items[value] = item
+        summed = _summed(node, self.physical.layouts)
+        if summed is not None:
+            self.summed[self.items[node.outputs[0]]] = summed
 
     # ---------------------------------------------------------------- changes of layout
 
@@ -200,6 +205,25 @@ class _Lowering:
                 received.append((move.box, unflatten(self.build, flat, move.box.shape)))
         if self.rank in op.target.placement.ranks:
             self.items[output] = put_together(self.build, op.target.box(value.shape, self.rank), received, output.type)
+
+
+def _summed(node: Node, layouts: Mapping[Value, Layout | Local]) -> Summed | None:
+    """How the output is a sum over an axis of both inputs, of which each rank has a part; None if it is not, or no matrix."""
+    values = (*node.inputs, *node.outputs)
+    found = [layout for value in values if isinstance(layout := layouts[value], Layout) and len(layout.sbp) == 1 and len(value.shape) == 2]
+    if len(values) != 3 or len(found) != 3 or not found[2].is_partial:
+        return None
+    rule = node.op.rule(*(value.type for value in node.inputs))
+    left, _, rows = rule.spec.partition("->")
+    words = left.split(",")
+    letters = [letter for letter in words[0] if letter.islower() and letter in words[1] and letter not in rows]
+    if len(letters) != 1 or rule.reduce is not Reduction.SUM or rows[0] not in left:
+        return None
+    axes = words[0].index(letters[0]), words[1].index(letters[0])
+    if (found[0].sbp[0], found[1].sbp[0]) != (Split(axes[0]), Split(axes[1])):
+        return None
+    lengths = tuple(box.shape[axes[0]] for box in found[0].boxes(values[0].shape).values())
+    return Summed(axes, 0 if rows[0] in words[0] else 1, lengths)
 
 
 def _reduction(op: Reroute) -> Reduction:

@@ -301,6 +301,29 @@ class PackPieces(ViewOp):
 
 
 @dataclass(frozen=True)
+class PackColumns(ViewOp):
+    """y = the columns of the matrix x, one after another; nothing to do where memory has x column by column."""
+
+    any_order: ClassVar[bool] = True
+
+    def infer(self, x: TensorType) -> TensorType:
+        return x.with_shape((x.size,))
+
+    def rule(self, x: TensorType) -> Rule:
+        return Rule(f"{WHOLE[: x.ndim]}->{WHOLE[0]}")
+
+    def view(self, x: Array) -> Array:
+        return PackPieces(0, (x.shape[1],)).view(x.T)
+
+    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
+        y.reshape(x.shape[::-1])[...] = x.T
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), np.arange(15.0).reshape(5, 3), differentiable=())
+
+
+@dataclass(frozen=True)
 class UnpackPieces(ViewOp):
     """y of `shape` from the flat array of its pieces along `axis`: the inverse of PackPieces."""
 

@@ -8,6 +8,7 @@ raises on any rank, no variable has changed anywhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,13 +25,25 @@ from jobflow.runtime.state import State
 from jobflow.types import Array
 
 
+@dataclass(frozen=True)
+class Through:
+    """Memory that the ranks have in common, through which a run can take its arguments and give its outputs."""
+
+    #: by the name that plans give it
+    buffers: Mapping[str, Array]
+    #: this rank's parts of the arguments, by key, and of the outputs, by position
+    arguments: Mapping[str, Array]
+    outputs: Mapping[int, Array]
+
+
 class Executor:
     """One plan, bound to the buffers of one rank.  Binding is collective: every rank binds the plans of a job together."""
 
-    def __init__(self, plan: Plan, device: Device, comm: Communicator, state: State) -> None:
+    def __init__(self, plan: Plan, device: Device, comm: Communicator, state: State, through: Through | None = None) -> None:
         self.plan = plan
         self.device = device
-        self.buffers = {**state.buffers, "arena": device.allocate(plan.buffers["arena"]), "shared": comm.allocate(plan.buffers["shared"])}
+        common = {} if through is None else through.buffers
+        self.buffers = {**state.buffers, **common, "arena": device.allocate(plan.buffers["arena"]), "shared": comm.allocate(plan.buffers["shared"])}
         self.feeds = {feed.name: (self.view(feed.slot), feed.box) for feed in plan.feeds}
         self._waits: dict[int, list[Call]] = {}
         bound = [(i, self._bind(i, comm)) for i in plan.body]
@@ -40,6 +53,11 @@ class Executor:
         self.body: list[Call] = [call for _, calls in bound for call in calls]
         self.epilogue: list[Call] = [call for _, calls in late for call in calls]
         self.fetches = [(position, self.view(slot)) for position, slot in plan.fetches]
+        in_place = {feed.name for feed in plan.feeds if feed.slot.buffer in common}
+        self._takes = [] if through is None else [(self.feeds[key][0], a) for key, a in through.arguments.items() if key not in in_place]
+        self._gives = [] if through is None else [(through.outputs[position], view) for position, view in self.fetches]
+        #: others may read what this rank puts in place
+        self._fed = comm.barrier if any(comm.exchange(bool(in_place))) else None
         self.meet = comm.barrier if self._must_meet(comm) else None
         #: nobody begins the next run before all have written what they have in common
         self.depart = comm.barrier if comm.size > 1 and any(comm.exchange(_writes_common(plan))) else None
@@ -69,9 +87,16 @@ class Executor:
             case Collective():
                 return _bind_collective(instruction, self.view(instruction.input), self.view(instruction.output), comm)
 
-    def run(self, arguments: Mapping[str, Array]) -> list[tuple[int, Array]]:
-        """One step: this rank's parts of the arguments in, its parts of the outputs (position, NumPy copy) out."""
-        self.feed(arguments)
+    def run(self, arguments: Mapping[str, Array] | None) -> list[tuple[int, Array]]:
+        """One step: this rank's parts of the arguments in, its parts of the outputs (position, NumPy copy) out.
+
+        Without arguments they lie in what the ranks have in common, where the outputs go too.
+        """
+        if arguments is None:
+            for target, value in self._takes:
+                self.device.upload(target, value)
+        else:
+            self.feed(arguments)
         with np.errstate(all="ignore"):
             self._perform(self.body, 0)
             if self.meet is not None:
@@ -81,12 +106,18 @@ class Executor:
             if self.depart is not None:
                 self.depart()
         self.device.synchronize()
-        return [(position, self.device.to_host(view)) for position, view in self.fetches]
+        if arguments is not None:
+            return [(position, self.device.to_host(view)) for position, view in self.fetches]
+        for target, value in self._gives:
+            np.copyto(target, value)
+        return []
 
     def feed(self, arguments: Mapping[str, Array]) -> None:
-        """Put this rank's parts of the arguments where the plan reads them."""
+        """Put this rank's parts of the arguments where the plan reads them; every rank does."""
         for name, (target, _) in self.feeds.items():
             self.device.upload(target, arguments[name])
+        if self._fed is not None:
+            self._fed()
 
     def _perform(self, calls: list[Call], first: int) -> None:
         f: Callable[..., Any]

@@ -35,8 +35,7 @@ class State:
         declare the same variables.
         """
         new = [v for v in variables if v.name not in self.variables and self.rank in v.placement.ranks]
-        on_hosts = share and all(tag == "cpu" for tag in self.comm.exchange(self.device.tag))
-        sharing = tuple(range(self.comm.size)) if on_hosts else ()
+        sharing = tuple(range(self.comm.size)) if share and self.on_hosts() else ()
         slots, sizes = place_variables(new, self.rank, len(self.buffers), sharing)
         found = self._common({name: nbytes for name, nbytes in sizes.items() if is_common(name)})
         if found is None:
@@ -55,6 +54,10 @@ class State:
         self.buffers[name] = buffer
         self.slots[variable.name] = Slot(name, offset, type, contiguous_strides(type.shape, type.dtype.itemsize))
         self.variables[variable.name] = variable
+
+    def on_hosts(self) -> bool:
+        """True if all ranks compute where the others can reach; collective."""
+        return all(tag == "cpu" for tag in self.comm.exchange(self.device.tag))
 
     def _common(self, sizes: Mapping[str, int]) -> dict[str, Array] | None:
         """Memory that all ranks have in common; None if there is too little, the same on all ranks."""

@@ -1,0 +1,95 @@
+"""Arguments and results that go through memory which the ranks have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from parts import Begin, Rows, X
+
+import jobflow as flow
+import jobflow.typing as tp
+from jobflow.commands import Run, openings_of
+from jobflow.compiled import Compiled
+from jobflow.job import job_of
+from jobflow.session import current_session
+
+
+def compiled(declared: Any, *args: Any) -> Compiled:
+    shapes = tuple(tuple(x.shape for x in a) if isinstance(a, list) else a.shape for a in args)
+    return current_session().compiled(job_of(declared), shapes)
+
+
+def has_hatch(number: int) -> bool:
+    world = current_session().world
+    assert world is not None
+    return number in openings_of(world.ranks[0])
+
+
+def test_split_whole_and_counted(on: Begin) -> None:
+    on(3)  # 4 rows: 2, 1 and 1
+
+    @flow.global_function()
+    def job(x: Rows) -> tuple[tp.Numpy, tp.Numpy]:
+        return x * 2, flow.math.reduce_sum(x)
+
+    double, total = job(X)
+    np.testing.assert_array_equal(double, X * 2)
+    np.testing.assert_allclose(total, X.sum(), atol=1e-6)
+    assert has_hatch(compiled(job, X).number)
+
+
+def test_one_array_per_device(on: Begin) -> None:
+    on(2)
+
+    @flow.global_function()
+    def job(x: tp.ListNumpy.Placeholder((4, 6))) -> tp.ListNumpy:
+        return x + 1
+
+    found = job([X, -X])
+    np.testing.assert_array_equal(found[0], X + 1)
+    np.testing.assert_array_equal(found[1], 1 - X)
+    assert has_hatch(compiled(job, [X, -X]).number)
+    ragged = job([X, X[:1]])
+    assert [a.shape for a in ragged] == [(4, 6), (1, 6)]
+    assert not has_hatch(compiled(job, [X, X[:1]]).number)
+
+
+def test_an_argument_is_not_changed_where_it_lies(on: Begin) -> None:
+    on(2)
+
+    @flow.global_function()
+    def job(x: Rows) -> tuple[tp.Numpy, tp.Numpy]:
+        y = flow.nn.relu(x)
+        return x, flow.nn.relu(y - 0.5)
+
+    for _ in range(2):
+        same, other = job(X)
+        np.testing.assert_array_equal(same, X)
+        np.testing.assert_array_equal(other, np.maximum(np.maximum(X, 0) - 0.5, 0))
+
+
+def test_arguments_may_be_handed_to_each_rank(on: Begin) -> None:
+    on(2)
+
+    @flow.global_function()
+    def job(x: Rows) -> tp.Numpy:
+        return x * 3
+
+    job(X)
+    session, found = current_session(), compiled(job, X)
+    assert session.world is not None
+    bound = job_of(job).signature.bind((X - 1,), 2)
+    (value,) = found.values(session.world.call(Run(found.number), found.feeds(bound, 5)))
+    np.testing.assert_array_equal(value, (X - 1) * 3)
+
+
+def test_one_rank_has_none(on: Begin) -> None:
+    on(1)
+
+    @flow.global_function()
+    def job(x: Rows) -> tp.Numpy:
+        return x * 3
+
+    np.testing.assert_array_equal(job(X), X * 3)
+    assert not has_hatch(compiled(job, X).number)
