@@ -191,7 +191,9 @@ def held(array: np.ndarray[Any, Any], layout: Layout) -> np.ndarray[Any, Any]:
     rank = state().rank.index
     piece = array
     for sbp, n, at in zip(layout.sbp, layout.placement.mesh, layout.placement.coordinates(rank), strict=True):
-        if isinstance(sbp, Partial):
+        if isinstance(sbp, Partial) and piece.dtype == bool:
+            piece = piece & (np.arange(piece.size).reshape(piece.shape) % n == at)
+        elif isinstance(sbp, Partial):
             addend = np.full_like(piece, 3) if piece.dtype.kind == "i" else (0.25 * piece + 1).astype(piece.dtype)
             piece = addend if at < n - 1 else piece - (n - 1) * addend
     return piece[layout.box(array.shape, rank).slices]

@@ -1,0 +1,109 @@
+"""Every change of layout that was measured, through to_global: the same pieces on every rank, and the same logical value on all of them.
+
+What was refused there, or ended the process, works here: an axis with fewer elements than ranks leaves some ranks with nothing, and
+every element type has every conversion.  A placement keeps the order of its ranks, which was sorted there.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ranks import on_ranks
+from test_propagation import MARKS, held, type_named
+
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import SbpError
+from jobflow.functional.creation import tensor
+from jobflow.functional.moving import to_global, to_local
+from jobflow.layout import B, Layout, P, Placement, S
+from jobflow.placements import placement
+from jobflow.types import type_of
+
+MEASURED = json.loads((Path(__file__).parents[1] / "compiler" / "data" / "measured_boxing.json").read_text(encoding="utf-8"))
+FAILED = ("refused", "died")
+
+
+def ranks_of(case: dict[str, Any]) -> int:
+    """How many were there."""
+    return 2 if max(np.ravel(case["from"]).max(), np.ravel(case["to"]).max()) < 2 else 4
+
+
+SIZES = {n: [case for case in MEASURED if ranks_of(case) == n] for n in (2, 4)}
+
+
+def ends(case: dict[str, Any], pair: str) -> list[Layout]:
+    return [lies(case[where], marks) for where, marks in zip(("from", "to"), pair.split(" -> "), strict=True)]
+
+
+def lies(ranks: Any, marks: str) -> Layout:
+    grid = np.array(ranks)
+    return Layout(Placement("cpu", tuple(grid.ravel().tolist()), grid.shape), tuple(MARKS[mark] for mark in marks.split(",")))
+
+
+def logical(case: dict[str, Any]) -> np.ndarray[Any, Any]:
+    type = type_named(case["type"])
+    return (np.arange(type.size).reshape(type.shape) * 4 % 97).astype(type.dtype.numpy)
+
+
+def shape_of(array: np.ndarray[Any, Any]) -> str:
+    return "x".join(map(str, array.shape))
+
+
+def changed(rank: int, cases: list[dict[str, Any]]) -> list[tuple[str, str, Any, bool]]:
+    """Per measured change: the shapes of this rank's pieces before and after, the latter, and whether the value is right here."""
+    found = []
+    for case in cases:
+        array = logical(case)
+        for pair in case["pieces"]:
+            source, target = ends(case, pair)
+            mine = held(array, source) if rank in source.placement.ranks else np.empty((0,) * array.ndim, array.dtype)
+            x = Tensor(type_of(array), source, np.array(mine))
+            y = to_global(x, placement=placement.of(target.placement), sbp=list(target.sbp))
+            assert y.layout == target
+            found.append((shape_of(x.array), shape_of(y.array), to_local(y).numpy(), np.array_equal(y.numpy(), array)))
+    return found
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_as_measured(n: int) -> None:
+    everywhere = on_ranks(n, changed, SIZES[n])
+    pairs = [(case, pair, measured) for case in SIZES[n] for pair, measured in case["pieces"].items()]
+    for i, (case, pair, measured) in enumerate(pairs):
+        before, after, pieces, right = zip(*(results[i] for results in everywhere), strict=True)
+        named = f"{case['type']} {case['from']} to {case['to']}: {pair}"
+        assert all(right), named
+        sorted_ranks = all(list(np.ravel(ranks)) == sorted(np.ravel(ranks)) for ranks in (case["from"], case["to"]))
+        if measured not in FAILED and sorted_ranks:
+            assert f"{' '.join(before)} -> {' '.join(after)}" == measured, named
+        if "P" not in pair.split(" -> ")[1]:
+            array, (_, target) = logical(case), ends(case, pair)
+            for rank in target.placement.ranks:
+                np.testing.assert_array_equal(pieces[rank], array[target.box(array.shape, rank).slices], err_msg=named)
+
+
+def test_counts() -> None:
+    """586 changes; 20 of them failed there."""
+    outcomes = [measured for cases in SIZES.values() for case in cases for measured in case["pieces"].values()]
+    assert (len(outcomes), sum(measured in FAILED for measured in outcomes)) == (586, 20)
+
+
+def test_what_ended_processes_is_an_error_or_works() -> None:
+    def program(rank: int) -> Any:
+        here = placement("cpu", [0, 1])
+        row = tensor(np.arange(4.0).reshape(1, 4), placement=here, sbp=B)
+        shapes = [to_local(row.to_global(sbp=S(0))).shape, to_local(row.to_global(sbp=P).to_global(sbp=S(0))).shape]
+        for wrong, words in (
+            (lambda: row.to_global(sbp=[B, B]), "2 sbp for"),
+            (lambda: row.to_global(sbp=S(2)), "tensor that has the axes 0 to 1"),
+            (lambda: tensor([1.0], placement=here, sbp=[B, B]), "2 sbp for"),
+            (lambda: tensor([1.0], placement=here, sbp=S(1)), "the axes 0 to 0"),
+        ):
+            with pytest.raises(SbpError, match=words):
+                wrong()
+        return shapes
+
+    assert on_ranks(2, program) == [[(1, 4)] * 2, [(0, 4)] * 2]
