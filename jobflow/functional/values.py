@@ -161,7 +161,8 @@ def written(array: Array, indent: int) -> str:
 def _formatter(array: Array) -> Any:
     """A function from an element to its text; all of one width."""
     if array.dtype.kind == "b":
-        return lambda value: f"{bool(value)!s:>5}" if array.ndim else str(bool(value))
+        wide = 4 if array.all() else 5
+        return lambda value: f"{bool(value)!s:>{wide if array.ndim else 0}}"
     values = _visible(array).astype(np.float64) if array.dtype.kind in "fV" else _visible(array)
     if array.dtype.kind in "iu":
         wide = max((len(str(value)) for value in values.tolist()), default=0)

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
-import pkgutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from ranks import on_ranks
 
-from jobflow import functional
 from jobflow.functional.creation import tensor
 from jobflow.functional.moving import to_global
 from jobflow.layout import B, P, S
 from jobflow.placements import placement
-
-for found in pkgutil.iter_modules(functional.__path__, "jobflow.functional."):
-    importlib.import_module(found.name)  # methods of tensors are hung on by the modules they are in
 
 Function = Callable[..., Any]
 Case = tuple[Function, Function, Sequence[Any]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import everywhere  # noqa: F401 - hangs all methods on tensors
 import numpy as np
 import pytest
 from ranks import on_ranks
