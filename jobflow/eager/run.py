@@ -52,7 +52,7 @@ class Prepared:
     #: it stands aside for smaller ops, which may be split where it may not
     smaller: bool = False
     #: its gradient, by which inputs require one
-    gradients: dict[tuple[bool, ...], Derivative] = field(default_factory=dict, compare=False)
+    gradients: dict[tuple[bool, ...], Derivative | None] = field(default_factory=dict, compare=False)
 
 
 def run(op: Op, *inputs: Tensor) -> Any:

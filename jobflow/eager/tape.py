@@ -145,22 +145,28 @@ def record(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], backw
 
 
 def record_op(
-    op: Op, placement: Placement | None, known: dict[tuple[bool, ...], Derivative], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+    op: Op, placement: Placement | None, known: dict[tuple[bool, ...], Derivative | None], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
 ) -> None:
     """The same for an op.  `known` are its gradients on such inputs, by which of them are asked for."""
     edges = tuple([edge_of(x) for x in inputs])
     values: Sequence[Tensor | None] = (*inputs, *outputs)
-    gradient = OpGradient(op, placement)
+    program = None
     if len(outputs) == 1:  # of several, some may have no gradient, and the program is another one
         wanted = tuple([edge is not None for edge in edges])
         program = known.get(wanted)
         if program is None:
-            types: tuple[TensorType, ...] = tuple(x.type for x in (*inputs, *outputs))
-            program = known[wanted] = derivative(op, types, (True,), wanted)
+            program = known[wanted] = _program(op, tuple(x.type for x in (*inputs, *outputs)), wanted)
+    if program is not None:
         reads = program.reads
         values = [x if i in reads else None for i, x in enumerate(values)]
-        gradient = OpGradient(op, placement, program)
-    _note(TapeNode(op.word(), edges, len(outputs), gradient, values), outputs)
+    _note(TapeNode(op.word(), edges, len(outputs), OpGradient(op, placement, program), values), outputs)
+
+
+def _program(op: Op, types: tuple[TensorType, ...], wanted: tuple[bool, ...]) -> Derivative | None:
+    try:
+        return derivative(op, types, (True,), wanted)
+    except JobError:  # it has no gradient: an error only if one is asked for
+        return None
 
 
 def _note(node: TapeNode, outputs: Sequence[Tensor]) -> None:
