@@ -69,7 +69,7 @@ def writing(key: Any, value: np.ndarray[Any, Any] | float) -> Case:
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_reading(n: int) -> None:
-    compare(n, [reading(key) for key in KEYS])
+    compare(n, [reading(key) for key in (KEYS if n == 2 else WINDOWS)])
 
 
 @pytest.mark.parametrize("values", ["number", "row", "all"])
@@ -77,7 +77,7 @@ def test_writing(values: str) -> None:
     """A number, values that are repeated, and one for each element; two ranks."""
     distinct = [key for key in KEYS if key is not PLACES]  # which of two values for one place stays is another matter
     cases = []
-    for i, key in enumerate(distinct):
+    for i, key in enumerate({"number": distinct, "row": distinct[::2], "all": distinct[1::2]}[values]):
         shape = CUBE[key].shape
         value = 1.5 if values == "number" else np.random.default_rng(i).normal(size=shape if values == "all" else shape[-1:])
         cases.append(writing(key, value))

@@ -44,7 +44,7 @@ CASES: list[Case] = [
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_as_numpy(n: int) -> None:
-    compare(n, CASES)
+    compare(n, CASES if n == 2 else CASES[::3])
 
 
 def test_element_types_and_pieces() -> None:

@@ -33,13 +33,13 @@ CASES: list[Case] = [
 ]
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_as_numpy(n: int) -> None:
-    compare(n, CASES)
+def test_as_numpy() -> None:
+    compare(2, CASES)
 
 
 EQUATIONS = {
-    "ij,jk->ik": ((2, 3), (3, 4)), "bij,bjk->bik": ((2, 3, 4), (2, 4, 5)), "...ij,jk": ((2, 2, 3), (3, 2)), "bhqd,bhkd->bhqk": ((2, 2, 3, 4), (2, 2, 5, 4)),
+    "ij,jk->ik": ((2, 3), (3, 4)), "bij,bjk->bik": ((2, 3, 4), (2, 4, 5)), "...ij,jk": ((2, 2, 3), (3, 2)),
+    "bhqd,bhkd->bhqk": ((2, 2, 3, 4), (2, 2, 5, 4)),
     "ii->i": ((3, 3),), "ii": ((3, 3),), "ij->": ((3, 2),), "ij->ji": ((3, 2),), "ij,ij->ij": ((2, 3), (2, 3)), "i,j->ji": ((2,), (3,)),
     "...a,...a->...": ((2, 1, 3), (2, 4, 3)), "bi,ij,bj->b": ((4, 2), (2, 3), (4, 3)),
 }  # fmt: skip
