@@ -82,6 +82,16 @@ def using(**changes: Any) -> Iterator[Scope]:
         _CURRENT.reset(token)
 
 
+def enter(prepared: Scope) -> Token[Scope | None]:
+    """Make a scope that was prepared with `dataclasses.replace` the current one, until `leave`; `using` for what is called often."""
+    return _CURRENT.set(prepared)
+
+
+def leave(token: Token[Scope | None]) -> None:
+    """The scope before `enter` is the current one again."""
+    _CURRENT.reset(token)
+
+
 # -------------------------------------------------------------------- what programs write
 
 

@@ -72,10 +72,14 @@ class EagerState:
         #: differ in value too
         self.local_generator = Generator(rank.index)
         self.global_generator = Generator()
+        #: numbers as tensors: see functional/promotion.py
+        self.constants: dict[Any, Any] = {}
         #: prepared ops: see run.py
         self.prepared: dict[Any, Any] = {}
         #: prepared changes of layout, by group of ranks: see convert.py
         self.conversions: dict[tuple[int, ...], Any] = {}
+        #: scopes in which functions of ops may be called, by placement: see functional/nn_base.py
+        self.composing: dict[Any, Any] = {}
         self._trails: dict[tuple[int, ...], Trail] = {}
 
     def trail(self, placement: Placement) -> Trail:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import wraps
+from inspect import signature
 from typing import Any, ParamSpec
 
 import numpy as np
@@ -39,33 +41,54 @@ class Composing:
         return made if isinstance(made, tuple) else (made,)
 
 
+def _scope_for(x: Tensor) -> scope.Scope | None:
+    """The scope in which functions of ops may be called with tensors that lie where x does; None for the present one."""
+    now = scope.current()
+    if isinstance(now.interpreter, Running | Composing):
+        return None
+    here: EagerState = now.root.eager or state()
+    placement = None if x.layout is None else x.layout.placement
+    if now.interpreter is not None or here.building is not None:
+        return replace(now, interpreter=Composing(now.interpreter, placement))
+    kept = here.composing.get((placement, here.grad_enabled))
+    if kept is None or kept[0] is not now:
+        kept = here.composing[placement, here.grad_enabled] = now, replace(now, interpreter=Running(here, placement, here.grad_enabled))
+    return kept[1]
+
+
 @contextmanager
 def composing(x: Tensor) -> Iterator[None]:
     """Inside, functions of `jobflow.ops` may be called with tensors that lie where x does."""
-    now = scope.current()
-    if isinstance(now.interpreter, Running | Composing):
+    prepared = _scope_for(x)
+    if prepared is None:
         yield
         return
-    here = state()
-    placement = None if x.layout is None else x.layout.placement
-    if now.interpreter is None and here.building is None:
-        interpreter: scope.Interpreter = Running(here, placement, here.grad_enabled)
-    else:
-        interpreter = Composing(now.interpreter, placement)
-    with scope.using(interpreter=interpreter):
+    token = scope.enter(prepared)
+    try:
         yield
+    finally:
+        scope.leave(token)
 
 
 def composed(function: Callable[P, Value]) -> Callable[P, Tensor]:
     """A function that calls functions of `jobflow.ops`, as one that anybody may call; its first argument is a tensor."""
 
+    name = next(iter(signature(function).parameters))
+
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Tensor:
-        first = args[0] if args else next(iter(kwargs.values()))
+        first = args[0] if args else kwargs.get(name)
         if not isinstance(first, Tensor):
             raise JobError(f"{function.__name__} at {user_line()}: the first argument is a tensor, not {type(first).__name__}")
-        with composing(first):
+        prepared = _scope_for(first)
+        if prepared is None:
             made = function(*args, **kwargs)
+        else:
+            token = scope.enter(prepared)
+            try:
+                made = function(*args, **kwargs)
+            finally:
+                scope.leave(token)
         assert isinstance(made, Tensor)
         return made
 

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from jobflow.eager import crossing
+from jobflow.eager.run import run
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import ArgumentError, DtypeError, ShapeError, user_line
@@ -19,33 +20,37 @@ from jobflow.ops import elementwise as ew
 from jobflow.ops import reduce as rd
 from jobflow.ops import shape as sh
 from jobflow.ops import slices as sl
+from jobflow.ops.axes import ExpandDims, Squeeze
 from jobflow.ops.base import apply
 from jobflow.ops.index import gather
 from jobflow.ops.index import one_hot as rows_of_ones
-from jobflow.ops.linalg import BiasAdd, matmul
+from jobflow.ops.linalg import BiasAdd, BroadcastMatMul, MatMul, matmul
 from jobflow.ops.random import DropoutMask
 from jobflow.types import Tensor as Value
 from jobflow.types import int64
 
+_PRODUCT, _PRODUCTS = MatMul(transpose_b=True), BroadcastMatMul(transpose_b=True)
 
-@composed
-def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Value:
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """y[..., o] = sum over i of x[..., i] w[o, i], plus b[o]"""
-    x, w = input.type, weight.type
-    if w.ndim != 2 or not x.ndim or x.shape[-1] != w.shape[1]:
-        raise ShapeError(f"linear at {user_line()}: weight {w} is [out, in], where in is the size of the last axis of input {x}")
-    rows: Value = input if x.ndim > 1 else sh.expand_dims(input, 0)
-    y = matmul(rows, weight, transpose_b=True)
+    x, w = input.type.shape, weight.type.shape
+    if len(w) != 2 or not x or x[-1] != w[1]:
+        raise ShapeError(f"linear at {user_line()}: weight {weight.type} is [out, in], where in is the size of the last axis of input {input.type}")
+    rows = input if len(x) > 1 else run(ExpandDims(0), input)
+    y: Tensor = run(_PRODUCT if len(x) < 3 else _PRODUCTS, rows, weight)
     if bias is not None:
-        if bias.type.shape != (w.shape[0],):
-            raise ShapeError(f"linear at {user_line()}: bias {bias.type} has not one number for each of the {w.shape[0]} rows of weight {w}")
-        y = apply(BiasAdd(y.type.ndim - 1), y, beside(y, bias))
-    return y if x.ndim > 1 else sh.squeeze(y, (0,))
+        if bias.type.shape != w[:1]:
+            raise ShapeError(f"linear at {user_line()}: bias {bias.type} has not one number for each of the {w[0]} rows of weight {weight.type}")
+        y = run(BiasAdd(max(len(x), 2) - 1), y, beside(y, bias))
+    if len(x) == 1:
+        y = run(Squeeze((0,)), y)
+    return y
 
 
-def beside(y: Value, bias: Tensor) -> Tensor:
+def beside(y: Tensor, bias: Tensor) -> Tensor:
     """A bias of the last axis as a product lies, which is larger: split with it, and partial with it."""
-    if not isinstance(y, Tensor) or y.symbol is not None or y.layout is None or bias.layout is None:
+    if y.layout is None or bias.layout is None or y.symbol is not None:
         return bias
     last = S(y.ndim - 1)
     sbp = tuple(S(0) if mark == last else mark if isinstance(mark, Partial) else B for mark in y.layout.sbp)
