@@ -10,9 +10,10 @@ from everywhere import Case, compare, laid, layouts
 from ranks import on_ranks
 
 from jobflow import functional as F
-from jobflow.errors import AxisError, DtypeError, PlacementError, ShapeError
+from jobflow.errors import AxisError, DtypeError, JobError, PlacementError, ShapeError
 from jobflow.functional.creation import tensor
 from jobflow.layout import B, P, S
+from jobflow.nn.graph.graph import Graph
 from jobflow.placements import placement
 
 RANDOM = np.random.default_rng(3)
@@ -231,3 +232,53 @@ def test_in_place_forms() -> None:
             np.testing.assert_allclose(x.numpy(), expected)
 
     on_ranks(2, program)
+
+
+# ------------------------------------------------------------------- in graphs
+
+
+def many(x: Any, i: Any, m: Any) -> list[Any]:
+    a, b = x.split(3, 1)
+    z = x.clone()
+    z[1:3] = 2.0
+    z[:, [0, 2]] = x[:, [1, 1]]
+    z[m] = 0.5
+    w = z[i] + z.index_select(0, i) + z[-1]
+    values, places = F.einsum("ij,kj->ik", w, x).masked_fill(m[:3, :4], -1.0).sort(1)
+    column = i.reshape(3, 1)
+    turned = [F.cat([a.t(), b.t()], 0)[1:, None].squeeze(1), x.roll(1, 0).flip(1), F.diag(x.diagonal()), z.triu(), x[..., ::-2]]
+    chosen = [x.gather(1, column), x.scatter(1, column, 9.0), F.where(x > 0, x, 0.0), x.topk(2)[0], x.max(1)[0]]
+    return [*turned, *chosen, values.tile(2, 1), places]
+
+
+@pytest.mark.parametrize("how", [S(0), S(1), B])
+def test_graphs_give_the_same(how: Any) -> None:
+    class Model(Graph):  # type: ignore[misc]
+        def build(self, x: Any, i: Any, m: Any) -> list[Any]:
+            return many(x, i, m)
+
+    def program(rank: int) -> None:
+        here = placement("cpu", [0, 1])
+        given = [
+            tensor(X, placement=here, sbp=how),
+            tensor(np.array([2, 0, -1]), placement=here, sbp=B),
+            tensor(HOLDS[..., 0], placement=here, sbp=how),
+        ]
+        model = Model()
+        for built, direct in zip(model(*given), many(*given), strict=True):
+            np.testing.assert_allclose(built.numpy(), direct.numpy())
+
+    on_ranks(2, program)
+
+
+def test_a_graph_says_what_it_cannot_know() -> None:
+    class Model(Graph):  # type: ignore[misc]
+        def build(self, x: Any) -> Any:
+            return x[x > 0]
+
+    def program(rank: int) -> None:
+        model = Model()
+        with pytest.raises(JobError, match=r"test_indexing.py:\d+: how many elements a mask selects .* use where"):
+            model(tensor(X, placement=placement("cpu", [0]), sbp=B))
+
+    on_ranks(1, program)
