@@ -17,7 +17,7 @@ from jobflow.errors import ArgumentError, ConfigError, DtypeError, SbpError, Sha
 from jobflow.functional.devices import checked_device, marked
 from jobflow.functional.moving import layout_of
 from jobflow.functional.promotion import Number, cast, fitting, number_dtype, number_kind
-from jobflow.layout import B, Layout, Partial
+from jobflow.layout import B, Layout, Partial, Split
 from jobflow.ops.axes import ExpandDims
 from jobflow.ops.compare import Equal
 from jobflow.ops.functions import Power
@@ -50,9 +50,10 @@ class Place:
             raise DtypeError(f"{what} at {user_line()}: only tensors of floats have gradients; this one is to be {self.dtype.name}")
 
     def layout(self, ndim: int) -> Layout | None:
-        """Of a tensor of so many axes; None for a local one."""
+        """Of a tensor of so many axes; None for a local one.  Split as another tensor is, where there is such an axis."""
         if self.placement is None and self.sbp is None and self.like is not None and self.device is None:
-            return self.like.layout
+            given = self.like.layout
+            return given and Layout(given.placement, tuple(B if isinstance(sbp, Split) and sbp.axis >= ndim else sbp for sbp in given.sbp))
         return layout_of(self.what, self.placement, self.sbp, ndim)
 
     def drawn(self, ndim: int) -> Layout | None:
@@ -253,16 +254,20 @@ def cut(what: str, array: Array, layout: Layout) -> Tensor:
     """The global tensor whose logical value every rank has as `array`."""
     here = state()
     type = type_of(array)
+    digest = zlib.crc32(np.ascontiguousarray(array).tobytes(), zlib.crc32(f"{type} {layout}".encode())) if here.rank.size > 1 else 0
     if here.rank.size > 1:
-        digest = zlib.crc32(np.ascontiguousarray(array).tobytes(), zlib.crc32(f"{type} {layout}".encode()))
         here.rank.comm.agree(
             digest, lambda: f"{what} of {_shortened(array)}, {type} {layout}, at {user_line()}; every rank passes the same logical value"
         )
-    rank = here.rank.index
+    made = Tensor(type, layout, _piece_of(array, layout, here.rank.index))
+    made.origin = digest
+    return made
+
+
+def _piece_of(array: Array, layout: Layout, rank: int) -> Array:
     if rank not in layout.placement.ranks:
-        return Tensor(type, layout, no_piece(type))
-    piece = np.array(array[layout.box(type.shape, rank).slices])
-    return Tensor(type, layout, addend(piece, layout, rank))
+        return no_piece(type_of(array))
+    return addend(np.array(array[layout.box(array.shape, rank).slices]), layout, rank)
 
 
 def _shortened(array: Array) -> str:

@@ -8,12 +8,14 @@ another kind (bool, integer, float): int64[3] + 0.5 is float32, float16[3] + 0.5
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from jobflow.eager.run import run, source
+from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import DtypeError, PlacementError, user_line
 from jobflow.layout import B, Layout
@@ -24,6 +26,9 @@ from jobflow.types import DType, bfloat16, bool_, char, dtype_of, float16, float
 Number: TypeAlias = bool | int | float
 #: What may stand beside a tensor; arrays beside local tensors only.
 Operand: TypeAlias = "Tensor | Number | np.generic | np.ndarray[Any, Any]"
+
+#: how many numbers a rank keeps as tensors
+KEPT = 1024
 
 _ORDER = {dtype: i for i, dtype in enumerate((bool_, uint8, int8, int32, int64, float16, bfloat16, float32, float64))} | {char: 2}
 _RANGES = {dtype: np.iinfo(dtype.numpy) for dtype in (uint8, int8, char, int32, int64)}
@@ -105,10 +110,19 @@ def operand(what: str, beside: Tensor, other: Any) -> Tensor | Number:
 
 
 def constant(like: Tensor, number: Number, dtype: DType) -> Tensor:
-    """The number as a tensor without axes, where `like` lies."""
+    """The number as a tensor without axes, where `like` lies; nobody writes over it, for it is kept."""
     layout = like.layout
-    where = None if layout is None else layout if all(sbp == B for sbp in layout.sbp) else Layout(layout.placement, (B,) * len(layout.sbp))
-    return source(Constant((), dtype, fitting(number, dtype)), where)
+    where = None if layout is None else layout if layout.is_whole else Layout(layout.placement, (B,) * len(layout.sbp))
+    value = fitting(number, dtype)
+    here = state()
+    if here.building is not None or value != value or (value == 0 and math.copysign(1.0, value) < 0):  # -0.0 is equal to 0.0, NaN to nothing
+        return source(Constant((), dtype, value), where)
+    found: Tensor | None = here.constants.get((dtype, where, value))
+    if found is None:
+        if len(here.constants) >= KEPT:
+            here.constants.clear()
+        found = here.constants[dtype, where, value] = source(Constant((), dtype, value), where)
+    return found
 
 
 def fitting(number: Number, dtype: DType) -> Number:
