@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from jobflow.compiler.box import Reroute
 from jobflow.compiler.compile import plan_rank
 from jobflow.compiler.paths import path
-from jobflow.eager.state import EagerState
+from jobflow.eager.state import EagerState, mixed
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import user_line
 from jobflow.graph.ir import Graph, Node, Physical, Value
 from jobflow.layout import B, Layout, Placement
 from jobflow.ops.source import Input
+from jobflow.plan.plan import Plan, Slot
+from jobflow.runtime.arrays import window
 from jobflow.runtime.comm.base import Communicator
 from jobflow.runtime.executor import Executor
 from jobflow.runtime.state import State
@@ -40,26 +42,47 @@ def empty(type: TensorType) -> Array:
 class Conversion:
     """A change of layout as one rank of the group performs it."""
 
-    executor: Executor | None
+    run: Callable[[Array], Array | None]
     communicates: bool
-    #: whether this rank has a piece of the source, and of the result
-    gives: bool
+    #: whether this rank has a piece of the result
     takes: bool
 
     def __call__(self, array: Array, type: TensorType) -> Array:
-        if self.executor is None:
-            return empty(type)
+        made = self.run(array)
+        return made if self.takes else empty(type)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A change in steps, bound to memory of its own."""
+
+    executor: Executor
+    #: whether this rank has a piece of the source
+    gives: bool
+
+    def __call__(self, array: Array) -> Array | None:
         made = self.executor.run({"x": array} if self.gives else {})
-        return made[0][1] if self.takes else empty(type)
+        return made[0][1] if made else None
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece that is a part of another, or all of it: a copy of that part."""
+
+    #: the part, in the bytes of the other
+    slot: Slot
+
+    def __call__(self, array: Array) -> Array:
+        return np.array(window(np, np.ascontiguousarray(array).reshape(-1).view(np.uint8), self.slot))
 
 
 def convert(here: EagerState, x: Tensor, target: Layout, what: str) -> Array:
     """This rank's piece of a global tensor in another layout; every rank of both placements calls it.  `what` it is for, in messages."""
     assert x.layout is not None
-    return convert_array(here, x.array, x.type, x.layout, target, what)
+    return convert_array(here, x.array, x.type, x.layout, target, what, x.origin)
 
 
-def convert_array(here: EagerState, array: Array, type: TensorType, source: Layout, target: Layout, what: str) -> Array:
+def convert_array(here: EagerState, array: Array, type: TensorType, source: Layout, target: Layout, what: str, origin: int = 0) -> Array:
     """The same for a piece."""
     if source == target:
         return array
@@ -71,7 +94,7 @@ def convert_array(here: EagerState, array: Array, type: TensorType, source: Layo
     found: Conversion | None = kept.pop(key, None)
     comm = here.rank.comm.group(ranks)
     if found is None or found.communicates:
-        comm.agree(_digest(here, type, source, target), _described(here, what, type, source, target))
+        comm.agree(_digest(here, type, source, target, origin), _described(here, what, type, source, target, origin))
     if found is None:
         if len(kept) >= KEPT:
             kept.pop(next(iter(kept)))
@@ -80,18 +103,24 @@ def convert_array(here: EagerState, array: Array, type: TensorType, source: Layo
     return found(array, type)
 
 
-def _digest(here: EagerState, type: TensorType, source: Layout, target: Layout) -> int:
-    """A number for the change and for all that was done on its ranks before."""
+def _digest(here: EagerState, type: TensorType, source: Layout, target: Layout, origin: int) -> int:
+    """A number for the change, for what the tensor was computed from, and for all that was done on its ranks before."""
     before = here.trail(source.placement).number if source.placement.ranks == target.placement.ranks else 0
-    return (before * 31 + zlib.crc32(f"{type} {source} {target}".encode())) & ((1 << 62) - 1)
+    return mixed(before, origin, zlib.crc32(f"{type} {source} {target}".encode()))
 
 
-def _described(here: EagerState, what: str, type: TensorType, source: Layout, target: Layout) -> Callable[[], str]:
+def _described(here: EagerState, what: str, type: TensorType, source: Layout, target: Layout, origin: int) -> Callable[[], str]:
     def text() -> str:
-        done = ", ".join(str(entry) for entry in here.trail(source.placement).last)
-        return f"{what} of {type} {source} -> {target} at {user_line()}{f', after {done}' if done else ''}"
+        # two tensors alike in all else are told apart by a number
+        return f"{what} of {type} #{origin % 10_000:04} {source} -> {target} at {user_line()}{done(here, source.placement)}"
 
     return text
+
+
+def done(here: EagerState, placement: Placement) -> str:
+    """What was done last on these ranks, for messages."""
+    last = here.trail(placement).last
+    return "".join(["\n    after", *(f"\n      {text}" for text in last)]) if last else ""
 
 
 def bound(here: EagerState, comm: Communicator, ranks: tuple[int, ...], type: TensorType, source: Layout, target: Layout) -> Conversion:
@@ -100,8 +129,19 @@ def bound(here: EagerState, comm: Communicator, ranks: tuple[int, ...], type: Te
     at = [Layout(_numbered(layout.placement, ranks), layout.sbp) for layout in (source, target)]
     plan = plan_rank(physical(type, *at), index, {}, True)
     gives, takes = (index in layout.placement.ranks for layout in at)
-    executor = Executor(plan, here.device, comm, State(index, here.device, comm))
-    return Conversion(executor, bool(plan.schedule), gives, takes)
+    if plan.schedule:
+        return Conversion(Planned(Executor(plan, here.device, comm, State(index, here.device, comm)), gives), True, takes)
+    alone = comm.group((index,))  # what some ranks do in steps is nothing, or a part, for others: nobody waits for anybody
+    found = _part(plan) or Planned(Executor(plan, here.device, alone, State(0, here.device, alone)), gives)
+    return Conversion(found, False, takes)
+
+
+def _part(plan: Plan) -> Part | None:
+    """The change, if it only looks at what there is."""
+    if plan.body or not plan.feeds or not plan.fetches:
+        return None
+    (feed,), ((_, slot),) = plan.feeds, plan.fetches
+    return Part(replace(slot, offset=slot.offset - feed.slot.offset))
 
 
 def _numbered(placement: Placement, ranks: tuple[int, ...]) -> Placement:
@@ -131,6 +171,7 @@ def gathered(here: EagerState, x: Tensor, what: str) -> Array:
     everywhere = Layout(Placement("cpu", tuple(range(here.rank.size))), (B,))
     if x.layout.placement.ranks == everywhere.placement.ranks and x.layout.is_whole:
         if here.rank.size > 1:
-            here.rank.comm.agree(_digest(here, x.type, x.layout, x.layout), _described(here, what, x.type, x.layout, x.layout))
+            same = x.type, x.layout, x.layout
+            here.rank.comm.agree(_digest(here, *same, x.origin), _described(here, what, *same, x.origin))
         return x.array
-    return convert_array(here, x.array, x.type, x.layout, everywhere, what)
+    return convert_array(here, x.array, x.type, x.layout, everywhere, what, x.origin)

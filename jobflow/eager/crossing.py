@@ -8,6 +8,7 @@ and copies add up.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ import numpy as np
 from jobflow.eager.backward import unsummed
 from jobflow.eager.convert import convert, convert_array, empty
 from jobflow.eager.run import prepared, recorder
-from jobflow.eager.state import EagerState
+from jobflow.eager.state import EagerState, mixed
 from jobflow.eager.tape import Gradients, record
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import ShapeError, user_line
@@ -34,6 +35,7 @@ def change(here: EagerState, x: Tensor, target: Layout, back: Sequence[Sbp] | No
     if x.layout == target and back is None:
         return x
     output = Tensor(x.type, target, convert(here, x, target, "to_global"))
+    output.origin = x.origin
     if x.layout == target:
         x.shares(output)
     if here.grad_enabled and x.requires_grad:
@@ -75,6 +77,9 @@ def enter(here: EagerState, x: Tensor, target: Layout, *, check: bool = True, co
     if any(isinstance(sbp, Broadcast) for sbp in target.sbp) and target.placement.size > 1:
         array = _first_copy(here, array, type, target)
     output = Tensor(type, target, array)
+    here.entered += 1
+    output.origin = mixed(here.entered, zlib.crc32(f"{type} {target}".encode()))
+    here.trail(target.placement).add(output.origin, f"to_global of a local tensor: {type} {target}")
     if here.grad_enabled and x.requires_grad:
         record("to_global", (x,), (output,), _EnterGradient(here, target, x.type))
     return output
@@ -83,10 +88,15 @@ def enter(here: EagerState, x: Tensor, target: Layout, *, check: bool = True, co
 def logical_type(here: EagerState, x: Tensor, target: Layout) -> TensorType:
     """What the ranks' tensors make together; ShapeError, on all of them, if they do not fit."""
     ranks = target.placement.ranks
-    everybody = here.rank.comm.exchange((x.type, user_line())) if here.rank.size > 1 else [(x.type, None)]
-    given = {rank: everybody[rank][0] for rank in ranks}
-    first = given[ranks[0]]
     what = f"to_global at {user_line()}"
+    if here.rank.size > 1:
+        comm = here.rank.comm
+        comm.agree(zlib.crc32(f"to_global {target}".encode()), lambda: f"to_global of a local tensor to {target} at {user_line()}")
+        everybody: list[TensorType] = comm.exchange(x.type)
+    else:
+        everybody = [x.type]
+    given = {rank: everybody[rank] for rank in ranks}
+    first = given[ranks[0]]
     for rank, type in given.items():
         if type.ndim != first.ndim or type.dtype is not first.dtype:
             raise ShapeError(

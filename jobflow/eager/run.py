@@ -20,7 +20,7 @@ from jobflow import scope
 from jobflow.compiler.choose import Case, Operand, choose
 from jobflow.eager.convert import convert, empty
 from jobflow.eager.derivative import Derivative
-from jobflow.eager.state import EagerState, state
+from jobflow.eager.state import EagerState, mixed, state
 from jobflow.eager.tape import follow, record_op
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import JobError, JobflowError, PlacementError, PlanError, SbpError, user_line
@@ -47,7 +47,8 @@ class Prepared:
     layouts: tuple[Layout | None, ...]
     #: on which ranks it runs; None for local tensors
     placement: Placement | None = None
-    #: a number for what it does, for ranks to compare
+    #: what it does, and a number for that, for ranks to compare
+    text: str = ""
     digest: int = 0
     #: it stands aside for smaller ops, which may be split where it may not
     smaller: bool = False
@@ -123,16 +124,17 @@ def prepare(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> Prepared:
     operands = tuple(Operand(x.type, layout.sbp) for x, layout in zip(inputs, layouts, strict=True))
     alone = placement.size == 1  # nothing moves, but layouts follow from layouts as they do among several
     choice = choose(Case(op, operands, (2,) * len(placement.mesh) if alone else placement.mesh))
-    digest = zlib.crc32(f"{op!r} {[(str(x.type), str(x.layout)) for x in inputs]}".encode())
+    text = f"{op} of {_listed(inputs)}"
+    digest = zlib.crc32(f"{op!r} of {_listed(inputs)}".encode())
     if choice.unmet is not None:
         raise SbpError(f"{op.word()}: no signature takes {', '.join(map(str, layouts))}")
     if choice.stuck and not alone and type(op).smaller is not Op.smaller:
-        return Prepared(op, types, types, (), (), placement, digest, smaller=True)
+        return Prepared(op, types, types, (), (), placement, text, digest, smaller=True)
     reads = tuple(Layout(placement, choice.input(i)) for i in range(len(inputs)))
     made = tuple(Layout(placement, choice.output(i)) for i in range(len(types)))
     wanted = tuple(None if alone or read == layout else read for read, layout in zip(reads, layouts, strict=True))
     local, pieces = on_rank(here.rank.index, op, [x.type for x in inputs], reads, types, made)
-    return Prepared(local, types, pieces, wanted, made, placement, digest)
+    return Prepared(local, types, pieces, wanted, made, placement, text, digest)
 
 
 def common_placement(op: Op, inputs: Sequence[Tensor]) -> Placement | None:
@@ -170,8 +172,17 @@ def on_rank(
 
 def execute(here: EagerState, found: Prepared, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Convert the inputs, and compute this rank's pieces of the outputs."""
-    if found.placement is not None:
-        here.trail(found.placement).add(found.digest, found)
+    if found.placement is None:
+        return _pieces(here, found, inputs)
+    origin = mixed(found.digest, *[x.origin for x in inputs])
+    here.trail(found.placement).add(origin, found.text)
+    outputs = _pieces(here, found, inputs)
+    for number, output in enumerate(outputs):
+        output.origin = origin + number
+    return outputs
+
+
+def _pieces(here: EagerState, found: Prepared, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     arrays = [x.array if want is None else convert(here, x, want, "an input") for x, want in zip(inputs, found.wanted, strict=True)]
     op = found.op
     if op is None:
@@ -211,9 +222,12 @@ def update(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> None:
         here.building.update(op, inputs)
         return
     found = prepared(here, op, inputs)
+    origin = mixed(found.digest, *[x.origin for x in inputs])
     if found.placement is not None:
-        here.trail(found.placement).add(found.digest, found)
+        here.trail(found.placement).add(origin, found.text)
     arrays = [x.array if want is None else convert(here, x, want, "an input") for x, want in zip(inputs, found.wanted, strict=True)]
+    for i in op.alias.values():
+        inputs[i].origin = origin + i
     if found.op is None:
         return
     over = found.op.alias
@@ -239,20 +253,28 @@ def source(op: Op, layout: Layout | None, counter: int | None = None) -> Tensor:
     now = scope.current()
     here: EagerState = now.root.eager or state()
     if here.building is not None:
-        made: Tensor = here.building.source(op, layout, counter)
-        return made
+        symbol: Tensor = here.building.source(op, layout, counter)
+        return symbol
     (type,) = types_tuple(op.infer(*(() if counter is None else (TensorType((1,), int64),))))
     arrays = [] if counter is None else [np.array([counter])]
     if layout is None:
         return Tensor(type, None, compute(here, op, arrays, (type,))[0])
-    here.trail(layout.placement).add(zlib.crc32(f"{op!r} {layout} {counter}".encode()), op)
+    about = f"{type} {layout}{'' if counter is None else f', draw {counter}'}"
+    origin = zlib.crc32(f"{op!r} {about}".encode())
+    here.trail(layout.placement).add(origin, f"{op} {about}")
+    made = Tensor(type, layout, _source_piece(here, op, type, layout, arrays))
+    made.origin = origin
+    return made
+
+
+def _source_piece(here: EagerState, op: Op, type: TensorType, layout: Layout, arrays: Sequence[Array]) -> Array:
     rank = here.rank.index
     if rank not in layout.placement.ranks:
-        return Tensor(type, layout, empty(type))
+        return empty(type)
     box = layout.box(type.shape, rank)
     local = op.localize((), (box,))
     (array,) = compute(here, local, arrays, (type.with_shape(box.shape),))
-    return Tensor(type, layout, addend(array, layout, rank))
+    return addend(array, layout, rank)
 
 
 def addend(array: Array, layout: Layout, rank: int) -> Array:

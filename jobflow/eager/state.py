@@ -46,11 +46,19 @@ class Trail:
     """What has been done on a placement, as one number, and the last of it in words: ranks that diverged find out by it."""
 
     number: int = 0
-    last: deque[Any] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    last: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
-    def add(self, digest: int, what: Any) -> None:
+    def add(self, digest: int, what: str) -> None:
         self.number = (self.number * _FACTOR + digest) & _MASK
         self.last.append(what)
+
+
+def mixed(*numbers: int) -> int:
+    """One number for several, in their order."""
+    found = 0
+    for number in numbers:
+        found = (found * _FACTOR + number) & _MASK
+    return found
 
 
 class EagerState:
@@ -78,6 +86,8 @@ class EagerState:
         self.prepared: dict[Any, Any] = {}
         #: prepared changes of layout, by group of ranks: see convert.py
         self.conversions: dict[tuple[int, ...], Any] = {}
+        #: how many local tensors have become global
+        self.entered = 0
         #: scopes in which functions of ops may be called, by placement: see functional/nn_base.py
         self.composing: dict[Any, Any] = {}
         self._trails: dict[tuple[int, ...], Trail] = {}

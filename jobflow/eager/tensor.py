@@ -60,6 +60,7 @@ class Tensor:
         "index",
         "layout",
         "node",
+        "origin",
         "requires_grad",
         "storage",
         "symbol",
@@ -87,6 +88,8 @@ class Tensor:
         self.seen = 0
         #: of a local tensor; None is the host
         self._device: Any = None
+        #: of a global tensor: a number for what it was computed from, the same on all ranks; 0 if that was not followed
+        self.origin = 0
 
     if TYPE_CHECKING:
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobflow.eager.state import EagerState
+from jobflow.eager.state import EagerState, mixed
 from jobflow.eager.tape import Gradients, follow, record
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import JobError, user_line
@@ -44,6 +44,7 @@ def written(here: EagerState, x: Tensor, value: Tensor, what: str) -> None:
     x.wrote()
     for tensor in chain:
         tensor.seen = x.version
+        tensor.origin = mixed(tensor.origin, value.origin)
     if not here.grad_enabled or not (value.requires_grad or x.requires_grad):
         return
     if value.node is not None:

@@ -164,7 +164,7 @@ def detach(x: Tensor) -> Tensor:
         made: Tensor = run(Detach(), x)
         return made
     made = Tensor(x.type, x.layout, x.array)
-    made._device = x._device
+    made._device, made.origin = x._device, x.origin
     x.shares(made)
     return made
 

@@ -62,6 +62,7 @@ def kept(x: Tensor, others: Sequence[Any] = ()) -> Tensor:
     if x.base is not None:
         follow(x)
     made = Tensor(x.type, x.layout, x.array.copy())
+    made.origin = x.origin
     made.requires_grad, made.node, made.index = x.requires_grad, x.node, x.index
     return made
 

@@ -62,7 +62,7 @@ def to_global(
     target = Layout(place, sbp_tuple(kept, place, what, x.ndim))
     back = None if grad_sbp is None else sbp_tuple(grad_sbp, place, f"{what}, grad_sbp", x.ndim)
     made = crossing.change(here, x, target, back)
-    return Tensor(made.type, made.layout, made.array.copy()) if copy and made is x else made
+    return clone(x) if copy and made is x else made
 
 
 def local_to_global(x: Tensor, placement: public_placement, sbp: Any, *, check_meta: bool = True, copy: bool = False) -> Tensor:
@@ -187,14 +187,14 @@ def _meant(given: Any) -> dict[str, Any]:
 def _data(x: Tensor) -> Tensor:
     """x in the same memory, as a tensor that the graph of gradients does not know."""
     made = Tensor(x.type, x.layout, x.array, x.symbol)
-    made._device = x._device
+    made._device, made.origin = x._device, x.origin
     return made
 
 
 def _set_data(x: Tensor, value: Tensor) -> None:
     if not isinstance(value, Tensor):
         raise DtypeError(f"data at {user_line()}: it takes a tensor; got {value!r}")
-    x.type, x.layout, x.array, x._device = value.type, value.layout, value.array, value._device
+    x.type, x.layout, x.array, x._device, x.origin = value.type, value.layout, value.array, value._device, value.origin
     x.wrote()
 
 

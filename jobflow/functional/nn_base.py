@@ -108,7 +108,9 @@ def draw_for(x: Tensor) -> tuple[str, int, Value]:
     generator, where = here.global_generator, x.layout.placement
     number = np.array([generator.next()])
     layout = Layout(where, (B,) * len(where.mesh))
-    return "draw", generator.seed, Tensor(type, layout, number if here.rank.index in where.ranks else empty(type))
+    made = Tensor(type, layout, number if here.rank.index in where.ranks else empty(type))
+    made.origin = generator.draws
+    return "draw", generator.seed, made
 
 
 def assign(here: EagerState, x: Tensor, made: Tensor) -> None:
@@ -120,6 +122,7 @@ def assign(here: EagerState, x: Tensor, made: Tensor) -> None:
     if x.layout is not None and made.layout != x.layout:
         array = convert(here, made, x.layout, "an assignment")
     x.array[...] = array
+    x.origin = made.origin
     x.wrote()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from jobflow.eager.state import EagerState, gradients, state
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import CheckpointError, ConfigError, did_you_mean, user_line
 from jobflow.layout import B, Layout
+from jobflow.nn.utils import clip_grad_norm_
 from jobflow.ops.source import Constant
 from jobflow.optim.rule import StepRule
 from jobflow.types import TensorType, float32, int64
@@ -21,7 +23,7 @@ Group = dict[str, Any]
 #: what an option must be: a predicate, and the same in words
 Legal = tuple[Callable[[Any], bool], str]
 POSITIVE: Legal = (lambda x: x >= 0, "a number of at least 0")
-#: options that every optimizer takes in a group: clipping of the group's gradients, and how often a graph feeds its own rate
+#: options that every optimizer takes in a group: the norm that `clip_grad`, or a graph, clips the group's gradients to, and which norm
 COMMON: dict[str, Any] = {"clip_grad_max_norm": None, "clip_grad_norm_type": None}
 
 
@@ -86,6 +88,13 @@ class Optimizer:
                 p.grad = None
             elif p.grad is not None:
                 p.grad = run.source(Constant(p.type.shape, p.type.dtype, 0.0), p.layout)
+
+    def clip_grad(self, error_if_nonfinite: bool = False) -> None:
+        """Scale the gradients of every group that has a `clip_grad_max_norm` to that norm at most; graphs do so on their own."""
+        for group in self.param_groups:
+            most, kind = group["clip_grad_max_norm"], group["clip_grad_norm_type"]
+            if most is not None:
+                clip_grad_norm_(group["params"], most, 2.0 if kind is None else kind, error_if_nonfinite)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step every parameter that has a gradient; `closure`, if given, computes the loss first, and what it gives is returned."""
@@ -156,7 +165,9 @@ def _number(p: Tensor, value: np.ndarray[Any, Any]) -> Tensor:
     """A number for the update of a parameter, where that is."""
     dtype = float32 if value.dtype == np.float32 else int64
     layout = None if p.layout is None else Layout(p.layout.placement, (B,) * len(p.layout.sbp))
-    return Tensor(TensorType((1,), dtype), layout, value)
+    made = Tensor(TensorType((1,), dtype), layout, value)
+    made.origin = zlib.crc32(value.tobytes())
+    return made
 
 
 def _loaded(saved: Any, p: Tensor, what: str) -> Any:

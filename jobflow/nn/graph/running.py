@@ -14,8 +14,8 @@ from zlib import crc32
 import numpy as np
 
 from jobflow.compiler.compile import distribute, plan_rank
-from jobflow.eager.convert import convert_array, empty
-from jobflow.eager.state import EagerState
+from jobflow.eager.convert import convert_array, done, empty
+from jobflow.eager.state import EagerState, mixed
 from jobflow.eager.tensor import Storage, Tensor
 from jobflow.errors import JobError, user_line
 from jobflow.graph.ir import Graph, Node, Physical, Value, Variable
@@ -26,6 +26,7 @@ from jobflow.nn.graph.building import Draw
 from jobflow.nn.graph.optimizers import Rate
 from jobflow.nn.graph.structures import filled, form, leaves
 from jobflow.plan.verify import compare_schedules
+from jobflow.runtime.comm.base import Communicator
 from jobflow.runtime.executor import Executor
 from jobflow.runtime.state import State
 from jobflow.types import Array, TensorType
@@ -109,7 +110,12 @@ class Bound:
         self.executor: Executor | None = None
         self.shared: list[tuple[Tensor, Array, Layout | None]] = []
         self.storages: list[Storage] = []
-        self.trail = here.trail(Placement("cpu", self.numbering.ranks))
+        self.together = Placement("cpu", self.numbering.ranks)
+        self.trail = here.trail(self.together)
+        #: tensors of the program that a run writes over
+        self.changing = [name for name in built.tensors if name in built.graph.updates]
+        #: this rank's peers, if it exchanges anything with them in a run
+        self.comm: Communicator | None = None
         if here.rank.index in self.numbering.ranks:
             self._bind(loaded)
         self.constant = {draw.key: draw.array for draw in built.draws} | {rate.key: rate.array for rate in built.rates}
@@ -128,6 +134,7 @@ class Bound:
         plan = plan_rank(self.physical, index, self.state.slots, True)
         compare_schedules(self.built.name, comm.exchange(plan.schedule))
         self.executor = Executor(plan, here.device, comm, self.state)
+        self.comm = comm if plan.schedule else None
 
     def _described(self) -> str:
         graph = self.physical.graph
@@ -191,12 +198,13 @@ class Bound:
     # ---------------------------------------------------------------- running
 
     def __call__(self, given: tuple[Any, ...]) -> Any:
-        arrays = {meta.name: x.array for meta, x in zip(self.built.inputs, self._checked(given), strict=True)}
-        self.trail.add(self.digest, self.built.name)
+        tensors = self._checked(given)
+        arrays = {meta.name: x.array for meta, x in zip(self.built.inputs, tensors, strict=True)}
         for draw in self.built.draws:
             draw.array[0] = draw.generator.next()
         for rate in self.built.rates:
             rate.array[0] = rate.group["lr"]
+        origin = self._agreed(tensors)
         made: dict[int, Array] = {}
         if self.executor is not None:
             for x, array, layout in self.shared:
@@ -207,8 +215,21 @@ class Bound:
                 storage.version += 1
         for schedule in self.built.schedules:
             schedule.step()
-        found = (self._output(meta, made.get(i)) for i, meta in enumerate(self.outputs))
+        found = (self._output(meta, made.get(i), origin + i) for i, meta in enumerate(self.outputs))
         return filled(self.built.given, found)
+
+    def _agreed(self, tensors: Sequence[Tensor]) -> int:
+        """Make sure that all ranks run this graph now, on the same; a number for that."""
+        fed = [crc32(array.tobytes()) for array in self.constant.values()]
+        held = [self.built.tensors[name].origin for name in self.changing]
+        origin = mixed(self.digest, *(x.origin for x in tensors), *fed, *held)
+        rates = "".join(f", learning rate {rate.array[0]:g}" for rate in self.built.rates)
+        self.trail.add(origin, f"{self.built.name}{rates}")
+        for number, name in enumerate(self.changing):
+            self.built.tensors[name].origin = origin + number
+        if self.comm is not None:
+            self.comm.agree(mixed(self.trail.number, origin), lambda: f"a call of {self.built.name} at {user_line()}{done(self.here, self.together)}")
+        return origin
 
     def _take(self, x: Tensor, array: Array, layout: Layout | None) -> None:
         """The program has put other memory in the place of a tensor's: the graph's memory gets its numbers."""
@@ -223,8 +244,10 @@ class Bound:
         x.array = array
 
     @staticmethod
-    def _output(meta: Meta, array: Array | None) -> Tensor:
-        return Tensor(meta.type, meta.layout, empty(meta.type) if array is None else array)
+    def _output(meta: Meta, array: Array | None, origin: int) -> Tensor:
+        made = Tensor(meta.type, meta.layout, empty(meta.type) if array is None else array)
+        made.origin = origin
+        return made
 
     def _checked(self, given: tuple[Any, ...]) -> Sequence[Tensor]:
         """The tensors of a call.  JobError unless they are as those of the first call were."""
