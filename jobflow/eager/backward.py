@@ -15,7 +15,7 @@ from jobflow import scope
 from jobflow.eager.convert import convert
 from jobflow.eager.run import Running
 from jobflow.eager.state import EagerState, state
-from jobflow.eager.tape import Edge, Gradients, TapeNode, record
+from jobflow.eager.tape import Edge, Gradients, OpGradient, TapeNode, record
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import JobError, ShapeError, user_line
 from jobflow.layout import B, Layout, Partial
@@ -72,6 +72,8 @@ class Sweep:
         #: per leaf, how many may still give it a gradient, and what has come so far
         self.readers: dict[Tensor, int] = {}
         self.sums: dict[Tensor, Tensor] = {}
+        #: leaves whose sum is in memory that nobody else has
+        self.own: set[Tensor] = set()
 
     def run(self, roots: Sequence[Tensor], seeds: Sequence[Tensor]) -> list[Tensor | None]:
         edges: list[Edge] = [(root.node, root.index) if root.node is not None else root for root in roots]
@@ -99,13 +101,15 @@ class Sweep:
                 seen.add(edge[0])
                 ahead.extend(edge[0].edges)
 
-    def pass_on(self, edge: Edge, gradient: Tensor | None) -> None:
-        """A gradient, or that there is none, arrives at an output of a node or at a leaf."""
+    def pass_on(self, edge: Edge, gradient: Tensor | None, own: bool = False) -> None:
+        """A gradient, or that there is none, arrives at an output of a node or at a leaf; `own`: made for it alone."""
         if isinstance(edge, Tensor):
             self.readers[edge] -= 1
             if gradient is not None:
                 so_far = self.sums.get(edge)
                 self.sums[edge] = gradient if so_far is None else _sum(so_far, gradient)
+                if so_far is not None or (own and gradient.array.base is None):
+                    self.own.add(edge)
             if not self.readers[edge] and edge in self.sums:
                 self.leaf(edge)
         elif edge is not None and gradient is not None:
@@ -127,10 +131,11 @@ class Sweep:
                 f"call backward(retain_graph=True) the first time"
             )
         results = node.backward(node.kept(_running().records), gradients)
+        own = node.backward.own(len(node.edges)) if isinstance(node.backward, OpGradient) else (False,) * len(node.edges)
         if not self.keep:
             node.drop()
-        for edge, result in zip(node.edges, results, strict=True):
-            self.pass_on(edge, result)
+        for edge, result, alone in zip(node.edges, results, own, strict=True):
+            self.pass_on(edge, result, alone)
 
     def shown(self, node: TapeNode, index: int, gradient: Tensor) -> Tensor:
         """The gradient after the hooks of the tensor, kept if it asked for that."""
@@ -155,15 +160,16 @@ class Sweep:
         """The gradient of a leaf is complete."""
         gradient = self.hooked(x.hooks, self.sums.pop(x))
         if self.only is None:
-            self.accumulate(x, gradient)
+            self.accumulate(x, gradient, x in self.own and not x.hooks)
         elif id(x) in self.only:
             self.found[id(x)] = gradient
 
-    def accumulate(self, x: Tensor, gradient: Tensor) -> None:
-        if x.layout is not None:
-            gradient = laid(self.here, gradient, x)
+    def accumulate(self, x: Tensor, gradient: Tensor, own: bool = False) -> None:
+        """Add to x.grad, which has memory of its own."""
+        if x.layout is not None and gradient.layout != x.layout:
+            gradient, own = laid(self.here, gradient, x), True
         if x.grad is None:
-            x.grad = Tensor(gradient.type, gradient.layout, gradient.array.copy()) if not _running().records else gradient
+            x.grad = gradient if own or _running().records else Tensor(gradient.type, gradient.layout, gradient.array.copy())
         else:
             x.grad = _sum(x.grad, gradient)
 

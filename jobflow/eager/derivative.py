@@ -33,6 +33,8 @@ class Derivative:
     results: tuple[int | None, ...]
     #: the numbers of the values that it reads
     reads: frozenset[int]
+    #: which results are made by steps, and are the result of no other input
+    own: tuple[bool, ...]
 
     def __call__(self, interpreter: scope.Interpreter, values: Sequence[Any]) -> tuple[Any, ...]:
         """The gradients of the inputs; None where there is none."""
@@ -60,7 +62,9 @@ def derivative(op: Op, types: tuple[TensorType, ...], given: tuple[bool, ...], w
         if needed.intersection(step.outputs):
             steps.append(step)
             needed.update(step.inputs)
-    return Derivative(tuple(reversed(steps)), results, frozenset(needed))
+    first = len(types) + len(outputs)
+    own = tuple(number is not None and number >= first and results.count(number) == 1 for number in results)
+    return Derivative(tuple(reversed(steps)), results, frozenset(needed), own)
 
 
 @dataclass(frozen=True, slots=True)

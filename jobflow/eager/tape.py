@@ -138,6 +138,10 @@ class OpGradient:
             program = derivative(self.op, tuple(x.type for x in kept), given, (True,) * (len(kept) - len(given)))
         return program(interpreter, (*kept, *gradients))
 
+    def own(self, inputs: int) -> tuple[bool, ...]:
+        """Per input, whether its gradient is made for it alone."""
+        return (False,) * inputs if self.program is None else self.program.own
+
 
 def record(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], backward: Callable[..., Gradients], saved: Sequence[Tensor] = ()) -> None:
     """Note how the outputs were made; those of floats require gradients from now on."""
