@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from jobflow.functional.shapes import common_shape, expand, movedim, reshape
 from jobflow.layout import B, Layout, Partial, S, Split
 from jobflow.ops.arithmetic import Add, FloorMod, Where
 from jobflow.ops.axes import ExpandDims, Reshape, Squeeze
+from jobflow.ops.base import Op
 from jobflow.ops.index import Gather
 from jobflow.ops.layout_ops import Identity
 from jobflow.ops.masked import MaskedFill
@@ -95,85 +97,56 @@ def found(mask: Tensor, like: Tensor, what: str) -> list[Tensor]:
 # --------------------------------------------------------------------- reading a key
 
 
-@dataclass
-class Key:
-    """What is between the brackets, sorted."""
+#: An index without the numbers that are looked up: an int, a slice as (start, stop, step), None, '...', "ids", or a mask of so many axes.
+Token = Any
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a key does to tensors of a type, but for the lookups."""
 
     window: Slice
-    #: axes to be turned around, axes that integers choose from, and places of new axes in the result
+    #: axes along which the window is then turned around
     backwards: tuple[int, ...]
-    chosen: tuple[int, ...] = ()
-    made: tuple[int, ...] = ()
-    #: by axis of what windows and new axes leave, the positions to look up
-    lookups: dict[int, Tensor] = field(default_factory=dict)
-
-    def shape(self, x: Tensor) -> tuple[int, ...]:
-        """That of x after everything but the lookups."""
-        left = [n for i, n in enumerate(self.window.infer(x.type).shape) if i not in self.chosen]
-        for at in self.made:
-            left.insert(at, 1)
-        return tuple(left)
+    #: all of it as ops, one after the other
+    ops: tuple[Op, ...]
+    #: the shape of the window, and what it is without the axes that integers choose from and with new ones
+    inside: tuple[int, ...]
+    shape: tuple[int, ...]
+    #: per list, tensor or mask of the key: the axis that it is about, and its place in `shape`
+    lookups: tuple[tuple[int, int], ...]
 
 
-def read(x: Tensor, key: Any, what: str) -> Key:
-    """Sort what is between the brackets."""
-    items = [_item(x, item) for item in (key if isinstance(key, tuple) else (key,))]
-    taken = sum(_width(item) for item in items)
-    if taken > x.ndim:
-        raise AxisError(f"{what} at {user_line()}: {taken} indices for {x.type}, which has {x.ndim} axes")
-    if sum(item is Ellipsis for item in items) > 1:
-        raise AxisError(f"{what} at {user_line()}: only one '...' is possible")
-    if not any(item is Ellipsis for item in items):
-        items.append(Ellipsis)
-    edges: list[tuple[Any, Any, Any]] = []
-    chosen, made, lookups, place = [], [], {}, 0
-    for item in items:
-        axis = len(edges)
-        if item is None:
-            made.append(place)
-            place += 1
-        elif item is Ellipsis:
-            edges += [(None, None, None)] * (x.ndim - taken)
-            place += x.ndim - taken
+def read(x: Tensor, key: Any, what: str) -> tuple[Cut, dict[int, Tensor]]:
+    """What a key does, and by axis of what is left after that the positions to look up."""
+    tokens: list[Token] = []
+    tensors: list[Tensor] = []
+    for item in key if isinstance(key, tuple) else (key,):
+        if item is None or item is Ellipsis or type(item) is int:
+            tokens.append(item)
         elif isinstance(item, slice):
-            edges.append((item.start, item.stop, item.step))
-            place += 1
-        elif isinstance(item, int):
-            at = _counted(item, x, axis, what)
-            edges.append((at, at + 1, None))
-            chosen.append(axis)
+            tokens.append(tuple([edge if edge is None or type(edge) is int else _whole_number(edge) for edge in (item.start, item.stop, item.step)]))
+        elif isinstance(item, np.integer):
+            tokens.append(int(item))
         else:
-            if item.dtype is bool_:
-                check_mask(item, x, axis, what)
-                found_here = found(item, x, what) if item.ndim else [listed(x, np.zeros(int(bool(value_of(item, what))), np.int64))]
-                made += [place] if not item.ndim else []
-            else:
-                found_here = [item]
-            edges += [(None, None, None)] * _width(item)
-            for ids in found_here:
-                lookups[place] = ids
-                place += 1
-    if any(step == 0 for _, _, step in edges):
-        raise ShapeError(f"{what} at {user_line()}: a slice with step 0")
-    starts, stops, steps = zip(*edges, strict=True) if edges else ((), (), ())
-    window, backwards = window_of(x.shape, starts, stops, steps)
-    return Key(window, backwards, tuple(chosen), tuple(made), lookups)
+            tensors.append(item if isinstance(item, Tensor) else _array(x, item))
+            tokens.append(f"{tensors[-1].ndim} axes" if tensors[-1].dtype is bool_ else "ids")
+    cut = cut_of(x.type, tuple(tokens), what)
+    lookups: dict[int, Tensor] = {}
+    for tensor, (axis, place) in zip(tensors, cut.lookups, strict=True):
+        for i, ids in enumerate(_positions(x, tensor, axis, what)):
+            lookups[place + i] = ids
+    return cut, lookups
 
 
-def _item(x: Tensor, item: Any) -> Any:
-    """One index in one of the forms int, slice, None, Ellipsis, Tensor."""
-    if item is None or item is Ellipsis or isinstance(item, Tensor):
-        return item
-    if isinstance(item, slice):
-        return slice(*(edge if edge is None else _whole_number(edge) for edge in (item.start, item.stop, item.step)))
-    if isinstance(item, int | np.integer) and not isinstance(item, bool):
-        return int(item)
+def _array(x: Tensor, item: Any) -> Tensor:
+    """A list or an array of positions or truth values, where x lies."""
     array = np.asarray(item)
     if array.size == 0 and array.dtype.kind == "f":
         array = array.astype(np.int64)  # []
     if array.dtype.kind not in "iub":
         raise DtypeError(
-            f"x[...] at {user_line()}: an index is an integer, a slice, None, '...', or a list or tensor of integers or bool; got {item!r}"
+            f"x[...] at {user_line()}: an index is an integer, slice, None, '...', or a list or tensor of integers or bool; got {item!r}"
         )
     return listed(x, array if array.dtype.kind == "b" else array.astype(np.int64))
 
@@ -182,17 +155,64 @@ def _whole_number(edge: Any) -> int:
     return int(edge.item()) if isinstance(edge, Tensor) else int(edge)
 
 
-def _width(item: Any) -> int:
+def _positions(x: Tensor, tensor: Tensor, axis: int, what: str) -> list[Tensor]:
+    """Those that a tensor of positions, or a mask, stands for."""
+    if tensor.dtype is not bool_:
+        return [tensor]
+    check_mask(tensor, x, axis, what)
+    return found(tensor, x, what) if tensor.ndim else [listed(x, np.zeros(int(bool(value_of(tensor, what))), np.int64))]
+
+
+@lru_cache(maxsize=1 << 12)
+def cut_of(x: TensorType, tokens: tuple[Token, ...], what: str) -> Cut:
+    """Sort what is between the brackets."""
+    taken = sum(map(_width, tokens))
+    if taken > x.ndim:
+        raise AxisError(f"{what} at {user_line()}: {taken} indices for {x}, which has {x.ndim} axes")
+    if sum(token is Ellipsis for token in tokens) > 1:
+        raise AxisError(f"{what} at {user_line()}: only one '...' is possible")
+    if Ellipsis not in tokens:
+        tokens = (*tokens, Ellipsis)
+    edges: list[Any] = []
+    chosen, made, lookups, place = [], [], [], 0
+    for token in tokens:
+        axis, width = len(edges), x.ndim - taken if token is Ellipsis else _width(token)
+        if isinstance(token, int):
+            at = _counted(token, x, axis, what)
+            edges.append((at, at + 1, None))
+            chosen.append(axis)
+            continue
+        edges += [token] if isinstance(token, tuple) else [(None, None, None)] * width
+        if isinstance(token, str):
+            lookups.append((axis, place))
+        if token is None or token == "0 axes":
+            made.append(place)
+            width = 1
+        place += width
+    if any(step == 0 for _, _, step in edges):
+        raise ShapeError(f"{what} at {user_line()}: a slice with step 0")
+    window, backwards = window_of(x.shape, *(zip(*edges, strict=True) if edges else ((), (), ())))
+    ops: list[Op] = [] if window.takes_all(x.shape) else [Subscript(window.starts, window.stops, window.steps)]
+    ops += [Flip(backwards)] if backwards else []
+    ops += [Squeeze(tuple(chosen))] if chosen else []
+    ops += [ExpandDims(at) for at in made]
+    left = x
+    for op in ops:
+        left = op.infer(left)  # type: ignore[assignment]
+    return Cut(Slice(window.starts, window.stops, window.steps), backwards, tuple(ops), window.infer(x).shape, left.shape, tuple(lookups))
+
+
+def _width(token: Token) -> int:
     """Of how many axes an index speaks."""
-    if item is None or item is Ellipsis:
+    if token is None or token is Ellipsis:
         return 0
-    return item.ndim if isinstance(item, Tensor) and item.dtype is bool_ else 1
+    return int(token.removesuffix(" axes")) if isinstance(token, str) and token != "ids" else 1
 
 
-def _counted(at: int, x: Tensor, axis: int, what: str) -> int:
+def _counted(at: int, x: TensorType, axis: int, what: str) -> int:
     n = x.shape[axis]
     if not -n <= at < n:
-        raise AxisError(f"{what} at {user_line()}: position {at} is not on axis {axis} of {x.type}, which has {n} elements")
+        raise AxisError(f"{what} at {user_line()}: position {at} is not on axis {axis} of {x}, which has {n} elements")
     return at % n
 
 
@@ -211,26 +231,20 @@ def getitem(x: Tensor, key: Any) -> Tensor:
     if isinstance(key, Tensor) and key.dtype is bool_ and key.ndim == x.ndim > 0:
         check_mask(key, x, 0, "x[...]")
         return selected(x, key, "x[...]")
-    parsed = read(x, key, "x[...]")
-    y = looked_at(x, parsed)
-    if parsed.lookups:
-        return looked_up(y, parsed.lookups, "x[...]")
+    cut, lookups = read(x, key, "x[...]")
+    y = looked_at(x, cut)
+    if lookups:
+        return looked_up(y, lookups, "x[...]")
     if y is x:
         y = run(Identity(), x)
     return y
 
 
-def looked_at(x: Tensor, key: Key) -> Tensor:
+def looked_at(x: Tensor, cut: Cut) -> Tensor:
     """The window of x, without the axes that integers chose from, and with the new ones."""
-    window = key.window
-    y = x if window.takes_all(x.shape) else run(Subscript(window.starts, window.stops, window.steps), x)
-    if key.backwards:
-        y = run(Flip(key.backwards), y)
-    if key.chosen:
-        y = run(Squeeze(key.chosen), y)
-    for at in key.made:
-        y = run(ExpandDims(at), y)
-    return y
+    for op in cut.ops:
+        x = run(op, x)
+    return x
 
 
 def merged(x: Tensor, lookups: dict[int, Tensor], what: str) -> tuple[Tensor, Tensor, int, bool]:
@@ -285,15 +299,15 @@ def setitem(x: Tensor, key: Any, value: Any) -> None:
         check_mask(key, x, 0, what)
         written(x, what, filled(x, reshape(key, (*key.shape, *(1,) * (x.ndim - key.ndim))), given))
         return
-    parsed = read(x, key, what)
-    if parsed.lookups:
-        part = looked_at(x, parsed)
-        new = put(part, parsed.lookups, given, what)
+    cut, lookups = read(x, key, what)
+    if lookups:
+        part = looked_at(x, cut)
+        new = put(part, lookups, given, what)
         if part is x:
             written(x, what, new)
             return
         given = new
-    write_window(x, parsed, _fitted(x, given, parsed.shape(x), what), what)
+    write_window(x, cut, given, what)
 
 
 def filled(x: Tensor, mask: Tensor, value: Any) -> Tensor:
@@ -343,12 +357,15 @@ def put(x: Tensor, lookups: dict[int, Tensor], value: Any, what: str) -> Tensor:
     return movedim(reshape(made, [x.shape[i] for i in front]), range(len(axes)), axes)
 
 
-def write_window(x: Tensor, key: Key, value: Tensor, what: str) -> None:
+def write_window(x: Tensor, cut: Cut, given: Any, what: str) -> None:
     """x[window] = value, in place."""
-    window = Slice(key.window.starts, key.window.stops, key.window.steps)
-    value = reshape(value, window.infer(x.type).shape)
-    if key.backwards:
-        value = run(Flip(key.backwards), value)
+    window = cut.window
+    if isinstance(given, Tensor):
+        value = reshape(_fitted(x, given, cut.shape, what), cut.inside)
+        if cut.backwards:
+            value = run(Flip(cut.backwards), value)
+    else:
+        value = _fitted(x, given, cut.inside, what)
     if x.symbol is not None:
         written(x, what, run(SliceUpdate(window), x, value))
         return
