@@ -13,9 +13,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from jobflow.ops.base import Binder, Call, Sample, sample
-from jobflow.ops.update import BLOCK, Updated, _blocks, _norm
-from jobflow.types import Array, Xp
+from jobflow.ops import blas
+from jobflow.ops.base import Binder, Call, Op, Sample, sample
+from jobflow.ops.update import BLOCK, LONG_BLOCK, SgdUpdate, Updated, _blocks, _norm
+from jobflow.types import Array, Xp, dtype_of
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,10 @@ class Step(Updated):
 
         calls = _blocks(block, tensors[0].size, BLOCK, [*tensors, *outputs])
         return super().bind(device, inputs, outputs) if calls is None else calls
+
+    def stepless(self) -> Op | None:
+        """The same as an op that does not read the step, if there is one: a product that makes the gradient can be part of it."""
+        return None
 
     def direction(self, w: Array, g: Array, weight_decay: float) -> Array:
         """The gradient to go down, with decay that is part of it."""
@@ -57,6 +62,13 @@ class SgdStep(Step):
 
     weight_decay: float = 0.0
     alias: ClassVar[Mapping[int, int]] = {0: 0}
+
+    def stepless(self) -> Op | None:
+        return None if self.maximize else SgdUpdate(self.weight_decay)
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        op = self.stepless()
+        return super().bind(device, inputs, outputs) if op is None else op.bind(device, inputs[:-1], outputs)
 
     def kernel(self, xp: Xp, w: Array, g: Array, rate: Array, step: Array, new_w: Array) -> None:
         xp.subtract(w, w.dtype.type(rate[0]) * self.direction(w, g, self.weight_decay), new_w)
@@ -87,9 +99,25 @@ class MomentumStep(Step):
         new_v[...] = d if first else self.momentum * v + (1 - self.dampening) * d
         xp.subtract(w, w.dtype.type(rate[0]) * (d + self.momentum * new_v if self.nesterov else new_v), new_w)
 
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        w, v, g, rate, _ = inputs
+        if device.xp is not np or w.dtype.itemsize < 4 or self.maximize or self.dampening or self.nesterov:
+            return super().bind(device, inputs, outputs)
+        r, momentum, decay = rate.reshape(()), np.asarray(self.momentum, w.dtype), np.asarray(self.weight_decay, w.dtype)
+        scratch = device.scratch((min(LONG_BLOCK, w.size),), dtype_of(w.dtype))
+
+        def block(n: int, w: Array, v: Array, g: Array, new_w: Array, new_v: Array) -> list[Call]:
+            t = scratch[:n]
+            calls: list[Call] = [(np.multiply, (w, decay, t)), (np.add, (t, g, t))] if self.weight_decay else []
+            calls += [(np.multiply, (v, momentum, new_v)), (np.add, (new_v, t if calls else g, new_v))]
+            return [*calls, (np.multiply, (new_v, r, t)), (np.subtract, (w, t, new_w))]
+
+        calls = _blocks(block, w.size, LONG_BLOCK, [w, v, g, *outputs])
+        return super().bind(device, inputs, outputs) if calls is None else calls
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        for op in (cls(), cls(weight_decay=0.2, dampening=0.1), cls(nesterov=True)):
+        for op in (cls(), cls(weight_decay=0.2), cls(weight_decay=0.2, dampening=0.1), cls(nesterov=True)):
             yield cls._case(op, _slot(1))
 
 
@@ -145,6 +173,34 @@ class AdamStep(Step):
     def kernel(self, xp: Xp, w: Array, m: Array, v: Array, g: Array, rate: Array, step: Array, new_w: Array, new_m: Array, new_v: Array) -> None:
         self.moments(xp, self.direction(w, g, 0.0 if self.decoupled else self.weight_decay), m, v, new_m, new_v)
         self.move(xp, w, new_m, new_v, rate, step, new_w)
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        w, m, v, g, rate, step = inputs[:6]
+        if device.xp is not np or w.dtype.itemsize < 4 or self.maximize or type(self) is not AdamStep:
+            return super().bind(device, inputs, outputs)
+        beta1, rest1, beta2, rest2 = (np.asarray(x, w.dtype) for x in (self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2))
+        epsilon, decay = np.asarray(self.epsilon, w.dtype), np.asarray(self.weight_decay, w.dtype)
+        numbers = [device.scratch((), dtype_of(w.dtype)) for _ in range(3)]
+        back, below, keep = numbers
+        scratch = device.scratch((2, min(BLOCK, w.size)), dtype_of(w.dtype))
+
+        def block(n: int, w: Array, m: Array, v: Array, g: Array, new_w: Array, new_m: Array, new_v: Array) -> list[Call]:
+            t, u = scratch[0, :n], scratch[1, :n]
+            calls: list[Call] = []
+            if self.weight_decay and not self.decoupled:
+                calls, g = [(np.multiply, (w, decay, u)), (np.add, (u, g, u))], u
+            calls += [*blas.mixed(rest1, g, beta1, m, new_m, t), (np.multiply, (g, g, t)), *blas.mixed(rest2, t, beta2, v, new_v, t)]
+            calls += [(np.sqrt, (new_v, t)), (np.multiply, (t, below, t)), (np.add, (t, epsilon, t)), (np.divide, (new_m, t, t))]
+            return [*calls, *blas.mixed(back, t, keep, w, new_w, t)]
+
+        calls = _blocks(block, w.size, BLOCK, [w, m, v, g, *outputs])
+        return super().bind(device, inputs, outputs) if calls is None else [(self.scalars, (rate, step, *numbers)), *calls]
+
+    def scalars(self, rate: Array, step: Array, back: Array, below: Array, keep: Array) -> None:
+        """back = -r / c1, below = 1 / sqrt(c2), keep = what decoupled decay leaves of w."""
+        r, (c1, c2) = float(rate[0]), self.corrections(step)
+        back[()], below[()] = -r / c1, 1 / math.sqrt(c2)
+        keep[()] = 1 - r * self.weight_decay if self.decoupled else 1.0
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -115,7 +115,9 @@ class Steps:
             variable = parameter.variable
             own = {f"{variable.name}-{name.removesuffix('_buf')}": initial for name, initial in rule.slots}
             values = [slots(name, variable.type, initial, variable) for name, initial in own.items()]
-            made = apply(rule.op, parameter.value, *values, parameter.gradient, rate, step)
+            stepless = rule.op.stepless()
+            last = (rate, step) if stepless is None else (rate,)
+            made = apply(stepless or rule.op, parameter.value, *values, parameter.gradient, *last)
             new.update(zip((variable.name, *own), made if own else (made,), strict=True))
             self.slots[variable.name] = list(own)
         return new

@@ -105,7 +105,8 @@ class Bound:
         self.numbering = Numbering(built.graph)
         self.physical = distribute(self.numbering.graph(built.graph))
         self.digest = crc32(_text(self.physical).encode())
-        self.outputs = [self._meta(value) for value in self.physical.graph.outputs]
+        given = [x for _, x in leaves(built.given, "an output")]
+        self.outputs = [self._given(value, x) for value, x in zip(self.physical.graph.outputs, given, strict=True)]
         self.state: State | None = None
         self.executor: Executor | None = None
         self.shared: list[tuple[Tensor, Array, Layout | None]] = []
@@ -122,6 +123,15 @@ class Bound:
 
     def _meta(self, value: Value) -> Meta:
         return Meta(value.name, value.type, None if self.built.local else self.numbering.layout(self.physical.layouts[value]))
+
+    def _given(self, value: Value, x: Tensor) -> Meta:
+        """An output; along mesh dimensions of one rank, where all layouts are one, it lies as build saw it."""
+        meta = self._meta(value)
+        if meta.layout is None or x.layout is None or x.layout.placement != meta.layout.placement:
+            return meta
+        mesh = meta.layout.placement.mesh
+        sbp = tuple(seen if n == 1 else found for seen, found, n in zip(x.layout.sbp, meta.layout.sbp, mesh, strict=True))
+        return replace(meta, layout=Layout(meta.layout.placement, sbp))
 
     # ---------------------------------------------------------------- memory
 
