@@ -58,8 +58,7 @@ class DType:
     @cached_property
     def largest(self) -> float:
         """The largest finite number of a float type."""
-        limits = np.finfo if self.native is not None else _ml_dtypes(self.name).finfo
-        return float(limits(self.numpy).max)
+        return float(limits(self).max)
 
     @property
     def is_integer(self) -> bool:
@@ -73,6 +72,12 @@ class DType:
             return int(value)
         number = float(value)
         return math.copysign(math.inf, number) if abs(number) > self.largest else number
+
+
+def limits(dtype: DType) -> Any:
+    """NumPy's account of a type of floats: min, max, eps, tiny, bits."""
+    tell = np.finfo if dtype.native is not None else _ml_dtypes(dtype.name).finfo
+    return tell(dtype.numpy)
 
 
 def _ml_dtypes(name: str) -> Any:

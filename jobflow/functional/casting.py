@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from jobflow import types
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor, method
@@ -77,6 +79,22 @@ def promote_types(a: Any, b: Any) -> DType:
 def can_cast(a: Any, b: Any) -> bool:
     """Whether a value of the first type may be written into a tensor of the second: not from floats to integers, or integers to bool."""
     return kind(named("can_cast", a)) <= kind(named("can_cast", b))
+
+
+def finfo(dtype: Any = types.float32) -> Any:
+    """The limits of a type of floats, as NumPy tells them: min, max, eps, tiny, bits."""
+    chosen = named("finfo", dtype)
+    if not chosen.is_float:
+        raise DtypeError(f"finfo at {user_line()}: {chosen.name} is not a type of floats; see iinfo")
+    return types.limits(chosen)
+
+
+def iinfo(dtype: Any) -> Any:
+    """The limits of a type of integers, as NumPy tells them: min, max, bits."""
+    chosen = named("iinfo", dtype)
+    if not chosen.is_integer:
+        raise DtypeError(f"iinfo at {user_line()}: {chosen.name} is not a type of integers; see finfo")
+    return np.iinfo(chosen.numpy)
 
 
 def get_default_dtype() -> DType:

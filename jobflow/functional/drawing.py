@@ -64,6 +64,20 @@ class Generator:
         _set_state(self.core, state)
 
 
+class _Default(Generator):
+    """That of global tensors."""
+
+    def __init__(self) -> None:
+        self.device = "cpu"
+
+    @property
+    def core(self) -> Counter:  # type: ignore[override]
+        return state().global_generator
+
+
+default_generator = _Default()
+
+
 def new_seed() -> int:
     """A seed from the operating system, the same on every rank."""
     drawn: list[int] = state().rank.comm.exchange(secrets.randbits(62))

@@ -120,13 +120,13 @@ def _scanned(what: str, op: type[Any], x: Tensor, dim: int, dtype: DType | None)
 @method()
 def amax(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
     """The largest elements; the gradient is shared among equal ones."""
-    return _reduced(ReduceMax, x, axes_of("amax", x, dim), keepdim)
+    return _reduced(ReduceMax, _ordered(x), axes_of("amax", x, dim), keepdim)
 
 
 @method()
 def amin(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
     """The smallest elements; the gradient is shared among equal ones."""
-    return _reduced(ReduceMin, x, axes_of("amin", x, dim), keepdim)
+    return _reduced(ReduceMin, _ordered(x), axes_of("amin", x, dim), keepdim)
 
 
 @method()

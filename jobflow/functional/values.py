@@ -32,10 +32,10 @@ def value_of(x: Tensor, what: str) -> Array:
 
 @method()
 def numpy(x: Tensor) -> Array:
-    """A NumPy array with the logical value; that of a local tensor without gradient shares its memory."""
-    if x.requires_grad and state().grad_enabled and x.layout is None:
-        return np.array(value_of(x, "numpy()"))
-    return value_of(x, "numpy()")
+    """A NumPy array with the logical value; only that of a local tensor without gradient shares its memory."""
+    made = value_of(x, "numpy()")
+    shared = made is x.array and (x.layout is not None or (x.requires_grad and state().grad_enabled))
+    return np.array(made) if shared else made
 
 
 @method("__array__")

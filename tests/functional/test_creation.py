@@ -192,6 +192,7 @@ def test_generators() -> None:
         assert (drawing.randn(4) == b).all() and drawing.initial_seed() == 11
         drawing.manual_seed(11)
         assert (drawing.randn(4) == a).all()
+        assert drawing.default_generator.initial_seed() == 11
         g = drawing.Generator().manual_seed(11)
         assert (drawing.randn(4, generator=g) == a).all() and g.initial_seed() == 11
         kept = g.get_state()

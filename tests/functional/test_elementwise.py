@@ -15,7 +15,7 @@ from jobflow.functional import casting, elementwise
 from jobflow.functional.creation import arange, ones, tensor
 from jobflow.layout import P, S
 from jobflow.placements import placement
-from jobflow.types import bool_, float16, float32, float64, int32, int64, uint8
+from jobflow.types import bfloat16, bool_, float16, float32, float64, int32, int64, uint8
 
 RANDOM = np.random.default_rng(6)
 ANY, POSITIVE, UNIT, ABOVE = (RANDOM.uniform(*limits, (4, 6)) for limits in ((-2, 2), (0.5, 2), (-0.9, 0.9), (1.1, 3)))
@@ -115,6 +115,10 @@ def test_casts(n: int) -> None:
         w = ones(2, requires_grad=True)
         w.double().sum().backward()
         assert w.grad.dtype is float32 and not ones(2, requires_grad=True).long().requires_grad
+        assert casting.finfo(float16).max == 65504 and casting.iinfo(uint8).max == 255 and casting.finfo(bfloat16).bits == 16
+        for wrong in (lambda: casting.finfo(int64), lambda: casting.iinfo(float32)):
+            with pytest.raises(DtypeError, match="is not a type of"):
+                wrong()
         with pytest.raises(DtypeError, match="element types"):
             x.to("float7")
         with pytest.raises(DtypeError, match="type of floats"):

@@ -18,7 +18,7 @@ from jobflow.functional.creation import arange, ones, tensor, zeros
 from jobflow.functional.drawing import rand
 from jobflow.layout import B, P, S
 from jobflow.placements import placement, sbp
-from jobflow.types import float32, float64, int64
+from jobflow.types import dtype_named, float32, float64, int64
 
 VALUE = np.random.default_rng(4).normal(size=(5, 4))
 
@@ -40,6 +40,31 @@ def test_every_layout_from_every_other(n: int) -> None:
                 assert (y.to_local().numpy() != 0).any() == (rank == 0), "the first rank keeps the value"
 
     on_ranks(n, program)
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "uint8", "int8", "int32", "bool"])
+def test_every_layout_of_small_numbers(name: str) -> None:
+    def program(rank: int) -> None:
+        here, dtype = placement("cpu", [0, 1]), dtype_named(name)
+        value = (np.arange(20).reshape(5, 4) % 7).astype(dtype.numpy)
+        hows = [B, S(0), S(1), *([] if name == "bool" else [P])]
+        for a, b in itertools.product(hows, hows):
+            x = tensor(value, placement=here, sbp=a).to_global(sbp=b)
+            assert x.dtype is dtype and x.numpy().dtype == dtype.numpy
+            np.testing.assert_array_equal(x.numpy().astype(np.float64), value.astype(np.float64))
+            if name != "bool":
+                assert float((x + x).double().sum()) == 2 * value.astype(np.float64).sum()
+
+    on_ranks(2, program)
+
+
+def test_numpys_array_of_a_global_tensor_is_its_own() -> None:
+    def program(rank: int) -> Any:
+        x = ones(4, placement=placement("cpu", [0, 1]), sbp=B)
+        x.numpy()[:] = rank
+        return x.tolist()
+
+    assert on_ranks(2, program) == [[1.0] * 4] * 2
 
 
 def test_memory_is_shared_or_not() -> None:
