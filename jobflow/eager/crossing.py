@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jobflow.eager.backward import unsummed
+from jobflow.eager.collectives import stacked
 from jobflow.eager.convert import convert, convert_array, empty
 from jobflow.eager.run import prepared, recorder
 from jobflow.eager.state import EagerState, mixed
@@ -24,7 +25,10 @@ from jobflow.errors import ShapeError, user_line
 from jobflow.layout import Broadcast, Layout, Placement, Sbp, Split
 from jobflow.ops.base import Op
 from jobflow.ops.layout_ops import dual
-from jobflow.types import TensorType
+from jobflow.types import DTYPES, TensorType
+
+#: the most axes that NumPy's arrays have
+AXES = 64
 
 
 def change(here: EagerState, x: Tensor, target: Layout, back: Sequence[Sbp] | None = None) -> Tensor:
@@ -92,7 +96,7 @@ def logical_type(here: EagerState, x: Tensor, target: Layout) -> TensorType:
     if here.rank.size > 1:
         comm = here.rank.comm
         comm.agree(zlib.crc32(f"to_global {target}".encode()), lambda: f"to_global of a local tensor to {target} at {user_line()}")
-        everybody: list[TensorType] = comm.exchange(x.type)
+        everybody = _types(here, x.type)
     else:
         everybody = [x.type]
     given = {rank: everybody[rank] for rank in ranks}
@@ -115,6 +119,14 @@ def logical_type(here: EagerState, x: Tensor, target: Layout) -> TensorType:
                 f"holds {list(wanted)}, but it has {list(type.shape)}; pieces are cut in balance, the first ranks one longer"
             )
     return first.with_shape(tuple(shape))
+
+
+def _types(here: EagerState, type: TensorType) -> list[TensorType]:
+    """Every rank's type, of which the others are told in a row of numbers: element type, number of axes, sizes."""
+    row = np.zeros((1, 2 + AXES), np.int64)
+    row[0, : 2 + type.ndim] = DTYPES.index(type.dtype), type.ndim, *type.shape
+    rows = stacked(here, row, "the types of local tensors for to_global").tolist()
+    return [TensorType(tuple(sizes[:ndim]), DTYPES[dtype]) for dtype, ndim, *sizes in rows]
 
 
 def _assumed_type(x: Tensor, target: Layout) -> TensorType:
