@@ -14,6 +14,7 @@ from ranks import agree, on_ranks
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import ConfigError, DivergedError, JobError, RankError
+from jobflow.functional.arithmetic import matmul
 from jobflow.functional.creation import tensor
 from jobflow.functional.drawing import randn
 from jobflow.functional.gradients import no_grad
@@ -27,7 +28,8 @@ from jobflow.nn.modules.linear import Dropout, Flatten, Linear
 from jobflow.nn.modules.loss import CrossEntropyLoss
 from jobflow.nn.modules.module import Module
 from jobflow.nn.modules.norm import BatchNorm2d
-from jobflow.optim.optimizers import SGD
+from jobflow.nn.parameter import Parameter
+from jobflow.optim.optimizers import SGD, Adam
 from jobflow.placements import placement, sbp
 
 S0, S1, B = sbp.split(0), sbp.split(1), sbp.broadcast
@@ -451,3 +453,52 @@ def test_a_parameter_with_other_memory_gives_its_numbers_and_one_that_lies_other
             graph(given)
 
     on_ranks(2, program)
+
+
+def test_a_local_graph_is_each_ranks_own() -> None:
+    def program(rank: int) -> Any:
+        graph = graph_of(lambda x: x * float(rank + 1))
+        made = [graph(tensor(np.full(rank + 1, 2.0, np.float32))) for _ in range(2)][-1]
+        whole = laid(np.ones((4, 3)), placement("cpu", [0, 1]), S0)
+        return made.is_local, made.tolist(), graph_of(lambda x: x.sum())(whole).item()
+
+    assert on_ranks(2, program) == [(True, [2.0], 12.0), (True, [4.0, 4.0], 12.0)]
+
+
+@pytest.mark.parametrize("x_lies", [[S0, B], [S0, S0], [B, sbp.partial_sum], [sbp.partial_sum, S0], [S1, B]])
+@pytest.mark.parametrize("k", [1, 2])
+def test_a_mesh_of_two_dimensions(x_lies: Any, k: int) -> None:
+    def program(rank: int, ranks: Any, lies: Any, weight: Any, zero: bool) -> Any:
+        here = placement("cpu", ranks)
+
+        class Layer(Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.w = Parameter(laid(np.random.RandomState(0).standard_normal((6, 4)), here, weight))
+
+            def forward(self, x: Tensor) -> Tensor:
+                return matmul(x, self.w)
+
+        class Train(Graph):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = Layer()
+                self.add_optimizer(Adam(self.layer.parameters(), 0.1))
+                self.config.set_gradient_accumulation_steps(k)
+                self.config.enable_zero(zero, stage=2, shard_min_size=1)
+
+            def build(self, x: Tensor) -> Any:
+                y = self.layer(x)
+                loss = mean(y * y)
+                loss.backward()
+                return loss, y
+
+        train, draw = Train(), np.random.RandomState(1).standard_normal
+        made = [train(laid(draw((8, 6)), here, lies)) for _ in range(3)]
+        return [(float(loss.numpy().mean()), y.numpy()) for loss, y in made]
+
+    (expected,) = on_ranks(1, program, [0], B, B, False)
+    for found in on_ranks(4, program, [[0, 1], [2, 3]], x_lies, [B, S1], True):
+        for (loss, y), (loss_expected, y_expected) in zip(found, expected, strict=True):
+            assert loss == pytest.approx(loss_expected, rel=1e-5)
+            np.testing.assert_allclose(y, y_expected, rtol=1e-4, atol=1e-5)
