@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from jobflow.eager.run import run
 from jobflow.eager.tensor import Tensor, method
 from jobflow.errors import ShapeError, user_line
-from jobflow.functional.in_place import hang
+from jobflow.functional.in_place import check_writable, hang, kept, written
 from jobflow.functional.nn_base import composed, one_of
 from jobflow.functional.shapes import axis_of
 from jobflow.ops import activation as act
@@ -20,11 +22,17 @@ _RELU, _SIGMOID, _TANH, _SILU = act.Relu(), act.Sigmoid(), act.Tanh(), act.Silu(
 _GELU, _GELU_TANH, _SOFTPLUS = act.Gelu(), act.GeluTanh(), act.Softplus()
 
 
+def over(input: Tensor, what: str, function: Callable[..., Tensor], *arguments: float) -> Tensor:
+    """What the function gives, written over its input."""
+    check_writable(input, what)
+    return written(input, what, function(kept(input), *arguments))
+
+
 @method()
 def relu(input: Tensor, inplace: bool = False) -> Tensor:
     """max(x, 0)"""
     if inplace:
-        return relu_(input)
+        return over(input, "relu_", relu)
     y: Tensor = run(_RELU, input)
     return y
 
@@ -46,7 +54,7 @@ def tanh(input: Tensor) -> Tensor:
 def silu(input: Tensor, inplace: bool = False) -> Tensor:
     """x sigmoid(x)"""
     if inplace:
-        return silu_(input)
+        return over(input, "silu_", silu)
     y: Tensor = run(_SILU, input)
     return y
 
@@ -69,21 +77,18 @@ def quick_gelu(input: Tensor) -> Value:
 
 @composed
 def _relu6(input: Tensor) -> Value:
-    return act.relu6(input)
+    return ew.clip(act.relu(input), None, 6.0)  # no gradient at 0, as relu
 
 
 def relu6(input: Tensor, inplace: bool = False) -> Tensor:
     """x limited to [0, 6]"""
-    if inplace:
-        return relu6_(input)
-    y = _relu6(input)
-    return y
+    return over(input, "relu6_", _relu6) if inplace else _relu6(input)
 
 
 def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
     """x where x > 0, else negative_slope x"""
     if inplace:
-        return leaky_relu_(input, negative_slope)
+        return over(input, "leaky_relu_", leaky_relu, negative_slope)
     y: Tensor = run(act.LeakyRelu(float(negative_slope)), input)
     return y
 
@@ -91,7 +96,7 @@ def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = Fals
 def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     """x where x > 0, else alpha (e^x - 1)"""
     if inplace:
-        return elu_(input, alpha)
+        return over(input, "elu_", elu, alpha)
     y: Tensor = run(act.Elu(float(alpha)), input)
     return y
 
@@ -103,16 +108,17 @@ def _selu(input: Tensor) -> Value:
 
 def selu(input: Tensor, inplace: bool = False) -> Tensor:
     """1.0507 elu(x, 1.67326): activations keep mean 0 and variance 1 (Klambauer et al. 2017)"""
-    if inplace:
-        return selu_(input)
-    y = _selu(input)
-    return y
+    return over(input, "selu_", _selu) if inplace else _selu(input)
 
 
 @composed
-def celu(input: Tensor, alpha: float = 1.0) -> Value:
-    """x where x > 0, else alpha (e^(x / alpha) - 1)"""
+def _celu(input: Tensor, alpha: float) -> Value:
     return ew.scale(act.elu(ew.scale(input, 1.0 / alpha)), alpha)
+
+
+def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
+    """x where x > 0, else alpha (e^(x / alpha) - 1)"""
+    return over(input, "celu_", _celu, alpha) if inplace else _celu(input, alpha)
 
 
 @composed
@@ -138,33 +144,53 @@ def logsigmoid(input: Tensor) -> Value:
 
 
 @composed
-def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Value:
+def _hardtanh(input: Tensor, low: float, high: float) -> Value:
+    return act.hard_tanh(input, low, high)
+
+
+def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
     """x limited to [min_val, max_val]"""
-    return act.hard_tanh(input, min_val, max_val)
+    return over(input, "hardtanh_", _hardtanh, min_val, max_val) if inplace else _hardtanh(input, min_val, max_val)
 
 
 @composed
-def hardsigmoid(input: Tensor) -> Value:
-    """x/6 + 1/2 limited to [0, 1]"""
+def _hardsigmoid(input: Tensor) -> Value:
     return act.hard_sigmoid(input)
 
 
+def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
+    """x/6 + 1/2 limited to [0, 1]"""
+    return over(input, "hardsigmoid_", _hardsigmoid) if inplace else _hardsigmoid(input)
+
+
 @composed
-def hardswish(input: Tensor) -> Value:
-    """x/6 times x + 3 limited to [0, 6]"""
+def _hardswish(input: Tensor) -> Value:
     return act.hard_swish(input)
 
 
+def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
+    """x/6 times x + 3 limited to [0, 6]"""
+    return over(input, "hardswish_", _hardswish) if inplace else _hardswish(input)
+
+
 @composed
-def mish(input: Tensor) -> Value:
-    """x tanh(ln(1 + e^x))"""
+def _mish(input: Tensor) -> Value:
     return act.mish(input)
 
 
+def mish(input: Tensor, inplace: bool = False) -> Tensor:
+    """x tanh(ln(1 + e^x))"""
+    return over(input, "mish_", _mish) if inplace else _mish(input)
+
+
 @composed
-def threshold(input: Tensor, threshold: float, value: float) -> Value:
-    """x where x > threshold, else value"""
+def _threshold(input: Tensor, threshold: float, value: float) -> Value:
     return ew.where(ew.greater(input, ew.fill_like(input, threshold)), input, ew.fill_like(input, value))
+
+
+def threshold(input: Tensor, threshold: float, value: float, inplace: bool = False) -> Tensor:
+    """x where x > threshold, else value"""
+    return over(input, "threshold_", _threshold, threshold, value) if inplace else _threshold(input, threshold, value)
 
 
 @composed

@@ -2,6 +2,7 @@
 
 Inputs and parameters are functions of the case's name.  A kind of input is
     x  numbers with gradients      p  probabilities with gradients      v  positive numbers with gradients
+    z  numbers with gradients, many of them 0
     c  numbers    q  probabilities    s  1 or -1    b  truth values    i7  integers below 7    j7  the same, some of them -100
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-GRADIENTS = "xpv"
+GRADIENTS = "xpvz"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ def _values(random: np.random.Generator, kind: str, shape: tuple[int, ...]) -> n
         return random.uniform(0.1, 0.9, shape)
     if kind == "v":
         return random.uniform(0.3, 2.0, shape)
+    if kind == "z":
+        return random.choice([-1.5, -0.5, 0.0, 0.0, 2.5], shape)
     if kind == "s":
         return random.choice([-1.0, 1.0], shape)
     if kind == "b":
@@ -64,6 +67,18 @@ def _module(name: str, *arguments: Any, **options: Any) -> Callable[[Any, Any], 
 
 def _function(name: str, *arguments: Any, **options: Any) -> Callable[[Any, Any], Any]:
     return lambda nn, F: lambda *tensors: getattr(F, name)(*tensors, *arguments, **options)
+
+
+class _Written:
+    """A module that writes over a copy of its input, which is given back twice: as it is then, and doubled."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def __call__(self, x: Any) -> Any:
+        y = x * 1.0
+        z = self.module(y)
+        return y, z * 2.0
 
 
 ACTIVATIONS = [
@@ -91,6 +106,17 @@ ACTIVATIONS = [
             ("Unflatten", {"dim": 2, "unflattened_size": (2, 3)}),
         ]
     )
+]
+AT_ZERO = [
+    Case(f"{name}_at_zero", _module(name), (("z", (5, 4)),))
+    for name in ("ReLU", "ReLU6", "LeakyReLU", "ELU", "SELU", "CELU", "PReLU", "Softsign", "Hardshrink", "Softplus", "Mish", "GELU", "LogSigmoid")
+] + [Case(f"{name}_at_zero", _module(name), (("z", (5, 4)), ("z", (5, 4)))) for name in ("L1Loss", "SmoothL1Loss", "CosineSimilarity")]
+WRITTEN = [
+    Case(f"{name}_written", lambda nn, F, name=name, options=options: _Written(getattr(nn, name)(*options, inplace=True)), (("x", (5, 4)),))
+    for name, options in [
+        *((name, ()) for name in ("ReLU", "ReLU6", "SiLU", "SELU", "LeakyReLU", "ELU", "CELU", "Hardswish", "Hardsigmoid", "Mish", "Hardtanh")),
+        ("Threshold", (0.2, -3.0)),
+    ]
 ]
 LAYERS = [
     Case("linear", _module("Linear", 4, 7), (X,)),
@@ -254,4 +280,4 @@ ATTENTION = [
         (_SEQUENCE,),
     ),
 ]
-CASES = [*ACTIVATIONS, *LAYERS, *NORMS, *POOLS, *LOSSES, *CLASSES, *ATTENTION]
+CASES = [*ACTIVATIONS, *AT_ZERO, *WRITTEN, *LAYERS, *NORMS, *POOLS, *LOSSES, *CLASSES, *ATTENTION]

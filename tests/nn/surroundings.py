@@ -83,10 +83,10 @@ def run_case(case: Case, inputs: Lay = None, weights: Lay = None) -> dict[str, n
     return {name: np.array(x.detach().numpy()) for name, x in found.items()}
 
 
-def check(case: Case, found: dict[str, np.ndarray[Any, Any]]) -> None:
+def check(case: Case, found: dict[str, np.ndarray[Any, Any]], how: str = "") -> None:
     """What was found is what PyTorch gave."""
     wanted = reference(case)
     tolerance = 1e-7 if case.name.startswith("Hardsigmoid") else 1e-9  # PyTorch's gradient has 1/6 as a float32
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
-        np.testing.assert_allclose(found[name], value, rtol=tolerance, atol=tolerance, err_msg=f"{case.name} {name}")
+        np.testing.assert_allclose(found[name], value, rtol=tolerance, atol=tolerance, err_msg=f"{case.name} {name} {how}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cases import CASES, Case
+from cases import ACTIVATIONS, AT_ZERO, CASES, POOLS, WRITTEN, Case
 from ranks import on_ranks
 from surroundings import check, run_case
 
@@ -18,18 +18,21 @@ def test_on_one_rank(case: Case) -> None:
     check(case, found)
 
 
-def _split(n: int, axis: int) -> Any:
+_LINE = Placement("cpu", (0, 1))
+
+
+def _split(axis: int) -> Any:
     """Everything split along an axis that has it, else whole."""
-    return lambda i, ndim: Layout(Placement("cpu", tuple(range(n))), (S(axis) if ndim > axis else B,))
+    return lambda i, ndim: Layout(_LINE, (S(axis) if ndim > axis else B,))
 
 
-def _whole(n: int) -> Any:
-    return lambda i, ndim: Layout(Placement("cpu", tuple(range(n))), (B,))
+def _whole(i: int, ndim: int) -> Layout:
+    return Layout(_LINE, (B,))
 
 
-def _first_partial(n: int) -> Any:
+def _first_partial(i: int, ndim: int) -> Layout:
     """The first input is a sum, the others whole."""
-    return lambda i, ndim: Layout(Placement("cpu", tuple(range(n))), (P if i == 0 else B,))
+    return Layout(_LINE, (P if i == 0 else B,))
 
 
 _MESH = Placement("cpu", (0, 1, 2, 3), (2, 2))
@@ -43,25 +46,31 @@ def _weights_on_mesh(i: int, ndim: int) -> Layout:
     return Layout(_MESH, (B, S(0) if ndim else B))
 
 
+#: how inputs and parameters lie
 LAYOUTS = {
-    "batch": (2, _split(2, 0), _whole(2)),
-    "features": (2, _split(2, 1), _whole(2)),
-    "weights": (2, _split(2, 0), _split(2, 0)),
-    "sums": (2, _first_partial(2), _split(2, 1)),
+    "batch": (_split(0), _whole),
+    "features": (_split(1), _whole),
+    "weights": (_split(0), _split(0)),
+    "sums": (_first_partial, _split(1)),
 }
 
 
-@pytest.mark.parametrize("how", LAYOUTS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_on_two_ranks(case: Case, how: str) -> None:
-    n, inputs, weights = LAYOUTS[how]
-    if how == "sums" and case.inputs[0][0][0] not in "xpvc":
-        inputs = _whole(n)  # there is no sum of numbers of rows
-    for found in on_ranks(n, lambda rank: run_case(case, inputs, weights)):
-        check(case, found)
+def test_on_two_ranks(case: Case) -> None:
+    def program(rank: int) -> Any:
+        return {how: run_case(case, _whole if how == "sums" and numbers else inputs, weights) for how, (inputs, weights) in LAYOUTS.items()}
+
+    numbers = case.inputs[0][0][0] not in "xpvcz"  # there is no sum of numbers of rows
+    for found in on_ranks(2, program):
+        for how, each in found.items():
+            check(case, each, how)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+#: element by element, or image by image, a mesh is as good as a line
+PLAIN = [*ACTIVATIONS, *AT_ZERO, *WRITTEN, *POOLS]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in PLAIN], ids=lambda case: case.name)
 def test_on_a_mesh(case: Case) -> None:
     for found in on_ranks(4, lambda rank: run_case(case, _on_mesh, _weights_on_mesh)):
         check(case, found)

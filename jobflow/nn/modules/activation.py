@@ -85,15 +85,10 @@ class ELU(_InPlace):
         self.alpha = alpha
 
 
-class CELU(_Activation):
+class CELU(ELU):
     """x where x > 0, else alpha (e^(x / alpha) - 1)"""
 
     function = staticmethod(F.celu)
-    options = ("alpha",)
-
-    def __init__(self, alpha: float = 1.0) -> None:
-        super().__init__()
-        self.alpha = alpha
 
 
 class GELU(_Activation):
@@ -137,19 +132,19 @@ class LogSigmoid(_Activation):
     function = staticmethod(F.logsigmoid)
 
 
-class Hardsigmoid(_Activation):
+class Hardsigmoid(_InPlace):
     """x/6 + 1/2 limited to [0, 1]"""
 
     function = staticmethod(F.hardsigmoid)
 
 
-class Hardswish(_Activation):
+class Hardswish(_InPlace):
     """x/6 times x + 3 limited to [0, 6]"""
 
     function = staticmethod(F.hardswish)
 
 
-class Mish(_Activation):
+class Mish(_InPlace):
     """x tanh(ln(1 + e^x))"""
 
     function = staticmethod(F.mish)
@@ -172,25 +167,25 @@ class Softplus(_Activation):
         self.beta, self.threshold = beta, threshold
 
 
-class Hardtanh(_Activation):
+class Hardtanh(_InPlace):
     """x limited to [min_val, max_val]"""
 
     function = staticmethod(F.hardtanh)
-    options = ("min_val", "max_val")
+    options = ("min_val", "max_val", "inplace")
 
-    def __init__(self, min_val: float = -1.0, max_val: float = 1.0) -> None:
-        super().__init__()
+    def __init__(self, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> None:
+        super().__init__(inplace)
         self.min_val, self.max_val = min_val, max_val
 
 
-class Threshold(_Activation):
+class Threshold(_InPlace):
     """x where x > threshold, else value"""
 
     function = staticmethod(F.threshold)
-    options = ("threshold", "value")
+    options = ("threshold", "value", "inplace")
 
-    def __init__(self, threshold: float, value: float) -> None:
-        super().__init__()
+    def __init__(self, threshold: float, value: float, inplace: bool = False) -> None:
+        super().__init__(inplace)
         self.threshold, self.value = threshold, value
 
 
