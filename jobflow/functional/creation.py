@@ -29,7 +29,7 @@ from jobflow.types import Array, DType, dtype_of, float64, int64, type_of
 class Place:
     """What the keywords of a factory say: where the tensor lies, its element type, whether it requires gradients."""
 
-    KEYWORDS = ("dtype", "device", "placement", "sbp", "requires_grad", "pin_memory", "layout", "out")
+    KEYWORDS = ("dtype", "device", "placement", "sbp", "requires_grad", "pin_memory")
 
     def __init__(self, what: str, options: dict[str, Any], dtype: DType | None = None, like: Tensor | None = None) -> None:
         unknown = sorted(set(options) - set(self.KEYWORDS))
