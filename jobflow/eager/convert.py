@@ -173,5 +173,5 @@ def gathered(here: EagerState, x: Tensor, what: str) -> Array:
         if here.rank.size > 1:
             same = x.type, x.layout, x.layout
             here.rank.comm.agree(_digest(here, *same, x.origin), _described(here, what, *same, x.origin))
-        return x.array
+        return x.array.copy()  # written to on one rank, copies would no longer be equal
     return convert_array(here, x.array, x.type, x.layout, everywhere, what, x.origin)

@@ -20,7 +20,7 @@ import numpy as np
 
 from jobflow.errors import AbortedError, DivergedError, RankError
 from jobflow.notices import notice
-from jobflow.runtime.comm.waits import SETTLE, SILENCE, Count, Need, Waiting, Way, What, left, standstill, stuck, text_of, waits_in
+from jobflow.runtime.comm.waits import SETTLE, SILENCE, Count, Need, Waiting, Way, What, headline, left, standstill, stuck, text_of, waits_in
 from jobflow.types import Array
 
 #: seconds without an answer after which a rank says whom it waits for
@@ -197,8 +197,8 @@ class Control:
 
     def _complain(self, what: What, needs: Sequence[Need]) -> None:
         missing = Waiting("", tuple(needs), {}).missing(self.waits)
-        told = f"rank {self.rank} has waited {PATIENCE:g} s in {text_of(what)} for ranks {missing}"
-        notice("; ".join([told, *self._elsewhere(missing)]))
+        told = f"rank {self.rank} has waited {PATIENCE:g} s in {headline(what)} for ranks {missing}"
+        notice("; ".join([told, *map(headline, self._elsewhere(missing))]))
 
 
 def _unpack(head: bytearray) -> tuple[tuple[int, ...], memoryview]:

@@ -15,7 +15,7 @@ from jobflow.runtime.comm.base import Communicator
 from jobflow.runtime.comm.record import Group, Letter, Place, Record, Recorder, Regions, address, owner
 from jobflow.runtime.comm.shared import Channel, Meet, SharedOperations
 from jobflow.runtime.comm.solo import Alone, copying
-from jobflow.runtime.comm.waits import SETTLE, SILENCE, What, difference, left, standstill, stuck, text_of, waits_in
+from jobflow.runtime.comm.waits import SETTLE, SILENCE, What, difference, headline, left, standstill, stuck, text_of, waits_in
 from jobflow.types import Array
 
 #: seconds after which a waiting rank says whom it waits for
@@ -215,8 +215,8 @@ class Room:
                     self._withdraw(rank, own, waiting)
                     raise left(gone[0], rank, waiting.what, self._elsewhere(rank))
                 if time.monotonic() >= complain:
-                    told = f"rank {rank} has waited {PATIENCE:g} s in {waiting.what} for ranks {list(waiting.missing())}"
-                    notice("; ".join([told, *self._elsewhere(rank)]))
+                    told = f"rank {rank} has waited {PATIENCE:g} s in {headline(waiting.what)} for ranks {list(waiting.missing())}"
+                    notice("; ".join([told, *map(headline, self._elsewhere(rank))]))
                     complain = float("inf")
         finally:
             with self._guard:

@@ -90,6 +90,11 @@ def stuck(missing: Mapping[int, Iterable[int]]) -> list[int]:
             del waits[rank]
 
 
+def headline(what: What) -> str:
+    """The first line of a text, without what was done before."""
+    return text_of(what).partition("\n")[0]
+
+
 def named(ranks: Sequence[int]) -> str:
     """`rank 0`, `ranks 0 and 1`, `ranks 0, 1 and 2`."""
     if len(ranks) == 1:
