@@ -78,6 +78,27 @@ class Trained(Graph):
         return loss
 
 
+class Forward(Graph):
+    """Only what the model does."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def build(self, *x: Tensor) -> Any:
+        return self.model(*x)
+
+
+def graph_of(function: Any) -> Graph:
+    """A graph whose build is a function."""
+
+    class Plain(Graph):
+        def build(self, *args: Any, **options: Any) -> Any:
+            return function(*args, **options)
+
+    return Plain()
+
+
 def distance(a: Tensor, b: Tensor) -> Tensor:
     return mean(square(a - b))
 

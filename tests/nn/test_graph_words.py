@@ -1,0 +1,147 @@
+"""nn.Graph: settings, proxies of modules, what it prints, saves and says when it is used wrongly."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import Forward, Model, Trained, as_graph, graph_of, laid, places, usual
+from ranks import on_ranks
+
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import ConfigError, JobError
+from jobflow.nn.graph import Graph, GraphModule, ProxyModule
+from jobflow.nn.modules.module import Module
+from jobflow.optim.optimizers import SGD
+from jobflow.placements import placement, sbp
+
+S0, B = sbp.split(0), sbp.broadcast
+
+
+def test_a_graph_is_made_before_its_parts() -> None:
+    class Early(Graph):
+        def __init__(self, model: Any) -> None:
+            self.model = model
+
+    def program(rank: int) -> None:
+        with pytest.raises(AttributeError, match=re.escape("super().__init__()")):
+            Early(Model(1))
+
+    on_ranks(1, program)
+
+
+def test_optimizers_need_a_loss_and_a_loss_an_optimizer() -> None:
+    def program(rank: int) -> None:
+        model = Model(1)
+        graph = Forward(model)
+        graph.add_optimizer(SGD(model.parameters(), 0.1))
+        with pytest.raises(JobError, match="build calls no loss"):
+            graph(laid(np.ones((4, 5)), model.places[0], B))
+        with pytest.raises(JobError, match="an optimizer of jobflow"):
+            graph.add_optimizer(0.1)
+
+        class Wide(Trained):
+            def build(self, x: Tensor, y: Tensor) -> Any:
+                self.model(x)[1].backward()
+
+        with pytest.raises(JobError, match=re.escape("a loss of one element")):
+            as_graph(Wide(model, [SGD(model.parameters(), 0.1)], None, usual), model.places, (B, B), 1)
+
+    on_ranks(1, program)
+
+
+def test_the_batch_must_fall_into_equal_parts() -> None:
+    def program(rank: int) -> None:
+        model = Model(1)
+        graph = Trained(model, [SGD(model.parameters(), 0.1)], None, lambda g: g.config.set_gradient_accumulation_steps(3))
+        with pytest.raises(JobError, match=re.escape("input0 float32[8,5] cannot be cut so")):
+            as_graph(graph, model.places, (B, B), 1)
+
+    on_ranks(1, program)
+
+
+def test_settings_are_checked() -> None:
+    def program(rank: int) -> None:
+        graph = Forward(Model(1))
+        with pytest.raises(ConfigError, match='did you mean "enable_zero"'):
+            graph.config.enable_zeros()
+        with pytest.raises(ConfigError, match="1, 2 or 3"):
+            graph.config.enable_zero(stage=4)
+        with pytest.raises(ConfigError, match="at least 1"):
+            graph.config.set_gradient_accumulation_steps(0)
+        with pytest.raises(ConfigError, match="1f1b"):
+            graph.config.set_pipeline_schedule("2f2b")
+        with pytest.raises(ConfigError, match="activation_checkpointing"):
+            graph.model.to(GraphModule).activation_checkpoint = True
+        assert not hasattr(graph.config, "nothing")
+
+    on_ranks(1, program)
+
+
+def test_switches_without_a_meaning_here_are_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    def program(rank: int) -> None:
+        graph = Forward(Model(1))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            graph.config.allow_fuse_add_to_output(True)
+            graph.config.set_outputs_buffer_size(2)
+
+    on_ranks(1, program)
+
+
+def test_modules_are_proxies_with_settings() -> None:
+    def program(rank: int) -> None:
+        model = Model(1)
+        graph = Forward(model)
+        assert isinstance(graph.model, ProxyModule) and isinstance(graph.model.m_stage0, ProxyModule)
+        assert graph.model.to(Module) is model and graph.model.m_stage0.to(Module) is model.m_stage0
+        graph.model.m_stage0.config.stage_id = 3
+        assert graph.model.m_stage0.to(GraphModule).stage_id == 3
+        assert graph.model.m_stage0.w is model.m_stage0.w
+        with pytest.raises(JobError, match="or its nn"):
+            graph.model.to(SGD)
+
+    on_ranks(1, program)
+
+
+def test_state_can_be_loaded_before_the_first_call_only() -> None:
+    def program(rank: int) -> None:
+        model = Model(1)
+        graph = Forward(model)
+        saved = graph.state_dict()
+        assert list(saved) == ["model"] and list(saved["model"]) == ["m_stage0.w", "m_stage1.w"]
+        assert not graph.is_compiled
+        graph(laid(np.ones((4, 5)), model.places[0], B))
+        assert graph.is_compiled
+        with pytest.raises(JobError, match="before its first call"):
+            graph.load_state_dict(saved)
+
+    on_ranks(1, program)
+
+
+def test_it_prints_what_it_is_before_and_after() -> None:
+    def program(rank: int) -> Any:
+        model = Model(2)
+        graph = Forward(model)
+        before = repr(graph)
+        graph(laid(np.ones((4, 5)), places(2)[0], S0))
+        return graph.name, before, repr(graph)
+
+    for name, before, after in on_ranks(2, program):
+        assert name == "Forward_0"
+        assert "(PARAMETER:model.m_stage0.w:float32[5,8] cpu[0]:B)" in before and "(OP:" not in before
+        assert "(INPUT:input0:float32[4,5] cpu[0]:S(0))" in after
+        assert "MatMul()(input0, model.m_stage0.w)" in after and "move[cpu[0]" in after
+
+
+def test_debug_prints_on_the_ranks_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    def program(rank: int) -> None:
+        graph = graph_of(lambda x: x * 2.0)
+        graph.debug(1, ranks=[1])
+        graph(laid(np.ones((4, 5)), placement("cpu", [0, 1]), S0))
+
+    on_ranks(2, program)
+    assert capsys.readouterr().out.count("job Plain_0 on cpu[0-1]") == 1
