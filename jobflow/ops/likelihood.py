@@ -7,16 +7,16 @@ A label that is neither a class nor `ignored` is an ArgumentError.  Classes may 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from jobflow.errors import ArgumentError, DtypeError, ShapeError
 from jobflow.layout import B, Box, Rule, S, Signature
-from jobflow.ops.base import LETTERS, Grads, Op, Sample, normal_axis, sample
+from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, normal_axis, sample
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
-from jobflow.types import Array, Tensor, TensorType, Xp
+from jobflow.types import Array, Tensor, TensorType, Xp, int64
 
 WHAT = "negative_log_likelihood"
 
@@ -34,6 +34,41 @@ def _check(labels: Array, classes: int, ignored: int | None) -> None:
     if wrong.any():
         other = "" if ignored is None else f", nor is it the ignored {ignored}"
         raise ArgumentError(f"{WHAT}: label {int(labels[wrong][0])} is outside [0, {classes}), the range of the {classes} classes{other}")
+
+
+def _flat(axis: int, whole: Array, *rows: Array) -> bool:
+    """Whether the classes lie side by side, and the samples one after another."""
+    return axis == whole.ndim - 1 and whole.size > 0 and all(a.flags.c_contiguous for a in (whole, *rows))
+
+
+def _starts(whole: Array) -> Array:
+    """Where the samples begin."""
+    return np.arange(0, whole.size, whole.shape[-1])
+
+
+def _are_classes(labels: Array, classes: int, ignored: int | None) -> bool:
+    """Whether all labels are classes, and none is ignored: as nearly always."""
+    low, high = int(labels.min()), int(labels.max())
+    return low >= 0 and high < classes and (ignored is None or not low <= ignored <= high)
+
+
+def _pick(op: NegativeLogLikelihood, x: Array, labels: Array, starts: Array, index: Array, loss: Array) -> None:
+    """loss[n] = -x[n, label[n]]"""
+    if op.classes is not None or not _are_classes(labels, x.shape[-1], op.ignored):
+        op.kernel(np, x, labels, loss)
+        return
+    np.add(starts, labels.reshape(-1), index)
+    np.negative(x.reshape(-1).take(index, mode="clip"), loss.reshape(-1))
+
+
+def _put(op: NegativeLogLikelihoodGrad, labels: Array, dloss: Array, starts: Array, index: Array, dx: Array) -> None:
+    """dx[n, label[n]] = -dloss[n]"""
+    if op.classes is not None or not _are_classes(labels, op.size, op.ignored):
+        op.kernel(np, labels, dloss, dx)
+        return
+    np.add(starts, labels.reshape(-1), index)
+    dx.fill(0)
+    dx.reshape(-1)[index] = -dloss.reshape(-1)
 
 
 @dataclass(frozen=True)
@@ -79,6 +114,12 @@ class NegativeLogLikelihood(Op):
         picked = xp.take_along_axis(x, xp.expand_dims(xp.clip(at, 0, size - 1), self.axis), axis=self.axis)
         loss[...] = xp.where(mine, -picked.squeeze(self.axis), loss)
 
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        (x, labels), (loss,) = inputs, outputs
+        if device.xp is not np or not _flat(self.axis, x, labels, loss):
+            return super().bind(device, inputs, outputs)
+        return [(_pick, (self, x, labels, _starts(x), device.scratch((labels.size,), int64), loss))]
+
     def grad(self, x: Tensor, labels: Tensor, loss: Tensor, dloss: Tensor) -> Grads:
         return call(NegativeLogLikelihoodGrad(self.axis, x.type.shape[self.axis], self.ignored), labels, dloss), None
 
@@ -86,6 +127,7 @@ class NegativeLogLikelihood(Op):
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(1), numbers(1, 5, 4), np.array([0, 3, 1, 1, 2], np.int32))
         yield sample(cls(1, -100), numbers(2, 2, 5, 3), np.array([[0, -100, 4], [2, 3, -100]]))
+        yield sample(cls(1, -100), numbers(5, 3, 4), np.array([2, 0, 3]))
         yield sample(cls(0, 1), numbers(3, 4), np.array(1))
         yield sample(cls(0), numbers(4, 4), np.array(2))
 
@@ -119,6 +161,12 @@ class NegativeLogLikelihoodGrad(Op):
         if self.ignored is not None and 0 <= self.ignored - self.offset < self.size:
             hit[(*(slice(None),) * self.axis, self.ignored - self.offset)] = False
         dx[...] = xp.where(hit, -xp.expand_dims(dloss, self.axis), dloss.dtype.type(0))
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        (labels, dloss), (dx,) = inputs, outputs
+        if device.xp is not np or not _flat(self.axis, dx, labels, dloss):
+            return super().bind(device, inputs, outputs)
+        return [(_put, (self, labels, dloss, _starts(dx), device.scratch((labels.size,), int64), dx))]
 
     def grad(self, labels: Tensor, dloss: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
         return None, call(NegativeLogLikelihood(self.axis, self.ignored), ddx, labels)
