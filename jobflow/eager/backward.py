@@ -169,9 +169,15 @@ class Sweep:
         if x.layout is not None and gradient.layout != x.layout:
             gradient, own = laid(self.here, gradient, x), True
         if x.grad is None:
-            x.grad = gradient if own or _running().records else Tensor(gradient.type, gradient.layout, gradient.array.copy())
+            x.grad = gradient if own or _running().records else _copied(gradient)
         else:
             x.grad = _sum(x.grad, gradient)
+
+
+def _copied(x: Tensor) -> Tensor:
+    made = Tensor(x.type, x.layout, x.array.copy())
+    made.origin = x.origin
+    return made
 
 
 def _sum(a: Tensor, b: Tensor) -> Tensor:

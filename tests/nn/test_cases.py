@@ -74,3 +74,17 @@ PLAIN = [*ACTIVATIONS, *AT_ZERO, *WRITTEN, *POOLS]
 def test_on_a_mesh(case: Case) -> None:
     for found in on_ranks(4, lambda rank: run_case(case, _on_mesh, _weights_on_mesh)):
         check(case, found)
+
+
+_SOME = Placement("cpu", (2, 0))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in PLAIN], ids=lambda case: case.name)
+def test_on_some_of_the_ranks(case: Case) -> None:
+    """Rank 1 runs the same lines and has no piece; the others are in another order."""
+
+    def split(i: int, ndim: int) -> Layout:
+        return Layout(_SOME, (S(0) if ndim else B,))
+
+    for found in on_ranks(3, lambda rank: run_case(case, split, split)):
+        check(case, found)
