@@ -33,10 +33,15 @@ for module in pkgutil.iter_modules(jobflow.ops.__path__):
 MESHES = ((2,), (3,), (2, 2))
 #: pairs of signatures of one sample that are tried on a mesh of two dimensions
 PAIRS = 5
+#: ops with gradients; those that write over an input have no place in the body of a job
 OPS = {
     cls.__name__: cls
     for cls in all_ops()
-    if cls.__module__.startswith("jobflow.ops.") and cls.grad is not Op.grad and not cls.external and not issubclass(cls, (Crossing, Part))
+    if cls.__module__.startswith("jobflow.ops.")
+    and cls.grad is not Op.grad
+    and not cls.external
+    and not cls.alias
+    and not issubclass(cls, (Crossing, Part))
 }
 
 
