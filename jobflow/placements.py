@@ -16,6 +16,7 @@ from jobflow import layout, scope
 from jobflow.errors import PlacementError, SbpError, user_line
 from jobflow.layout import MAX, MIN, Broadcast, Partial, Placement, Sbp, Split
 from jobflow.notices import notice
+from jobflow.runtime.device import cuda
 from jobflow.runtime.world.launch import launched
 
 TAGS = ("cpu", "cuda")
@@ -42,7 +43,7 @@ class placement:  # noqa: N801 - a name of the face
         if tag not in TAGS:
             raise PlacementError(f'{what}: unknown type {tag!r}; use "cpu" or "cuda"')
         if isinstance(given, Mapping):
-            notice("placement(type, {machine: devices}) is the old form; write placement(type, ranks=[...])")
+            say("placement(type, {machine: devices}) is the old form; write placement(type, ranks=[...])")
             given = _of_machines(given, what)
         grid = _grid(given, what)
         if hierarchy:
@@ -51,6 +52,8 @@ class placement:  # noqa: N801 - a name of the face
             grid = grid.reshape(tuple(hierarchy))
         _check(grid, what)
         self.core = Placement(tag, tuple(grid.ravel().tolist()), tuple(grid.shape))
+        if tag == "cuda":
+            on_host()
 
     @classmethod
     def of(cls, core: Placement) -> placement:
@@ -92,6 +95,18 @@ class placement:  # noqa: N801 - a name of the face
     def hierarchy(self) -> tuple[int, ...]:
         """The shape of the mesh."""
         return self.core.mesh
+
+
+def say(text: str) -> None:
+    """A notice to the user of all ranks, of which one gives it."""
+    started = launched()
+    if started is None or started.rank == 0:
+        notice(text)
+
+
+def on_host() -> None:
+    """Say that what is said to be on a GPU is not."""
+    say(f"{'' if cuda.available() else 'there is no GPU: '}tensors on cuda devices live in the memory of the host")
 
 
 def world_size() -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import PlacementError, user_line
-from jobflow.notices import notice
+from jobflow.placements import on_host
 
 TYPES = ("cpu", "cuda")
 
@@ -76,7 +76,7 @@ def marked(x: Tensor, where: device | None) -> Tensor:
     """x, said to live there."""
     if where is not None and x.layout is None:
         if where.type == "cuda" and state().device.tag == "cpu":
-            notice("there is no GPU: tensors on cuda devices live in the memory of the host")
+            on_host()
         x._device = None if where == device("cpu") else where
     return x
 
