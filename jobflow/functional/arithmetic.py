@@ -250,6 +250,13 @@ def _to_the(x: Tensor, exponent: Number) -> Tensor:
 
 
 @method()
+def float_power(x: Operand, exponent: Operand) -> Tensor:
+    """x to the power of `exponent`, in float64"""
+    x, exponent = (cast(side, float64) if isinstance(side, Tensor) else float(side) for side in _sides("float_power", x, exponent))
+    return pow(x, exponent)
+
+
+@method()
 def maximum(x: Operand, other: Operand) -> Tensor:
     """The larger of two, element by element."""
     return both("maximum", Maximum(), *_sides("maximum", x, other))
@@ -367,6 +374,13 @@ def mv(a: Tensor, b: Tensor) -> Tensor:
 def dot(a: Tensor, b: Tensor) -> Tensor:
     """The inner product of two vectors."""
     return matmul(*_of_axes("dot", a, b, 1, 1))
+
+
+@method("outer", "ger")
+def outer(a: Tensor, b: Tensor) -> Tensor:
+    """The product of a column and a row, of two vectors."""
+    x, y = pair("outer", *_of_axes("outer", a, b, 1, 1))
+    return mul(run(ExpandDims(1), x), y)
 
 
 @method()

@@ -101,6 +101,18 @@ def device(x: Tensor) -> where.device:
     return where.device_of(x)
 
 
+@attribute("nbytes")
+def nbytes(x: Tensor) -> int:
+    """Bytes of the logical value."""
+    return x.type.nbytes
+
+
+@attribute("itemsize")
+def itemsize(x: Tensor) -> int:
+    """Bytes of an element."""
+    return x.dtype.itemsize
+
+
 @attribute("is_cuda")
 def is_cuda(x: Tensor) -> bool:
     """Whether it is said to live on a GPU."""
@@ -220,6 +232,30 @@ def stride(x: Tensor, dim: int | None = None) -> Any:
         raise JobError(f"stride at {user_line()}: a global tensor has no one memory; see to_local().stride()")
     steps = tuple(step // x.array.itemsize for step in x.array.strides)
     return steps if dim is None else steps[dim]
+
+
+@method()
+def storage_offset(x: Tensor) -> int:
+    """Where in the memory of the tensor that it is a view of a local tensor begins, in elements."""
+    if x.layout is not None or x.symbol is not None:
+        raise JobError(f"storage_offset at {user_line()}: a global tensor has no one memory; see to_local()")
+    root = x
+    while root.base is not None:
+        root = root.base[0]
+    begins: int = x.array.ctypes.data - root.array.ctypes.data
+    return begins // x.dtype.itemsize
+
+
+@method()
+def pin_memory(x: Tensor) -> Tensor:
+    """x: the memory of the host is what it is."""
+    return x
+
+
+@method()
+def to_consistent(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    """The name that to_global had."""
+    raise JobError(f"to_consistent at {user_line()}: it is called to_global(placement=..., sbp=...) now")
 
 
 @method()

@@ -90,6 +90,20 @@ def mean(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: DType | No
 
 
 @method()
+def nansum(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
+    """The sum of what is not NaN."""
+    if x.type.dtype.is_float:
+        x = run(Where(), run(Equal(), x, x), x, constant(x, 0, x.type.dtype))
+    return sum(x, dim, keepdim, dtype=dtype)
+
+
+@method()
+def count_nonzero(x: Tensor, dim: Dim = None) -> Tensor:
+    """How many elements are not 0 (int64)."""
+    return sum(_true(x), dim)
+
+
+@method()
 def prod(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
     """The product; of integers and truth values int64."""
     return _reduced(ReduceProd, cast(x, dtype) if dtype else _counted(x), axes_of("prod", x, dim), keepdim)
@@ -247,6 +261,18 @@ def std(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False
     """The square root of the variance."""
     made: Tensor = run(Sqrt(), var(x, dim, unbiased, keepdim, correction=correction))
     return made
+
+
+@method()
+def var_mean(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The variance, and the mean."""
+    return var(x, dim, unbiased, keepdim), mean(x, None if isinstance(dim, bool) else dim, keepdim)
+
+
+@method()
+def std_mean(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The deviation, and the mean."""
+    return std(x, dim, unbiased, keepdim), mean(x, None if isinstance(dim, bool) else dim, keepdim)
 
 
 @method()

@@ -84,6 +84,7 @@ def test_named_functions(n: int) -> None:
         (lambda a, b: fa.div(a, b, rounding_mode="trunc"), lambda a, b: np.trunc(a / b).astype(int), (N, J)),
         (lambda a, b: fa.div(a, b, rounding_mode="trunc"), lambda a, b: np.trunc(a / b), (x, y)),
         (fa.remainder, np.remainder, (N, J)),
+        (lambda a: fa.float_power(a, 2), lambda a: a**2.0, (N,)),
         (fa.pow, lambda a, b: a ** b.astype(float), (N, J)),
     ]
     compare(n, cases)
@@ -117,6 +118,7 @@ def test_matrix_products(n: int) -> None:
         (fa.mm, np.matmul, (drawn(3, 4), drawn(4, 2))),
         (fa.bmm, np.matmul, (drawn(2, 3, 4), drawn(2, 4, 2))),
         (fa.mv, np.matmul, (drawn(3, 4), drawn(4))),
+        (fa.outer, np.outer, (drawn(3), drawn(4))),
         (fa.dot, np.dot, (drawn(4), drawn(4))),
         (lambda x, a, b: fa.addmm(x, a, b, beta=0.5, alpha=2), lambda x, a, b: 0.5 * x + 2 * a @ b, (drawn(2), drawn(3, 4), drawn(4, 2))),
         (fa.baddbmm, lambda x, a, b: x + a @ b, (drawn(2, 3, 2), drawn(2, 3, 4), drawn(2, 4, 2))),

@@ -133,6 +133,9 @@ def test_memory_of_local_tensors() -> None:
         x = tensor(VALUE)
         turned = x.t()
         assert x.is_contiguous() and not turned.is_contiguous() and turned.contiguous().is_contiguous() and x.contiguous() is x
+        assert x.nbytes == 160 and x.itemsize == 8 and x.storage_offset() == 0 and x[2:][1].storage_offset() == 12 and x.pin_memory() is x
+        with pytest.raises(JobError, match="to_global"):
+            x.to_consistent()
         assert x.stride() == (4, 1) and turned.stride(0) == 1
         w = ones(2, requires_grad=True)
         w.data.add_(1)
