@@ -18,6 +18,7 @@ from jobflow.layout import Layout
 from jobflow.nn.modules import activation, attention, container, conv, linear, loss, module, norm, pool
 from jobflow.nn.modules.module import Module
 from jobflow.nn.parameter import Parameter
+from jobflow.types import DType
 
 nn = SimpleNamespace(Parameter=Parameter)
 for _each in (activation, attention, container, conv, linear, loss, module, norm, pool):
@@ -81,6 +82,26 @@ def run_case(case: Case, inputs: Lay = None, weights: Lay = None) -> dict[str, n
     found |= {f"parameter/{name}": p.grad for name, p in parameters.items() if p.grad is not None}
     found |= {f"buffer/{name}": x for name, x in buffers.items()}
     return {name: np.array(x.detach().numpy()) for name, x in found.items()}
+
+
+def forward(case: Case, dtype: DType) -> tuple[Any, ...]:
+    """The outputs on one rank in an element type, after a backward pass from them."""
+    made = case.make(nn, F)
+    module = made.module if isinstance(made, _Called) else made
+    if isinstance(module, Module):
+        module.train(case.train)
+        for name, p in module.named_parameters():
+            p.array[...] = case.parameter(name, tuple(p.shape))
+        module.to(dtype)
+    tensors = [tensor(array, dtype=dtype) if array.dtype.kind == "f" else tensor(array) for array in case.arrays()]
+    for x, (kind, _) in zip(tensors, case.inputs, strict=True):
+        x.requires_grad = kind in GRADIENTS
+    outputs = made(*tensors)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    if outputs[0].requires_grad:
+        sum((y.sum() for y in outputs), start=0.0).backward()
+        assert all(x.grad is None or x.grad.dtype is dtype for x in tensors)
+    return outputs
 
 
 def check(case: Case, found: dict[str, np.ndarray[Any, Any]], how: str = "") -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from cases import ACTIVATIONS, AT_ZERO, CASES, POOLS, WRITTEN, Case
 from ranks import on_ranks
-from surroundings import check, run_case
+from surroundings import check, forward, reference, run_case
 
 from jobflow.layout import B, Layout, P, Placement, S
+from jobflow.types import bfloat16, float16, float32
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -88,3 +90,20 @@ def test_on_some_of_the_ranks(case: Case) -> None:
 
     for found in on_ranks(3, lambda rank: run_case(case, split, split)):
         check(case, found)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_in_other_precisions(case: Case) -> None:
+    """Outputs keep the element type and are near; gradients can be taken."""
+
+    def program(rank: int) -> Any:
+        return [[(y.dtype, y.detach().numpy().astype(np.float64)) for y in forward(case, dtype)] for dtype, _ in PRECISIONS]
+
+    (found,) = on_ranks(1, program)
+    for (dtype, tolerance), outputs in zip(PRECISIONS, found, strict=True):
+        for i, (made, value) in enumerate(outputs):
+            assert made is dtype
+            np.testing.assert_allclose(value, reference(case)[f"out/{i}"], rtol=tolerance, atol=tolerance, err_msg=dtype.name)
+
+
+PRECISIONS = ((float16, 1e-2), (bfloat16, 8e-2), (float32, 1e-5))
