@@ -1,7 +1,7 @@
 """The words of global tensors: `placement`, which ranks; `sbp`, how a tensor lies on them.
 
-    P = flow.placement(type="cuda", ranks=[[0, 1], [2, 3]])
-    x = flow.randn(4, 5, placement=P, sbp=[flow.sbp.split(0), flow.sbp.broadcast])
+P = flow.placement(type="cuda", ranks=[[0, 1], [2, 3]])
+x = flow.randn(4, 5, placement=P, sbp=[flow.sbp.split(0), flow.sbp.broadcast])
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TAGS = ("cpu", "cuda")
 MOST_AXES = 32
 
 
-class placement:  # noqa: N801 - a name of the face
+class placement:
     """Which ranks a global tensor lies on, in this order; nested lists arrange them as a mesh.
 
     `type` is "cpu" or "cuda"; `ranks` numbers of processes: a list, nested lists, a range, an array or one number.  The older form
@@ -153,7 +153,7 @@ def _check(grid: np.ndarray[Any, Any], what: str) -> None:
         raise PlacementError(f"{what}: rank {beyond[0]} of {grid.tolist()} does not exist; {there}. Start more with mpiexec -n or distributed.launch")
 
 
-class sbp:  # noqa: N801 - a name of the face
+class sbp:
     """How a tensor lies along a dimension of the mesh: `sbp.split(dim)`, `sbp.broadcast`, `sbp.partial_sum` (and _max, _min)."""
 
     sbp = Sbp
@@ -181,5 +181,7 @@ def sbp_tuple(given: Any, where: Placement, what: str, ndim: int | None = None) 
             axes = f"the axes 0 to {ndim - 1}" if ndim else "no axes"
             raise SbpError(f"{what}: {one!r} of a tensor that has {axes}")
     if len(each) != len(where.mesh):
-        raise SbpError(f"{what}: {len(each)} sbp for {placement.of(where)!r}, whose mesh has {len(where.mesh)} dimensions; give one for each: {list(each)}")
+        raise SbpError(
+            f"{what}: {len(each)} sbp for {placement.of(where)!r}, whose mesh has {len(where.mesh)} dimensions; give one for each: {list(each)}"
+        )
     return each

@@ -19,7 +19,7 @@ from jobflow.eager.convert import convert
 from jobflow.eager.state import EagerState, state
 from jobflow.eager.tensor import Size, Tensor
 from jobflow.errors import ArgumentError, CheckpointError, JobError, user_line
-from jobflow.functional import moving
+from jobflow.functional import moving, values
 from jobflow.layout import B, Layout, Placement
 from jobflow.placements import placement as public_placement
 from jobflow.types import Array, DType, TensorType, dtype_named, type_of
@@ -146,7 +146,7 @@ class Tree:
 
     def _array(self, x: Tensor, path: str) -> Array:
         if x.layout is None:
-            return moving.value_of(x, "save")
+            return values.value_of(x, "save")
         if self.here is None:
             raise JobError(
                 f"{self.what}: the tensor {path} is global ({x.layout}); say which rank writes it: save(..., global_dst_rank=0), on all ranks"
@@ -181,7 +181,7 @@ def decoded(tree: Any, tensor: Any) -> Any:
         case "dtype":
             return dtype_named(value)
         case "array":
-            array = moving.numpy(tensor(value))
+            array = values.numpy(tensor(value))
             return array[()] if tree["scalar"] else array
         case "dict" | "ordered":
             items = [(decoded(key, tensor), decoded(entry, tensor)) for key, entry in value]

@@ -13,7 +13,7 @@ from ranks import on_ranks
 from jobflow import saving
 from jobflow.eager.tensor import Size, Tensor
 from jobflow.errors import ArgumentError, CheckpointError, JobError
-from jobflow.functional import moving
+from jobflow.functional import values
 from jobflow.layout import B, Layout, P, Placement, S
 from jobflow.placements import placement
 from jobflow.types import float32, type_of
@@ -69,7 +69,7 @@ def test_global_tensors_are_written_whole_by_one_rank(tmp_path: Path) -> None:
         found = saving.load(tmp_path / "x", global_src_rank=0)
         for x in found.values():
             assert x.placement == placement("cpu", [0]) and x.sbp == (B,)
-            np.testing.assert_array_equal(moving.numpy(x), WHOLE)
+            np.testing.assert_array_equal(values.numpy(x), WHOLE)
         moved = saving.load(tmp_path / "x", global_src_rank=1, map_location=placement("cpu", [[0, 1]]))
         assert moved["s"].sbp == (B, B)
         np.testing.assert_array_equal(moved["s"].array, WHOLE)

@@ -11,7 +11,8 @@ from ranks import on_ranks
 from jobflow.eager import run
 from jobflow.eager.backward import backward
 from jobflow.errors import PlacementError
-from jobflow.functional.moving import numpy, to_global, to_local
+from jobflow.functional.moving import to_global, to_local
+from jobflow.functional.values import numpy
 from jobflow.layout import B, Layout, P, S
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.linalg import MatMul

@@ -14,7 +14,7 @@ from ranks import on_ranks
 from jobflow import optim
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import CheckpointError, ConfigError
-from jobflow.functional.moving import numpy
+from jobflow.functional.values import numpy
 from jobflow.layout import B, Layout, P, Placement, S
 from jobflow.optim import lr_scheduler
 from jobflow.types import type_of

@@ -12,7 +12,7 @@ import pytest
 from ranks import on_ranks
 
 from jobflow.errors import ArgumentError
-from jobflow.functional import moving
+from jobflow.functional import values
 from jobflow.layout import P
 from jobflow.placements import placement, sbp
 from jobflow.utils import global_view
@@ -48,7 +48,7 @@ def flat(lists: Iterable[list[int]]) -> list[int]:
 
 
 def numbers(loader: DataLoader) -> list[list[int]]:
-    return [moving.tolist(batch[1]) for batch in loader]
+    return [values.tolist(batch[1]) for batch in loader]
 
 
 @pytest.mark.parametrize("workers", [0, 3])
@@ -85,14 +85,14 @@ def test_streams() -> None:
         def __iter__(self) -> Iterator[int]:
             return iter(range(5))
 
-    assert [moving.tolist(batch) for batch in DataLoader(Stream(), 2)] == [[0, 1], [2, 3], [4]]
+    assert [values.tolist(batch) for batch in DataLoader(Stream(), 2)] == [[0, 1], [2, 3], [4]]
     with pytest.raises(ArgumentError, match="order of its own"):
         DataLoader(Stream(), 2, shuffle=True)
 
 
 def test_collate() -> None:
     made = default_collate([{"a": 1, "b": (True, "x")}, {"a": 2, "b": (False, "y")}])
-    assert moving.tolist(made["a"]) == [1, 2] and moving.tolist(made["b"][0]) == [True, False] and made["b"][1] == ["x", "y"]
+    assert values.tolist(made["a"]) == [1, 2] and values.tolist(made["b"][0]) == [True, False] and made["b"][1] == ["x", "y"]
     with pytest.raises(ArgumentError, match="different numbers of entries"):
         default_collate([(1, 2), (1,)])
     with pytest.raises(ArgumentError, match="no tensors of complex128"):
@@ -143,6 +143,6 @@ def test_structures_between_ranks() -> None:
         assert whole["n"] == 3 and whole["x"][0].type.shape == (4, 2) and whole["x"][1].sbp == (sbp.split(0),)
         chosen = global_view.to_global([batch[0]], here, lambda _, x: P if x.ndim == 2 else sbp.broadcast)
         assert chosen[0].sbp == (P,)
-        np.testing.assert_array_equal(moving.numpy(global_view.to_local(whole)["x"][0]), moving.numpy(batch[0]))
+        np.testing.assert_array_equal(values.numpy(global_view.to_local(whole)["x"][0]), values.numpy(batch[0]))
 
     on_ranks(2, program)

@@ -96,9 +96,7 @@ class Averaging:
         self.done, self.begun = 0, False
 
 
-def DistributedDataParallel(
-    module: Any, *, broadcast_buffers: bool = True, broadcast_parameters: bool = True, bucket_size: int = 10
-) -> Any:
+def DistributedDataParallel(module: Any, *, broadcast_buffers: bool = True, broadcast_parameters: bool = True, bucket_size: int = 10) -> Any:
     """`module`, whose gradients are from now on averaged over all ranks; `bucket_size` parameters travel together.
 
     Its parameters and buffers take the values they have on rank 0, buffers again before every call of the module in training.
