@@ -66,14 +66,15 @@ class Building:
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """Inside, everything is recorded here."""
+        """Inside, everything is recorded here, gradients as well."""
         before, self.here.building = self.here.building, self
+        grad_enabled, self.here.grad_enabled = self.here.grad_enabled, True
         draws = [(generator, generator.draws) for generator in (self.here.global_generator, self.here.local_generator)]
         try:
             with scope.using(interpreter=self.tracer, placement=self.tracer.placement, view="consistent", namespace=()):
                 yield
         finally:
-            self.here.building = before
+            self.here.building, self.here.grad_enabled = before, grad_enabled
             for generator, count in draws:  # every run draws anew
                 generator.draws = count
 
@@ -101,7 +102,7 @@ class Building:
 
     def _outputs(self, values: Sequence[Value], layouts: Sequence[Layout | None], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         needs = any(x.requires_grad for x in inputs)
-        if needs and not self.here.grad_enabled:
+        if needs and self.trains and not self.here.grad_enabled:
             values = [self._record(Detach(), [value], value.node.placement)[0] for value in values]
         made = tuple(Tensor(value.type, layout, None, symbol=value) for value, layout in zip(values, layouts, strict=True))
         for x in made:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 from zlib import crc32
 
@@ -17,8 +18,8 @@ from jobflow.compiler.compile import distribute, plan_rank
 from jobflow.eager.convert import convert_array, done, empty
 from jobflow.eager.state import EagerState, mixed
 from jobflow.eager.tensor import Storage, Tensor
-from jobflow.errors import JobError, user_line
-from jobflow.graph.ir import Graph, Node, Physical, Value, Variable
+from jobflow.errors import DivergedError, JobError, user_line
+from jobflow.graph.ir import Graph, Node, Value, Variable
 from jobflow.graph.rewrite import rebuild
 from jobflow.graph.text import physical_text
 from jobflow.layout import Layout, Placement
@@ -104,7 +105,8 @@ class Bound:
         self.built = built
         self.numbering = Numbering(built.graph)
         self.physical = distribute(self.numbering.graph(built.graph))
-        self.digest = crc32(_text(self.physical).encode())
+        self.lines = physical_text(self.physical).splitlines()
+        self.digest = crc32("\n".join(map(_bare, self.lines)).encode())
         given = [x for _, x in leaves(built.given, "an output")]
         self.outputs = [self._given(value, x) for value, x in zip(self.physical.graph.outputs, given, strict=True)]
         self.state: State | None = None
@@ -138,7 +140,9 @@ class Bound:
     def _bind(self, loaded: Mapping[str, Tensor]) -> None:
         here, ranks = self.here, self.numbering.ranks
         comm, index = here.rank.comm.group(ranks), ranks.index(here.rank.index)
-        comm.agree(self.digest, self._described)
+        what = self._described()
+        comm.agree(crc32(what.encode()), lambda: what)
+        self._compare(comm)
         self.state = State(index, here.device, comm)
         self._place(self.state, index, loaded)
         plan = plan_rank(self.physical, index, self.state.slots, True)
@@ -147,10 +151,21 @@ class Bound:
         self.comm = comm if plan.schedule else None
 
     def _described(self) -> str:
-        graph = self.physical.graph
-        inputs = ", ".join(f"{meta.name} {meta}" for meta in self.built.inputs)
-        size = f"{len(graph.nodes)} steps and {len(graph.variables)} variables"
-        return f"the first call of {self.built.name}({inputs}), a graph of {size}, at {user_line()}"
+        return f"the first call of {self.built.name}({', '.join(f'{meta.name} {meta}' for meta in self.built.inputs)}) at {user_line()}"
+
+    def _compare(self, comm: Communicator) -> None:
+        """DivergedError, with the first step in which they differ, unless all ranks have built the same."""
+        if len(set(comm.exchange(self.digest))) == 1:
+            return
+        programs = comm.exchange(self.lines)
+        first = programs[0]
+        rank, other = next((i, lines) for i, lines in enumerate(programs) if list(map(_bare, lines)) != list(map(_bare, first)))
+        a, b = next((a, b) for a, b in zip_longest(first, other, fillvalue="nothing more") if _bare(a) != _bare(b))
+        names = self.numbering.ranks[0], self.numbering.ranks[rank]
+        raise DivergedError(
+            f"{self._described()}: ranks {names[0]} and {names[1]} have built different graphs; every rank builds the same one. "
+            f"The first difference:\n  rank {names[0]}: {a.strip()}\n  rank {names[1]}: {b.strip()}"
+        )
 
     def _place(self, state: State, index: int, loaded: Mapping[str, Tensor]) -> None:
         """Give the graph's variables memory: that which their tensors have, as far as it can be used as it is."""
@@ -294,7 +309,7 @@ class Bound:
 
     def text(self) -> str:
         """The program with layouts and the lines that asked for it."""
-        return physical_text(self.physical)
+        return "\n".join(self.lines)
 
     def variable(self, name: str) -> Tensor:
         """A copy of one of the graph's own variables."""
@@ -314,6 +329,6 @@ def _adopted(state: State, variable: Variable, x: Tensor) -> bool:
     return True
 
 
-def _text(physical: Physical) -> str:
-    """What the graph computes and where, without the lines of the program."""
-    return "\n".join(line.partition("  # ")[0] for line in physical_text(physical).splitlines())
+def _bare(line: str) -> str:
+    """A step of a program without the line that asked for it."""
+    return line.partition("  # ")[0]
