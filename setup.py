@@ -11,7 +11,7 @@ VERSION = re.findall(r'__version__ = "(.+)"', (ROOT / "jobflow" / "version.py").
 MPI = ["mpich>=4.1"]
 EXAMPLES = ["scikit-learn>=1.4", "tqdm>=4.60"]
 HALF = ["ml_dtypes>=0.5"]
-TEST = ["pytest>=8.2", "hypothesis>=6.100", *EXAMPLES, *MPI, *HALF]
+TEST = ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100", *EXAMPLES, *MPI, *HALF]
 
 setup(
     name="jobflow-sbp",
