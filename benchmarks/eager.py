@@ -37,7 +37,7 @@ from step_time import FOREIGN, HERE, RESULTS, machine, quantile, running
 RANKS = 2
 OPS = ("relu", "add", "add number", "matmul", "reshape", "sum")
 ROUTES = ("S(0)->B", "B->S(0)", "S(0)->S(1)", "P->B", "P->S(0)", "[0]->[1]", "local->S(0)", "local->S(0) unchecked")
-ROUTES += ("local->B", "local->B unchecked", "numpy() of B", "numpy() of S(0)")
+ROUTES += ("local->B", "numpy() of B", "numpy() of S(0)")
 #: by size, how many changes of layout are made in a round
 SIZES = {"1 KiB": 100, "1 MiB": 20, "16 MiB": 5}
 SMALL_CALLS, STEPS = 1000, 100

@@ -119,7 +119,6 @@ def routes(ranks: int) -> Cases:
         found[f"local->S(0) {label}"] = partial(to_global, half, place, S0)
         found[f"local->S(0) unchecked {label}"] = partial(to_global, half, place, S0, check_meta=False)
         found[f"local->B {label}"] = partial(to_global, local, place, B)
-        found[f"local->B unchecked {label}"] = partial(to_global, local, place, B, check_meta=False)
         found[f"numpy() of B {label}"] = whole.numpy
         found[f"numpy() of S(0) {label}"] = lying[S0].numpy
     return found

@@ -1,6 +1,6 @@
 """Tensors and DTensors of PyTorch, timed on order, as eager_ours.py does; one process per rank, in an environment of its own.
 
-    python torch_eager.py ops|routes|step [--ranks N --rank R --rendezvous FILE]
+python torch_eager.py ops|routes|step [--ranks N --rank R --rendezvous FILE]
 """
 
 from __future__ import annotations
@@ -92,10 +92,9 @@ def routes(ranks: int, rank: int) -> Cases:
         for a, b in ((S0, B), (B, S0), (S0, S1), (P, B), (P, S0)):
             found[f"{NAMES[a]}->{NAMES[b]} {label}"] = partial(arrived, lying[a], mesh, b)
         found[f"[0]->[1] {label}"] = partial(moved, local, rank)
-        for unchecked in (False, True):
-            words = f"unchecked {label}" if unchecked else label
-            found[f"local->S(0) {words}"] = partial(DTensor.from_local, half, mesh, [S0], run_check=not unchecked)
-            found[f"local->B {words}"] = partial(DTensor.from_local, local, mesh, [B], run_check=not unchecked)
+        found[f"local->S(0) {label}"] = partial(DTensor.from_local, half, mesh, [S0], run_check=True)
+        found[f"local->S(0) unchecked {label}"] = partial(DTensor.from_local, half, mesh, [S0])
+        found[f"local->B {label}"] = partial(DTensor.from_local, local, mesh, [B], run_check=True)
         found[f"numpy() of B {label}"] = partial(numpy_of, lying[B])
         found[f"numpy() of S(0) {label}"] = partial(numpy_of, lying[S0])
     return found
