@@ -168,3 +168,25 @@ def by_mpiexec(case: str, size: int) -> Ended:
     with crowd() as jobs:
         jobs.start([MPIEXEC, "-n", str(size), sys.executable, str(PROGRAM), case])
         return jobs.wait()[0]
+
+
+def started(way: str, size: int, *words: str) -> tuple[int, list[str], str]:
+    """A Python program with `size` ranks: the exit code, the lines that ranks printed, sorted, and what they said beside.
+
+    By hand, the ranks come in reverse order.
+    """
+    command = [sys.executable, *words]
+    if way == "mpiexec":
+        assert MPIEXEC is not None
+        command = [MPIEXEC, "-n", str(size), *command]
+    elif way == "launcher":
+        command = [*LAUNCH, "--nproc_per_node", str(size), *words]
+    port = free_port()
+    with crowd() as jobs:
+        for rank in reversed(range(size)) if way == "by hand" else [None]:
+            jobs.start(command, {} if rank is None else variables(rank, size, port))
+        ended = jobs.wait()
+    lines = [line for one in ended for line in one.lines]
+    if way == "launcher":
+        lines = [line[line.find("] ") + 2 :] for line in lines]
+    return max(one.code for one in ended), sorted(lines), "".join(one.err for one in ended)
