@@ -7,11 +7,12 @@ from typing import Any
 
 from jobflow.errors import JobError, user_line
 from jobflow.nn.graph.settings import GraphModule
+from jobflow.nn.modules.module import Module
 
 
 def is_module(x: Any) -> bool:
     """Whether x is an nn.Module."""
-    return hasattr(type(x), "named_parameters") and hasattr(type(x), "forward")
+    return isinstance(x, Module)
 
 
 class ProxyModule:
