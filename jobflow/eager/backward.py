@@ -38,18 +38,23 @@ def backward(
 
 
 def _seed(root: Tensor, gradient: Tensor | None) -> Tensor:
-    what = f"backward at {user_line()}"
     if not root.requires_grad:
-        raise JobError(f"{what}: this {root.type} tensor does not require gradients: nothing it was made of does, or it was made under no_grad")
+        raise JobError(f"{_here()}: this {root.type} tensor does not require gradients: nothing it was made of does, or it was made under no_grad")
     if gradient is None:
         if root.type.size != 1:
-            raise JobError(f"{what}: a tensor of {root.type.size} elements needs to be told its gradient; only a single element has 1.0 by default")
+            raise JobError(
+                f"{_here()}: a tensor of {root.type.size} elements must be told its gradient; only a single element has 1.0 by default"
+            )
         _running().placement = None if root.layout is None else root.layout.placement
         made: Tensor = apply(Constant(root.type.shape, root.type.dtype, 1.0))
         return made
     if gradient.type != root.type:
-        raise ShapeError(f"{what}: the gradient {gradient.type} is not of the type of the tensor, {root.type}")
+        raise ShapeError(f"{_here()}: the gradient {gradient.type} is not of the type of the tensor, {root.type}")
     return gradient
+
+
+def _here() -> str:
+    return f"backward at {user_line()}"
 
 
 def _running() -> Running:
@@ -122,12 +127,13 @@ class Sweep:
 
     def through(self, node: TapeNode, gradients: list[Tensor | None]) -> None:
         """From the outputs of a node to its inputs."""
-        for index, gradient in enumerate(gradients):
-            if gradient is not None:
-                gradients[index] = self.shown(node, index, gradient)
+        if node.hooks or node.retained or self.only is not None:
+            for index, gradient in enumerate(gradients):
+                if gradient is not None:
+                    gradients[index] = self.shown(node, index, gradient)
         if node.backward is None:
             raise JobError(
-                f"backward at {user_line()}: the graph behind {node!r} has been gone through before, and what it kept is gone; "
+                f"{_here()}: the graph behind {node!r} has been gone through before, and what it kept is gone; "
                 f"call backward(retain_graph=True) the first time"
             )
         results = node.backward(node.kept(_running().records), gradients)

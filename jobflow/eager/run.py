@@ -52,6 +52,8 @@ class Prepared:
     digest: int = 0
     #: it stands aside for smaller ops, which may be split where it may not
     smaller: bool = False
+    #: some input is not read as it lies
+    moves: bool = False
     #: its gradient, by which inputs require one
     gradients: dict[tuple[bool, ...], Derivative | None] = field(default_factory=dict, compare=False)
 
@@ -134,7 +136,7 @@ def prepare(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> Prepared:
     made = tuple(Layout(placement, choice.output(i)) for i in range(len(types)))
     wanted = tuple(None if alone or read == layout else read for read, layout in zip(reads, layouts, strict=True))
     local, pieces = on_rank(here.rank.index, op, [x.type for x in inputs], reads, types, made)
-    return Prepared(local, types, pieces, wanted, made, placement, text, digest)
+    return Prepared(local, types, pieces, wanted, made, placement, text, digest, moves=any(want is not None for want in wanted))
 
 
 def common_placement(op: Op, inputs: Sequence[Tensor]) -> Placement | None:
@@ -183,7 +185,10 @@ def execute(here: EagerState, found: Prepared, inputs: Sequence[Tensor]) -> tupl
 
 
 def _pieces(here: EagerState, found: Prepared, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    arrays = [x.array if want is None else convert(here, x, want, "an input") for x, want in zip(inputs, found.wanted, strict=True)]
+    if found.moves:
+        arrays = [x.array if want is None else convert(here, x, want, "an input") for x, want in zip(inputs, found.wanted, strict=True)]
+    else:
+        arrays = [x.array for x in inputs]
     op = found.op
     if op is None:
         return tuple(Tensor(type, layout, empty(type)) for type, layout in zip(found.types, found.layouts, strict=True))
@@ -195,7 +200,7 @@ def _pieces(here: EagerState, found: Prepared, inputs: Sequence[Tensor]) -> tupl
                 inputs[0].shares(output)
             return (output,)
     made = compute(here, op, arrays, found.pieces)
-    return tuple(Tensor(type, layout, array) for type, layout, array in zip(found.types, found.layouts, made, strict=True))
+    return tuple([Tensor(type, layout, array) for type, layout, array in zip(found.types, found.layouts, made, strict=True)])
 
 
 def seen(op: ViewOp, arrays: Sequence[Array]) -> Array | None:

@@ -55,6 +55,7 @@ class Tensor:
         "_device",
         "_retains",
         "array",
+        "base",
         "grad",
         "hooks",
         "index",
@@ -62,6 +63,7 @@ class Tensor:
         "node",
         "origin",
         "requires_grad",
+        "seen",
         "storage",
         "symbol",
         "type",
@@ -193,8 +195,8 @@ class Tensor:
         """`view` looks at the same memory."""
         view.storage = self.memory
 
-    def __hash__(self) -> int:
-        return id(self)
+    #: a tensor is a key by which one it is
+    __hash__ = object.__hash__
 
 
 def method(*names: str) -> Callable[[Function], Function]:

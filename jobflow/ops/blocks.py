@@ -22,8 +22,10 @@ def blocks(arrays: Sequence[Array], elements: int = BLOCK) -> Iterator[tuple[Arr
     Arrays that are dense in the same order of axes are cut as vectors.  Others are cut along the outermost axis in
     memory, and if one step of that axis is still too long, along the next.
     """
-    order = memory_order(arrays[0])
-    turned = [a.transpose(order) for a in arrays]
+    turned: Sequence[Array] = arrays
+    if not arrays[0].flags.c_contiguous:
+        order = memory_order(arrays[0])
+        turned = [a.transpose(order) for a in arrays]
     if all(a.flags.c_contiguous for a in turned):
         turned = [a.reshape(-1) for a in turned]
     yield from _cut(turned, elements)
