@@ -10,6 +10,8 @@ from ranks import on_ranks
 from jobflow import functional as F
 from jobflow.errors import AxisError, JobError, ShapeError
 from jobflow.functional.creation import tensor
+from jobflow.layout import S
+from jobflow.placements import placement
 
 RANDOM = np.random.default_rng(1)
 X, COLUMN, CUBE = RANDOM.normal(size=(4, 6)), RANDOM.normal(size=(4, 1)), RANDOM.normal(size=(2, 4, 6))
@@ -138,3 +140,14 @@ def test_what_a_gradient_needs_is_watched() -> None:
             z.backward()
 
     on_ranks(1, program)
+
+
+def test_what_lies_in_fewer_elements_than_ranks_stays_so() -> None:
+    def program(rank: int) -> None:
+        row = tensor(X[:1], placement=placement("cpu", [0, 1, 2]), sbp=S(0))
+        mesh = tensor(CUBE, placement=placement("cpu", [[0, 1], [2, 3]]), sbp=[S(0), S(0)])
+        assert (row.clone() * 2.0).sbp == (S(0),) and row.t().sbp == (S(1),)
+        assert (mesh.clone() + mesh).sbp == mesh.sbp
+        np.testing.assert_array_equal((mesh + mesh).numpy(), 2 * CUBE)
+
+    on_ranks(4, program)
