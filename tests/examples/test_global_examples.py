@@ -1,0 +1,97 @@
+"""The examples of global tensors print the same losses and the same accuracy, once, however they are started and laid out."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+STEPS = 20
+LOSS = re.compile(r"^step +(\d+)  loss ([\d.]+)$", re.MULTILINE)
+ACCURACY = re.compile(r"^test accuracy ([\d.]+)% of 397 digits$", re.MULTILINE)
+#: relative, in float32; printed losses have six decimals
+TOLERANCE = 1e-5
+BESIDE = Path(sys.executable).with_name("mpiexec")
+MPIEXEC = str(BESIDE) if BESIDE.exists() else shutil.which("mpiexec") or "mpiexec"
+#: what the command `jobflow` does
+JOBFLOW = "import sys; from jobflow.cli import main; sys.exit(main())"
+WAYS = {
+    "alone": [sys.executable],
+    "mpiexec 2": [MPIEXEC, "-n", "2", sys.executable],
+    "mpiexec 4": [MPIEXEC, "-n", "4", sys.executable],
+    "launch 2": [sys.executable, "-c", JOBFLOW, "launch", "--nproc_per_node", "2"],
+    "launch 4": [sys.executable, "-c", JOBFLOW, "launch", "--nproc_per_node", "4"],
+}
+
+
+@functools.cache
+def run(way: str, example: str, *options: str) -> tuple[str, str]:
+    """Standard output, without the names that the launcher puts before it, and standard error."""
+    command = [*WAYS[way], str(ROOT / "examples" / f"{example}.py"), *options]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    return re.sub(r"^\[rank \d+\] ?", "", done.stdout, flags=re.MULTILINE), done.stderr
+
+
+def curve(output: str) -> list[float]:
+    """The printed losses and the accuracy; every step must appear exactly once."""
+    found, accuracy = LOSS.findall(output), ACCURACY.findall(output)
+    assert [int(step) for step, _ in found] == list(range(STEPS)) and len(accuracy) == 1, output
+    return [*(float(loss) for _, loss in found), float(accuracy[0])]
+
+
+def check(way: str, example: str, *options: str) -> None:
+    steps = ("--steps", str(STEPS), "--every", "1")
+    expected = curve(run("alone", "global_mlp", *steps)[0])
+    assert expected[-1] > 60 and expected[STEPS - 1] < 0.9 * expected[0], "it does not learn"
+    np.testing.assert_allclose(curve(run(way, example, *steps, *options)[0]), expected, rtol=TOLERANCE, atol=1e-6)
+
+
+def test_a_graph_of_two_stages_learns_as_the_model_at_once() -> None:
+    check("alone", "mixed_graph")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sbp", ["split0", "split1"])
+def test_layouts_on_one_rank(sbp: str) -> None:
+    check("alone", "global_mlp", "--sbp", sbp)
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("way", "sbp"), [("mpiexec 2", "broadcast"), ("mpiexec 2", "split0"), ("mpiexec 2", "split1"), ("mpiexec 4", "split1"), ("launch 2", "split0")]
+)
+def test_layouts_on_ranks(way: str, sbp: str) -> None:
+    check(way, "global_mlp", "--sbp", sbp)
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+@pytest.mark.parametrize(("way", "parts"), [("mpiexec 2", 4), ("mpiexec 4", 4), ("launch 4", 10)])
+def test_two_stages_on_ranks(way: str, parts: int) -> None:
+    check(way, "mixed_graph", "--parts", str(parts))
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+def test_digits_are_learned_behind_one_progress_bar() -> None:
+    output, error = run("mpiexec 2", "global_mlp")
+    accuracy = ACCURACY.search(output)
+    assert accuracy and float(accuracy[1]) >= 97, output
+    assert len(re.findall(r"280/280", error)) == 1, error
+
+
+@pytest.mark.parametrize("example", ["global_mlp", "mixed_graph"])
+def test_help(example: str) -> None:
+    output, _ = run("alone", example, "--help")
+    assert "--steps" in output and "--every" in output
