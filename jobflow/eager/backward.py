@@ -42,9 +42,8 @@ def _seed(root: Tensor, gradient: Tensor | None) -> Tensor:
         raise JobError(f"{_here()}: this {root.type} tensor does not require gradients: nothing it was made of does, or it was made under no_grad")
     if gradient is None:
         if root.type.size != 1:
-            raise JobError(
-                f"{_here()}: a tensor of {root.type.size} elements must be told its gradient; only a single element has 1.0 by default"
-            )
+            size = f"{root.type.size} elements"
+            raise JobError(f"{_here()}: a tensor of {size} needs to be told its gradient; only a single element has 1.0 by default")
         _running().placement = None if root.layout is None else root.layout.placement
         made: Tensor = apply(Constant(root.type.shape, root.type.dtype, 1.0))
         return made
