@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -123,28 +123,40 @@ class Operation:
 
 
 class Regions:
-    """This rank's allocations, found again by address for as long as any array points into them."""
+    """This rank's allocations, found again by address for as long as any array points into them.
+
+    Arrays may be collected at any moment, also by another rank's thread: then it is only noted that they are gone.
+    """
 
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._places: list[Place] = []
+        self._gone: deque[int] = deque()
 
     def add(self, place: Place, array: Array, gone: Callable[[], None] | None = None) -> None:
         """`array` is what lies at `place`; `gone` is called when nothing points into it any more."""
+        self._forget_gone()
         at = bisect(self._starts, address(array))
         self._starts.insert(at, address(array))
         self._places.insert(at, place)
-        weakref.finalize(owner(array), self._remove, address(array), gone).atexit = False
+        weakref.finalize(owner(array), self._note, address(array), gone).atexit = False
 
-    def _remove(self, start: int, gone: Callable[[], None] | None) -> None:
-        at = bisect(self._starts, start) - 1
-        if at >= 0 and self._starts[at] == start:
-            del self._starts[at], self._places[at]
+    def _note(self, start: int, gone: Callable[[], None] | None) -> None:
+        self._gone.append(start)
         if gone is not None:
             gone()
 
+    def _forget_gone(self) -> None:
+        """Before an address is looked up: the memory may belong to another allocation by now."""
+        while self._gone:
+            start = self._gone.popleft()
+            at = bisect(self._starts, start) - 1
+            if at >= 0 and self._starts[at] == start:
+                del self._starts[at], self._places[at]
+
     def locate(self, array: Array) -> Place | None:
         """Where a contiguous array lies; None if it is not wholly inside one allocation."""
+        self._forget_gone()
         start = address(array)
         at = bisect(self._starts, start) - 1
         if at < 0:
@@ -156,6 +168,7 @@ class Regions:
     def clear(self) -> None:
         self._starts.clear()
         self._places.clear()
+        self._gone.clear()
 
 
 def owner(array: Array) -> Array:

@@ -1,0 +1,48 @@
+"""Allocations are found by address, whoever collects arrays meanwhile."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from jobflow.runtime.comm.record import Place, Regions
+
+
+def test_arrays_that_another_thread_collects_are_forgotten_in_order() -> None:
+    regions, dropped, stop = Regions(), [], threading.Event()
+
+    def collect() -> None:
+        while not stop.is_set():
+            if dropped:
+                dropped.pop()
+
+    thread = threading.Thread(target=collect)
+    thread.start()
+    try:
+        kept: list[tuple[Place, np.ndarray]] = []  # type: ignore[type-arg]
+        for number in range(3000):
+            array = np.zeros(8 + number % 64, np.uint8)
+            place = Place(number, 0, array.nbytes)
+            regions.add(place, array)
+            if number % 4:
+                dropped.append(array)
+            else:
+                kept.append((place, array))
+            for known, mine in kept[-3:]:
+                assert regions.locate(mine) == known
+                assert regions.locate(mine[3:5]) == known._replace(offset=3, nbytes=2)
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_memory_that_is_used_again_belongs_to_the_new_allocation() -> None:
+    regions, memory = Regions(), np.zeros(64, np.uint8)
+    gone: list[int] = []
+    for number in range(3):
+        array = np.frombuffer(memoryview(memory), np.uint8)  # type: ignore[arg-type]
+        regions.add(Place(number, 0, 64), array, lambda number=number: gone.append(number))  # type: ignore[misc]
+        assert regions.locate(array[8:16]) == Place(number, 8, 8) and gone == [*range(number)]
+        del array
+    assert gone == [0, 1, 2] and regions.locate(memory) is None
