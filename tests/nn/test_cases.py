@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import ACTIVATIONS, AT_ZERO, CASES, POOLS, WRITTEN, Case
+from cases import ACTIVATIONS, AT_ZERO, CASES, LOSSES, POOLS, WRITTEN, Case
 from ranks import on_ranks
 from surroundings import check, forward, reference, run_case
 
@@ -69,7 +69,7 @@ def test_on_two_ranks(case: Case) -> None:
 
 
 #: element by element, or image by image, a mesh is as good as a line
-PLAIN = [*ACTIVATIONS, *AT_ZERO, *WRITTEN, *POOLS]
+PLAIN = [*ACTIVATIONS, *AT_ZERO, *WRITTEN, *POOLS, *LOSSES]
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in PLAIN], ids=lambda case: case.name)
