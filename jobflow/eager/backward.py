@@ -7,6 +7,7 @@ heard from all of them, the sum is brought into the leaf's layout and added to `
 from __future__ import annotations
 
 import heapq
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -163,9 +164,12 @@ class Sweep:
 
     def leaf(self, x: Tensor) -> None:
         """The gradient of a leaf is complete."""
-        gradient = self.hooked(x.hooks, self.sums.pop(x))
+        complete = gradient = self.sums.pop(x)
+        known = _references(complete)
+        gradient = self.hooked(x.hooks, complete)
         if self.only is None:
-            self.accumulate(x, gradient, x in self.own and not x.hooks)
+            own = x in self.own and gradient is complete and _references(complete) == known  # no hook has kept it, nor returned another
+            self.accumulate(x, gradient, own)
         elif id(x) in self.only:
             self.found[id(x)] = gradient
 
@@ -183,6 +187,10 @@ def _copied(x: Tensor) -> Tensor:
     made = Tensor(x.type, x.layout, x.array.copy())
     made.origin = x.origin
     return made
+
+
+def _references(x: Tensor) -> tuple[int, int]:
+    return sys.getrefcount(x), sys.getrefcount(x.array)
 
 
 def _sum(a: Tensor, b: Tensor) -> Tensor:
