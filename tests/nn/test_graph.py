@@ -364,3 +364,14 @@ def test_graphs_are_built_with_gradients_wherever_they_are_called_and_on_any_kin
         return any(np.array_equal(a, b) for a, b in zip(before, weights(model), strict=True)), made.placement == here, made.sum().item()
 
     assert on_ranks(2, program) == [(False, True, 24.0)] * 2
+
+
+def test_a_graph_may_take_nothing_and_give_nothing() -> None:
+    def program(rank: int) -> Any:
+        here = placement("cpu", [0, 1])
+        total = laid(np.zeros(3), here, S0)
+        drawn = graph_of(lambda: randn(4, 3, placement=here, sbp=S0))()
+        counted = graph_of(lambda: [total.add_(1.0), None][1])
+        return drawn.is_global, drawn.numpy().std() > 0, counted(), counted(), total.tolist()
+
+    assert on_ranks(2, program) == [(True, True, None, None, [2.0, 2.0, 2.0])] * 2
