@@ -1,0 +1,416 @@
+"""What makes ranks abort, hang or compute wrong numbers elsewhere, and what it does here.
+
+The whole list, with the tests of other files, is docs/decisions/0021-when-ranks-diverge.md.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import starting
+from ranks import on_ranks
+
+import jobflow as flow
+from jobflow import nn, notices
+from jobflow.errors import ArgumentError, CheckpointError, JobError, JobflowError, PlacementError, SbpError, ShapeError
+
+PROGRAMS = Path(__file__).parent / "programs"
+mpi = [pytest.mark.mpi, pytest.mark.skipif(starting.MPIEXEC is None, reason="there is no mpiexec")]
+#: seconds from an accident to the end of all ranks
+PROMPT = 3.0
+
+S0, S1, B, SUM = flow.sbp.split(0), flow.sbp.split(1), flow.sbp.broadcast, flow.sbp.partial_sum
+LAYOUTS = [S0, S1, B, SUM]
+
+
+def ran(*words: str) -> starting.Ended:
+    """A program of this folder on two ranks under mpiexec; nothing of it is left."""
+    assert starting.MPIEXEC is not None
+    with starting.crowd() as jobs:
+        jobs.start([starting.MPIEXEC, "-n", "2", sys.executable, str(PROGRAMS / words[0]), *words[1:]])
+        return jobs.wait()[0]
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, dict[int, tuple[float, str]]]:
+    """By case and rank: how long it took, and what the rank was told."""
+    ended = ran("diverging.py")
+    assert (ended.code, ended.err) == (0, "")
+    found: dict[str, dict[int, tuple[float, str]]] = {}
+    for case, rank, took, text in map(ast.literal_eval, ended.lines):
+        found.setdefault(case, {})[rank] = took, text
+    return found
+
+
+class TestRanksThatDoDifferentThings:
+    """Both ranks are told, at once and with what each of them does."""
+
+    pytestmark = mpi
+
+    @pytest.mark.parametrize("case", re.findall(r"^def (?!main|ones)(\w+)\(", (PROGRAMS / "diverging.py").read_text(), re.MULTILINE))
+    def test_both_are_told_the_same(self, told: dict[str, dict[int, tuple[float, str]]], case: str) -> None:
+        (first, text), (second, other) = told[case][0], told[case][1]
+        assert text == other
+        found = re.search(
+            r"ranks 0 and 1 (do different things at collective \d+|have built different graphs).*?\n *rank 0: (.*)\n *rank 1: (.*)", text, re.DOTALL
+        )
+        assert found, text
+        assert found[2] != found[3] and all(re.search(r"diverging\.py:\d+", one) for one in found.groups()[1:]), text
+        assert max(first, second) < PROMPT
+
+    def test_descriptions_name_the_op_its_tensor_and_its_line(self, told: dict[str, dict[int, tuple[float, str]]]) -> None:
+        text = told["other_op"][0][1]
+        assert re.search(r"rank 0: numpy\(\) of float32\[\] #\d{4} cpu\[0-1\]:P -> cpu\[0-1\]:B at diverging\.py:\d+\n    after\n", text)
+        assert "ReduceSum(axes=(0, 1)) of float32[4,4] cpu[0-1]:S(0)" in text
+        assert re.search(r"rank 1: numpy\(\) of float32\[4,4\] .*\n    after\n.*\n      Relu\(\) of float32\[4,4\] cpu\[0-1\]:S\(0\)$", text)
+
+
+class TestEnds:
+    """However a rank ends, all have ended soon; the exit code is not 0, and the error that began it is what was printed last."""
+
+    pytestmark = mpi
+
+    @pytest.mark.parametrize(
+        ("case", "last"),
+        [
+            ("error", r"rank 1: Traceback[^T]*ValueError: no luck with 41"),
+            ("build", r"rank 1: Traceback[^T]*ValueError: no luck with 41"),
+            ("leave", r"rank 0: Traceback.*RankError: rank 1: ended its script while rank 0 waited for it in collective 2 .* numpy\(\) of float32"),
+            ("item_alone", r"rank 0: Traceback.*RankError: rank 1: ended its script while rank 0 waited for it in .* item\(\) of float32\[\]"),
+            ("print_alone", r"rank 1: Traceback.*RankError: rank 0: ended its script while rank 1 waited for it in .* print of float32\[4,4\]"),
+            ("numpy_alone", r"rank [01]: Traceback.*DivergedError: ranks 0 and 1 do .* rank 0: numpy\(\) of .* rank 1: to_global of "),
+            ("kill", r"accident .*"),
+        ],
+    )
+    def test_all_end(self, case: str, last: str) -> None:
+        ended = ran("ending.py", case)
+        assert ended.code != 0
+        assert 0 <= starting.late([ended]) < PROMPT
+        assert re.search(last, ended.err, re.DOTALL), ended.err
+        assert ended.err.count("Traceback") == (case != "kill"), ended.err
+        assert ended.err.count("ending.py") >= (case != "kill")
+
+    def test_a_slow_rank_is_announced_and_waited_for(self) -> None:
+        ended = ran("ending.py", "slow")
+        assert (ended.code, ended.lines) == (0, ["16.0", "16.0"])
+        said = r"jobflow: rank 0 has waited 0\.3 s in collective 2 of ranks \[0, 1\]: float\(\) of float32\[\] .* at ending\.py:\d+ for ranks \[1\]\n"
+        assert re.fullmatch(said, ended.err), ended.err
+
+    def test_what_kills_processes_elsewhere_does_no_harm(self) -> None:
+        ended = ran("harmless.py")
+        assert (ended.code, ended.lines) == (0, ["rank 0 came through", "rank 1 came through"]), ended.err
+        assert [line for line in ended.err.splitlines() if "there is no GPU" not in line] == []
+
+
+# -------------------------------------------------------------------- errors instead of aborts
+
+
+class Double(nn.Graph):
+    def build(self, x: Any) -> Any:
+        return x * 2
+
+
+class Returning(nn.Graph):
+    """Builds what a function says."""
+
+    def __init__(self, made: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.made = made
+
+    def build(self, x: Any) -> Any:
+        return self.made(x)
+
+
+def pair() -> Any:
+    return flow.placement("cpu", [0, 1])
+
+
+def ones(sbp: Any = S0, *shape: int, **options: Any) -> Any:
+    return flow.ones(*(shape or (4, 4)), placement=pair(), sbp=sbp, **options)
+
+
+def me() -> int:
+    rank: int = flow.env.get_rank()
+    return rank
+
+
+def other_meta() -> None:
+    graph = Double()
+    graph(ones())
+    graph(ones(S1))
+
+
+def loaded(model: Any, state: Any) -> None:
+    model.load_state_dict(state)
+
+
+MISTAKES: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
+    ("a rank named twice", lambda: flow.placement("cpu", [0, 0]), PlacementError, r"rank 0 is named twice in \[0, 0\]"),
+    ("an unknown rank", lambda: flow.placement("cpu", [0, 5]), PlacementError, r"rank 5 of \[0, 5\] does not exist; there are the ranks 0 to 1"),
+    ("no rank", lambda: flow.placement("cpu", [-1]), PlacementError, "rank -1"),
+    (
+        "too many sbp",
+        lambda: ones([S0, B]),
+        SbpError,
+        r"ones at test_pain_points\.py:\d+: 2 sbp for .* whose mesh has 1 dimensions; give one for each",
+    ),
+    ("too few sbp", lambda: ones([]), SbpError, "0 sbp for .* whose mesh has 1 dimensions"),
+    ("too many sbp in to_global", lambda: ones().to_global(sbp=[S0, S1]), SbpError, "to_global at .*: 2 sbp for .* whose mesh has 1 dimensions"),
+    ("an axis that is not there", lambda: ones(flow.sbp.split(2)), SbpError, r"split\(dim=2\) of a tensor that has the axes 0 to 1"),
+    ("the same in to_global", lambda: ones().to_global(sbp=flow.sbp.split(2)), SbpError, r"split\(dim=2\) of a tensor that has the axes 0 to 1"),
+    ("a negative axis", lambda: flow.sbp.split(-1), SbpError, "one axis of a tensor, counted from 0, is needed; got dim=-1"),
+    ("an array", lambda: ones() + np.ones((4, 4)), PlacementError, r"add at .*: a NumPy array of shape \[4, 4\] beside a global tensor"),
+    ("an array first", lambda: np.ones((4, 4), np.float32) * ones(), PlacementError, r"a NumPy array of shape \[4, 4\] beside a global tensor"),
+    ("a local tensor", lambda: ones() + flow.ones(4, 4), PlacementError, "add at .*: local and global tensors together .* with to_global"),
+    ("a local number", lambda: ones() + flow.tensor(1.0), PlacementError, r"local and global tensors together .*float32\[\] local"),
+    (
+        "ranks in another order",
+        lambda: ones() + ones().to_global(flow.placement("cpu", [1, 0])),
+        PlacementError,
+        r"different placements .*cpu\[1,0\]",
+    ),
+    ("a mesh", lambda: ones() + ones().to_global(flow.placement("cpu", [[0, 1]]), [B, S0]), PlacementError, "tensors on different placements"),
+    ("summed axes", lambda: ones() @ ones(B, 3, 4), ShapeError, r"matmul at .*: a float32\[4,4\] and b float32\[3,4\] disagree on the summed axis"),
+    ("shapes", lambda: ones() + ones(B, 3, 4), ShapeError, r"add at .*: float32\[4,4\] and float32\[3,4\] do not broadcast together"),
+    ("a placement alone", lambda: flow.ones(3, placement=pair()), JobError, "ones at .*: a global tensor needs both placement= and sbp="),
+    ("an sbp alone", lambda: flow.ones(3, sbp=B), JobError, "a global tensor needs both placement= and sbp="),
+    ("partial random numbers", lambda: flow.randn(3, placement=pair(), sbp=SUM), SbpError, "random numbers cannot be partial"),
+    ("a device of one rank", lambda: ones().to("cpu:1"), PlacementError, "a global tensor is on a placement, not on 'cpu:1'"),
+    ("item() of many", lambda: ones().item(), ShapeError, r"item\(\) at .*: the tensor float32\[4,4\] has 16 elements, not one"),
+    ("backward of many", lambda: ones(requires_grad=True).relu().backward(), JobError, "a tensor of 16 elements needs to be told its gradient"),
+    (
+        "other inputs of a graph",
+        other_meta,
+        JobError,
+        r"input0 was expected as float32\[4,4\] cpu\[0-1\]:S\(0\) and is float32\[4,4\] cpu\[0-1\]:S\(1\)",
+    ),
+    ("numbers in build", lambda: Returning(lambda x: x.numpy())(ones()), JobError, r"a tensor has no numbers while nn\.Graph\.build runs"),
+    ("if in build", lambda: Returning(lambda x: x if x.sum() > 0 else None)(ones()), JobError, "the truth of a tensor is not known while"),
+    ("no tensor from build", lambda: Returning(lambda x: 3)(ones()), JobError, r"what Returning_0\.build returns is 3"),
+    (
+        "local into global in build",
+        lambda: Returning(lambda x: flow.ones(3).to_global(pair(), B))(ones()),
+        JobError,
+        "a local tensor in nn.Graph.build",
+    ),
+    ("saving without a rank", lambda: flow.save({"w": ones()}, "nowhere"), JobError, "the tensor w is global .*; say which rank writes it"),
+    ("saving by an unknown rank", lambda: flow.save({"w": ones()}, "nowhere", global_dst_rank=7), ArgumentError, "there is no rank 7"),
+    (
+        "a local state",
+        lambda: loaded(nn.Linear(2, 2).to_global(pair(), B), nn.Linear(2, 2).state_dict()),
+        CheckpointError,
+        r"load_state_dict of Linear at .*\n    local and global: weight is global, the state has a local tensor",
+    ),
+    ("missing tensors", lambda: loaded(nn.Linear(2, 2), {}), CheckpointError, "the state does not fit:\n    missing: weight\n    missing: bias"),
+    (
+        "sizes of a state",
+        lambda: loaded(nn.Linear(2, 2), nn.Linear(2, 3).state_dict()),
+        CheckpointError,
+        r"size: weight is float32\[2,2\], the state",
+    ),
+    (
+        "pieces 2 + 3",
+        lambda: flow.ones(2 + me(), 2).to_global(pair(), S0),
+        ShapeError,
+        r"rank 0 holds \[3, 2\], but it has \[2, 2\]; pieces are cut in",
+    ),
+    ("pieces 4 + 2", lambda: flow.ones(4 - 2 * me(), 2).to_global(pair(), S0), ShapeError, r"rank 0 holds \[3, 2\], but it has \[4, 2\]"),
+    ("copies of two shapes", lambda: flow.ones(2 + me(), 2).to_global(pair(), B), ShapeError, r"rank 1 holds \[2, 2\], but it has \[3, 2\]"),
+    (
+        "pieces of two types",
+        lambda: flow.ones(2, dtype=(flow.float32, flow.int32)[me()]).to_global(pair(), S0),
+        ShapeError,
+        r"rank 0 has float32\[2\] and rank 1 has int32\[2\]; the pieces of a tensor have one dtype",
+    ),
+    (
+        "pieces of two ranks",
+        lambda: flow.ones(*(2,) * (1 + me())).to_global(pair(), S0),
+        ShapeError,
+        r"rank 0 has float32\[2\] and rank 1 has float32\[2,2\]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "kind", "text"), [one[1:] for one in MISTAKES], ids=[one[0] for one in MISTAKES])
+def test_mistakes_are_errors_on_every_rank(make: Callable[[], Any], kind: type[Exception], text: str) -> None:
+    """Of jobflow's kinds, with the user's line, without colours; and the ranks can go on."""
+
+    def program(rank: int) -> str:
+        with pytest.raises(kind) as caught:
+            make()
+        assert (ones() * 3).sum().item() == 48
+        return str(caught.value)
+
+    first, second = on_ranks(2, program)
+    assert re.search(text, first, re.DOTALL), first
+    assert first == second
+    assert issubclass(kind, JobflowError)
+    assert "test_pain_points.py:" in first and "\x1b" not in first
+
+
+# -------------------------------------------------------------------- right numbers
+
+
+def test_axes_shorter_than_the_ranks() -> None:
+    def program(rank: int) -> None:
+        x = np.arange(4, dtype=np.float32).reshape(1, 4)
+        for lies in LAYOUTS:
+            y = flow.tensor(x, placement=pair(), sbp=lies).to_global(sbp=S0)
+            assert y.to_local().shape == (1 - rank, 4)
+            np.testing.assert_array_equal(y.numpy(), x)
+            np.testing.assert_array_equal((y.relu() @ flow.ones(4, 2, placement=pair(), sbp=B)).numpy(), [[6, 6]])
+        assert flow.zeros(0, 3, placement=pair(), sbp=S0).sum().item() == 0
+
+    on_ranks(2, program)
+
+
+@pytest.mark.parametrize("dtype", [flow.float16, flow.bfloat16, flow.uint8, flow.int8, flow.float64])
+def test_every_type_travels(dtype: Any) -> None:
+    def program(rank: int) -> None:
+        x = np.arange(15).reshape(5, 3)
+        for source in LAYOUTS:
+            for target in LAYOUTS:
+                given = flow.tensor(x, dtype=dtype, placement=pair(), sbp=source)
+                np.testing.assert_array_equal(given.to_global(sbp=target).numpy().astype(np.float64), x)
+
+    on_ranks(2, program)
+
+
+def test_truncated_is_the_sum_and_not_the_addends() -> None:
+    def program(rank: int) -> None:
+        x = flow.full((3,), 0.5 + rank).to_global(pair(), SUM)
+        for made in (x.to(flow.int32), x.int(), x.to(flow.float64).long()):
+            assert made.tolist() == [2, 2, 2]
+        assert (x > 1.5).tolist() == [True] * 3
+
+    on_ranks(2, program)
+
+
+def test_gather_from_everywhere() -> None:
+    generator = np.random.default_rng(0)
+    x, index = generator.normal(size=(4, 6)), generator.integers(0, 4, (3, 4))
+
+    def program(rank: int) -> None:
+        for lies in LAYOUTS:
+            for other in LAYOUTS:
+                made = flow.gather(flow.tensor(x, placement=pair(), sbp=lies), 0, flow.tensor(index, placement=pair(), sbp=other))
+                np.testing.assert_array_equal(made.numpy(), np.take_along_axis(x[:, :4], index, 0))
+
+    on_ranks(2, program)
+
+
+def test_batch_statistics_are_those_of_the_batch_and_alike_on_all_ranks() -> None:
+    x = np.random.default_rng(0).normal(size=(6, 3, 2, 2))
+
+    def program(rank: int) -> None:
+        found = []
+        for lies in [None, *LAYOUTS]:
+            place = {} if lies is None else {"placement": pair(), "sbp": lies}
+            model = nn.BatchNorm2d(3).to(flow.float64)
+            if lies is not None:
+                model.to_global(pair(), B)
+            y = model(flow.tensor(x, **place))
+            (y * y * y).sum().backward()
+            held = [model.running_mean, model.running_var, model.weight.grad]
+            found.append([one.numpy() for one in (y.detach(), *held)] + [(one if lies is None else one.to_local()).numpy() for one in held])
+        for other in found[1:]:
+            for a, b in zip(found[0], other, strict=True):
+                np.testing.assert_allclose(b, a, rtol=1e-9, atol=1e-9)
+
+    on_ranks(2, program)
+
+
+def test_lamb_takes_norms_of_the_whole() -> None:
+    generator = np.random.default_rng(0)
+    w, x = generator.normal(size=(4, 6)), generator.normal(size=(3, 4))
+
+    def program(rank: int) -> None:
+        found = []
+        for lies in (None, B, S0, S1):
+            where = {} if lies is None else {"placement": pair(), "sbp": lies}
+            weight = flow.tensor(w, **where, requires_grad=True)
+            given = flow.tensor(x, **({} if lies is None else {"placement": pair(), "sbp": B}))
+            optimizer = flow.optim.LAMB([weight], lr=0.1)
+            for _ in range(3):
+                optimizer.zero_grad()
+                (given @ weight).square().sum().backward()
+                optimizer.step()
+            found.append(weight.detach().numpy())
+        for other in found[1:]:
+            np.testing.assert_allclose(other, found[0], rtol=1e-6)
+
+    on_ranks(2, program)
+
+
+def test_random_numbers_do_not_depend_on_the_layout() -> None:
+    def program(rank: int) -> None:
+        found = []
+        for lies in (None, S0, S1, B):
+            where = {} if lies is None else {"placement": pair(), "sbp": lies}
+            flow.manual_seed(3)
+            drawn = [flow.randn(5, 4, **where), nn.init.normal_(flow.empty(5, 4, **where)), nn.functional.dropout(flow.ones(5, 4, **where), 0.5)]
+            found.append(np.stack([x.numpy() for x in drawn]))
+        for other in found[1:]:
+            np.testing.assert_array_equal(other, found[0])
+
+    on_ranks(2, program)
+
+
+def test_a_placement_keeps_its_order() -> None:
+    def program(rank: int) -> list[int]:
+        x = flow.arange(4, placement=flow.placement("cpu", [1, 0]), sbp=S0)
+        assert repr(x.placement) == 'jobflow.placement(type="cpu", ranks=[1, 0])'
+        assert x.tolist() == [0, 1, 2, 3]
+        piece: list[int] = x.to_local().tolist()
+        return piece
+
+    assert on_ranks(2, program) == [[2, 3], [0, 1]]
+
+
+def test_numbers_that_were_handed_out_are_nobody_elses() -> None:
+    def program(rank: int) -> None:
+        x, y = ones(B), ones()
+        x.numpy()[0] = 9
+        before = y.numpy()
+        (y * 2).numpy()
+        assert x.sum().item() == before.sum() == 16
+
+    on_ranks(2, program)
+
+
+def test_a_tensor_of_one_rank_is_made_and_used_by_it_alone() -> None:
+    def program(rank: int) -> None:
+        if rank == 1:
+            assert (flow.ones(3, placement=flow.placement("cpu", [1]), sbp=B) * 2).to_local().tolist() == [2, 2, 2]
+        assert ones().sum().item() == 16
+
+    on_ranks(2, program)
+
+
+def test_graphs_may_be_temporary_and_local() -> None:
+    def program(rank: int) -> None:
+        for _ in range(3):
+            np.testing.assert_array_equal(Double()(ones()).numpy(), np.full((4, 4), 2))
+            assert Double()(flow.full((2,), rank)).tolist() == [2 * rank] * 2
+
+    on_ranks(2, program)
+
+
+def test_cuda_without_a_gpu_is_the_host(capsys: pytest.CaptureFixture[str]) -> None:
+    notices.forget()
+
+    def program(rank: int) -> None:
+        x = ones().cuda()
+        assert repr(x.placement) == 'jobflow.placement(type="cuda", ranks=[0, 1])'
+        assert x.sum().item() == flow.ones(16).cuda().sum().item() == 16
+        assert flow.ones(2, placement=flow.placement("cuda", [0, 1]), sbp=B).cpu().placement.type == "cpu"
+
+    on_ranks(2, program)
+    assert capsys.readouterr().err.count("tensors on cuda devices live in the memory of the host") == 1
