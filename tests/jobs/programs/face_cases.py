@@ -62,6 +62,9 @@ OPTIMIZERS: dict[str, Case] = {
         lambda: jobs.AdamW(constant(0.01), epsilon=1e-3, weight_decay=0.5),
     ),
     "rmsprop, eps nothing": Case(plain(optim.RMSprop, 0.01, 0.9, TINY), lambda: jobs.RMSProp(constant(0.01), 0.9, TINY)),
+    "rmsprop, centered": Case(
+        plain(optim.RMSprop, 0.01, 0.9, TINY, centered=True), lambda: jobs.RMSProp(constant(0.01), 0.9, TINY, centered=True)
+    ),
     "lamb, no decay, eps nothing": Case(plain(optim.LAMB, 0.05, eps=TINY), lambda: jobs.LAMB(constant(0.05), epsilon=TINY)),
     "two optimizers": Case(two, two_in_a_job),
 }  # fmt: skip
