@@ -12,12 +12,14 @@ from jobflow.eager.state import gradients, state
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import ShapeError, user_line
 from jobflow.functional.nn_base import composed, composing
+from jobflow.functional.promotion import cast
 from jobflow.ops import batch_norm as bn
 from jobflow.ops import elementwise as ew
 from jobflow.ops import norm as nm
 from jobflow.ops import reduce as rd
 from jobflow.ops import shape as sh
 from jobflow.ops.base import Op
+from jobflow.ops.scalar import Scale
 from jobflow.ops.source import constant
 from jobflow.ops.update import MovingAverage
 from jobflow.types import Tensor as Value
@@ -76,24 +78,22 @@ def batch_norm(
             assert running_mean is not None and running_var is not None
             return _eager(bn.batch_norm_infer(input, gamma, beta, running_mean, running_var, 1, eps))
         count = t.size // max(channels, 1)
-        if count == 1:
+        if count < 2:
             raise ShapeError(f"{what} at {user_line()}: training needs more than one value per channel; input is {t}")
         y, mean, variance = bn.batch_norm_train(input, gamma, beta, 1, eps)
     if running_mean is not None and running_var is not None:
-        _move(input, running_mean, mean, momentum)
-        with gradients(False), composing(input):
-            unbiased = ew.scale(variance, count / max(count - 1, 1))
-        _move(input, running_var, unbiased, momentum)
+        with gradients(False):
+            _move(running_mean, _eager(mean), momentum)
+            _move(running_var, running.run(Scale(count / (count - 1)), _eager(variance)), momentum)
     return _eager(y)
 
 
-def _move(input: Tensor, average: Tensor, value: Value, momentum: float) -> None:
-    with gradients(False), composing(input):
-        if value.type.dtype is not average.type.dtype:
-            value = ew.cast(value, average.type.dtype)
-        if average.layout is not None:
-            value = crossing.change(state(), _eager(value), average.layout)
-        update(MovingAverage(1.0 - momentum), average, value)
+def _move(average: Tensor, value: Tensor, momentum: float) -> None:
+    """The average comes nearer to a value, which lies and is stored otherwise."""
+    value = cast(value, average.type.dtype)
+    if average.layout is not None:
+        value = crossing.change(state(), value, average.layout)
+    update(MovingAverage(1.0 - momentum), average, value)
 
 
 @composed
@@ -187,6 +187,7 @@ def instance_norm(
             mean = rd.reduce_mean(input, axes)
             variance = ew.scale(rd.reduce_variance(input, axes), count / (count - 1))
             means = [rd.reduce_mean(each, (0,)) for each in (mean, variance)]
-        for average, value in zip((running_mean, running_var), means, strict=True):
-            _move(input, average, value, momentum)
+        with gradients(False):
+            for average, value in zip((running_mean, running_var), means, strict=True):
+                _move(average, _eager(value), momentum)
     return _eager(y)
