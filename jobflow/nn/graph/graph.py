@@ -146,7 +146,8 @@ class Graph:
         steps = Steps(tracer, self._added, {id(x): name for name, x in building.tensors.items()}, self._scaler)
         self._train(tracer, building, steps)
         graph = logical(tracer, [x.symbol for x in outputs])
-        local = all(x.layout is None for x in (*metas, *building.tensors.values(), *outputs))
+        layouts = [*(meta.layout for meta in metas), *(x.layout for x in (*building.tensors.values(), *outputs))]
+        local = all(layout is None for layout in layouts)
         schedules = [one.schedule for one in self._added if one.schedule is not None]
         return Built(self.name, graph, metas, given, returned, building.tensors, building.draws, steps.rates, schedules, local)
 
