@@ -96,7 +96,7 @@ def operand(what: str, beside: Tensor, other: Any) -> Tensor | Number:
     """What stands beside a tensor, as a tensor or a Python number; PlacementError for an array beside a global tensor, DtypeError for no number."""
     if isinstance(other, Tensor | int | float):
         return other
-    if isinstance(other, np.generic):
+    if isinstance(other, np.generic) or (isinstance(other, np.ndarray) and not other.ndim):
         number: Number = other.item()
         return number
     if not isinstance(other, np.ndarray):

@@ -198,6 +198,7 @@ def test_what_does_not_go_together(n: int) -> None:
             x + "1"
         with pytest.raises(TypeError):
             None @ x
+        assert (x * np.array(2.0) + np.int64(1)).sum().item() == 72 and (x + np.array(2)).dtype is float32
         assert (x == None) is False and (x != None) is True  # noqa: E711 - what programs write
 
     on_ranks(n, program)
