@@ -414,3 +414,52 @@ def test_cuda_without_a_gpu_is_the_host(capsys: pytest.CaptureFixture[str]) -> N
 
     on_ranks(2, program)
     assert capsys.readouterr().err.count("tensors on cuda devices live in the memory of the host") == 1
+
+
+class Step(nn.Graph):
+    """A step of training that may keep parameters in parts."""
+
+    def __init__(self, model: Any, zero: int) -> None:
+        super().__init__()
+        self.model = model
+        self.add_optimizer(flow.optim.Adam(model.parameters(), lr=0.1))
+        if zero:
+            self.config.enable_zero(True, stage=zero, shard_min_size=1)
+
+    def build(self, x: Any) -> Any:
+        loss = self.model(x).square().sum()
+        loss.backward()
+        return loss
+
+
+def test_a_rank_outside_runs_the_same_lines_without_alarm() -> None:
+    """Whatever writes over tensors leaves all ranks, those outside the placement too, with one idea of what they are."""
+
+    def program(rank: int) -> list[float]:
+        found: list[float] = []
+
+        def look(x: Any) -> None:
+            found.append(float(x.detach().numpy().sum()))
+
+        for zero in (0, 2):
+            model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2)).to_global(pair(), B)
+            graph, x = Step(model, zero), ones()
+            for _ in range(2):
+                look(graph(x))
+                look(model[0].weight)
+            model(x).sum().backward()
+            look(model[2].weight.grad)
+            optimizer = flow.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            look(model[2].weight.detach().to_global(flow.placement("cpu", [2]), B))
+            model.load_state_dict(model.state_dict())
+            x[0] = 2.0
+            x.add_(1)
+            model[0].weight.data = model[0].weight.data * 2
+            look(x)
+            look(model[0].weight)
+        return found
+
+    first, second, outside = on_ranks(3, program)
+    assert first == second == outside

@@ -121,6 +121,8 @@ class Bound:
         self.comm: Communicator | None = None
         if here.rank.index in self.numbering.ranks:
             self._bind(loaded)
+        else:
+            self._follow()
         self.constant = {draw.key: draw.array for draw in built.draws} | {rate.key: rate.array for rate in built.rates}
 
     def _meta(self, value: Value) -> Meta:
@@ -149,6 +151,13 @@ class Bound:
         compare_schedules(self.built.name, comm.exchange(plan.schedule))
         self.executor = Executor(plan, here.device, comm, self.state)
         self.comm = comm if plan.schedule else None
+
+    def _follow(self) -> None:
+        """On a rank outside: tensors that the graph stores otherwise lie otherwise from now on, seen from here too."""
+        for variable in self.physical.graph.variables.values():
+            x = self.built.tensors.get(variable.name)
+            if x is not None:
+                self._relaid(x, variable)
 
     def _described(self) -> str:
         return f"the first call of {self.built.name}({', '.join(f'{meta.name} {meta}' for meta in self.built.inputs)}) at {user_line()}"
