@@ -174,6 +174,19 @@ def test_groups_and_mistakes() -> None:
         optim.Adam([a], betas=(0.9, 1.0))
 
 
+def test_groups_clip_their_gradients() -> None:
+    def program(rank: int) -> None:
+        layout = Layout(Placement("cpu", (0, 1)), (S(0),))
+        a, b = tensor(np.zeros(4), rank, layout), tensor(np.zeros(4), rank, layout)
+        optimizer = optim.SGD([{"params": [a], "clip_grad_max_norm": 1.0}, {"params": [b]}], lr=1.0)
+        a.grad, b.grad = tensor(np.full(4, 3.0), rank, layout), tensor(np.full(4, 3.0), rank, layout)
+        optimizer.clip_grad()
+        np.testing.assert_allclose(numpy(a.grad), np.full(4, 0.5), rtol=1e-5)
+        np.testing.assert_array_equal(numpy(b.grad), np.full(4, 3.0))
+
+    on_ranks(2, program)
+
+
 def test_partial_parameters_are_not_stepped() -> None:
     def program(rank: int) -> None:
         p = tensor(RECORDED["w"], rank, Layout(Placement("cpu", (0, 1)), (P,)))
