@@ -74,6 +74,22 @@ def test_faces_agree_in_float64(on: Begin, name: str, layout: str) -> None:
     all_three(on, ALIKE[name], LAYOUTS[layout], reference(name))
 
 
+UNEVEN = {
+    "3": Lies((3,), (B,), (S0,), (S0,)),
+    "more ranks than classes": Lies((5,), (S0,), (S0,), (B,)),
+    "features": Lies((5,), (S1,), (S1,), (S0,)),
+    "3x2": Lies((3, 2), (S0, B), (B, S1), (B, S0)),
+    "twice along one axis": Lies((2, 2), (S0, S0), (S0, S0), (S0, S0)),
+}
+
+
+@pytest.mark.parametrize("layout", UNEVEN)
+@pytest.mark.parametrize("name", ["clipping", "accumulation, adam", "lamb, no decay, eps nothing"])
+def test_sizes_that_do_not_divide(on: Begin, name: str, layout: str) -> None:
+    expected = on_ranks(1, lambda rank: at_once(ALIKE[name], None, 3))[0]
+    all_three(on, ALIKE[name], UNEVEN[layout], expected, 3)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["momentum, constant rate", "adam, eps nothing"])
 def test_faces_agree_in_float32(on: Begin, name: str, layout: str) -> None:

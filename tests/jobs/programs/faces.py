@@ -79,8 +79,11 @@ def model_of(lies: Lies | None, dtype: Any) -> Any:
 
 
 def laid(array: Any, lies: Lies | None, dtype: Any) -> Any:
-    where = {} if lies is None else {"placement": lies.placement, "sbp": lies.x}
-    return flow.tensor(array, dtype=dtype, **where)
+    """An array, as a batch lies; of one axis, split only along that."""
+    if lies is None:
+        return flow.tensor(array, dtype=dtype)
+    sbp = lies.x if array.ndim > 1 else tuple(B if s == S1 else s for s in lies.x)
+    return flow.tensor(array, dtype=dtype, placement=lies.placement, sbp=sbp)
 
 
 def weights(model: Any) -> list[Any]:
