@@ -176,7 +176,8 @@ class Sweep:
     def accumulate(self, x: Tensor, gradient: Tensor, own: bool = False) -> None:
         """Add to x.grad, which has memory of its own."""
         if x.layout is not None and gradient.layout != x.layout:
-            gradient, own = laid(self.here, gradient, x), True
+            before, gradient = gradient, laid(self.here, gradient, x)
+            own = own or gradient.array is not before.array
         if x.grad is None:
             x.grad = gradient if own or _running().records else _copied(gradient)
         else:
@@ -207,7 +208,9 @@ def laid(here: EagerState, gradient: Tensor, like: Tensor) -> Tensor:
     assert like.layout is not None
     if gradient.layout == like.layout:
         return gradient
-    made = Tensor(gradient.type, like.layout, convert(here, gradient, like.layout, "a gradient"))
+    one = gradient.layout is not None and gradient.layout.placement is like.layout.placement and like.layout.placement.size == 1
+    array = gradient.array if one else convert(here, gradient, like.layout, "a gradient")  # on one rank all layouts are the same
+    made = Tensor(gradient.type, like.layout, array)
     if gradient.requires_grad and _running().records:
         assert gradient.layout is not None
         record("to_global", (gradient,), (made,), _LaidGradient(here, unsummed(gradient.layout)))
