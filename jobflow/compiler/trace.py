@@ -20,10 +20,10 @@ from jobflow.graph.rewrite import Rewrite, copy_node
 from jobflow.graph.strategy import Strategy
 from jobflow.graph.training import Microbatches, Optimizer, Training, Watch
 from jobflow.layout import B, Layout, Placement, S
+from jobflow.operators import NOT_A_TENSOR
 from jobflow.ops.base import Op, types_tuple
 from jobflow.ops.layout_ops import Crossing, ToGlobal, ToLocal
 from jobflow.ops.source import Constant, External, Input, ReadVariable
-from jobflow.operators import NOT_A_TENSOR
 from jobflow.types import DType, Tensor, TensorType, float32, int8, int64
 
 #: The key of the hidden argument that counts the runs of a job.

@@ -15,9 +15,9 @@ from jobflow import scope
 from jobflow.errors import DuplicateNameError
 from jobflow.graph.ir import Variable
 from jobflow.layout import Placement
+from jobflow.operators import TensorOperators
 from jobflow.ops.base import Op, types_tuple
 from jobflow.ops.source import ReadVariable
-from jobflow.operators import TensorOperators
 from jobflow.types import DType, TensorType, float32, type_of
 
 

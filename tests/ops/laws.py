@@ -28,8 +28,8 @@ import jobflow.ops
 from jobflow import scope
 from jobflow.errors import DtypeError
 from jobflow.layout import Broadcast, Layout, Partial, Placement, Reduction, Sbp, Signature, Split, cut
-from jobflow.ops.base import Op, Sample, ViewOp, all_ops, types_tuple
 from jobflow.operators import TensorOperators
+from jobflow.ops.base import Op, Sample, ViewOp, all_ops, types_tuple
 from jobflow.types import TensorType, float32, float64, type_of
 
 Array = Any

@@ -13,9 +13,9 @@ from jobflow import scope
 from jobflow.graph.ir import Variable
 from jobflow.graph.training import Parameter
 from jobflow.layout import B, Placement
+from jobflow.operators import TensorOperators
 from jobflow.ops.base import Op, types_tuple
 from jobflow.ops.source import Constant
-from jobflow.operators import TensorOperators
 from jobflow.types import TensorType, type_of
 
 Arrays = dict[str, np.ndarray[Any, Any]]
