@@ -8,7 +8,7 @@ It is the legacy system's greedy one: it never looks ahead, so a layout is expla
    (variables stored split, layouts that strategies ask for) as many as possible are.
 3. The gradient of what the forward op read in pieces is made in these pieces, or partial, if a signature gives the pieces.
    Nothing else is made in pieces of what is whole.
-4. Signatures that cut an axis into fewer elements than there are ranks are left out, unless only they meet a wish, or all inputs lie so.
+4. Signatures that cut an axis into fewer elements than there are ranks are left out, unless only they meet a wish.
 
 Then, on a mesh of one dimension, the signature with the most inputs that already lie so wins.  Among equals, the one that moves
 fewer bytes: nothing for an input that already lies so, its size otherwise; making P out of something, and cutting up a B, come
@@ -68,6 +68,8 @@ class Case:
     mesh: tuple[int, ...]
     #: per output how the forward pass held what it is the gradient of; () if it is none
     pieces: tuple[Marks, ...] = ()
+    #: whether inputs that all lie cut into fewer elements than there are ranks may stay so
+    keeps_short: bool = False
 
     def __str__(self) -> str:
         return f"{self.op} on a mesh of {'x'.join(map(str, self.mesh))}"
@@ -161,8 +163,8 @@ def _most(signatures: list[Signature], count: Callable[[Signature], int]) -> lis
 
 
 def _has_room(case: Case, signatures: Sequence[Signature]) -> bool:
-    """No axis of an input is cut into pieces of fewer elements than the next mesh dimension has ranks, unless all inputs lie so already."""
-    if all(operand.here and operand.now == tuple(s.inputs[i] for s in signatures) for i, operand in enumerate(case.operands)):
+    """No axis of an input is cut into pieces of fewer elements than the next mesh dimension has ranks."""
+    if case.keeps_short and all(operand.here and operand.now == tuple(s.inputs[i] for s in signatures) for i, operand in enumerate(case.operands)):
         return True
     for i, operand in enumerate(case.operands):
         left = list(operand.type.shape)

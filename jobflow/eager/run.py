@@ -125,7 +125,7 @@ def prepare(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> Prepared:
     layouts = [x.layout for x in inputs if x.layout is not None]
     operands = tuple(Operand(x.type, layout.sbp) for x, layout in zip(inputs, layouts, strict=True))
     alone = placement.size == 1  # nothing moves, but layouts follow from layouts as they do among several
-    choice = choose(Case(op, operands, (2,) * len(placement.mesh) if alone else placement.mesh))
+    choice = choose(Case(op, operands, (2,) * len(placement.mesh) if alone else placement.mesh, keeps_short=True))
     text = f"{op} of {_listed(inputs)}"
     digest = zlib.crc32(f"{op!r} of {_listed(inputs)}".encode())
     if choice.unmet is not None:
