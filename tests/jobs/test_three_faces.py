@@ -185,8 +185,12 @@ def continued(rank: int, name: str, lies: Lies, steps: Steps, source: Path | Non
     return losses
 
 
-@pytest.mark.parametrize("graph", [False, True], ids=["at once", "graph"])
-@pytest.mark.parametrize("name", ["momentum, constant rate", "adam, decay as l2", "rmsprop, eps nothing"])
+SAVED = ["momentum, constant rate", "adam, decay as l2", "rmsprop, eps nothing"]
+
+
+@pytest.mark.parametrize(
+    ("name", "graph"), [*((name, graph) for name in SAVED for graph in (False, True)), ("warm-up", False), ("milestones", False)]
+)
 def test_saved_on_two_ranks_and_continued_on_four_and_on_one(name: str, graph: bool, tmp_path: Path) -> None:
     source: Path | None = None
     for layout, steps in (("2, weights S(0)", (0, 4)), ("2x2", (4, 7)), ("1", (7, STEPS))):
@@ -227,16 +231,15 @@ def test_gradients_can_be_switched_off_for_good() -> None:
     assert on_ranks(2, program) == [(False, True)] * 2
 
 
-def dropping(rank: int, lies: Lies, graph: bool, seed: int) -> list[float]:
+def dropping(rank: int, lies: Lies, graph: bool, seed: int, name: str = "momentum, constant rate") -> list[float]:
     """The losses of a model with dropout, twice after the same seed."""
     found = []
     for _ in range(2):
         flow.manual_seed(seed)
         model = model_of(lies, flow.float64)
         model = flow.nn.Sequential(*model, flow.nn.Dropout(0.4))
-        case = ALIKE["momentum, constant rate"]
-        training = Trained(case, model) if graph else AtOnce(case, model)
-        found.append([float(training(laid(x, lies, flow.float64), laid(y, lies, flow.int32)).item()) for x, y in batches(4)])
+        training = Trained(ALIKE[name], model) if graph else AtOnce(ALIKE[name], model)
+        found.append([float(training(laid(x, lies, flow.float64), laid(y, lies, flow.int32)).numpy().mean()) for x, y in batches(4)])
     assert found[0] == found[1]
     return found[0]
 
@@ -248,6 +251,8 @@ def test_the_seed_decides_dropout_whatever_the_layout() -> None:
         for graph in (False, True):
             for found in on_ranks(ranks_of(LAYOUTS[layout]), dropping, LAYOUTS[layout], graph, 3):
                 np.testing.assert_allclose(found, expected, rtol=1e-9)
+    (in_parts,) = on_ranks(1, dropping, LAYOUTS["1"], True, 3, "accumulation")
+    np.testing.assert_allclose(in_parts, expected, rtol=1e-9, err_msg="the rows of a batch that passes in parts are dropped as in one piece")
 
 
 # ---------------------------------------------------------------- batch norm

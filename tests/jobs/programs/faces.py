@@ -113,11 +113,14 @@ class AtOnce:
         return loss.detach()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        schedule = None if self.schedule is None else self.schedule.state_dict()
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "schedule": schedule}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
+        if self.schedule is not None:
+            self.schedule.load_state_dict(saved["schedule"])
 
 
 def at_once(case: Case, lies: Lies | None, steps: int, dtype: Any = flow.float64) -> Run:
