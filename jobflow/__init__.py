@@ -149,6 +149,7 @@ from jobflow.spellings import (
     fixed_placement,
     name_scope,
 )
+from jobflow.types import DType as dtype
 from jobflow.types import bfloat16, bool_, char, float16, float32, float64, int8, int32, int64, uint8
 from jobflow.types import bool_ as bool
 from jobflow.types import float16 as half
@@ -164,11 +165,14 @@ from jobflow.watching import watch, watch_diff
 #: what tensors have beside functions, and where it is
 _LATER = {
     "Size": "jobflow.eager.tensor",
+    "inf": "math",
+    "nan": "math",
+    "pi": "math",
     "load": "jobflow.saving",
     "save": "jobflow.saving",
 }
 #: modules that are imported when they are asked for
-_PARTS = ("amp", "autograd", "comm", "distributed", "functional", "optim", "utils")
+_PARTS = ("amp", "autograd", "comm", "cuda", "distributed", "functional", "optim", "utils")
 
 
 def __getattr__(name: str) -> _Any:
@@ -246,6 +250,7 @@ __all__ = [
     "dim_gather",
     "distribute",
     "double",
+    "dtype",
     "dtypes",
     "eager_execution_enabled",
     "elem_cnt",

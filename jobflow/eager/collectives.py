@@ -28,17 +28,17 @@ def on(rank: int) -> Layout:
 
 def reduced(here: EagerState, array: Array, reduce: Reduction, what: str) -> Array:
     """The sum (or max, min) of all ranks' arrays, on all of them."""
-    return convert_array(here, np.ascontiguousarray(array), type_of(array), everywhere(here, Partial(reduce)), everywhere(here, B), what)
+    return convert_array(here, np.asarray(array, order="C"), type_of(array), everywhere(here, Partial(reduce)), everywhere(here, B), what)
 
 
 def scattered(here: EagerState, array: Array, reduce: Reduction, what: str) -> Array:
     """This rank's part, along axis 0, of the sum of all ranks' arrays."""
-    return convert_array(here, np.ascontiguousarray(array), type_of(array), everywhere(here, Partial(reduce)), everywhere(here, S(0)), what)
+    return convert_array(here, np.asarray(array, order="C"), type_of(array), everywhere(here, Partial(reduce)), everywhere(here, S(0)), what)
 
 
 def stacked(here: EagerState, array: Array, what: str) -> Array:
     """All ranks' arrays, which are of one type, one after another along axis 0."""
-    return convert_array(here, np.ascontiguousarray(array), _times(array, here.rank.size), everywhere(here, S(0)), everywhere(here, B), what)
+    return convert_array(here, np.asarray(array, order="C"), _times(array, here.rank.size), everywhere(here, S(0)), everywhere(here, B), what)
 
 
 def swapped(here: EagerState, array: Array, what: str) -> Array:
@@ -47,19 +47,19 @@ def swapped(here: EagerState, array: Array, what: str) -> Array:
     if array.shape[0] % n:
         raise ArgumentError(f"{what} at {user_line()}: {array.shape[0]} rows are not {n} equal parts, one for each rank")
     rows = piece.with_shape((n, n, array.shape[0] // n, *array.shape[1:]))  # axis 0: from, axis 1: to
-    parts = np.ascontiguousarray(array).reshape(1, *rows.shape[1:])
+    parts = np.asarray(array, order="C").reshape(1, *rows.shape[1:])
     made = convert_array(here, parts, rows, everywhere(here, S(0)), everywhere(here, S(1)), what)
     return made.reshape(array.shape)
 
 
 def spread(here: EagerState, array: Array, source: int, what: str) -> Array:
     """The array of rank `source`, on all ranks; the others' are of the same type."""
-    return convert_array(here, np.ascontiguousarray(array), type_of(array), on(source), everywhere(here, B), what)
+    return convert_array(here, np.asarray(array, order="C"), type_of(array), on(source), everywhere(here, B), what)
 
 
 def carried(here: EagerState, array: Array | None, type: TensorType, source: int, target: int, what: str) -> Array:
     """The array of rank `source` on rank `target`; both call it."""
-    given = np.ascontiguousarray(array) if array is not None else np.empty((0,) * type.ndim, type.dtype.numpy)
+    given = np.asarray(array, order="C") if array is not None else np.empty((0,) * type.ndim, type.dtype.numpy)
     return convert_array(here, given, type, on(source), on(target), what)
 
 

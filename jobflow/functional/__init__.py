@@ -19,6 +19,7 @@ from jobflow.functional.arithmetic import bmm as bmm
 from jobflow.functional.arithmetic import div as div
 from jobflow.functional.arithmetic import divide as divide
 from jobflow.functional.arithmetic import dot as dot
+from jobflow.functional.arithmetic import float_power as float_power
 from jobflow.functional.arithmetic import floor_divide as floor_divide
 from jobflow.functional.arithmetic import fmod as fmod
 from jobflow.functional.arithmetic import lerp as lerp
@@ -31,6 +32,7 @@ from jobflow.functional.arithmetic import multiply as multiply
 from jobflow.functional.arithmetic import mv as mv
 from jobflow.functional.arithmetic import neg as neg
 from jobflow.functional.arithmetic import negative as negative
+from jobflow.functional.arithmetic import outer as outer
 from jobflow.functional.arithmetic import positive as positive
 from jobflow.functional.arithmetic import pow as pow
 from jobflow.functional.arithmetic import remainder as remainder
@@ -39,7 +41,9 @@ from jobflow.functional.arithmetic import subtract as subtract
 from jobflow.functional.arithmetic import true_divide as true_divide
 from jobflow.functional.casting import can_cast as can_cast
 from jobflow.functional.casting import cast as cast
+from jobflow.functional.casting import finfo as finfo
 from jobflow.functional.casting import get_default_dtype as get_default_dtype
+from jobflow.functional.casting import iinfo as iinfo
 from jobflow.functional.casting import is_floating_point as is_floating_point
 from jobflow.functional.casting import is_tensor as is_tensor
 from jobflow.functional.casting import promote_types as promote_types
@@ -92,6 +96,7 @@ from jobflow.functional.creation import zeros_like as zeros_like
 from jobflow.functional.devices import device as device
 from jobflow.functional.drawing import Generator as Generator
 from jobflow.functional.drawing import bernoulli as bernoulli
+from jobflow.functional.drawing import default_generator as default_generator
 from jobflow.functional.drawing import get_rng_state as get_rng_state
 from jobflow.functional.drawing import initial_seed as initial_seed
 from jobflow.functional.drawing import manual_seed as manual_seed
@@ -160,6 +165,7 @@ from jobflow.functional.gradients import clone as clone
 from jobflow.functional.gradients import detach as detach
 from jobflow.functional.gradients import enable_grad as enable_grad
 from jobflow.functional.gradients import is_grad_enabled as is_grad_enabled
+from jobflow.functional.gradients import no_grad as inference_mode
 from jobflow.functional.gradients import no_grad as no_grad
 from jobflow.functional.gradients import set_grad_enabled as set_grad_enabled
 from jobflow.functional.joining import cat as cat
@@ -194,12 +200,14 @@ from jobflow.functional.nn_activations import tanh as tanh
 from jobflow.functional.nn_linear import cosine_similarity as cosine_similarity
 from jobflow.functional.nn_linear import dropout as dropout
 from jobflow.functional.nn_linear import one_hot as one_hot
+from jobflow.functional.promotion import result_type as result_type
 from jobflow.functional.reductions import all as all
 from jobflow.functional.reductions import amax as amax
 from jobflow.functional.reductions import amin as amin
 from jobflow.functional.reductions import any as any
 from jobflow.functional.reductions import argmax as argmax
 from jobflow.functional.reductions import argmin as argmin
+from jobflow.functional.reductions import count_nonzero as count_nonzero
 from jobflow.functional.reductions import cumprod as cumprod
 from jobflow.functional.reductions import cumsum as cumsum
 from jobflow.functional.reductions import logsumexp as logsumexp
@@ -207,11 +215,14 @@ from jobflow.functional.reductions import max as max
 from jobflow.functional.reductions import mean as mean
 from jobflow.functional.reductions import median as median
 from jobflow.functional.reductions import min as min
+from jobflow.functional.reductions import nansum as nansum
 from jobflow.functional.reductions import norm as norm
 from jobflow.functional.reductions import prod as prod
 from jobflow.functional.reductions import std as std
+from jobflow.functional.reductions import std_mean as std_mean
 from jobflow.functional.reductions import sum as sum
 from jobflow.functional.reductions import var as var
+from jobflow.functional.reductions import var_mean as var_mean
 from jobflow.functional.selecting import argwhere as argwhere
 from jobflow.functional.selecting import diag as diag
 from jobflow.functional.selecting import diagonal as diagonal

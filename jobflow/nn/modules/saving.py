@@ -87,7 +87,7 @@ def difference(name: str, x: Tensor, value: Any) -> str:
 def take(here: EagerState, x: Tensor, value: Any) -> None:
     """The numbers of `value` in the memory of x."""
     if isinstance(value, np.ndarray):
-        value = from_numpy(value) if x.layout is None else cut("load_state_dict", np.ascontiguousarray(value), x.layout)
+        value = from_numpy(value) if x.layout is None else cut("load_state_dict", np.asarray(value, order="C"), x.layout)
     value = cast(value, x.type.dtype)
     if x.layout is not None:
         value = crossing.change(here, value, x.layout)

@@ -1,0 +1,13 @@
+"""flow.cuda: whether there are GPUs.  Jobs run on them; tensors at once live on the host, whatever their device is called."""
+
+from jobflow.runtime.device import cuda
+
+
+def device_count() -> int:
+    """How many GPUs this process sees."""
+    return cuda.available()
+
+
+def is_available() -> bool:
+    """Whether there is one."""
+    return device_count() > 0
