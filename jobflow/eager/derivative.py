@@ -31,7 +31,7 @@ class Derivative:
 
     steps: tuple[Step, ...]
     results: tuple[int | None, ...]
-    #: the numbers of the values that it reads
+    #: which of these values it reads
     reads: frozenset[int]
     #: which results are made by steps, and are the result of no other input
     own: tuple[bool, ...]
@@ -64,7 +64,7 @@ def derivative(op: Op, types: tuple[TensorType, ...], given: tuple[bool, ...], w
             needed.update(step.inputs)
     first = len(types) + len(outputs)
     own = tuple(number is not None and number >= first and results.count(number) == 1 for number in results)
-    return Derivative(tuple(reversed(steps)), results, frozenset(needed), own)
+    return Derivative(tuple(reversed(steps)), results, frozenset(number for number in needed if number < first), own)
 
 
 @dataclass(frozen=True, slots=True)
