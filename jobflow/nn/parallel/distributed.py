@@ -28,19 +28,16 @@ class Bucket:
 
     def average(self, here: EagerState) -> None:
         """Every gradient becomes the mean of the ranks'; a rank that has none gives zeros."""
-        first = self.parameters[0]
         flat = np.concatenate([_gradient(p).reshape(-1) for p in self.parameters])
-        mean = reduced(here, flat, SUM, "the gradients of DistributedDataParallel")
-        mean /= here.rank.size
+        total = reduced(here, flat, SUM, "the gradients of DistributedDataParallel")
         at = 0
         for p in self.parameters:
-            part = mean[at : at + p.type.size].reshape(p.type.shape)
+            part = total[at : at + p.type.size].reshape(p.type.shape)
             at += p.type.size
             if p.grad is None:
-                p.grad = Tensor(p.type, None, np.array(part, first.type.dtype.numpy))
-            else:
-                p.grad.array[...] = part
-                p.grad.wrote()
+                p.grad = Tensor(p.type, None, np.empty(p.type.shape, p.type.dtype.numpy))
+            np.divide(part, here.rank.size, out=p.grad.array)
+            p.grad.wrote()
         self.missing = {id(p) for p in self.parameters}
 
 
