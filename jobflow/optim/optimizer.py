@@ -16,7 +16,6 @@ from jobflow.errors import CheckpointError, ConfigError, did_you_mean, user_line
 from jobflow.layout import B, Layout
 from jobflow.nn.utils import clip_grad_norm_
 from jobflow.ops.source import Constant
-from jobflow.nn.utils import clip_grad_norm_
 from jobflow.optim.rule import StepRule
 from jobflow.types import TensorType, float32, int64
 
@@ -110,13 +109,6 @@ class Optimizer:
                 if p.grad is not None:
                     self._step(here, p, p.grad, rule, float(group["lr"]))
         return loss
-
-    def clip_grad(self) -> None:
-        """Scale the gradients of each group that has a `clip_grad_max_norm` so that their norm is at most that; of order `clip_grad_norm_type`, or 2."""
-        for group in self.param_groups:
-            most = group["clip_grad_max_norm"]
-            if most is not None:
-                clip_grad_norm_(group["params"], float(most), 2.0 if group["clip_grad_norm_type"] is None else float(group["clip_grad_norm_type"]))
 
     def _step(self, here: EagerState, p: Tensor, gradient: Tensor, rule: StepRule, rate: float) -> None:
         mine = self._slots(p, rule)
