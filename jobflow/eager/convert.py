@@ -18,7 +18,7 @@ from jobflow.compiler.compile import plan_rank
 from jobflow.compiler.paths import path
 from jobflow.eager.state import EagerState, mixed
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import user_line
+from jobflow.errors import DivergedError, user_line
 from jobflow.graph.ir import Graph, Node, Physical, Value
 from jobflow.layout import B, Layout, Placement
 from jobflow.ops.source import Input
@@ -91,16 +91,25 @@ def convert_array(here: EagerState, array: Array, type: TensorType, source: Layo
         return empty(type)
     kept = here.conversions.setdefault(ranks, {})
     key = (type, source, target)
-    found: Conversion | None = kept.pop(key, None)
+    found: Conversion | None = kept.get(key)
     comm = here.rank.comm.group(ranks)
     if found is None or found.communicates:
-        comm.agree(_digest(here, type, source, target, origin), _described(here, what, type, source, target, origin))
-    if found is None:
-        if len(kept) >= KEPT:
-            kept.pop(next(iter(kept)))
-        found = bound(here, comm, ranks, type, source, target)
-    kept[key] = found  # the last used is the last to be forgotten
+        agree(here, comm, _digest(here, type, source, target, origin), _described(here, what, type, source, target, origin))
+    if found is not None:
+        del kept[key]
+    elif len(kept) >= KEPT:
+        kept.pop(next(iter(kept)))
+    kept[key] = found = found or bound(here, comm, ranks, type, source, target)  # the last used is the last to be forgotten
     return found(array, type)
+
+
+def agree(here: EagerState, comm: Communicator, digest: int, what: Callable[[], str]) -> None:
+    """Make sure that all ranks of a communicator are about to do the same; DivergedError, on all of them, if they are not."""
+    try:
+        comm.agree(digest, what)
+    except DivergedError:
+        here.forget(comm.members)
+        raise
 
 
 def _digest(here: EagerState, type: TensorType, source: Layout, target: Layout, origin: int) -> int:
@@ -172,6 +181,6 @@ def gathered(here: EagerState, x: Tensor, what: str) -> Array:
     if x.layout.placement.ranks == everywhere.placement.ranks and x.layout.is_whole:
         if here.rank.size > 1:
             same = x.type, x.layout, x.layout
-            here.rank.comm.agree(_digest(here, *same, x.origin), _described(here, what, *same, x.origin))
+            agree(here, here.rank.comm, _digest(here, *same, x.origin), _described(here, what, *same, x.origin))
         return x.array.copy()  # written to on one rank, copies would no longer be equal
     return convert_array(here, x.array, x.type, x.layout, everywhere, what, x.origin)

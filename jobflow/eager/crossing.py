@@ -16,7 +16,7 @@ import numpy as np
 
 from jobflow.eager.backward import unsummed
 from jobflow.eager.collectives import stacked
-from jobflow.eager.convert import convert, convert_array, empty
+from jobflow.eager.convert import agree, convert, convert_array, empty
 from jobflow.eager.run import prepared, recorder
 from jobflow.eager.state import EagerState, mixed
 from jobflow.eager.tape import Gradients, record
@@ -94,8 +94,8 @@ def logical_type(here: EagerState, x: Tensor, target: Layout) -> TensorType:
     ranks = target.placement.ranks
     what = f"to_global at {user_line()}"
     if here.rank.size > 1:
-        comm = here.rank.comm
-        comm.agree(zlib.crc32(f"to_global {target}".encode()), lambda: f"to_global of a local tensor to {target} at {user_line()}")
+        digest = zlib.crc32(f"to_global {target}".encode())
+        agree(here, here.rank.comm, digest, lambda: f"to_global of a local tensor to {target} at {user_line()}")
         everybody = _types(here, x.type)
     else:
         everybody = [x.type]

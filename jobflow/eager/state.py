@@ -6,7 +6,7 @@ It lives in the scope's root, so that ranks which are threads each have their ow
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,6 +97,15 @@ class EagerState:
         if found is None:
             found = self._trails[placement.ranks] = Trail()
         return found
+
+    def forget(self, ranks: Sequence[int]) -> None:
+        """These ranks have parted, and have been told: what each did before is not compared any more, so that they can go on."""
+        for placed, trail in self._trails.items():
+            if set(placed) <= set(ranks):
+                trail.number = 0
+                trail.last.clear()
+        if len(ranks) == self.rank.size:
+            self.entered = 0
 
     def manual_seed(self, seed: int) -> None:
         self.local_generator = Generator(seed)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from ranks import on_ranks
 
 import jobflow as flow
 from jobflow import nn, notices
-from jobflow.errors import ArgumentError, CheckpointError, JobError, JobflowError, PlacementError, SbpError, ShapeError
+from jobflow.errors import ArgumentError, CheckpointError, DivergedError, JobError, JobflowError, PlacementError, SbpError, ShapeError
 
 PROGRAMS = Path(__file__).parent / "programs"
 mpi = [pytest.mark.mpi, pytest.mark.skipif(starting.MPIEXEC is None, reason="there is no mpiexec")]
@@ -96,6 +97,13 @@ class TestEnds:
         assert re.search(last, ended.err, re.DOTALL), ended.err
         assert ended.err.count("Traceback") == (case != "kill"), ended.err
         assert ended.err.count("ending.py") >= (case != "kill")
+
+    @pytest.mark.parametrize("way", ["launcher", "by hand"])
+    def test_all_end_however_they_were_started(self, way: str) -> None:
+        code, _, said = starting.started(way, 2, str(PROGRAMS / "ending.py"), "error")
+        begun = max(float(line.split()[-1]) for line in said.splitlines() if "accident" in line)
+        assert code == 1 and time.time() - begun < PROMPT
+        assert re.search(r"Traceback[^T]*ValueError: no luck with 41\n(jobflow launch: .* all others were ended\n)?$", said), said
 
     def test_a_slow_rank_is_announced_and_waited_for(self) -> None:
         ended = ran("ending.py", "slow")
@@ -463,3 +471,23 @@ def test_a_rank_outside_runs_the_same_lines_without_alarm() -> None:
 
     first, second, outside = on_ranks(3, program)
     assert first == second == outside
+
+
+def test_ranks_that_were_told_can_go_on() -> None:
+    """As at a prompt, where something was typed in one terminal only."""
+
+    def program(rank: int) -> None:
+        x, y = ones(), ones(S1)
+        assert x.sum().item() == y.sum().item() == 16
+        for _ in range(2):
+            with pytest.raises(DivergedError):
+                (x if rank == 0 else y).numpy()
+            if rank == 1:
+                x.relu().abs()
+            with pytest.raises(DivergedError):
+                x.numpy()
+            for z in (x, y, x * 2):
+                assert z.numpy().shape == (4, 4)
+            assert flow.ones(2).to_global(pair(), S0).sum().item() == 4
+
+    on_ranks(2, program)

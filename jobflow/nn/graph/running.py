@@ -15,7 +15,7 @@ from zlib import crc32
 import numpy as np
 
 from jobflow.compiler.compile import distribute, plan_rank
-from jobflow.eager.convert import convert_array, done, empty
+from jobflow.eager.convert import agree, convert_array, done, empty
 from jobflow.eager.state import EagerState, mixed
 from jobflow.eager.tensor import Storage, Tensor
 from jobflow.errors import DivergedError, JobError, user_line
@@ -262,7 +262,12 @@ class Bound:
         for number, name in enumerate(self.changing):
             self.built.tensors[name].origin = origin + number
         if self.comm is not None:
-            self.comm.agree(mixed(self.trail.number, origin), lambda: f"a call of {self.built.name} at {user_line()}{done(self.here, self.together)}")
+            agree(
+                self.here,
+                self.comm,
+                mixed(self.trail.number, origin),
+                lambda: f"a call of {self.built.name} at {user_line()}{done(self.here, self.together)}",
+            )
         return origin
 
     def _take(self, x: Tensor, array: Array, layout: Layout | None) -> None:
