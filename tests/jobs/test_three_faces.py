@@ -19,7 +19,7 @@ from launching import PROGRAMS, run_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "eager"))
 from face_cases import ALIKE, DIFFERENT, SCHEDULES
-from faces import S0, S1, AtOnce, B, Case, Lies, Run, Trained, as_graph, as_job, at_once, batches, laid, model_of
+from faces import S0, S1, AtOnce, B, Case, Lies, Run, Trained, as_graph, as_job, at_once, batches, each_its_own, laid, mirrored, model_of
 from ranks import on_ranks
 
 import jobflow as flow
@@ -107,6 +107,16 @@ def test_layers_of_jobs_are_modules(on: Begin) -> None:
     for n in (1, 2, 4):
         on(n)
         same(as_job(ALIKE["momentum, constant rate"], None, STEPS), reference("momentum, constant rate"), 1e-9)
+
+
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("name", ["momentum, constant rate", "adam, uncorrected"])
+def test_local_modules_train_as_jobs_in_the_mirrored_view(on: Begin, name: str, n: int) -> None:
+    found = on_ranks(n, lambda rank: each_its_own(ALIKE[name], rank, n, STEPS))
+    for _, own in found:
+        same((list(np.mean([losses for losses, _ in found], axis=0)), own), reference(name), 1e-9)
+    on(n)
+    same(mirrored(ALIKE[name], n, STEPS), reference(name), 1e-9)
 
 
 # ---------------------------------------------------------------- where formulas differ

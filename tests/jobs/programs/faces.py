@@ -155,6 +155,16 @@ def as_graph(case: Case, lies: Lies | None, steps: int, dtype: Any = flow.float6
     return losses, weights(model)
 
 
+def each_its_own(case: Case, rank: int, ranks: int, steps: int) -> Run:
+    """A local model on each rank, with its rows of every batch; its losses."""
+    model = model_of(None, flow.float64)
+    training, losses = AtOnce(case, nn.parallel.DistributedDataParallel(model)), []
+    for x, y in batches(steps):
+        mine = [np.split(a, ranks)[rank] for a in (x, y)]
+        losses.append(training(laid(mine[0], None, flow.float64), laid(mine[1], None, flow.int32)).item())
+    return losses, weights(model)
+
+
 # ---------------------------------------------------------------- the job
 
 
@@ -197,5 +207,28 @@ def as_job(case: Case, lies: Lies | None, steps: int, dtype: Any = flow.float64)
     real = np.float64 if dtype is flow.float64 else np.float32
     flow.load_variables({name: w.astype(real) for name, w in zip(NAMES, first(), strict=True)}, ignore_mismatch=False)
     losses = [float(np.mean(job(x.astype(real), y), dtype=np.float64)) for x, y in batches(steps)]
+    found = flow.get_all_variables()
+    return losses, [found[name].numpy() for name in NAMES]
+
+
+def mirrored(case: Case, devices: int, steps: int) -> Run:
+    """The job in the mirrored view: every device has its rows of every batch."""
+    config = flow.function_config()
+    config.default_data_type(flow.float64)
+    config.default_logical_view(flow.scope.mirrored_view())
+    rows = ROWS // devices
+
+    @flow.global_function("train", config)
+    def job(
+        x: tp.ListNumpy.Placeholder((rows, INSIDE), flow.float64),  # type: ignore[valid-type]
+        y: tp.ListNumpy.Placeholder((rows,), flow.int32),  # type: ignore[valid-type]
+    ) -> tp.ListNumpy:
+        hidden = flow.math.tanh(dense(x, "hidden", HIDDEN, case, None))
+        loss = flow.nn.sparse_softmax_cross_entropy_with_logits(y, dense(hidden, "output", CLASSES, case, None))
+        case.job().minimize(loss)
+        return loss
+
+    flow.load_variables(dict(zip(NAMES, first(), strict=True)), ignore_mismatch=False)
+    losses = [float(np.mean(job(np.split(x, devices), np.split(y, devices)))) for x, y in batches(steps)]
     found = flow.get_all_variables()
     return losses, [found[name].numpy() for name in NAMES]
