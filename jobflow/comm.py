@@ -19,7 +19,7 @@ from jobflow.types import Array, TensorType
 
 def _here(what: str, *tensors: Tensor) -> EagerState:
     for x in tensors:
-        if not isinstance(x, Tensor) or x.layout is not None or x.symbol is not None:
+        if not isinstance(x, Tensor) or x.layout is not None or x.traced is not None:
             raise JobError(f"comm.{what} at {user_line()}: local tensors are needed; global ones change hands by to_global")
     return state()
 

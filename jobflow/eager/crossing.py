@@ -33,7 +33,7 @@ AXES = 64
 
 def change(here: EagerState, x: Tensor, target: Layout, back: Sequence[Sbp] | None = None) -> Tensor:
     """A global tensor in another layout; its gradient is brought into `back` first, on the new placement, if that is given."""
-    if x.symbol is not None or here.building is not None:
+    if x.traced is not None or here.building is not None:
         made: Tensor = recorder(here, "to_global").change(x, target, back)
         return made
     if x.layout == target and back is None:
@@ -51,7 +51,7 @@ def change(here: EagerState, x: Tensor, target: Layout, back: Sequence[Sbp] | No
 
 def as_read(here: EagerState, op: Op, x: Tensor) -> Tensor:
     """x in the layout in which `op` reads it: brought there once where several ops read it so."""
-    if x.symbol is not None or x.layout is None:
+    if x.traced is not None or x.layout is None:
         return x
     wanted = prepared(here, op, (x,)).wanted
     return x if not wanted or wanted[0] is None else change(here, x, wanted[0])

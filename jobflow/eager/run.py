@@ -258,8 +258,8 @@ def source(op: Op, layout: Layout | None, counter: int | None = None) -> Tensor:
     now = scope.current()
     here: EagerState = now.root.eager or state()
     if here.building is not None:
-        symbol: Tensor = here.building.source(op, layout, counter)
-        return symbol
+        traced: Tensor = here.building.source(op, layout, counter)
+        return traced
     (type,) = types_tuple(op.infer(*(() if counter is None else (TensorType((1,), int64),))))
     arrays = [] if counter is None else [np.array([counter])]
     if layout is None:

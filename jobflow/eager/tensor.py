@@ -1,7 +1,7 @@
 """The one public tensor: numbers now, or a value of a graph that is being built.
 
 A local tensor belongs to one rank.  A global one has a logical value that lies on the ranks of its placement as its sbp says; each
-rank holds its piece as `array`, and those outside the placement an empty one.  While `nn.Graph.build` runs, tensors have a `symbol`
+rank holds its piece as `array`, and those outside the placement an empty one.  While `nn.Graph.build` runs, tensors have a `traced`
 instead of an array.
 
 Functions of `jobflow.functional` that are methods too hang themselves on this class (`method`).
@@ -65,18 +65,18 @@ class Tensor:
         "requires_grad",
         "seen",
         "storage",
-        "symbol",
+        "traced",
         "type",
     )
 
     #: NumPy arrays on the left leave the operation to the tensor
     __array_priority__ = 1000
 
-    def __init__(self, type: TensorType, layout: Layout | None, array: Array, symbol: Any = None) -> None:
+    def __init__(self, type: TensorType, layout: Layout | None, array: Array, traced: Any = None) -> None:
         self.type = type
         self.layout = layout
         self.array = array
-        self.symbol = symbol
+        self.traced = traced
         self.requires_grad = False
         self.grad: Tensor | None = None
         #: what made it, if gradients are recorded, and which of its outputs it is

@@ -136,7 +136,7 @@ def number(value: Any, what: str) -> Number:
 
 def _like(what: str, x: Tensor, value: Number, options: dict[str, Any]) -> Tensor:
     place = Place(what, options, x.dtype, x)
-    if x.symbol is not None and place.placement is None and place.sbp is None and place.device is None:
+    if x.traced is not None and place.placement is None and place.sbp is None and place.device is None:
         return place.finished(run(FillLike(fitting(value, place.dtype), place.dtype), x.detach()))
     return _filled(what, x.type.shape, value, place)
 

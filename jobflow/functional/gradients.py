@@ -32,7 +32,7 @@ def backward(x: Tensor, gradient: Tensor | None = None, retain_graph: bool | Non
     A tensor of one element has 1.0 as gradient.  The graph is gone after that unless `retain_graph`, which is on with `create_graph`:
     this records the gradients' own computation, for gradients of gradients.
     """
-    if x.symbol is not None:
+    if x.traced is not None:
         recorder(state(), "backward").backward(x, gradient)
         return
     passes.backward([x], [gradient], keep=bool(retain_graph), create=create_graph)
@@ -160,7 +160,7 @@ def requires_grad_(x: Tensor, requires_grad: bool = True) -> Tensor:
 @method()
 def detach(x: Tensor) -> Tensor:
     """x, in the same memory, as a tensor that no gradient goes through."""
-    if x.symbol is not None:
+    if x.traced is not None:
         made: Tensor = run(Detach(), x)
         return made
     made = Tensor(x.type, x.layout, x.array)

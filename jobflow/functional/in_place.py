@@ -43,7 +43,7 @@ def written(x: Tensor, what: str, value: Tensor) -> Tensor:
 
 def check_writable(x: Tensor, what: str) -> None:
     """JobError for a leaf, or a view of one, whose gradient would be lost."""
-    if x.symbol is None:
+    if x.traced is None:
         writing.may_write(state(), x, what)
 
 
@@ -57,7 +57,7 @@ def _laid(x: Tensor, what: str, value: Tensor) -> Tensor:
 
 def kept(x: Tensor, others: Sequence[Any] = ()) -> Tensor:
     """x with memory of its own, if its old values may be read by a gradient."""
-    if x.symbol is not None or not state().grad_enabled or not any(isinstance(each, Tensor) and each.requires_grad for each in (x, *others)):
+    if x.traced is not None or not state().grad_enabled or not any(isinstance(each, Tensor) and each.requires_grad for each in (x, *others)):
         return x
     if x.base is not None:
         follow(x)

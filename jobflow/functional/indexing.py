@@ -51,7 +51,7 @@ def listed(like: Tensor, array: Array) -> Tensor:
     """An array that all ranks have, as a tensor where `like` lies."""
     type = TensorType(array.shape, dtype_of(array.dtype))
     layout = whole(like)
-    if like.symbol is None:
+    if like.traced is None:
         inside = layout is None or state().rank.index in layout.placement.ranks
         return Tensor(type, layout, array if inside else empty(type))
     parts = [source(Constant((1,), type.dtype, number), layout) for number in array.ravel().tolist()]
@@ -63,7 +63,7 @@ def placed(ids: Tensor, n: int, what: str) -> Tensor:
     """Positions along an axis of n elements, those from the end counted from the front; AxisError for others."""
     if not ids.dtype.is_integer:
         raise DtypeError(f"{what} at {user_line()}: positions are integers, or bool for a mask; got {ids.type}")
-    if ids.symbol is not None:
+    if ids.traced is not None:
         made: Tensor = run(FloorMod(), ids, source(Constant((), ids.dtype, n), whole(ids)))
         return made
     if ids.layout is not None and ids.layout.is_partial:
@@ -86,7 +86,7 @@ def _summed(x: Tensor, layout: Layout) -> Layout:
 
 def found(mask: Tensor, like: Tensor, what: str) -> list[Tensor]:
     """Per axis of a bool tensor the positions where it holds; every rank there is calls it."""
-    if mask.symbol is not None:
+    if mask.traced is not None:
         raise JobError(
             f"{what} at {user_line()}: how many elements a mask selects is known when it runs, not while nn.Graph.build runs; "
             f"use where(mask, x, y) or masked_fill there"
@@ -275,8 +275,8 @@ def looked_up(x: Tensor, lookups: dict[int, Tensor], what: str) -> Tensor:
 
 def selected(x: Tensor, mask: Tensor, what: str) -> Tensor:
     """The elements of x where a mask of its shape holds, in order: on every rank, or partial where x is."""
-    if x.symbol is not None or mask.symbol is not None:
-        found(mask if mask.symbol is not None else x, x, what)
+    if x.traced is not None or mask.traced is not None:
+        found(mask if mask.traced is not None else x, x, what)
     places = np.flatnonzero(value_of(mask, what))
     if x.layout is not None and any(isinstance(sbp, Split) for sbp in x.layout.sbp):
         together_ = tuple(B if isinstance(sbp, Split) else sbp for sbp in x.layout.sbp)
@@ -366,7 +366,7 @@ def write_window(x: Tensor, cut: Cut, given: Any, what: str) -> None:
             value = run(Flip(cut.backwards), value)
     else:
         value = _fitted(x, given, cut.inside, what)
-    if x.symbol is not None:
+    if x.traced is not None:
         written(x, what, run(SliceUpdate(window), x, value))
         return
     here = state()

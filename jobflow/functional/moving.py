@@ -78,7 +78,7 @@ def global_to_global(x: Tensor, placement: public_placement | None = None, sbp: 
 @method()
 def to_local(x: Tensor, *, copy: bool = False) -> Tensor:
     """This rank's piece of a global tensor: of a partial one its addend; outside the placement, an empty tensor.  It shares memory unless `copy`."""
-    if x.symbol is not None:
+    if x.traced is not None:
         made: Tensor = recorder(state(), "to_local").leave(x)
         return made
     if x.layout is None:
@@ -137,7 +137,7 @@ def _on(x: Tensor, given: Any, what: str) -> Tensor:
         return _of_type(x, given, what)
     target = where.checked_device(what, given)
     assert target is not None
-    if x.symbol is not None or target == where.device_of(x):
+    if x.traced is not None or target == where.device_of(x):
         return x
     return where.marked(run(Copy(), x), target)
 
@@ -198,7 +198,7 @@ def _meant(given: Any) -> dict[str, Any]:
 
 def _data(x: Tensor) -> Tensor:
     """x in the same memory, as a tensor that the graph of gradients does not know."""
-    made = Tensor(x.type, x.layout, x.array, x.symbol)
+    made = Tensor(x.type, x.layout, x.array, x.traced)
     made._device, made.origin = x._device, x.origin
     return made
 
@@ -222,13 +222,13 @@ def contiguous(x: Tensor) -> Tensor:
 @method()
 def is_contiguous(x: Tensor) -> bool:
     """Whether the elements lie in order of their indices."""
-    return x.symbol is not None or bool(x.array.flags.c_contiguous)
+    return x.traced is not None or bool(x.array.flags.c_contiguous)
 
 
 @method()
 def stride(x: Tensor, dim: int | None = None) -> Any:
     """The distances in memory between elements, in elements; of a local tensor."""
-    if x.layout is not None or x.symbol is not None:
+    if x.layout is not None or x.traced is not None:
         raise JobError(f"stride at {user_line()}: a global tensor has no one memory; see to_local().stride()")
     steps = tuple(step // x.array.itemsize for step in x.array.strides)
     return steps if dim is None else steps[dim]
@@ -237,7 +237,7 @@ def stride(x: Tensor, dim: int | None = None) -> Any:
 @method()
 def storage_offset(x: Tensor) -> int:
     """Where in the memory of the tensor that it is a view of a local tensor begins, in elements."""
-    if x.layout is not None or x.symbol is not None:
+    if x.layout is not None or x.traced is not None:
         raise JobError(f"storage_offset at {user_line()}: a global tensor has no one memory; see to_local()")
     root = x
     while root.base is not None:
@@ -272,7 +272,7 @@ def reduced(x: Tensor, protocol: int) -> tuple[Any, ...]:
 
 
 def _portable(x: Tensor, what: str) -> None:
-    if x.symbol is not None or x.node is not None:
+    if x.traced is not None or x.node is not None:
         raise JobError(f"{what} at {user_line()}: only leaf tensors can be; this {x.type} was made by {x.node or 'a graph'}: use detach() or clone()")
 
 

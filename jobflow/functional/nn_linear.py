@@ -50,7 +50,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def beside(y: Tensor, bias: Tensor) -> Tensor:
     """A bias of the last axis as a product lies, which is larger: split with it, and partial with it."""
-    if y.layout is None or bias.layout is None or y.symbol is not None:
+    if y.layout is None or bias.layout is None or y.traced is not None:
         return bias
     last = S(y.ndim - 1)
     sbp = tuple(S(0) if mark == last else mark if isinstance(mark, Partial) else B for mark in y.layout.sbp)
@@ -80,7 +80,7 @@ def _check_ids(what: str, ids: Tensor, count: int) -> None:
     if not ids.type.dtype.is_integer:
         raise DtypeError(f"{what} at {user_line()}: the numbers of rows {ids.type} are not integers")
     partial = ids.layout is not None and any(isinstance(sbp, Partial) for sbp in ids.layout.sbp)
-    if ids.symbol is not None or partial or not ids.array.size:
+    if ids.traced is not None or partial or not ids.array.size:
         return
     low, high = int(ids.array.min()), int(ids.array.max())
     if low < 0 or high >= count:

@@ -101,7 +101,7 @@ def operand(what: str, beside: Tensor, other: Any) -> Tensor | Number:
         return number
     if not isinstance(other, np.ndarray):
         raise DtypeError(f"{what} at {user_line()}: a tensor goes with tensors and numbers; got {other!r} of type {type(other).__name__}")
-    if beside.layout is not None or beside.symbol is not None:
+    if beside.layout is not None or beside.traced is not None:
         raise PlacementError(
             f"{what} at {user_line()}: a NumPy array of shape {list(other.shape)} beside a global tensor {beside.type}; "
             f"make a tensor of it: jobflow.tensor(array, placement=..., sbp=...)"

@@ -163,7 +163,7 @@ def masked_select(x: Tensor, mask: Tensor) -> Tensor:
 @method()
 def nonzero(x: Tensor, as_tuple: bool = False) -> Any:
     """The positions of elements that are not zero, one per row, or one vector per axis.  Every rank there is calls it; not in nn.Graph.build."""
-    if x.symbol is not None:
+    if x.traced is not None:
         return found(x, x, "nonzero")
     places = np.nonzero(value_of(x, "nonzero"))
     if as_tuple:

@@ -56,7 +56,7 @@ def view(x: Tensor, *shape: Any) -> Tensor:
     if len(shape) == 1 and isinstance(shape[0], DType):
         return cast(x, shape[0])
     op = Reshape(_filled("view", x, sizes(shape)))
-    if x.layout is None and x.symbol is None and not _viewable(x, op):
+    if x.layout is None and x.traced is None and not _viewable(x, op):
         raise ShapeError(
             f"view at {user_line()}: {x.type} does not lie in memory in the order that a view as {list(op.shape)} needs "
             f"(it is a transposed or cut view itself); use reshape, or contiguous() first"

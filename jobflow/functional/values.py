@@ -23,7 +23,7 @@ DIGITS = 4
 
 def value_of(x: Tensor, what: str) -> Array:
     """The numbers of x, whole; of a global tensor on every rank, all of which call it."""
-    if x.symbol is not None:
+    if x.traced is not None:
         raise JobError(f"{what} at {user_line()}: a tensor has no numbers while nn.Graph.build runs; return it from build")
     if x.layout is None:
         return x.array
@@ -86,7 +86,7 @@ def as_index(x: Tensor) -> int:
 @method("__bool__")
 def as_bool(x: Tensor) -> bool:
     """Whether the only element is not 0."""
-    if x.symbol is not None:
+    if x.traced is not None:
         raise JobError(f"if at {user_line()}: the truth of a tensor is not known while nn.Graph.build runs; use where(condition, x, y)")
     if x.type.size != 1:
         raise ShapeError(f"bool() at {user_line()}: the truth of the {x.type.size} elements of {x.type} is not one; use all() or any()")
@@ -120,7 +120,7 @@ def contains(x: Tensor, value: Any) -> bool:
 def shown(x: Tensor) -> str:
     """The values, where they lie, and what they are."""
     parts = []
-    if x.symbol is not None:
+    if x.traced is not None:
         parts += ["...", f"size={tuple(x.shape)}"]
     else:
         parts.append(written(value_of(x, "print"), len("tensor(")))
@@ -201,6 +201,6 @@ def _text(value: float, spelling: str) -> str:
 @method("__format__")
 def formatted(x: Tensor, spec: str) -> str:
     """A single element takes a format of numbers."""
-    if not x.ndim and x.symbol is None:
+    if not x.ndim and x.traced is None:
         return format(item(x), spec)
     return format(shown(x), spec)

@@ -27,7 +27,7 @@ from jobflow.types import Array, DType, float32, float64
 def _check(what: str, tensor: Tensor) -> None:
     if not isinstance(tensor, Tensor):
         raise ArgumentError(f"{what} at {user_line()}: a tensor is filled, not {type(tensor).__name__}")
-    if tensor.symbol is not None:
+    if tensor.traced is not None:
         raise JobError(f"{what} at {user_line()}: a tensor cannot be filled while nn.Graph.build runs; do it before")
 
 

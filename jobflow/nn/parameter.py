@@ -14,8 +14,8 @@ class Parameter(Tensor):
             raise JobError(f"Parameter at {user_line()}: data is a tensor, not {type(data).__name__}")
         if requires_grad and not data.type.dtype.is_float:
             raise DtypeError(f"Parameter at {user_line()}: {data.type} has no gradients; give requires_grad=False")
-        super().__init__(data.type, data.layout, data.array, data.symbol)
+        super().__init__(data.type, data.layout, data.array, data.traced)
         self._device = data._device
-        if data.symbol is None:
+        if data.traced is None:
             data.shares(self)
         self.requires_grad = requires_grad

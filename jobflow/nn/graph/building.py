@@ -1,6 +1,6 @@
 """What `nn.Graph.build` records: tensors without numbers, each standing for a value of the program that is being traced.
 
-`state().building` while build runs.  Functions of tensors end in `run`, `source` or `change` here instead of computing.  A symbolic
+`state().building` while build runs.  Functions of tensors end in `run`, `source` or `change` here instead of computing.  A traced
 tensor lies as it would if it were computed at once; how it lies in the end is decided when the whole program is known.
 
 A tensor with numbers that build meets - a parameter, a buffer, any other - becomes a variable of the program, in the memory of the
@@ -93,7 +93,7 @@ class Building:
             with scope.using(interpreter=_Smaller(self, found.placement)):
                 made: Any = op.smaller(*known)
             return tuple(made)
-        values = self._record(op, [x.symbol for x in known], found.placement or self.alone.placement)
+        values = self._record(op, [x.traced for x in known], found.placement or self.alone.placement)
         return self._outputs(values, found.layouts, known)
 
     def _record(self, op: Op, values: Sequence[Value], placement: Placement) -> tuple[Value, ...]:
@@ -104,7 +104,7 @@ class Building:
         needs = any(x.requires_grad for x in inputs)
         if needs and self.trains and not self.here.grad_enabled:
             values = [self._record(Detach(), [value], value.node.placement)[0] for value in values]
-        made = tuple(Tensor(value.type, layout, None, symbol=value) for value, layout in zip(values, layouts, strict=True))
+        made = tuple(Tensor(value.type, layout, None, traced=value) for value, layout in zip(values, layouts, strict=True))
         for x in made:
             x.requires_grad = needs and self.here.grad_enabled and x.type.dtype.is_float
         return made
@@ -113,16 +113,16 @@ class Building:
         """An op that writes over some of its inputs."""
         known = [self.known(x) for x in inputs]
         found = prepared(self.here, op, known)
-        values = self._record(op, [x.symbol for x in known], found.placement or self.alone.placement)
+        values = self._record(op, [x.traced for x in known], found.placement or self.alone.placement)
         for output, index in op.alias.items():
-            self.write(inputs[index], Tensor(values[output].type, inputs[index].layout, None, symbol=values[output]))
+            self.write(inputs[index], Tensor(values[output].type, inputs[index].layout, None, traced=values[output]))
 
     def source(self, op: Op, layout: Layout | None, counter: int | None) -> Tensor:
         """The output of an op without inputs, or of one that draws, for every run anew."""
         given = () if counter is None else (self.draw(layout),)
         (type,) = types_tuple(op.infer(*(x.type for x in given)))
-        (value,) = self._record(op, [x.symbol for x in given], (layout or self.alone).placement)
-        made = Tensor(type, layout, None, symbol=value)
+        (value,) = self._record(op, [x.traced for x in given], (layout or self.alone).placement)
+        made = Tensor(type, layout, None, traced=value)
         return made if layout is None or layout.is_whole else self.change(made, layout, None)
 
     def draw_for(self, x: Tensor) -> tuple[str, int, Tensor]:
@@ -135,7 +135,7 @@ class Building:
         key, type = f"#draw{len(self.draws)}", TensorType((1,), int64)
         value = self.tracer.input(key, type, lies=lies)
         self.draws.append(Draw(key, np.zeros(1, np.int64), self._generator(layout)))
-        return Tensor(type, None if layout is None else lies, None, symbol=value)
+        return Tensor(type, None if layout is None else lies, None, traced=value)
 
     def _generator(self, layout: Layout | None) -> Generator:
         return self.here.local_generator if layout is None else self.here.global_generator
@@ -146,7 +146,7 @@ class Building:
         if x.layout is None:
             raise JobError(f"to_global at {user_line()}: a local tensor in nn.Graph.build; make it global before the graph is called")
         op = ToLayout(target.sbp, None if back is None else tuple(back))
-        return self._outputs(self._record(op, [x.symbol], target.placement), (target,), [x])[0]
+        return self._outputs(self._record(op, [x.traced], target.placement), (target,), [x])[0]
 
     def leave(self, x: Tensor) -> Tensor:
         """There is no way from here to the pieces."""
@@ -158,7 +158,7 @@ class Building:
 
     def known(self, x: Tensor) -> Tensor:
         """What stands for a tensor here."""
-        if x.symbol is not None:
+        if x.traced is not None:
             return x
         found = self._standing.get(id(x))
         return self._read(x) if found is None else found
@@ -174,7 +174,7 @@ class Building:
         value = self.tracer.variable(variable)
         if stored != lies.sbp and self.zero is not None:
             value = self._gathered(value, lies, stored, self.zero)
-        made = Tensor(x.type, x.layout, None, symbol=value)
+        made = Tensor(x.type, x.layout, None, traced=value)
         made.requires_grad = x.requires_grad and x.is_leaf
         self.tensors[name] = x
         self._standing[id(x)] = made
@@ -196,15 +196,15 @@ class Building:
     def write(self, x: Tensor, made: Tensor) -> None:
         """x holds `made` from now on; a tensor with numbers does so after the run."""
         value = self.known(made)
-        if x.symbol is not None:
-            x.symbol, x.requires_grad = value.symbol, x.requires_grad or value.requires_grad
+        if x.traced is not None:
+            x.traced, x.requires_grad = value.traced, x.requires_grad or value.requires_grad
             return
         self.known(x)
         if x.layout is not None and value.layout != x.layout:
             value = self.change(value, x.layout, None)
         name = next(name for name, tensor in self.tensors.items() if tensor is x)
         self._standing[id(x)] = value
-        self.tracer.assign(name, value.symbol)
+        self.tracer.assign(name, value.traced)
 
     # ---------------------------------------------------------------- training and modules
 
@@ -218,7 +218,7 @@ class Building:
             raise JobError(f"{what}: a loss of one element begins the gradients; this one is {loss.type}{given}")
         if not loss.requires_grad:
             raise JobError(f"{what}: this {loss.type} tensor depends on no parameter that requires gradients")
-        self.losses.append(loss.symbol)
+        self.losses.append(loss.traced)
         self.where = self.where or user_line()
 
     def called(self, module: Any, forward: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
@@ -251,7 +251,7 @@ class Building:
         known = self.known(x)
         alike = len(placement.mesh) == len(x.layout.sbp)
         lies = tuple(B if isinstance(s, Partial) else s for s in x.layout.sbp) if alike else (B,) * len(placement.mesh)
-        values = self._record(Identity(), [known.symbol], placement)
+        values = self._record(Identity(), [known.traced], placement)
         return self._outputs(values, (Layout(placement, lies),), [known])[0]
 
 

@@ -138,14 +138,14 @@ class Graph:
         tracer.microbatches = cut
         building = Building(here, tracer, {id(x): name for name, x in self._tensors()}, self._settings, self.config.zero, bool(self._added))
         with building.in_force():
-            symbols = iter([_symbol(tracer, building, meta, cut) for meta in metas])
-            taken = filled(given, symbols)
+            stand_ins = iter([_stand_in(tracer, building, meta, cut) for meta in metas])
+            taken = filled(given, stand_ins)
             returned = self.build(*taken[: len(args)], **(taken[-1] if options else {}))
             outputs = [building.known(x) for _, x in leaves(returned, f"what {self.name}.build returns")]
         tracer.placement = _union(here, tracer)
         steps = Steps(tracer, self._added, {id(x): name for name, x in building.tensors.items()}, self._scaler)
         self._train(tracer, building, steps)
-        graph = logical(tracer, [x.symbol for x in outputs])
+        graph = logical(tracer, [x.traced for x in outputs])
         layouts = [*(meta.layout for meta in metas), *(x.layout for x in (*building.tensors.values(), *outputs))]
         local = all(layout is None for layout in layouts)
         schedules = [one.schedule for one in self._added if one.schedule is not None]
@@ -262,10 +262,10 @@ class JobAttributeError(JobError, AttributeError):
     """A graph that is not ready to have attributes, or has no such one."""
 
 
-def _symbol(tracer: Tracer, building: Building, meta: Meta, cut: Microbatches | None) -> Tensor:
+def _stand_in(tracer: Tracer, building: Building, meta: Meta, cut: Microbatches | None) -> Tensor:
     """What stands for an input; of the batch, the rows of one part."""
     type = meta.type if cut is None else TensorType((meta.type.shape[0] // cut.count, *meta.type.shape[1:]), meta.type.dtype)
-    return Tensor(type, meta.layout, None, symbol=tracer.input(meta.name, type, lies=meta.layout or building.alone))
+    return Tensor(type, meta.layout, None, traced=tracer.input(meta.name, type, lies=meta.layout or building.alone))
 
 
 def _together(here: EagerState, metas: tuple[Meta, ...]) -> Placement:

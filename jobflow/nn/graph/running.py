@@ -55,7 +55,7 @@ class Built:
     name: str
     graph: Graph
     inputs: tuple[Meta, ...]
-    #: what build took and gave, with symbols for tensors
+    #: what build took and gave, with stand-ins for tensors
     taken: Any
     given: Any
     tensors: Mapping[str, Tensor]

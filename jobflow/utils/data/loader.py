@@ -26,7 +26,7 @@ def default_collate(samples: Sequence[Any]) -> Any:
     """A batch of samples: arrays, tensors and numbers are stacked, tuples and dicts are batched entry by entry, the rest is listed."""
     first = samples[0]
     if isinstance(first, Tensor):
-        if first.layout is None and first.symbol is None:
+        if first.layout is None and first.traced is None:
             return _tensor(np.stack([x.array for x in samples]))
         return run(Concat(0), *(x.unsqueeze(0) for x in samples))
     if isinstance(first, np.ndarray | np.generic):
