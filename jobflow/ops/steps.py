@@ -71,7 +71,7 @@ class SgdStep(Step):
         return super().bind(device, inputs, outputs) if op is None else op.bind(device, inputs[:-1], outputs)
 
     def kernel(self, xp: Xp, w: Array, g: Array, rate: Array, step: Array, new_w: Array) -> None:
-        xp.subtract(w, w.dtype.type(rate[0]) * self.direction(w, g, self.weight_decay), new_w)
+        xp.subtract(w, rate[0].astype(w.dtype) * self.direction(w, g, self.weight_decay), new_w)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -97,7 +97,7 @@ class MomentumStep(Step):
         d = self.direction(w, g, self.weight_decay)
         first = int(step[0]) == 0
         new_v[...] = d if first else self.momentum * v + (1 - self.dampening) * d
-        xp.subtract(w, w.dtype.type(rate[0]) * (d + self.momentum * new_v if self.nesterov else new_v), new_w)
+        xp.subtract(w, rate[0].astype(w.dtype) * (d + self.momentum * new_v if self.nesterov else new_v), new_w)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         w, v, g, rate, _ = inputs
@@ -265,7 +265,7 @@ class RmspropStep(Step):
         if self.momentum > 0:
             new_more[-1][...] = self.momentum * more[-1] + u
             u = new_more[-1]
-        xp.subtract(w, w.dtype.type(rate[0]) * u, new_w)
+        xp.subtract(w, rate[0].astype(w.dtype) * u, new_w)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -321,7 +321,7 @@ class AdadeltaStep(Step):
         new_s[...] = self.rho * s + (1 - self.rho) * d * d
         u = d * xp.sqrt(x + self.epsilon) / xp.sqrt(new_s + self.epsilon)
         new_x[...] = self.rho * x + (1 - self.rho) * u * u
-        xp.subtract(w, w.dtype.type(rate[0]) * u, new_w)
+        xp.subtract(w, rate[0].astype(w.dtype) * u, new_w)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -24,7 +24,6 @@ class TestPmi:
             ("cmd=get_maxes", "cmd=maxes kvsname_max=256 keylen_max=256 vallen_max=1024"),
             ("cmd=get_appnum", "cmd=appnum appnum=0"),
             ("cmd=get_universe_size", "cmd=universe_size size=3"),
-            ("cmd=get_my_kvsname", "cmd=my_kvsname kvsname=jobflow"),
             ("cmd=get kvsname=jobflow key=nothing", "cmd=get_result rc=-1 msg=key_not_found value=unknown"),
             ("cmd=publish_name service=a port=b", "cmd=publish_name_result rc=-1 msg=not_supported"),
             ("cmd=finalize", "cmd=finalize_ack"),
@@ -32,6 +31,12 @@ class TestPmi:
     )
     def test_answers(self, line: str, answer: str) -> None:
         assert list(Pmi(3).answer(1, line)) == [(1, answer)]
+
+    def test_no_two_worlds_have_the_same_name(self) -> None:
+        """MPICH names shared memory after it, so two worlds of one name on one machine would write over each other's."""
+        one, other = Pmi(2), Pmi(2)
+        names = [list(world.answer(rank, "cmd=get_my_kvsname"))[0][1] for world in (one, other) for rank in range(2)]
+        assert names[0] == names[1] != names[2] == names[3] and len(names[0]) < 256
 
     def test_what_one_puts_another_gets(self) -> None:
         keys = Pmi(2)

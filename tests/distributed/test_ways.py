@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import starting
@@ -32,6 +33,14 @@ def test_ranks_reach_each_other(way: str, size: int) -> None:
     everybody = [10 * rank for rank in range(size)]
     assert lines == [f"rank {rank} of {size}: {[everybody] * size}" for rank in range(size)], ended
     assert [(one.code, one.err) for one in ended] == [(0, "")] * len(ended)
+
+
+@pytest.mark.parametrize("way", ["launcher", "by hand"])
+def test_worlds_on_one_machine_do_not_meet(way: str) -> None:
+    """Several started at the same moment: each finds its own ranks."""
+    with ThreadPoolExecutor() as pool:
+        for lines, ended in pool.map(lambda _: run(way, "exchange", 2), range(4)):
+            assert lines == [f"rank {rank} of 2: {[[0, 10]] * 2}" for rank in range(2)], ended
 
 
 @pytest.mark.parametrize("way", WAYS)

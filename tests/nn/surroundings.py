@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from cases import GRADIENTS, Case, _Called
+from nn_cases import GRADIENTS, Case, _Called
 
 import jobflow.nn.functional as F
 from jobflow.functional.creation import cut, tensor

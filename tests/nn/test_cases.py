@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import ACTIVATIONS, AT_ZERO, CASES, LOSSES, POOLS, WRITTEN, Case
+from nn_cases import ACTIVATIONS, AT_ZERO, CASES, LOSSES, POOLS, WRITTEN, Case
 from ranks import on_ranks
 from surroundings import check, forward, reference, run_case
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import CASES, Case, _Called
+from nn_cases import CASES, Case, _Called
 from ranks import on_ranks
 from surroundings import F, Lay, lain, nn, reference
 

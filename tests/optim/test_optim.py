@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import EPOCHS, METRICS, OPTIMIZERS, SCHEDULES, SHAPE, STEPS
+from optim_cases import EPOCHS, METRICS, OPTIMIZERS, SCHEDULES, SHAPE, STEPS
 from ranks import on_ranks
 
 from jobflow import optim

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from jobflow import scope
 from jobflow.explain import laid_out, load_job
 from jobflow.layout import Reduction, whole_box
@@ -68,10 +70,12 @@ def test_table_has_a_line_per_rank() -> None:
     assert lines[0].split()[-2:] == ["fullest", "at"]
 
 
-def test_memory_of_a_real_job() -> None:
+@pytest.mark.parametrize("devices", [1, 2])
+def test_memory_of_a_real_job(devices: int) -> None:
     with scope.using(root=scope.Root()):
-        found = laid_out(load_job(str(Path(__file__).parents[2] / "examples" / "hybrid_mlp.py") + ":train_job"), 2)
+        found = laid_out(load_job(str(Path(__file__).parents[2] / "examples" / "hybrid_mlp.py") + ":train_job"), devices)
         plan = found.plan(0)
     memory = footprint(plan)
     assert memory.at_peak["variables"] == sum(slot.type.nbytes for slot in plan.variables.values())
-    assert 0.9 * memory.allocated <= memory.needed <= memory.allocated
+    # two devices have a buffer of their own and one that both see, each fullest at a time of its own
+    assert (0.9 if devices == 1 else 0.6) * memory.allocated <= memory.needed <= memory.allocated

@@ -76,6 +76,8 @@ class Pmi:
 
     def __init__(self, size: int) -> None:
         self.size = size
+        #: no other world on this machine may have the same: MPICH names its shared memory after it
+        self.name = f"jobflow-{os.urandom(16).hex()}"
         self.values: dict[str, str] = {}
         self._inside: list[int] = []
 
@@ -88,7 +90,7 @@ class Pmi:
             "get_maxes": f"cmd=maxes {MAXES}",
             "get_appnum": "cmd=appnum appnum=0",
             "get_universe_size": f"cmd=universe_size size={self.size}",
-            "get_my_kvsname": "cmd=my_kvsname kvsname=jobflow",
+            "get_my_kvsname": f"cmd=my_kvsname kvsname={self.name}",
             "finalize": "cmd=finalize_ack",
         }
         if command == "barrier_in":

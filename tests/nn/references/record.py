@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from cases import CASES, GRADIENTS, Case, _Called
+from nn_cases import CASES, GRADIENTS, Case, _Called
 
 
 def recorded(case: Case) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
-import cases  # noqa: E402 - beside this folder
+import optim_cases as cases  # noqa: E402 - beside this folder
 
 
 def main() -> None:
