@@ -13,8 +13,8 @@ from typing import Any
 
 from jobflow import scope
 from jobflow.errors import ArgumentError, JobError, user_line
-from jobflow.function_config import FunctionConfig
 from jobflow.job import Job
+from jobflow.job_config import FunctionConfig
 from jobflow.notices import notice
 from jobflow.optimizer.from_options import optimizer_of
 from jobflow.session import current_session

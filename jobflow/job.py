@@ -16,10 +16,10 @@ from jobflow.compiler.compile import distribute, logical
 from jobflow.compiler.microbatch import cut_batch, explained
 from jobflow.compiler.trace import Tracer
 from jobflow.errors import JobError, SourceLine
-from jobflow.function_config import FunctionConfig
 from jobflow.graph.ir import Physical, Value
 from jobflow.graph.strategy import Strategy
 from jobflow.graph.training import Microbatches, Optimizer, Watch
+from jobflow.job_config import FunctionConfig
 from jobflow.layout import Placement
 from jobflow.results import deliver
 from jobflow.session import Session

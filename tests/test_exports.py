@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
-import types
 from pathlib import Path
 
+import pytest
+
 import jobflow
+from jobflow.contents import read
 
 #: imported only where a world or a device needs them
 HEAVY = ("mpi4py", "cupy", "scipy", "sklearn", "torch", "multiprocessing")
@@ -25,9 +27,23 @@ def test_all_names_exist_once() -> None:
 
 
 def test_all_says_everything() -> None:
-    """Every public name of the face is exported; modules that are merely imported on the way need not be."""
-    public = {n for n, v in vars(jobflow).items() if not n.startswith("_") and not isinstance(v, types.ModuleType)}
-    assert public - set(jobflow.__all__) - {"annotations"} == set()
+    """What is not in `import *` would hide names of Python or is a part of the face of tensors."""
+    homes, public = read(Path(jobflow.__file__).with_suffix(".pyi"))
+    assert set(public) == set(jobflow.__all__) and set(public) <= {*homes, "__version__"}
+    parts = {"amp", "autograd", "comm", "cuda", "distributed", "functional", "optim", "utils"}
+    assert set(homes) - set(public) == parts | {"Size", "inf", "load", "nan", "pi", "save"}
+
+
+def test_no_name_is_also_that_of_another_module() -> None:
+    """Importing jobflow.a makes `jobflow.a` that module, whatever the table of contents says."""
+    homes, _ = read(Path(jobflow.__file__).with_suffix(".pyi"))
+    modules = {path.stem for path in Path(jobflow.__file__).parent.iterdir()}
+    assert [name for name, (_, attribute) in homes.items() if attribute and name in modules] == []
+
+
+def test_a_wrong_name_is_answered_with_one_that_is_near() -> None:
+    with pytest.raises(AttributeError, match=r"module 'jobflow' has no attribute 'global_functoin'.*global_function"):
+        jobflow.global_functoin  # noqa: B018
 
 
 def test_star_import() -> None:

@@ -14,13 +14,13 @@ PACKAGE = Path(__file__).parents[1] / "jobflow"
 FLOORS = {
     floor: names.split()
     for floor, names in {
-        "0": "errors types layout scope typing notices version",
+        "0": "contents errors types layout scope typing notices version",
         "1": "ops",
         "2": "operators distribute handle graph",
         "3": "plan",
         "4a": "compiler",
         "4b": "runtime",
-        "5": "placements session job compiled commands hatch results variable_io eager checkpoint options function_config",
+        "5": "placements session job compiled commands hatch results variable_io eager checkpoint options job_config",
         "6": "functional faces amp autograd comm cuda saving optim utils advanced declare strategies nn layers math arrays linalg losses optimizer "
         "regularizers initializers variables data experimental image random train watching spellings deprecated",
         "7": "distributed trainer cli explain picture comparison verify __main__",

@@ -11,7 +11,7 @@ import pytest
 from jobflow import notices, scope
 from jobflow import optimizer as opt
 from jobflow.errors import ConfigError, JobError
-from jobflow.function_config import OPTIONS, ExecutionConfig, FunctionConfig, function_config
+from jobflow.job_config import OPTIONS, ExecutionConfig, FunctionConfig, function_config
 from jobflow.optimizer import optimizer_of
 from jobflow.types import bfloat16, float16, float32
 

@@ -35,7 +35,7 @@ class TestPmi:
     def test_no_two_worlds_have_the_same_name(self) -> None:
         """MPICH names shared memory after it, so two worlds of one name on one machine would write over each other's."""
         one, other = Pmi(2), Pmi(2)
-        names = [list(world.answer(rank, "cmd=get_my_kvsname"))[0][1] for world in (one, other) for rank in range(2)]
+        names = [next(world.answer(rank, "cmd=get_my_kvsname"))[1] for world in (one, other) for rank in range(2)]
         assert names[0] == names[1] != names[2] == names[3] and len(names[0]) < 256
 
     def test_what_one_puts_another_gets(self) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from jobflow import distribute, initializers, regularizers, scope
 from jobflow.errors import ArgumentError, ConfigError, DuplicateNameError, JobError, SbpError, ShapeError
-from jobflow.function_config import function_config
 from jobflow.initializers import Initializer, fans, from_conf
+from jobflow.job_config import function_config
 from jobflow.layout import B, Placement, S
 from jobflow.types import DType, float32, float64, int32
 from jobflow.variables import get_variable, variable_of
