@@ -1,0 +1,119 @@
+"""Who looks on while a model is trained: progress bars, files of metrics, pictures and reports are watchers.
+
+    started (saved | step | evaluated)* finished? closed
+
+Watchers live on rank 0 alone.  They see what has happened and decide nothing; a run with other watchers is the same run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from jobflow.compiled import Compiled
+
+
+class Configured(Protocol):
+    """A configuration with its sources."""
+
+    #: resolved, JSON-able
+    @property
+    def plain(self) -> Mapping[str, Any]: ...
+    #: dotted key -> where it comes from: an object with .file, .line, .column
+    @property
+    def origins(self) -> Mapping[str, Any]: ...
+
+
+class Ended(Protocol):
+    """How a run ended."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def metrics(self) -> Mapping[str, float]: ...
+    @property
+    def stopped(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What is known of a run before its first step."""
+
+    name: str
+    loaded: Configured
+    #: where the run writes
+    output: Path
+    #: devices that take part, threads or processes
+    ranks: int
+    #: steps done when training ends by itself, and when this run took over: 0, or what the checkpoint had
+    steps: int
+    first_step: int
+    steps_per_epoch: int
+    #: training samples in an epoch, and in a whole batch over all ranks
+    samples: int
+    batch_size: int
+    resumed_from: Path | None = None
+    #: the train job as it is laid out for whole batches, once it is; None before
+    compiled: Callable[[], Compiled | None] = field(default=lambda: None, repr=False)
+
+    @property
+    def epochs(self) -> float:
+        """How often all samples are seen by the end."""
+        return self.steps / max(self.steps_per_epoch, 1)
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One step of training, after it."""
+
+    #: steps done, this one too, counted over all runs; the epoch it belongs to, from 0
+    step: int
+    epoch: int
+    #: mean over the samples of the step, like all metrics
+    loss: float
+    metrics: Mapping[str, float]
+    #: from the end of the step before to the end of this one, without evaluation and what was waited for while saving
+    seconds: float
+    #: in this step, over all ranks
+    samples: int
+    #: learning rate
+    rate: float
+    #: of `seconds`, how long the step waited for its data
+    waited: float = 0.0
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """One pass over the validation samples, or over others: metrics are named "validation/loss" and so on."""
+
+    step: int
+    epoch: int
+    metrics: Mapping[str, float]
+    seconds: float = 0.0
+    samples: int = 0
+
+
+class Watcher:
+    """Sees a run; does nothing.  `closed` is called at the very end in every case, after errors too, and may be called twice."""
+
+    def started(self, run: RunInfo) -> None:
+        """Before the first step."""
+
+    def step(self, run: RunInfo, report: StepReport) -> None:
+        """After every step."""
+
+    def evaluated(self, run: RunInfo, report: EvaluationReport) -> None:
+        """After every evaluation."""
+
+    def saved(self, run: RunInfo, path: Path) -> None:
+        """A checkpoint is published at `path`."""
+
+    def finished(self, run: RunInfo, outcome: Ended) -> None:
+        """The run has come to an end that is no error."""
+
+    def closed(self, run: RunInfo) -> None:
+        """Give back what is held: terminals, files."""
