@@ -28,6 +28,19 @@ def extra_threads(before: set[threading.Thread]) -> list[str]:
     return sorted(thread.name for thread in set(threading.enumerate()) - before if thread.is_alive())
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="also what is marked full: more cases of what is tested anyway")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--full"):
+        return
+    more = [item for item in items if item.get_closest_marker("full")]
+    if more:
+        config.hook.pytest_deselected(items=more)
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
     """Gives every test a fresh session and checks what remains after it."""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,28 +78,36 @@ def check(example: str, devices: int, ranks: int) -> None:
     np.testing.assert_allclose(found, expected, rtol=TOLERANCE, atol=1e-6)
 
 
+def _case(example: str, devices: int) -> Any:
+    """All of them on two threads and on four ranks, some the other way too; --full has all of both."""
+    return pytest.param(example, devices, marks=[pytest.mark.full] if devices == 4 and example not in ("gpt", "hybrid_mlp") else [])
+
+
 def test_every_example_is_listed() -> None:
     programs = {path.stem for path in (ROOT / "examples").glob("*.py")} - {"mnist_util", *OF_TENSORS}
     assert programs == set(EXAMPLES)
 
 
+def _started(strategy: str) -> Any:
+    return pytest.param(strategy, 4, marks=[pytest.mark.mpi, *([] if strategy in ("2x2", "zero3") else [pytest.mark.full])])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("example", "devices"), [(name, n) for name, devices in EXAMPLES.items() for n in devices[1:]])
+@pytest.mark.parametrize(("example", "devices"), [_case(name, n) for name, devices in EXAMPLES.items() for n in devices[1:]])
 def test_threads(example: str, devices: int) -> None:
     check(example, devices, 0)
 
 
 @pytest.mark.slow
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.full), 4])
 @pytest.mark.parametrize("example", sorted(EXAMPLES))
 def test_mpi(example: str, ranks: int) -> None:
     check(example, ranks, ranks)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [0, pytest.param(4, marks=pytest.mark.mpi)], ids=["threads", "mpi"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("strategy", "ranks"), [*((s, 0) for s in STRATEGIES), *(_started(s) for s in STRATEGIES)])
 def test_strategies(strategy: str, ranks: int) -> None:
     """The GPT's losses are those of one device, under whatever strategy."""
     expected = curve(run("gpt", 1, steps=5))

@@ -60,7 +60,7 @@ def test_the_curve_moves(name: str) -> None:
         assert curve[-5:].mean() < 0.97 * curve[:3].mean()
 
 
-@pytest.mark.parametrize("devices", [2, 3, 4])
+@pytest.mark.parametrize("devices", [2, 3, pytest.param(4, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", curves.PROGRAMS)
 def test_threads(name: str, devices: int) -> None:
     check(name, curves.run(name, devices))
@@ -68,7 +68,7 @@ def test_threads(name: str, devices: int) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("name", curves.PROGRAMS)
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.full), 4])
 def test_ranks(name: str, ranks: int) -> None:
     (found,) = of_ranks(ranks, "single", name)
     check(name, found)
@@ -76,7 +76,7 @@ def test_ranks(name: str, ranks: int) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("name", curves.PROGRAMS)
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_multi_client(name: str, ranks: int) -> None:
     first, *others = of_ranks(ranks, "multi", name)
     check(name, first)

@@ -40,7 +40,7 @@ def test_an_increasing_function_of_a_maximum_is_its_maximum() -> None:
     assert found(Sigmoid) == {"P(max) -> P(max)", "P(min) -> P(min)"}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_page_is_up_to_date() -> None:
     done = subprocess.run([sys.executable, "scripts/refresh_docs", "--rules", "--check"], cwd=ROOT, check=False)
     assert done.returncode == 0, "run scripts/refresh_docs --rules"

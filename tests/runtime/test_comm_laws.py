@@ -17,7 +17,7 @@ from jobflow.runtime.world.base import Rank
 from jobflow.runtime.world.threads import ThreadsWorld
 
 
-@pytest.fixture(params=[1, 2, 3, 4])
+@pytest.fixture(params=[1, 2, 3, pytest.param(4, marks=pytest.mark.full)])
 def world(request: pytest.FixtureRequest) -> Iterator[ThreadsWorld]:
     world = ThreadsWorld([CpuDevice() for _ in range(request.param)])
     yield world

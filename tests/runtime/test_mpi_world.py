@@ -14,13 +14,17 @@ from processes import MPIEXEC, PROMPT, ROOT, Ended, mpi, run
 from jobflow.runtime.world.launch import Launch, launched
 
 
+FULL = [pytest.param(4, how, marks=pytest.mark.full) for how in ("shared", "messages")]
+HOW = [(2, "shared"), (2, "messages"), (4, "nodes"), *FULL]
+
+
 def case(name: str, ranks: int = 2, limit: float = 30.0) -> Ended:
     return run("world_cases.py", name, ranks=ranks, limit=limit)
 
 
 @pytest.mark.mpi
 @pytest.mark.skipif(MPIEXEC is None, reason="there is no mpiexec")
-@pytest.mark.parametrize(("ranks", "how"), [(2, "shared"), (2, "messages"), (4, "shared"), (4, "messages"), (4, "nodes")])
+@pytest.mark.parametrize(("ranks", "how"), HOW)
 def test_laws(ranks: int, how: str) -> None:
     ended = run("comm_laws.py", how, ranks=ranks, limit=300)
     assert ended.code == 0, ended.err

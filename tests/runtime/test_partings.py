@@ -27,7 +27,7 @@ def check(case: partings.Case, texts: list[str]) -> None:
     assert len({text for text in texts if text}) == bool(expected), texts
 
 
-@pytest.fixture(params=[2, 3, 4])
+@pytest.fixture(params=[2, 3, pytest.param(4, marks=pytest.mark.full)])
 def world(request: pytest.FixtureRequest) -> Iterator[ThreadsWorld]:
     world = ThreadsWorld([CpuDevice() for _ in range(request.param)])
     yield world
@@ -50,7 +50,10 @@ def test_on_threads_everybody_concerned_is_told_and_the_world_is_usable_after_a_
 class TestOnProcesses:
     pytestmark = mpi
 
-    @pytest.mark.parametrize(("ranks", "how"), [(2, "shared"), (2, "messages"), (4, "shared"), (4, "nodes")])
+    @pytest.mark.parametrize(
+        ("ranks", "how"),
+        [(2, "shared"), (4, "nodes"), pytest.param(2, "messages", marks=pytest.mark.full), pytest.param(4, "shared", marks=pytest.mark.full)],
+    )
     @pytest.mark.parametrize("name", NAMES)
     def test_everybody_concerned_is_told(self, name: str, ranks: int, how: str) -> None:
         case = getattr(partings, name)

@@ -84,6 +84,13 @@ def expected() -> dict[str, dict[str, tuple[str, np.ndarray[Any, Any]]]]:
     }
 
 
+def _alone(way: Any, program: str) -> Any:
+    """All of them under mpiexec, two of them in the other ways; --full has all of all."""
+    given = way.values[0] if hasattr(way, "values") else way
+    marks = [*getattr(way, "marks", ()), *([] if given == "mpiexec" or program in ("create", "mixed_graph") else [pytest.mark.full])]
+    return pytest.param(given, program, marks=marks)
+
+
 def test_all_are_there() -> None:
     assert sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "in_turn") == sorted(PRINTED)
 
@@ -108,8 +115,7 @@ def test_in_turn(way: str, programs: tuple[str, ...], size: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.mpi
-@pytest.mark.parametrize("program", PRINTED)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("way", "program"), [_alone(way, program) for way in WAYS for program in PRINTED])
 def test_alone(way: str, program: str) -> None:
     """As its author would start it."""
     size = 4 if program in OF_FOUR else 2

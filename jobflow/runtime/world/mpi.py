@@ -31,7 +31,7 @@ from jobflow.runtime.world.launch import Launch
 from jobflow.runtime.world.mailbox import Mailbox
 
 #: seconds that a rank which was told to stop leaves to the one that failed, to end the job
-DEFERENCE = 2.0
+DEFERENCE = 1.2
 
 
 def cpu(local: int) -> Device:
