@@ -13,7 +13,6 @@ from processes import MPIEXEC, PROMPT, ROOT, Ended, mpi, run
 
 from jobflow.runtime.world.launch import Launch, launched
 
-
 FULL = [pytest.param(4, how, marks=pytest.mark.full) for how in ("shared", "messages")]
 HOW = [(2, "shared"), (2, "messages"), (4, "nodes"), *FULL]
 

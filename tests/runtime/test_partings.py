@@ -17,6 +17,7 @@ from jobflow.runtime.device.cpu import CpuDevice
 from jobflow.runtime.world.base import Rank
 from jobflow.runtime.world.threads import ThreadsWorld
 
+MORE = [(2, "messages"), (4, "shared")]
 NAMES = [case.__name__ for case in partings.CASES]
 
 
