@@ -32,10 +32,8 @@ from jobflow.plan.storage import place_variables, sharers
 from jobflow.plan.text import plan_text
 from jobflow.plan.traffic import planned
 from jobflow.session import current_session
+from jobflow.stages import STAGES
 from jobflow.strategies import named
-
-#: What can be shown, in the order of a job's life.
-STAGES = ("trace", "graph", "layouts", "boxing", "physical", "program", "plan", "memory", "pipeline")
 
 
 def load_job(target: str) -> Job:

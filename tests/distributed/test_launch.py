@@ -58,7 +58,7 @@ class TestOptions:
             jobflow(["launch", "--help"])
         said = capsys.readouterr().out
         assert "--nproc_per_node" in said and "two nodes with two ranks each" in said
-        assert jobflow(["launch", "--no_python", "nowhere"]) == 1
+        assert jobflow(["launch", "--no_python", "nowhere"]) == 2
         assert "there is no program" in capsys.readouterr().err
 
 

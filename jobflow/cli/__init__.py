@@ -1,0 +1,134 @@
+"""The command line: `jobflow COMMAND ...`; table.py names the commands.
+
+A command's module is imported when it is chosen, so `jobflow --help` and `jobflow COMMAND --help` are quick.  Exit codes are those of
+`CODES`; `main` gives them for whatever a command raises.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Iterable, Sequence
+
+from jobflow.cli.table import COMMANDS, GROUPS, Command
+from jobflow.errors import ConfigError, JobflowError, did_you_mean
+from jobflow.version import __version__
+
+CODES = {
+    0: "done",
+    1: "an error, which is printed; or what was checked is not right (verify, doctor, ckpt verify)",
+    2: "a wrong command line or configuration; nothing was started",
+    3: "the loss was not finite",
+    75: "stopped by SIGTERM or the end of an allocation, and saved: start it again to go on",
+    130: "stopped by Ctrl-C; training was saved first",
+    141: "whoever read the output went away",
+}
+DESCRIPTION = "Distributed deep learning that one person can read."
+EXAMPLES = """\
+examples:
+  jobflow train configs/lenet.yaml
+  mpiexec -n 2 jobflow train configs/lenet.yaml --set optimizer.lr=0.01
+  jobflow explain examples/hybrid_mlp.py:train_job --devices 2
+  jobflow run --devices 2 examples/lenet_digits.py
+  jobflow doctor"""
+#: set to 1, it has the same effect as --traceback
+TRACEBACK = "JOBFLOW_TRACEBACK"
+#: what `pip install "jobflow-sbp[train]"` brings
+TRAIN = ("pydantic", "rich", "matplotlib", "shtab", "PIL")
+
+
+class Top(argparse.ArgumentParser):
+    """The parser of `jobflow` itself, whose help has the commands by groups."""
+
+    def format_help(self) -> str:
+        """Usage, commands by what they are for, options, examples, exit codes."""
+        width = max(map(len, COMMANDS))
+        groups = [f"{title}:\n" + "".join(f"  {c.name:<{width}}  {c.help}\n" for c in group) for title, group in GROUPS.items()]
+        options = "options:\n  -h, --help     show this; `jobflow COMMAND --help` shows the options of a command\n"
+        options += f"  --version      print the version\n  --traceback    show where an error was raised; {TRACEBACK}=1 does so too\n"
+        codes = "exit codes:\n" + "".join(f"  {code:<4} {meaning}\n" for code, meaning in CODES.items())
+        return "\n".join(["usage: jobflow COMMAND ...\n", f"{DESCRIPTION}\n", *groups, options, f"{EXAMPLES}\n", codes])
+
+
+def parser(filled: Iterable[Command]) -> argparse.ArgumentParser:
+    """The parser of all commands; those of `filled` have their options."""
+    top = Top(prog="jobflow", usage="jobflow COMMAND ...", description=DESCRIPTION)
+    top.add_argument("--version", action="version", version=f"jobflow {__version__}")
+    _add_traceback(top)
+    of_commands = top.add_subparsers(prog="jobflow", dest="command", metavar="COMMAND", parser_class=argparse.ArgumentParser)
+    filled = set(filled)
+    for command in COMMANDS.values():
+        into = of_commands.add_parser(command.name, help=command.help, formatter_class=argparse.RawDescriptionHelpFormatter)
+        if command in filled:
+            module = command.load()
+            module.fill(into)
+            _add_traceback(into)
+            into.set_defaults(run=module.run)
+    return top
+
+
+def _add_traceback(into: argparse.ArgumentParser) -> None:
+    into.add_argument("--traceback", action="store_true", default=argparse.SUPPRESS, help="show where an error was raised")
+
+
+def chosen(words: Sequence[str]) -> str | None:
+    """The command: the first word that is no option."""
+    return next((word for word in words if not word.startswith("-")), None)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code, one of `CODES`.  argparse's SystemExit passes."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    shown = "--traceback" in words or os.environ.get(TRACEBACK, "0") not in ("", "0")
+    try:
+        code = _run(words)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return _failed("interrupted", 130, shown)
+    except BrokenPipeError:
+        _drop_output()
+        return 141
+    except JobflowError as error:
+        return _failed(f"{type(error).__name__}: {error}", 2 if isinstance(error, ConfigError) else 1, shown)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in TRAIN:
+            raise
+        return _failed(f'{package} is not installed: pip install "jobflow-sbp[train]"', 1, shown)
+
+
+def _run(words: Sequence[str]) -> int:
+    name = chosen(words)
+    if name is None:
+        top = parser(())
+        top.parse_args(words)
+        top.print_help()
+        return 2
+    if name not in COMMANDS:
+        raise ConfigError(f'there is no command "{name}"{did_you_mean(name, COMMANDS)} `jobflow --help` lists all')
+    try:
+        given = parser([COMMANDS[name]]).parse_args(words)
+    except ModuleNotFoundError as error:
+        if error.name == COMMANDS[name].module:
+            raise ConfigError(f"this installation has no `jobflow {name}`") from error
+        raise
+    return int(given.run(given))
+
+
+def _failed(message: str, code: int, shown: bool) -> int:
+    """Print an error, with its traceback if that is asked for; the exit code."""
+    if shown:
+        traceback.print_exc()
+    else:
+        print(message, file=sys.stderr)
+    return code
+
+
+def _drop_output() -> None:
+    """Nobody reads any more: what Python flushes when it ends goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)

@@ -1,0 +1,44 @@
+"""`jobflow explain`: print every stage of a job, or write a page with a picture."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from jobflow.cli.words import at_least_one
+from jobflow.errors import ConfigError
+from jobflow.stages import STAGES
+
+EXAMPLES = """\
+examples:
+  jobflow explain examples/hybrid_mlp.py:train_job --devices 2
+  jobflow explain examples/hybrid_mlp.py:train_job --devices 2 --stage boxing --stage memory
+  jobflow explain "examples/gpt.py:make_train_job(Size())" --devices 4 --strategy 2x2 --html page.html"""
+
+
+def fill(parser: argparse.ArgumentParser) -> None:
+    """Give the parser the command's options."""
+    parser.description, parser.epilog = "Print every stage of a job; nothing runs.", EXAMPLES
+    parser.add_argument("job", help='path/to/file.py:job or module:job; in place of the job a call that makes one: "gpt.py:make_train_job(Size())"')
+    parser.add_argument("--devices", type=at_least_one, default=1, metavar="N", help="lay the job out over N devices (default 1)")
+    parser.add_argument("--strategy", metavar="S", help="dp, tp, pp, zero1, zero2, zero3, 2x2, data=2,tensor=2 ... (default: the job's own)")
+    parser.add_argument("--rank", type=int, default=0, metavar="R", help="whose plan to print (default 0)")
+    parser.add_argument(
+        "--stage", action="append", choices=STAGES, metavar="STAGE", help=f"print only this one of {', '.join(STAGES)}; may be given several times"
+    )
+    parser.add_argument("--html", metavar="FILE", help="write a page with a picture of the graph and the tables instead; it opens offline")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Print the stages, or write the page."""
+    from jobflow.explain import explain, explain_page, load_job
+
+    if given.rank not in range(given.devices):
+        raise ConfigError(f"--rank {given.rank} is not one of the ranks 0 to {given.devices - 1}")
+    job = load_job(given.job)
+    if given.html is None:
+        print(explain(job, devices=given.devices, rank=given.rank, stages=given.stage or STAGES, strategy=given.strategy))
+        return 0
+    Path(given.html).write_text(explain_page(job, devices=given.devices, rank=given.rank, strategy=given.strategy), encoding="utf-8")
+    print(f"wrote {given.html}")
+    return 0
