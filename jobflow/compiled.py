@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -17,6 +17,7 @@ from jobflow.layout import Box, Layout, Local
 from jobflow.ops.base import ViewOp
 from jobflow.ops.source import Input
 from jobflow.types import Array
+from jobflow.typing.lazy import Lazy
 from jobflow.typing.results import Results
 from jobflow.typing.signature import Bound
 
@@ -40,10 +41,20 @@ class Part:
     rows: slice | None
     box: Box | None
 
-    def of(self, value: Array) -> Array:
-        """A view of the caller's array."""
+    def of(self, value: Array | Lazy) -> Array:
+        """A view of the caller's array; of a lazy one, what is read."""
+        if isinstance(value, Lazy):
+            return value[self.slices(value.shape)]
         given = value if self.rows is None else value[self.rows]
         return given if self.box is None or self.box.is_whole else given[self.box.slices]
+
+    def slices(self, shape: tuple[int, ...]) -> tuple[slice, ...]:
+        """Where it lies in an argument of this shape."""
+        first = 0 if self.rows is None else self.rows.start
+        if self.box is None:
+            return (slice(first, shape[0] if self.rows is None else self.rows.stop), *map(slice, shape[1:]))
+        rows, *others = self.box.slices
+        return (slice(first + rows.start, first + rows.stop), *others)
 
 
 @dataclass(frozen=True)
@@ -74,27 +85,44 @@ class Compiled:
         return self.graph.variables
 
     def check_limits(self, bound: Sequence[Bound]) -> None:
-        """ArgumentError if an argument holds an index that its reader cannot take."""
+        """ArgumentError if an argument holds an index that its reader cannot take; of lazy ones, `feeds` looks at what is read."""
         values = {name: value for name, _, value in bound}
         for limit in self.limits:
             for array in values[limit.argument] if isinstance(values[limit.argument], list) else [values[limit.argument]]:
-                if array.size and not (limit.low <= array.min() and array.max() < limit.high):
-                    wrong = next(int(x) for x in array.flat if not limit.low <= x < limit.high)
-                    raise ArgumentError(
-                        f'{self.name}({limit.argument}=...) at {user_line()}: argument "{limit.argument}" holds {wrong}; '
-                        f"{limit.reader} takes {limit.low} to {limit.high - 1}. Pass such numbers, or make what they point into larger."
-                    )
+                if not isinstance(array, Lazy):
+                    self._check_limit(limit, array)
 
-    def feeds(self, bound: Sequence[Bound], run: int) -> list[dict[str, Array]]:
-        """Per rank its parts of the arguments of run number `run`; views of the caller's arrays."""
+    def _check_limit(self, limit: Limit, array: Array) -> None:
+        if array.size and not (limit.low <= array.min() and array.max() < limit.high):
+            wrong = next(int(x) for x in array.flat if not limit.low <= x < limit.high)
+            raise ArgumentError(
+                f'{self.name}({limit.argument}=...) at {user_line()}: argument "{limit.argument}" holds {wrong}; '
+                f"{limit.reader} takes {limit.low} to {limit.high - 1}. Pass such numbers, or make what they point into larger."
+            )
+
+    def feeds(self, bound: Sequence[Bound], run: int, here: Collection[int] | None = None) -> list[dict[str, Array]]:
+        """Per rank its parts of the arguments of run number `run`: views of the caller's arrays.
+
+        Only those of the ranks `here`, if given, are made; of lazy arguments they are read now.
+        """
         given = {name: value for name, _, value in bound}
         given[RUN_COUNTER] = np.array([run])
         ranks = self.graph.placement.ranks
         feeds: list[dict[str, Array]] = []
         for rank, parts in enumerate(self.parts):
+            if here is not None and rank not in here:
+                parts = ()
             own = {name: value[ranks.index(rank)] if isinstance(value, list) else value for name, value in given.items()} if parts else {}
-            feeds.append({part.key: part.of(own[part.argument]) for part in parts})
+            feeds.append({part.key: self._part(part, own[part.argument]) for part in parts})
         return feeds
+
+    def _part(self, part: Part, value: Array | Lazy) -> Array:
+        found = part.of(value)
+        if isinstance(value, Lazy):
+            for limit in self.limits:
+                if limit.argument == part.argument:
+                    self._check_limit(limit, found)
+        return found
 
     def values(self, parts: Sequence[Sequence[tuple[int, Array]]]) -> list[Any]:
         """Per returned tensor: the whole array, or a list of one array per device of a mirrored one."""

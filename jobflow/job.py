@@ -25,6 +25,7 @@ from jobflow.results import deliver
 from jobflow.session import Session
 from jobflow.types import TensorType, float32
 from jobflow.typing.annotations import Declared
+from jobflow.typing.lazy import is_lazy, whole
 from jobflow.typing.results import Results
 from jobflow.typing.signature import JobSignature
 
@@ -195,6 +196,8 @@ class Job:
     def run(self, session: Session, args: tuple[Any, ...]) -> Any:
         """One call with arguments from the program."""
         bound = self.signature.bind(args, self.placement(session).size)
+        if not session.multi and any(is_lazy(value) for _, _, value in bound):
+            bound = [(name, declared, whole(value)) for name, declared, value in bound]
         compiled = session.compiled(self, tuple(_shape(declared, value) for _, declared, value in bound))
         compiled.check_limits(bound)
         session.compare_arguments(self, {name: value if declared.per_device else [value] for name, declared, value in bound})

@@ -30,6 +30,7 @@ from jobflow.runtime.world.base import World
 from jobflow.runtime.world.launch import launched
 from jobflow.runtime.world.start import start_world
 from jobflow.types import Array
+from jobflow.typing.lazy import Lazy
 from jobflow.typing.signature import Bound
 
 #: In how many calls of a job clients compare their arguments.
@@ -78,6 +79,16 @@ class Session:
         """How many devices the program asked for, on all machines; None if it did not say."""
         each = self.settings.gpu_device_num or self.settings.cpu_device_num
         return None if each is None else each * self.settings.machine_num
+
+    @property
+    def multi(self) -> bool:
+        """True if every process calls jobs itself."""
+        return self.world is not None and self.world.multi
+
+    @property
+    def _here(self) -> tuple[int, ...] | None:
+        """The ranks whose parts of arguments this client cuts; None for all."""
+        return tuple(rank.index for rank in self.world.ranks) if self.world is not None and self.world.multi else None
 
     def device_count(self) -> int:
         """How many devices the world has, or will have."""
@@ -206,12 +217,12 @@ class Session:
                     f"as multi client every rank must run the same script with the same settings"
                 )
 
-    def compare_arguments(self, job: Declared, arrays: Mapping[str, Sequence[Array]]) -> None:
+    def compare_arguments(self, job: Declared, arrays: Mapping[str, Sequence[Array | Lazy]]) -> None:
         """ArgumentError unless every client passes the same arguments; looked at in the first calls only, because it costs a message."""
         world = self.world
         if world is None or not world.multi or self.runs.get(job.name, 0) >= CALLS_COMPARED:
             return
-        mine = {name: digest(*(np.ascontiguousarray(a).data for a in values)) for name, values in arrays.items()}
+        mine = {name: digest(*map(_print, values)) for name, values in arrays.items()}
         for rank, others in enumerate(world.call(Tell(mine))):
             different = [name for name in mine if others.get(name) != mine[name]]
             if different:
@@ -238,7 +249,7 @@ class Session:
         run = self.runs.get(compiled.name, 0)
         opening = openings_of(self.world.ranks[0]).get(compiled.number)
         if opening is None:
-            values = compiled.values(self.world.call(Run(compiled.number), compiled.feeds(bound, run)))
+            values = compiled.values(self.world.call(Run(compiled.number), compiled.feeds(bound, run, self._here)))
         else:
             opening.put({name: value for name, _, value in bound} | {RUN_COUNTER: run})
             self.world.call(Run(compiled.number))
@@ -290,6 +301,10 @@ class Session:
             self.world.close()
             self.world = None
         self._compiled.clear()
+
+
+def _print(value: Array | Lazy) -> str | memoryview:
+    return value.fingerprint if isinstance(value, Lazy) else np.ascontiguousarray(value).data
 
 
 def digest(*parts: str | memoryview) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType
@@ -15,6 +16,7 @@ from jobflow.errors import ArgumentError, JobError, SourceLine, user_line
 from jobflow.notices import notice
 from jobflow.types import TensorType, bfloat16
 from jobflow.typing.annotations import Declared, FixedTensorDef, Placeholder
+from jobflow.typing.lazy import Lazy
 from jobflow.typing.results import Results, Returned, read_return
 
 #: One array of a call: its name (``x``, or ``x[0]`` inside a tuple), its declaration, and the array (a list of them if per device).
@@ -101,7 +103,7 @@ class JobSignature:
     def _array(self, path: str, declared: Declared, value: Any) -> Any:
         """`value` as one array of exactly the declared type."""
         want = declared.type
-        if not isinstance(value, np.ndarray):
+        if not isinstance(value, np.ndarray | Lazy):
             raise self._error(path, f"is {_kind(value)}; the job declares {declared}", _instead_of_array(value))
         if value.shape != want.shape:
             raise self._error(path, f"{_is_array(value)}; the job declares {declared}", _reshaping(path, value, want))
@@ -120,9 +122,9 @@ class JobSignature:
 
     def _piece(self, path: str, declared: Declared, value: Any) -> Any:
         want = declared.type
-        if not isinstance(value, np.ndarray):
+        if not isinstance(value, np.ndarray | Lazy):
             raise self._error(path, f"is {_kind(value)}; the job declares {declared}", _instead_of_array(value))
-        if value.ndim != want.ndim or any(n > most for n, most in zip(value.shape, want.shape, strict=False)) or value.size == 0:
+        if len(value.shape) != want.ndim or any(n > most for n, most in zip(value.shape, want.shape, strict=False)) or 0 in value.shape:
             advice = "Pass as many axes as declared, none of them longer and none of them empty."
             raise self._error(path, f"{_is_array(value)}; the job declares at most {declared}", advice)
         return self._converted(path, declared, value)
@@ -132,6 +134,8 @@ class JobSignature:
         want = declared.type.dtype.numpy
         if value.dtype == want:
             return value
+        if isinstance(value, Lazy):
+            raise self._error(path, f"{_is_array(value)} that is read later; the job declares {declared}", "Declare the type that is read.")
         if value.dtype.kind not in "biuf" and value.dtype.name != bfloat16.name:
             raise self._error(path, f"has elements of type {value.dtype}; the job declares {declared}", "Pass an array of numbers.")
         with np.errstate(over="ignore", invalid="ignore"):
@@ -166,7 +170,7 @@ def _same_numbers(before: Any, after: Any) -> bool:
 
 def _is_array(value: Any) -> str:
     text = f"is {_type_name(value)}"
-    return text + ", which is empty" if value.size == 0 else text
+    return text + ", which is empty" if 0 in value.shape else text
 
 
 def _type_name(value: Any) -> str:
@@ -174,7 +178,7 @@ def _type_name(value: Any) -> str:
 
 
 def _kind(value: Any) -> str:
-    return _type_name(value) if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+    return _type_name(value) if isinstance(value, np.ndarray | Lazy) else f"a {type(value).__name__}"
 
 
 def _instead_of_array(value: Any) -> str:
@@ -185,10 +189,11 @@ def _instead_of_array(value: Any) -> str:
 
 def _reshaping(path: str, value: Any, want: TensorType) -> str:
     shape = ", ".join(map(str, want.shape)) + ("," if want.ndim == 1 else "")
-    if value.size == want.size:
+    size = math.prod(value.shape)
+    if size == want.size and isinstance(value, np.ndarray):
         return f"Pass {path}.reshape({shape})."
-    if value.ndim == want.ndim and value.shape[1:] == want.shape[1:]:
-        return f"Pass {want.shape[0]} rows, or declare the placeholder with {value.shape[0]}." if value.size else f"Pass {want.shape[0]} rows."
+    if len(value.shape) == want.ndim and value.shape[1:] == want.shape[1:]:
+        return f"Pass {want.shape[0]} rows, or declare the placeholder with {value.shape[0]}." if size else f"Pass {want.shape[0]} rows."
     return f"Pass an array of shape ({shape})."
 
 
