@@ -1,0 +1,203 @@
+"""Checkpoints in other clothes: NumPy's .npz and directories of the legacy system, out and in; one tensor in memory at a time.
+
+A .npz is a zip file with one .npy file per tensor.  A legacy directory has one directory per variable with its raw little-endian
+numbers in `out` and, as text, its type in `meta`.  Both hold tensors only: what was saved beside them (step, position, ...) is not in them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import struct
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+
+from jobflow.checkpoint.compare import selected
+from jobflow.checkpoint.files import Files
+from jobflow.checkpoint.reading import Checkpoint, LegacyTensor, Stored, load
+from jobflow.checkpoint.safetensors import bytes_of
+from jobflow.checkpoint.writing import DONE, save
+from jobflow.errors import CheckpointError
+from jobflow.types import TensorType, bfloat16, dtype_of
+
+Array = np.ndarray[Any, Any]
+_LEGACY_NAMES = {
+    "float32": "kFloat",
+    "float64": "kDouble",
+    "int8": "kInt8",
+    "int32": "kInt32",
+    "int64": "kInt64",
+    "uint8": "kUInt8",
+    "float16": "kFloat16",
+}
+_NPY = ".npy"
+#: of a file's own header inside a zip file: its fixed part, and where in it the lengths of name and extra field stand
+_ZIP_HEADER, _ZIP_LENGTHS = 30, 26
+
+
+# ---- out -----------------------------------------------------------------------------------------------------------------------------
+
+
+def to_npz(source: Checkpoint, path: str | os.PathLike[str], patterns: Sequence[str] = ("*",), *, replace: bool = False) -> list[str]:
+    """Write tensors to one .npz file, whole or not at all; the names of those that became float32 because NumPy has no bfloat16."""
+    target = Path(os.path.abspath(path))
+    names = selected(patterns, source)
+    if target.is_dir() or (target.exists() and not replace):
+        raise CheckpointError(f"export to {target}: there is something already; give another name, or --force to replace a file")
+    _beside(target, lambda place: _write_npz(place / target.name, source, names), lambda place: os.replace(place / target.name, target))
+    return [name for name in names if source.stored[name].type.dtype is bfloat16]
+
+
+def _write_npz(path: Path, source: Checkpoint, names: Sequence[str]) -> None:
+    with open(path, "xb") as file:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            for name in names:
+                found = source[name]
+                if found.dtype.name == bfloat16.name:
+                    found = found.astype(np.float32)
+                with archive.open(name + _NPY, "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, found, allow_pickle=False)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def to_legacy(source: Checkpoint, path: str | os.PathLike[str], patterns: Sequence[str] = ("*",)) -> None:
+    """Write tensors to a legacy directory that is new, whole or not at all; CheckpointError for names and types that it cannot have."""
+    target = Path(os.path.abspath(path))
+    if (target.exists() or target.is_symlink()) and not (target.is_dir() and not any(target.iterdir())):
+        raise CheckpointError(f"conversion to {target}: there is something already; give a path that does not exist, or an empty directory")
+    names = selected(patterns, source)
+    kinds = {name: _legacy_kind(name, source.stored[name].type) for name in names}
+    _beside(target, lambda place: _write_legacy(place, source, kinds), lambda place: os.replace(place, target))
+
+
+def _legacy_kind(name: str, type: TensorType) -> str:
+    if "/" in name or "\0" in name or name in (".", "..", DONE):
+        raise CheckpointError(f'tensor "{name}": a legacy directory has one directory per variable, and none can be called that')
+    if type.dtype.numpy.name not in _LEGACY_NAMES:
+        raise CheckpointError(f'tensor "{name}" is {type}; the legacy system has only {", ".join(_LEGACY_NAMES)}; leave it out with --names')
+    return _LEGACY_NAMES[type.dtype.numpy.name]
+
+
+def _write_legacy(place: Path, source: Checkpoint, kinds: Mapping[str, str]) -> None:
+    files = Files()
+    for name, kind in kinds.items():
+        found = source[name]
+        meta = "shape {\n" + "".join(f"  dim: {n}\n" for n in found.shape) + f"}}\ndata_type: {kind}\n"
+        files.make_directory(place / name)
+        files.write(place / name / "out", [bytes_of(np.asarray(found, found.dtype.newbyteorder("<"), order="C"))])
+        files.write(place / name / "meta", [meta.encode()])
+        files.sync_directory(place / name)
+    files.write(place / DONE, [])
+    files.sync_directory(place)
+
+
+def _beside(target: Path, write: Callable[[Path], None], publish: Callable[[Path], None]) -> None:
+    """`write` into a new directory beside the target, then `publish` it in one step; a failure leaves nothing.
+
+    The directory is called like that of an unfinished saving, so that saving cleans up after a process that died.
+    """
+    place = target.parent / f".{target.name}.saving.{socket.gethostname() or 'localhost'}.{os.getpid()}.{uuid4().hex[:12]}"
+    files = Files()
+    try:
+        files.make_directory(place)
+        write(place)
+        publish(place)
+        files.sync_directory(target.parent)
+    except OSError as error:
+        raise CheckpointError(f"{target} could not be written: {error}") from error
+    finally:
+        with suppress(FileNotFoundError):  # published as a whole
+            files.remove(place)
+
+
+# ---- in ------------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NpzTensor(Stored):
+    """An array in a .npz file."""
+
+    name: str
+    file_path: Path
+    member: zipfile.ZipInfo
+    shape: tuple[int, ...]
+    npy_dtype: np.dtype[Any]
+    order: str
+    header: int  # bytes of the .npy file before its numbers
+
+    @property
+    def type(self) -> TensorType:
+        return TensorType(self.shape, dtype_of(self.npy_dtype.newbyteorder("=")))
+
+    def numpy(self) -> Array:
+        """The zip file's checksum is checked."""
+        try:
+            with zipfile.ZipFile(self.file_path) as archive, archive.open(self.member) as file:
+                content = bytearray(file.read())
+        except (zipfile.BadZipFile, EOFError, OSError, RuntimeError) as error:
+            raise CheckpointError(f'{self.file_path}: array "{self.name}" is damaged: {error}') from error
+        found = np.frombuffer(content, self.npy_dtype, math.prod(self.shape), self.header)
+        return found.reshape(self.shape, order="F" if self.order == "F" else "C").astype(self.npy_dtype.newbyteorder("="), copy=False)
+
+    def mapped(self) -> Array:
+        """The same without memory of its own, where it is not compressed; not checked."""
+        if self.member.compress_type != zipfile.ZIP_STORED or not math.prod(self.shape):
+            return self.numpy()
+        with open(self.file_path, "rb") as file:
+            file.seek(self.member.header_offset + _ZIP_LENGTHS)
+            name, extra = struct.unpack("<HH", file.read(4))
+        start = self.member.header_offset + _ZIP_HEADER + name + extra + self.header
+        return np.memmap(self.file_path, self.npy_dtype, "r", start, self.shape, "F" if self.order == "F" else "C")
+
+
+def open_any(path: str | os.PathLike[str], types: Mapping[str, TensorType] | None = None) -> Checkpoint:
+    """A checkpoint, a legacy directory or a .npz file; `types` are those of legacy variables without `meta`."""
+    source = Path(path)
+    return _open_npz(source) if source.is_file() else load(source, types)
+
+
+def _open_npz(path: Path) -> Checkpoint:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            stored: dict[str, Stored] = {tensor.name: tensor for tensor in _npz_tensors(path, archive)}
+    except (zipfile.BadZipFile, EOFError, ValueError, OSError) as error:
+        raise CheckpointError(f"{path} is no checkpoint directory and no whole .npz file: {error}") from error
+    return Checkpoint(path, stored, {})
+
+
+def _npz_tensors(path: Path, archive: zipfile.ZipFile) -> Iterator[NpzTensor]:
+    for member in archive.infolist():
+        name = member.filename.removesuffix(_NPY)
+        with archive.open(member) as file:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, fortran, dtype = read(file)
+            header = file.tell()
+        if dtype.hasobject:
+            raise CheckpointError(f'{path}: array "{name}" holds Python objects; only numbers are read')
+        yield NpzTensor(name, path, member, shape, dtype, "F" if fortran else "C", header)
+
+
+def to_checkpoint(source: Checkpoint, path: str | os.PathLike[str], patterns: Sequence[str] = ("*",)) -> None:
+    """Write tensors of any source, and what was saved beside them, as a checkpoint of one shard each; whole or not at all."""
+    names = selected(patterns, source)
+    for name in names:  # all hashes before the first byte is written; what is not in memory afterwards is mapped
+        source.stored[name].numpy()
+    save(path, {name: _mapped(source.stored[name]) for name in names}, source.extra)
+
+
+def _mapped(stored: Stored) -> Array:
+    if isinstance(stored, NpzTensor):
+        return stored.mapped()
+    if isinstance(stored, LegacyTensor) and stored.type.nbytes:
+        return np.memmap(stored.file_path, stored.type.dtype.numpy.newbyteorder("<"), "r", 0, stored.type.shape)
+    return stored.numpy()

@@ -1,0 +1,231 @@
+"""What `jobflow ckpt` does; ckpt.py has its options."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from jobflow.checkpoint import manifest
+from jobflow.checkpoint.compare import Difference, damages, differences, extra_differences, selected, type_text
+from jobflow.checkpoint.export import open_any, to_checkpoint, to_legacy, to_npz
+from jobflow.checkpoint.reading import Checkpoint, Stored
+from jobflow.errors import CheckpointError
+from jobflow.types import TensorType
+
+#: shards of one tensor that `show` prints before it says how many more there are
+MOST_SHARDS = 8
+
+
+# ---- ls ------------------------------------------------------------------------------------------------------------------------------
+
+
+def ls(given: argparse.Namespace) -> int:
+    """A table of the checkpoints in a directory, by step."""
+    directory = Path(given.directory)
+    rows = sorted((_row(path, given.quick) for path in checkpoints_in(directory)), key=lambda row: row[:2])
+    heads = ["name", "step", "time", "size", "tensors", "metrics", "quick look" if given.quick else "state"]
+    print(_table([heads, *([name, *rest] for _, name, *rest in rows)], right={1, 3, 4}))
+    left = [entry.name for entry in directory.iterdir() if entry.name.startswith(".") and ".saving." in entry.name]
+    if left:
+        print(f"{len(left)} unfinished: {', '.join(sorted(left))}; the next saving removes what no process is writing any more")
+    return 0
+
+
+def checkpoints_in(directory: Path) -> list[Path]:
+    """The checkpoints in a directory, or the directory itself if it is one; CheckpointError if there are none."""
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory}: there is no such directory")
+    if _is_checkpoint(directory):
+        return [directory]
+    found = [entry for entry in directory.iterdir() if entry.is_dir() and not entry.name.startswith(".") and _is_checkpoint(entry)]
+    if not found:
+        raise CheckpointError(f"{directory}: there is no checkpoint in it: no directory with a {manifest.NAME}")
+    return sorted(found)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return (path / manifest.NAME).is_file() or any((entry / "out").is_file() for entry in path.iterdir() if entry.is_dir())
+
+
+def _row(path: Path, quick: bool) -> list[Any]:
+    """(order, name, step, time, size, tensors, metrics, state) of one checkpoint, whatever state it is in."""
+    size = _size(sum(file.stat().st_size for file in path.rglob("*") if file.is_file()))
+    newest = (path / manifest.NAME) if (path / manifest.NAME).exists() else path
+    time = datetime.fromtimestamp(newest.stat().st_mtime).isoformat(" ", "seconds")
+    try:
+        checkpoint = open_any(path)
+    except CheckpointError as error:
+        return [float("inf"), path.name, "?", time, size, "?", "", f"damaged: {error}"]
+    damaged = "" if quick else next(damages(checkpoint), "")
+    state = f"damaged: {damaged}" if damaged else "files are there" if quick else "whole"
+    step = checkpoint.extra.get("step")
+    metrics = " ".join(f"{key}={_leaf(value)}" for key, value in (checkpoint.extra.get("metrics") or {}).items())
+    return [float("inf") if step is None else step, path.name, "" if step is None else step, time, size, len(checkpoint), metrics, state]
+
+
+# ---- show ----------------------------------------------------------------------------------------------------------------------------
+
+
+def show(given: argparse.Namespace) -> int:
+    """A table of tensors, then what was saved beside them as a tree."""
+    checkpoint = open_any(given.checkpoint)
+    names = selected(given.names, checkpoint)
+    print(f"{checkpoint.path}: {len(names)} of {len(checkpoint)} tensors, {_size(sum(_nbytes(checkpoint.stored[name]) for name in names))}")
+    rows = [line for name in names for line in _tensor_lines(checkpoint.stored[name])]
+    print(_table([["tensor", "type", "bytes", "where"], *rows], right={2}))
+    if checkpoint.extra:
+        print("\n" + "\n".join(_tree(checkpoint.extra)))
+    return 0
+
+
+def _tensor_lines(stored: Stored) -> Iterator[list[str]]:
+    """A line per tensor; if it lies in several shards, one per shard follows."""
+    shards: Sequence[Any] = getattr(stored, "shards", ())
+    first = [stored.name, type_text(stored), str(_nbytes(stored))]
+    if len(shards) < 2:
+        yield [*first, stored.file_path.name]
+        return
+    yield [*first, f"{len(shards)} shards"]
+    for shard in shards[:MOST_SHARDS]:
+        yield ["", "", "", f"[{', '.join(f'{start}:{stop}' for start, stop in shard.box)}] {shard.file_path.name}"]
+    if len(shards) > MOST_SHARDS:
+        yield ["", "", "", f"... {len(shards) - MOST_SHARDS} more"]
+
+
+def _nbytes(stored: Stored) -> int:
+    type: TensorType = stored.type
+    return type.nbytes
+
+
+def _tree(tree: Mapping[str, Any] | Sequence[Any], indent: str = "") -> Iterator[str]:
+    """A JSON tree, a line per leaf."""
+    pairs = tree.items() if isinstance(tree, Mapping) else ((f"[{i}]", value) for i, value in enumerate(tree))
+    for key, value in pairs:
+        if isinstance(value, Mapping | list) and value:
+            yield f"{indent}{key}:"
+            yield from _tree(value, indent + "  ")
+        else:
+            yield f"{indent}{key}: {_leaf(value)}"
+
+
+# ---- verify and diff -----------------------------------------------------------------------------------------------------------------
+
+
+def verify(given: argparse.Namespace) -> int:
+    """Every hash of every checkpoint; 1 if one does not match."""
+    bad = 0
+    for path in (path for start in given.checkpoints for path in (checkpoints_in(Path(start)) if Path(start).is_dir() else [Path(start)])):
+        found = list(_damages(path))
+        bad += bool(found)
+        print(f"{path}: " + ("whole" if not found else "DAMAGED" + "".join(f"\n  {line}" for line in found)))
+    return int(bool(bad))
+
+
+def _damages(path: Path) -> Iterator[str]:
+    try:
+        checkpoint = open_any(path)
+    except CheckpointError as error:
+        yield str(error)
+        return
+    yield from damages(checkpoint)
+
+
+def diff(given: argparse.Namespace) -> int:
+    """A table of the tensors that differ; 1 if there are any."""
+    first, second = open_any(given.first), open_any(given.second)
+    names = [*first, *(name for name in second if name not in first)]
+    found = list(differences(first, second, given.names, rtol=given.rtol, atol=given.atol))
+    if found:
+        heads = ["tensor", "first", "second", "elements that differ", "max |a-b|", "max |a-b|/max(|a|,|b|)"]
+        print(_table([heads, *map(_difference, found)], right={3, 4, 5}))
+    extras = [[key, _leaf(a), _leaf(b)] for key, a, b in extra_differences(first.extra, second.extra)]
+    if extras:
+        print(("\n" if found else "") + _table([["beside the tensors", "first", "second"], *extras]))
+    print(f"{len(found)} of {len(selected(given.names, names))} tensors differ")
+    return int(bool(found))
+
+
+def _difference(found: Difference) -> list[str]:
+    if found.of_type:
+        return [found.name, found.first or "missing", found.second or "missing", "", "", ""]
+    return [found.name, found.first or "", "same type", str(found.unequal), f"{found.absolute:.3g}", f"{found.relative:.3g}"]
+
+
+# ---- export and convert --------------------------------------------------------------------------------------------------------------
+
+
+def export(given: argparse.Namespace) -> int:
+    """Tensors to a .npz file."""
+    if Path(given.file).suffix != ".npz":
+        raise CheckpointError(f"export to {given.file}: only .npz files are written; give a name that ends in .npz")
+    return _export(_open(given.checkpoint, given.types_from), given.file, given.names, given.force)
+
+
+def _export(source: Checkpoint, target: str, names: Sequence[str], replace: bool) -> int:
+    became = to_npz(source, target, names, replace=replace)
+    print(f"wrote {target}: {len(selected(names, source))} tensors")
+    if became:
+        print(f"bfloat16 became float32, for NumPy has no such type: {', '.join(became)}")
+    return 0
+
+
+def convert(given: argparse.Namespace) -> int:
+    """From any format to any."""
+    source = _open(given.source, given.types_from)
+    is_ours = (source.path / manifest.NAME).is_file()
+    to = given.to or ("npz" if given.target.endswith(".npz") else "legacy" if is_ours else "jobflow")
+    if to == "npz":
+        return _export(source, given.target, given.names, False)
+    if to == "legacy":
+        to_legacy(source, given.target, given.names)
+    else:
+        to_checkpoint(source, given.target, given.names)
+    print(f"wrote {given.target}: {len(selected(given.names, source))} tensors, {'a legacy directory' if to == 'legacy' else 'a checkpoint'}")
+    return 0
+
+
+def _open(path: str, types_from: str | None) -> Checkpoint:
+    types = {name: stored.type for name, stored in open_any(types_from).stored.items()} if types_from else None
+    return open_any(path, types)
+
+
+# ---- words ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _size(nbytes: int) -> str:
+    """1536 -> 1.5 kB."""
+    number = float(nbytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} TB"
+
+
+def _leaf(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _table(rows: Sequence[Sequence[Any]], right: set[int] | None = None) -> str:
+    """Columns as wide as their widest entry, two blanks apart; those of `right` end at their right edge."""
+    texts = [[str(entry) for entry in row] for row in rows]
+    widths = [max(len(row[i]) for row in texts) for i in range(len(texts[0]))]
+    return "\n".join(
+        "  ".join(
+            text.rjust(width) if i in (right or ()) else text.ljust(width) for i, (text, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in texts
+    )
+
+
+ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "ls": ls,
+    "show": show,
+    "verify": verify,
+    "diff": diff,
+    "export": export,
+    "convert": convert,
+}

@@ -1,0 +1,186 @@
+"""Checkpoints as .npz files and legacy directories, out and in: the same numbers, whole or not at all."""
+
+from __future__ import annotations
+
+import tracemalloc
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobflow.checkpoint import export
+from jobflow.checkpoint.export import open_any, to_checkpoint, to_legacy, to_npz
+from jobflow.checkpoint.store import Checkpoint, Files, load, save
+from jobflow.errors import CheckpointError
+from jobflow.types import TensorType, dtype_named, float32
+
+LEGACY = ["int8", "uint8", "int32", "int64", "float16", "float32", "float64"]
+
+
+def some(dtypes: list[str]) -> dict[str, Any]:
+    random = np.random.default_rng(5)
+    made = {f"layer-{dtype}": random.integers(0, 2, (3, 2)).astype(dtype_named(dtype).numpy) for dtype in dtypes}
+    return {**made, "scalar": np.float32(0.1), "empty": np.zeros((0, 3), np.float32), "train_step": np.array([7])}
+
+
+def saved(root: Path, tensors: dict[str, Any]) -> Checkpoint:
+    save(root / "c", tensors, {"step": 3})
+    return load(root / "c")
+
+
+def same(found: Any, tensors: dict[str, Any]) -> None:
+    assert sorted(found) == sorted(tensors)
+    for name, array in tensors.items():
+        assert (found[name].dtype, found[name].shape) == (np.asarray(array).dtype, np.shape(array)), name
+        assert found[name].tobytes() == np.asarray(array).tobytes(), name
+
+
+def test_npz_is_what_numpy_reads(tmp_path: Path) -> None:
+    tensors = some(["bool", *LEGACY])
+    assert to_npz(saved(tmp_path, tensors), tmp_path / "x.npz") == []
+    with np.load(tmp_path / "x.npz") as found:
+        same(found, tensors)
+    same(open_any(tmp_path / "x.npz"), tensors)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["c", "x.npz"]
+
+
+def test_bfloat16_becomes_float32(tmp_path: Path) -> None:
+    numbers = np.array([1.5, -2.0]).astype(dtype_named("bfloat16").numpy)
+    assert to_npz(saved(tmp_path, {"half": numbers, "n": np.arange(2)}), tmp_path / "x.npz") == ["half"]
+    with np.load(tmp_path / "x.npz") as found:
+        same(found, {"half": np.array([1.5, -2.0], np.float32), "n": np.arange(2)})
+
+
+def test_some_names_only(tmp_path: Path) -> None:
+    source = saved(tmp_path, some(["float32", "int32"]))
+    to_npz(source, tmp_path / "x.npz", ["layer*"])
+    to_legacy(source, tmp_path / "x", ["scalar"])
+    assert set(open_any(tmp_path / "x.npz")) == {"layer-float32", "layer-int32"} and set(open_any(tmp_path / "x")) == {"scalar"}
+    with pytest.raises(CheckpointError, match='no tensor is called "layers"'):
+        to_npz(source, tmp_path / "y.npz", ["layers"])
+
+
+@pytest.mark.parametrize("save_arrays", [np.savez, np.savez_compressed])
+def test_files_of_numpy_become_checkpoints(tmp_path: Path, save_arrays: Any) -> None:
+    tensors = some(["bool", *LEGACY])
+    save_arrays(tmp_path / "x.npz", **tensors, fortran=np.asfortranarray(np.arange(6.0).reshape(2, 3)), big=np.arange(3, dtype=">i4"))
+    to_checkpoint(open_any(tmp_path / "x.npz"), tmp_path / "c")
+    same(load(tmp_path / "c"), {**tensors, "fortran": np.arange(6.0).reshape(2, 3), "big": np.arange(3, dtype=np.int32)})
+
+
+def test_legacy_directories_out_and_in(tmp_path: Path) -> None:
+    tensors = some(LEGACY)
+    to_legacy(saved(tmp_path, tensors), tmp_path / "old")
+    assert (tmp_path / "old" / "layer-float32" / "meta").read_text() == "shape {\n  dim: 3\n  dim: 2\n}\ndata_type: kFloat\n"
+    assert (tmp_path / "old" / "layer-float32" / "out").read_bytes() == tensors["layer-float32"].tobytes()
+    assert (tmp_path / "old" / "snapshot_done").read_bytes() == b""
+    same(load(tmp_path / "old"), tensors)
+    to_checkpoint(load(tmp_path / "old"), tmp_path / "back")
+    same(load(tmp_path / "back"), tensors)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["back", "c", "old"]
+
+
+def test_legacy_variables_without_meta_have_the_types_given(tmp_path: Path) -> None:
+    to_legacy(saved(tmp_path, {"w": np.ones((2, 3), np.float32)}), tmp_path / "old")
+    (tmp_path / "old" / "w" / "meta").unlink()
+    with pytest.raises(CheckpointError, match=r'nothing says what type tensor "w" has'):
+        to_checkpoint(open_any(tmp_path / "old"), tmp_path / "new")
+    to_checkpoint(open_any(tmp_path / "old", {"w": TensorType((2, 3), float32)}), tmp_path / "new")
+    same(load(tmp_path / "new"), {"w": np.ones((2, 3), np.float32)})
+
+
+def test_what_lies_beside_the_tensors_is_kept_between_checkpoints(tmp_path: Path) -> None:
+    to_checkpoint(saved(tmp_path, {"w": np.ones(2)}), tmp_path / "copy")
+    assert load(tmp_path / "copy").extra == {"step": 3}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "text"),
+    [
+        ({"a/b": np.zeros(1)}, '"a/b": a legacy directory has one directory per variable, and none can be called that'),
+        ({"..": np.zeros(1)}, "none can be called that"),
+        ({"snapshot_done": np.zeros(1)}, "none can be called that"),
+        ({"flag": np.zeros(1, bool)}, r'"flag" is bool\[1\]; the legacy system has only float32, float64'),
+    ],
+)
+def test_what_a_legacy_directory_cannot_hold(tmp_path: Path, tensors: dict[str, Any], text: str) -> None:
+    with pytest.raises(CheckpointError, match=text):
+        to_legacy(saved(tmp_path, tensors), tmp_path / "old")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    source = saved(tmp_path, {"w": np.zeros(2)})
+    (tmp_path / "x.npz").write_text("mine")
+    with pytest.raises(CheckpointError, match="there is something already"):
+        to_npz(source, tmp_path / "x.npz")
+    with pytest.raises(CheckpointError, match="there is something already"):
+        to_legacy(source, tmp_path / "c")
+    assert (tmp_path / "x.npz").read_text() == "mine"
+    to_npz(source, tmp_path / "x.npz", replace=True)
+    same(open_any(tmp_path / "x.npz"), {"w": np.zeros(2)})
+
+
+def test_damage_in_the_source_leaves_nothing(tmp_path: Path) -> None:
+    source = saved(tmp_path, {"v": np.zeros(2), "w": np.zeros(2)})
+    file = source.stored["w"].file_path
+    file.write_bytes(file.read_bytes()[:-1] + b"\x01")
+    for write, target in ((to_npz, "x.npz"), (to_legacy, "old"), (to_checkpoint, "new")):
+        with pytest.raises(CheckpointError, match="is damaged"):
+            write(source, tmp_path / target)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = saved(tmp_path, {"w": np.zeros(2)})
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Files, "write", full)
+    monkeypatch.setattr(export, "_write_npz", full)
+    for write, target in ((to_npz, "x.npz"), (to_legacy, "old")):
+        with pytest.raises(CheckpointError, match=f"{target} could not be written: .*No space left"):
+            write(source, tmp_path / target)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
+
+
+def test_damaged_npz_files(tmp_path: Path) -> None:
+    to_npz(saved(tmp_path, {"w": np.arange(10000.0)}), tmp_path / "x.npz")
+    whole = (tmp_path / "x.npz").read_bytes()
+    at = whole.index(np.float64(9000).tobytes())
+    (tmp_path / "x.npz").write_bytes(whole[:at] + b"\xff" + whole[at + 1 :])
+    with pytest.raises(CheckpointError, match=r'x\.npz: array "w" is damaged: Bad CRC-32'):
+        to_checkpoint(open_any(tmp_path / "x.npz"), tmp_path / "new")
+    (tmp_path / "x.npz").write_bytes(whole[:20000])
+    with pytest.raises(CheckpointError, match=r"no whole \.npz file"):
+        open_any(tmp_path / "x.npz")
+
+
+def test_objects_are_not_read(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=np.array([{}], object))
+    with zipfile.ZipFile(tmp_path / "x.npz") as archive:
+        assert archive.namelist() == ["x.npy"]
+    with pytest.raises(CheckpointError, match='array "x" holds Python objects; only numbers are read'):
+        open_any(tmp_path / "x.npz")
+
+
+def test_one_tensor_is_in_memory_at_a_time(tmp_path: Path) -> None:
+    """Ten tensors of 1 MB each, through every format."""
+    source = saved(tmp_path, {f"w{i}": np.full(2**17, i, np.float64) for i in range(10)})
+    peaks = {}
+    for name, work in {
+        "npz": lambda: to_npz(source, tmp_path / "x.npz"),
+        "legacy": lambda: to_legacy(source, tmp_path / "old"),
+        "from npz": lambda: to_checkpoint(open_any(tmp_path / "x.npz"), tmp_path / "a"),
+        "from legacy": lambda: to_checkpoint(open_any(tmp_path / "old"), tmp_path / "b"),
+    }.items():
+        tracemalloc.start()
+        try:
+            work()
+            peaks[name] = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert {name: peak for name, peak in peaks.items() if peak > 4 * 2**20} == {}

@@ -1,0 +1,136 @@
+"""`jobflow ckpt`: what it prints, and its exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jobflow.checkpoint.store import load, save
+from jobflow.cli import main
+
+
+@pytest.fixture
+def series(tmp_path: Path) -> Path:
+    random = np.random.default_rng(1)
+    for step in (20, 3):
+        tensors = {"conv-weight": random.normal(size=(3, 2)).astype(np.float32), "bias": np.ones(3), "train_step": np.array([step])}
+        save(tmp_path / "all" / f"step-{step}", tensors, {"step": step, "metrics": {"loss": 0.25}, "position": {"epoch": 1, "sample": 64}})
+    return tmp_path / "all"
+
+
+def damage(checkpoint: Path) -> None:
+    file = load(checkpoint).stored["bias"].file_path
+    file.write_bytes(file.read_bytes().replace(np.float64(1).tobytes(), np.float64(2).tobytes(), 1))
+
+
+def rows(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines()]
+
+
+def test_ls_is_a_table_by_step(series: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ckpt", "ls", str(series)]) == 0
+    head, *lines = rows(capsys.readouterr().out)
+    assert head == ["name", "step", "time", "size", "tensors", "metrics", "state"]
+    assert [(line[0], line[1], line[-3:]) for line in lines] == [
+        ("step-3", "3", ["3", "loss=0.25", "whole"]),
+        ("step-20", "20", ["3", "loss=0.25", "whole"]),
+    ]
+
+
+def test_ls_tells_what_is_damaged_and_what_is_unfinished(series: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damage(series / "step-3")
+    (series / "step-20" / "manifest.json").write_text("{}")
+    (series / ".step-21.saving.host.1.abc").mkdir()
+    assert main(["ckpt", "ls", str(series)]) == 0
+    _, third, twentieth, left = capsys.readouterr().out.splitlines()
+    assert "step-3" in third and "damaged: " in third and '"bias"' in third
+    assert "step-20" in twentieth and "manifest.json is damaged" in twentieth
+    assert left.startswith("1 unfinished: .step-21.saving.host.1.abc;")
+    assert main(["ckpt", "ls", "--quick", str(series)]) == 0
+    assert "files are there" in capsys.readouterr().out.splitlines()[1]
+
+
+def test_show(series: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ckpt", "show", str(series / "step-20")]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{series / 'step-20'}: 3 of 3 tensors, 56 B\n")
+    assert ["conv-weight", "float32[3,2]", "24"] in [line[:3] for line in rows(out)]
+    assert "\nposition:\n  epoch: 1\n  sample: 64\n" in out
+    assert main(["ckpt", "show", str(series / "step-20"), "--names", "b*"]) == 0
+    out = capsys.readouterr().out
+    assert "1 of 3 tensors" in out and "conv-weight" not in out
+
+
+def test_verify(series: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ckpt", "verify", str(series)]) == 0
+    assert [line[-1] for line in rows(capsys.readouterr().out)] == ["whole", "whole"]
+    damage(series / "step-3")
+    assert main(["ckpt", "verify", str(series / "step-20"), str(series / "step-3")]) == 1
+    whole, damaged, what = capsys.readouterr().out.splitlines()
+    assert whole.endswith("step-20: whole") and damaged.endswith("step-3: DAMAGED")
+    assert '"bias"' in what and ".safetensors" in what
+    assert main(["ckpt", "verify", str(series / "step-4")]) == 1
+
+
+def test_diff(series: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ckpt", "diff", str(series / "step-3"), str(series / "step-20")]) == 1
+    out = capsys.readouterr().out
+    assert ["train_step", "int64[1]", "same", "type", "1", "17", "0.85"] in rows(out)
+    assert ["step", "3", "20"] in rows(out) and "metrics" not in out and "bias" not in out
+    assert out.endswith("2 of 3 tensors differ\n")
+    assert main(["ckpt", "diff", str(series / "step-3"), str(series / "step-20"), "--names", "bias"]) == 0
+    assert main(["ckpt", "diff", str(series / "step-3"), str(series / "step-20"), "--atol", "20"]) == 0
+    assert main(["ckpt", "diff", str(series / "step-3"), str(series / "step-20"), "--names", "weight"]) == 1
+    assert 'no tensor is called "weight"' in capsys.readouterr().err
+
+
+def test_export_and_convert_and_back(series: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, root = series / "step-20", series.parent
+    for words in (
+        ["export", source, root / "a.npz"],
+        ["convert", source, root / "old"],
+        ["convert", root / "a.npz", root / "b"],
+        ["convert", root / "old", root / "c"],
+        ["convert", root / "old", root / "d.npz"],
+        ["convert", root / "d.npz", root / "e", "--to", "legacy"],
+    ):
+        assert main(["ckpt", *map(str, words)]) == 0, capsys.readouterr().err
+    assert (root / "old" / "bias" / "meta").exists() and (root / "e" / "bias" / "meta").exists()
+    for name in ("a.npz", "old", "b", "c", "d.npz", "e"):
+        assert main(["ckpt", "diff", str(source), str(root / name)]) == 0, name
+
+
+def test_types_of_another_checkpoint(series: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, old = series / "step-3", series.parent / "old"
+    assert main(["ckpt", "convert", str(source), str(old)]) == 0
+    for meta in old.glob("*/meta"):
+        meta.unlink()
+    assert main(["ckpt", "convert", str(old), str(series.parent / "new")]) == 1
+    assert "nothing says what type tensor" in capsys.readouterr().err
+    assert main(["ckpt", "convert", str(old), str(series.parent / "new"), "--types-from", str(source)]) == 0
+    assert main(["ckpt", "diff", str(source), str(series.parent / "new")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["ls", "nowhere"], "nowhere: there is no such directory"),
+        (["ls", "."], "there is no checkpoint in it"),
+        (["show", "nowhere"], "there is no such directory"),
+        (["export", "nowhere", "x.txt"], "only .npz files are written"),
+    ],
+)
+def test_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], text: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["ckpt", *words]) == 1
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["list"], ["diff", "a"], ["diff", "a", "b", "--rtol", "-1"], ["convert", "a", "b", "--to", "zip"]])
+def test_wrong_command_lines(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["ckpt", *words])
+    assert stopped.value.code == 2
+    assert "usage: jobflow ckpt" in capsys.readouterr().err
