@@ -11,7 +11,8 @@ VERSION = re.findall(r'__version__ = "(.+)"', (ROOT / "jobflow" / "version.py").
 MPI = ["mpich>=4.1"]
 EXAMPLES = ["scikit-learn>=1.4", "tqdm>=4.60"]
 HALF = ["ml_dtypes>=0.5"]
-TEST = ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100", *EXAMPLES, *MPI, *HALF]
+TRAIN = ["pydantic>=2.7", "rich>=13", "matplotlib>=3.8", "shtab>=1.7", "pillow>=10.3"]
+TEST = ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100", *EXAMPLES, *MPI, *HALF, *TRAIN]
 
 setup(
     name="jobflow-sbp",
@@ -43,6 +44,8 @@ setup(
         "mpi": MPI,
         # bfloat16; float16 needs nothing
         "half": HALF,
+        # what `jobflow train config.yaml` needs: checking of configurations, the progress bar, pictures, images, completion
+        "train": TRAIN,
         "gpu": ["cupy-cuda13x>=14", "nvidia-nccl-cu13>=2.27.7,<3"],
         "examples": EXAMPLES,
         "test": TEST,

@@ -6,6 +6,7 @@ An option is a row of a table: the exact type of its value and, if jobflow does 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,13 +22,18 @@ CONV_ALGORITHMS = ("auto", "direct", "winograd")
 CLIENTS = ("single", "multi")
 
 
+def told_devices() -> int | None:
+    """The number of devices that the environment asks for, if it does."""
+    return variables.number(os.environ, variables.DEVICES, 1) if os.environ.get(variables.DEVICES) else None
+
+
 @dataclass
 class Settings:
     """What `flow.config` was told; owned by the session, which sets `started` once the values are in use."""
 
-    #: None where nothing was said
+    #: None where nothing was said, and no JOBFLOW_DEVICES
     gpu_device_num: int | None = None
-    cpu_device_num: int | None = None
+    cpu_device_num: int | None = field(default_factory=told_devices)
     machine_num: int = 1
     enable_legacy_model_io: bool = False
     enable_debug_mode: bool = False
@@ -170,6 +176,9 @@ class _Options:
         if settings.started:
             notice(f"{self._owner}.{full}({value!r}) at {user_line()} comes too late and changes nothing: call it before the first job runs")
             return False
+        if full in ("gpu_device_num", "cpu_device_num") and value and (told := told_devices()) not in (None, value):
+            notice(f"{self._owner}.{full}({value!r}) at {user_line()}: there are {told} devices, since {variables.DEVICES}={told}")
+            value = told
         if option.used:
             setattr(settings, full, value)
         else:

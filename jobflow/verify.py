@@ -15,8 +15,6 @@ At last the job runs as it always does, with nothing fetched on the way, and its
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -30,6 +28,7 @@ from jobflow.commands import Bind, Run, state_of
 from jobflow.comparison import ROUNDING, Difference, Report, Seen, allowed, apart, by_microbatch, compare, epsilon, judged, together, whole_of
 from jobflow.compiled import Compiled
 from jobflow.compiler.box import Reroute
+from jobflow.distributed import mpiexec
 from jobflow.errors import ArgumentError, ConfigError, JobError
 from jobflow.explain import load_job
 from jobflow.graph.ir import Graph
@@ -318,7 +317,7 @@ def command(target: str, devices: int, strategy: str | None, steps: int, seed: i
 
 def _mpiexec(devices: int) -> int:
     """The same command line once more, by so many processes."""
-    launcher = shutil.which("mpiexec", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
+    launcher = mpiexec.find()
     if launcher is None:
         raise ConfigError("--ranks mpi needs mpiexec; install an MPI, or leave the option away to run the ranks as threads")
-    return subprocess.run([launcher, "-n", str(devices), sys.executable, "-m", "jobflow", *sys.argv[1:]], check=False).returncode
+    return subprocess.run(mpiexec.ranks(launcher, devices, [sys.executable, "-m", "jobflow", *sys.argv[1:]]), check=False).returncode

@@ -109,12 +109,9 @@ def _run(words: Sequence[str]) -> int:
         return 2
     if name not in COMMANDS:
         raise ConfigError(f'there is no command "{name}"{did_you_mean(name, COMMANDS)} `jobflow --help` lists all')
-    try:
-        given = parser([COMMANDS[name]]).parse_args(words)
-    except ModuleNotFoundError as error:
-        if error.name == COMMANDS[name].module:
-            raise ConfigError(f"this installation has no `jobflow {name}`") from error
-        raise
+    if not COMMANDS[name].there:
+        raise ConfigError(f"this installation has no `jobflow {name}`")
+    given = parser([COMMANDS[name]]).parse_args(words)
     return int(given.run(given))
 
 

@@ -19,6 +19,8 @@ MARK = "JOBFLOW_RANK"
 LAUNCHER = "JOBFLOW_LAUNCHER"
 #: processes on this node, set by `jobflow launch`
 LOCAL_SIZE = "LOCAL_WORLD_SIZE"
+#: how many devices a program has in one process, whatever it says itself; set by `jobflow run --devices N`
+DEVICES = "JOBFLOW_DEVICES"
 
 
 @dataclass(frozen=True)

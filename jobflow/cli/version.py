@@ -1,0 +1,76 @@
+"""`jobflow version`: the versions of jobflow and of what it runs on."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import platform
+import sys
+from typing import Any
+
+from jobflow.version import __version__
+
+EXAMPLES = """\
+examples:
+  jobflow version
+  jobflow version --json"""
+
+
+def fill(parser: argparse.ArgumentParser) -> None:
+    """Give the parser the command's options."""
+    parser.description, parser.epilog = "Print the versions of jobflow, Python, NumPy and its BLAS, MPI and CuPy.", EXAMPLES
+    parser.add_argument("--json", action="store_true", help="print them as JSON; what is not installed is null")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Print them."""
+    found = versions()
+    if given.json:
+        print(json.dumps(found, indent=2))
+        return 0
+    for name, version in found.items():
+        print(f"{name:<8} {version or 'not installed'}")
+    return 0
+
+
+def versions() -> dict[str, str | None]:
+    """What -> its version, or None if it is not installed."""
+    return {
+        "jobflow": __version__,
+        "Python": f"{platform.python_version()} ({platform.python_implementation()}, {sys.executable})",
+        "platform": platform.platform(),
+        "NumPy": importlib.import_module("numpy").__version__,
+        "BLAS": blas(),
+        "mpi4py": _of("mpi4py"),
+        "MPI": mpi(),
+        "CuPy": _of("cupy"),
+    }
+
+
+def _of(package: str) -> str | None:
+    if importlib.util.find_spec(package) is None:
+        return None
+    return str(importlib.import_module(package).__version__)
+
+
+def blas() -> str:
+    """The matrix library that NumPy was built with."""
+    numpy: Any = importlib.import_module("numpy")
+    built = numpy.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    return f"{built.get('name', 'unknown')} {built.get('version', '')}".strip()
+
+
+def mpi() -> str | None:
+    """What the MPI library that mpi4py finds says of itself, in its first line; MPI is not started."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return None
+    settings = importlib.import_module("mpi4py").rc
+    settings.initialize = settings.finalize = False
+    try:
+        said = str(importlib.import_module("mpi4py.MPI").Get_library_version())
+    except (ImportError, RuntimeError):  # no library is found, or it is none
+        return None
+    lines = [line.split(":", 1) for line in said.replace("\0", "").splitlines()]
+    return " ".join(" ".join(part.strip() for part in lines[0]).split())
