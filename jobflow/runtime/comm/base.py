@@ -23,12 +23,15 @@ about to do, and ranks that wait for each other in different places, so that non
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from jobflow.layout import Reduction
 from jobflow.ops.base import Call
 from jobflow.plan.traffic import Traffic
 from jobflow.types import Array
+
+#: Told after each wait of a rank for others: when it began and ended, in seconds of time.perf_counter().
+Waited: TypeAlias = Callable[[float, float], None]
 
 
 class Transfers(NamedTuple):
@@ -127,6 +130,13 @@ class Communicator(Protocol):
 
     def check(self) -> None:
         """Raise AbortedError or RankError if the others cannot be waited for any more: for a rank that waits for its device."""
+        ...
+
+    def observe(self, waited: Waited | None) -> None:
+        """From now on tell `waited` of this rank's waits for others, or nobody any more; waits that nobody observes cost nothing for it.
+
+        What MPI or NCCL carry is not split into waiting and moving, and not told.
+        """
         ...
 
     def abort(self, reason: str) -> None:

@@ -23,7 +23,7 @@ from jobflow.errors import DivergedError, JobError
 from jobflow.layout import Reduction
 from jobflow.notices import notice
 from jobflow.ops.base import Call
-from jobflow.runtime.comm.base import Communicator
+from jobflow.runtime.comm.base import Communicator, Waited
 from jobflow.runtime.comm.flags import ORDERED, Accord, Ballot, Gate, Line
 from jobflow.runtime.comm.post import LEAVING, Control, Post
 from jobflow.runtime.comm.record import Group, Letter, Place, Record, Recorder, address
@@ -304,7 +304,7 @@ class MpiCommunicator(Recorder):
 
     def _finish(self, request: Any, point: Point, ranks: Sequence[int], what: str) -> None:
         needs = [Need(rank, *point) for rank in ranks if rank != self._me]
-        self._control.wait(request.Test, what, lambda: needs)
+        self._control.carry(request.Test, what, lambda: needs)
 
     def barrier(self) -> None:
         what = f"a barrier of {self._named}"
@@ -329,6 +329,9 @@ class MpiCommunicator(Recorder):
         for rank in self._others:
             if LEAVING in self._control.words[rank]:
                 raise self._control.left(rank, "work of its device")
+
+    def observe(self, waited: Waited | None) -> None:
+        self._control.observe(waited)
 
     def abort(self, reason: str) -> None:
         self._control.abort(reason)

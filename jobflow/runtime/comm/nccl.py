@@ -16,7 +16,7 @@ from jobflow.layout import Reduction
 from jobflow.notices import notice
 from jobflow.ops.base import Call
 from jobflow.plan.traffic import Traffic
-from jobflow.runtime.comm.base import Communicator, Transfers
+from jobflow.runtime.comm.base import Communicator, Transfers, Waited
 from jobflow.runtime.comm.record import Group, Letter, Record, Recorder, flat
 from jobflow.runtime.comm.solo import Alone, copying
 from jobflow.runtime.device import cuda
@@ -78,6 +78,9 @@ class _OnHost:
 
     def check(self) -> None:
         self._inner.check()
+
+    def observe(self, waited: Waited | None) -> None:
+        self._inner.observe(waited)
 
     def abort(self, reason: str) -> None:
         self._inner.abort(reason)

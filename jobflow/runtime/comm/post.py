@@ -20,6 +20,7 @@ import numpy as np
 
 from jobflow.errors import AbortedError, DivergedError, RankError
 from jobflow.notices import notice
+from jobflow.runtime.comm.base import Waited
 from jobflow.runtime.comm.waits import SETTLE, SILENCE, Count, Need, Waiting, Way, What, headline, left, standstill, stuck, text_of, waits_in
 from jobflow.types import Array
 
@@ -162,6 +163,22 @@ class Control:
             if self.waits.pop(self.rank, None) is not None:
                 self._stuck_since = float("inf")
                 self._tell(GOING_ON)
+
+    #: The same while MPI moves what is waited for: `observe` does not tell of it.
+    carry = wait
+
+    def observe(self, waited: Waited | None) -> None:
+        """See `Communicator.observe`.  An attribute of the object hides the method while somebody observes."""
+        vars(self).pop("wait", None)
+        if waited is None:
+            return
+
+        def timed(ready: Callable[[], Any], what: What, needs: Callable[[], Sequence[Need]], patient: bool = False) -> None:
+            began = time.perf_counter()
+            self.carry(ready, what, needs, patient)
+            waited(began, time.perf_counter())
+
+        vars(self)["wait"] = timed
 
     def _linger(self, ready: Callable[[], Any], what: What, needs: Callable[[], Sequence[Need]], patient: bool) -> None:
         began = time.monotonic()

@@ -11,7 +11,7 @@ from jobflow.errors import AbortedError, PlacementError, PlanError
 from jobflow.layout import Reduction
 from jobflow.ops.base import Call
 from jobflow.plan.traffic import Traffic
-from jobflow.runtime.comm.base import Communicator, Transfers
+from jobflow.runtime.comm.base import Communicator, Transfers, Waited
 from jobflow.runtime.device.base import Device
 from jobflow.types import Array
 
@@ -93,6 +93,9 @@ class SoloCommunicator:
 
     def exchange(self, item: Any) -> list[Any]:
         return [item]
+
+    def observe(self, waited: Waited | None) -> None:
+        """Nothing: there is nobody to wait for."""
 
     def abort(self, reason: str) -> None:
         self._reason = reason

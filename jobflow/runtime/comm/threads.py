@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from jobflow.errors import AbortedError, DivergedError, JobflowError
 from jobflow.notices import notice
-from jobflow.runtime.comm.base import Communicator
+from jobflow.runtime.comm.base import Communicator, Waited
 from jobflow.runtime.comm.record import Group, Letter, Place, Record, Recorder, Regions, address, owner
 from jobflow.runtime.comm.shared import Channel, Meet, SharedOperations
 from jobflow.runtime.comm.solo import Alone, copying
@@ -20,6 +20,31 @@ from jobflow.types import Array
 
 #: seconds after which a waiting rank says whom it waits for
 PATIENCE = 10.0
+
+
+class Own:
+    """The lock that one rank waits on: held by it, and released by whoever lets it go on."""
+
+    __slots__ = ("_lock", "acquire", "release")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self.acquire: Callable[..., bool] = self._lock.acquire
+        self.release = self._lock.release
+
+    def observe(self, waited: Waited | None) -> None:
+        """See `Communicator.observe`."""
+        plain = self._lock.acquire
+
+        def timed(timeout: float = -1) -> bool:
+            began = time.perf_counter()
+            got = plain(timeout=timeout)
+            assert waited is not None
+            waited(began, time.perf_counter())
+            return got
+
+        self.acquire = plain if waited is None else timed
 
 
 class Gate:
@@ -32,7 +57,7 @@ class Gate:
         self._waiting: dict[int, Any] = {}
         self._passed = 0
 
-    def meet(self, rank: int, own: Any, what: What) -> None:
+    def meet(self, rank: int, own: Own, what: What) -> None:
         """Wait for all ranks; `own` is a lock that `rank` holds, and that whoever comes last releases."""
         with self._guard:
             if self._room.reason is not None:
@@ -89,7 +114,7 @@ class Count:
         waiting[2].release()
         return self.done
 
-    def reach(self, count: int, rank: int, own: Any, peer: int, what: str) -> None:
+    def reach(self, count: int, rank: int, own: Own, peer: int, what: str) -> None:
         """Wait for the other end; `own` is a lock that `rank` holds, and that is released when the count is reached."""
         with self._guard:
             if self._room.reason is not None:
@@ -115,7 +140,7 @@ class Count:
 class Line:
     """One end of the way between two ranks."""
 
-    def __init__(self, mine: Count, others: Count, rank: int, peer: int, own: Any) -> None:
+    def __init__(self, mine: Count, others: Count, rank: int, peer: int, own: Own) -> None:
         self._mine = mine
         self._others = others
         self._who = rank, own, peer
@@ -201,7 +226,7 @@ class Room:
         """Why nobody can go on."""
         return DivergedError(self.reason) if self._diverged else AbortedError(self.reason)
 
-    def linger(self, rank: int, own: Any, waiting: Waiting) -> None:
+    def linger(self, rank: int, own: Own, waiting: Waiting) -> None:
         """The patient part of a wait: everybody may know of it, and it ends if it is in vain."""
         began = time.monotonic()
         complain = began + PATIENCE - SILENCE
@@ -222,7 +247,7 @@ class Room:
             with self._guard:
                 del self._waits[rank]
 
-    def _withdraw(self, rank: int, own: Any, waiting: Waiting) -> None:
+    def _withdraw(self, rank: int, own: Own, waiting: Waiting) -> None:
         """Wait no more."""
         waiting.wake()
         own.acquire()
@@ -292,8 +317,7 @@ class ThreadsCommunicator(Recorder):
         self._allocate = allocate
         self._regions = Regions()
         self._count = 0
-        self._lock = threading.Lock()
-        self._lock.acquire()
+        self._mine = Own()
         self._operations = SharedOperations(self, rank)
         self._agree, self._barrier, self._exchange = (self._meeting(self.members, kind) for kind in ("agree", "barrier", "exchange"))
         self._named = "all ranks" if world is None else f"ranks {list(self.members)}"
@@ -346,11 +370,11 @@ class ThreadsCommunicator(Recorder):
             if self._me in pair:
                 me = pair.index(self._me)
                 counts = self._table.counts(pair)
-                found[pair] = Line(counts[me], counts[1 - me], self._me, pair[1 - me], self._lock)
+                found[pair] = Line(counts[me], counts[1 - me], self._me, pair[1 - me], self._mine)
         return found
 
     def _meeting(self, ranks: tuple[int, ...], kind: str = "tensors") -> Callable[[What], None]:
-        gate, rank, own = self._table.gate(ranks, kind), self._me, self._lock
+        gate, rank, own = self._table.gate(ranks, kind), self._me, self._mine
         return lambda what: gate.meet(rank, own, what)
 
     def _write(self, records: Sequence[Record]) -> list[Letter]:
@@ -380,6 +404,9 @@ class ThreadsCommunicator(Recorder):
     def check(self) -> None:
         if self._room.reason is not None:
             raise self._room.error()
+
+    def observe(self, waited: Waited | None) -> None:
+        self._mine.observe(waited)
 
     def abort(self, reason: str) -> None:
         self._room.abort(reason)

@@ -1,0 +1,176 @@
+"""What a run has measured, kept for its pictures: per quantity the steps and the values."""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from jobflow.trainer.watching import Ended, EvaluationReport, RunInfo, StepReport, Watcher
+
+Numbers: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
+#: what a curve of training is called beside those of "validation" and the like
+TRAIN = "train"
+#: quantities of steps that are no metrics
+RATE, SPEED = "learning rate", "samples per second"
+#: what files of metrics call them, and what else is in these
+_WRITTEN = {"rate": RATE, "samples_per_second": SPEED}
+_OTHER = frozenset({"step", "epoch", "seconds"})
+
+
+@dataclass
+class Line:
+    """One quantity over steps."""
+
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    values: array[float] = field(default_factory=lambda: array("d"))
+
+    def add(self, step: int, value: float) -> None:
+        """Values that are no numbers are left out."""
+        if math.isfinite(value):
+            self.steps.append(step)
+            self.values.append(value)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    @property
+    def last(self) -> float:
+        return self.values[-1]
+
+    def arrays(self, most: int | None = None) -> tuple[Numbers, Numbers]:
+        """Steps and values; means of neighbours if there are more than `most`."""
+        x, y = np.array(self.steps, np.float64), np.array(self.values, np.float64)
+        if most is None or len(x) <= most:
+            return x, y
+        size = -(-len(x) // most)
+        starts = np.arange(0, len(x), size)
+        counts = np.diff([*starts, len(x)])
+        return np.add.reduceat(x, starts) / counts, np.add.reduceat(y, starts) / counts
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line in a picture: of which samples ("train", "validation"), and its points."""
+
+    of: str
+    line: Line
+
+
+@dataclass
+class History(Watcher):
+    """Remembers what it sees; `lines` by the names of the metrics files: "loss", "validation/loss"."""
+
+    lines: dict[str, Line] = field(default_factory=dict)
+    seconds: array[float] = field(default_factory=lambda: array("d"))
+    waited: float = 0.0
+    evaluating: float = 0.0
+    evaluations: int = 0
+    checkpoints: list[tuple[int, Path]] = field(default_factory=list)
+    #: moments of this process: the beginning, the end of the first step, the last event
+    began: float | None = None
+    first: float | None = None
+    latest: float | None = None
+    step_number: int = 0
+    samples: int = 0
+    outcome: Ended | None = None
+
+    def started(self, run: RunInfo) -> None:
+        self.began = self.latest = perf_counter()
+        self.step_number = run.first_step
+
+    def step(self, run: RunInfo, report: StepReport) -> None:
+        self.latest = perf_counter()
+        if self.first is None:
+            self.first = self.latest
+        self.step_number = report.step
+        self.seconds.append(report.seconds)
+        self.waited += report.waited
+        self.samples += report.samples
+        self._add(report.step, {"loss": report.loss, **report.metrics, RATE: report.rate})
+        if report.seconds > 0 and len(self.seconds) > 1:  # the first step may compile
+            self._add(report.step, {SPEED: report.samples / report.seconds})
+
+    def evaluated(self, run: RunInfo, report: EvaluationReport) -> None:
+        self.latest = perf_counter()
+        self.evaluating += report.seconds
+        self.evaluations += 1
+        self._add(report.step, report.metrics)
+
+    def saved(self, run: RunInfo, path: Path) -> None:
+        self.latest = perf_counter()
+        self.checkpoints.append((self.step_number, path))
+
+    def finished(self, run: RunInfo, outcome: Ended) -> None:
+        self.latest = perf_counter()
+        self.outcome = outcome
+
+    def _add(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self.lines.setdefault(name, Line()).add(step, float(value))
+
+    def read(self, path: Path, before: int) -> None:
+        """Take in what a run that this one continues has written as JSON lines, up to step `before`; lines cut short by a kill are passed over."""
+        if before <= 0 or not path.is_file():
+            return
+        for text in path.read_text(encoding="utf-8").splitlines():
+            record = _record(text)
+            if 0 < record.get("step", 0) <= before:
+                self._add(record["step"], {_WRITTEN.get(key, key.removeprefix(f"{TRAIN}/")): record[key] for key in record if key not in _OTHER})
+
+    def pictures(self) -> Iterator[tuple[str, list[Curve]]]:
+        """What is drawn together: a metric of training beside the same metric of validation, the loss first; learning rate and speed last."""
+        groups: dict[str, list[Curve]] = {"loss": []}
+        for name, line in self.lines.items():
+            of, _, base = name.rpartition("/")
+            if len(line):
+                groups.setdefault(base, []).append(Curve(of or TRAIN, line))
+        last = [name for name in (RATE, SPEED) if name in groups]
+        for name in [*(name for name in groups if name not in last), *last]:
+            if groups[name]:
+                yield name, groups[name]
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds from the beginning to the last event."""
+        return 0.0 if self.began is None or self.latest is None else self.latest - self.began
+
+
+def _record(text: str) -> dict[str, Any]:
+    """The numbers of a line."""
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError:
+        return {}
+    return {key: value for key, value in found.items() if isinstance(value, int | float)} if isinstance(found, dict) else {}
+
+
+def smoothed(values: Numbers, window: int) -> Numbers:
+    """Means of the `window` values around each; of fewer, but as many on both sides, near the ends."""
+    count = len(values)
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    at = np.arange(count)
+    reach = np.minimum(np.minimum(at, count - 1 - at), window // 2)
+    return np.asarray((sums[at + reach + 1] - sums[at - reach]) / (2 * reach + 1))
+
+
+def wants_logarithm(values: Sequence[Numbers], name: str) -> bool:
+    """True for losses that fall by more than a factor of ten, and stay above zero."""
+    whole = np.concatenate(values) if values else np.zeros(0)
+    if whole.size < 2 or not (whole > 0).all() or not any(word in name for word in ("loss", "perplexity")):
+        return False
+    low, high = np.quantile(whole, [0.02, 0.98])
+    return bool(high / low > 10.0)
+
+
+def is_fraction(name: str, values: Sequence[Numbers]) -> bool:
+    """True for shares of one, which are shown in percent."""
+    named = any(word in name for word in ("accuracy", "top", "precision", "recall", "error_rate"))
+    return named and all(((v >= 0) & (v <= 1)).all() for v in values)
