@@ -1,0 +1,64 @@
+"""Text from a model that scores what comes next: plain NumPy over a predict job.
+
+    p = softmax(scores / temperature) over the top_k best;  u uniform in [0, 1);  next = the first token whose cumulative p exceeds u
+
+u is one number of the seed's stream for each token, so a text is a function of (model, prompt, settings, seed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from jobflow.errors import ArgumentError
+from jobflow.types import Array
+
+#: int32 [1, length] -> float [1, length, words]: the scores of the token behind each position
+Scores: TypeAlias = Callable[[Array], Array]
+
+
+def tokens_after(
+    scores_of: Scores, prompt: Sequence[int], count: int, *, length: int, temperature: float = 1.0, top_k: int = 0, seed: int = 0
+) -> Iterator[int]:
+    """`count` tokens that continue `prompt`, one by one; the model sees the last `length` of them all.
+
+    temperature 0 takes the best token each time, ties going to the first; top_k 0 leaves all tokens in the draw.
+    The window is padded on the right to `length`, so the job is traced once; a causal model does not see the padding.
+    """
+    _check(prompt, count, length, temperature, top_k)
+    window, random = list(prompt[-length:]), np.random.default_rng(seed)
+    for _ in range(count):
+        padded = np.zeros((1, length), np.int32)
+        padded[0, : len(window)] = window
+        token = drawn(np.asarray(scores_of(padded)[0, len(window) - 1]), temperature, top_k, random.random())
+        window = [*window[-(length - 1) :], token] if length > 1 else [token]
+        yield token
+
+
+def text_after(
+    scores_of: Scores, prompt: bytes, count: int, *, length: int, temperature: float = 1.0, top_k: int = 0, seed: int = 0
+) -> Iterator[bytes]:
+    """The same for a model of bytes: each token as the byte it is."""
+    for token in tokens_after(scores_of, prompt, count, length=length, temperature=temperature, top_k=top_k, seed=seed):
+        yield bytes([token])
+
+
+def drawn(scores: Array, temperature: float, top_k: int, share: float) -> int:
+    """The token that a share in [0, 1) of the probability leads to."""
+    if temperature == 0:
+        return int(scores.argmax())
+    wide = scores.astype(np.float64) / temperature
+    if 0 < top_k < wide.size:
+        wide[np.argsort(-wide, kind="stable")[top_k:]] = -np.inf
+    reached = np.cumsum(np.exp(wide - wide.max()))
+    return int(np.searchsorted(reached, share * reached[-1], side="right"))
+
+
+def _check(prompt: Sequence[int], count: int, length: int, temperature: float, top_k: int) -> None:
+    if not len(prompt):
+        raise ArgumentError("generating text: the prompt is empty; give at least one character")
+    if count < 0 or length < 1 or top_k < 0 or not temperature >= 0:
+        given = f"count {count}, length {length}, temperature {temperature}, top_k {top_k}"
+        raise ArgumentError(f"generating text: {given}; counts, temperature and top_k are at least 0, length is at least 1")

@@ -1,0 +1,41 @@
+"""What builders have in common: reading images, and the end of every classifier."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from jobflow import math, nn
+from jobflow.arrays import cast, expand_dims, reshape
+from jobflow.errors import ShapeError, user_line
+from jobflow.types import Tensor, float32, int32
+
+#: What a builder returns: values by name.
+Outputs: TypeAlias = dict[str, Tensor]
+
+
+def pictures(images: Tensor, what: str) -> Tensor:
+    """float32 [n, channels, height, width] of images with or without an axis of channels; bytes are scaled to 0..1, floats stay."""
+    if images.type.ndim == 3:
+        images = expand_dims(images, 1)
+    if images.type.ndim != 4:
+        raise ShapeError(f"{what} at {user_line()}: images {images.type} must have 3 axes, [n, height, width], or 4, [n, channels, height, width]")
+    return numbers(images)
+
+
+def numbers(x: Tensor) -> Tensor:
+    """x as float32; integers, which are pixels, are scaled from 0..255 to 0..1."""
+    return cast(x, float32) if x.type.dtype.is_float else math.multiply(cast(x, float32), 1 / 255)
+
+
+def rows(x: Tensor) -> Tensor:
+    """[n, everything else in one axis]."""
+    return reshape(x, [x.type.shape[0], -1])
+
+
+def classified(scores: Tensor, labels: Tensor | None) -> Outputs:
+    """The loss of each sample and whether its largest score is its label's; without labels, the scores."""
+    if labels is None:
+        return {"scores": scores}
+    labels = cast(labels, int32)
+    loss = nn.sparse_softmax_cross_entropy_with_logits(labels, scores, name="loss")
+    return {"loss": loss, "accuracy": cast(math.equal(math.argmax(scores), labels), float32)}

@@ -1,0 +1,33 @@
+"""Dense layers, some of them split over the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jobflow import distribute, layers, nn
+from jobflow.errors import ArgumentError, did_you_mean, user_line
+from jobflow.initializers import variance_scaling_initializer
+from jobflow.models.parts import Outputs, classified, numbers, rows
+from jobflow.types import Tensor
+
+
+def _names(hidden: Sequence[int], split: Sequence[str]) -> list[str]:
+    """hidden1, hidden2 ..., classes; ArgumentError if `split` names another layer."""
+    names = [*(f"hidden{index}" for index in range(1, len(hidden) + 1)), "classes"]
+    for name in split:
+        if name not in names:
+            raise ArgumentError(f"mlp at {user_line()}: split names a layer {name!r}{did_you_mean(name, names)}; there are {', '.join(names)}")
+    return names
+
+
+def mlp(images: Tensor, labels: Tensor | None = None, *, classes: int = 10, hidden: Sequence[int] = (512,), split: Sequence[str] = ()) -> Outputs:
+    """Hidden layers of `hidden` units, called hidden1, hidden2 ..., and the layer `classes`, over whatever the images hold.
+
+    The layers that `split` names are model parallel: each device has some of their units.  The others are as the strategy says.
+    """
+    x, he = rows(numbers(images)), variance_scaling_initializer(2.0, "fan_in", "random_normal", "NCHW")
+    for name, units in zip(_names(hidden, split), (*hidden, classes), strict=True):
+        wish = distribute.split(0) if name in split else distribute.broadcast()
+        activation = None if name == "classes" else nn.relu
+        x = layers.dense(x, units, activation=activation, kernel_initializer=he, model_distribute=wish, name=name)
+    return classified(x, labels)

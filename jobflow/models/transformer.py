@@ -1,0 +1,105 @@
+"""A transformer that continues text (GPT)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+
+from jobflow import layers, math, nn, scope
+from jobflow.arrays import cast, gather, matmul, reshape, slice, transpose
+from jobflow.errors import ArgumentError, user_line
+from jobflow.initializers import random_normal_initializer
+from jobflow.models.parts import Outputs
+from jobflow.types import Tensor, int32
+from jobflow.variables import get_variable
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What all blocks have in common."""
+
+    #: positions of a window
+    positions: int
+    heads: int
+    dropout: float
+    #: of the spread of its input that a branch adds at first: all of them together then add as much as there is
+    share: float
+
+
+def _dense(x: Tensor, units: int, name: str, share: float = 1.0, activation: layers.Activation | None = None) -> Tensor:
+    """A layer whose outputs have at first the spread of its inputs, times `share`."""
+    first = random_normal_initializer(stddev=share / sqrt(x.type.shape[-1]))
+    return layers.dense(x, units, activation=activation, kernel_initializer=first, name=name)
+
+
+def _attention(x: Tensor, shape: _Shape, name: str) -> Tensor:
+    """softmax(q k^T / sqrt(d)) v for every head, where a position sees itself and those before it; x is [n * positions, width].
+
+    The columns of qkv are the first head's query, key and value, then the second's ...: so heads can be split over devices.
+    """
+    width = x.type.shape[1]
+    each = width // shape.heads
+    qkv = reshape(_dense(x, 3 * width, f"{name}-qkv"), [-1, shape.positions, shape.heads, 3 * each])
+    query, key, value = (transpose(slice(qkv, [None, None, None, index * each], [None, None, None, each]), perm=[0, 2, 1, 3]) for index in range(3))
+    scores = matmul(query, key, transpose_b=True)
+    weights = nn.fused_scale_tril_softmax_dropout(scores, fill_value=-1e30, scale=1 / sqrt(each), rate=shape.dropout, name=f"{name}-weights")
+    mixed = transpose(matmul(weights, value), perm=[0, 2, 1, 3])
+    return _dense(reshape(mixed, [-1, width]), width, f"{name}-out", shape.share)
+
+
+def _block(x: Tensor, shape: _Shape, name: str) -> Tensor:
+    """x + attention(norm(x)), and to that what a layer four times as wide makes of it."""
+    y = _attention(layers.layer_norm(x, name=f"{name}-norm1"), shape, name)
+    x = math.add(x, nn.dropout(y, rate=shape.dropout, name=f"{name}-dropout1"))
+    wide = _dense(layers.layer_norm(x, name=f"{name}-norm2"), 4 * x.type.shape[1], f"{name}-up", activation=math.gelu)
+    y = _dense(wide, x.type.shape[1], f"{name}-down", shape.share)
+    return math.add(x, nn.dropout(y, rate=shape.dropout, name=f"{name}-dropout2"))
+
+
+def gpt(
+    tokens: Tensor,
+    following: Tensor | None = None,
+    *,
+    words: int = 256,
+    length: int = 128,
+    width: int = 128,
+    heads: int = 4,
+    blocks: int = 4,
+    dropout: float = 0.0,
+    recompute: bool = False,
+) -> Outputs:
+    """A transformer in the manner of GPT-2 over tokens [n, at most `length`] of `words` kinds; for bytes there are 256.
+
+    loss [n] is the mean over a window of -log p(following), in nats per token; scores are [n, positions, words], those at a position
+    being about the token behind it.  Windows may be padded on the right: a position sees only those before it.  `recompute` keeps only
+    what goes into a block and computes the rest again for the backward pass.
+    """
+    positions = tokens.type.shape[1]
+    _check(positions, length, width, heads)
+    x = nn.dropout(_embedded(tokens, words, length, width), rate=dropout, name="dropout")
+    shape = _Shape(positions, heads, dropout, 1 / sqrt(2 * max(blocks, 1)))
+    block = scope.checkpointed(_block) if recompute else _block
+    for index in range(1, blocks + 1):
+        x = block(x, shape, f"block{index}")
+    scores = _dense(layers.layer_norm(x, name="norm"), words, "head")
+    if following is None:
+        return {"scores": reshape(scores, [-1, positions, words])}
+    losses = nn.sparse_softmax_cross_entropy_with_logits(reshape(cast(following, int32), [-1]), scores, name="loss")
+    return {"loss": math.reduce_mean(reshape(losses, [-1, positions]), axis=1)}
+
+
+def _check(positions: int, length: int, width: int, heads: int) -> None:
+    if positions > length:
+        raise ArgumentError(f"gpt at {user_line()}: windows of {positions} tokens are longer than length {length}")
+    if width % heads:
+        raise ArgumentError(f"gpt at {user_line()}: width {width} does not fall into {heads} equal heads")
+
+
+def _embedded(tokens: Tensor, words: int, length: int, width: int) -> Tensor:
+    """[n * positions, width]: a row for each token and, added to it, a row for its position."""
+    positions, first = tokens.type.shape[1], random_normal_initializer(stddev=0.1)
+    places = get_variable("positions", (length, width), initializer=first)
+    if positions < length:
+        places = slice(places, [0, 0], [positions, width])
+    table = get_variable("tokens", (words, width), initializer=first)
+    return reshape(math.add(gather(table, cast(tokens, int32)), reshape(places, [1, positions, width])), [-1, width])

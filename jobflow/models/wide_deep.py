@@ -1,0 +1,43 @@
+"""Wide & Deep (Cheng et al., 2016) over ids of rows of tables, which are split over the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jobflow import distribute, layers, math, nn
+from jobflow.arrays import cast, concat, gather, reshape
+from jobflow.initializers import random_normal_initializer, variance_scaling_initializer, zeros_initializer
+from jobflow.models.parts import Outputs, rows
+from jobflow.types import Tensor, float32, int32
+from jobflow.variables import get_variable
+
+
+def wide_deep(
+    crosses: Tensor,
+    bins: Tensor,
+    numbers: Tensor,
+    labels: Tensor | None = None,
+    *,
+    cross_rows: int,
+    bin_rows: int,
+    width: int = 16,
+    hidden: Sequence[int] = (64, 32),
+) -> Outputs:
+    """score = sum of wide[crosses] + deep(embedding[bins] beside the numbers): the log odds of the second of two classes.
+
+    `wide` [cross_rows, 1] is stored split by rows, `embedding` [bin_rows, width] by columns: each device has a part of both, and what
+    travels is a batch's rows, never a table.  ids of rows are integers [n, ids], numbers are floats [n, numbers], labels 0 or 1.
+    """
+    wide = get_variable("wide", (cross_rows, 1), initializer=zeros_initializer(), distribute=distribute.split(0))
+    table = get_variable("embedding", (bin_rows, width), initializer=random_normal_initializer(stddev=0.05), distribute=distribute.split(1))
+    x = concat([rows(gather(table, cast(bins, int32))), cast(numbers, float32)], axis=1)
+    he = variance_scaling_initializer(2.0, "fan_in", "random_normal", "NCHW")
+    for index, units in enumerate(hidden, 1):
+        x = layers.dense(x, units, activation=nn.relu, kernel_initializer=he, name=f"hidden{index}")
+    deep = layers.dense(x, 1, kernel_initializer=he, name="score")
+    scores = reshape(math.add(deep, math.reduce_sum(gather(wide, cast(crosses, int32)), axis=1)), [-1])
+    if labels is None:
+        return {"scores": scores}
+    truth = cast(labels, float32)
+    loss = nn.sigmoid_cross_entropy_with_logits(truth, scores, name="loss")
+    return {"loss": loss, "accuracy": cast(math.equal(cast(math.greater(scores, 0.0), float32), truth), float32)}
