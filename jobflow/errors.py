@@ -12,6 +12,7 @@
     ├── DuplicateNameError  two things of one job have one name              (also AssertionError)
     ├── PlanError           a plan is inconsistent: a defect of jobflow or ranks that disagree
     ├── CheckpointError     a checkpoint is missing, damaged or does not fit (also AssertionError, RuntimeError)
+    ├── DataError           a data file is missing, damaged or not as told   (also ValueError)
     ├── DivergedError       ranks that should do the same do different things (also RuntimeError)
     ├── RankError           a rank failed while running; carries its number and its message
     └── AbortedError        this rank was told to stop because another one failed
@@ -76,6 +77,10 @@ class PlanError(JobflowError):
 
 class CheckpointError(JobflowError, AssertionError, RuntimeError):
     """A checkpoint is missing, damaged, or does not fit the variables."""
+
+
+class DataError(JobflowError, ValueError):
+    """A file of samples is missing, damaged, or does not hold what its reader was told."""
 
 
 class DivergedError(JobflowError, RuntimeError):

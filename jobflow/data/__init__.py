@@ -1,5 +1,16 @@
-"""Data sets for programs: MNIST, or a stand-in for it where it cannot be had."""
+"""Data for programs: readers of samples, their order, batches of them; and MNIST, or a stand-in for it where it cannot be had."""
 
-from jobflow.data.mnist import load_mnist
-
-__all__ = ["load_mnist"]
+from jobflow.data.batches import Batch as Batch
+from jobflow.data.batches import Batches as Batches
+from jobflow.data.batches import Position as Position
+from jobflow.data.batches import order_of as order_of
+from jobflow.data.batches import per_device as per_device
+from jobflow.data.mnist import load_mnist as load_mnist
+from jobflow.data.order import Order as Order
+from jobflow.data.readers import READERS as READERS
+from jobflow.data.readers import open_reader as open_reader
+from jobflow.data.samples import Columns as Columns
+from jobflow.data.samples import Field as Field
+from jobflow.data.samples import Samples as Samples
+from jobflow.data.samples import Stream as Stream
+from jobflow.data.samples import Subset as Subset

@@ -46,6 +46,22 @@ class Lazy(ABC):
         return f"<{self.dtype}[{','.join(map(str, self.shape))}] to be read>"
 
 
+class Rows(Lazy):
+    """Some rows of a lazy array."""
+
+    def __init__(self, value: Lazy, start: int, stop: int) -> None:
+        self.shape, self.dtype = (stop - start, *value.shape[1:]), value.dtype
+        self._value, self._start = value, start
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self._value.fingerprint}[{self._start}:{self._start + self.shape[0]}]"
+
+    def part(self, slices: tuple[slice, ...]) -> Array:
+        rows, *others = slices
+        return self._value.part((slice(rows.start + self._start, rows.stop + self._start), *others))
+
+
 def whole(value: Any) -> Any:
     """An argument with all that is lazy in it read: an array, or a list of them."""
     if isinstance(value, Lazy):

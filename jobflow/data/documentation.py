@@ -1,0 +1,37 @@
+"""The documentation text that comes with Python itself: some 700,000 characters of English about programming, on every machine."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from pydoc_data.topics import topics
+
+#: what is no part of the library, or nobody's to read
+LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+#: the string that a module begins with, after comments
+FIRST = re.compile(r"""\A(?:[ \t]*(?:\#[^\n]*)?\n)*([rRuU]?(?:\"\"\".*?(?<!\\)\"\"\"|'''.*?(?<!\\)'''|"[^"\n]+"|'[^'\n]+'))""", re.DOTALL)
+
+
+@lru_cache(maxsize=1)
+def documentation_text() -> str:
+    """The topics of `help()` and the docstrings of the standard library's modules, in the order of their names.
+
+    It is that of the Python that runs: another version has other text.
+    """
+    return "\n\n".join(text.strip() for text in [*(topics[name] for name in sorted(topics)), *_docstrings()]) + "\n"
+
+
+def _docstrings() -> Iterator[str]:
+    root = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(root.rglob("*.py"), key=lambda found: found.relative_to(root).as_posix()):
+        if LEFT_OUT & set(path.relative_to(root).parts):
+            continue
+        found = FIRST.match(path.read_text(encoding="utf-8", errors="replace"))
+        if found:
+            with warnings.catch_warnings(action="ignore"):  # some have escapes that Python frowns upon
+                yield str(ast.literal_eval(found[1]))

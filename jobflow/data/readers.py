@@ -1,0 +1,41 @@
+"""Readers by name: what `data: {train: {reader: digits, split: train}}` means.
+
+The signature of a reader's class is the schema of its arguments.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from jobflow.data.digit_images import Digits
+from jobflow.data.samples import Samples, Stream
+from jobflow.data.text import Text
+from jobflow.errors import ArgumentError, did_you_mean
+
+READERS: dict[str, Any] = {
+    "digits": Digits,
+    "text": Text,
+}
+
+
+def open_reader(name: str, facts: Mapping[str, Any] | None = None, **arguments: Any) -> Samples | Stream:
+    """The samples that a reader finds, given its arguments.
+
+    `facts` are those of other samples (`Samples.facts`), for example of a checkpoint: they take the place of arguments that are not given, so that
+    what one is trained on and what it is asked later are read alike.  Raises: ArgumentError; DataError for a missing or damaged file.
+    """
+    if name not in READERS:
+        raise ArgumentError(f'there is no reader "{name}"{did_you_mean(name, READERS) or "."} There are {", ".join(READERS)}.')
+    legal = inspect.signature(READERS[name]).parameters
+    for argument in arguments:
+        if argument not in legal:
+            raise ArgumentError(f'reader "{name}" has no argument "{argument}"{did_you_mean(argument, legal) or "."} It has {", ".join(legal)}.')
+    learned = {key: value for key, value in (facts or {}).items() if key in legal and arguments.get(key) is None}
+    given = {**arguments, **learned}
+    missing = [key for key, parameter in legal.items() if parameter.default is parameter.empty and key not in given]
+    if missing:
+        raise ArgumentError(f'reader "{name}" needs {" and ".join(missing)}')
+    found: Samples | Stream = READERS[name](**given)
+    return found

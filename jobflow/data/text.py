@@ -1,0 +1,122 @@
+"""The reader of text: windows of characters or bytes, and what follows each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from jobflow.data.documentation import documentation_text
+from jobflow.data.samples import Field, Samples
+from jobflow.data.vocabulary import Bytes, Characters, Vocabulary, points
+from jobflow.errors import ArgumentError, DataError
+from jobflow.types import Array, int32
+
+WHAT = 'reader "text"'
+
+
+class Text(Samples):
+    """Windows of `length` tokens, int32[length]: `tokens`, and as `targets` those one place further on.
+
+    `path` is a file or a folder, whose files that match `pattern` are read one after another in the order of their names; without a path
+    the text is the documentation that comes with Python.  Tokens are characters, which make up a `vocabulary` unless one is given, or
+    bytes of the files, which are then mapped and may be larger than memory.  A window begins every `stride` tokens, by default every
+    `length`.  The last part of the text, `validation` of it, is split off for validation.
+    """
+
+    def __init__(
+        self,
+        path: str | None = None,
+        pattern: str = "*.txt",
+        level: Literal["character", "byte"] = "character",
+        length: int = 128,
+        stride: int | None = None,
+        split: Literal["all", "train", "validation"] = "train",
+        validation: float = 0.1,
+        vocabulary: str | None = None,
+    ) -> None:
+        _check(level, length, stride, split, validation)
+        self.length, self.stride, self.level = length, stride or length, level
+        parts, self.vocabulary = _bytes(path, pattern) if level == "byte" else _characters(path, pattern, vocabulary)
+        self._stops = [0, *accumulate(map(len, parts))]
+        self._parts = parts
+        cut = self._stops[-1] - round(self._stops[-1] * validation)
+        self._start, stop = {"all": (0, self._stops[-1]), "train": (0, cut), "validation": (cut, self._stops[-1])}[split]
+        if stop - self._start <= length:
+            raise DataError(f"{WHAT}: {stop - self._start} tokens for {split} do not fill a window of {length} and the token after it")
+        kind = Field((length,), int32)
+        super().__init__({"tokens": kind, "targets": kind}, (stop - self._start - length - 1) // self.stride + 1)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        kept = self.vocabulary.characters if isinstance(self.vocabulary, Characters) else None
+        return {"level": self.level, "vocabulary": kept}
+
+    def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
+        windows = np.empty((len(numbers), self.length + 1), np.int32)
+        for row, start in enumerate((self._start + numbers * self.stride).tolist()):
+            self._fill(windows[row], start)
+        cut = {"tokens": windows[:, :-1], "targets": windows[:, 1:]}
+        return {name: np.ascontiguousarray(cut[name]) for name in names}
+
+    def _fill(self, window: Array, start: int) -> None:
+        part = int(np.searchsorted(self._stops, start, side="right")) - 1
+        done = 0
+        while done < len(window):
+            piece = self._parts[part][start + done - self._stops[part] :][: len(window) - done]
+            window[done : done + len(piece)] = piece
+            done, part = done + len(piece), part + 1
+
+    def __str__(self) -> str:
+        return WHAT
+
+
+def _check(level: str, length: int, stride: int | None, split: str, validation: float) -> None:
+    if level not in ("character", "byte"):
+        raise ArgumentError(f'{WHAT}: level is {level!r}; it is "character" or "byte"')
+    if split not in ("all", "train", "validation"):
+        raise ArgumentError(f"{WHAT}: split is {split!r}; it is one of all, train, validation")
+    if length < 1 or (stride is not None and stride < 1) or not 0 <= validation < 1:
+        raise ArgumentError(f"{WHAT}: length and stride are at least 1, validation is in [0, 1); got {length}, {stride}, {validation}")
+
+
+def _files(path: str, pattern: str) -> list[Path]:
+    found = Path(path)
+    if found.is_file():
+        return [found]
+    if not found.is_dir():
+        raise DataError(f"{WHAT}: there is no file or folder {found.absolute()}")
+    files = sorted((f for f in found.rglob(pattern) if f.is_file()), key=lambda f: f.relative_to(found).as_posix())
+    if not files:
+        raise DataError(f"{WHAT}: no file in {found.absolute()} matches {pattern!r}")
+    return files
+
+
+def _bytes(path: str | None, pattern: str) -> tuple[list[Array], Vocabulary]:
+    if path is None:
+        return [np.frombuffer(documentation_text().encode(), np.uint8)], Bytes()
+    files = [file for file in _files(path, pattern) if file.stat().st_size]
+    return [np.memmap(file, np.uint8, "r") for file in files], Bytes()
+
+
+def _characters(path: str | None, pattern: str, vocabulary: str | None) -> tuple[list[Array], Characters]:
+    """The tokens of each file, in as few bytes as hold them."""
+    texts = {"documentation": documentation_text()} if path is None else {str(file): _decoded(file) for file in _files(path, pattern)}
+    if vocabulary is None:
+        seen: set[int] = set().union(*(np.unique(points(text)).tolist() for text in texts.values()))
+        if not seen:
+            raise DataError(f"{WHAT}: there is no text in {', '.join(texts)}")
+        vocabulary = "".join(map(chr, sorted(seen)))
+    known = Characters(vocabulary)
+    kind = np.min_scalar_type(known.size - 1)
+    return [known.encode(text, f"{WHAT}: {name}").astype(kind) for name, text in texts.items() if text], known
+
+
+def _decoded(file: Path) -> str:
+    try:
+        return file.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{WHAT}: {file} is no UTF-8 at byte {error.start}: {error.reason}; convert it, or read it with level: byte") from None

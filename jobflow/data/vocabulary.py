@@ -1,0 +1,77 @@
+"""Text as tokens and back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from jobflow.errors import DataError
+from jobflow.types import Array
+
+
+class Vocabulary(ABC):
+    """Tokens 0 .. size - 1, and what text they stand for."""
+
+    size: int
+
+    @abstractmethod
+    def encode(self, text: str, what: str = "the text") -> Array:
+        """The tokens of a text, as int32[n]; DataError for a character that has none."""
+
+    @abstractmethod
+    def decode(self, tokens: Any) -> str:
+        """The text of tokens."""
+
+
+class Bytes(Vocabulary):
+    """The bytes of UTF-8."""
+
+    size = 256
+
+    def encode(self, text: str, what: str = "the text") -> Array:
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+    def decode(self, tokens: Any) -> str:
+        return np.asarray(tokens).astype(np.uint8).tobytes().decode(errors="replace")
+
+
+class Characters(Vocabulary):
+    """One token for each of these characters, in their order."""
+
+    def __init__(self, characters: str) -> None:
+        self.characters, self.size = characters, len(characters)
+        if not characters or len(set(characters)) < len(characters):
+            raise DataError(f"a vocabulary has each character once, and at least one; got {characters!r}")
+
+    @cached_property
+    def _sorted(self) -> tuple[Array, Array]:
+        codes = points(self.characters)
+        order = np.argsort(codes)
+        return codes[order], order.astype(np.int32)
+
+    def encode(self, text: str, what: str = "the text") -> Array:
+        codes, tokens = self._sorted
+        found = points(text)
+        places = np.minimum(np.searchsorted(codes, found), self.size - 1)
+        unknown = np.flatnonzero(codes[places] != found)
+        if unknown.size:
+            first = int(unknown[0])
+            raise DataError(f"{what}: character {first} is {text[first]!r}, which is not in the vocabulary of {self.size}: {self.characters!r}")
+        return tokens[places]
+
+    def decode(self, tokens: Any) -> str:
+        return "".join(self.characters[i] for i in np.asarray(tokens).reshape(-1).tolist())
+
+
+def points(text: str) -> Array:
+    """The code points of a text, as uint32[n]."""
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+
+
+def vocabulary_of(facts: Mapping[str, Any]) -> Vocabulary:
+    """That of the `facts` of a text that was read."""
+    return Characters(facts["vocabulary"]) if facts["level"] == "character" else Bytes()
