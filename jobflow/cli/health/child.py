@@ -1,0 +1,82 @@
+"""Child processes with a time limit, which are ended by their own ids."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jobflow.distributed.processes import ending
+from jobflow.runtime.world.variables import inherited
+
+#: seconds for a probe; for one that is told to end to do so
+LIMIT, GRACE = 60.0, 2.0
+PROBES = Path(__file__).parent / "probes"
+#: where `import jobflow` finds the package that is running
+ROOT = Path(__file__).parents[3]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a probe found, or why it found nothing."""
+
+    data: dict[str, Any]
+    failure: str = ""
+
+
+def probe(name: str, *words: str) -> list[str]:
+    """The command that runs a probe; nothing of the working directory is imported."""
+    return [sys.executable, "-P", str(PROBES / f"{name}.py"), *words]
+
+
+def ask(command: Sequence[str], *, limit: float = LIMIT, more: Mapping[str, str] | None = None) -> Answer:
+    """Run a command and read its last line of JSON; after `limit` seconds it is ended."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])])
+    environment = {**inherited(os.environ), "PYTHONPATH": path, **(more or {})}
+    pipe = subprocess.PIPE
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=environment, start_new_session=True, text=True, errors="replace"
+        )
+    except OSError as error:
+        return Answer({}, f"{command[0]} cannot be started: {error.strerror}")
+    try:
+        out, err = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        return Answer({}, f"it did not end within {limit:g} s")
+    finally:
+        end(process)
+    return _read(out, err, process.returncode)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """End a process and those of its session, unless it has ended; one that a file system holds is left to it."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=GRACE)
+
+
+def _read(out: str, err: str, code: int) -> Answer:
+    answers = [line for line in re.sub(r"(?m)^\[rank \d+\] ", "", out).splitlines() if line.startswith("{")]
+    if code == 0 and answers:
+        return Answer(json.loads(answers[-1]))
+    said = [line.strip() for line in (err or out).splitlines() if line.strip()]
+    return Answer({}, f"it {ending(code)}" + (f": {_telling(said)}" if said else ""))
+
+
+def _telling(lines: Sequence[str]) -> str:
+    """The line that says most: the last one that names an error, else the last one."""
+    named = [line for line in lines if "Error" in line or "error" in line]
+    return (named or lines)[-1][:300]

@@ -1,0 +1,52 @@
+"""GPUs: the driver, CuPy, a kernel, NCCL."""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+from jobflow.cli.health.child import ask, probe
+from jobflow.cli.health.finding import GIB, NOTE, OK, PROBLEM, Finding
+
+INSTALL = 'pip install "jobflow-sbp[gpu]"'
+#: seconds; a first kernel is compiled
+LIMIT = 120.0
+
+
+def gpu() -> Iterator[Finding]:
+    """Nothing to say where there is neither a GPU nor CuPy."""
+    devices, cupy = glob.glob("/dev/nvidia[0-9]*"), importlib.util.find_spec("cupy") is not None
+    if not devices and not cupy:
+        yield Finding("GPU", OK, "there is no NVIDIA GPU here: jobs run on the CPU")
+    elif not cupy:
+        yield Finding("GPU", NOTE, f"{len(devices)} found, but CuPy is not installed: jobs run on the CPU", "", INSTALL)
+    else:
+        answer = ask(probe("gpu"), limit=LIMIT)
+        if answer.failure:
+            yield Finding("GPU", PROBLEM, f"CuPy does not work: {answer.failure}", "install the CuPy of your CUDA version", INSTALL)
+        else:
+            yield from found(answer.data, len(devices))
+
+
+def found(data: dict[str, Any], devices: int) -> Iterator[Finding]:
+    """What CuPy sees and can do."""
+    version = f"CuPy {data['cupy']}"
+    if not data["gpus"]:
+        if devices:
+            yield Finding("GPU", PROBLEM, f"{version} sees none of {devices}: {data['trouble']}", "update the NVIDIA driver", "nvidia-smi")
+        else:
+            yield Finding("GPU", NOTE, f"{version} is installed, but there is no GPU or no driver: jobs run on the CPU", "", "nvidia-smi")
+        return
+    named = ", ".join(f"{name} ({memory / GIB:.0f} GiB)" for name, memory in data["gpus"])
+    text = f"{named}; {version}, CUDA {data['runtime']}, driver for {data['driver']}"
+    if data["trouble"]:
+        fix = "install the parts of CUDA that CuPy compiles with, or a CuPy for the CUDA version of the driver"
+        yield Finding("GPU", PROBLEM, f"{text}; a kernel failed: {data['trouble']}", fix, 'pip install "cupy-cuda13x[ctk]"')
+    else:
+        yield Finding("GPU", OK, f"{text}; a kernel and a product came out right")
+    if data["nccl"] is None:
+        yield Finding("NCCL", NOTE, f"not usable ({data['nccl_trouble']}): several GPUs exchange tensors through the host", "", INSTALL)
+    else:
+        yield Finding("NCCL", OK, data["nccl"])

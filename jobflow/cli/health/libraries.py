@@ -1,0 +1,94 @@
+"""NumPy with its matrix library, and the packages that parts of jobflow want."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jobflow.cli.health.child import ask, probe
+from jobflow.cli.health.finding import NOTE, OK, PROBLEM, Finding
+
+#: what NumPy calls its own plain loops
+NONE = ("", "none", "unknown", "lapack_lite")
+
+
+def numpy() -> Iterator[Finding]:
+    """Its version, and what its matrix library computes on one thread and on all."""
+    answer = ask(probe("blas"))
+    if answer.failure:
+        yield Finding("NumPy", PROBLEM, f"it does not work: {answer.failure}", "install it again", 'pip install --force-reinstall "numpy>=2.1"')
+        return
+    version, name, threads, one, all_ = (answer.data[key] for key in ("version", "name", "threads", "one", "all"))
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < (2, 1):
+        yield Finding("NumPy", PROBLEM, f"{version}; jobflow needs 2.1 or newer", "", 'pip install -U "numpy>=2.1"')
+    else:
+        yield Finding("NumPy", OK, version)
+    yield _blas(name, threads, one, all_)
+
+
+def _blas(name: str, threads: int | None, one: float, most: float) -> Finding:
+    if name.split(" ")[0] in NONE:
+        text = f"NumPy has no matrix library, only its own loops: {most / 1e9:.1f} GFLOP/s"
+        return Finding("BLAS", PROBLEM, text, "install NumPy's wheel, which has OpenBLAS", "pip install --force-reinstall numpy")
+    if threads is None:
+        text = f"{name}: {most / 1e9:.0f} GFLOP/s; the number of its threads cannot be set, so ranks may get into each other's way"
+        return Finding("BLAS", NOTE, text, "", "pip install threadpoolctl")
+    speed = f"{one / 1e9:.0f} GFLOP/s (float32) on 1 thread" + (f", {most / 1e9:.0f} on {threads}" if threads > 1 else "")
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if threads < usable:
+        said = " ".join(f"{key}={os.environ[key]}" for key in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS") if key in os.environ)
+        text = f"{name}: {speed}; a single process leaves {usable - threads} of {usable} cores idle" + (f" ({said})" if said else "")
+        return Finding("BLAS", NOTE, text, "for programs of one rank, let it use all", "unset OMP_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS")
+    if threads > usable:
+        text = f"{name}: {speed}; {threads} threads share {usable} cores"
+        return Finding("BLAS", NOTE, text, "", f"export OMP_NUM_THREADS={usable}")
+    return Finding("BLAS", OK, f"{name}: {speed}; ranks divide the cores among them")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A package: from which version on, for what, and the extra of jobflow-sbp that brings it ("" for none: install it by name)."""
+
+    name: str
+    least: str
+    purpose: str
+    extra: str = ""
+
+
+#: the versions are those of setup.py
+WANTED = (
+    Wanted("pydantic", "2.7", "configurations", "train"),
+    Wanted("rich", "13", "the progress bar", "train"),
+    Wanted("matplotlib", "3.8", "pictures of curves", "train"),
+    Wanted("shtab", "1.7", "shell completion", "train"),
+    Wanted("pillow", "10.3", "images", "train"),
+    Wanted("ml_dtypes", "0.5", "bfloat16", "half"),
+    Wanted("scikit-learn", "1.4", "data of the examples", "examples"),
+    Wanted("tensorboardX", "2.6", "TensorBoard files (logging.tensorboard)"),
+)
+
+
+def packages() -> Iterator[Finding]:
+    """Those that are there in one line, and one for each that is not."""
+    found: list[str] = []
+    for wanted in WANTED:
+        command = f'pip install "jobflow-sbp[{wanted.extra}]"' if wanted.extra else f"pip install {wanted.name}"
+        try:
+            version = importlib.metadata.version(wanted.name)
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding("packages", NOTE, f"{wanted.name} is not installed: {wanted.purpose} will not work", "", command)
+            continue
+        if _numbers(version) < _numbers(wanted.least):
+            text = f"{wanted.name} {version} is too old for {wanted.purpose}, which needs {wanted.least}"
+            yield Finding("packages", PROBLEM, text, "", f'pip install -U "{wanted.name}>={wanted.least}"')
+        else:
+            found.append(f"{wanted.name} {version}")
+    if found:
+        yield Finding("packages", OK, ", ".join(found))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])

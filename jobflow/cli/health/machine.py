@@ -1,0 +1,135 @@
+"""Python, cores, memory, and the places where ranks and checkpoints write."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from jobflow.cli.health.child import ask, probe
+from jobflow.cli.health.finding import GIB, NOTE, OK, PROBLEM, Finding
+from jobflow.version import __version__
+
+#: bytes: below the first, MPI itself may crash; below the second, ranks may have to exchange tensors by messages
+SHARED_LEAST, SHARED_ENOUGH = 32 << 20, 1 * GIB
+DISK_LEAST, DISK_ENOUGH = 1 * GIB, 10 * GIB
+MEMORY_ENOUGH = 1 * GIB
+#: seconds that writing a small file for good may take before it is worth a word
+SLOW_SYNC = 0.05
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+
+
+def python() -> Iterator[Finding]:
+    """The interpreter, which pip has found new enough."""
+    yield Finding("Python", OK, f"{platform.python_version()} ({sys.executable})")
+
+
+def job() -> Iterator[Finding]:
+    """A small training job on two threads against the same by hand."""
+    answer = ask(probe("job"))
+    if answer.failure:
+        yield Finding(
+            "jobflow",
+            PROBLEM,
+            f"{__version__}: a small job failed: {answer.failure}",
+            "install it again",
+            "pip install --force-reinstall jobflow-sbp",
+        )
+    else:
+        yield Finding("jobflow", OK, f"{__version__}: a small job trained on 2 threads in {answer.data['seconds']:.2f} s, with the right numbers")
+
+
+def cores() -> Iterator[Finding]:
+    """How many ranks have a core each."""
+    usable, there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, os.cpu_count() or 1
+    seen = f"{usable} usable" + (f" of {there}" if there != usable else "") + f": up to {usable} ranks have one each"
+    allowed = quota()
+    if allowed is not None and allowed < usable:
+        fix = f"run at most {max(1, int(allowed))} ranks, or start the container with so many cores"
+        yield Finding("cores", NOTE, f"{seen}, but this container gets the time of only {allowed:g}", fix)
+        return
+    busy = os.getloadavg()[0]
+    if busy > usable:
+        yield Finding("cores", NOTE, f"{seen}; other programs keep them busy (load {busy:.1f}), so what is timed now is slow", "", "uptime; top")
+        return
+    yield Finding("cores", OK, seen)
+
+
+def quota() -> float | None:
+    """The cores' time that a container may use; None if it is not limited."""
+    with suppress(OSError, ValueError):
+        most, period = (CONTROL_GROUPS / "cpu.max").read_text().split()
+        return None if most == "max" else int(most) / int(period)
+    with suppress(OSError, ValueError):
+        most = (CONTROL_GROUPS / "cpu" / "cpu.cfs_quota_us").read_text()
+        return int(most) / int((CONTROL_GROUPS / "cpu" / "cpu.cfs_period_us").read_text()) if int(most) > 0 else None
+    return None
+
+
+def memory() -> Iterator[Finding]:
+    """What programs can still get."""
+    free = available()
+    if free is None:
+        return
+    text = f"{free / GIB:.1f} GiB free"
+    if free < MEMORY_ENOUGH:
+        yield Finding("memory", NOTE, text, "end other programs, or ask for more")
+    else:
+        yield Finding("memory", OK, text)
+
+
+def available() -> int | None:
+    """Bytes that the machine and the container have left; None where the system does not say."""
+    try:
+        rows = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free = int(rows["MemAvailable"].split()[0]) << 10
+    except (OSError, KeyError, ValueError):
+        return None
+    with suppress(OSError, ValueError):  # no limit, or "max"
+        limit = int((CONTROL_GROUPS / "memory.max").read_text())
+        free = min(free, limit - int((CONTROL_GROUPS / "memory.current").read_text()))
+    return free
+
+
+def shared_memory() -> Iterator[Finding]:
+    """Where the ranks of a node exchange tensors."""
+    try:
+        found = os.statvfs("/dev/shm")
+    except OSError:
+        yield Finding("/dev/shm", NOTE, "there is none; what ranks share is put elsewhere")
+        return
+    size, free = (blocks * found.f_frsize for blocks in (found.f_blocks, found.f_bavail))
+    text = f"{free / GIB:.2f} GiB free of {size / GIB:.2f}"
+    fix = (
+        "make it larger, as root; for a container: docker run --shm-size=8g" if size < 2 * SHARED_ENOUGH else "remove what killed programs left there"
+    )
+    command = "mount -o remount,size=8g /dev/shm" if size < 2 * SHARED_ENOUGH else "ls -la /dev/shm"
+    if free < SHARED_LEAST:
+        yield Finding("/dev/shm", PROBLEM, f"{text}: MPI may not start", fix, command)
+    elif free < SHARED_ENOUGH:
+        yield Finding("/dev/shm", NOTE, f"{text}: ranks with larger models exchange tensors by messages, which is slower", fix, command)
+    else:
+        yield Finding("/dev/shm", OK, text)
+
+
+def disk() -> Iterator[Finding]:
+    """Where checkpoints and reports of a training started here go."""
+    here = Path.cwd()
+    answer = ask(probe("disk"))
+    if answer.failure:
+        fix = 'start in a directory that can be written to, or set "output:" in the configuration'
+        yield Finding("disk", PROBLEM, f"{here} cannot be written to: {answer.failure}", fix, f"df -h {here}; ls -ld {here}")
+        return
+    free, sync, rate = (answer.data[name] for name in ("free", "sync", "rate"))
+    text = f"{free / GIB:.1f} GiB free in {here} ({answer.data['kind']}); a small file is safe after {1e3 * sync:.1f} ms, {rate / 1e6:.0f} MB/s"
+    if free < DISK_LEAST:
+        yield Finding("disk", PROBLEM, f"{text}: too little for checkpoints", "make room, or set output: in the configuration", f"du -sh {here}/*")
+    elif free < DISK_ENOUGH:
+        yield Finding("disk", NOTE, text, "keep few checkpoints (checkpoint.keep_last), or make room", f"du -sh {here}/*")
+    elif sync > SLOW_SYNC:
+        yield Finding("disk", NOTE, f"{text}: saving is slow", "set checkpoint.asynchronous: true, or save on a local disk")
+    else:
+        yield Finding("disk", OK, text)

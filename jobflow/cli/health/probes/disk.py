@@ -1,0 +1,42 @@
+"""Write into the working directory: {"free": bytes, "kind": of the file system, "sync": seconds for a small file, "rate": bytes in a second}."""
+
+import json
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+SMALL, LARGE, TIMES = b"x" * 4096, b"x" * (8 << 20), 5
+
+
+def seconds(folder: str, name: str, content: bytes) -> float:
+    """For a file to be there for good: written, synchronised, renamed, and its directory synchronised."""
+    begun = time.perf_counter()
+    with open(os.path.join(folder, "new"), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(file.name, os.path.join(folder, name))
+    directory = os.open(folder, os.O_RDONLY)
+    os.fsync(directory)
+    os.close(directory)
+    return time.perf_counter() - begun
+
+
+def kind(path: Path) -> str:
+    """The type of the file system, where the system says it."""
+    try:
+        rows = [line.split() for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return "unknown file system"
+    below = [(len(row[1]), row[2]) for row in rows if path.is_relative_to(row[1])]
+    return max(below)[1] if below else "unknown file system"
+
+
+here = Path.cwd()
+with tempfile.TemporaryDirectory(prefix=".jobflow-doctor-", dir=here) as folder:
+    sync = statistics.median(seconds(folder, f"{i}", SMALL) for i in range(TIMES))
+    rate = len(LARGE) / seconds(folder, "large", LARGE)
+print(json.dumps({"free": shutil.disk_usage(here).free, "kind": kind(here), "sync": sync, "rate": rate}))

@@ -1,0 +1,35 @@
+"""Train a layer for two steps on two threads, and by hand: {"seconds"}."""
+
+import json
+import time
+
+import numpy as np
+
+import jobflow as flow
+import jobflow.typing as tp
+
+ROWS, RATE, STEPS = 8, 0.1, 2
+
+begun = time.perf_counter()
+flow.config.cpu_device_num(2)
+
+
+@flow.global_function(type="train")
+def train_job(x: tp.Numpy.Placeholder((ROWS, 4)), y: tp.Numpy.Placeholder((ROWS, 3))) -> tp.Numpy:  # type: ignore[valid-type]
+    """mean (x w - y)^2, one step of w -= rate dw."""
+    w = flow.get_variable("w", shape=(4, 3), initializer=flow.ones_initializer())
+    error = flow.matmul(x, w) - y
+    loss = flow.math.reduce_mean(flow.math.square(error))
+    flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [RATE]), momentum=0).minimize(loss)
+    return loss  # type: ignore[return-value]
+
+
+random = np.random.default_rng(0)
+x, y, w = random.random((ROWS, 4), np.float32), random.random((ROWS, 3), np.float32), np.ones((4, 3), np.float32)
+for _ in range(STEPS):
+    loss, error = float(np.ravel(train_job(x, y))[0]), x @ w - y
+    right = float(np.mean(error**2))
+    if abs(loss - right) > 1e-5 * right:
+        raise SystemExit(f"error: the loss is {loss} and should be {right}")
+    w -= RATE * 2 / error.size * x.T @ error
+print(json.dumps({"seconds": time.perf_counter() - begun}))

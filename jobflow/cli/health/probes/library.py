@@ -1,0 +1,12 @@
+"""The MPI library that mpi4py finds, without starting MPI: {"vendor", "version", "mpi4py"}."""
+
+import json
+
+import mpi4py
+
+mpi4py.rc.initialize = mpi4py.rc.finalize = False
+
+from mpi4py import MPI  # noqa: E402 - what is set above counts when this is imported
+
+name, version = MPI.get_vendor()
+print(json.dumps({"vendor": name, "version": ".".join(map(str, version)), "mpi4py": mpi4py.__version__}))
