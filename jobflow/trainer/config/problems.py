@@ -1,0 +1,74 @@
+"""Where a value comes from, and what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jobflow.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value is written; prints as ``lenet.yaml:12``.  `line` and `column` count from 1; 0 where there are no lines."""
+
+    file: str
+    line: int = 0
+    column: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" if self.line else self.file
+
+
+#: of values that nobody wrote
+DEFAULT = Origin("default")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong; `key` is the path of the value, such as "optimizer.lr", `legal` what may stand there."""
+
+    file: str
+    line: int
+    column: int
+    key: str
+    message: str
+    legal: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+        return f"{where}: {self.message}" + (f"\n    {self.legal}" if self.legal else "")
+
+
+class ConfigErrors(ConfigError):
+    """Everything that is wrong with a configuration, in the order of files and lines."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = list(problems)
+
+    def __reduce__(self) -> tuple[type[ConfigErrors], tuple[list[Problem]]]:
+        return ConfigErrors, (self.problems,)
+
+
+class Problems:
+    """Collects problems; at most one is kept for a place and a key."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[Origin, str], Problem] = {}
+
+    def add(self, at: Origin, key: str, message: str, legal: str = "") -> None:
+        self.found.setdefault((at, key), Problem(at.file, at.line, at.column, key, message, legal))
+
+    def about(self, key: str) -> bool:
+        """True if something is wrong with the value of that key, or inside it."""
+        return any(other == key or other.startswith(f"{key}.") for _, other in self.found)
+
+    def stop_if_any(self, files: Sequence[str]) -> None:
+        """ConfigErrors if there are any; those of `files` in their order, then those of settings."""
+        places = {file: i for i, file in enumerate(files)}
+        found = sorted(self.found.values(), key=lambda p: (places.get(p.file, len(places)), p.line, p.column))
+        # what is wrong with a value that nobody wrote comes from one that somebody wrote
+        written = [problem for problem in found if problem.file != DEFAULT.file]
+        if found:
+            raise ConfigErrors(written or found)
