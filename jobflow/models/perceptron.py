@@ -16,7 +16,9 @@ def _names(hidden: Sequence[int], split: Sequence[str]) -> list[str]:
     names = [*(f"hidden{index}" for index in range(1, len(hidden) + 1)), "classes"]
     for name in split:
         if name not in names:
-            raise ArgumentError(f"mlp at {user_line()}: split names a layer {name!r}{did_you_mean(name, names)}; there are {', '.join(names)}")
+            raise ArgumentError(
+                f'mlp at {user_line()}: split: there is no layer "{name}"{did_you_mean(name, names) or "."} There are {", ".join(names)}'
+            )
     return names
 
 

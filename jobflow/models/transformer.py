@@ -58,7 +58,7 @@ def _block(x: Tensor, shape: _Shape, name: str) -> Tensor:
 
 def gpt(
     tokens: Tensor,
-    following: Tensor | None = None,
+    targets: Tensor | None = None,
     *,
     words: int = 256,
     length: int = 128,
@@ -70,7 +70,7 @@ def gpt(
 ) -> Outputs:
     """A transformer in the manner of GPT-2 over tokens [n, at most `length`] of `words` kinds; for bytes there are 256.
 
-    loss [n] is the mean over a window of -log p(following), in nats per token; scores are [n, positions, words], those at a position
+    loss [n] is the mean over a window of -log p(targets), in nats per token; scores are [n, positions, words], those at a position
     being about the token behind it.  Windows may be padded on the right: a position sees only those before it.  `recompute` keeps only
     what goes into a block and computes the rest again for the backward pass.
     """
@@ -82,9 +82,9 @@ def gpt(
     for index in range(1, blocks + 1):
         x = block(x, shape, f"block{index}")
     scores = _dense(layers.layer_norm(x, name="norm"), words, "head")
-    if following is None:
+    if targets is None:
         return {"scores": reshape(scores, [-1, positions, words])}
-    losses = nn.sparse_softmax_cross_entropy_with_logits(reshape(cast(following, int32), [-1]), scores, name="loss")
+    losses = nn.sparse_softmax_cross_entropy_with_logits(reshape(cast(targets, int32), [-1]), scores, name="loss")
     return {"loss": math.reduce_mean(reshape(losses, [-1, positions]), axis=1)}
 
 

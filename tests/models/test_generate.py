@@ -1,0 +1,85 @@
+"""Text from scores: what is drawn, how often, and what the model is shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobflow.errors import ArgumentError
+from jobflow.models.generate import drawn, text_after, tokens_after
+
+
+def counting(words: int, seen: list[Any] | None = None) -> Any:
+    """A model that is sure that each token is followed by the next one."""
+
+    def scores_of(tokens: Any) -> Any:
+        if seen is not None:
+            seen.append(tokens.copy())
+        return np.eye(words, dtype=np.float32)[(tokens + 1) % words] * 50
+
+    return scores_of
+
+
+def test_text_goes_on_behind_the_prompt() -> None:
+    assert list(tokens_after(counting(10), [3, 4], 5, length=4)) == [5, 6, 7, 8, 9]
+    assert b"".join(text_after(counting(256), b"ab", 4, length=8)) == b"cdef"
+    assert list(tokens_after(counting(10), [3], 2, length=1)) == [4, 5]
+    assert list(tokens_after(counting(10), [3], 0, length=4)) == []
+
+
+def test_the_model_sees_the_last_tokens_in_windows_of_one_length() -> None:
+    seen: list[Any] = []
+    list(tokens_after(counting(10, seen), [1, 2], 4, length=4))
+    assert [window.tolist() for window in seen] == [[[1, 2, 0, 0]], [[1, 2, 3, 0]], [[1, 2, 3, 4]], [[2, 3, 4, 5]]]
+    assert {(window.shape, window.dtype) for window in seen} == {((1, 4), np.dtype(np.int32))}
+    seen.clear()
+    list(tokens_after(counting(10, seen), range(8), 1, length=4))
+    assert seen[0].tolist() == [[4, 5, 6, 7]]
+
+
+def test_shares_of_a_draw_are_the_probabilities() -> None:
+    scores = np.log(np.array([1, 2, 3, 4], np.float32))
+    counts = np.bincount([drawn(scores, 1.0, 0, share) for share in (np.arange(1000) + 0.5) / 1000], minlength=4)
+    np.testing.assert_array_equal(counts, [100, 200, 300, 400])
+    sharper = np.bincount([drawn(scores, 0.5, 0, share) for share in (np.arange(3000) + 0.5) / 3000], minlength=4)
+    np.testing.assert_array_equal(sharper, [100, 400, 900, 1600])
+
+
+def test_top_k_leaves_the_best() -> None:
+    scores = np.log(np.array([3, 1, 4, 2], np.float32))
+    counts = np.bincount([drawn(scores, 1.0, 2, share) for share in (np.arange(700) + 0.5) / 700], minlength=4)
+    np.testing.assert_array_equal(counts, [300, 0, 400, 0])
+    assert {drawn(scores, 1.0, 1, share) for share in np.linspace(0, 0.999, 7)} == {2}
+    assert drawn(scores, 0.0, 0, 0.999) == 2
+
+
+def test_ends_of_the_draw_are_tokens_that_can_be() -> None:
+    scores = np.array([-np.inf, 0.0, 0.0, -np.inf])
+    assert drawn(scores, 1.0, 0, 0.0) == 1
+    assert drawn(scores, 1.0, 0, np.nextafter(1.0, 0.0)) == 2
+    assert drawn(np.array([1e30, 0.0]), 1e-3, 0, 0.5) == 0
+
+
+def test_a_text_is_a_function_of_its_seed() -> None:
+    def flat(tokens: Any) -> Any:
+        return np.zeros((*tokens.shape, 50), np.float32)
+
+    first, again, other = (list(tokens_after(flat, [0], 30, length=4, seed=seed)) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+@pytest.mark.parametrize(
+    ("prompt", "given", "words"),
+    (
+        (b"", {}, "the prompt is empty"),
+        (b"a", {"temperature": -1.0}, "temperature -1.0"),
+        (b"a", {"temperature": float("nan")}, "temperature nan"),
+        (b"a", {"top_k": -1}, "top_k -1"),
+        (b"a", {"length": 0}, "length 0"),
+    ),
+)
+def test_mistakes_are_named(prompt: bytes, given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        list(text_after(counting(256), prompt, 3, **{"length": 4, **given}))
