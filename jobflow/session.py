@@ -51,6 +51,12 @@ class Declared(Protocol):
     def run(self, session: Session, args: tuple[Any, ...]) -> Any: ...
 
 
+class Unfinished(Protocol):
+    """Work behind the program's back that must be waited for; what went wrong is raised then."""
+
+    def wait(self) -> None: ...
+
+
 class Session:
     """Jobs and variables of one program, until `close`."""
 
@@ -60,6 +66,8 @@ class Session:
         self.variables: dict[str, Variable] = {}
         self.runs: dict[str, int] = {}
         self.world: World | None = None
+        #: a checkpoint that is being written
+        self.unfinished: Unfinished | None = None
         self._compiled: dict[tuple[Declared, Any], Compiled] = {}
         self._number = 0
 
@@ -295,12 +303,21 @@ class Session:
         assert self.world is not None
         self.world.call(Meet())
 
+    def finish(self) -> None:
+        """Wait for what is unfinished, and raise what went wrong with it; collective."""
+        unfinished, self.unfinished = self.unfinished, None
+        if unfinished is not None:
+            unfinished.wait()
+
     def close(self) -> None:
-        """End the ranks.  Jobs and variables are gone with them."""
-        if self.world is not None:
-            self.world.close()
-            self.world = None
-        self._compiled.clear()
+        """Finish, and end the ranks.  Jobs and variables are gone with them."""
+        try:
+            self.finish()
+        finally:
+            if self.world is not None:
+                self.world.close()
+                self.world = None
+            self._compiled.clear()
 
 
 def _print(value: Array | Lazy) -> str | memoryview:

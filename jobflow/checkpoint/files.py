@@ -1,11 +1,14 @@
-"""The one door through which checkpoints change the file system; where tests let writing fail."""
+"""The one door through which checkpoints change the file system; where tests let writing fail.
+
+Every change is one call of `Files.do`, in whatever process and thread it is made.  A test that wants to see or to break changes gives
+`use` a maker of its own Files; in a program of several processes each of them calls `use`.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import errno
 import os
-import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -16,22 +19,32 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 class Files:
-    """Every single change is one call of `do`, which a test may replace by a failure."""
+    """What the writer of rank `rank` changes; each thread that writes has one of its own."""
+
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
 
     def do(self, what: str, path: Path, change: Callable[[], T]) -> T:
-        """Make one change; `what` is mkdir, create, write, sync, rename or remove."""
+        """Make one change, which is one system call; `what` is mkdir, create, write, sync, rename, exchange, unlink or rmdir."""
         return change()
 
     def make_directory(self, path: Path) -> None:
         self.do("mkdir", path, lambda: path.mkdir(parents=True, exist_ok=True))
 
-    def write(self, path: Path, parts: Iterable[bytes | memoryview]) -> None:
-        """A new file with these parts, on the disk when this returns."""
-        with self.do("create", path, lambda: open(path, "xb")) as file:
+    def write(self, path: Path, parts: Iterable[bytes | memoryview]) -> int:
+        """A new file with these parts, on the disk when this returns; how many bytes it has."""
+        total = 0
+        with self.do("create", path, lambda: open(path, "xb", buffering=0)) as file:
             for part in parts:
-                self.do("write", path, lambda part=part: file.write(part))  # type: ignore[misc]
-            file.flush()
+                left = memoryview(part).cast("B")
+                total += left.nbytes
+                while left:
+                    count = self.do("write", path, lambda left=left: file.write(left))  # type: ignore[misc]
+                    if not count:
+                        raise OSError(errno.EIO, "the file system takes no more bytes", str(path))
+                    left = left[count:]
             self.do("sync", path, lambda: os.fsync(file.fileno()))
+        return total
 
     def sync_directory(self, path: Path) -> None:
         """The names in a directory are on the disk when this returns."""
@@ -42,27 +55,51 @@ class Files:
             os.close(handle)
 
     def rename(self, old: Path, new: Path) -> None:
-        """`old` takes the place of `new`, which does not exist or is an empty directory, in one step."""
+        """`old` takes the place of `new`, which does not exist, is an empty directory, or is a file if `old` is, in one step."""
         self.do("rename", new, lambda: os.replace(old, new))
 
-    def exchange(self, a: Path, b: Path) -> None:
-        """Two directories swap their names; in one step where the system can (Linux), else by way of a third name."""
-        self.do("exchange", b, lambda: _exchange(a, b))
+    def exchange(self, a: Path, b: Path, between: Path) -> None:
+        """Two directories swap their names; in one step where the file system can (Linux), else by way of a third name."""
+        if not self.do("exchange", b, lambda: _exchanged(a, b)):
+            self.rename(b, between)
+            self.rename(a, b)
+            self.rename(between, a)
+
+    def remove_file(self, path: Path) -> None:
+        self.do("unlink", path, lambda: os.unlink(path))
 
     def remove(self, path: Path) -> None:
         """A directory with all that is in it."""
-        self.do("remove", path, lambda: shutil.rmtree(path))
+        for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
+            below = Path(entry.path)
+            if entry.is_dir(follow_symlinks=False):
+                self.remove(below)
+            else:
+                self.remove_file(below)
+        self.do("rmdir", path, lambda: os.rmdir(path))
 
 
-def _exchange(a: Path, b: Path) -> None:
+_maker: list[Callable[[int], Files]] = [Files]
+
+
+def use(make: Callable[[int], Files]) -> None:
+    """From now on `make(rank)` gives what changes files, in this process; `use(Files)` is as it was."""
+    _maker[0] = make
+
+
+def files_of(rank: int = 0) -> Files:
+    """What changes files for a rank of this process."""
+    return _maker[0](rank)
+
+
+def _exchanged(a: Path, b: Path) -> bool:
+    """Swap two names in one step; False if the file system cannot."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if hasattr(libc, "renameat2"):
-        if libc.renameat2(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE) == 0:
-            return
-        number = ctypes.get_errno()
-        if number not in (errno.EINVAL, errno.ENOSYS):  # the file system cannot; anything else is an error
-            raise OSError(number, os.strerror(number), str(b))
-    between = b.with_name(f".{b.name}.replaced")
-    os.replace(b, between)
-    os.replace(a, b)
-    os.replace(between, a)
+    if not hasattr(libc, "renameat2"):
+        return False
+    if libc.renameat2(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS):  # the file system cannot; anything else is an error
+        return False
+    raise OSError(number, os.strerror(number), str(b))

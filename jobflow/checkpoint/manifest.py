@@ -1,76 +1,229 @@
 """manifest.json: what a checkpoint holds, where, and how to know that it is whole.
 
-{"format": "jobflow checkpoint", "version": 1,
- "tensors": {"dense-weight": {"shape": [10, 512], "dtype": "float32", "file": "tensors-00001.safetensors", "sha256": "..."}},
- "extra": {"seed": 7}, "sha256": "of all of this without this line"}
+{
+ "format": "jobflow checkpoint", "version": 2,
+ "tensors": {
+  "dense-weight": {"shape": [10, 512], "dtype": "float32", "shards": [
+   {"box": [[0, 5], [0, 512]], "file": "tensors-00000-00001.safetensors", "sha256": "..."},
+   {"box": [[5, 10], [0, 512]], "file": "tensors-00001-00001.safetensors", "sha256": "..."}]}
+ },
+ "files": {"tensors-00000-00001.safetensors": {"bytes": 10240, "header": "sha256 of what precedes the numbers"}, ...},
+ "extra": {"seed": 7},
+ "sha256": "of all of this without this line"
+}
+
+The boxes of a tensor's shards are its parts: they meet nowhere and leave nothing out.  A file holds its part of a tensor under the
+tensor's name; a large part is hashed in blocks, which are shards of their own whose numbers begin `at` so many bytes of the part.
+Version 1 has one file per tensor and no shards: "tensors": {"w": {"shape", "dtype", "file", "sha256"}}.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from jobflow.errors import CheckpointError
+from jobflow.layout import Span
 
 NAME = "manifest.json"
 FORMAT = "jobflow checkpoint"
-VERSION = 1
+VERSION = 2
+Spans = tuple[Span, ...]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A box of a tensor: the file that holds it, the hash of its little-endian bytes, and where they begin in the file's tensor."""
+
+    box: Spans
+    file: str
+    sha256: str
+    at: int = 0
+
+    def tree(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"box": [list(span) for span in self.box], "file": self.file, "sha256": self.sha256}
+        return found | {"at": self.at} if self.at else found
+
+    @classmethod
+    def of(cls, tree: Mapping[str, Any]) -> Shard:
+        return cls(tuple((int(a), int(b)) for a, b in tree["box"]), tree["file"], tree["sha256"], int(tree.get("at", 0)))
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor: its type, the file that holds it under its name, and the hash of its little-endian bytes."""
+    """One tensor: its type and its shards."""
 
     shape: tuple[int, ...]
     dtype: str
-    file: str
-    sha256: str
+    shards: tuple[Shard, ...]
+
+    @property
+    def whole(self) -> Spans:
+        return tuple((0, n) for n in self.shape)
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file: its length and the hash of what precedes the numbers."""
+
+    bytes: int
+    header: str
+
+    def tree(self) -> dict[str, Any]:
+        return {"bytes": self.bytes, "header": self.header}
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint holds; `extra` is a JSON tree of the caller's."""
+    """What a checkpoint holds; `extra` is a JSON tree of the caller's.  `files` is empty in version 1."""
 
     tensors: Mapping[str, Entry]
     extra: Mapping[str, Any]
+    files: Mapping[str, FileEntry] = field(default_factory=dict)
 
     def text(self) -> str:
         """The file's content; CheckpointError if `extra` is no JSON tree."""
-        tensors = {name: {"shape": list(e.shape), "dtype": e.dtype, "file": e.file, "sha256": e.sha256} for name, e in self.tensors.items()}
-        body: dict[str, Any] = {"format": FORMAT, "version": VERSION, "tensors": tensors, "extra": self.extra}
-        try:
-            body["sha256"] = _hash(body)
-            same = json.loads(json.dumps(self.extra)) == self.extra
-        except (TypeError, ValueError) as error:
-            raise CheckpointError(f"the extra values of a checkpoint must be text, numbers, lists and dicts: {error}") from error
-        if not same:
-            raise CheckpointError(
-                f"the extra values of a checkpoint must come back as they are: lists, no tuples, and text as keys; got {self.extra!r}"
-            )
-        return json.dumps(body, indent=1, ensure_ascii=False) + "\n"
+        check_extra(self.extra)
+        body = self._body()
+        tensors = (f"  {_json(name)}: {_tensor_text(tree)}" for name, tree in body["tensors"].items())
+        files = (f"  {_json(name)}: {_json(tree)}" for name, tree in body["files"].items())
+        return (
+            f'{{\n "format": {_json(FORMAT)}, "version": {VERSION},\n "tensors": {_lines(tensors)},\n "files": {_lines(files)},\n'
+            f' "extra": {_json(self.extra)},\n "sha256": "{digest(body)}"\n}}\n'
+        )
+
+    def _body(self) -> dict[str, Any]:
+        tensors = {name: {"shape": list(e.shape), "dtype": e.dtype, "shards": [s.tree() for s in e.shards]} for name, e in self.tensors.items()}
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "tensors": tensors,
+            "files": {name: entry.tree() for name, entry in self.files.items()},
+            "extra": self.extra,
+        }
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
         """The manifest in the file `path`; CheckpointError if it is damaged or of a later version."""
         try:
-            body = json.loads(path.read_text(encoding="utf-8"))
+            text = path.read_bytes().decode()
+            body = json.loads(text)
             version, given = body["version"], body.pop("sha256")
+        except FileNotFoundError:
+            raise CheckpointError(f"{path} is missing") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path} is damaged: {error}") from error
-        if body.get("format") != FORMAT or version != VERSION:
-            raise CheckpointError(f"{path} is a {body.get('format')!r} of version {version!r}; this release reads {FORMAT!r} of version {VERSION}")
-        if _hash(body) != given:
+        if body.get("format") != FORMAT or version not in (1, VERSION):
+            raise CheckpointError(
+                f"{path} is a {body.get('format')!r} of version {version!r}; this release reads {FORMAT!r} of versions 1 and {VERSION}"
+            )
+        if digest(body) != given:
             raise CheckpointError(f"{path} is damaged: its content does not match its hash")
-        tensors = {name: Entry(tuple(e["shape"]), e["dtype"], e["file"], e["sha256"]) for name, e in body["tensors"].items()}
+        read = cls._of(body, path)
+        if version == VERSION and read.text() != text:  # the hash is of what is meant; this is of how it is written
+            raise CheckpointError(f"{path} is damaged: it is not written as it was")
+        return read
+
+    @classmethod
+    def _of(cls, body: Mapping[str, Any], path: Path) -> Manifest:
+        try:
+            tensors = {name: _entry(tree, body["version"]) for name, tree in body["tensors"].items()}
+            files = {name: FileEntry(int(tree["bytes"]), tree["header"]) for name, tree in body.get("files", {}).items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
         for name, entry in tensors.items():
-            if Path(entry.file).name != entry.file:
-                raise CheckpointError(f'{path}: tensor "{name}" lies in {entry.file!r}, which is no file of this checkpoint')
-        return cls(tensors, body["extra"])
+            for shard in entry.shards:
+                if Path(shard.file).name != shard.file:
+                    raise CheckpointError(f'{path}: tensor "{name}" lies in {shard.file!r}, which is no file of this checkpoint')
+            problem = gap(entry)
+            if problem:
+                raise CheckpointError(f'{path}: tensor "{name}" {problem}')
+        return cls(tensors, body["extra"], files)
 
 
-def _hash(body: Mapping[str, Any]) -> str:
+def _entry(tree: Mapping[str, Any], version: int) -> Entry:
+    shape = tuple(int(n) for n in tree["shape"])
+    if version == 1:
+        return Entry(shape, tree["dtype"], (Shard(tuple((0, n) for n in shape), tree["file"], tree["sha256"]),))
+    return Entry(shape, tree["dtype"], tuple(Shard.of(shard) for shard in tree["shards"]))
+
+
+def gap(entry: Entry) -> str | None:
+    """What is wrong with a tensor's boxes, or None: they must be its parts, each element in one of them."""
+    for shard in entry.shards:
+        if len(shard.box) != len(entry.shape) or any(not 0 <= a <= b <= n for (a, b), n in zip(shard.box, entry.shape, strict=True)):
+            return f"has a shard {box_text(shard.box)}, which is no part of its shape {list(entry.shape)}"
+    boxes = [shard.box for shard in entry.shards]
+    both = _meeting(boxes)
+    if both is not None:
+        return f"has the shards {box_text(both[0])} and {box_text(both[1])}, which overlap"
+    held, size = sum(map(volume, boxes)), math.prod(entry.shape)
+    return None if held == size else f"has {size} elements, but its shards hold {held}: {', '.join(map(box_text, boxes)) or 'there are none'}"
+
+
+def _meeting(boxes: Iterable[Spans]) -> tuple[Spans, Spans] | None:
+    """Two of the boxes that have elements in common."""
+    active: list[Spans] = []
+    for box in sorted(box for box in boxes if volume(box)):
+        active = [other for other in active if not box or other[0][1] > box[0][0]]
+        for other in active:
+            if all(a < d and c < b for (a, b), (c, d) in zip(box, other, strict=True)):
+                return other, box
+        active.append(box)
+    return None
+
+
+def volume(box: Spans) -> int:
+    """How many elements a box has."""
+    return math.prod(stop - start for start, stop in box)
+
+
+def box_text(box: Spans) -> str:
+    """[0:4, 2:8]"""
+    return f"[{', '.join(f'{start}:{stop}' for start, stop in box)}]"
+
+
+def check_extra(extra: Mapping[str, Any]) -> None:
+    """CheckpointError unless `extra` is a JSON tree that comes back from a file as it is."""
+    try:
+        same = _same(json.loads(json.dumps(extra)), extra)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"the extra values of a checkpoint must be text, numbers, lists and dicts: {error}") from error
+    if not same:
+        raise CheckpointError(f"the extra values of a checkpoint must come back as they are: lists, no tuples, and text as keys; got {extra!r}")
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Equality for which NaN, which a loss may be, is NaN."""
+    if isinstance(a, dict) and isinstance(b, Mapping):
+        return list(a) == list(b) and all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return bool(a == b or (a != a and b != b))
+
+
+def digest(body: Mapping[str, Any]) -> str:
+    """A hash of a JSON tree, however it is written."""
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _json(tree: Any) -> str:
+    return json.dumps(tree, ensure_ascii=False)
+
+
+def _tensor_text(tree: Mapping[str, Any]) -> str:
+    """One line, and one more for each shard if there are several."""
+    if len(tree["shards"]) == 1:
+        return _json(tree)
+    shards = ",\n".join(f"   {_json(shard)}" for shard in tree["shards"])
+    return f'{{"shape": {_json(tree["shape"])}, "dtype": {_json(tree["dtype"])}, "shards": [\n{shards}]}}'
+
+
+def _lines(lines: Iterable[str]) -> str:
+    text = ",\n".join(lines)
+    return f"{{\n{text}\n }}" if text else "{}"

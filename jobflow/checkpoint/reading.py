@@ -1,4 +1,4 @@
-"""Loading: tensors by name, read and checked against their hashes when they are asked for.
+"""Loading: tensors by name, and any box of them, read and checked against their hashes when they are asked for.
 
 Directories of the legacy system are recognised: one directory per variable with the raw numbers in `out` and, in later releases,
 their type in `meta`.
@@ -12,14 +12,16 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jobflow.checkpoint import manifest, safetensors
+from jobflow.checkpoint.manifest import Manifest, Spans, box_text
 from jobflow.errors import CheckpointError, did_you_mean
+from jobflow.layout import Box, whole_box
 from jobflow.types import TensorType, dtype_named, dtype_of
 
 Array = np.ndarray[Any, Any]
@@ -36,7 +38,7 @@ _LEGACY_TYPES = {
 
 
 class Stored(ABC):
-    """A tensor in a file."""
+    """A tensor in files; `file_path` is the first of them."""
 
     name: str
     file_path: Path
@@ -49,25 +51,117 @@ class Stored(ABC):
     def numpy(self) -> Array:
         """Its numbers, read now; CheckpointError if they are damaged."""
 
+    def read(self, box: Box) -> Array:
+        """The numbers of a box, an array of its own; what was read for it has been checked (CheckpointError)."""
+        inside: Any = (*box.slices, ...)
+        return np.array(self.numpy()[inside])
+
+
+class Opened:
+    """The files of a checkpoint; each one's header is read and checked when it is first needed."""
+
+    def __init__(self, root: Path, found: Manifest) -> None:
+        self.root = root
+        self.manifest = found
+        self._headers: dict[str, safetensors.Header] = {}
+        #: what each file should hold: name -> boxes
+        self._parts: dict[str, dict[str, list[Spans]]] = {file: {} for file in found.files}
+        for name, entry in found.tensors.items():
+            for shard in entry.shards:
+                self._parts.setdefault(shard.file, {}).setdefault(name, []).append(shard.box)
+
+    def header(self, file: str) -> safetensors.Header:
+        """CheckpointError if the file is missing, shorter or longer than it was, or begins in another way."""
+        if file not in self._headers:
+            found = safetensors.opened(self.root / file)
+            self._check_tensors(file, found)
+            entry = self.manifest.files.get(file)
+            if entry is not None and found.size != entry.bytes:
+                raise CheckpointError(f"{self.root / file} is damaged: it has {found.size} bytes, but had {entry.bytes}")
+            if entry is not None and found.sha256 != entry.header:
+                raise CheckpointError(f"{self.root / file} is damaged: its header, from byte 0 on, does not match its hash")
+            self._headers[file] = found
+        return self._headers[file]
+
+    def _check_tensors(self, file: str, found: safetensors.Header) -> None:
+        """The file must hold just the parts that the manifest says."""
+        for name, boxes in self._parts[file].items():
+            dtype = self.manifest.tensors[name].dtype
+            shape = tuple(max(b for _, b in spans) - min(a for a, _ in spans) for spans in zip(*boxes, strict=True))
+            place = found.places.get(name)
+            if place is None or (place.shape, place.dtype.name) != (shape, dtype):
+                has = f"{place.dtype.name}{list(place.shape)}" if place else "nothing of that name"
+                raise CheckpointError(f'{self.root / file}: tensor "{name}" should be {dtype}{list(shape)}, but the file has {has}')
+
+    def check(self) -> None:
+        """All headers; the numbers are not read."""
+        for file in sorted(self._parts):
+            self.header(file)
+
+
+@dataclass(frozen=True)
+class StoredShard:
+    """A box of a tensor, in a safetensors file."""
+
+    name: str
+    box: Spans
+    at: int
+    sha256: str
+    file_path: Path
+    opened: Opened = field(repr=False, compare=False)
+
+    @property
+    def place(self) -> safetensors.Place:
+        """Where in the file; reads the header if nobody has yet."""
+        place = self.opened.header(self.file_path.name).places[self.name]
+        own = replace(place, shape=tuple(stop - start for start, stop in self.box), start=place.start + self.at)
+        if self.at + own.nbytes > place.nbytes:
+            raise CheckpointError(f'{self.file_path}: tensor "{self.name}" is damaged: its box {box_text(self.box)} lies outside of it')
+        return own
+
+    def numpy(self) -> Array:
+        """Its numbers; CheckpointError if they do not match their hash."""
+        place = self.place
+        try:
+            found = safetensors.read_tensor(self.file_path, place)
+        except OSError as error:
+            raise CheckpointError(f'{self.file_path}: tensor "{self.name}", {self._where(place)}, cannot be read: {error}') from error
+        if hashlib.sha256(safetensors.bytes_of(safetensors.storable(self.name, found))).hexdigest() != self.sha256:
+            raise CheckpointError(f'{self.file_path}: tensor "{self.name}" is damaged: its content, {self._where(place)}, does not match its hash')
+        return found
+
+    def _where(self, place: safetensors.Place) -> str:
+        return f"box {box_text(self.box)} at bytes {place.start} to {place.start + place.nbytes} of the file"
+
 
 @dataclass(frozen=True)
 class StoredTensor(Stored):
-    """A tensor in a safetensors file of a checkpoint."""
+    """A tensor of a checkpoint, in as many shards as ranks wrote of it; never more than one of them is in memory beside the result."""
 
     name: str
     file_path: Path
-    place: safetensors.Place
-    sha256: str
+    entry: manifest.Entry
+    shards: tuple[StoredShard, ...]
 
     @property
     def type(self) -> TensorType:
-        return TensorType(self.place.shape, dtype_of(self.place.dtype.newbyteorder("=")))
+        return TensorType(self.entry.shape, dtype_of(safetensors.dtype_of(self.entry.dtype)))
 
     def numpy(self) -> Array:
-        found = safetensors.read_tensor(self.file_path, self.place)
-        if hashlib.sha256(safetensors.bytes_of(safetensors.storable(self.name, found))).hexdigest() != self.sha256:
-            raise CheckpointError(f'{self.file_path}: tensor "{self.name}" is damaged: its content does not match its hash')
-        return found
+        return self.read(whole_box(self.entry.shape))
+
+    def read(self, box: Box) -> Array:
+        needed = [shard for shard in self.shards if not Box(shard.box, box.whole).meet(box).is_empty]
+        if len(needed) == 1 and needed[0].box == box.spans:
+            return needed[0].numpy()
+        out: Array = np.empty(box.shape, safetensors.dtype_of(self.entry.dtype))
+        for shard in needed:
+            held = Box(shard.box, box.whole)
+            both = held.meet(box)
+            to: Any = (*both.within(box), ...)
+            of: Any = (*both.within(held), ...)
+            out[to] = shard.numpy()[of]
+        return out
 
 
 @dataclass(frozen=True)
@@ -106,6 +200,8 @@ class Checkpoint(Mapping[str, Array]):
     stored: Mapping[str, Stored]
     extra: Mapping[str, Any]
     single: bool = False
+    #: differs if anything in it does; "" of what has no manifest
+    digest: str = ""
 
     def __getitem__(self, name: str) -> Array:
         if name not in self.stored:
@@ -122,31 +218,45 @@ class Checkpoint(Mapping[str, Array]):
         return len(self.stored)
 
 
-def load(path: str | os.PathLike[str], types: Mapping[str, TensorType] | None = None) -> Checkpoint:
+def load(path: str | os.PathLike[str], types: Mapping[str, TensorType] | None = None, *, check: bool = True) -> Checkpoint:
     """The checkpoint in the directory `path`.
 
     `types` says what the tensors of a legacy directory without `meta` files are.  CheckpointError if there is no checkpoint, or if
-    files are missing or do not agree; the numbers themselves are checked when they are read.
+    files are missing or do not agree; with check=False only once they are needed.  The numbers are checked when they are read.
     """
     root = Path(path)
     if not root.is_dir():
         raise CheckpointError(f"checkpoint {root}: there is no such directory")
     if (root / manifest.NAME).exists():
-        return _load(root)
+        return _load(root, check)
     return _load_legacy(root, types or {})
 
 
-def _load(root: Path) -> Checkpoint:
-    found = manifest.Manifest.read(root / manifest.NAME)
-    places = {file: safetensors.read_header(root / file) for file in sorted({entry.file for entry in found.tensors.values()})}
+def _load(root: Path, check: bool) -> Checkpoint:
+    found = Manifest.read(root / manifest.NAME)
+    opened = Opened(root, found)
+    if check:
+        opened.check()
     stored: dict[str, Stored] = {}
     for name, entry in found.tensors.items():
-        place = places[entry.file].get(name)
-        if place is None or (place.shape, place.dtype.name) != (entry.shape, entry.dtype):
-            has = f"{place.dtype.name}{list(place.shape)}" if place else "nothing of that name"
-            raise CheckpointError(f'{root / entry.file}: tensor "{name}" should be {entry.dtype}{list(entry.shape)}, but the file has {has}')
-        stored[name] = StoredTensor(name, root / entry.file, place, entry.sha256)
-    return Checkpoint(root, stored, found.extra)
+        shards = tuple(StoredShard(name, shard.box, shard.at, shard.sha256, root / shard.file, opened) for shard in entry.shards)
+        stored[name] = StoredTensor(name, shards[0].file_path if shards else root, entry, shards)
+    return Checkpoint(root, stored, found.extra, digest=hashlib.sha256(found.text().encode()).hexdigest())
+
+
+def problems(path: str | os.PathLike[str]) -> Iterator[str]:
+    """What is wrong with a checkpoint, tensor by tensor, after every byte of it has been read; nothing if it is whole."""
+    try:
+        found = load(path)
+    except (CheckpointError, OSError) as error:
+        yield str(error)
+        return
+    for stored in found.stored.values():
+        for part in stored.shards if isinstance(stored, StoredTensor) else (stored,):
+            try:
+                part.numpy()
+            except (CheckpointError, OSError) as error:
+                yield str(error)
 
 
 def _load_legacy(root: Path, types: Mapping[str, TensorType]) -> Checkpoint:

@@ -6,6 +6,7 @@ Numbers are little-endian and in C order.  Any reader of the format can read the
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import struct
@@ -70,13 +71,20 @@ def _numpy(name: str) -> np.dtype[Any]:
     return found.newbyteorder("<")
 
 
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The element type called `name`, in the machine's byte order; CheckpointError if the format has none."""
+    if name not in _NAMES:
+        raise CheckpointError(f"elements of type {name!r}: the format has {', '.join(_NAMES)}")
+    return _numpy(name).newbyteorder("=")
+
+
 def bytes_of(array: Array) -> memoryview:
     """The bytes of a contiguous array without copying them."""
     return array.reshape(-1).view(np.uint8).data
 
 
-def encoded(tensors: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
-    """The parts of a file that holds these storable arrays."""
+def header_of(tensors: Mapping[str, Array]) -> tuple[bytes, list[str]]:
+    """What precedes the numbers in a file that holds these storable arrays, and the order in which they follow."""
     order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))  # wide elements first: all stay aligned
     header: dict[str, Any] = {}
     stop = 0
@@ -86,21 +94,42 @@ def encoded(tensors: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
         header[name] = {"dtype": _NAMES[array.dtype.name], "shape": list(array.shape), "data_offsets": [start, stop]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % ALIGNMENT)
-    yield struct.pack("<Q", len(text))
-    yield text
+    return struct.pack("<Q", len(text)) + text, order
+
+
+def encoded(tensors: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
+    """The parts of a file that holds these storable arrays."""
+    header, order = header_of(tensors)
+    yield header
     for name in order:
         yield bytes_of(tensors[name])
 
 
+@dataclass(frozen=True)
+class Header:
+    """What lies where in a file, how long it is, and the hash of what precedes the numbers."""
+
+    places: Mapping[str, Place]
+    size: int
+    sha256: str
+
+
 def read_header(path: Path) -> dict[str, Place]:
     """What lies where in a file; CheckpointError if the file is damaged or shorter than its header says."""
+    return dict(opened(path).places)
+
+
+def opened(path: Path) -> Header:
+    """A file's header; CheckpointError if the file is damaged or shorter than its header says."""
     try:
         size = path.stat().st_size
         with open(path, "rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
+            start = file.read(8)
+            (length,) = struct.unpack("<Q", start)
             if length > min(size - 8, LONGEST_HEADER):
                 raise ValueError(f"a header of {length} bytes in a file of {size}")
-            header = json.loads(file.read(length))
+            text = file.read(length)
+        header = json.loads(text)
         places = {name: _place(entry, 8 + length) for name, entry in header.items() if name != "__metadata__"}
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
@@ -108,8 +137,10 @@ def read_header(path: Path) -> dict[str, Place]:
         raise CheckpointError(f"{path} is damaged: it is no safetensors file ({error})") from error
     for name, place in places.items():
         if place.start + place.nbytes > size:
-            raise CheckpointError(f'{path} is damaged: it ends before tensor "{name}" does')
-    return places
+            raise CheckpointError(
+                f'{path} is damaged: it ends at byte {size}, before tensor "{name}", bytes {place.start} to {place.start + place.nbytes}'
+            )
+    return Header(places, size, hashlib.sha256(start + text).hexdigest())
 
 
 def _place(entry: Mapping[str, Any], origin: int) -> Place:
@@ -128,5 +159,5 @@ def read_tensor(path: Path, place: Place) -> Array:
         file.seek(place.start)
         found = np.fromfile(file, place.dtype, math.prod(place.shape))
     if found.nbytes != place.nbytes:
-        raise CheckpointError(f"{path} is damaged: it ends {place.nbytes - found.nbytes} bytes too early")
+        raise CheckpointError(f"{path} is damaged: it ends {place.nbytes - found.nbytes} bytes too early, at byte {place.start + found.nbytes}")
     return found.reshape(place.shape).astype(place.dtype.newbyteorder("="), copy=False)

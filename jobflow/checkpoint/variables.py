@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from jobflow.checkpoint import sessions
 from jobflow.checkpoint import store as checkpoint
+from jobflow.checkpoint.reading import Stored
 from jobflow.commands import Initialize
 from jobflow.errors import CheckpointError, did_you_mean, user_line
 from jobflow.session import Session, started_session
-from jobflow.types import Array, DType, dtype_of
+from jobflow.types import Array, DType
 
 
 class StoredVariable:
@@ -34,22 +36,22 @@ class StoredVariable:
 class FileArray:
     """A tensor in a checkpoint, read when it is asked for."""
 
-    def __init__(self, arrays: Mapping[str, Array], name: str, path: str) -> None:
-        self._arrays = arrays
-        self.name = name
+    def __init__(self, stored: Stored, path: str) -> None:
+        self._stored = stored
+        self.name = stored.name
         self.file_path = path
 
     def numpy(self) -> Array:
         """The value, after its content has been checked."""
-        return self._arrays[self.name]
+        return self._stored.numpy()
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.numpy().shape)
+        return self._stored.type.shape
 
     @property
     def dtype(self) -> DType:
-        return dtype_of(self.numpy().dtype)
+        return self._stored.type.dtype
 
 
 def get_all_variables() -> dict[str, StoredVariable]:
@@ -84,24 +86,17 @@ def save(path: str, var_dict: Mapping[str, Any] | None = None) -> None:
     """Write variables (all of the session unless `var_dict` names some) to the directory `path`, whole or not at all."""
     session = started_session()
     if var_dict is None:
-        arrays = session.read(list(session.variables))
-    else:
-        arrays = {name: np.asarray(value.numpy() if hasattr(value, "numpy") else value) for name, value in var_dict.items()}
-    if session.writes_files:
-        checkpoint.save(path, arrays, {"seed": session.settings.seed, "runs": dict(session.runs)})
-    session.barrier()
+        sessions.save(session, path)
+        return
+    arrays = {name: np.asarray(value.numpy() if hasattr(value, "numpy") else value) for name, value in var_dict.items()}
+    sessions.save_on_first(session, path, arrays, {"seed": session.settings.seed, "runs": dict(session.runs)})
 
 
 def get(path: str) -> dict[str, FileArray]:
     """The tensors of a checkpoint by name, read when needed; legacy directories too."""
-    arrays = checkpoint.load(path)
-    return {name: FileArray(arrays, name, path) for name in arrays}
+    return {name: FileArray(stored, path) for name, stored in checkpoint.load(path).stored.items()}
 
 
 def restore(path: str) -> None:
     """Set the variables that a checkpoint has, and go on with its counts of runs, so that dropout goes on too."""
-    load_variables(get(path))
-    saved = checkpoint.load(path).extra.get("runs")
-    if saved is not None:  # legacy directories do not say
-        runs = started_session().runs
-        runs.update({job: int(saved.get(job, 0)) for job in {*runs, *saved}})
+    sessions.load(started_session(), path, strict=False)

@@ -1,0 +1,130 @@
+"""Where a checkpoint lies while it is being written, how it takes its name in one step, and what becomes of what is left over.
+
+    .<target>.saving.<host>.<pid>-<start>.<random>      a checkpoint that is being written, or an old one that is being removed
+    .<target>.replaced.<host>.<pid>-<start>.<random>    an old one for the moment between two renames, where names cannot be exchanged
+
+The process is that of rank 0, which publishes; `start` is when it began, for numbers of processes are used again.  What a process
+that is no more has left is removed by the next that saves or looks in the same directory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from uuid import uuid4
+
+from jobflow.checkpoint import manifest
+from jobflow.checkpoint.files import Files, files_of
+from jobflow.errors import CheckpointError
+
+#: An empty file that tells tools of the legacy system that a snapshot is complete.
+DONE = "snapshot_done"
+#: Seconds without a change after which what another machine left is taken for abandoned.
+STALE = 24 * 3600.0
+_UNFINISHED = re.compile(r"\.(?P<target>.+)\.(?P<what>saving|replaced)\.(?P<host>[^/]+)\.(?P<pid>\d+)(-(?P<start>\d+))?\.[0-9a-f]+")
+
+
+def new_place(target: Path) -> Path:
+    """A path beside `target` that nobody else uses."""
+    pid = os.getpid()
+    return target.parent / f".{target.name}.saving.{_host()}.{pid}-{_start(pid)}.{uuid4().hex[:12]}"
+
+
+def between(place: Path) -> Path:
+    """The third name for an exchange."""
+    return place.with_name(".replaced.".join(place.name.rsplit(".saving.", 1)))
+
+
+def prepare(target: Path, files: Files) -> Path:
+    """A new empty directory beside `target`, after leftovers have been removed."""
+    files.make_directory(target.parent)
+    clean(target.parent, files)
+    place = new_place(target)
+    files.make_directory(place)
+    return place
+
+
+def is_older(target: Path, replace: bool) -> bool:
+    """Whether a checkpoint is to be replaced there; CheckpointError if there is anything else but an empty directory."""
+    if replace and (target / manifest.NAME).is_file():
+        return True
+    if target.is_dir() and not any(target.iterdir()):
+        return False
+    if target.exists() or target.is_symlink():
+        raise CheckpointError(f"checkpoint {target}: there is something already; give a path that does not exist, or an empty directory")
+    return False
+
+
+def publish(place: Path, target: Path, text: str, older: bool, files: Files) -> None:
+    """Complete the directory `place` and give it the name `target`, in one step."""
+    files.write(place / manifest.NAME, [text.encode()])
+    files.write(place / DONE, [])
+    files.sync_directory(place)
+    if older:
+        files.exchange(place, target, between(place))
+    else:
+        files.rename(place, target)
+
+
+def settle(place: Path, target: Path, files: Files) -> None:
+    """After `publish`: the new name is on the disk, and what it replaced, which has the old name now, is gone."""
+    files.sync_directory(target.parent)
+    if place.exists():
+        files.remove(place)
+
+
+def discard(place: Path, files: Files) -> None:
+    """Remove what will not be completed; what cannot be removed is left to `clean`."""
+    with suppress(OSError):
+        if place.exists():
+            files.remove(place)
+
+
+def clean(parent: Path, files: Files | None = None) -> None:
+    """Remove what processes that have died left unfinished in `parent`, and give a checkpoint its name back that they took away."""
+    for entry in sorted(parent.iterdir()):
+        left = _UNFINISHED.fullmatch(entry.name)
+        if left is None or _in_use(left, entry):
+            continue
+        with suppress(FileNotFoundError):  # another process cleans, too
+            target = parent / left["target"]
+            if left["what"] == "replaced" and not target.exists():
+                (files or files_of()).rename(entry, target)
+            else:
+                (files or files_of()).remove(entry)
+
+
+def _in_use(left: re.Match[str], entry: Path) -> bool:
+    if left["host"] == _host():
+        return _alive(int(left["pid"]), left["start"])
+    with suppress(OSError):
+        return time.time() - max(path.stat().st_mtime for path in (entry, *entry.iterdir())) < STALE
+    return True
+
+
+def _alive(pid: int, start: str | None) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return start in (None, _start(pid))
+
+
+def _start(pid: int) -> str:
+    """When a process began, in ticks since the machine did; "0" where that is not known."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return "0"
+
+
+@cache
+def _host() -> str:
+    return socket.gethostname().replace("/", "-") or "localhost"

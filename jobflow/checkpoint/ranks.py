@@ -1,0 +1,302 @@
+"""What each rank does for a checkpoint of a session: commands that the session's world carries to it.
+
+Commands answer with what went wrong instead of raising it, so that all clients raise the same and the ranks can go on.  The threads
+that write touch files and memory of their own only: nothing is sent between ranks there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from jobflow.checkpoint import parts, places, reading, safetensors
+from jobflow.checkpoint.files import Files, files_of
+from jobflow.checkpoint.manifest import Entry, Manifest, Shard, Spans, gap
+from jobflow.checkpoint.parts import Part, Piece
+from jobflow.checkpoint.writing import unsettled
+from jobflow.commands import state_of
+from jobflow.errors import CheckpointError
+from jobflow.runtime.state import State
+from jobflow.runtime.world.base import Rank
+from jobflow.types import Array, TensorType
+
+#: what a rank keeps in its memory: the task in flight, and tensors that were read but not yet taken
+_TASK, _STAGED = "saving", "loading"
+
+
+# ---- saving --------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Where to write, and whether an older checkpoint is to be replaced; or what went wrong."""
+
+    place: str = ""
+    older: bool = False
+    failure: str | None = None
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Rank 0 looks whether the target is free, removes leftovers, and makes the directory that all write into."""
+
+    target: str
+    replace: bool
+
+    def __call__(self, rank: Rank, _: Any) -> Prepared | None:
+        if rank.index != 0:
+            return None
+        target = Path(self.target)
+        try:
+            older = places.is_older(target, self.replace)
+            return Prepared(str(places.prepare(target, files_of(0))), older)
+        except CheckpointError as error:
+            return Prepared(failure=str(error))
+        except OSError as error:
+            return Prepared(failure=f"checkpoint {target} could not be saved, and nothing was changed there: {error}")
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What rank 0 makes of the ranks' parts."""
+
+    target: str
+    older: bool
+    #: shape and element type by name
+    tensors: Mapping[str, tuple[tuple[int, ...], str]]
+    extra: Mapping[str, Any]
+    #: those that write, in order
+    ranks: Sequence[int]
+    limit: float
+    #: called once the checkpoint has its name
+    then: Callable[[], Any] | None = None
+
+
+@dataclass(frozen=True)
+class Order:
+    """What one rank writes: a box per name; rank 0 publishes, too."""
+
+    boxes: Mapping[str, Spans]
+    publication: Publication | None = None
+
+
+@dataclass(frozen=True)
+class Write:
+    """Write the rank's boxes; if `asynchronous`, copy them now and write them in a thread."""
+
+    place: str
+    asynchronous: bool
+
+    def __call__(self, rank: Rank, order: Order) -> None:
+        state = state_of(rank)
+        pieces = {name: Piece(box, _numbers(state, name, copied=self.asynchronous)) for name, box in order.boxes.items()}
+        task = Task(partial(_write_part, Path(self.place), rank.index, pieces, order, files_of(rank.index)))
+        rank.memory[_TASK] = task
+        if self.asynchronous:
+            task.start(f"checkpoint of rank {rank.index}")
+        else:
+            task.run()
+
+
+def _numbers(state: State, name: str, copied: bool) -> Array:
+    found = state.read(name) if copied or state.device.tag != "cpu" else state.array(name)
+    return safetensors.storable(name, found)
+
+
+@dataclass(eq=False)
+class Task:
+    """One rank's writing: in the thread that calls `run`, or in one of its own, which a program does not end before."""
+
+    work: Callable[[], str | None]
+    #: what went wrong before the checkpoint had its name, and after
+    failure: str | None = None
+    warning: str | None = None
+    done: bool = False
+    thread: threading.Thread | None = field(default=None, repr=False)
+
+    def start(self, name: str) -> None:
+        self.thread = threading.Thread(target=self.run, name=name, daemon=False)
+        self.thread.start()
+
+    def run(self) -> None:
+        try:
+            self.warning = self.work()
+        except Exception as error:  # noqa: BLE001 - kept, and raised by who waits for the task
+            known = isinstance(error, CheckpointError | OSError)
+            self.failure = str(error) if known else f"{type(error).__name__}: {error}"
+        finally:
+            del self.work  # and with it the copies
+            self.done = True
+
+    def join(self, limit: float | None) -> bool:
+        """True if it is done; waits at most `limit` seconds."""
+        if self.thread is not None:
+            self.thread.join(limit)
+        return self.done
+
+
+def _write_part(place: Path, rank: int, pieces: Mapping[str, Piece], order: Order, files: Files) -> str | None:
+    try:
+        part = parts.write(place, parts.prefix(rank), pieces, files)
+        if order.publication is None:
+            parts.deliver(place, rank, part, files)
+            return None
+        _publish(place, part, order.publication, files)
+    except BaseException as error:
+        parts.mark_failure(place, rank, error, files)
+        raise
+    return _settle(place, order.publication, files)
+
+
+def _publish(place: Path, own: Part, what: Publication, files: Files) -> None:
+    """Put the ranks' parts together and give the whole its name."""
+    others = [rank for rank in what.ranks if rank != 0]
+    all_parts = [own, *parts.gather(place, others, what.limit)]
+    shards: dict[str, list[Shard]] = {name: [] for name in what.tensors}
+    for part in all_parts:
+        for name, found in part.shards.items():
+            shards[name].extend(found)
+    entries = {name: Entry(shape, dtype, tuple(sorted(shards[name], key=lambda s: s.box))) for name, (shape, dtype) in what.tensors.items()}
+    for name, entry in entries.items():
+        problem = gap(entry)
+        if problem:
+            raise CheckpointError(f'tensor "{name}" {problem}')
+    manifest = Manifest(entries, what.extra, {file: entry for part in all_parts for file, entry in part.files.items()})
+    parts.forget(place, others, files)
+    places.publish(place, Path(what.target), manifest.text(), what.older, files)
+
+
+def _settle(place: Path, what: Publication, files: Files) -> str | None:
+    """After the rename: what went wrong then, which is no failure to save."""
+    try:
+        places.settle(place, Path(what.target), files)
+    except OSError as error:
+        return str(unsettled(Path(what.target), error))
+    try:
+        if what.then is not None:
+            what.then()
+    except (CheckpointError, OSError) as error:
+        return f"checkpoint {what.target} is complete, but not what should come after it: {error}"
+    return None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a rank's writing ended."""
+
+    failure: str | None
+    warning: str | None
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Wait for the rank's writing; others than rank 0, which has a limit of its own, for at most `limit` seconds."""
+
+    limit: float
+
+    def __call__(self, rank: Rank, _: Any) -> Outcome:
+        task: Task = rank.memory[_TASK]
+        if not task.join(None if rank.index == 0 else self.limit):
+            return Outcome(f"still writing after {self.limit:g} s", None)
+        return Outcome(task.failure, task.warning)
+
+
+@dataclass(frozen=True)
+class Discard:
+    """Rank 0 removes what will not be completed."""
+
+    place: str
+
+    def __call__(self, rank: Rank, _: Any) -> None:
+        if rank.index == 0:
+            places.discard(Path(self.place), files_of(0))
+
+
+def task_of(rank: Rank) -> Task | None:
+    """The rank's last writing."""
+    found: Task | None = rank.memory.get(_TASK)
+    return found
+
+
+# ---- loading -------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a checkpoint has, as rank 0 sees it; or what is wrong with it."""
+
+    types: Mapping[str, TensorType] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    digest: str = ""
+    failure: str | None = None
+
+
+@dataclass(frozen=True)
+class Look:
+    """Rank 0 reads what is in a checkpoint; `types` are those of legacy tensors that do not say theirs."""
+
+    path: str
+    types: Mapping[str, TensorType]
+
+    def __call__(self, rank: Rank, _: Any) -> Contents | None:
+        if rank.index != 0:
+            return None
+        try:
+            found = reading.load(self.path, self.types, check=False)
+            return Contents({name: stored.type for name, stored in found.stored.items()}, found.extra, found.digest)
+        except (CheckpointError, OSError) as error:
+            return Contents(failure=str(error))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Read the rank's boxes of tensors, by name with their types, and keep them beside the variables; answers with what went wrong."""
+
+    path: str
+    digest: str
+    types: Mapping[str, TensorType]
+
+    def __call__(self, rank: Rank, _: Any) -> str | None:
+        state, staged = state_of(rank), dict[str, Array]()
+        try:
+            found = reading.load(self.path, self.types, check=False)
+            if found.digest != self.digest:
+                return f"{self.path} was replaced while it was being loaded; load it again"
+            for name, type in self.types.items():
+                if name in state.slots:
+                    staged[name] = found.stored[name].read(state.variables[name].layout.box(type.shape, rank.index))
+        except (CheckpointError, OSError) as error:
+            return str(error)
+        rank.memory[_STAGED] = staged
+        return None
+
+
+@dataclass(frozen=True)
+class Take:
+    """Give variables the values that were staged, or forget these."""
+
+    really: bool
+
+    def __call__(self, rank: Rank, _: Any) -> None:
+        staged: dict[str, Array] = rank.memory.pop(_STAGED, {})
+        if self.really:
+            state = state_of(rank)
+            for name in list(staged):
+                state.write(name, staged.pop(name))
+
+
+@dataclass(frozen=True)
+class OnFirst:
+    """Rank 0 calls what it is given, which knows only files; answers with its result, or with what went wrong."""
+
+    def __call__(self, rank: Rank, what: Callable[[], Any] | None) -> tuple[Any, str | None]:
+        if what is None or rank.index != 0:
+            return None, None
+        try:
+            return what(), None
+        except (CheckpointError, OSError) as error:
+            return None, str(error)

@@ -1,0 +1,142 @@
+"""A directory of checkpoints, one per step: which there are, which is the newest that is whole, and which may go.
+
+    checkpoints/step-00000100/  step-00000200/  step-00000300/
+
+Kept are the last `keep_last`, the `keep_best` best by the metric that was saved with them, and in any case the newest that is whole.
+All of this knows only files; `sessions.on_first` has rank 0 do it for all.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from jobflow.checkpoint import manifest, places, reading, sessions
+from jobflow.checkpoint.files import files_of
+from jobflow.checkpoint.manifest import Manifest
+from jobflow.errors import ArgumentError, CheckpointError
+from jobflow.session import Session
+
+_STEP = re.compile(r"step-(\d+)")
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A checkpoint that cannot be used, and why."""
+
+    step: int
+    path: Path
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path} is passed over: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Newest:
+    """The newest checkpoint that is whole (None if none is), and the newer ones that were passed over."""
+
+    step: int | None
+    path: Path | None
+    skipped: tuple[Skipped, ...]
+
+
+@dataclass(frozen=True)
+class Series:
+    """The checkpoints in `directory`.
+
+    `keep_last` 0 keeps all.  `best_metric` is a key of the "metrics" saved beside the tensors; `best_mode` says whether less or
+    more is better.
+    """
+
+    directory: Path
+    keep_last: int = 3
+    keep_best: int = 0
+    best_metric: str | None = None
+    best_mode: Literal["min", "max"] = "min"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "directory", Path(os.path.abspath(self.directory)))
+        if self.keep_last < 0 or self.keep_best < 0:
+            raise ArgumentError(f"a series keeps 0 (all) or more of the last, and 0 or more of the best; got {self.keep_last} and {self.keep_best}")
+        if self.keep_best and self.best_metric is None:
+            raise ArgumentError(f"a series that keeps the {self.keep_best} best needs best_metric, the name of the metric that decides")
+        if self.best_mode not in ("min", "max"):
+            raise ArgumentError(f'best_mode is "min" or "max", not {self.best_mode!r}')
+
+    def path_of(self, step: int) -> Path:
+        return self.directory / f"step-{step:08d}"
+
+    def steps(self) -> list[int]:
+        """Those that have a manifest, ascending; whether they are whole is not looked at."""
+        return [step for step in self._all() if (self.path_of(step) / manifest.NAME).is_file()]
+
+    def _all(self) -> list[int]:
+        if not self.directory.is_dir():
+            return []
+        found = (_STEP.fullmatch(name) for name in os.listdir(self.directory))
+        return sorted(step for step in (int(match[1]) for match in found if match) if self.path_of(step).is_dir())
+
+    def newest_good(self) -> Newest:
+        """Every byte of the newest is read; if one is damaged, the next older follows."""
+        skipped: list[Skipped] = []
+        for step in reversed(self._all()):
+            path = self.path_of(step)
+            reason = _wrong(path)
+            if reason is None:
+                return Newest(step, path, tuple(skipped))
+            skipped.append(Skipped(step, path, reason))
+        return Newest(None, None, tuple(skipped))
+
+    def clean(self) -> None:
+        """Remove what processes that are no more have left unfinished."""
+        if self.directory.is_dir():
+            places.clean(self.directory)
+
+    def best(self) -> list[int]:
+        """The steps that have the metric, best first; equal ones newest first."""
+        scores = {step: self._score(step) for step in self.steps()}
+        return sorted((step for step in scores if not math.isnan(scores[step])), key=lambda step: (scores[step], -step))
+
+    def _score(self, step: int) -> float:
+        """Less is better; NaN if it has none."""
+        try:
+            metrics = Manifest.read(self.path_of(step) / manifest.NAME).extra.get("metrics")
+        except (CheckpointError, OSError):
+            return math.nan
+        value = metrics.get(self.best_metric) if isinstance(metrics, Mapping) else None
+        if not isinstance(value, int | float):
+            return math.nan
+        return -float(value) if self.best_mode == "max" else float(value)
+
+    def prune(self) -> list[int]:
+        """Remove those that need not be kept; which these were.  Each is gone for who looks before its first file is."""
+        steps = self.steps()
+        kept = {*(steps[-self.keep_last :] if self.keep_last else steps), *(self.best()[: self.keep_best] if self.keep_best else ())}
+        going = [step for step in steps if step not in kept]
+        if going:
+            good = next((step for step in reversed(steps) if _wrong(self.path_of(step)) is None), None)
+            going = [step for step in going if step != good]
+        files = files_of()
+        for step in going:
+            place = places.new_place(self.path_of(step))
+            files.rename(self.path_of(step), place)
+            files.remove(place)
+        return going
+
+    def save(self, session: Session, step: int, extra: Mapping[str, Any] | None = None, *, asynchronous: bool = False) -> sessions.Saving:
+        """A checkpoint of the session as that of `step`, in place of one that is there; afterwards `prune`.  Collective."""
+        whole = {"step": step, **(extra or {})}
+        return sessions.save(session, self.path_of(step), whole, asynchronous=asynchronous, replace=True, then=self.prune)
+
+
+def _wrong(path: Path) -> str | None:
+    """The first thing that is wrong with a checkpoint."""
+    if not (path / manifest.NAME).is_file():
+        return f"{path / manifest.NAME} is missing"
+    return next(reading.problems(path), None)

@@ -1,0 +1,308 @@
+"""Checkpoints of a session's variables, written and read by all ranks at once, whatever layout they have.
+
+Saving.  Every box of a variable is written by one of the ranks that hold it; copies are taken to be the same, and shared out so that
+all ranks write about as many bytes.  Rank 0 makes a directory beside the target, each rank writes its boxes there and then a
+manifest of its part, and rank 0, having seen all of them, gives the whole its name by one rename (parts, places).  With
+`asynchronous` the ranks copy their boxes and go on; threads write.  No rank ever holds more than its own boxes.
+
+Loading.  Each rank reads the shards that meet its boxes and checks them against their hashes.  Only when all ranks have theirs does
+the first variable change.
+
+`save`, `load` and `Saving.wait` are collective: as multi client every rank calls them, and all get the same answer.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+from weakref import WeakSet
+
+from jobflow.checkpoint import parts, ranks, safetensors
+from jobflow.checkpoint.manifest import Spans, check_extra
+from jobflow.checkpoint.writing import name_of
+from jobflow.checkpoint.writing import save as save_arrays
+from jobflow.errors import CheckpointError, did_you_mean, user_line
+from jobflow.graph.ir import Variable
+from jobflow.runtime.world import launch
+from jobflow.runtime.world.base import World
+from jobflow.session import Session
+from jobflow.types import Array, TensorType
+
+T = TypeVar("T")
+Path_ = str | os.PathLike[str]
+
+
+# ---- saving --------------------------------------------------------------------------------------------------------------------------
+
+
+class Saving:
+    """A checkpoint on its way to the disk."""
+
+    def __init__(self, world: World, path: Path, place: str, where: str, limit: float) -> None:
+        self.path = path
+        self._world = world
+        self._place = place
+        self._where = where
+        self._limit = limit
+        self._tasks = [ranks.task_of(rank) for rank in world.ranks]
+        #: None until all ranks have been asked
+        self._answer: list[str] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the ranks of this process have written; in the process of rank 0 it then has its name, or has failed."""
+        return all(task is None or task.done for task in self._tasks)
+
+    @property
+    def error(self) -> CheckpointError | None:
+        """What is known to have gone wrong, in this process until `wait` has asked all."""
+        found = self._answer if self._answer is not None else [text for task in self._tasks if task for text in (task.failure, task.warning) if text]
+        return CheckpointError(found[0]) if found else None
+
+    def wait(self) -> None:
+        """Until all ranks are done; collective.  CheckpointError if it could not be saved, each time."""
+        if self._answer is None:
+            self._answer = self._ask()
+        if self._answer:
+            raise CheckpointError(self._answer[0])
+
+    def _ask(self) -> list[str]:
+        """What went wrong, as all ranks tell it; what was written is removed then."""
+        outcomes = self._world.call(ranks.Collect(self._limit))
+        failed = {rank: outcome.failure for rank, outcome in enumerate(outcomes) if outcome.failure is not None}
+        if not failed:
+            return [outcome.warning for outcome in outcomes if outcome.warning is not None]
+        self._world.call(ranks.Discard(self._place))
+        # ranks that gave up because of another one say less than that one
+        rank, text = min(failed.items(), key=lambda item: (item[1].startswith("given up because"), item[0]))
+        if rank == 0 and text.startswith("given up because of "):
+            text = text.removeprefix("given up because of ")
+        elif self._world.size > 1:
+            text = f"rank {rank}: {text}"
+        return [f"checkpoint {self.path} could not be saved{self._where}, and nothing was changed there: {text}"]
+
+
+def save(
+    session: Session,
+    path: Path_,
+    extra: Mapping[str, Any] | None = None,
+    *,
+    asynchronous: bool = False,
+    replace: bool = False,
+    limit: float = parts.LIMIT,
+    then: Callable[[], Any] | None = None,
+) -> Saving:
+    """Write every variable of the session, and a JSON tree beside them, to the directory `path`, whole or not at all.
+
+    The path must not exist or be an empty directory; with `replace` an older checkpoint may be there.  "seed", "runs" and "layout"
+    are added to `extra` unless it has them.  With `asynchronous` this returns when the ranks have copied their parts; what goes
+    wrong later is raised by `Saving.wait`, by the next save, or when the session ends.  One save is under way at a time.
+    `limit` is how many seconds rank 0 waits for another rank that gives no sign; `then`, which is picklable, is called in the
+    process of rank 0 once the checkpoint has its name.
+    Raises: CheckpointError, the same on all ranks.
+    """
+    world = _world_of(session)
+    finish(session)
+    target = Path(os.path.abspath(path))
+    whole = described(session) | dict(extra or {})
+    check_extra(whole)
+    for name in session.variables:
+        name_of(name)
+    where = f" (save at {user_line()})" if asynchronous else ""
+    prepared: ranks.Prepared = world.call(ranks.Prepare(str(target), replace))[0]
+    if prepared.failure is not None:
+        raise CheckpointError(prepared.failure)
+    boxes = shared_out(session.variables, world.size)
+    publication = ranks.Publication(
+        str(target), prepared.older, _types(session.variables), whole, [rank for rank, own in enumerate(boxes) if own], limit, then
+    )
+    orders = [ranks.Order(own, publication if rank == 0 else None) for rank, own in enumerate(boxes)]
+    try:
+        world.call(ranks.Write(prepared.place, asynchronous), orders)
+    except BaseException:
+        if world.ranks:
+            world.call(ranks.Discard(prepared.place))
+        raise
+    saving = Saving(world, target, prepared.place, where, limit)
+    if asynchronous:
+        _under_way(session, saving)
+    else:
+        saving.wait()
+    return saving
+
+
+def _world_of(session: Session) -> World:
+    """The session's world, with all of its variables."""
+    session.prepare_all()
+    return session.start()
+
+
+def described(session: Session) -> dict[str, Any]:
+    """What every checkpoint of a session says about it."""
+    layouts = {name: str(variable.layout) for name, variable in session.variables.items()}
+    return {"seed": session.settings.seed, "runs": dict(session.runs), "layout": {"ranks": session.device_count(), "variables": layouts}}
+
+
+def _types(variables: Mapping[str, Variable]) -> dict[str, tuple[tuple[int, ...], str]]:
+    return {name: (variable.type.shape, variable.type.dtype.numpy.name) for name, variable in variables.items()}
+
+
+def shared_out(variables: Mapping[str, Variable], size: int) -> list[dict[str, Spans]]:
+    """For each rank the boxes that it writes: each box of each variable once, by that of its holders which has least to write so far.
+
+    Large boxes are given out first, so that the rest evens out what they leave uneven.
+    """
+    holders: list[tuple[int, str, Spans, list[int]]] = []
+    for name, variable in variables.items():
+        each: dict[Spans, list[int]] = {}
+        for rank, box in variable.layout.boxes(variable.type.shape).items():
+            if not box.is_empty or box.is_whole:
+                each.setdefault(box.spans, []).append(rank)
+        for spans, held in each.items():
+            holders.append((variable.layout.local_type(variable.type, held[0]).nbytes, name, spans, sorted(held)))
+    written: list[dict[str, Spans]] = [{} for _ in range(size)]
+    load = [0] * size
+    for nbytes, name, spans, held in sorted(holders, key=lambda entry: (-entry[0], entry[1:])):
+        rank = min(held, key=lambda rank: load[rank])
+        load[rank] += nbytes
+        written[rank][name] = spans
+    return written
+
+
+# ---- what is under way ---------------------------------------------------------------------------------------------------------------
+
+_sessions: WeakSet[Session] = WeakSet()
+#: set at the end of a program that could not save
+_failed: list[bool] = []
+
+
+def _under_way(session: Session, saving: Saving) -> None:
+    if not _sessions:
+        atexit.unregister(_at_exit)
+        atexit.register(_at_exit)  # the later, the sooner it is called: before the ranks end
+    _sessions.add(session)
+    session.unfinished = saving
+
+
+def finish(session: Session) -> None:
+    """Wait for the save that is under way, if there is one; collective.  CheckpointError if it failed."""
+    session.finish()
+
+
+def _at_exit() -> None:
+    """The program ends: what is under way is completed, and a failure that nobody has heard of is told."""
+    for session in list(_sessions):
+        try:
+            session.finish()
+        except CheckpointError as error:
+            started = launch.launched()
+            if started is not None:
+                launch.end_job(error, started)
+            print(f"jobflow: {error}", file=sys.stderr, flush=True)
+            _failed.append(True)
+
+
+@atexit.register
+def _tell_the_shell() -> None:
+    """Registered early and so called late: exit code 1 if the last checkpoint could not be saved."""
+    if _failed:
+        sys.stdout.flush()
+        os._exit(1)
+
+
+# ---- loading -------------------------------------------------------------------------------------------------------------------------
+
+
+def load(
+    session: Session, path: Path_, names: Sequence[str] = ("*",), strict: bool | Literal["variables"] = True, *, what: str = "load"
+) -> dict[str, Any]:
+    """Give the variables whose names match one of the patterns `names` the values that a checkpoint has; what was saved beside them.
+
+    strict=True: the variables and the tensors that match are the same; "variables": every variable that matches has a tensor;
+    False: what is in both is loaded.  If everything is loaded (names=("*",)), jobs go on with the counts of runs that were saved.
+    Raises: CheckpointError, the same on all ranks, if something is missing or damaged or has another type; nothing has changed then.
+    """
+    world = _world_of(session)
+    finish(session)
+    source = os.path.abspath(path)
+    here = f"{what} of {source} at {user_line()}"
+    own = {name: variable.type for name, variable in session.variables.items()}
+    found: ranks.Contents = world.call(ranks.Look(source, own))[0]
+    if found.failure is not None:
+        raise CheckpointError(found.failure)
+    chosen = _chosen(own, found.types, names, strict, here)
+    failures = world.call(ranks.Stage(source, found.digest, chosen))
+    failed = next((f"rank {rank}: {text}" if world.size > 1 else text for rank, text in enumerate(failures) if text), None)
+    world.call(ranks.Take(failed is None))
+    if failed is not None:
+        raise CheckpointError(f"{here}, no variable was changed: {failed}")
+    if tuple(names) == ("*",):
+        go_on(session, found.extra)
+    return dict(found.extra)
+
+
+def _chosen(
+    own: Mapping[str, TensorType], there: Mapping[str, TensorType], names: Sequence[str], strict: bool | Literal["variables"], here: str
+) -> dict[str, TensorType]:
+    """The variables to load; CheckpointError if the checkpoint does not fit them."""
+    variables, tensors = _matching(own, names), _matching(there, names)
+    if strict and not variables and tuple(names) != ("*",):
+        raise CheckpointError(f"{here}: no variable is called {' or '.join(names)}{did_you_mean(names[0], own)}")
+    missing = [name for name in variables if name not in there] if strict else []
+    beyond = [name for name in tensors if name not in own] if strict is True else []
+    if missing:
+        raise CheckpointError(f"{here}: the checkpoint has no {_listed(missing)}{did_you_mean(missing[0], there)}")
+    if beyond:
+        raise CheckpointError(
+            f"{here}: the program has no variable {_listed(beyond)}{did_you_mean(beyond[0], own)}; "
+            f'strict="variables" loads what the program has, strict=False what both have'
+        )
+    both = {name: own[name] for name in variables if name in there}
+    for name, type in both.items():
+        other = there[name]
+        if (other.shape, other.dtype.numpy) != (type.shape, type.dtype.numpy):
+            raise CheckpointError(f'{here}: variable "{name}" is {type}, but the value there is {other}')
+    return both
+
+
+def _matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+def _listed(names: Sequence[str], most: int = 5) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(f'"{name}"' for name in names[:most]) + more
+
+
+def go_on(session: Session, extra: Mapping[str, Any]) -> None:
+    """Go on with the counts of runs that were saved, so that dropout goes on too."""
+    saved = extra.get("runs")
+    if saved is not None:  # legacy directories do not say
+        session.runs.update({job: int(saved.get(job, 0)) for job in {*session.runs, *saved}})
+
+
+# ---- files that one rank looks at or writes ------------------------------------------------------------------------------------------
+
+
+def on_first(session: Session, what: Callable[[], T]) -> T:
+    """The result of `what`, which is picklable and knows only files, called by rank 0; collective.  CheckpointError, on all ranks, if it fails."""
+    world = session.world or session.start()
+    answer: T
+    answer, failure = world.call(ranks.OnFirst(), [what, *[None] * (world.size - 1)])[0]
+    if failure is not None:
+        raise CheckpointError(failure)
+    return answer
+
+
+def save_on_first(session: Session, path: Path_, arrays: Mapping[str, Array], extra: Mapping[str, Any]) -> None:
+    """Arrays that every client has, written by rank 0; collective."""
+    finish(session)
+    stored = {name_of(name): safetensors.storable(name, array) for name, array in arrays.items()}
+    check_extra(extra)
+    on_first(session, partial(save_arrays, os.path.abspath(path), stored, dict(extra)))
