@@ -16,9 +16,8 @@ def _names(hidden: Sequence[int], split: Sequence[str]) -> list[str]:
     names = [*(f"hidden{index}" for index in range(1, len(hidden) + 1)), "classes"]
     for name in split:
         if name not in names:
-            raise ArgumentError(
-                f'mlp at {user_line()}: split: there is no layer "{name}"{did_you_mean(name, names) or "."} There are {", ".join(names)}'
-            )
+            near = did_you_mean(name, names) or "."
+            raise ArgumentError(f'mlp at {user_line()}: split: there is no layer "{name}"{near} There are {", ".join(names)}')
     return names
 
 
