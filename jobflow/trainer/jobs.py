@@ -1,0 +1,320 @@
+"""From a checked configuration to jobs: for training, evaluation and prediction, each for batches of a given number of rows.
+
+A job is declared anew for every length of batch, because a builder is free in what it does with the length; the jobs of one kind share their
+name, so that dropout goes on with the same numbers and variables are the same.
+
+What a builder returns per sample is averaged within a sample by the job and handed out with a number for every row; the sums over rows are
+formed by the client, in float64 and in the order of the rows.  So a metric is the mean over the samples that there truly were, and does not
+depend on how many ranks made it, nor on how the last batch was cut.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jobflow import scope
+from jobflow.data.batches import per_device
+from jobflow.data.readers import open_reader
+from jobflow.data.samples import Samples, Stream
+from jobflow.errors import ConfigError, SourceLine
+from jobflow.job import Job
+from jobflow.job_config import FunctionConfig
+from jobflow.layout import cut
+from jobflow.ops import elementwise as ew
+from jobflow.ops import reduce as rd
+from jobflow.ops.axes import reshape
+from jobflow.optimizer.from_options import optimizer_of
+from jobflow.optimizer.optimizers import Minimizer
+from jobflow.options import EnvSettings
+from jobflow.runtime.device import cuda
+from jobflow.runtime.world.launch import launched
+from jobflow.session import Session
+from jobflow.strategies import Strategy, mesh, mirrored
+from jobflow.trainer.config import Loaded, TrainConfig
+from jobflow.trainer.network import Network, layered, network_of
+from jobflow.trainer.optimizing import optimizer_from
+from jobflow.types import Array, DType, TensorType, bfloat16, float16, float32
+from jobflow.typing.annotations import Bundle, ListNumpy, Numpy
+
+#: the types of one sample, by field
+Fields = Mapping[str, TensorType]
+Body = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def fields_of(samples: Samples | Stream) -> dict[str, TensorType]:
+    """What a reader's samples consist of."""
+    return {name: TensorType(tuple(one.shape), one.dtype) for name, one in samples.fields.items()}
+
+
+def strategy_of(config: TrainConfig) -> Strategy:
+    """How jobs are parallel in the consistent view."""
+    wish = config.strategy
+    return mesh(data=wish.data, tensor=wish.tensor, pipeline=wish.pipeline, zero=wish.zero)
+
+
+@dataclass
+class Jobs:
+    """The jobs of a configuration for samples of these fields."""
+
+    config: TrainConfig
+    session: Session
+    network: Network
+    fields: Fields
+    #: steps of the whole training, which schedules of the learning rate may refer to
+    steps: int
+    #: names of what the model measures, once a job has been traced
+    metrics: tuple[str, ...] = ()
+    _made: dict[tuple[str, int, tuple[str, ...]], Job] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> int:
+        """Devices that take part."""
+        return self.session.device_count()
+
+    def mirrored(self, rows: int) -> bool:
+        """True if every rank has tensors of its own; a batch with less than one sample for each rank is taken in the consistent view."""
+        return self.config.strategy.view == "mirrored" and rows >= self.ranks
+
+    def train(self, rows: int) -> Job:
+        """One step over `rows` samples; gives the loss and all metrics, for every row or for every part of the batch."""
+        return self._job("train", rows, tuple(self.network.taken(self.fields)), self._train, trainable=True)
+
+    def evaluation(self, rows: int) -> Job:
+        """The same numbers without a step."""
+        return self._job("evaluation", rows, tuple(self.network.taken(self.fields)), self._measured)
+
+    def prediction(self, rows: int, fields: Fields | None = None) -> Job:
+        """Scores of `rows` samples, whose fields lack the labels."""
+        given = self.network.inputs(self.fields if fields is None else fields)
+        return self._job("prediction", rows, tuple(given), self._predicted, fields=given)
+
+    def arguments(self, job: Job, batch: Mapping[str, Any]) -> list[Any]:
+        """A batch as the arguments of a job; in the mirrored view, each rank's rows."""
+        placeholders = job.signature.placeholders()
+        return [per_device(batch[name], self.ranks) if declared.per_device else batch[name] for name, declared in placeholders]
+
+    def call(self, job: Job, batch: Mapping[str, Any]) -> dict[str, Array]:
+        """Run a job on a batch."""
+        result: dict[str, Array] = self.session.call(job, tuple(self.arguments(job, batch)))
+        return result
+
+    def pieces(self, rows: int, microbatches: int = 1) -> list[int]:
+        """Rows of each part of a batch for which a number that is no row's own is handed out."""
+        ranks = [stop - start for start, stop in cut(rows, self.ranks)] if self.mirrored(rows) else [rows]
+        return [stop - start for own in ranks for start, stop in cut(own, min(microbatches, own))]
+
+    def microbatches(self, rows: int) -> int:
+        """In how many parts a batch of a train job passes; fewer than asked for if it is too short."""
+        wish = self.config.strategy
+        count = wish.microbatches or wish.accumulation
+        least = self.pieces(rows)[-1]
+        if self.mirrored(rows) and rows % self.ranks and count >= least:
+            count = least - 1  # parts of one row each cannot be told from a mean where ranks differ in length
+        return max(1, min(count, least))
+
+    # ---------------------------------------------------------------- making
+
+    def _job(self, name: str, rows: int, names: tuple[str, ...], body: Body, *, trainable: bool = False, fields: Fields | None = None) -> Job:
+        key = (name, rows, names)
+        if key not in self._made:
+            types = {field: (fields or self.fields)[field] for field in names}
+            self._made[key] = self._declared(name, rows, types, body, trainable)
+        return self._made[key]
+
+    def _declared(self, name: str, rows: int, types: Fields, body: Body, trainable: bool) -> Job:
+        def function(*values: Any) -> Any:
+            return body(dict(zip(types, values, strict=True)))
+
+        own = self.mirrored(rows)
+        kind, length = (ListNumpy, -(-rows // self.ranks)) if own else (Numpy, rows)
+        function.__name__ = name
+        function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [
+                inspect.Parameter(field, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=kind.Placeholder((length, *type.shape), type.dtype))
+                for field, type in types.items()
+            ],
+            return_annotation=Bundle[Numpy],
+        )
+        config = FunctionConfig()
+        config.strategy(mirrored() if own else strategy_of(self.config))
+        if trainable and self.microbatches(rows) > 1:
+            config.train.num_gradient_accumulation_steps(self.microbatches(rows))
+        half = half_of(self.config)
+        if half is not None:
+            config.mixed_precision(half)
+        job = Job(function, trainable, config, self.network.where, optimizer_of)
+        self.session.register(job)
+        return job
+
+    def _train(self, batch: dict[str, Any]) -> dict[str, Any]:
+        outputs = self._outputs(batch)
+        optimizer: Minimizer = optimizer_from(self.config, self.steps)
+        optimizer.minimize(outputs["loss"])
+        return _by_row(outputs, batch)
+
+    def _measured(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return _by_row(self._outputs(batch), batch)
+
+    def _outputs(self, batch: dict[str, Any]) -> Mapping[str, Any]:
+        outputs = self.network(batch)
+        if "loss" not in outputs:
+            raise ConfigError(
+                f'model: {self.network.what} returned {", ".join(outputs) or "nothing"}, for {", ".join(batch)}; training needs a "loss"'
+            )
+        self.metrics = tuple(outputs)
+        return outputs
+
+    def _predicted(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return dict(self.network(batch))
+
+
+def half_of(config: TrainConfig) -> DType | None:
+    """In which products and convolutions are computed; None for float32."""
+    return {"float32": None, "float16": float16, "bfloat16": bfloat16}[config.strategy.precision]
+
+
+def _by_row(outputs: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Every output as float32 with one number for each row of the batch, if it is of rows."""
+    rows = next(iter(batch.values())).shape[0]
+    return {name: _rows_of(value, rows) for name, value in outputs.items()}
+
+
+def _rows_of(value: Any, rows: int) -> Any:
+    value = value if value.type.dtype is float32 else ew.cast(value, float32)
+    if not value.shape or value.shape[0] % rows:
+        return reshape(rd.reduce_mean(value), (1,))
+    if value.shape == (rows,):
+        return value
+    return rd.reduce_mean(reshape(value, (rows, value.type.size // rows)), 1)
+
+
+class Means:
+    """Means of metrics over samples, each counted once."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self._sums: dict[str, float] = {}
+
+    def add(self, outputs: Mapping[str, Array], rows: int, pieces: Sequence[int]) -> None:
+        """The outputs of a job for a batch of `rows` samples; `pieces` as `Jobs.pieces` has them."""
+        self.samples += rows
+        for name, array in outputs.items():
+            self._sums[name] = self._sums.get(name, 0.0) + summed(array, rows, pieces)
+
+    def values(self) -> dict[str, float]:
+        """By name; nothing if there were no samples."""
+        return {name: total / self.samples for name, total in self._sums.items()} if self.samples else {}
+
+
+def summed(array: Array, rows: int, pieces: Sequence[int]) -> float:
+    """The sum over the rows of a batch, of one number for each row, for each of the pieces, or for all."""
+    wide = np.asarray(array, np.float64).reshape(-1)
+    if wide.size == rows:
+        return float(wide.sum())
+    return float(wide @ np.asarray(pieces, np.float64)) if wide.size == len(pieces) else float(wide.mean() * rows)
+
+
+# -------------------------------------------------------------------- where jobs live
+
+
+@dataclass
+class Prepared:
+    """A session of its own for a configuration, with its jobs; nothing runs before a job is called."""
+
+    config: TrainConfig
+    session: Session
+    jobs: Jobs
+    #: the opened readers by their place in the configuration: train, validation, test
+    samples: dict[str, Samples | Stream]
+    #: those of the whole training; of streams nobody knows how many there are in an epoch, which is 0 then
+    steps: int
+    steps_per_epoch: int
+    where: SourceLine = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.where = self.jobs.network.where
+
+    @property
+    def devices(self) -> int:
+        """Devices that take part."""
+        return self.session.device_count()
+
+
+@contextmanager
+def prepared(
+    loaded: Loaded, *, only: Sequence[str] = ("train", "validation", "test"), devices: int | None = None, facts: Mapping[str, Any] | None = None
+) -> Iterator[Prepared]:
+    """The jobs of a configuration in a session of their own, which ends with the block.
+
+    Under mpiexec every rank is a client.  `only`: which of the readers are opened.  `devices` replaces strategy.devices, for a look at what would
+    run; `facts` is what a checkpoint says of the training samples.
+    """
+    config = loaded.config
+    session = Session()
+    environment = EnvSettings(client="multi" if launched() is not None else "single")
+    with scope.using(root=scope.Root(session, environment), interpreter=None, placement=None):
+        try:
+            session.settings.seed = config.seed
+            count = devices or devices_of(config)
+            if cuda.available():
+                session.settings.gpu_device_num = count
+            else:
+                session.settings.cpu_device_num = count
+            yield _opened(loaded, session, only, facts)
+        finally:
+            session.close()
+
+
+def _opened(loaded: Loaded, session: Session, only: Sequence[str], facts: Mapping[str, Any] | None) -> Prepared:
+    config = loaded.config
+    samples = open_readers(config, only, facts)
+    first = next(iter(samples.values()), None)
+    fields = {} if first is None else fields_of(first)
+    per_epoch = epoch_length(config, samples.get("train"))
+    steps = config.training.steps or (config.training.epochs or 0) * per_epoch
+    jobs = Jobs(config, session, layered(network_of(loaded), fields), fields, steps)
+    return Prepared(config, session, jobs, samples, steps, per_epoch)
+
+
+def epoch_length(config: TrainConfig, samples: Samples | Stream | None) -> int:
+    """Steps in an epoch; 0 where nobody knows.  ConfigError if there are none, or if a run of unknown length is to be so many epochs."""
+    if samples is None:
+        return 0
+    if isinstance(samples, Stream):
+        if config.training.steps is None:
+            raise ConfigError("training.epochs: nobody knows how many samples the reader of data.train has; say training.steps instead")
+        return 0
+    count, size = len(samples), config.data.batch_size
+    if config.data.drop_last and count < size:
+        raise ConfigError(f"data.batch_size: {size} samples make a batch, but data.train has {count} and data.drop_last leaves them out")
+    return count // size if config.data.drop_last else -(-count // size)
+
+
+def open_readers(config: TrainConfig, only: Sequence[str], facts: Mapping[str, Any] | None = None) -> dict[str, Samples | Stream]:
+    """The readers that the configuration names, opened; those of measurements with what those of training have found (`facts`)."""
+    found: dict[str, Samples | Stream] = {}
+    for place in only:
+        reader = getattr(config.data, place)
+        if reader is not None:
+            found[place] = open_reader(reader.reader, **reader.arguments, **({"facts": facts} if facts else {}))
+            if place == "train" and not facts:
+                facts = found[place].facts
+    return found
+
+
+def devices_of(config: TrainConfig) -> int:
+    """How many devices a run has: as many as mpiexec started ranks, else what the configuration says."""
+    started, wish = launched(), config.strategy
+    if started is None:
+        return int((wish.data or 1) * wish.tensor * wish.pipeline if wish.devices == "all" else wish.devices)
+    if wish.devices not in ("all", started.size):
+        raise ConfigError(
+            f"strategy.devices is {wish.devices}, but {started.launcher} started {started.size} ranks; start {wish.devices}, or say devices: all"
+        )
+    return started.size

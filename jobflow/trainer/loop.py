@@ -1,0 +1,313 @@
+"""Training: steps, evaluations and checkpoints, one after another, until all are done or something says stop.
+
+After each step, in this order: watchers see it; what is due is evaluated, and early stopping heeds it; ranks agree whether to go on; what
+is due, or the end, is saved.  So a checkpoint has what was known after its step, and who goes on from it does as the run would have done that
+was not stopped: the same samples, random numbers, learning rates and decisions.  Which step is due for what depends on steps and epochs alone.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jobflow.checkpoint import sessions
+from jobflow.compiled import Compiled
+from jobflow.data.batches import Batch, Batches, Position, Reading
+from jobflow.data.order import Order
+from jobflow.data.samples import Samples
+from jobflow.errors import CheckpointError, ConfigError, did_you_mean
+from jobflow.notices import notice
+from jobflow.trainer.config import Loaded, load
+from jobflow.trainer.config.schema import Checkpoint, Evaluation
+from jobflow.trainer.evaluate import measure
+from jobflow.trainer.finite import first_not_finite
+from jobflow.trainer.jobs import Means, Prepared, prepared
+from jobflow.trainer.optimizing import schedule_from
+from jobflow.trainer.outcome import Outcome, Stopped
+from jobflow.trainer.resume import Progress, chosen, read, series_of, set_aside_behind, together
+from jobflow.trainer.signals import Signals
+from jobflow.trainer.stopping import Agreement, Clock, Early
+from jobflow.trainer.trace import Tracing
+from jobflow.trainer.watching import EvaluationReport, RunInfo, StepReport, Watcher
+
+
+def train(
+    loaded: Loaded | str | Path,
+    *,
+    resume: str | None = None,
+    callbacks: Sequence[Watcher] = (),
+    time_limit: float | None = None,
+    tracing: Tracing | None = None,
+) -> Outcome:
+    """Train what a configuration, or the file of one, describes, or go on with it.
+
+    `resume` replaces checkpoint.resume: "auto", "never" or the path of a checkpoint.  `time_limit` are seconds from the start of this
+    process; an allocation of Slurm or PBS that ends before counts too.  Watchers are called on rank 0.
+    Raises: ConfigErrors, before anything starts; ConfigError if the run cannot go on from its checkpoint; what training itself meets.
+    """
+    loaded = loaded_from(loaded)
+    with Signals() as signals, prepared(loaded, only=("train", "validation")) as run:
+        return Loop(run, loaded, callbacks, Clock.of(time_limit), signals, tracing).run(resume or loaded.config.checkpoint.resume)
+
+
+def loaded_from(given: Loaded | str | Path) -> Loaded:
+    """A configuration, from its file if that is what is given."""
+    if isinstance(given, str | Path):
+        return load(given)
+    return given
+
+
+@dataclass
+class Loop:
+    """One run of training; every rank has one, and all of them decide alike."""
+
+    prepared: Prepared
+    loaded: Loaded
+    callbacks: Sequence[Watcher]
+    clock: Clock
+    signals: Signals
+    tracing: Tracing | None = None
+    progress: Progress = field(default_factory=Progress)
+    #: "" while training goes on
+    stopped: Stopped | None = None
+    message: str = ""
+
+    def __post_init__(self) -> None:
+        run, self.config = self.prepared, self.prepared.config
+        self.session, self.jobs = run.session, run.jobs
+        self.series = series_of(self.config)
+        self.watchers: Sequence[Watcher] = ()
+        wish = self.config.evaluation.early_stopping
+        self.early = None if wish is None else Early(wish.metric, wish.mode, wish.patience, wish.min_delta)
+        self.rates = schedule_from(self.config.optimizer, run.steps)
+        self.agreement = Agreement(self.session, self.clock, lambda: self.signals.wish)
+        self._saving: tuple[Path, sessions.Saving, float] | None = None
+        self._saved: Path | None = None
+        self._saved_step = -1
+        self._evaluated_step = -1
+        self._seconds = 0.0
+        self._compiled: Compiled | None = None
+
+    # ---------------------------------------------------------------- the run
+
+    def run(self, resume: str) -> Outcome:
+        """All of it."""
+        self.session.start()
+        first = self._writes
+        job = self.jobs.train(self._whole_batch())
+        self._compiled = self.session.compiled(job, job.declared_shapes(self.session))
+        self._check_metrics()
+        found = self._resume(resume)
+        info = self.info = self._info(found)
+        self.watchers = tuple(self.callbacks) if first else ()
+        try:
+            self._tell(lambda watcher: watcher.started(info))
+            self._train()
+            outcome = self._outcome()
+            self._tell(lambda watcher: watcher.finished(info, outcome))
+            return outcome
+        finally:
+            self._tell(lambda watcher: watcher.closed(info))
+
+    def _train(self) -> None:
+        if self.early is not None and self.early.is_over:
+            self.stopped = "early"
+        if self._over:
+            self.stopped = self.stopped or "end"
+            return
+        with self._batches().start(Position(self.progress.epoch, self.progress.sample)) as reading:
+            began = time.perf_counter()
+            while not self.stopped:
+                began = self._step(reading, began)
+        self._settle(last=True)
+        if self.tracing is not None:
+            self.tracing.close()
+
+    def _step(self, reading: Reading, began: float) -> float:
+        """One step and what follows it; `began` is when it begins, and the result when the next one does."""
+        step, waited = self.progress.step + 1, reading.waited
+        batch = next(reading)
+        waited = reading.waited - waited
+        if self.tracing is not None:
+            self.tracing.before(step)
+        job = self.jobs.train(batch.size)
+        outputs = self.jobs.call(job, batch.arguments)
+        if self.tracing is not None:
+            self.tracing.after(step)
+        means = Means()
+        means.add(outputs, batch.size, self.jobs.pieces(batch.size, self.jobs.microbatches(batch.size)))
+        values = means.values()
+        if not math.isfinite(values["loss"]):
+            self._not_finite(batch, values["loss"])
+            return began
+        seconds = time.perf_counter() - began
+        self._account(batch, values, seconds, waited)
+        if self._due(self.config.evaluation, batch):
+            self._evaluate()
+        self._decide()
+        if self.stopped or self._due(self.config.checkpoint, batch):
+            self._save()
+        self.clock.stepped(seconds)
+        return time.perf_counter()
+
+    def _account(self, batch: Batch, values: dict[str, float], seconds: float, waited: float) -> None:
+        """The step is done: go on, and tell of it."""
+        progress, before = self.progress, self.progress.step
+        progress.step += 1
+        progress.epoch, progress.sample = batch.position_after
+        progress.metrics.update({f"train/{name}": value for name, value in values.items()})
+        progress.seconds += seconds
+        self._seconds += seconds
+        others = {name: value for name, value in values.items() if name != "loss"}
+        rate = float(self.rates.rate(before))
+        report = StepReport(progress.step, batch.position.epoch, values["loss"], others, seconds, batch.size, rate, waited)
+        self._tell(lambda watcher: watcher.step(self.info, report))
+
+    def _decide(self) -> None:
+        """Whether to stop, and whether the checkpoint that was being written is complete."""
+        if self._over:
+            self.stopped = self.stopped or "end"
+        saving = self._saving
+        agreed = self.agreement.ask(self.progress.step, saving is None or saving[1].done)
+        if agreed is None:
+            return
+        if agreed.stop and not self.stopped:
+            self.stopped = "interrupt" if agreed.stop == "interrupt" else "terminated"
+            self.message = self.signals.told or "the time is nearly up, or another rank was sent a signal"
+        if agreed.done and saving is not None:
+            self._settle()
+
+    @property
+    def _over(self) -> bool:
+        return self.progress.step >= self.prepared.steps
+
+    @property
+    def _writes(self) -> bool:
+        return self.session.writes_files
+
+    def _due(self, wish: Evaluation | Checkpoint, batch: Batch) -> bool:
+        """Whether a section with every_steps and every_epochs asks for something after this step."""
+        by_steps = wish.every_steps and self.progress.step % wish.every_steps == 0
+        by_epochs = wish.every_epochs and batch.ends_epoch and batch.position_after.epoch % wish.every_epochs == 0
+        return bool(by_steps or by_epochs)
+
+    def _tell(self, what: Callable[[Watcher], None]) -> None:
+        for watcher in self.watchers:
+            what(watcher)
+
+    # ---------------------------------------------------------------- beginning
+
+    def _whole_batch(self) -> int:
+        samples, size = self.prepared.samples["train"], int(self.config.data.batch_size)
+        return min(size, len(samples)) if isinstance(samples, Samples) else size
+
+    def _batches(self) -> Batches:
+        data, samples = self.config.data, self.prepared.samples["train"]
+        order = Order(self.config.seed, len(samples), data.shuffle) if isinstance(samples, Samples) else None
+        fields = list(self.jobs.network.taken(self.jobs.fields))
+        return Batches(samples, order, data.batch_size, data.drop_last, data.prefetch, fields=fields)
+
+    def _check_metrics(self) -> None:
+        """ConfigError if a metric is waited for that the model does not give."""
+        known = [f"validation/{name}" for name in self.jobs.metrics]
+        for key, metric in (
+            ("evaluation.early_stopping.metric", self.early.metric if self.early else None),
+            ("checkpoint.best_metric", self.config.checkpoint.best_metric),
+        ):
+            if metric is not None and metric not in known:
+                raise ConfigError(f'{key}: the model does not give "{metric}"{did_you_mean(metric, known)} There are {", ".join(known)}')
+
+    def _resume(self, wish: str) -> Path | None:
+        found = together(self.session, lambda: chosen(self.series, wish, notice))
+        if found is None:
+            return None
+        self.progress = read(self.session, found, self.loaded)
+        together(self.session, lambda: set_aside_behind(self.series, self.progress.step, notice))
+        self._saved, self._saved_step, self._evaluated_step = found, self.progress.step, self.progress.step
+        if self.early is not None and self.progress.early is not None:
+            self.early.restore(self.progress.early)
+        return found
+
+    def _info(self, found: Path | None) -> RunInfo:
+        run, config = self.prepared, self.config
+        samples = run.samples["train"]
+        count = len(samples) if isinstance(samples, Samples) else 0
+        if config.data.drop_last:
+            count = run.steps_per_epoch * config.data.batch_size
+        output = Path(config.output)
+        if self._writes:
+            output.mkdir(parents=True, exist_ok=True)
+        return RunInfo(
+            config.name, self.loaded, output, run.devices, run.steps, self.progress.step, run.steps_per_epoch, count, self._whole_batch(), found,
+            lambda: self._compiled,
+        )  # fmt: skip
+
+    # ---------------------------------------------------------------- evaluation
+
+    def _evaluate(self) -> None:
+        samples, progress = self.prepared.samples.get("validation"), self.progress
+        if samples is None:
+            return
+        report: EvaluationReport = measure(self.jobs, samples, "validation", progress.step, progress.epoch)
+        self._evaluated_step = progress.step
+        self.clock.evaluated(report.seconds)
+        progress.metrics.update(report.metrics)
+        self._tell(lambda watcher: watcher.evaluated(self.info, report))
+        if self.early is not None:
+            if self.early.heed(report.metrics[self.early.metric]):
+                self.stopped = "early"
+                self.message = f"{self.early.metric} was not better than {self.early.best:.6g} in {self.early.patience} evaluations"
+            progress.early = self.early.state()
+
+    # ---------------------------------------------------------------- saving
+
+    def _save(self) -> None:
+        """Begin to save the state after this step; all of it before the run ends."""
+        if self._over and self._evaluated_step != self.progress.step:
+            self._evaluate()
+        if self._saved_step == self.progress.step:
+            return
+        self._settle()
+        began = time.perf_counter()
+        path = Path(self.series.path_of(self.progress.step))
+        extra = self.progress.extra(self.loaded.plain, self.prepared.samples["train"].facts)
+        later = self.config.checkpoint.asynchronous and not self.stopped
+        self._saving = (path, self.series.save(self.session, self.progress.step, extra, asynchronous=later), began)
+        self._saved_step = self.progress.step
+        if not later:
+            self._settle(last=bool(self.stopped))
+
+    def _settle(self, last: bool = False) -> None:
+        """Wait for the checkpoint that is being written; if that fails, say so and go on, unless there is no other chance."""
+        if self._saving is None:
+            return
+        path, saving, began = self._saving
+        self._saving = None
+        try:
+            saving.wait()
+        except CheckpointError as error:
+            self._saved_step = -1
+            if last:
+                raise
+            if self._writes:
+                notice(f"training goes on without the checkpoint of this step: {error}")
+            return
+        self.clock.saved(time.perf_counter() - began)
+        self._saved = path
+        self._tell(lambda watcher: watcher.saved(self.info, path))
+
+    # ---------------------------------------------------------------- the end
+
+    def _not_finite(self, batch: Batch, loss: float) -> None:
+        """The loss of a step is no number: name the op that made the first such, and stop."""
+        self.stopped = "nan"
+        found = first_not_finite(self.session, self.jobs.train(batch.size), batch.arguments)
+        self.message = f"the loss of step {self.progress.step + 1} is {loss}: {found}"
+
+    def _outcome(self) -> Outcome:
+        assert self.stopped is not None
+        progress = self.progress
+        return Outcome(progress.step, progress.epoch, dict(progress.metrics), self.stopped, self._saved, self.message, self._seconds)

@@ -1,0 +1,225 @@
+"""Metrics as files: a line of JSON for each record, a table of comma-separated values, and TensorBoard's events if tensorboardX is there.
+
+A record is written whole or, by a crash, in part as the last line; the next start removes that.  It also removes what lies behind the checkpoint
+from which training goes on, so that a run that was killed and resumed leaves the lines of one that was not.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jobflow.errors import ConfigError
+from jobflow.trainer.config import TrainConfig
+from jobflow.trainer.watching import EvaluationReport, RunInfo, StepReport, Watcher
+
+Record = dict[str, Any]
+#: columns that every table begins with
+FIRST = ("step", "epoch", "train/loss", "rate")
+
+
+def step_record(report: StepReport) -> Record:
+    """What is written of a step."""
+    speed = report.samples / report.seconds if report.seconds > 0 else 0.0
+    metrics = {f"train/{name}": value for name, value in report.metrics.items()}
+    times = {"seconds": round(report.seconds, 6), "samples_per_second": round(speed, 2)}
+    return {"step": report.step, "epoch": report.epoch, "train/loss": report.loss, **metrics, "rate": report.rate, **times}
+
+
+def evaluation_record(report: EvaluationReport) -> Record:
+    """What is written of an evaluation."""
+    return {"step": report.step, "epoch": report.epoch, **report.metrics}
+
+
+class Lines:
+    """A file to which whole lines are added; what a crash left of one is removed when it is opened."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: int | None = None
+
+    def read(self) -> list[str]:
+        """The lines that were written to their end."""
+        try:
+            text = self.path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return []
+        return text[: text.rfind("\n") + 1].splitlines()
+
+    def replace(self, lines: Iterable[str]) -> None:
+        """These lines and no others, in one step."""
+        self.close()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        with open(fresh, "w", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, self.path)
+
+    def add(self, line: str) -> None:
+        """One more, by a single write."""
+        if self._file is None:
+            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        data = f"{line}\n".encode()
+        while data:  # a full disk may take a part of it, and the next write says why
+            data = data[os.write(self._file, data) :]
+
+    def sync(self) -> None:
+        """What was added is on the disk."""
+        if self._file is not None:
+            os.fsync(self._file)
+
+    def close(self) -> None:
+        """Nothing is held any more."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+class JsonLines(Watcher):
+    """A JSON object per line: {"step": 10, "epoch": 0, "train/loss": 1.7, ...}; numbers that are not finite are null."""
+
+    def __init__(self, path: Path, every: int = 1) -> None:
+        self._lines = Lines(path)
+        self._every = every
+
+    def started(self, run: RunInfo) -> None:
+        self._lines.replace(line for line in self._lines.read() if _step_of(line) <= run.first_step)
+
+    def step(self, run: RunInfo, report: StepReport) -> None:
+        if is_due(report.step, self._every, run):
+            self._write(step_record(report))
+
+    def evaluated(self, run: RunInfo, report: EvaluationReport) -> None:
+        self._write(evaluation_record(report))
+
+    def _write(self, record: Record) -> None:
+        self._lines.add(json.dumps({name: _finite(value) for name, value in record.items()}))
+
+    def saved(self, run: RunInfo, path: Path) -> None:
+        self._lines.sync()
+
+    def closed(self, run: RunInfo) -> None:
+        self._lines.close()
+
+
+class Table(Watcher):
+    """The same as comma-separated values; a metric that appears late gets a column, empty in the rows before."""
+
+    def __init__(self, path: Path, every: int = 1) -> None:
+        self._lines = Lines(path)
+        self._every = every
+        self._columns: list[str] = []
+
+    def started(self, run: RunInfo) -> None:
+        rows = list(csv.reader(self._lines.read()))
+        kept = [row for row in rows[1:] if row and row[0].isdigit() and int(row[0]) <= run.first_step]
+        self._columns = rows[0] if kept else list(FIRST)
+        self._lines.replace(map(_joined, [self._columns, *kept]))
+
+    def step(self, run: RunInfo, report: StepReport) -> None:
+        if is_due(report.step, self._every, run):
+            self._write(step_record(report))
+
+    def evaluated(self, run: RunInfo, report: EvaluationReport) -> None:
+        self._write(evaluation_record(report))
+
+    def _write(self, record: Record) -> None:
+        late = [name for name in record if name not in self._columns]
+        if late:
+            rows = list(csv.reader(self._lines.read()))[1:]
+            self._columns += late
+            self._lines.replace(map(_joined, [self._columns, *(row + [""] * (len(self._columns) - len(row)) for row in rows)]))
+        self._lines.add(_joined([record.get(name, "") for name in self._columns]))
+
+    def saved(self, run: RunInfo, path: Path) -> None:
+        self._lines.sync()
+
+    def closed(self, run: RunInfo) -> None:
+        self._lines.close()
+
+
+class TensorBoard(Watcher):
+    """Scalars as TensorBoard's event files, in a directory; needs tensorboardX."""
+
+    def __init__(self, directory: Path, every: int = 1) -> None:
+        self._directory = directory
+        self._every = every
+        self._writer: Any = None
+        self._make = _summary_writer()
+
+    def started(self, run: RunInfo) -> None:
+        # TensorBoard itself drops what an interrupted run wrote behind the step from which the next one goes on
+        self._writer = self._make(logdir=str(self._directory), purge_step=run.first_step + 1 if run.first_step else None)
+
+    def step(self, run: RunInfo, report: StepReport) -> None:
+        if is_due(report.step, self._every, run):
+            self._write(step_record(report))
+
+    def evaluated(self, run: RunInfo, report: EvaluationReport) -> None:
+        self._write(evaluation_record(report))
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        for name, value in record.items():
+            if name not in ("step", "epoch"):
+                self._writer.add_scalar(name, value, record["step"])
+
+    def saved(self, run: RunInfo, path: Path) -> None:
+        self._writer.flush()
+
+    def closed(self, run: RunInfo) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def _summary_writer() -> Any:
+    try:
+        return importlib.import_module("tensorboardX").SummaryWriter
+    except ImportError:
+        raise ConfigError("logging.tensorboard needs tensorboardX: pip install tensorboardX, or set logging.tensorboard to false") from None
+
+
+def metric_files(config: TrainConfig, output: Path) -> list[Watcher]:
+    """The files that a configuration's `logging` asks for, in the directory of the run's output."""
+    wish = config.logging
+    every = wish.every_steps or 1
+    found: list[Watcher] = []
+    if wish.jsonl:
+        found.append(JsonLines(output / "metrics.jsonl", every))
+    if wish.csv:
+        found.append(Table(output / "metrics.csv", every))
+    if wish.tensorboard:
+        found.append(TensorBoard(output / "tensorboard", every))
+    return found
+
+
+def is_due(step: int, every: int, run: RunInfo) -> bool:
+    """Whether a step is written: every so many, the very first and the last."""
+    return step % every == 0 or step == 1 or step == run.steps
+
+
+def _step_of(line: str) -> float:
+    """The step that a line is of; infinite for a line that is damaged, which is not kept."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _joined(row: Iterable[Any]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(row)
+    return text.getvalue()

@@ -1,0 +1,201 @@
+"""The model of a configuration as a function of a batch: a builder that it names, or the layers that it lists."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jobflow import arrays, layers, math, nn
+from jobflow.errors import ConfigError, SourceLine, did_you_mean
+from jobflow.initializers import Initializer, random_normal_initializer, variance_scaling_initializer
+from jobflow.scope import checkpointed
+from jobflow.trainer.config import Loaded, TrainConfig
+from jobflow.types import TensorType, float32, int32
+from jobflow.variables import get_variable
+
+#: the field that holds what is to be learned, for lists of layers
+LABELS = "labels"
+
+
+@dataclass(frozen=True)
+class Network:
+    """Fields by name -> outputs by name; `where` is the line that says what it does."""
+
+    function: Callable[..., Mapping[str, Any]]
+    #: fields that it can take, those it cannot do without, and whether it takes any other
+    known: tuple[str, ...]
+    needed: tuple[str, ...]
+    others: bool
+    where: SourceLine
+    what: str
+
+    def __call__(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Outputs for a batch; ConfigError if there is no loss where labels are, or what it returns is no dict."""
+        outputs = self.function(**batch)
+        if not isinstance(outputs, Mapping) or not all(isinstance(getattr(value, "type", None), TensorType) for value in outputs.values()):
+            raise ConfigError(f'model: {self.what} returned {outputs!r}; a builder returns a dict of tensors, such as {{"loss": ...}}')
+        return outputs
+
+    def taken(self, fields: Mapping[str, TensorType]) -> dict[str, TensorType]:
+        """The fields that go into the model; ConfigError if it needs one that is not there."""
+        missing = [name for name in self.needed if name not in fields]
+        if missing:
+            raise ConfigError(
+                f'model: {self.what} takes a field "{missing[0]}"{did_you_mean(missing[0], fields)} The samples have {", ".join(fields) or "none"}'
+            )
+        return {name: type for name, type in fields.items() if self.others or name in self.known}
+
+    def inputs(self, fields: Mapping[str, TensorType]) -> dict[str, TensorType]:
+        """Those without the labels, which a prediction lacks."""
+        return {name: type for name, type in self.taken(fields).items() if name in self.needed}
+
+
+def network_of(loaded: Loaded) -> Network:
+    """The model of a configuration that was loaded with its builder."""
+    model = loaded.config.model
+    if model.builder is None:
+        return _listed(loaded.config)
+    if loaded.builder is None:
+        raise ConfigError(f"model.builder: {model.builder} was not imported, for the configuration was loaded with look_outside=False")
+    return _built(loaded.builder, model.builder, dict(model.arguments), loaded.config.strategy.recompute)
+
+
+# -------------------------------------------------------------------- builders
+
+
+def _built(function: Callable[..., Any], target: str, arguments: dict[str, Any], recompute: bool) -> Network:
+    parameters = inspect.signature(function).parameters
+    anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    if recompute and "recompute" not in parameters:
+        raise ConfigError(
+            f"strategy.recompute: {target} has no parameter `recompute`; a builder that has one wraps its blocks in jobflow.checkpointed if so"
+        )
+    if recompute:
+        arguments = {**arguments, "recompute": True}
+    named = {n: p for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and n not in arguments}
+    # what stands behind * is an argument of the configuration, not a field
+    fields = {n: p for n, p in named.items() if p.kind is p.POSITIONAL_OR_KEYWORD}
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    where = SourceLine(code.co_filename, code.co_firstlineno) if code is not None else SourceLine(target, 0)
+
+    def outputs(**batch: Any) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = function(**batch, **arguments)
+        return found
+
+    needed = tuple(n for n, p in fields.items() if p.default is p.empty)
+    return Network(outputs, tuple(fields), needed, anything, where, target)
+
+
+# -------------------------------------------------------------------- layers
+
+
+def _listed(config: TrainConfig) -> Network:
+    """A plain net: the layers one after another on the input, and a loss against the labels."""
+    listed, loss = config.model.layers or (), config.model.loss or "softmax_cross_entropy"
+
+    def outputs(**batch: Any) -> Mapping[str, Any]:
+        own = dict(batch)
+        labels = own.pop(LABELS, None)
+        x = next(iter(own.values()))
+        if not x.type.dtype.is_float and listed[0].kind != "embedding":
+            # numbers of pixels; a table is looked up with them as they are
+            x = math.multiply(arrays.cast(x, float32), 1 / 255 if x.type.dtype.name == "uint8" else 1.0)
+        for index, layer in enumerate(listed, 1):
+            apply = checkpointed(_LAYERS[layer.kind]) if config.strategy.recompute else _LAYERS[layer.kind]
+            x = apply(x, layer.arguments, f"{layer.kind}{index}")
+        return _LOSSES[loss](x, labels)
+
+    return Network(outputs, (), (), True, SourceLine("model.layers", 0), "the list of layers")
+
+
+def layered(network: Network, fields: Mapping[str, TensorType]) -> Network:
+    """A list of layers for samples with these fields: the labels are called `labels`, and the first other field is the input."""
+    if not network.others or network.what != "the list of layers":
+        return network
+    inputs = [name for name in fields if name != LABELS]
+    if not inputs:
+        raise ConfigError(f"model.layers: the samples have {', '.join(fields) or 'no fields'}; a list of layers needs an input beside {LABELS}")
+    return Network(network.function, (inputs[0], LABELS), (inputs[0],), False, network.where, network.what)
+
+
+def _he() -> Initializer:
+    return variance_scaling_initializer(2.0, "fan_in", "random_normal", "NCHW")
+
+
+def _swish(x: Any, name: str | None = None) -> Any:
+    return math.multiply(x, math.sigmoid(x), name=name)
+
+
+def _function(name: str | None) -> Any:
+    if name is None or name == "swish":
+        return None if name is None else _swish
+    return getattr(nn, name) if hasattr(nn, name) else getattr(math, name)
+
+
+def _pair(size: Any) -> Any:
+    return size if isinstance(size, int) else list(size)
+
+
+def _dense(x: Any, wish: Any, name: str) -> Any:
+    return layers.dense(x, wish.units, _function(wish.activation), wish.use_bias, _he(), name=name)
+
+
+def _conv2d(x: Any, wish: Any, name: str) -> Any:
+    size, strides, padding = _pair(wish.kernel_size), _pair(wish.strides), wish.padding.upper()
+    options = {"groups": wish.groups, "activation": _function(wish.activation), "use_bias": wish.use_bias, "kernel_initializer": _he()}
+    return layers.conv2d(x, wish.filters, size, strides, padding, name=name, **options)
+
+
+def _pool(function: Callable[..., Any]) -> Callable[[Any, Any, str], Any]:
+    def pool(x: Any, wish: Any, name: str) -> Any:
+        return function(x, ksize=_pair(wish.size), strides=_pair(wish.strides or wish.size), padding=wish.padding.upper(), name=name)
+
+    return pool
+
+
+def _embedding(x: Any, wish: Any, name: str) -> Any:
+    table = get_variable(name, (wish.rows, wish.units), initializer=random_normal_initializer(stddev=0.05))
+    return arrays.gather(table, arrays.cast(x, int32))
+
+
+_LAYERS: dict[str, Callable[[Any, Any, str], Any]] = {
+    "dense": _dense,
+    "conv2d": _conv2d,
+    "max_pool2d": _pool(nn.max_pool2d),
+    "avg_pool2d": _pool(nn.avg_pool2d),
+    "global_avg_pool2d": lambda x, wish, name: math.reduce_mean(x, axis=[2, 3]),
+    "flatten": lambda x, wish, name: arrays.reshape(x, [x.type.shape[0], -1]),
+    "dropout": lambda x, wish, name: nn.dropout(x, rate=wish.rate, name=name),
+    "batch_norm": lambda x, wish, name: layers.batch_normalization(x, wish.axis, wish.momentum, wish.epsilon, name=name),
+    "layer_norm": lambda x, wish, name: layers.layer_norm(x, begin_norm_axis=x.type.ndim - 1, epsilon=wish.epsilon, name=name),
+    "activation": lambda x, wish, name: _function(wish.function)(x),
+    "embedding": _embedding,
+    "reshape": lambda x, wish, name: arrays.reshape(x, [x.type.shape[0], *wish.shape]),
+}
+
+
+def _softmax_cross_entropy(x: Any, labels: Any) -> dict[str, Any]:
+    if labels is None:
+        return {"scores": x}
+    wanted = arrays.cast(labels, int32)
+    loss = nn.sparse_softmax_cross_entropy_with_logits(wanted, x, name="loss")
+    return {"loss": loss, "accuracy": arrays.cast(math.equal(math.argmax(x), wanted), float32)}
+
+
+def _mean_squared_error(x: Any, labels: Any) -> dict[str, Any]:
+    if labels is None:
+        return {"scores": x}
+    wanted = arrays.cast(labels, float32)
+    if wanted.type.shape != x.type.shape:
+        wanted = arrays.reshape(wanted, list(x.type.shape))
+    apart = math.square(math.subtract(x, wanted))
+    rows = x.type.shape[0]
+    return {"loss": math.reduce_mean(arrays.reshape(apart, [rows, -1]), axis=1)}
+
+
+_LOSSES: dict[str, Callable[[Any, Any], dict[str, Any]]] = {
+    "softmax_cross_entropy": _softmax_cross_entropy,
+    "mean_squared_error": _mean_squared_error,
+}

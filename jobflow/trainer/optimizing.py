@@ -1,0 +1,62 @@
+"""The optimizer and the schedule that a configuration describes, as objects of jobflow.optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jobflow.optimizer import clipping, loss_scale, warmup
+from jobflow.optimizer import optimizers as kinds
+from jobflow.optimizer import schedules as of
+from jobflow.optimizer.optimizers import Minimizer
+from jobflow.trainer.config import schema
+
+#: with float16, what the loss is multiplied by at first; it shrinks where gradients overflow, and each time costs a step
+FIRST_SCALE = 2.0**15
+
+
+def schedule_from(wish: schema.Optimizer, steps: int) -> of.Schedule:
+    """The learning rate by step; `steps` is the length of the training, for schedules that have none of their own."""
+    lr, plan = wish.lr, wish.schedule
+    rising = warmup.linear(wish.warmup_steps, 1 / wish.warmup_steps) if wish.warmup_steps else None
+    match plan:
+        case schema.Constant():
+            return of.PiecewiseConstantScheduler([], [lr], warmup=rising)
+        case schema.Cosine():
+            return of.CosineScheduler(lr, plan.steps or steps, plan.alpha, warmup=rising)
+        case schema.Linear():
+            return of.PolynomialScheduler(lr, plan.steps or steps, plan.end_lr, 1.0, warmup=rising)
+        case schema.Polynomial():
+            return of.PolynomialScheduler(lr, plan.steps or steps, plan.end_lr, plan.power, plan.cycle, warmup=rising)
+        case schema.Exponential():
+            return of.ExponentialScheduler(lr, plan.steps, plan.decay_rate, plan.staircase, warmup=rising)
+        case schema.Piecewise():
+            return of.PiecewiseScalingScheduler(lr, list(plan.boundaries), list(plan.scales), warmup=rising)
+
+
+def optimizer_from(config: schema.TrainConfig, steps: int) -> Minimizer:
+    """The optimizer; with float16 it has a loss scale that follows what the gradients can bear."""
+    wish = config.optimizer
+    shared: dict[str, Any] = {"lr_scheduler": schedule_from(wish, steps)}
+    if wish.clip_norm is not None:
+        shared["grad_clipping"] = clipping.by_global_norm(wish.clip_norm)
+    if config.strategy.precision == "float16":
+        shared["loss_scale_policy"] = loss_scale.dynamic_loss_scale(initial_loss_scale=FIRST_SCALE)
+    match wish:
+        case schema.Sgd() | schema.Momentum():
+            momentum, decay = wish.momentum if isinstance(wish, schema.Momentum) else 0.0, wish.weight_decay
+            return kinds.SGDW(**shared, momentum=momentum, weight_decay=decay) if decay else kinds.SGD(**shared, momentum=momentum)
+        case schema.Adam():
+            return kinds.Adam(**shared, **_moments(wish), do_bias_correction=wish.bias_correction)
+        case schema.AdamW():
+            return kinds.AdamW(**shared, **_moments(wish), do_bias_correction=wish.bias_correction, weight_decay=wish.weight_decay)
+        case schema.Lamb():
+            return kinds.LAMB(**shared, **_moments(wish), weight_decay=wish.weight_decay)
+        case schema.Lars():
+            shared |= {"momentum_beta": wish.momentum, "epsilon": wish.epsilon, "lars_coefficient": wish.coefficient}
+            return kinds.LARS(**shared, weight_decay=wish.weight_decay)
+        case schema.RmsProp():
+            return kinds.RMSProp(**shared, decay_rate=wish.decay_rate, epsilon=wish.epsilon, centered=wish.centered)
+
+
+def _moments(wish: schema.Adam | schema.AdamW | schema.Lamb) -> dict[str, Any]:
+    return {"beta1": wish.beta1, "beta2": wish.beta2, "epsilon": wish.epsilon}

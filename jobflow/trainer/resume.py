@@ -1,0 +1,198 @@
+"""Going on with a run: which checkpoint, whether it is of this configuration, and what a checkpoint holds beside the variables.
+
+What decides the course of the loss must be as it was: seed, model, training data, batch size, order, kind of optimizer.  All else may change
+from run to run: the number of ranks, the strategy, learning rates, how long to train, when to evaluate and to save.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from jobflow.checkpoint import sessions, store
+from jobflow.checkpoint.series import Series
+from jobflow.commands import Tell
+from jobflow.errors import CheckpointError, ConfigError, JobflowError
+from jobflow.session import Session
+from jobflow.trainer.config import Loaded, TrainConfig
+
+T = TypeVar("T")
+
+#: what may not change, as keys of the configuration
+FIXED = ("seed", "model", "data.train", "data.batch_size", "data.shuffle", "data.drop_last", "optimizer.name")
+
+
+@dataclass
+class Progress:
+    """Where a run is; with the variables and the counts of runs this is all that its future depends on."""
+
+    step: int = 0
+    epoch: int = 0
+    #: the sample in the epoch's order that comes next
+    sample: int = 0
+    #: the last known metrics
+    metrics: dict[str, float] = field(default_factory=dict)
+    #: of early stopping
+    early: dict[str, Any] | None = None
+    #: seconds of training, over all runs
+    seconds: float = 0.0
+
+    def extra(self, plain: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+        """What a checkpoint says beside the variables, the seed, counts of runs and the layout; `facts` are those of the training samples."""
+        return {
+            "step": self.step,
+            "position": {"epoch": self.epoch, "sample": self.sample},
+            "config": plainly(plain),
+            "metrics": dict(self.metrics),
+            "facts": plainly(facts),
+            "trainer": {"early": self.early, "seconds": self.seconds},
+        }
+
+    @classmethod
+    def of(cls, extra: Mapping[str, Any], path: Path) -> Progress:
+        """What `extra` has written.  CheckpointError if the checkpoint is not one of a trainer."""
+        try:
+            position, own = extra["position"], extra["trainer"]
+            return cls(
+                int(extra["step"]),
+                int(position["epoch"]),
+                int(position["sample"]),
+                {str(name): float(value) for name, value in extra["metrics"].items()},
+                own["early"],
+                float(own["seconds"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{path} was not saved by the trainer (it lacks {error}); it has variables to load, but no run to go on with"
+            ) from None
+
+
+def plainly(tree: Any) -> Any:
+    """A tree as JSON gives it back."""
+    return json.loads(json.dumps(tree, default=str))
+
+
+def together(session: Session, ask: Callable[[], T]) -> T:
+    """What rank 0 finds, on all ranks; or the error that it meets.  Other ranks do not ask."""
+    world = session.start()
+    if not world.multi:
+        return ask()
+    answer: tuple[T | None, JobflowError | None] = (None, None)
+    if session.writes_files:
+        try:
+            answer = (ask(), None)
+        except JobflowError as raised:
+            answer = (None, raised)
+    found: T
+    found, error = world.call(Tell(answer))[0]
+    if error is not None:
+        raise error
+    return found
+
+
+def chosen(series: Series, wish: str, say: Callable[[str], None]) -> Path | None:
+    """The checkpoint to go on from; None to begin anew.  For rank 0.
+
+    "auto" is the newest that is good: worse ones are told by `say`.  "never" sets aside what there is.  Else it is the path of one, or of a
+    directory of which the newest is taken; CheckpointError if that is missing or damaged.
+    """
+    directory = Path(series.directory)
+    if wish == "never":
+        set_aside(directory, say)
+        return None
+    if wish == "auto":
+        return _newest(series, say) if directory.is_dir() else None
+    path = Path(wish)
+    if not path.is_dir():
+        raise CheckpointError(f"--resume {wish}: there is no such directory; give a checkpoint, auto or never")
+    if not (path / "manifest.json").is_file():
+        found = _newest(Series(path), say)
+        if found is None:
+            raise CheckpointError(f"--resume {wish}: there is no checkpoint in it, or none that is whole")
+        return found
+    return path
+
+
+def _newest(series: Series, say: Callable[[str], None]) -> Path | None:
+    series.clean()
+    found = series.newest_good()
+    for skipped in found.skipped:
+        say(str(skipped))
+    return found.path
+
+
+def set_aside(directory: Path, say: Callable[[str], None]) -> None:
+    """Give a directory of checkpoints another name, so that those of the run that begins are not mixed with them."""
+    if not directory.is_dir() or not any(directory.iterdir()):
+        return
+    aside = _free(directory)
+    directory.rename(aside)
+    say(f"the checkpoints of an earlier run are now in {aside}")
+
+
+def set_aside_behind(series: Series, step: int, say: Callable[[str], None]) -> None:
+    """Give checkpoints of later steps another place: the run that goes on from `step` will make its own."""
+    later = [other for other in series.steps() if other > step]
+    if not later:
+        return
+    directory = Path(series.directory)
+    aside = _free(directory)
+    aside.mkdir()
+    for other in later:
+        path = Path(series.path_of(other))
+        path.rename(aside / path.name)
+    say(f"training goes on from step {step}; checkpoints of later steps are now in {aside}")
+
+
+def _free(directory: Path) -> Path:
+    number = 1
+    while (found := directory.with_name(f"{directory.name}-{number}")).exists():
+        number += 1
+    return found
+
+
+def check_same(path: Path, then: Mapping[str, Any], loaded: Loaded) -> None:
+    """ConfigError, with every difference, if a checkpoint was made by a configuration whose run this one cannot go on with."""
+    now, before = plainly(loaded.plain), plainly(then)
+    wrong = [line for key in FIXED for line in differences(key, _at(before, key), _at(now, key), loaded.origins)]
+    if wrong:
+        listed = "\n".join(f"  {line}" for line in wrong)
+        raise ConfigError(
+            f"{path} belongs to another run, so training cannot go on from it:\n{listed}\n"
+            f"set these back, use another output, or begin anew with --resume never (the checkpoints are set aside)"
+        )
+
+
+def differences(key: str, before: Any, now: Any, origins: Mapping[str, Any]) -> list[str]:
+    """One line for every value below `key` that changed."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        return [line for name in {**before, **now} for line in differences(f"{key}.{name}", before.get(name), now.get(name), origins)]
+    if before == now:
+        return []
+    origin = origins.get(key)
+    where = f" ({origin.file}:{origin.line})" if origin is not None and getattr(origin, "line", None) else ""
+    return [f"{key}: it was {json.dumps(before)}, it is {json.dumps(now)}{where}"]
+
+
+def _at(tree: Any, key: str) -> Any:
+    for name in key.split("."):
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
+    return tree
+
+
+def read(session: Session, path: Path, loaded: Loaded) -> Progress:
+    """Give the session's variables the values of a checkpoint, and say where its run was.  On all ranks."""
+    found = together(session, lambda: dict(store.load(path).extra))
+    progress = Progress.of(found, path)
+    check_same(path, found["config"], loaded)
+    sessions.load(session, path, what="--resume")
+    return progress
+
+
+def series_of(config: TrainConfig) -> Series:
+    """The checkpoints of a run."""
+    wish = config.checkpoint
+    return Series(Path(wish.directory), keep_last=wish.keep_last, keep_best=wish.keep_best, best_metric=wish.best_metric, best_mode=wish.best_mode)

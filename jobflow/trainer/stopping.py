@@ -1,0 +1,186 @@
+"""When to stop: early stopping, the end of the time that a run has, and how ranks agree on it.
+
+Numbers that all ranks have alike (steps, metrics) need no agreement.  Clocks, signals and files do: every rank says which signal it was sent,
+whether its time is up, and whether its part of a checkpoint is written, and all heed the same answers.  That costs a message, so ranks ask each
+other about every PERIOD seconds: with every answer rank 0 says after how many steps the next question comes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jobflow.commands import Tell
+from jobflow.session import Session
+
+#: seconds between two agreements
+PERIOD = 0.2
+#: seconds that a save takes before the first was measured, and what is kept in reserve beside it
+FIRST_SAVE = 10.0
+RESERVE = 10.0
+#: how much longer than the longest so far a save may take
+CAUTION = 1.5
+
+
+# -------------------------------------------------------------------- early stopping
+
+
+@dataclass
+class Early:
+    """Stops when a metric has not got better by more than `min_delta` in `patience` evaluations one after another."""
+
+    metric: str
+    mode: str
+    patience: int
+    min_delta: float = 0.0
+    best: float | None = None
+    #: evaluations since the best
+    waited: int = 0
+
+    def heed(self, value: float) -> bool:
+        """Take note of an evaluation; True if training should stop.  A value that is no number is not better than any."""
+        if self.best is None and not math.isnan(value):
+            self.best = value
+            return False
+        if self.best is not None and (value < self.best - self.min_delta if self.mode == "min" else value > self.best + self.min_delta):
+            self.best, self.waited = value, 0
+            return False
+        self.waited += 1
+        return self.is_over
+
+    @property
+    def is_over(self) -> bool:
+        """True if it has waited as long as it may."""
+        return self.waited >= self.patience
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"best": self.best, "waited": self.waited}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """As `state` has it."""
+        self.best, self.waited = state["best"], int(state["waited"])
+
+
+# -------------------------------------------------------------------- time
+
+
+def end_of_allocation(environ: Mapping[str, str] = os.environ, started: float | None = None) -> float | None:
+    """When a batch system will end this process, in seconds since 1970; None if it does not say.
+
+    Slurm says when the job ends, PBS how long it may take: from its start, which is taken for that of this process.
+    """
+    if environ.get("SLURM_JOB_END_TIME", "").isdigit():
+        return float(environ["SLURM_JOB_END_TIME"])
+    if "PBS_JOBID" in environ and environ.get("PBS_WALLTIME", "").isdigit():
+        return (process_start() if started is None else started) + float(environ["PBS_WALLTIME"])
+    return None
+
+
+def process_start() -> float:
+    """When this process began, in seconds since 1970; now, where the system does not say."""
+    try:
+        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])
+        with open("/proc/uptime", encoding="ascii") as file:
+            up = float(file.read().split()[0])
+        return time.time() - (up - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return time.time()
+
+
+@dataclass
+class Clock:
+    """Knows when there is just enough time left to save."""
+
+    #: seconds since 1970; None for ever
+    deadline: float | None = None
+    reserve: float = RESERVE
+    #: seconds that the longest save and the longest evaluation took, and steps lately
+    save: float | None = None
+    evaluation: float = 0.0
+    step: float = 0.0
+    now: Callable[[], float] = time.time
+
+    @classmethod
+    def of(cls, limit: float | None, environ: Mapping[str, str] = os.environ) -> Clock:
+        """With the end of the allocation, or `limit` seconds from the start of this process, whichever comes first."""
+        ends = [end for end in (end_of_allocation(environ), None if limit is None else process_start() + limit) if end is not None]
+        reserve = RESERVE if limit is None else min(RESERVE, limit / 10)
+        return cls(min(ends, default=None), reserve)
+
+    def saved(self, seconds: float) -> None:
+        """A save took so long."""
+        self.save = max(self.save or 0.0, seconds)
+
+    def evaluated(self, seconds: float) -> None:
+        """An evaluation took so long."""
+        self.evaluation = max(self.evaluation, seconds)
+
+    def stepped(self, seconds: float) -> None:
+        """A step took so long; what was long once, such as compiling, is forgotten slowly."""
+        self.step = max(seconds, 0.9 * self.step)
+
+    def is_up(self, steps: int = 1) -> bool:
+        """True if after `steps` more steps it might be too late to save."""
+        if self.deadline is None:
+            return False
+        save = min(FIRST_SAVE, self.reserve) if self.save is None else CAUTION * self.save
+        return self.now() + steps * self.step + self.evaluation + save + self.reserve >= self.deadline
+
+
+# -------------------------------------------------------------------- agreement
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a rank says: how it was asked to stop, whether its part of the checkpoint is written, and after how many steps to ask again."""
+
+    stop: str = ""
+    done: bool = True
+    again: int = 1
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What holds for all: how to stop, and whether all have written their parts."""
+
+    stop: str
+    done: bool
+
+
+@dataclass
+class Agreement:
+    """Asks all ranks, now and then, whether to stop."""
+
+    session: Session
+    clock: Clock
+    #: how this process was asked to stop, "" if it was not
+    wish: Callable[[], str]
+    _next: int = 0
+    _asked: tuple[int, float] | None = field(default=None)
+
+    def ask(self, step: int, done: bool = True) -> Agreed | None:
+        """After so many steps; None, on all ranks alike, if it is not time to ask."""
+        if step < self._next:
+            return None
+        again = self._period(step)
+        mine = Said(self.wish() or ("terminated" if self.clock.is_up(again) else ""), done, again)
+        world = self.session.start()
+        said: list[Said] = world.call(Tell(mine)) if world.multi else [mine]
+        self._next = step + said[0].again
+        wishes = [one.stop for one in said]
+        return Agreed(next((wish for wish in ("interrupt", "terminated") if wish in wishes), ""), all(one.done for one in said))
+
+    def _period(self, step: int) -> int:
+        """How many steps PERIOD seconds are, by what passed since the last question."""
+        now = time.monotonic()
+        before, self._asked = self._asked, (step, now)
+        if before is None or step <= before[0]:
+            return 1
+        each = (now - before[1]) / (step - before[0])
+        return max(1, min(int(PERIOD / max(each, 1e-6)), 2 * (step - before[0])))
