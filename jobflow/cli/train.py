@@ -57,7 +57,7 @@ def seconds(text: str) -> float:
             for part in text.split(":"):
                 total = 60 * total + float(part)
         else:
-            unit = units.get(text[-1:], None)
+            unit = units.get(text[-1:])
             total = float(text[:-1]) * unit if unit is not None else float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no time; write 90, 15m, 3h or 3:55:00") from None
@@ -91,9 +91,8 @@ def run(given: argparse.Namespace) -> int:
         return 0
     tracing = profiling(loaded) if given.profile else None
     outcome = train(loaded, resume=given.resume, callbacks=watchers(loaded, tracing), time_limit=given.time_limit, tracing=tracing)
-    if started is None or started.rank == 0:
-        if tracing is not None and tracing.traced is not None:
-            print(f"{tracing.traced.text()}\n\nthe trace is in {tracing.traced.path}; open it at https://ui.perfetto.dev")
+    if tracing is not None and tracing.traced is not None:  # on rank 0
+        print(f"{tracing.traced.text()}\n\nthe trace is in {tracing.traced.path}; open it at https://ui.perfetto.dev")
     return outcome.exit_code
 
 
