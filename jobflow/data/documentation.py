@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import sysconfig
 import warnings
@@ -26,12 +27,15 @@ def documentation_text() -> str:
     return "\n\n".join(text.strip() for text in [*(topics[name] for name in sorted(topics)), *_docstrings()]) + "\n"
 
 
+def _modules(root: str) -> Iterator[str]:
+    for folder, inner, files in os.walk(root):
+        inner[:] = [name for name in inner if name not in LEFT_OUT]
+        yield from (os.path.join(folder, name) for name in files if name.endswith(".py"))
+
+
 def _docstrings() -> Iterator[str]:
-    root = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(root.rglob("*.py"), key=lambda found: found.relative_to(root).as_posix()):
-        if LEFT_OUT & set(path.relative_to(root).parts):
-            continue
-        found = FIRST.match(path.read_text(encoding="utf-8", errors="replace"))
+    for path in sorted(_modules(sysconfig.get_path("stdlib"))):
+        found = FIRST.match(Path(path).read_text(encoding="utf-8", errors="replace"))
         if found:
             with warnings.catch_warnings(action="ignore"):  # some have escapes that Python frowns upon
                 yield str(ast.literal_eval(found[1]))

@@ -9,14 +9,26 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from jobflow.data.csv_table import CsvTable
 from jobflow.data.digit_images import Digits
+from jobflow.data.idx import Idx
+from jobflow.data.image_folders import ImageFolders
+from jobflow.data.numpy_files import NumpyFiles
+from jobflow.data.ofrecord import OfRecord
+from jobflow.data.python_source import python_source
 from jobflow.data.samples import Samples, Stream
 from jobflow.data.text import Text
 from jobflow.errors import ArgumentError, did_you_mean
 
 READERS: dict[str, Any] = {
     "digits": Digits,
+    "numpy": NumpyFiles,
+    "idx": Idx,
+    "csv": CsvTable,
+    "images": ImageFolders,
     "text": Text,
+    "ofrecord": OfRecord,
+    "python": python_source,
 }
 
 

@@ -1,0 +1,88 @@
+"""The reader of IDX files, as MNIST and its like are published in."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from jobflow.data.mnist import IDX_NAMES
+from jobflow.data.samples import Columns, Split
+from jobflow.errors import ArgumentError, DataError
+from jobflow.types import Array
+
+WHAT = 'reader "idx"'
+#: the third byte of a file -> what its elements are
+ELEMENTS = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+
+
+class Idx(Columns):
+    """Images float32[1, height, width] in 0..1 and labels int32 from two IDX files, packed with gzip or not.
+
+    `path` is a folder with MNIST's files; files of other names are `images` and `labels` in it (labels may be left out).  Of the training
+    files every `validation_every`-th image is for validation; "all" are the training files whole.  Plain files are mapped, packed ones
+    are unpacked into memory.
+    """
+
+    def __init__(
+        self,
+        path: str = ".",
+        split: Literal["all", "train", "validation", "test"] = "train",
+        images: str | None = None,
+        labels: str | None = None,
+        validation_every: int = 10,
+    ) -> None:
+        folder = Path(path)
+        if images is not None:
+            files = [folder / images] + ([folder / labels] if labels is not None else [])
+        elif labels is not None:
+            raise ArgumentError(f"{WHAT}: labels are given, but no images")
+        else:
+            files = _published(folder, test=split == "test")
+        arrays = dict(zip(("images", "labels"), map(elements, files), strict=False))
+        if arrays["images"].ndim != 3:
+            raise DataError(f"{WHAT}: {files[0]} holds an array of shape {list(arrays['images'].shape)}; images are [count, height, width]")
+        whole = arrays["images"].dtype.kind in "ui"
+        scale = {"images": 1 / np.iinfo(arrays["images"].dtype).max if whole else 1.0}
+        arrays["images"] = arrays["images"][:, None]
+        keep: Split = "all" if split == "test" else split
+        super().__init__(arrays, {"labels": "int32"} if "labels" in arrays else None, scale, (keep, validation_every), f"{WHAT}: {files[0]}")
+
+
+def _published(folder: Path, test: bool) -> list[Path]:
+    """The two files of images and labels in a folder."""
+    for names in IDX_NAMES:
+        own = names[2:] if test else names[:2]
+        found = [next((p for p in (folder / name, folder / f"{name}.gz") if p.exists()), None) for name in own]
+        if all(found):
+            return [p for p in found if p is not None]
+    wanted = IDX_NAMES[0][2:] if test else IDX_NAMES[0][:2]
+    raise DataError(f"{WHAT}: {folder.absolute()} has no {' and '.join(wanted)}, packed or not; name other files with images and labels")
+
+
+def elements(path: Path) -> Array:
+    """The array in an IDX file: 0, 0, type, number of axes, then each size as a big-endian int32, then the elements."""
+    if not path.is_file():
+        raise DataError(f"{WHAT}: there is no file {path.absolute()}")
+    content = _unpacked(path) if path.suffix == ".gz" else np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
+    head = content[:4].tolist()
+    if len(head) < 4 or head[:2] != [0, 0] or head[2] not in ELEMENTS:
+        raise DataError(f"{WHAT}: {path} is no IDX file: it begins with {bytes(content[:4])!r}")
+    dtype, start = np.dtype(ELEMENTS[head[2]]), 4 + 4 * head[3]
+    if len(content) < start:
+        raise DataError(f"{WHAT}: {path} ends at byte {len(content)}, within its header of {start} bytes")
+    shape = tuple(content[4:start].view(">i4").tolist())
+    needed = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if len(content) - start != needed:
+        raise DataError(f"{WHAT}: {path} is damaged: {dtype}{list(shape)} at byte {start} needs {needed} bytes, but there are {len(content) - start}")
+    return np.asarray(content)[start:].view(dtype).reshape(shape)
+
+
+def _unpacked(path: Path) -> Array:
+    try:
+        return np.frombuffer(gzip.decompress(path.read_bytes()), np.uint8)
+    except (EOFError, OSError, zlib.error) as error:
+        raise DataError(f"{WHAT}: {path} cannot be unpacked: {error}") from None

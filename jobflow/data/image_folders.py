@@ -1,0 +1,138 @@
+"""The reader of folders of images, by Pillow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from jobflow.data.samples import Field, Keep, Samples, Split
+from jobflow.errors import ArgumentError, DataError
+from jobflow.ops import philox
+from jobflow.types import Array, float32, int32
+
+WHAT = 'reader "images"'
+ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+#: of Pillow's modes, by channels
+MODES = {1: "L", 3: "RGB"}
+
+
+class ImageFolders(Samples):
+    """Images float32[channels, size, size], and as labels int32 the place of the folder they lie in among the folders of `path`.
+
+    The shorter side of an image is scaled to `resize` pixels, by default `size`, and a square of `size` cut from the middle, or with
+    `crop: random` anywhere; with `flip` half of the images are mirrored.  What is drawn is a function of (`seed`, epoch, number of the image).
+    Numbers are in 0..1, or with `mean` and `deviation` (one per channel) (x - mean) / deviation of that.  `classes` names the folders to
+    use, in this order; all by default, in the order of their names.  Without `labels` all images below `path` are read, in one field.
+    Every `validation_every`-th image is for validation.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        size: int = 224,
+        channels: Literal[1, 3] = 3,
+        resize: int | None = None,
+        crop: Literal["center", "random"] = "center",
+        flip: bool = False,
+        seed: int = 0,
+        mean: list[float] | None = None,
+        deviation: list[float] | None = None,
+        classes: list[str] | None = None,
+        labels: bool = True,
+        split: Split = "all",
+        validation_every: int = 10,
+    ) -> None:
+        self._pillow = _pillow()
+        self._folder, self._size, self._channels = Path(path), size, channels
+        self._resize = size if resize is None else resize
+        self._random, self._flip, self._key = crop == "random", flip, philox.key_of(seed, "augmentation")
+        self._check(crop, mean, deviation)
+        self._mean, self._deviation = _per_channel(mean or [0.0] * channels), _per_channel(deviation or [1.0] * channels)
+        if not self._folder.is_dir():
+            raise DataError(f"{WHAT}: there is no folder {self._folder.absolute()}")
+        self.classes = (_folders(self._folder) if classes is None else list(classes)) if labels else []
+        groups = [_images(self._folder / name, f'class "{name}"') for name in self.classes] if labels else [_images(self._folder, "it")]
+        self._files = [file for group in groups for file in group]
+        self._labels = np.repeat(np.arange(len(groups), dtype=np.int32), [len(group) for group in groups])
+        fields = {"images": Field((channels, size, size), float32)} | ({"labels": Field((), int32)} if labels else {})
+        super().__init__(fields, len(self._files), Keep(split, len(self._files), validation_every))
+
+    def _check(self, crop: str, mean: list[float] | None, deviation: list[float] | None) -> None:
+        if crop not in ("center", "random") or self._channels not in MODES:
+            raise ArgumentError(f'{WHAT}: crop is "center" or "random" and channels 1 or 3; got "{crop}" and {self._channels}')
+        if not 1 <= self._size <= self._resize:
+            raise ArgumentError(f"{WHAT}: a square of size {self._size} cannot be cut from an image whose shorter side has {self._resize} pixels")
+        for what, given in (("mean", mean), ("deviation", deviation)):
+            if given is not None and (len(given) != self._channels or (what == "deviation" and min(given) <= 0)):
+                raise ArgumentError(f"{WHAT}: {what} has a number for each of {self._channels} channels; got {given}")
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"classes": self.classes} if self.classes else {}
+
+    def __str__(self) -> str:
+        return f"{WHAT}: {self._folder}"
+
+    def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
+        found: dict[str, Array] = {}
+        if "images" in names:
+            drawn = philox.words(np, self._key, numbers.astype(np.uint64), epoch) if self._random or self._flip else None
+            images = np.empty((len(numbers), self._channels, self._size, self._size), np.float32)
+            for row, number in enumerate(numbers.tolist()):
+                images[row] = self._image(self._files[number], None if drawn is None else drawn[:, row])
+            found["images"] = np.divide(np.subtract(images, self._mean, out=images), self._deviation, out=images)
+        if "labels" in names:
+            found["labels"] = self._labels[numbers]
+        return found
+
+    def _image(self, file: Path, drawn: Array | None) -> Array:
+        """The square of an image, float32[channels, size, size] in 0..1."""
+        try:
+            with self._pillow.open(file) as opened:
+                opened.draft(MODES[self._channels], (self._resize, self._resize))  # JPEG is read at a size nearby
+                image = opened.convert(MODES[self._channels])
+        except (OSError, SyntaxError, ValueError) as error:
+            raise DataError(f"{WHAT}: {file} is no image that can be read: {error}") from None
+        factor = self._resize / min(image.size)
+        sides = [max(self._resize, round(side * factor)) for side in image.size]
+        image = image.resize(sides, self._pillow.Resampling.BILINEAR)
+        free = [side - self._size for side in sides]
+        left, top = (
+            (int(word) % (n + 1) for word, n in zip(drawn[:2], free, strict=True)) if drawn is not None and self._random else (n // 2 for n in free)
+        )
+        square = np.asarray(image, np.float32)[top : top + self._size, left : left + self._size].reshape(self._size, self._size, -1) / np.float32(255)
+        if self._flip and drawn is not None and drawn[2] & 1:
+            square = square[:, ::-1]
+        return square.transpose(2, 0, 1)
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ModuleNotFoundError as error:
+        error.msg = f'{WHAT} needs Pillow: pip install "jobflow-sbp[train]"'
+        raise
+    return Image
+
+
+def _per_channel(numbers: list[float]) -> Array:
+    return np.array(numbers, np.float32)[:, None, None]
+
+
+def _folders(path: Path) -> list[str]:
+    found = sorted(folder.name for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith("."))
+    if not found:
+        raise DataError(f"{WHAT}: there are no folders in {path.absolute()}: each class has one, or say labels: false")
+    return found
+
+
+def _images(folder: Path, what: str) -> list[Path]:
+    if not folder.is_dir():
+        raise DataError(f"{WHAT}: there is no folder {folder.absolute()} for {what}")
+    found = sorted((file for file in folder.rglob("*") if file.suffix.lower() in ENDINGS and file.is_file()), key=lambda file: file.as_posix())
+    if not found:
+        raise DataError(f"{WHAT}: {what} has no image in {folder.absolute()} ({', '.join(sorted(ENDINGS))})")
+    return found

@@ -1,0 +1,161 @@
+"""The reader of OFRecord files, the record files of the legacy system.
+
+A file is a row of records: the number of bytes as a little-endian int64, then a message
+
+    OFRecord {1: map<text, Feature>}        Feature: one of {1: bytes, 2: float, 3: double, 4: int32, 5: int64}, each {1: repeated}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jobflow.data import protobuf
+from jobflow.data.protobuf import Damaged
+from jobflow.data.samples import Field, Keep, Samples, Split, checked_name, named_dtype, own_dtype
+from jobflow.errors import ArgumentError, DataError, did_you_mean
+from jobflow.types import Array
+
+WHAT = 'reader "ofrecord"'
+HEAD = 8
+#: number of the list in a feature -> type of its elements
+ELEMENTS: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype("<f4"), 3: np.dtype("<f8"), 4: np.dtype(np.int32), 5: np.dtype(np.int64)}
+
+
+class OfRecord(Samples):
+    """The records of a file, or of the files in a folder whose names begin with `prefix`, in the order of their numbers.
+
+    `features` gives the shape of each feature that is read (`{images: [28, 28], labels: []}`); without it all features of the first
+    record are, with shapes [n], or [] of single numbers.  `fields` renames them (`{images: encoded}` is the field images, from the feature
+    encoded).  Numbers keep their type unless `dtypes` says otherwise; bytes are uint8.  Files are mapped, and
+    where each record begins is kept in memory.  Every `validation_every`-th record is for validation.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        features: dict[str, list[int]] | None = None,
+        fields: dict[str, str] | None = None,
+        dtypes: dict[str, str] | None = None,
+        prefix: str = "part-",
+        split: Split = "all",
+        validation_every: int = 10,
+    ) -> None:
+        self._files = [(file, np.memmap(file, np.uint8, "r"), _records(file)) for file in _files(Path(path), prefix)]
+        self._stops = [0, *accumulate(len(starts) for _, _, starts in self._files)]
+        self._what = f"{WHAT}: {path}"
+        first = self._record(0)
+        shapes = features or {name: [] if len(values) == 1 else [len(values)] for name, values in first.items()}
+        self._features = fields or {name: name for name in shapes}
+        for name in self._features.values():
+            checked_name(name, first, f"{self._place(0)}: feature")
+            if name not in shapes:
+                raise ArgumentError(f'{WHAT}: fields name the feature "{name}", of which features does not give the shape')
+        kinds = {checked_name(field, self._features, f"{WHAT}: dtypes: field"): named_dtype(text, WHAT) for field, text in (dtypes or {}).items()}
+        found = {
+            field: Field(tuple(shapes[name]), kinds.get(field) or own_dtype(first[name].dtype, f'{WHAT}: feature "{name}"'))
+            for field, name in self._features.items()
+        }
+        super().__init__(found, self._stops[-1], Keep(split, self._stops[-1], validation_every))
+
+    def __str__(self) -> str:
+        return self._what
+
+    def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
+        found = {name: np.empty((len(numbers), *self.fields[name].shape), self.fields[name].dtype.numpy) for name in names}
+        for row, number in enumerate(numbers.tolist()):
+            record = self._record(number)
+            for name in names:
+                feature, shape = self._features[name], self.fields[name].shape
+                if feature not in record:
+                    raise DataError(f'{self._place(number)}: there is no feature "{feature}"{did_you_mean(feature, record) or "."}')
+                values = record[feature]
+                if values.size != np.prod(shape, dtype=np.int64):
+                    raise DataError(f'{self._place(number)}: feature "{feature}" has {values.size} values, which do not fill the shape {list(shape)}')
+                found[name][row] = values.reshape(shape)
+        return found
+
+    def _at(self, number: int) -> tuple[Path, Array, int, int]:
+        """The file that has a record, its content, and where the record begins and ends in it."""
+        which = int(np.searchsorted(self._stops, number, side="right")) - 1
+        file, content, starts = self._files[which]
+        start = int(starts[number - self._stops[which]])
+        return file, content, start + HEAD, start + HEAD + int(content[start : start + HEAD].view("<i8")[0])
+
+    def _record(self, number: int) -> dict[str, Array]:
+        _, content, start, stop = self._at(number)
+        try:
+            return features_of(content[start:stop].tobytes())
+        except (Damaged, UnicodeDecodeError) as error:
+            at = start + (error.at if isinstance(error, Damaged) else error.start)
+            raise DataError(f"{self._place(number)} is damaged at byte {at}: {error}") from None
+
+    def _place(self, number: int) -> str:
+        file, _, start, _ = self._at(number)
+        return f"{WHAT}: {file}, record at byte {start - HEAD}"
+
+
+def _files(path: Path, prefix: str) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise DataError(f"{WHAT}: there is no file or folder {path.absolute()}")
+    found = [file for file in path.iterdir() if file.name.startswith(prefix) and file.is_file() and file.stat().st_size]
+    if not found:
+        raise DataError(f'{WHAT}: no file with records in {path.absolute()} has a name that begins with "{prefix}"')
+    return sorted(found, key=lambda file: (int(number) if (number := file.name[len(prefix) :]).isdecimal() else -1, file.name))
+
+
+def _records(file: Path) -> Array:
+    """Where the records of a file begin."""
+    size, at, starts = file.stat().st_size, 0, []
+    if not size:
+        raise DataError(f"{WHAT}: {file} is empty")
+    content = np.memmap(file, np.uint8, "r")
+    while at < size:
+        if size - at < HEAD:
+            raise DataError(f"{WHAT}: {file} is damaged: it ends within the length of the record at byte {at}")
+        length = int.from_bytes(content[at : at + HEAD].tobytes(), "little", signed=True)
+        if not 0 <= length <= size - at - HEAD:
+            raise DataError(f"{WHAT}: {file} is damaged: the record at byte {at} has {length} bytes, but {size - at - HEAD} are left")
+        starts.append(at)
+        at += HEAD + length
+    return np.array(starts, np.int64)
+
+
+def features_of(record: bytes) -> dict[str, Array]:
+    """The features of a record, flat, by name."""
+    found: dict[str, Array] = {}
+    for number, kind, begin, end in protobuf.fields(record, 0, len(record)):
+        if (number, kind) == (1, protobuf.BYTES):
+            name, values = "", np.empty(0, np.uint8)
+            for part, _, a, b in protobuf.fields(record, begin, end):
+                if part == 1:
+                    name = record[a:b].decode()
+                else:
+                    values = _feature(record, a, b)
+            found[name] = values
+    return found
+
+
+def _feature(record: bytes, begin: int, end: int) -> Array:
+    """The one list that a feature has."""
+    values = np.empty(0, np.uint8)
+    for which, _, a, b in protobuf.fields(record, begin, end):
+        if which in ELEMENTS:
+            pieces = [_numbers(record[x:y], ELEMENTS[which], which, kind, x) for _, kind, x, y in protobuf.fields(record, a, b)]
+            values = pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, ELEMENTS[which]), *pieces])
+    return values
+
+
+def _numbers(data: bytes, dtype: np.dtype[Any], which: int, kind: int, at: int) -> Array:
+    """The numbers of one piece of a list, packed or single."""
+    if which in (4, 5):
+        return protobuf.varints(data).astype(dtype)
+    if len(data) % dtype.itemsize or (which == 1 and kind != protobuf.BYTES):
+        raise Damaged(f"{len(data)} bytes are no row of {dtype}", at)
+    return np.frombuffer(data, dtype)

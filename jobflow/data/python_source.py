@@ -1,0 +1,144 @@
+"""The reader of what a Python function gives: a sequence of samples, or samples one after another."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jobflow.data.samples import Columns, Field, Samples, Stream
+from jobflow.data.stacking import fields_of, stacked
+from jobflow.errors import ArgumentError, DataError, did_you_mean
+from jobflow.types import Array
+
+WHAT = 'reader "python"'
+
+
+def python_source(function: str, arguments: dict[str, Any] | None = None, names: list[str] | None = None) -> Samples | Stream:
+    """What the function `module:name` gives when it is called with `arguments`.
+
+    A dict of arrays is a table of samples by row.  Of anything with `len` and `[i]` each element is a sample; anything else that can be
+    iterated is streamed: for each epoch the function is called again, with the number of the epoch as `epoch` if it takes that.
+    Samples are dicts of arrays and numbers by field, or tuples, or single arrays, whose fields `names` gives.
+    """
+    made = _imported(function)
+    given = dict(arguments or {})
+    counts = "epoch" not in given and "epoch" in inspect.signature(made).parameters
+    what = f"{WHAT}: {function}"
+
+    def make(epoch: int) -> Any:
+        return made(**given, epoch=epoch) if counts else made(**given)
+
+    return samples_of(make(0), names, what, make)
+
+
+def samples_of(data: Any, names: Sequence[str] | None = None, what: str = "samples", again: Callable[[int], Any] | None = None) -> Samples | Stream:
+    """A Python object as samples; `again` makes it anew for an epoch, where it can be iterated only once."""
+    if isinstance(data, Samples | Stream):
+        return data
+    if isinstance(data, Mapping):
+        return Columns({str(name): _array(column, f'{what}, field "{name}"') for name, column in data.items()}, what=what)
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        return Listed(data, names, what)
+    if isinstance(data, Iterable):
+        return Iterated(data, names, what, again)
+    raise DataError(f"{what} is a {type(data).__name__}; give a dict of arrays, a sequence of samples, or something to iterate")
+
+
+class Listed(Samples):
+    """The elements of a sequence, which are asked for one at a time."""
+
+    def __init__(self, data: Any, names: Sequence[str] | None, what: str) -> None:
+        self._data, self._names, self._what, self._lock = data, names, what, threading.Lock()
+        if not len(data):
+            raise DataError(f"{what}: there are no samples")
+        super().__init__(fields_of(self._sample(0), f"{what}: sample 0"), len(data))
+
+    def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
+        found = numbers.tolist()
+        with self._lock:  # whoever wrote the sequence need not have thought of threads
+            samples = [self._sample(number) for number in found]
+        return stacked(samples, self.fields, names, f"{self._what}: sample", found)
+
+    def _sample(self, number: int) -> Mapping[str, Any]:
+        return _named(self._data[number], self._names, f"{self._what}: sample {number}")
+
+    def __str__(self) -> str:
+        return self._what
+
+
+class Iterated(Stream):
+    """The elements that iterating gives."""
+
+    def __init__(self, data: Iterable[Any], names: Sequence[str] | None, what: str, again: Callable[[int], Any] | None) -> None:
+        self._what, self._names, self._again = what, names, again
+        self._once: Iterator[Any] | None = None
+        self._data: Iterable[Any] = data
+        first = iter(data)
+        sample = next(first, None)
+        if sample is None:
+            raise DataError(f"{what}: there are no samples")
+        self.fields: Mapping[str, Field] = fields_of(_named(sample, names, f"{what}: sample 0"), f"{what}: sample 0")
+        if first is data and again is None:
+            self._once = _chained(sample, first)
+
+    def samples(self, epoch: int) -> Iterator[Mapping[str, Array]]:
+        for number, sample in enumerate(self._elements(epoch)):
+            yield _named(sample, self._names, f"{self._what}: epoch {epoch}, sample {number}")
+
+    def _elements(self, epoch: int) -> Iterable[Any]:
+        if self._again is not None:
+            made: Iterable[Any] = self._again(epoch)
+            return made
+        if self._data is not iter(self._data):
+            return self._data
+        if self._once is None:
+            raise DataError(f"{self._what}: an iterator can be used for one epoch only; give a function that makes it, or a sequence")
+        once, self._once = self._once, None
+        return once
+
+    def __str__(self) -> str:
+        return self._what
+
+
+def _chained(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from rest
+
+
+def _named(sample: Any, names: Sequence[str] | None, what: str) -> Mapping[str, Any]:
+    if isinstance(sample, Mapping):
+        return sample
+    entries = sample if isinstance(sample, tuple | list) else (sample,)
+    if names is None:
+        raise DataError(f"{what} is a {type(sample).__name__}; give dicts by field, or say with names what its {len(entries)} entries are")
+    if len(entries) != len(names):
+        raise DataError(f"{what} has {len(entries)} entries, but names are {list(names)}")
+    return dict(zip(names, entries, strict=True))
+
+
+def _array(column: Any, what: str) -> Array:
+    found = np.asarray(column)
+    if found.dtype.kind in "OUSMm" or not found.ndim:
+        raise DataError(f"{what} is {found.dtype} of shape {list(found.shape)}; give an array of numbers with a row for each sample")
+    return found
+
+
+def _imported(path: str) -> Callable[..., Any]:
+    module, mark, name = path.partition(":")
+    if not mark or not module or not name:
+        raise ArgumentError(f'{WHAT}: function is "{path}"; write "module:function"')
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
+            raise ArgumentError(f'{WHAT}: there is no module "{module}" for "{path}"; it must be installed, or on PYTHONPATH') from None
+        raise
+    if not callable(getattr(found, name, None)):
+        raise ArgumentError(f'{WHAT}: module "{module}" has no function "{name}"{did_you_mean(name, vars(found))}')
+    made: Callable[..., Any] = getattr(found, name)
+    return made
