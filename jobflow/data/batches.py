@@ -126,13 +126,12 @@ class Batches:
 
     def start(self, position: Position | tuple[int, int] = BEGINNING, epochs: int | None = None) -> Reading:
         """The batches from a position on, of so many epochs (counting that of the position); without end if None."""
-        pool = Pool(self.threads)
         at = Position(*position)
-        if isinstance(self.samples, Stream):
-            return Reading(self._streamed(at, epochs, pool), self.prefetch, pool)
-        if at.epoch < 0 or not 0 <= at.sample <= len(self.samples):
+        if isinstance(self.samples, Samples) and not (at.epoch >= 0 and 0 <= at.sample <= len(self.samples)):
             raise ArgumentError(f"Batches: {at} is not in these data, whose epochs have {len(self.samples)} samples")
-        return Reading(self._sharded(at, epochs, pool) if self.sharded else self._whole(at, epochs, pool), self.prefetch, pool)
+        pool = Pool(self.threads)
+        plan = self._streamed if isinstance(self.samples, Stream) else self._sharded if self.sharded else self._whole
+        return Reading(plan(at, epochs, pool), self.prefetch, pool)
 
     def _stretches(self, at: Position, epochs: int | None) -> Iterator[tuple[Position, Position, int]]:
         """(where it begins, where the next one does, where it ends in its epoch) of each batch."""
@@ -238,12 +237,12 @@ class Reading(Iterator[Batch]):
         self._close = weakref.finalize(self, pool.close)
 
     def __next__(self) -> Batch:
+        began = time.perf_counter()
         while self._close.alive and len(self._ahead) <= self._prefetch:
             pending = next(self._plan, None)
             if pending is None:
                 break
             self._ahead.append(pending)
-        began = time.perf_counter()
         batch = self._take()
         self.waited += time.perf_counter() - began
         if batch is None:
