@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from jobflow.cli.table import COMMANDS, GROUPS, Command
 from jobflow.errors import ConfigError, JobflowError, did_you_mean
+from jobflow.runtime.world.launch import end_job, guarded, say_once
 from jobflow.version import __version__
 
 CODES = {
@@ -83,21 +84,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     shown = "--traceback" in words or os.environ.get(TRACEBACK, "0") not in ("", "0")
     try:
-        code = _run(words)
-        sys.stdout.flush()
-        return code
-    except KeyboardInterrupt:
-        return _failed("interrupted", 130, shown)
+        try:
+            return _run(words)
+        finally:
+            sys.stdout.flush()
+    except KeyboardInterrupt as error:
+        return _failed(error, "interrupted", 130, shown)
     except BrokenPipeError:
         _drop_output()
         return 141
     except JobflowError as error:
-        return _failed(f"{type(error).__name__}: {error}", 2 if isinstance(error, ConfigError) else 1, shown)
+        return _failed(error, f"{type(error).__name__}: {error}", 2 if isinstance(error, ConfigError) else 1, shown)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in TRAIN:
             raise
-        return _failed(f'{package} is not installed: pip install "jobflow-sbp[train]"', 1, shown)
+        return _failed(error, f'{package} is not installed: pip install "jobflow-sbp[train]"', 1, shown)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _failed(error, f"{error.filename}: {error.strerror} (--traceback shows where)", 1, shown)
 
 
 def _run(words: Sequence[str]) -> int:
@@ -115,12 +121,19 @@ def _run(words: Sequence[str]) -> int:
     return int(given.run(given))
 
 
-def _failed(message: str, code: int, shown: bool) -> int:
-    """Print an error, with its traceback if that is asked for; the exit code."""
-    if shown:
-        traceback.print_exc()
+def _failed(error: BaseException, message: str, code: int, shown: bool) -> int:
+    """Print an error, with its traceback if that is asked for; the exit code.
+
+    Of several ranks the first prints.  What stops only one of them ends all, with exit code 1; what is asked wrongly stops each.
+    """
+    text = "".join(traceback.format_exception(error)).rstrip() if shown else message
+    started = guarded()
+    if started is None:
+        print(text, file=sys.stderr)
+    elif code == 1:
+        end_job(error, started, text)
     else:
-        print(message, file=sys.stderr)
+        say_once(text, started)
     return code
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
-from jobflow.cli.health import gpu, libraries, machine, ranks
 from jobflow.cli.health.finding import NOTE, PROBLEM, Finding
 from jobflow.errors import ConfigError
 from jobflow.runtime.world.variables import launched
@@ -23,19 +21,6 @@ examples:
   jobflow doctor
   jobflow doctor --json"""
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
-    machine.python,
-    libraries.numpy,
-    machine.job,
-    machine.cores,
-    machine.memory,
-    ranks.mpi,
-    machine.shared_memory,
-    gpu.gpu,
-    machine.disk,
-    libraries.packages,
-)
-
 
 def fill(parser: argparse.ArgumentParser) -> None:
     """Give the parser the command's options."""
@@ -45,6 +30,8 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Print what is found as it is found; 1 if there is a problem."""
+    from jobflow.cli.health.checks import CHECKS
+
     if (started := launched()) is not None:
         raise ConfigError(f"jobflow doctor starts ranks of its own; run it without {started.launcher}")
     found: list[Finding] = []

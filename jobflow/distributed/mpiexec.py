@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import cache
 
 #: seconds for a launcher to say what it is
 PATIENCE = 10.0
@@ -17,13 +19,22 @@ def find() -> str | None:
     return shutil.which("mpiexec", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]))
 
 
+@cache
 def flavour(path: str) -> str:
     """The kind of MPI a launcher belongs to: "MPICH", "Open MPI", "Intel MPI", or "" if it does not say."""
+    pipe = subprocess.PIPE
     try:
-        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=PATIENCE, check=False, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.TimeoutExpired):
+        process = subprocess.Popen(
+            [path, "--version"], stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
+        )
+    except OSError:
         return ""
-    return kind(said.stdout + said.stderr)
+    try:
+        return kind(process.communicate(timeout=PATIENCE)[0])
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return ""
 
 
 def kind(said: str) -> str:

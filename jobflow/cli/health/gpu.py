@@ -37,15 +37,16 @@ def found(data: dict[str, Any], devices: int) -> Iterator[Finding]:
         if devices:
             yield Finding("GPU", PROBLEM, f"{version} sees none of {devices}: {data['trouble']}", "update the NVIDIA driver", "nvidia-smi")
         else:
-            yield Finding("GPU", NOTE, f"{version} is installed, but there is no GPU or no driver: jobs run on the CPU", "", "nvidia-smi")
+            fix = "nothing, unless this machine should have one; then see what its driver says"
+            yield Finding("GPU", NOTE, f"{version} is installed, but there is no GPU or no driver: jobs run on the CPU", fix, "nvidia-smi")
         return
     named = ", ".join(f"{name} ({memory / GIB:.0f} GiB)" for name, memory in data["gpus"])
     text = f"{named}; {version}, CUDA {data['runtime']}, driver for {data['driver']}"
     if data["trouble"]:
         fix = "install the parts of CUDA that CuPy compiles with, or a CuPy for the CUDA version of the driver"
         yield Finding("GPU", PROBLEM, f"{text}; a kernel failed: {data['trouble']}", fix, 'pip install "cupy-cuda13x[ctk]"')
-    else:
-        yield Finding("GPU", OK, f"{text}; a kernel and a product came out right")
+        return
+    yield Finding("GPU", OK, f"{text}; a kernel and a product came out right")
     if data["nccl"] is None:
         yield Finding("NCCL", NOTE, f"not usable ({data['nccl_trouble']}): several GPUs exchange tensors through the host", "", INSTALL)
     else:

@@ -67,27 +67,30 @@ WANTED = (
     Wanted("pillow", "10.3", "images", "train"),
     Wanted("ml_dtypes", "0.5", "bfloat16", "half"),
     Wanted("scikit-learn", "1.4", "data of the examples", "examples"),
-    Wanted("tensorboardX", "2.6", "TensorBoard files (logging.tensorboard)"),
+    Wanted("tensorboardX", "2.6", "TensorBoard"),
 )
 
 
 def packages() -> Iterator[Finding]:
-    """Those that are there in one line, and one for each that is not."""
-    found: list[str] = []
+    """Those that are there in one line, and those that are not in one for each extra that brings them."""
+    there: list[str] = []
+    missing: dict[str, list[str]] = {}
     for wanted in WANTED:
-        command = f'pip install "jobflow-sbp[{wanted.extra}]"' if wanted.extra else f"pip install {wanted.name}"
         try:
             version = importlib.metadata.version(wanted.name)
         except importlib.metadata.PackageNotFoundError:
-            yield Finding("packages", NOTE, f"{wanted.name} is not installed: {wanted.purpose} will not work", "", command)
+            command = f'pip install "jobflow-sbp[{wanted.extra}]"' if wanted.extra else f"pip install {wanted.name}"
+            missing.setdefault(command, []).append(f"{wanted.name} ({wanted.purpose})")
             continue
         if _numbers(version) < _numbers(wanted.least):
-            text = f"{wanted.name} {version} is too old for {wanted.purpose}, which needs {wanted.least}"
+            text = f"{wanted.name} {version} is too old for {wanted.purpose}: that needs {wanted.least}"
             yield Finding("packages", PROBLEM, text, "", f'pip install -U "{wanted.name}>={wanted.least}"')
         else:
-            found.append(f"{wanted.name} {version}")
-    if found:
-        yield Finding("packages", OK, ", ".join(found))
+            there.append(f"{wanted.name} {version}")
+    if there:
+        yield Finding("packages", OK, ", ".join(there))
+    for command, names in missing.items():
+        yield Finding("packages", NOTE, f"not installed: {', '.join(names)}", "", command)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from collections.abc import Iterator
 
@@ -32,18 +34,19 @@ def mpi() -> Iterator[Finding]:
     if path is None:
         yield Finding("mpiexec", NOTE, "there is none; `jobflow launch` and `jobflow run --ranks N` start ranks without it", "", INSTALL)
     else:
-        finding = started(path, vendor, ask(mpiexec.ranks(path, 2, probe("ranks", ALARM)), limit=LIMIT, more=THREADS))
+        finding = started(path, vendor)
         works = finding.status != PROBLEM
         yield finding
     yield launched(vendor, works)
 
 
-def started(path: str, vendor: str, answer: Answer) -> Finding:
-    """What two ranks found that mpiexec started."""
+def started(path: str, vendor: str) -> Finding:
+    """What two ranks find that mpiexec starts."""
     kind = mpiexec.flavour(path)
     if kind and kind != vendor and not {kind, vendor} <= {"MPICH", "Intel MPI"}:
         text = f"{path} is of {kind}, but mpi4py uses {vendor}: ranks would not find each other"
         return Finding("mpiexec", PROBLEM, text, f"put the mpiexec of {vendor} first in PATH, or install one that belongs to this Python", INSTALL)
+    answer = ask(mpiexec.ranks(path, 2, probe("ranks", ALARM)), limit=LIMIT, more=THREADS)
     if answer.failure:
         again = " ".join(mpiexec.ranks(path, 2, [sys.executable, "-c", "'from mpi4py import MPI; print(MPI.COMM_WORLD.size)'"]))
         fix = "see what it says; a host name that is not in /etc/hosts and firewalls on the loopback device are frequent causes"
@@ -51,7 +54,11 @@ def started(path: str, vendor: str, answer: Answer) -> Finding:
     if answer.data["ranks"] != 2:
         text = f"{path} started two processes that do not know each other: it is not of mpi4py's MPI, {vendor}"
         return Finding("mpiexec", PROBLEM, text, "use the mpiexec of that MPI, or install one that belongs to this Python", INSTALL)
-    return _speeds("mpiexec", f"two ranks by {path}", answer)
+    found = _speeds("mpiexec", f"two ranks by {path}", answer)
+    if found.status == OK and shutil.which("mpiexec") != path:
+        fix = "`jobflow run --ranks N` finds it; for mpiexec as a command of its own, activate the environment, or"
+        return Finding("mpiexec", NOTE, f"{found.text}; it is not the one in PATH", fix, f'export PATH="{os.path.dirname(path)}:$PATH"')
+    return found
 
 
 def launched(vendor: str, works: bool) -> Finding:

@@ -44,6 +44,8 @@ class _Guard:
     pid = 0
     #: this rank has an error of its own to print
     failing = False
+    #: what `say_once` holds until this process ends
+    token: socket.socket | None = None
 
 
 def starts_ranks(command: Sequence[str] = sys.orig_argv) -> bool:
@@ -111,11 +113,23 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
         end_job(error.with_traceback(trace), launch)
 
 
-def end_job(error: BaseException, launch: Launch) -> NoReturn:
-    """Print `error` unless another rank of this node has just printed one, and end all ranks with exit code 1."""
+def guarded() -> Launch | None:
+    """Which of several processes this is, if it is a member of a job; None for one that is alone, and for what starts ranks."""
+    return _Guard.launch if _Guard.pid == os.getpid() else None
+
+
+def say_once(text: str, launch: Launch) -> None:
+    """Print what all ranks find alike, once on each node; this process then ends as at the end of its script, after the others have come here."""
+    _Guard.token = _Guard.token or _claim(launch)
+    if _Guard.token is not None:
+        print(text, file=sys.stderr, flush=True)
+
+
+def end_job(error: BaseException, launch: Launch, text: str = "") -> NoReturn:
+    """Print `error`, or `text` for it, unless another rank of this node has just printed one, and end all ranks with exit code 1."""
     _Guard.failing = True
     claim = _claim(launch)
-    text = "".join(traceback.format_exception(error)).rstrip()
+    text = text or "".join(traceback.format_exception(error)).rstrip()
     named = f"rank {launch.rank}: {text}"
     if claim is not None:
         print(text if launch.supervised else named, file=sys.stderr)

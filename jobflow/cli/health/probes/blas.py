@@ -8,7 +8,7 @@ import numpy as np
 from jobflow.cli.version import blas as name_of_blas
 from jobflow.runtime.world import blas
 
-SIZE, TIMES = 768, 5
+SIZE, TIMES = 768, 15
 
 
 def speed() -> float:

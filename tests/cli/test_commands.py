@@ -1,0 +1,164 @@
+"""The command line as a whole: help, wrong words, exit codes, and that it is quick."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jobflow import cli
+from jobflow.cli import CODES, main, parser
+from jobflow.cli.table import COMMANDS, GROUPS, Command
+from jobflow.errors import ArgumentError, ConfigError, JobError
+
+ROOT = Path(__file__).parents[2]
+THERE = [command for command in COMMANDS.values() if command.there]
+
+
+def fails(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Let `jobflow version` raise `error`."""
+
+    def run(given: argparse.Namespace) -> int:
+        raise error
+
+    monkeypatch.setattr(importlib.import_module("jobflow.cli.version"), "run", run)
+
+
+class TestHelp:
+    def test_the_first_page_has_all_commands_by_groups_and_all_exit_codes(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit, match="0"):
+            main(["--help"])
+        said = capsys.readouterr().out
+        assert [line.split()[0] for line in said.splitlines() if line.startswith("  ") and line.split()[0] in COMMANDS] == list(COMMANDS)
+        assert all(f"\n{title}:\n" in said for title in GROUPS)
+        assert all(f"  {code:<4} {meaning}" in said for code, meaning in CODES.items())
+        assert max(map(len, said.splitlines())) < 100
+
+    @pytest.mark.parametrize("command", THERE, ids=[command.name for command in THERE])
+    def test_each_command_has_a_description_and_examples_that_it_can_read(self, command: Command) -> None:
+        into = parser([command])
+        below = next(a for a in into._actions if isinstance(a, argparse._SubParsersAction)).choices[command.name]
+        assert below.description and below.epilog and below.epilog.startswith("examples:\n")
+        assert f"usage: jobflow {command.name} [-h]" in below.format_help()
+        assert f"jobflow {command.name} " in below.epilog
+
+    def test_no_word_is_a_page_of_help_and_a_wrong_command_line(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([]) == 2
+        assert "train and predict:" in capsys.readouterr().out
+
+    def test_the_version(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit, match="0"):
+            main(["--version"])
+        assert capsys.readouterr().out.startswith("jobflow 0.")
+
+
+class TestQuick:
+    def test_options_are_known_without_numpy_and_the_packages_of_training(self) -> None:
+        program = (
+            "import sys; from jobflow.cli import parser; from jobflow.cli.table import COMMANDS\n"
+            "for command in COMMANDS.values():\n"
+            "    if command.there:\n"
+            "        parser([command]).format_help()\n"
+            "        heavy = {'numpy', 'pydantic', 'rich', 'matplotlib', 'yaml', 'shtab', 'mpi4py'} & set(sys.modules)\n"
+            "        assert not heavy, f'jobflow {command.name} --help imports {heavy}'\n"
+        )
+        subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+    def test_help_takes_as_long_as_a_dozen_small_programs_at_most(self) -> None:
+        """argparse alone takes about 20 ms, `jobflow doctor --help` 60 to 80; 0.3 s are allowed."""
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"} | {"PYTHONPATH": str(ROOT)}
+
+        def seconds(*words: str) -> float:
+            begun = time.perf_counter()
+            subprocess.run([sys.executable, *words], check=True, capture_output=True, env=environment)
+            return time.perf_counter() - begun
+
+        rounds = [(seconds("-c", "import argparse"), seconds("-m", "jobflow", "doctor", "--help")) for _ in range(5)]
+        small, large = (min(times) for times in zip(*rounds, strict=True))
+        assert large < 12 * small, f"{large:.3f} s, a small program {small:.3f} s"
+
+
+class TestErrors:
+    def test_a_misspelt_command(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["explian"]) == 2
+        assert 'no command "explian"; did you mean "explain"?' in capsys.readouterr().err
+
+    def test_a_wrong_option(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit, match="2"):
+            main(["explain", "x.py:job", "--devices", "0"])
+        assert "'0' is not a whole number of at least 1" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("error", "code", "said"),
+        [
+            (ConfigError("wrong"), 2, "ConfigError: wrong\n"),
+            (JobError("cannot be"), 1, "JobError: cannot be\n"),
+            (ArgumentError("does not fit"), 1, "ArgumentError: does not fit\n"),
+            (KeyboardInterrupt(), 130, "interrupted\n"),
+            (ModuleNotFoundError("no", name="rich.progress"), 1, 'rich is not installed: pip install "jobflow-sbp[train]"\n'),
+            (FileNotFoundError(2, "No such file or directory", "a.npz"), 1, "a.npz: No such file or directory (--traceback shows where)\n"),
+        ],
+        ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
+    )
+    def test_codes_and_one_line(
+        self, error: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("JOBFLOW_TRACEBACK", raising=False)
+        fails(monkeypatch, error)
+        assert main(["version"]) == code
+        assert capsys.readouterr().err == said
+
+    @pytest.mark.parametrize("words", [["--traceback", "version"], ["version", "--traceback"], ["version"]])
+    def test_a_traceback_where_it_is_asked_for(self, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("JOBFLOW_TRACEBACK", "0" if "--traceback" in words else "1")
+        fails(monkeypatch, JobError("cannot be"))
+        assert main(words) == 1
+        said = capsys.readouterr().err
+        assert said.startswith("Traceback") and said.endswith("JobError: cannot be\n")
+
+    @pytest.mark.parametrize("error", [ModuleNotFoundError("no", name="mine"), ZeroDivisionError("a defect"), OSError("of no file")])
+    def test_what_is_no_error_of_jobflow_passes(self, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+        fails(monkeypatch, error)
+        with pytest.raises(type(error)):
+            main(["version"])
+
+    def test_nobody_reads(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        dropped: list[bool] = []
+        monkeypatch.setattr(cli, "_drop_output", lambda: dropped.append(True))
+        fails(monkeypatch, BrokenPipeError(32, "Broken pipe"))
+        assert main(["version"]) == 141 and dropped
+
+    def test_nobody_reads_a_real_pipe(self) -> None:
+        reads, writes = os.pipe()
+        os.close(reads)
+        words = [sys.executable, "-m", "jobflow", "run", "--help"]
+        done = subprocess.run(words, stdout=writes, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+        os.close(writes)
+        assert done.returncode in (0, 141) and done.stderr == b""
+
+    @pytest.mark.mpi
+    def test_ranks_say_it_once(self, run_ranks: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+        done = run_ranks("verify", "nowhere.py:job", "--devices", "2", "--ranks", "mpi")
+        assert done.returncode == 2 and done.stderr.count("ConfigError: there is no file nowhere.py") == 1
+
+
+@pytest.fixture
+def run_ranks() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`jobflow` on two ranks."""
+    mpiexec = importlib.import_module("jobflow.distributed.mpiexec")
+    path = mpiexec.find()
+    if path is None:
+        pytest.skip("there is no mpiexec")
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = mpiexec.ranks(path, 2, [sys.executable, "-m", "jobflow", *words])
+        return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60, check=False)
+
+    return run

@@ -1,0 +1,154 @@
+"""`jobflow run`: what it becomes, and that devices, exit codes and signals reach the program."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jobflow import scope
+from jobflow.cli import main, run
+from jobflow.distributed import launch, mpiexec
+from jobflow.options import Settings
+from jobflow.session import config, current_session
+
+ROOT = Path(__file__).parents[2]
+
+SCRIPT = """\
+import signal, sys, time
+from jobflow.session import config, current_session
+
+config.cpu_device_num(1)
+print(current_session().asked_devices, sys.argv[1:], flush=True)
+if "wait" in sys.argv:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+    print("waits", flush=True)
+    time.sleep(60)
+sys.exit(7)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    file = tmp_path / "program.py"
+    file.write_text(SCRIPT, encoding="utf-8")
+    return file
+
+
+class Became(Exception):
+    """What `os.execve` was given."""
+
+    def __init__(self, words: list[str], environment: dict[str, str]) -> None:
+        self.words, self.environment = words, environment
+
+
+@pytest.fixture
+def becomes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Became]:
+    """Run a command that would replace this process; what it would become."""
+
+    def become(path: str, words: list[str], environment: dict[str, str]) -> None:
+        assert path == words[0]
+        raise Became(words, environment)
+
+    monkeypatch.setattr(run.os, "execve", become)
+
+    def call(*words: str) -> Became:
+        with pytest.raises(Became) as caught:
+            main(["run", *words])
+        return caught.value
+
+    return call
+
+
+class TestBecomes:
+    def test_devices(self, becomes: Callable[..., Became], script: Path) -> None:
+        found = becomes("--devices", "3", str(script), "--devices", "9")
+        assert found.words == [sys.executable, str(script), "--devices", "9"]
+        assert found.environment["JOBFLOW_DEVICES"] == "3"
+
+    def test_as_the_program_says(self, becomes: Callable[..., Became], script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("JOBFLOW_DEVICES", raising=False)
+        assert "JOBFLOW_DEVICES" not in becomes(str(script)).environment
+
+    def test_ranks(self, becomes: Callable[..., Became], script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(mpiexec, "find", lambda: "/mpi/bin/mpiexec")
+        monkeypatch.setattr(mpiexec, "flavour", lambda path: "MPICH")
+        assert becomes("--ranks", "2", str(script), "x").words == ["/mpi/bin/mpiexec", "-n", "2", sys.executable, str(script), "x"]
+        monkeypatch.setattr(mpiexec, "flavour", lambda path: "Open MPI")
+        found = becomes("--ranks", "4", "-m", "package.train", "-v")
+        assert found.words == ["/mpi/bin/mpiexec", "--oversubscribe", "-n", "4", sys.executable, "-m", "package.train", "-v"]
+
+    def test_ranks_without_mpiexec(self, script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        monkeypatch.setattr(mpiexec, "find", lambda: None)
+        started: list[list[str]] = []
+        monkeypatch.setattr(launch, "command", lambda given: started.append(launch.command_line(given)) or given.nproc_per_node)
+        assert main(["run", "--ranks", "2", str(script), "x"]) == 2
+        assert started == [[sys.executable, "-u", str(script), "x"]] and "there is no mpiexec" in capsys.readouterr().err
+
+
+class TestRefuses:
+    def test_what_is_not_there(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["run", "--devices", "2", "package.train"]) == 2
+        assert "there is no script 'package.train'" in (said := capsys.readouterr().err) and "write -m" in said
+
+    def test_both(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit, match="2"):
+            main(["run", "--devices", "2", "--ranks", "2", "x.py"])
+        assert "not allowed with argument" in capsys.readouterr().err
+
+    def test_ranks_of_ranks(self, script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        monkeypatch.setenv("PMI_RANK", "1")
+        monkeypatch.setenv("PMI_SIZE", "2")
+        assert main(["run", "--ranks", "2", str(script)]) == 2
+        assert "this is rank 1 of 2 already, started by MPICH" in capsys.readouterr().err
+
+
+class TestDevices:
+    def test_the_environment_overrules_the_program(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        monkeypatch.setenv("JOBFLOW_DEVICES", "3")
+        with scope.using(root=scope.Root()):
+            assert current_session().asked_devices == 3
+            assert config.gpu_device_num(2)
+            assert current_session().asked_devices == 3 and current_session().device_tag == "gpu"
+            assert config.gpu_device_num(0)  # "no GPU" is no number of devices
+            assert current_session().asked_devices == 3 and current_session().device_tag == "cpu"
+        assert "config.gpu_device_num(2) at test_run.py" in capsys.readouterr().err
+
+    def test_it_must_be_a_number(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("JOBFLOW_DEVICES", "two")
+        with pytest.raises(ValueError, match="JOBFLOW_DEVICES='two' must be a whole number of at least 1"):
+            Settings()
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "jobflow", "run", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+class TestProcesses:
+    def test_devices_arguments_and_exit_code(self, script: Path) -> None:
+        process = start("--devices", "2", str(script), "a", "--b")
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 7 and out == "2 ['a', '--b']\n" and "there are 2 devices" in err
+
+    @pytest.mark.mpi
+    def test_a_signal_reaches_the_ranks_and_their_exit_code_comes_back(self, script: Path) -> None:
+        if mpiexec.find() is None:
+            pytest.skip("there is no mpiexec")
+        process = start("--ranks", "2", str(script), "wait")
+        assert process.stdout is not None
+        try:
+            while "waits" not in process.stdout.readline():  # rank 0's; that of the other is muted
+                assert process.poll() is None
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=30)
+        finally:
+            process.kill()
+        assert process.returncode == 75
