@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from jobflow.compiler.box import Reroute, box
 from jobflow.compiler.bucket import bucket
@@ -20,7 +20,7 @@ from jobflow.compiler.lower import lower
 from jobflow.compiler.pipeline import USUAL, pipeline_of
 from jobflow.compiler.shard import shard
 from jobflow.compiler.write import write
-from jobflow.errors import ConfigError, JobError, did_you_mean
+from jobflow.errors import ConfigError, JobError, SourceLine, did_you_mean
 from jobflow.graph.ir import Graph, Node, Physical, Sharded, Value
 from jobflow.graph.rewrite import consumers
 from jobflow.graph.text import graph_text, physical_text, sharded_text
@@ -158,13 +158,32 @@ def explain_page(job: Job, *, devices: int = 1, rank: int = 0, strategy: str | N
 def boxing_table(physical: Physical) -> str:
     """Every change of layout: route, bytes the busiest rank sends, tensor, for which op, and the user's line."""
     rows: list[tuple[Any, ...]] = [("route", "bytes/rank", "tensors", "from", "to", "for", "line")]
+    rows += [(row.route, f"{row.nbytes:.0f}", *row[2:]) for row in boxing_rows(physical)]
+    widths = [max(len(str(row[i])) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+class Change(NamedTuple):
+    """One change of layout: the bytes are those that the busiest rank sends, `readers` the ops for which it is made."""
+
+    route: str
+    nbytes: float
+    tensors: str
+    source: str
+    target: str
+    readers: str
+    where: SourceLine
+
+
+def boxing_rows(physical: Physical) -> list[Change]:
+    """Every change of layout of a job, in order."""
+    rows = []
     readers = consumers(physical.graph)
     for node in physical.graph.nodes:
         if isinstance(node.op, Reroute):
             sent = node.op.bytes_per_rank(*(value.type for value in node.inputs))
-            rows.append((node.op.name, f"{sent:.0f}", node.name, node.op.source, node.op.target, _readers(node, readers), node.where))
-    widths = [max(len(str(row[i])) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+            rows.append(Change(node.op.name, sent, node.name, str(node.op.source), str(node.op.target), _readers(node, readers), node.where))
+    return rows
 
 
 def _readers(node: Node, readers: Mapping[Value, Sequence[Node]]) -> str:

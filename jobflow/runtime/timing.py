@@ -72,8 +72,8 @@ class TimedExecutor(Executor):
         self._times: list[float] = []
         sync = self.device.synchronize if self.device.tag == "gpu" else None
         names = [described(instruction) for instruction in plain.origin]
-        meeting = Timed("all ranks meet", "meet", "communication", "before variables change")
-        parting = Timed("all ranks meet", "meet", "communication", "after variables in common memory have changed")
+        meeting = Timed("all ranks meet before variables change", "meet", "communication", "")
+        parting = Timed("all ranks meet after variables changed", "meet", "communication", "")
         middle = [] if plain.meet is None else [meeting]
         last = [] if plain.depart is None else [parting]
         cut = len(plain.body)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jobflow.trainer.history import RATE, SPEED, TRAIN, Curve, History, is_fraction, smoothed, wants_logarithm
-from jobflow.trainer.watching import Ended, EvaluationReport, RunInfo, StepReport, Watcher
+from jobflow.trainer.watching import EvaluationReport, RunInfo, StepReport, Watcher
 
 #: of Okabe and Ito: told apart by everybody
 COLOURS = {TRAIN: "#0072B2", "validation": "#D55E00", "test": "#009E73"}
@@ -46,13 +46,7 @@ class Curves(Watcher):
         if self._own:
             self._history.evaluated(run, report)
 
-    def finished(self, run: RunInfo, outcome: Ended) -> None:
-        self._write(run)
-
     def closed(self, run: RunInfo) -> None:
-        self._write(run)
-
-    def _write(self, run: RunInfo) -> None:
         if not self._written and self._history.step_number > run.first_step:
             self._written = True
             draw(self._history, self._path or run.output / "curves.png", run.name, run.steps_per_epoch)
@@ -62,16 +56,18 @@ def draw(history: History, path: Path, title: str, steps_per_epoch: int = 0) -> 
     """The picture of a history as a PNG file; None if there is nothing to draw."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     pictures = list(history.pictures())
     if not pictures:
         return None
     columns = min(2, len(pictures))
     rows = -(-len(pictures) // columns)
-    figure = Figure(figsize=(WIDTH * columns, HEIGHT * rows + 0.45), dpi=DOTS, facecolor="white", layout="constrained")
+    figure = Figure(
+        figsize=(WIDTH * columns, HEIGHT * rows + 0.45), dpi=DOTS, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)
+    )
     FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=13, fontweight="bold", color=INK)
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)  # type: ignore[union-attr]
     for i, (name, curves) in enumerate(pictures):
         panel(figure.add_subplot(rows, columns, i + 1), name, curves, steps_per_epoch)
     path.parent.mkdir(parents=True, exist_ok=True)

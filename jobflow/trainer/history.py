@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -106,7 +107,8 @@ class History(Watcher):
 
     def saved(self, run: RunInfo, path: Path) -> None:
         self.latest = perf_counter()
-        self.checkpoints.append((self.step_number, path))
+        number = re.search(r"(\d+)$", path.name)  # it may be of an earlier step, being written beside the steps after it
+        self.checkpoints.append((int(number[1]) if number else self.step_number, path))
 
     def finished(self, run: RunInfo, outcome: Ended) -> None:
         self.latest = perf_counter()

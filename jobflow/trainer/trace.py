@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,8 @@ class Slice:
     begin: float
     end: float
     timed: Timed | None = None
+    #: part of a step, not of another job that ran in between
+    counted: bool = True
 
     @property
     def seconds(self) -> float:
@@ -91,10 +93,15 @@ class Traced:
     def ranks(self) -> int:
         return len(self.hosts)
 
+    @property
+    def counted(self) -> list[Slice]:
+        """What belongs to steps."""
+        return [item for item in self.slices if item.counted]
+
     def parts(self) -> dict[int, dict[str, float]]:
         """Per rank, seconds of its recorded steps in each of `PARTS`; waiting is taken out of communication."""
         found = {rank: dict.fromkeys(PARTS, 0.0) for rank in range(self.ranks)}
-        for item in self.slices:
+        for item in self.counted:
             own = found[item.rank]
             if item.category == STEP:
                 own[HOST] += item.seconds
@@ -108,16 +115,16 @@ class Traced:
 
     def slowest(self, top: int | None = 20) -> list[Slow]:
         """The ops that took longest, the same op of all ranks and steps together."""
-        whole = sum(item.seconds for item in self.slices if item.category == STEP) or 1.0
+        whole = sum(item.seconds for item in self.counted if item.category == STEP) or 1.0
         each: dict[Timed, list[Slice]] = {}
-        for item in self.slices:
-            if item.timed is not None and item.category != WAITING:
-                each.setdefault(same_on_all_ranks(item.timed), []).append(item)
         waits: dict[Timed, float] = {}
-        for item in self.slices:
-            if item.timed is not None and item.category == WAITING:
+        for item in self.counted:
+            if item.timed is not None:
                 key = same_on_all_ranks(item.timed)
-                waits[key] = waits.get(key, 0.0) + item.seconds
+                if item.category == WAITING:
+                    waits[key] = waits.get(key, 0.0) + item.seconds
+                else:
+                    each.setdefault(key, []).append(item)
         rows = [slow(timed, items, waits.get(timed, 0.0), whole) for timed, items in each.items()]
         return sorted(rows, key=lambda row: -row.seconds)[:top]
 
@@ -184,7 +191,7 @@ def write(path: Path, everybody: Sequence[Recorded], first: int, steps: int) -> 
     """Put what the ranks recorded into one file; the recorded steps are `first`, `first` + 1 ..."""
     slices = tuple(item for recorded in everybody for item in slices_of(recorded, first, steps))
     start = min((item.begin for item in slices), default=0.0)
-    slices = tuple(Slice(s.rank, s.name, s.category, s.begin - start, s.end - start, s.timed) for s in slices)
+    slices = tuple(replace(item, begin=item.begin - start, end=item.end - start) for item in slices)
     traced = Traced(path, slices, tuple(recorded.host.partition(" ")[0] for recorded in everybody), steps)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(events(traced), separators=(",", ":")), encoding="utf-8")
@@ -198,15 +205,17 @@ def slices_of(recorded: Recorded, first: int, steps: int) -> Iterator[Slice]:
         ran = sorted(
             ((run, calls) for runs, calls in zip(plans, recorded.calls[job], strict=True) for run in runs), key=lambda pair: float(pair[0].begin)
         )
+        is_step = len(ran) == steps
         for i, (run, calls) in enumerate(ran):
-            number = f"step {first + i}" if len(ran) == steps else f"run {i + 1}"
-            yield from run_slices(recorded, f"{job}: {number}", run, calls, waits)
+            title = f"{job}: step {first + i}" if is_step else f"{job}: run {i + 1}"
+            for item in run_slices(recorded, title, run, calls, waits):
+                yield replace(item, counted=is_step)
 
 
 def run_slices(recorded: Recorded, title: str, run: Ran, calls: Sequence[Timed], waits: np.ndarray[Any, Any]) -> Iterator[Slice]:
+    """One run of a plan: itself, its calls, the waits in these."""
     shift, rank = recorded.offset, recorded.rank
-    begin, end = run.begin + shift, run.end + shift
-    yield Slice(rank, title, STEP, begin, end)
+    yield Slice(rank, title, STEP, run.begin + shift, run.end + shift)
     for timed, (start, stop) in zip(calls, (run.times + shift).tolist(), strict=True):
         yield Slice(rank, timed.name, timed.category, start, stop, timed)
         if timed.category == COMMUNICATION:

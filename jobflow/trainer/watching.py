@@ -62,8 +62,8 @@ class RunInfo:
 
     @property
     def epochs(self) -> float:
-        """How often all samples are seen by the end."""
-        return self.steps / max(self.steps_per_epoch, 1)
+        """How often all samples are seen by the end; 0 if nobody knows how many there are."""
+        return self.steps / self.steps_per_epoch if self.steps_per_epoch else 0.0
 
 
 @dataclass(frozen=True)

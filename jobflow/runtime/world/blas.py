@@ -35,6 +35,12 @@ def limit(threads: int) -> int | None:
     return before
 
 
+def threads() -> int | None:
+    """How many threads it uses now; None if that cannot be found out here."""
+    knob = _knob()
+    return None if knob is None else knob.get()
+
+
 @cache
 def _knob() -> Knob | None:
     """The first knob that turns."""

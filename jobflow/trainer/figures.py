@@ -1,0 +1,177 @@
+"""What can be said of a job before it runs: memory and communication of every rank, parameters, operations; and of the machine it runs on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from jobflow.compiler.box import Reroute
+from jobflow.compiler.compile import plan_rank
+from jobflow.explain import Change, boxing_rows
+from jobflow.graph.ir import Physical
+from jobflow.layout import Local
+from jobflow.plan.footprint import Footprint, footprint
+from jobflow.plan.plan import Collective, Compute, Plan, Transfer
+from jobflow.plan.storage import is_common, place_variables
+from jobflow.plan.traffic import Traffic, planned
+from jobflow.runtime.world import blas
+from jobflow.runtime.world.launch import launched
+from jobflow.strategies.pipeline import flops
+from jobflow.version import __version__
+
+#: routes that move nothing between ranks are left out of tables
+QUIET = 0.0
+
+
+@dataclass(frozen=True)
+class RankFigures:
+    """What a rank holds and hands on in one run; `common` are bytes of variables that its node stores once for all ranks."""
+
+    rank: int
+    memory: Footprint
+    common: int
+    traffic: dict[str, Traffic]
+    #: prepared instructions that compute, and that communicate
+    computing: int
+    communicating: int
+
+    @property
+    def sent(self) -> int:
+        """Bytes handed to other ranks."""
+        return sum(traffic.nbytes for traffic in self.traffic.values())
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A job laid out: `programs` and so on as `Compiled` has them."""
+
+    job: str
+    ranks: tuple[RankFigures, ...]
+    #: trainable numbers, and bytes of all variables, which is about what a checkpoint takes
+    parameters: int
+    variables: int
+    variable_bytes: int
+    #: in products and convolutions of one run, over all ranks
+    operations: float
+    nodes: int
+    changes: tuple[Change, ...]
+
+    @property
+    def largest(self) -> int:
+        """Bytes that the rank with most memory allocates."""
+        return max((figures.memory.total for figures in self.ranks), default=0)
+
+    def kinds(self) -> list[str]:
+        """The kinds of communication there are."""
+        return sorted({kind for figures in self.ranks for kind in figures.traffic})
+
+
+def figures_of(programs: Sequence[Physical], *, share: bool = True, most: int | None = None) -> Figures:
+    """The figures of a job from the programs of its ranks, or of its first `most` ranks.
+
+    With `share`, what all ranks hold whole is stored once, as on one machine without GPUs.
+    """
+    graph = programs[0].graph
+    sharing = tuple(range(len(programs))) if share else ()
+    plans = [planned_for(program, rank, sharing) for rank, program in enumerate(programs[:most])]
+    trained = sum(v.type.size for v in graph.variables.values() if v.trainable)
+    nbytes = sum(v.type.nbytes for v in graph.variables.values())
+    changes = tuple(row for row in boxing_rows(programs[0]) if row.nbytes > QUIET)
+    operations = operations_of(programs[0])
+    return Figures(graph.name, tuple(map(rank_figures, plans)), trained, len(graph.variables), nbytes, operations, len(graph.nodes), changes)
+
+
+def planned_for(program: Physical, rank: int, sharing: tuple[int, ...]) -> Plan:
+    """The plan of a rank that nobody has bound."""
+    slots = place_variables(program.graph.variables.values(), rank, sharing=sharing)[0]
+    return plan_rank(program, rank, slots)
+
+
+def rank_figures(plan: Plan) -> RankFigures:
+    common = sum(slot.type.nbytes for slot in plan.variables.values() if is_common(slot.buffer))
+    computing = sum(isinstance(instruction, Compute) for instruction in plan.instructions)
+    communicating = sum(isinstance(instruction, Collective | Transfer) for instruction in plan.instructions)
+    return RankFigures(plan.rank, footprint(plan), common, planned(plan), computing, communicating)
+
+
+def operations_of(program: Physical) -> float:
+    """Multiplications and additions of products and convolutions in one run; of all ranks, where each has tensors of its own."""
+    total = 0.0
+    for node in program.graph.nodes:
+        if len(node.inputs) > 1 and not isinstance(node.op, Reroute):
+            own = isinstance(program.layouts[node.outputs[0]], Local)
+            total += flops(node) * (node.placement.size if own else 1)
+    return total
+
+
+# -------------------------------------------------------------------- the machine
+
+
+def environment(ranks: int | None = None) -> dict[str, str]:
+    """Versions and hardware that a result may depend on."""
+    found = {
+        "jobflow": __version__,
+        "Python": f"{platform.python_version()} ({platform.python_implementation()})",
+        "NumPy": np.__version__,
+        "BLAS": blas_text(),
+        "machine": f"{platform.node()}, {platform.system()} {platform.release()}, {platform.machine()}",
+        "processor": processor(),
+        "cores": f"{cores()} usable of {os.cpu_count() or '?'}",
+    }
+    memory = host_memory()
+    if memory is not None:
+        found["memory"] = f"{memory / 2**30:.1f} GiB"
+    if ranks is not None:
+        started = launched()
+        found["ranks"] = f"{ranks} ({f'processes, by {started.launcher}' if started is not None else 'threads' if ranks > 1 else 'this process'})"
+        if started is not None:
+            found["MPI"] = version_of("mpi4py", "mpi4py ")
+    found["command"] = " ".join(sys.argv) or "?"
+    return found
+
+
+def blas_text() -> str:
+    """OpenBLAS 0.3.30, 1 thread."""
+    config: Mapping[str, Any] = np.show_config(mode="dicts") or {}
+    about = config.get("Build Dependencies", {}).get("blas", {})
+    threads = blas.threads()
+    words = [str(about[key]) for key in ("name", "version") if about.get(key)]
+    each = "" if threads is None else f", {threads} thread{'s' if threads != 1 else ''} a process"
+    return f"{' '.join(words) or 'unknown'}{each}"
+
+
+def version_of(package: str, prefix: str = "") -> str:
+    try:
+        return f"{prefix}{metadata.version(package)}"
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def processor() -> str:
+    """The name of the processor, where the system tells."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def host_memory() -> int | None:
+    """Bytes of the machine's memory, where the system tells."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None

@@ -1,0 +1,246 @@
+"""`--dry-run`: what a training run will be - how it is parallel, memory and communication of every rank, steps, checkpoints - without running it.
+
+The train job is compiled for whole batches; no rank starts, nothing is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from jobflow.data.samples import Samples
+from jobflow.job import Job
+from jobflow.plan.footprint import CATEGORIES
+from jobflow.session import Session
+from jobflow.trainer import figures as made
+from jobflow.trainer.amounts import count_text, size_text
+from jobflow.trainer.figures import Figures, figures_of
+from jobflow.trainer.jobs import Prepared, prepared
+
+#: rows of a batch that a rank gets at a time, under which its kernels hardly pay
+FEW_ROWS = 4
+#: of the machine's memory, what a run may take before a warning
+FULL = 0.8
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long a run is."""
+
+    #: None for a stream, whose end nobody knows
+    samples: int | None
+    batch_size: int
+    steps_per_epoch: int
+    steps: int
+    #: samples of the last batch of an epoch, if it is smaller
+    last: int | None
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A run that has not begun."""
+
+    name: str
+    strategy: str
+    schedule: Schedule
+    figures: Figures
+    warnings: tuple[str, ...]
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """The same as JSON-able data, in bytes."""
+        ranks = [
+            {
+                "rank": f.rank,
+                "memory": {"total": f.memory.total, **f.memory.at_peak, "fullest_at": f.memory.peak},
+                "sends": {kind: traffic._asdict() for kind, traffic in f.traffic.items()},
+                "instructions": {"computing": f.computing, "communicating": f.communicating},
+            }
+            for f in self.figures.ranks
+        ]
+        return {
+            "name": self.name,
+            "strategy": self.strategy,
+            "schedule": asdict(self.schedule),
+            "parameters": self.figures.parameters,
+            "checkpoint_bytes": self.figures.variable_bytes,
+            "operations": self.figures.operations,
+            "ranks": ranks,
+            "warnings": list(self.warnings),
+        }
+
+    def text(self) -> str:
+        """For people."""
+        parts = [
+            f"{self.name}: {self.strategy}",
+            "\n".join(f"{label:22}{value}" for label, value in summary(self.schedule, self.figures)),
+            f"Memory of each rank, in use when it is fullest\n{memory_text(self.figures)}",
+            f"Communication of each rank in a step\n{traffic_text(self.figures)}",
+            f"Plan of each rank\n{plan_summary(self.figures)}",
+        ]
+        if self.warnings:
+            parts.append("\n".join([f"{len(self.warnings)} warning{'s' * (len(self.warnings) > 1)}", *(f"  ! {text}" for text in self.warnings)]))
+        return "\n\n".join([*parts, "Nothing has run."])
+
+
+def preview(loaded: Any) -> Preview:
+    """What a configuration would run; ranks are counted as a run here would have them."""
+    with prepared(loaded, only=("train", "validation")) as run:
+        return preview_of(run, loaded.config)
+
+
+def preview_of(run: Prepared, config: Any) -> Preview:
+    """The same for jobs that are prepared."""
+    schedule = schedule_of(run, config)
+    rows = schedule.batch_size if schedule.samples is None else min(schedule.batch_size, schedule.samples)
+    figures = laid_out(run.jobs.train(rows), run.session)
+    words = strategy_text(config.strategy, len(figures.ranks))
+    return Preview(config.name, words, schedule, figures, tuple(warnings_of(figures, schedule, config.strategy)))
+
+
+def laid_out(job: Job, session: Session) -> Figures:
+    """A job's figures for as many ranks as the session would start."""
+    compiled = job.compile(session, job.declared_shapes(session), 0)
+    return figures_of(compiled.programs, share=session.settings.share_variables and session.device_tag == "cpu")
+
+
+def schedule_of(run: Prepared, config: Any) -> Schedule:
+    given, size = run.samples["train"], config.data.batch_size
+    samples = len(given) if isinstance(given, Samples) else None
+    last = None if config.data.drop_last or samples is None or samples % size == 0 else samples % size
+    return Schedule(samples, size, run.steps_per_epoch, run.steps, last)
+
+
+# -------------------------------------------------------------------- words
+
+
+def strategy_text(strategy: Any, ranks: int) -> str:
+    """How a run is parallel, as one would say it."""
+    if ranks == 1:
+        first = "one rank, nothing is parallel"
+    elif strategy.view == "mirrored":
+        first = f"{ranks} ranks, each with its own tensors and its part of every batch (mirrored view)"
+    else:
+        first = f"{ranks} ranks: {', '.join(dimensions(strategy, ranks)) or 'laid out by the compiler'}"
+    return "; ".join([first, *extras(strategy)])
+
+
+def dimensions(strategy: Any, ranks: int) -> Iterator[str]:
+    """What each dimension of the mesh does."""
+    tensor, pipeline = strategy.tensor or 1, strategy.pipeline or 1
+    data = strategy.data or max(ranks // (tensor * pipeline), 1)
+    if pipeline > 1:
+        yield f"{pipeline} pipeline stages"
+    if data > 1:
+        each = f"{data} groups of ranks" if tensor * pipeline > 1 else f"{data} ranks"
+        yield f"every batch is cut for {each} (data parallel)"
+    if tensor > 1:
+        yield f"tensors of the model are split over {tensor} ranks (tensor parallel)"
+
+
+def extras(strategy: Any) -> Iterator[str]:
+    """What comes besides."""
+    kept = {1: "optimizer state is", 2: "gradients and optimizer state are", 3: "parameters, gradients and optimizer state are"}
+    if strategy.zero:
+        yield f"{kept[strategy.zero]} kept in parts (ZeRO {strategy.zero})"
+    if (strategy.accumulation or 1) > 1:
+        yield f"gradients are accumulated over {strategy.accumulation} parts of a batch"
+    if strategy.microbatches and (strategy.pipeline or 1) > 1:
+        yield f"{strategy.microbatches} microbatches go through the pipeline"
+    if strategy.recompute:
+        yield "activations are computed again instead of kept"
+    if strategy.precision and strategy.precision != "float32":
+        yield f"products in {strategy.precision}"
+
+
+def summary(schedule: Schedule, figures: Figures) -> Iterator[tuple[str, str]]:
+    """The first lines."""
+    each = schedule.steps_per_epoch
+    yield "parameters", count_text(figures.parameters)
+    yield "samples", f"{'a stream' if schedule.samples is None else f'{schedule.samples:,}'} for training, {schedule.batch_size:,} in a batch"
+    yield "steps", f"{schedule.steps:,}{f': {schedule.steps / each:.4g} epochs of {each:,}' if each else ''}"
+    if figures.operations:
+        yield "operations of a step", f"{count_text(figures.operations)} in products and convolutions, all ranks together"
+    yield "checkpoint", f"about {size_text(figures.variable_bytes)}, {figures.variables} tensors"
+    yield "memory", f"{size_text(figures.largest)} on the rank with most"
+
+
+def memory_text(figures: Figures) -> str:
+    """A line per rank; ranks that have the same figures share one."""
+    rows: list[list[str]] = []
+    for ranks, figure in alike(figures, lambda f: (f.memory, f.common)):
+        used = [size_text(figure.memory.at_peak[category]) if figure.memory.at_peak[category] else "-" for category in CATEGORIES]
+        rows.append([ranks, *used, size_text(figure.memory.total), figure.memory.peak])
+    text = table(["rank", *CATEGORIES, "allocated", "fullest at"], rows, left=(0, len(CATEGORIES) + 2))
+    common = max((f.common for f in figures.ranks), default=0)
+    return f"{text}\n{size_text(common)} of the variables lie once in memory that all ranks of a machine share" if common else text
+
+
+def traffic_text(figures: Figures) -> str:
+    """Bytes that each rank hands to others, by kind of communication."""
+    kinds = figures.kinds()
+    if not kinds:
+        return "nothing moves between ranks"
+    rows = []
+    for ranks, figure in alike(figures, lambda f: f.traffic):
+        cells = [f"{size_text(t.nbytes)} in {t.operations}" if (t := figure.traffic.get(kind)) else "-" for kind in kinds]
+        rows.append([ranks, *cells, size_text(figure.sent)])
+    return table(["rank", *(kind.replace("_", "-") for kind in kinds), "sends"], rows, left=(0,))
+
+
+def plan_summary(figures: Figures) -> str:
+    """What each rank executes."""
+    rows = [[ranks, str(f.computing), str(f.communicating)] for ranks, f in alike(figures, lambda f: (f.computing, f.communicating))]
+    return table(["rank", "computing instructions", "communications"], rows, left=(0,))
+
+
+def alike(figures: Figures, key: Any) -> Iterator[tuple[str, Any]]:
+    """Ranks one after another that have the same figures, as "0-3", with those of the first."""
+    first = 0
+    for i, figure in enumerate(figures.ranks):
+        if i + 1 == len(figures.ranks) or key(figures.ranks[i + 1]) != key(figure):
+            yield (f"{first}-{i}" if i > first else str(i)), figure
+            first = i + 1
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> str:
+    """Columns under their heads; numbers to the right."""
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    lines = []
+    for row in [head, *rows]:
+        cells = [cell.ljust(width) if i in left else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))]
+        lines.append("  " + "  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+# -------------------------------------------------------------------- warnings
+
+
+def warnings_of(figures: Figures, schedule: Schedule, strategy: Any) -> Iterator[str]:
+    """What one would want to know before starting."""
+    ranks = len(figures.ranks)
+    idle = [str(f.rank) for f in figures.ranks if f.computing == 0]
+    if idle:
+        yield f"rank{'s' * (len(idle) > 1)} {', '.join(idle)} compute nothing"
+    yield from _batch_warnings(schedule, strategy, ranks)
+    if ranks > made.cores():
+        yield f"{ranks} ranks for {made.cores()} cores of this machine; on one machine they will take turns"
+    memory, whole = made.host_memory(), sum(f.memory.total - f.common for f in figures.ranks) + max((f.common for f in figures.ranks), default=0)
+    if memory is not None and whole > FULL * memory:
+        yield f"the ranks allocate {size_text(whole)} together; this machine has {size_text(memory)}"
+
+
+def _batch_warnings(schedule: Schedule, strategy: Any, ranks: int) -> Iterator[str]:
+    if schedule.samples is not None and schedule.batch_size > schedule.samples:
+        yield f"a batch of {schedule.batch_size} is more than the {schedule.samples} samples there are"
+    inner = (strategy.tensor or 1) * (strategy.pipeline or 1)
+    cut = ranks if strategy.view == "mirrored" else strategy.data or max(ranks // inner, 1)
+    parts = (strategy.accumulation or 1) * ((strategy.microbatches or 1) if (strategy.pipeline or 1) > 1 else 1)
+    rows = schedule.batch_size / (cut * parts)
+    if rows < FEW_ROWS and cut * parts > 1:
+        yield f"a batch of {schedule.batch_size} gives each of {cut * parts} parts {rows:.3g} samples; larger batches use ranks better"
+    elif schedule.batch_size % (cut * parts):
+        yield f"a batch of {schedule.batch_size} cannot be cut into {cut * parts} equal parts; some ranks wait for others"
+    if schedule.last is not None and schedule.last < cut:
+        yield f"the last batch of an epoch has {schedule.last} samples for {cut} parts of the ranks; data.drop_last: true leaves it out"
