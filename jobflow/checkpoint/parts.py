@@ -36,6 +36,10 @@ LIMIT = 600.0
 _PAUSES = 0.002, 0.1
 
 
+class OfAnother(CheckpointError):
+    """A rank gives up because of another one, which knows more; the message names that one."""
+
+
 @dataclass(frozen=True)
 class Piece:
     """A box of a tensor as one rank holds it."""
@@ -103,9 +107,9 @@ def write(place: Path, start: str, pieces: Mapping[str, Piece], files: Files) ->
 
 
 def _heed(place: Path) -> None:
-    """CheckpointError if another rank has failed already, so that there is no use in going on."""
+    """OfAnother if another rank has failed already, so that there is no use in going on."""
     for rank, text in failures(place).items():
-        raise CheckpointError(f"given up because of rank {rank}: {text}")
+        raise OfAnother(f"rank {rank}: {text}")
 
 
 def _groups(pieces: Mapping[str, Piece]) -> Iterator[list[str]]:
@@ -172,7 +176,7 @@ def failures(place: Path) -> dict[int, str]:
 
 
 def gather(place: Path, ranks: Sequence[int], limit: float = LIMIT) -> list[Part]:
-    """The parts of these ranks, once all are there; CheckpointError if a rank says that it failed, or does nothing for `limit` seconds."""
+    """The parts of these ranks, once all are there; OfAnother if a rank says that it failed, or does nothing for `limit` seconds."""
     wanted, seen = {part_name(rank): rank for rank in ranks}, -1
     pause, deadline = _PAUSES[0], time.monotonic() + limit
     while True:
@@ -185,7 +189,7 @@ def gather(place: Path, ranks: Sequence[int], limit: float = LIMIT) -> list[Part
             seen, deadline = len(names), time.monotonic() + limit
         if time.monotonic() > deadline:
             who = f"rank {missing[0]} has" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))} have"
-            raise CheckpointError(f"{who} not delivered: no new file for {limit:g} s")
+            raise OfAnother(f"{who} not delivered: no new file for {limit:g} s")
         time.sleep(pause)
         pause = min(pause * 1.5, _PAUSES[1])
 

@@ -26,6 +26,8 @@ from jobflow.types import Array, TensorType
 
 #: what a rank keeps in its memory: the task in flight, and tensors that were read but not yet taken
 _TASK, _STAGED = "saving", "loading"
+#: seconds between two looks whether rank 0 has given up
+_LOOK = 1.0
 
 
 # ---- saving --------------------------------------------------------------------------------------------------------------------------
@@ -92,8 +94,11 @@ class Write:
     asynchronous: bool
 
     def __call__(self, rank: Rank, order: Order) -> None:
-        state = state_of(rank)
-        pieces = {name: Piece(box, _numbers(state, name, copied=self.asynchronous)) for name, box in order.boxes.items()}
+        pieces: dict[str, Piece] | Exception
+        try:
+            pieces = {name: Piece(box, _numbers(state_of(rank), name, copied=self.asynchronous)) for name, box in order.boxes.items()}
+        except Exception as error:  # noqa: BLE001 - such as too little memory: raised where the others hear of it
+            pieces = error
         task = Task(partial(_write_part, Path(self.place), rank.index, pieces, order, files_of(rank.index)))
         rank.memory[_TASK] = task
         if self.asynchronous:
@@ -115,6 +120,8 @@ class Task:
     #: what went wrong before the checkpoint had its name, and after
     failure: str | None = None
     warning: str | None = None
+    #: the failure is that of another rank
+    of_another: bool = False
     done: bool = False
     thread: threading.Thread | None = field(default=None, repr=False)
 
@@ -128,6 +135,7 @@ class Task:
         except Exception as error:  # noqa: BLE001 - kept, and raised by who waits for the task
             known = isinstance(error, CheckpointError | OSError)
             self.failure = str(error) if known else f"{type(error).__name__}: {error}"
+            self.of_another = isinstance(error, parts.OfAnother)
         finally:
             del self.work  # and with it the copies
             self.done = True
@@ -139,8 +147,10 @@ class Task:
         return self.done
 
 
-def _write_part(place: Path, rank: int, pieces: Mapping[str, Piece], order: Order, files: Files) -> str | None:
+def _write_part(place: Path, rank: int, pieces: Mapping[str, Piece] | Exception, order: Order, files: Files) -> str | None:
     try:
+        if isinstance(pieces, Exception):
+            raise pieces
         part = parts.write(place, parts.prefix(rank), pieces, files)
         if order.publication is None:
             parts.deliver(place, rank, part, files)
@@ -186,23 +196,25 @@ def _settle(place: Path, what: Publication, files: Files) -> str | None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a rank's writing ended."""
+    """How a rank's writing ended; the fields are those of a task."""
 
     failure: str | None
-    warning: str | None
+    warning: str | None = None
+    of_another: bool = False
 
 
 @dataclass(frozen=True)
 class Collect:
-    """Wait for the rank's writing; others than rank 0, which has a limit of its own, for at most `limit` seconds."""
+    """Wait for the rank's writing; not for what hangs, once rank 0, which has a time limit, has given up."""
 
-    limit: float
+    place: str
 
     def __call__(self, rank: Rank, _: Any) -> Outcome:
         task: Task = rank.memory[_TASK]
-        if not task.join(None if rank.index == 0 else self.limit):
-            return Outcome(f"still writing after {self.limit:g} s", None)
-        return Outcome(task.failure, task.warning)
+        while not task.join(None if rank.index == 0 else _LOOK):
+            if Path(self.place, parts.failed_name(0)).exists() and not task.join(_LOOK):
+                return Outcome("it is still writing")
+        return Outcome(task.failure, task.warning, task.of_another)
 
 
 @dataclass(frozen=True)

@@ -44,14 +44,14 @@ Path_ = str | os.PathLike[str]
 class Saving:
     """A checkpoint on its way to the disk."""
 
-    def __init__(self, world: World, path: Path, place: str, where: str, limit: float) -> None:
+    def __init__(self, session: Session, world: World, path: Path, place: str, where: str) -> None:
         self.path = path
+        self._session = session
         self._world = world
         self._place = place
         self._where = where
-        self._limit = limit
         self._tasks = [ranks.task_of(rank) for rank in world.ranks]
-        #: None until all ranks have been asked
+        #: what went wrong, once all ranks have been asked
         self._answer: list[str] | None = None
 
     @property
@@ -66,7 +66,9 @@ class Saving:
         return CheckpointError(found[0]) if found else None
 
     def wait(self) -> None:
-        """Until all ranks are done; collective.  CheckpointError if it could not be saved, each time."""
+        """Until all ranks are done; collective.  CheckpointError if it could not be saved; nobody else raises that afterwards."""
+        if self._session.unfinished is self:
+            self._session.unfinished = None
         if self._answer is None:
             self._answer = self._ask()
         if self._answer:
@@ -74,18 +76,14 @@ class Saving:
 
     def _ask(self) -> list[str]:
         """What went wrong, as all ranks tell it; what was written is removed then."""
-        outcomes = self._world.call(ranks.Collect(self._limit))
-        failed = {rank: outcome.failure for rank, outcome in enumerate(outcomes) if outcome.failure is not None}
+        outcomes: list[ranks.Outcome] = self._world.call(ranks.Collect(self._place))
+        failed = [rank for rank, outcome in enumerate(outcomes) if outcome.failure is not None]
         if not failed:
             return [outcome.warning for outcome in outcomes if outcome.warning is not None]
         self._world.call(ranks.Discard(self._place))
-        # ranks that gave up because of another one say less than that one
-        rank, text = min(failed.items(), key=lambda item: (item[1].startswith("given up because"), item[0]))
-        if rank == 0 and text.startswith("given up because of "):
-            text = text.removeprefix("given up because of ")
-        elif self._world.size > 1:
-            text = f"rank {rank}: {text}"
-        return [f"checkpoint {self.path} could not be saved{self._where}, and nothing was changed there: {text}"]
+        rank = min(failed, key=lambda rank: (outcomes[rank].of_another, rank))  # who failed of itself knows best
+        named = f"rank {rank}: " if self._world.size > 1 and not outcomes[rank].of_another else ""
+        return [f"checkpoint {self.path} could not be saved{self._where}, and nothing was changed there: {named}{outcomes[rank].failure}"]
 
 
 def save(
@@ -129,7 +127,7 @@ def save(
         if world.ranks:
             world.call(ranks.Discard(prepared.place))
         raise
-    saving = Saving(world, target, prepared.place, where, limit)
+    saving = Saving(session, world, target, prepared.place, where)
     if asynchronous:
         _under_way(session, saving)
     else:
@@ -252,8 +250,9 @@ def _chosen(
 ) -> dict[str, TensorType]:
     """The variables to load; CheckpointError if the checkpoint does not fit them."""
     variables, tensors = _matching(own, names), _matching(there, names)
-    if strict and not variables and tuple(names) != ("*",):
-        raise CheckpointError(f"{here}: no variable is called {' or '.join(names)}{did_you_mean(names[0], own)}")
+    for pattern in names:
+        if pattern != "*" and not _matching(own, [pattern]):
+            raise CheckpointError(f'{here}: no variable is called "{pattern}"{did_you_mean(pattern, own)}')
     missing = [name for name in variables if name not in there] if strict else []
     beyond = [name for name in tensors if name not in own] if strict is True else []
     if missing:

@@ -1,0 +1,440 @@
+"""Checkpoints of sessions: any layout to any layout, by name, all or nothing, and behind the program's back."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from layouts import IDS, LAYOUTS, begin, numbers, same, session_under, values
+
+import jobflow as flow
+from jobflow import scope
+from jobflow.checkpoint import files, manifest, parts, reading, sessions, store
+from jobflow.checkpoint.files import Files
+from jobflow.errors import CheckpointError
+from jobflow.session import Session, started_session
+
+T = TypeVar("T")
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    with scope.using(root=scope.Root()):
+        yield
+        files.use(Files)
+        flow.clear_default_session()
+
+
+def training(devices: int = 1, strategy: Any = None, **options: Any) -> tuple[Callable[..., Any], Session]:
+    job = begin(devices, strategy, **options)
+    return job, started_session()
+
+
+# ---- layouts -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A checkpoint of the same numbers from every layout, and these."""
+    root, expected = tmp_path_factory.mktemp("layouts"), {}
+    for name in LAYOUTS:
+        with scope.using(root=scope.Root()):
+            session = session_under(name)
+            expected = numbers(session)
+            session.write(expected)
+            sessions.save(session, root / name, {"step": 3})
+            flow.clear_default_session()
+    return root, expected
+
+
+@pytest.mark.parametrize("target", LAYOUTS)
+def test_every_layout_loads_what_every_layout_saved(saved: tuple[Path, dict[str, Any]], target: str) -> None:
+    root, expected = saved
+    session = session_under(target)
+    zeros = {name: np.zeros_like(value) for name, value in expected.items()}
+    for source in LAYOUTS:
+        session.write(zeros)
+        extra = sessions.load(session, root / source)
+        same(values(session), expected)
+        assert (extra["step"], extra["layout"]["ranks"]) == (3, LAYOUTS[source][0])
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_what_a_checkpoint_holds_is_the_logical_state(saved: tuple[Path, dict[str, Any]], name: str) -> None:
+    """Each box is written once, by as many ranks as there are, and plain readers see whole tensors."""
+    root, expected = saved
+    same(dict(store.load(root / name)), expected)
+    found = manifest.Manifest.read(root / name / manifest.NAME)
+    assert len(found.files) == LAYOUTS[name][0], "every rank writes"
+    for tensor, entry in found.tensors.items():
+        assert sum(manifest.volume(shard.box) for shard in entry.shards) == math.prod(entry.shape), tensor
+    assert sorted(entry.name for entry in (root / name).iterdir()) == sorted([*found.files, "manifest.json", "snapshot_done"])
+    assert list(store.problems(root / name)) == []
+
+
+def test_ranks_write_about_as_many_bytes() -> None:
+    session = session_under("DP4")
+    boxes = sessions.shared_out(session.variables, 4)
+    assert sorted(name for own in boxes for name in own) == sorted(session.variables)
+    loads = [sum(manifest.volume(box) * session.variables[name].type.dtype.itemsize for name, box in own.items()) for own in boxes]
+    largest = max(variable.type.nbytes for variable in session.variables.values())
+    assert max(loads) - min(loads) <= largest
+
+
+@pytest.mark.parametrize(("before", "after"), [("ZeRO-1", "TP2"), ("PP2", "ZeRO-3")])
+def test_training_goes_on_elsewhere(before: str, after: str, tmp_path: Path) -> None:
+    """With Adam and dropout: the losses are those of a run that was not interrupted."""
+    job, session = training(*LAYOUTS["one"])
+    expected = [job(IDS).mean() for _ in range(6)]
+    job, session = training(*LAYOUTS[before])
+    found = [job(IDS).mean() for _ in range(3)]
+    sessions.save(session, tmp_path / "c")
+    job, session = training(*LAYOUTS[after])
+    sessions.load(session, tmp_path / "c")
+    assert session.runs == {"train_job": 3}
+    found += [job(IDS).mean() for _ in range(3)]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_large_boxes_are_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who needs some rows reads the blocks that have them, no others."""
+    monkeypatch.setattr(parts, "BLOCK", 48)
+    session = session_under("TP2")
+    expected = numbers(session)
+    session.write(expected)
+    sessions.save(session, tmp_path / "c")
+    found = store.load(tmp_path / "c")
+    same(dict(found), expected)
+    for name, stored in found.stored.items():
+        assert isinstance(stored, reading.StoredTensor)
+        for shard in stored.shards:
+            assert shard.place.nbytes <= 48
+            box = reading.Box(shard.box, stored.entry.shape)
+            assert stored.read(box).tobytes() == expected[name][box.slices].tobytes()
+    last = store.load(tmp_path / "c").stored["table"]
+    assert isinstance(last, reading.StoredTensor) and len(last.shards) > 3
+    at = last.shards[-1].place.start
+    content = bytearray(last.shards[-1].file_path.read_bytes())
+    content[at] ^= 1
+    last.shards[-1].file_path.write_bytes(content)
+    assert last.read(reading.Box(((0, 1), (0, 6)), (11, 6))).tobytes() == expected["table"][:1].tobytes()
+    with pytest.raises(CheckpointError, match=rf"bytes {at} to"):
+        last.numpy()
+
+
+# ---- what is loaded ------------------------------------------------------------------------------------------------------------------
+
+
+def test_by_patterns(tmp_path: Path) -> None:
+    job, session = training(2)
+    first = values(session)
+    sessions.save(session, tmp_path / "c")
+    for _ in range(2):
+        job(IDS)
+    trained = values(session)
+    sessions.load(session, tmp_path / "c", ["up-*", "table"])
+    chosen = {name for name in trained if name.startswith("up-") or name == "table"}
+    assert {"up-weight-m", "up-bias"} <= chosen
+    same(values(session), {name: (first if name in chosen else trained)[name] for name in trained})
+    assert session.runs == {"train_job": 2}, "a part of a checkpoint is another model's"
+    with pytest.raises(CheckpointError, match=r'no variable is called "up-wieght"; did you mean "up-weight"\?'):
+        sessions.load(session, tmp_path / "c", ["table", "up-wieght"], strict=False)
+
+
+def test_strictly(tmp_path: Path) -> None:
+    _, session = training()
+    sessions.save(session, tmp_path / "all")
+    part = {name: value for name, value in values(session).items() if not name.endswith(("-m", "-v"))}
+    store.save(tmp_path / "less", part)
+    store.save(tmp_path / "more", {**values(session), "other": np.zeros(3, np.float32)})
+    before = values(session)
+    with pytest.raises(
+        CheckpointError, match=r'load of .*less at test_sessions.py:\d+: the checkpoint has no "table-m", .* and \d+ more; did you mean'
+    ):
+        sessions.load(session, tmp_path / "less")
+    with pytest.raises(CheckpointError, match="the checkpoint has no"):
+        sessions.load(session, tmp_path / "less", strict="variables")
+    with pytest.raises(CheckpointError, match='the program has no variable "other"; strict="variables" loads what the program has'):
+        sessions.load(session, tmp_path / "more")
+    sessions.load(session, tmp_path / "less", strict=False)
+    sessions.load(session, tmp_path / "less", ["table", "*-weight", "*-bias"])
+    sessions.load(session, tmp_path / "more", strict="variables")
+    same(values(session), before)
+
+
+def test_other_types_are_refused(tmp_path: Path) -> None:
+    _, session = training(width=9)
+    sessions.save(session, tmp_path / "c")
+    _, session = training(2)
+    before = values(session)
+    for strict in (True, False):
+        with pytest.raises(CheckpointError, match=r'variable "up-weight" is float32\[7,6\], but the value there is float32\[9,6\]'):
+            sessions.load(session, tmp_path / "c", strict=strict)
+    same(values(session), before)
+
+
+def test_legacy_directories_are_loaded(tmp_path: Path) -> None:
+    """Without `meta` too: the program knows the types."""
+    _, session = training(2)
+    (tmp_path / "old" / "table").mkdir(parents=True)
+    table = np.arange(66, dtype="<f4").reshape(11, 6)
+    (tmp_path / "old" / "table" / "out").write_bytes(table.tobytes())
+    sessions.load(session, tmp_path / "old", strict=False)
+    np.testing.assert_array_equal(session.read(["table"])["table"], table)
+
+
+# ---- damage --------------------------------------------------------------------------------------------------------------------------
+
+
+def damage(path: Path, how: str) -> tuple[str, int]:
+    """Something is wrong with the last shard of "up-weight"; its file and offset."""
+    stored = store.load(path).stored["up-weight"]
+    assert isinstance(stored, reading.StoredTensor)
+    shard = stored.shards[-1]
+    file, at = shard.file_path, shard.place.start
+    content = bytearray(file.read_bytes())
+    if how == "bit":
+        content[at + 5] ^= 4
+    elif how == "header":
+        content[12] ^= 1
+    file.write_bytes(content[: at + 3] if how == "cut" else content + b"\0" if how == "longer" else content)
+    if how == "missing":
+        file.unlink()
+    return file.name, at
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        (
+            "bit",
+            r'no variable was changed: rank 1: .*/{file}: tensor "up-weight" is damaged: its content, box \[.*\] at bytes {at} to \d+ of the file',
+        ),
+        ("cut", r"no variable was changed: rank \d: .*/{file} is damaged: it ends at byte \d+, before tensor"),
+        ("missing", r"no variable was changed: rank \d: .*/{file} is missing"),
+        ("header", r"no variable was changed: rank \d: .*/{file} is damaged: it is no safetensors|.*/{file}: tensor"),
+        ("longer", r"no variable was changed: rank \d: .*/{file} is damaged: it has \d+ bytes, but had \d+"),
+    ],
+)
+def test_damage_changes_nothing_and_is_told(tmp_path: Path, how: str, text: str) -> None:
+    job, session = training(*LAYOUTS["TP2"])
+    sessions.save(session, tmp_path / "c")
+    job(IDS)
+    before = values(session)
+    file, at = damage(tmp_path / "c", how)
+    with pytest.raises(CheckpointError, match=text.format(file=file, at=at)):
+        sessions.load(session, tmp_path / "c")
+    same(values(session), before)
+    assert session.runs == {"train_job": 1}
+    if how == "bit":
+        sessions.load(session, tmp_path / "c", ["table", "down-*"])  # nobody reads what is damaged
+        assert next(store.problems(tmp_path / "c")).endswith("does not match its hash")
+    assert job(IDS).shape == (8,), "training can go on"
+
+
+def test_a_tensor_with_a_gap_is_refused(tmp_path: Path) -> None:
+    _, session = training(*LAYOUTS["TP2"])
+    sessions.save(session, tmp_path / "c")
+    path = tmp_path / "c" / manifest.NAME
+    found = manifest.Manifest.read(path)
+    entry = found.tensors["up-weight"]
+    for shards, text in (
+        (entry.shards[:1], r'tensor "up-weight" has 42 elements, but its shards hold 24: \[0:4, 0:6\]'),
+        ((*entry.shards, entry.shards[0]), r'tensor "up-weight" has the shards \[0:4, 0:6\] and \[0:4, 0:6\], which overlap'),
+        ((), r'tensor "up-weight" has 42 elements, but its shards hold 0: there are none'),
+        ((manifest.Shard(((0, 7), (0, 9)), "x", ""),), r"has a shard \[0:7, 0:9\], which is no part of its shape \[7, 6\]"),
+    ):
+        path.write_text(manifest.Manifest({**found.tensors, "up-weight": manifest.Entry(entry.shape, entry.dtype, shards)}, {}, found.files).text())
+        with pytest.raises(CheckpointError, match=text):
+            sessions.load(session, tmp_path / "c")
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, session = training(2)
+    sessions.save(session, tmp_path / "c")
+    chosen = sessions._chosen
+
+    def slow(*args: Any) -> Any:
+        store.save(tmp_path / "c", values(session), {"other": 1}, replace=True)
+        return chosen(*args)
+
+    monkeypatch.setattr(sessions, "_chosen", slow)
+    job(IDS)
+    before = values(session)
+    with pytest.raises(CheckpointError, match="was replaced while it was being loaded"):
+        sessions.load(session, tmp_path / "c")
+    same(values(session), before)
+
+
+# ---- asynchronous --------------------------------------------------------------------------------------------------------------------
+
+
+class Gate(Files):
+    """Lets nobody sync a file of tensors before it is opened."""
+
+    opened: threading.Event
+
+    def do(self, what: str, path: Path, change: Callable[[], T]) -> T:
+        if what == "sync" and path.suffix == ".safetensors":
+            assert self.opened.wait(20)
+        return change()
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What lets the writers through."""
+    Gate.opened = threading.Event()
+    files.use(Gate)
+    yield Gate.opened
+    Gate.opened.set()
+
+
+@pytest.mark.parametrize("name", ["one", "TP2", "PP2"])
+def test_training_goes_on_while_it_is_saved(tmp_path: Path, gate: threading.Event, name: str) -> None:
+    job, session = training(*LAYOUTS[name])
+    job(IDS)
+    before = values(session)
+    saving = sessions.save(session, tmp_path / "c", asynchronous=True)
+    for _ in range(3):
+        job(IDS)  # writers wait at the gate
+    assert not saving.done and not (tmp_path / "c").exists()
+    gate.set()
+    saving.wait()
+    assert saving.done and saving.error is None
+    same(dict(store.load(tmp_path / "c")), before)
+    assert store.load(tmp_path / "c").extra["runs"] == {"train_job": 1}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
+
+
+def test_one_save_at_a_time(tmp_path: Path, gate: threading.Event) -> None:
+    """The second waits for the first; the end of the session waits for the second."""
+    _, session = training(2)
+    first = sessions.save(session, tmp_path / "1", asynchronous=True)
+    threading.Timer(0.05, gate.set).start()
+    second = sessions.save(session, tmp_path / "2", asynchronous=True)
+    assert first.done and (tmp_path / "1").exists()
+    flow.clear_default_session()
+    assert second.done and list(store.problems(tmp_path / "2")) == []
+
+
+class Full(Files):
+    """The disk of rank 1 is full when it writes numbers; `dumb`: there is no room for a word about it either."""
+
+    dumb = False
+
+    def do(self, what: str, path: Path, change: Callable[[], T]) -> T:
+        if self.rank == 1 and what == "create" and (path.suffix == ".safetensors" or self.dumb):
+            raise OSError(28, "No space left on device", str(path))
+        return change()
+
+
+def test_errors_are_raised_by_wait_and_once_by_the_next_save(tmp_path: Path) -> None:
+    job, session = training(3)
+    text = r"checkpoint .*/1 could not be saved \(save at test_sessions.py:\d+\), and nothing was changed there: rank 1: \[Errno 28\] No space"
+    for ask in (lambda saving: saving.wait(), lambda _: sessions.save(session, tmp_path / "2"), lambda _: sessions.finish(session)):
+        files.use(Full)
+        saving = sessions.save(session, tmp_path / "1", asynchronous=True)
+        files.use(Files)
+        job(IDS)
+        with pytest.raises(CheckpointError, match=text):
+            ask(saving)
+        assert saving.done and saving.error is not None and "No space" in str(saving.error)
+        assert list(tmp_path.iterdir()) == [], "what was written is removed"
+    sessions.save(session, tmp_path / "2").wait()
+    assert list(store.problems(tmp_path / "2")) == []
+
+
+def test_the_end_of_a_session_raises_them(tmp_path: Path) -> None:
+    _, session = training(2)
+    files.use(Full)
+    sessions.save(session, tmp_path / "1", asynchronous=True)
+    with pytest.raises(CheckpointError, match="No space"):
+        flow.clear_default_session()
+    assert session.world is None
+
+
+def test_a_full_disk_without_room_for_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Full, "dumb", True)
+    files.use(Full)
+    _, session = training(3)
+    with pytest.raises(CheckpointError, match=r"could not be saved, and nothing was changed there: rank 1: .*No space"):
+        sessions.save(session, tmp_path / "c", limit=0.1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for it, what it has written is removed as soon as it goes on, and the next save works."""
+    monkeypatch.setattr(sessions.ranks, "_LOOK", 0.02)
+    awake = threading.Event()
+
+    class Hanging(Files):
+        def do(self, what: str, path: Path, change: Callable[[], T]) -> T:
+            if self.rank == 2 and what == "sync":
+                assert awake.wait(20)
+            return change()
+
+    files.use(Hanging)
+    _, session = training(3)
+    saving = sessions.save(session, tmp_path / "c", asynchronous=True, limit=0.05)
+    with pytest.raises(CheckpointError, match=r"nothing was changed there: rank 2: it is still writing"):
+        saving.wait()
+    awake.set()
+    files.use(Files)
+    sessions.save(session, tmp_path / "c")
+    assert list(store.problems(tmp_path / "c")) == []
+
+
+def test_rank_0_names_who_did_not_deliver(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"ranks 1, 2 have not delivered: no new file for 0.05 s"):
+        parts.gather(tmp_path, [1, 2], 0.05)
+    (tmp_path / parts.failed_name(2)).write_text("its reason")
+    with pytest.raises(CheckpointError, match="rank 2: its reason"):
+        parts.gather(tmp_path, [1, 2], 0.05)
+
+
+def test_too_little_memory_for_the_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, session = training(2)
+
+    def numbers_of(state: Any, name: str, copied: bool) -> Any:
+        if state.rank == 1:
+            raise MemoryError("cannot allocate 9 GiB")
+        return state.read(name)
+
+    monkeypatch.setattr(sessions.ranks, "_numbers", numbers_of)
+    saving = sessions.save(session, tmp_path / "c", asynchronous=True)
+    with pytest.raises(CheckpointError, match="rank 1: MemoryError: cannot allocate 9 GiB"):
+        saving.wait()
+
+
+# ---- other ways in -------------------------------------------------------------------------------------------------------------------
+
+
+def test_extra_is_checked_before_anything_is_written(tmp_path: Path) -> None:
+    _, session = training(2)
+    with pytest.raises(CheckpointError, match="must come back as they are"):
+        sessions.save(session, tmp_path / "c", {"position": (1, 2)})
+    sessions.save(session, tmp_path / "c", {"metrics": {"loss": math.nan}})
+    assert math.isnan(sessions.load(session, tmp_path / "c")["metrics"]["loss"])
+    with pytest.raises(CheckpointError, match="there is something already"):
+        sessions.save(session, tmp_path / "c")
+    sessions.save(session, tmp_path / "c", {"step": 2}, replace=True)
+    assert store.load(tmp_path / "c").extra["step"] == 2
+    assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
+
+
+def test_the_old_ways_are_the_same_checkpoints(tmp_path: Path) -> None:
+    job, session = training(2)
+    job(IDS)
+    flow.train.CheckPoint().save(str(tmp_path / "a"))
+    flow.checkpoint.save(str(tmp_path / "b"))
+    flow.checkpoint.save(str(tmp_path / "c"), flow.get_all_variables())
+    for name in "abc":
+        same(dict(store.load(tmp_path / name)), values(session))
+        assert store.load(tmp_path / name).extra["runs"] == {"train_job": 1}
+    found = flow.checkpoint.get(str(tmp_path / "a"))["table"]
+    assert (found.shape, found.dtype) == ((11, 6), flow.float32)
