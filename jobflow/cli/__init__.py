@@ -29,8 +29,8 @@ CODES = {
 DESCRIPTION = "Distributed deep learning that one person can read."
 EXAMPLES = """\
 examples:
-  jobflow train configs/lenet.yaml
-  mpiexec -n 2 jobflow train configs/lenet.yaml --set optimizer.lr=0.01
+  jobflow train configs/lenet_digits.yaml
+  mpiexec -n 2 jobflow train configs/lenet_digits.yaml --set optimizer.lr=0.01
   jobflow explain examples/hybrid_mlp.py:train_job --devices 2
   jobflow run --devices 2 examples/lenet_digits.py
   jobflow doctor"""

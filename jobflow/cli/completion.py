@@ -16,7 +16,7 @@ examples:
   jobflow completion tcsh > ~/.jobflow.tcsh                                       # with `source ~/.jobflow.tcsh` in ~/.tcshrc"""
 
 #: what is a file by the name of its place in the help, or by its own
-FILES, FOLDERS = {"FILE", "PATH", "script", "job", "config"}, {"DIR"}
+FILES, FOLDERS = {"FILE", "PATH", "script", "job", "config", "checkpoint", "first", "second", "source", "target"}, {"DIR", "directory"}
 
 
 def fill(parser: argparse.ArgumentParser) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -20,6 +22,12 @@ from jobflow.errors import ArgumentError, ConfigError, JobError
 
 ROOT = Path(__file__).parents[2]
 THERE = [command for command in COMMANDS.values() if command.there]
+
+
+def example_words(text: str) -> list[list[str]]:
+    """The words after `jobflow` of every example that stands on a line of its own, without comments and redirections."""
+    found = re.findall(r"^ +(?:mpiexec -n \d+ |srun )?jobflow +(.+?)(?:  +#?.*| >.*)?$", text, re.MULTILINE)
+    return [shlex.split(line, comments=True) for line in found]
 
 
 def fails(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
@@ -47,7 +55,23 @@ class TestHelp:
         below = next(a for a in into._actions if isinstance(a, argparse._SubParsersAction)).choices[command.name]
         assert below.description and below.epilog and below.epilog.startswith("examples:\n")
         assert f"usage: jobflow {command.name} [-h]" in below.format_help()
-        assert f"jobflow {command.name} " in below.epilog
+        read = [parser([command]).parse_args(words) for words in example_words(below.epilog)]
+        assert read and all(given.command == command.name for given in read)
+
+    def test_named_files_exist(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit, match="0"):
+            main(["--help"])
+        named = re.findall(r"\b(?:configs|examples)/[\w./]+\.\w+", capsys.readouterr().out)
+        assert named and all((ROOT / name).exists() for name in named)
+
+    def test_the_page_of_the_documents_has_commands_and_codes(self) -> None:
+        page = (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
+        assert re.findall(r"^\| `jobflow (\w+)", page, re.MULTILINE) == list(COMMANDS)
+        assert {int(code): meaning for code, meaning in re.findall(r"^\| (\d+) \| (.+) \|$", page, re.MULTILINE)} == CODES
+
+    def test_codes_are_those_of_training(self) -> None:
+        outcome = importlib.import_module("jobflow.trainer.outcome")
+        assert {outcome.DONE, outcome.ERROR, outcome.USAGE, outcome.NOT_FINITE, outcome.AGAIN, outcome.INTERRUPTED} == set(CODES) - {141}
 
     def test_no_word_is_a_page_of_help_and_a_wrong_command_line(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main([]) == 2
