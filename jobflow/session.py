@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -52,7 +53,7 @@ class Declared(Protocol):
 
 
 class Unfinished(Protocol):
-    """Work behind the program's back that must be waited for; what went wrong is raised then."""
+    """Work behind the program's back that must be waited for; `wait` raises what went wrong, and takes it off the session."""
 
     def wait(self) -> None: ...
 
@@ -70,6 +71,8 @@ class Session:
         self.unfinished: Unfinished | None = None
         self._compiled: dict[tuple[Declared, Any], Compiled] = {}
         self._number = 0
+        #: how many calls of a job have been compared; `runs` go on where a checkpoint ended
+        self._compared: Counter[str] = Counter()
 
     @property
     def started(self) -> bool:
@@ -228,8 +231,9 @@ class Session:
     def compare_arguments(self, job: Declared, arrays: Mapping[str, Sequence[Array | Lazy]]) -> None:
         """ArgumentError unless every client passes the same arguments; looked at in the first calls only, because it costs a message."""
         world = self.world
-        if world is None or not world.multi or self.runs.get(job.name, 0) >= CALLS_COMPARED:
+        if world is None or not world.multi or self._compared[job.name] >= CALLS_COMPARED:
             return
+        self._compared[job.name] += 1
         mine = {name: digest(*map(_print, values)) for name, values in arrays.items()}
         for rank, others in enumerate(world.call(Tell(mine))):
             different = [name for name in mine if others.get(name) != mine[name]]
@@ -305,9 +309,8 @@ class Session:
 
     def finish(self) -> None:
         """Wait for what is unfinished, and raise what went wrong with it; collective."""
-        unfinished, self.unfinished = self.unfinished, None
-        if unfinished is not None:
-            unfinished.wait()
+        if self.unfinished is not None:
+            self.unfinished.wait()
 
     def close(self) -> None:
         """Finish, and end the ranks.  Jobs and variables are gone with them."""
