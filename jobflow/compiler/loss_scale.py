@@ -3,6 +3,9 @@
 `Scaling` is used while gradients are made: the loss starts with the scale of the moment, gradients are divided by it, and how many
 of their numbers are not finite is counted, over all variables on all ranks: a sum like any other, so every rank has the same count.
 
+`Stopping` takes its place where there is no scale, but the first step that is not finite shall leave everything as it was, for who looks for
+the reason.
+
 `guard` is a pass on the finished graph: every write of a variable heeds that count (`Unless`), so that a step with an infinity leaves
 everything as it was, the train step and the statistics of batch normalisation included, except the scale, which shrinks.
 """
@@ -16,16 +19,19 @@ from functools import reduce
 from jobflow.compiler.trace import Tracer
 from jobflow.graph.ir import Graph, Node, Value
 from jobflow.graph.rewrite import copy_node, needed_nodes, with_values
-from jobflow.graph.training import DynamicScale
+from jobflow.graph.training import DynamicScale, Halting
 from jobflow.layout import B
 from jobflow.ops import elementwise as ew
 from jobflow.ops.base import Op, ViewOp, apply
 from jobflow.ops.layout_ops import Copy, ToLocal
-from jobflow.ops.loss_scale import LossScaleUpdate, Unless, count_not_finite
+from jobflow.ops.loss_scale import COUNT, Halt, LossScaleUpdate, Unless, count_not_finite
 from jobflow.ops.shape import reshape
 from jobflow.ops.source import ReadVariable
 from jobflow.ops.update import Assign, Updated
 from jobflow.types import Tensor, TensorType, float32, int64
+
+#: the variable that stops a job's steps, before the job's name
+NOT_FINITE = "System-Train-NotFinite"
 
 
 @dataclass(frozen=True)
@@ -36,14 +42,16 @@ class Scaling:
     scale: Value
     good: Value
 
-    @classmethod
-    def of(cls, tracer: Tracer, dynamic: DynamicScale | None) -> Scaling | None:
+    @staticmethod
+    def of(tracer: Tracer, dynamic: DynamicScale | Halting | None) -> Scaling | Stopping | None:
         """Declares the variables; None where the scale is fixed."""
         if dynamic is None:
             return None
+        if isinstance(dynamic, Halting):
+            return Stopping(tracer.slot(f"{NOT_FINITE}-{tracer.name}", COUNT, 0, None))
         name = f"System-Train-DynamicLossScale-{tracer.name}"
         scale = tracer.slot(f"{name}-LossScale", TensorType((1,), float32), dynamic.initial, None)
-        return cls(dynamic, scale, tracer.slot(f"{name}-GoodStepCounter", TensorType((1,), int64), 0, None))
+        return Scaling(dynamic, scale, tracer.slot(f"{name}-GoodStepCounter", TensorType((1,), int64), 0, None))
 
     def scaled(self, seed: Tensor) -> Tensor:
         """The gradient that a loss starts with, times the scale."""
@@ -59,9 +67,31 @@ class Scaling:
         return {self.scale.name: scale, self.good.name: good}
 
 
+@dataclass(frozen=True)
+class Stopping:
+    """No scale: what counts numbers that are not finite, this step's and those of the step that was skipped first."""
+
+    count: Value
+
+    def scaled(self, seed: Tensor) -> Tensor:
+        """As it is."""
+        return seed
+
+    def unscaled(self, gradient: Tensor) -> Tensor:
+        """As it is."""
+        return gradient
+
+    def judge(self, gradients: Sequence[Tensor]) -> dict[str, Value]:
+        """What the count becomes, for these gradients of all variables; each read in the layout of its variable."""
+        bad: Tensor = self.count
+        for gradient in gradients:
+            bad = ew.add(count_not_finite(gradient), bad)
+        return {self.count.name: apply(Halt(), self.count, bad)}
+
+
 def guard(graph: Graph) -> Graph:
-    """Have every write but that of the loss scale depend on the count that this reads; a graph without one stays as it is."""
-    judge = next((node for node in graph.nodes if isinstance(node.op, LossScaleUpdate)), None)
+    """Have every write but that of the loss scale or the count depend on the count of a step; a graph without one stays as it is."""
+    judge = next((node for node in graph.nodes if isinstance(node.op, LossScaleUpdate | Halt)), None)
     return graph if judge is None else _Guarding(graph, judge).run()
 
 
@@ -69,7 +99,7 @@ class _Guarding:
     def __init__(self, graph: Graph, judge: Node) -> None:
         self.graph = graph
         self.judge = judge
-        self.bad = judge.inputs[2]
+        self.bad = judge.inputs[-1]
         self.before = needed_nodes(judge.inputs)
         self.early: list[Node] = []
         self.late: list[Node] = []

@@ -35,6 +35,11 @@ class DynamicScale:
     multiplier: float
 
 
+@dataclass(frozen=True)
+class Halting:
+    """No loss scale; a step whose gradients are not all finite is skipped, and every step after it."""
+
+
 class Optimizer(Protocol):
     """Turns gradients into new values of variables by calling ordinary ops."""
 
@@ -52,8 +57,8 @@ class Optimizer(Protocol):
         ...
 
     @property
-    def dynamic_loss_scale(self) -> DynamicScale | None:
-        """The same where it follows what the gradients can bear; None where `loss_scale` holds."""
+    def dynamic_loss_scale(self) -> DynamicScale | Halting | None:
+        """The same where it follows what the gradients can bear, or what else may skip a step; None where `loss_scale` holds."""
         ...
 
 

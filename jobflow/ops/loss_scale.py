@@ -170,3 +170,16 @@ class LossScaleUpdate(Updated):
             yield sample(cls(period=3), np.array([8.0]), np.array([good]), np.array([bad]), differentiable=())
         yield sample(cls(), np.array([1.5]), np.array([0]), np.array([1]), differentiable=())
         yield sample(cls(period=1), np.array([float32.largest]), np.array([0]), np.array([0]), differentiable=())
+
+
+@dataclass(frozen=True)
+class Halt(Assign):
+    """n' = bad: how many numbers were not finite, in the first step in which any was not.
+
+    Inputs: n; and bad, the count of this step's gradients plus n, so that all later steps are skipped as well.
+    """
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for bad in (0, 3):
+            yield sample(cls(), np.array([0]), np.array([bad]), differentiable=())

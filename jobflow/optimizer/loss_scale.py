@@ -10,7 +10,7 @@ from jobflow.errors import ConfigError, user_line
 from jobflow.optimizer.warmup import is_number
 from jobflow.types import float32
 
-__all__ = ["dynamic_loss_scale", "static_loss_scale"]
+__all__ = ["dynamic_loss_scale", "halt_where_not_finite", "static_loss_scale"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,13 @@ class DynamicLossScale:
             raise ConfigError(f"{what}: multiplier must be a number larger than 1; got {self.multiplier!r}")
 
 
-LossScale: TypeAlias = StaticLossScale | DynamicLossScale
+@dataclass(frozen=True)
+class HaltWhereNotFinite:
+    """No scale, but from the first step on in which a gradient is not finite, no variable changes any more: the state is that before this step."""
+
+
+LossScale: TypeAlias = StaticLossScale | DynamicLossScale | HaltWhereNotFinite
 
 static_loss_scale = StaticLossScale
 dynamic_loss_scale = DynamicLossScale
+halt_where_not_finite = HaltWhereNotFinite

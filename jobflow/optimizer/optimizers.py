@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from jobflow.errors import ConfigError, JobError, did_you_mean, user_line
-from jobflow.graph.training import DynamicScale, Parameter, Slots
+from jobflow.graph.training import DynamicScale, Halting, Parameter, Slots
 from jobflow.layout import Broadcast
 from jobflow.losses import TrainJob, check_loss, job_in_force
 from jobflow.ops.base import Op, apply
 from jobflow.ops.update import AdamUpdate, LambUpdate, LarsUpdate, MomentumUpdate, RmsPropUpdate, SgdUpdate, learning_rate
 from jobflow.optimizer.clipping import Clipping
-from jobflow.optimizer.loss_scale import DynamicLossScale, LossScale, StaticLossScale
+from jobflow.optimizer.loss_scale import DynamicLossScale, HaltWhereNotFinite, LossScale, StaticLossScale
 from jobflow.types import Tensor
 
 if TYPE_CHECKING:
@@ -54,9 +54,11 @@ class Minimizer:
         job.minimize(self.for_job(job), [check_loss(what, loss) for loss in listed])
 
     @property
-    def dynamic_loss_scale(self) -> DynamicScale | None:
-        """The loss scale that changes from step to step, if there is one."""
+    def dynamic_loss_scale(self) -> DynamicScale | Halting | None:
+        """The loss scale that changes from step to step, or what else may skip a step, if there is one."""
         policy = self.loss_scale_policy
+        if isinstance(policy, HaltWhereNotFinite):
+            return Halting()
         if not isinstance(policy, DynamicLossScale):
             return None
         return DynamicScale(float(policy.initial_loss_scale), int(policy.increment_period), float(policy.multiplier))

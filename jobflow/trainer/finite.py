@@ -21,11 +21,11 @@ from jobflow.typing.lazy import whole
 from jobflow.verify import Runner
 
 
-def first_not_finite(session: Session, job: Job, batch: Mapping[str, Any]) -> str:
-    """For people: which tensor of the step that was run last on this batch, and the line that made it."""
+def first_not_finite(session: Session, job: Job, batch: Mapping[str, Any], run: int) -> str:
+    """For people: which tensor of run number `run` of a job, on this batch, and the line that made it.  Variables must be as they were then."""
     runner = Runner(session, job)
     arrays = {name: np.asarray(whole(batch[name])) for name, _ in job.signature.placeholders()}
-    seen = runner.watched(arrays, session.runs[job.name] - 1)
+    seen = runner.watched(arrays, run)
     found = next((one for one in ordered(seen.values()) if not_finite(one)), None)
     if found is None:
         return "run again, the step has finite numbers only, so they depend on something beside variables, batch and seed"

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 
 from jobflow import scope
+from jobflow.compiler.loss_scale import NOT_FINITE
+from jobflow.compiler.trace import Tracer
 from jobflow.data.batches import per_device
 from jobflow.data.readers import open_reader
 from jobflow.data.samples import Samples, Stream
@@ -29,6 +31,7 @@ from jobflow.layout import cut
 from jobflow.ops import elementwise as ew
 from jobflow.ops import reduce as rd
 from jobflow.ops.axes import reshape
+from jobflow.ops.loss_scale import COUNT
 from jobflow.optimizer.from_options import optimizer_of
 from jobflow.optimizer.optimizers import Minimizer
 from jobflow.options import EnvSettings
@@ -42,6 +45,12 @@ from jobflow.trainer.optimizing import optimizer_from
 from jobflow.types import Array, DType, TensorType, bfloat16, float16, float32
 from jobflow.typing.annotations import Bundle, ListNumpy, Numpy
 
+#: the name of all train jobs
+TRAIN = "train"
+#: a result of the train job, beside the metrics
+HALTED = "#halted"
+#: the variable that it is
+COUNTER = f"{NOT_FINITE}-{TRAIN}"
 #: the types of one sample, by field
 Fields = Mapping[str, TensorType]
 Body = Callable[[dict[str, Any]], dict[str, Any]]
@@ -82,8 +91,11 @@ class Jobs:
         return self.config.strategy.view == "mirrored" and rows >= self.ranks
 
     def train(self, rows: int) -> Job:
-        """One step over `rows` samples; gives the loss and all metrics, for every row or for every part of the batch."""
-        return self._job("train", rows, tuple(self.network.taken(self.fields)), self._train, trainable=True)
+        """One step over `rows` samples; gives the loss and all metrics, for every row or for every part of the batch.
+
+        And under HALTED, how many numbers were not finite in the gradients of a step before, since which no variable has changed.
+        """
+        return self._job(TRAIN, rows, tuple(self.network.taken(self.fields)), self._train, trainable=True)
 
     def evaluation(self, rows: int) -> Job:
         """The same numbers without a step."""
@@ -156,7 +168,8 @@ class Jobs:
         outputs = self._outputs(batch)
         optimizer: Minimizer = optimizer_from(self.config, self.steps)
         optimizer.minimize(outputs["loss"])
-        return _by_row(outputs, batch)
+        tracer: Tracer = scope.current().interpreter  # type: ignore[assignment]
+        return {**_by_row(outputs, batch), HALTED: tracer.slot(f"{NOT_FINITE}-{tracer.name}", COUNT, 0, None)}
 
     def _measured(self, batch: dict[str, Any]) -> dict[str, Any]:
         return _by_row(self._outputs(batch), batch)

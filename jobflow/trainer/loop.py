@@ -1,17 +1,21 @@
 """Training: steps, evaluations and checkpoints, one after another, until all are done or something says stop.
 
-After each step, in this order: watchers see it; what is due is evaluated, and early stopping heeds it; ranks agree whether to go on; what
+After each step, in this order: watchers see it; ranks agree whether to go on; what is due is evaluated, and early stopping heeds it; what
 is due, or the end, is saved.  So a checkpoint has what was known after its step, and who goes on from it does as the run would have done that
-was not stopped: the same samples, random numbers, learning rates and decisions.  Which step is due for what depends on steps and epochs alone.
+was not stopped: the same samples, random numbers, learning rates and decisions.  What is due after a step depends on steps and epochs alone.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from jobflow.checkpoint import sessions
 from jobflow.compiled import Compiled
@@ -24,7 +28,7 @@ from jobflow.trainer.config import Loaded, load
 from jobflow.trainer.config.schema import Checkpoint, Evaluation
 from jobflow.trainer.evaluate import measure
 from jobflow.trainer.finite import first_not_finite
-from jobflow.trainer.jobs import Means, Prepared, prepared
+from jobflow.trainer.jobs import COUNTER, HALTED, TRAIN, Means, Prepared, prepared
 from jobflow.trainer.optimizing import schedule_from
 from jobflow.trainer.outcome import Outcome, Stopped
 from jobflow.trainer.resume import Progress, chosen, read, series_of, set_aside_behind, together
@@ -60,6 +64,15 @@ def loaded_from(given: Loaded | str | Path) -> Loaded:
     return given
 
 
+class Before(NamedTuple):
+    """What was before a step, and what it was given."""
+
+    progress: Progress
+    #: how often the train job had run
+    run: int
+    batch: Batch
+
+
 @dataclass
 class Loop:
     """One run of training; every rank has one, and all of them decide alike."""
@@ -87,7 +100,7 @@ class Loop:
         self._saving: tuple[Path, sessions.Saving, float] | None = None
         self._saved: Path | None = None
         self._saved_step = -1
-        self._evaluated_step = -1
+        self._steps: tuple[Before, ...] = ()
         self._seconds = 0.0
         self._compiled: Compiled | None = None
 
@@ -113,10 +126,13 @@ class Loop:
             self._tell(lambda watcher: watcher.closed(info))
 
     def _train(self) -> None:
+        if self._due(self.config.evaluation) or (self._over and self.progress.step):
+            self._evaluate()  # what a run that was told to stop has left out
         if self.early is not None and self.early.is_over:
             self.stopped = "early"
         if self._over:
             self.stopped = self.stopped or "end"
+        if self.stopped:
             return
         with self._batches().start(Position(self.progress.epoch, self.progress.sample)) as reading:
             began = time.perf_counter()
@@ -133,22 +149,28 @@ class Loop:
         waited = reading.waited - waited
         if self.tracing is not None:
             self.tracing.before(step)
-        job = self.jobs.train(batch.size)
-        outputs = self.jobs.call(job, batch.arguments)
+        self._steps = (*self._steps[-1:], Before(copy.deepcopy(self.progress), self.session.runs.get(TRAIN, 0), batch))
+        outputs = self.jobs.call(self.jobs.train(batch.size), batch.arguments)
         if self.tracing is not None:
             self.tracing.after(step)
+        halted = int(outputs.pop(HALTED)[0])
         means = Means()
         means.add(outputs, batch.size, self.jobs.pieces(batch.size, self.jobs.microbatches(batch.size)))
         values = means.values()
-        if not math.isfinite(values["loss"]):
-            self._not_finite(batch, values["loss"])
+        if halted or not math.isfinite(values["loss"]):
+            self._not_finite(self._steps[0 if halted else -1], None if halted else values["loss"])
             return began
         seconds = time.perf_counter() - began
         self._account(batch, values, seconds, waited)
-        if self._due(self.config.evaluation, batch):
-            self._evaluate()
         self._decide()
-        if self.stopped or self._due(self.config.checkpoint, batch):
+        evaluates = (self._due(self.config.evaluation) or self._over) and self.stopped not in ("interrupt", "terminated")
+        saves = self._due(self.config.checkpoint) or self.stopped is not None
+        if (evaluates or saves) and self._halted():
+            self._not_finite(self._steps[-1], None)
+            return began
+        if evaluates:
+            self._evaluate()
+        if saves or self.stopped:
             self._save()
         self.clock.stepped(seconds)
         return time.perf_counter()
@@ -188,11 +210,12 @@ class Loop:
     def _writes(self) -> bool:
         return self.session.writes_files
 
-    def _due(self, wish: Evaluation | Checkpoint, batch: Batch) -> bool:
-        """Whether a section with every_steps and every_epochs asks for something after this step."""
-        by_steps = wish.every_steps and self.progress.step % wish.every_steps == 0
-        by_epochs = wish.every_epochs and batch.ends_epoch and batch.position_after.epoch % wish.every_epochs == 0
-        return bool(by_steps or by_epochs)
+    def _due(self, wish: Evaluation | Checkpoint) -> bool:
+        """Whether a section with every_steps and every_epochs asks for something after the steps that are done."""
+        progress = self.progress
+        by_steps = wish.every_steps is not None and progress.step % wish.every_steps == 0
+        by_epochs = wish.every_epochs is not None and progress.sample == 0 and progress.epoch % wish.every_epochs == 0
+        return progress.step > 0 and (by_steps or by_epochs)
 
     def _tell(self, what: Callable[[Watcher], None]) -> None:
         for watcher in self.watchers:
@@ -226,7 +249,7 @@ class Loop:
             return None
         self.progress = read(self.session, found, self.loaded)
         together(self.session, lambda: set_aside_behind(self.series, self.progress.step, notice))
-        self._saved, self._saved_step, self._evaluated_step = found, self.progress.step, self.progress.step
+        self._saved, self._saved_step = found, self.progress.step
         if self.early is not None and self.progress.early is not None:
             self.early.restore(self.progress.early)
         return found
@@ -249,10 +272,10 @@ class Loop:
 
     def _evaluate(self) -> None:
         samples, progress = self.prepared.samples.get("validation"), self.progress
-        if samples is None:
+        if samples is None or progress.evaluated == progress.step:
             return
         report: EvaluationReport = measure(self.jobs, samples, "validation", progress.step, progress.epoch)
-        self._evaluated_step = progress.step
+        progress.evaluated = progress.step
         self.clock.evaluated(report.seconds)
         progress.metrics.update(report.metrics)
         self._tell(lambda watcher: watcher.evaluated(self.info, report))
@@ -266,8 +289,6 @@ class Loop:
 
     def _save(self) -> None:
         """Begin to save the state after this step; all of it before the run ends."""
-        if self._over and self._evaluated_step != self.progress.step:
-            self._evaluate()
         if self._saved_step == self.progress.step:
             return
         self._settle()
@@ -301,11 +322,22 @@ class Loop:
 
     # ---------------------------------------------------------------- the end
 
-    def _not_finite(self, batch: Batch, loss: float) -> None:
-        """The loss of a step is no number: name the op that made the first such, and stop."""
-        self.stopped = "nan"
-        found = first_not_finite(self.session, self.jobs.train(batch.size), batch.arguments)
-        self.message = f"the loss of step {self.progress.step + 1} is {loss}: {found}"
+    def _halted(self) -> bool:
+        """Whether the step that was just done has changed nothing, because its gradients were not finite."""
+        return COUNTER in self.session.variables and bool(self.session.read([COUNTER])[COUNTER][0])
+
+    def _not_finite(self, before: Before, loss: float | None) -> None:
+        """The loss or the gradients of a step are not finite: name the op that made the first such number, and stop with the state before it."""
+        session, bad = self.session, before.progress.step + 1
+        what = "the gradients" if loss is None else f"the loss {loss}"
+        kept = self._halted()
+        found = first_not_finite(session, self.jobs.train(before.batch.size), before.batch.arguments, before.run)
+        self.stopped, self.message = "nan", f"step {bad}: {what}; {found}"
+        self.progress = before.progress
+        if kept:
+            session.runs[TRAIN] = before.run
+            session.write({COUNTER: np.zeros(1, np.int64)})
+            self._save()
 
     def _outcome(self) -> Outcome:
         assert self.stopped is not None

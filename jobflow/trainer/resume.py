@@ -15,12 +15,14 @@ from typing import Any, TypeVar
 from jobflow.checkpoint import sessions, store
 from jobflow.checkpoint.series import Series
 from jobflow.commands import Tell
+from jobflow.compiler.loss_scale import NOT_FINITE
 from jobflow.errors import CheckpointError, ConfigError, JobflowError
 from jobflow.session import Session
 from jobflow.trainer.config import Loaded, TrainConfig
 
 T = TypeVar("T")
 
+PRECISION = "strategy.precision"
 #: what may not change, as keys of the configuration
 FIXED = ("seed", "model", "data.train", "data.batch_size", "data.shuffle", "data.drop_last", "optimizer.name")
 
@@ -35,6 +37,8 @@ class Progress:
     sample: int = 0
     #: the last known metrics
     metrics: dict[str, float] = field(default_factory=dict)
+    #: the step after which the model was evaluated last
+    evaluated: int = 0
     #: of early stopping
     early: dict[str, Any] | None = None
     #: seconds of training, over all runs
@@ -48,7 +52,7 @@ class Progress:
             "config": plainly(plain),
             "metrics": dict(self.metrics),
             "facts": plainly(facts),
-            "trainer": {"early": self.early, "seconds": self.seconds},
+            "trainer": {"evaluated": self.evaluated, "early": self.early, "seconds": self.seconds},
         }
 
     @classmethod
@@ -61,6 +65,7 @@ class Progress:
                 int(position["epoch"]),
                 int(position["sample"]),
                 {str(name): float(value) for name, value in extra["metrics"].items()},
+                int(own["evaluated"]),
                 own["early"],
                 float(own["seconds"]),
             )
@@ -188,8 +193,20 @@ def read(session: Session, path: Path, loaded: Loaded) -> Progress:
     found = together(session, lambda: dict(store.load(path).extra))
     progress = Progress.of(found, path)
     check_same(path, found["config"], loaded)
-    sessions.load(session, path, what="--resume")
+    _load(session, path, same=_at(found["config"], PRECISION) == loaded.config.strategy.precision)
     return progress
+
+
+def _load(session: Session, path: Path, same: bool) -> None:
+    """Variables as the checkpoint has them; in another precision, those of the loss scale begin anew."""
+    if same:
+        sessions.load(session, path, what="--resume")
+        return
+    there = together(session, lambda: set(store.load(path)))
+    lacking = [name for name in session.variables if name not in there and not name.startswith((NOT_FINITE, "System-Train-DynamicLossScale"))]
+    if lacking:
+        raise CheckpointError(f"{path} lacks the variable {lacking[0]}, so training cannot go on from it; --resume never begins anew")
+    sessions.load(session, path, strict=False, what="--resume")
 
 
 def series_of(config: TrainConfig) -> Series:
