@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from pydoc_data.topics import topics
+from zlib import crc32
 
 #: what is no part of the library, or nobody's to read
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
@@ -20,11 +21,12 @@ FIRST = re.compile(r"""\A(?:[ \t]*(?:\#[^\n]*)?\n)*([rRuU]?(?:\"\"\".*?(?<!\\)\"
 
 @lru_cache(maxsize=1)
 def documentation_text() -> str:
-    """The topics of `help()` and the docstrings of the standard library's modules, in the order of their names.
+    """The topics of `help()` and the docstrings of the standard library's modules, mixed: in the order of their checksums.
 
-    It is that of the Python that runs: another version has other text.
+    So a part that is held out is text of the same kind as the rest.  It is that of the Python that runs: another version has other text.
     """
-    return "\n\n".join(text.strip() for text in [*(topics[name] for name in sorted(topics)), *_docstrings()]) + "\n"
+    parts = sorted((text.strip() for text in [*topics.values(), *_docstrings()]), key=lambda text: (crc32(text.encode()), text))
+    return "\n\n".join(parts) + "\n"
 
 
 def _modules(root: str) -> Iterator[str]:
