@@ -22,8 +22,8 @@ MODES = {1: "L", 3: "RGB"}
 class ImageFolders(Samples):
     """Images float32[channels, size, size], and as labels int32 the place of the folder they lie in among the folders of `path`.
 
-    The shorter side of an image is scaled to `resize` pixels, by default `size`, and a square of `size` cut from the middle, or with
-    `crop: random` anywhere; with `flip` half of the images are mirrored.  What is drawn is a function of (`seed`, epoch, number of the image).
+    The shorter side of an image is scaled to `resize` pixels, by default `size`, and a square of `size` cut from the middle, or anywhere if
+    `crop` is "random"; with `flip` half of the images are mirrored.  What is drawn is a function of (`seed`, epoch, number of the image).
     Numbers are in 0..1, or with `mean` and `deviation` (one per channel) (x - mean) / deviation of that.  `classes` names the folders to
     use, in this order; all by default, in the order of their names.  Without `labels` all images below `path` are read, in one field.
     Every `validation_every`-th image is for validation.

@@ -19,7 +19,7 @@ WHAT = 'reader "python"'
 
 
 def python_source(function: str, arguments: dict[str, Any] | None = None, names: list[str] | None = None) -> Samples | Stream:
-    """What the function `module:name` gives when it is called with `arguments`.
+    """What a `function`, "module:name", gives when it is called with `arguments`.
 
     A dict of arrays is a table of samples by row.  Of anything with `len` and `[i]` each element is a sample; anything else that can be
     iterated is streamed: for each epoch the function is called again, with the number of the epoch as `epoch` if it takes that.

@@ -43,7 +43,7 @@ class Samples(ABC):
 
     def __init__(self, fields: Mapping[str, Field], count: int, keep: Keep | None = None) -> None:
         self.fields = dict(fields)
-        self._keep = keep or Keep("all", count)
+        self._keep = Keep("all", count) if keep is None else keep
         if len(self._keep) == 0:
             raise DataError(f"{self}: there are no samples{self._keep}")
 

@@ -22,9 +22,9 @@ class Text(Samples):
     """Windows of `length` tokens, int32[length]: `tokens`, and as `targets` those one place further on.
 
     `path` is a file or a folder, whose files that match `pattern` are read one after another in the order of their names; without a path
-    the text is the documentation that comes with Python.  Tokens are characters, which make up a `vocabulary` unless one is given, or
-    bytes of the files, which are then mapped and may be larger than memory.  A window begins every `stride` tokens, by default every
-    `length`.  The last part of the text, `validation` of it, is split off for validation.
+    the text is the documentation that comes with Python.  Tokens are, as `level` says, characters, which make up a `vocabulary` unless
+    one is given, or bytes of the files, which are then mapped and may be larger than memory.  A window begins every `stride` tokens, by
+    default every `length`.  The last part of the text, `validation` of it, is split off for validation.
     """
 
     def __init__(
