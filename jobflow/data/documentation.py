@@ -1,4 +1,4 @@
-"""The documentation text that comes with Python itself: some 700,000 characters of English about programming, on every machine."""
+"""The documentation text that comes with Python itself: some 600,000 characters of English about programming, on every machine."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from zlib import crc32
 
 #: what is no part of the library, or nobody's to read
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+PARAGRAPHS = re.compile(r"\n(?:[ \t]*\n)+")
 #: the string that a module begins with, after comments
 FIRST = re.compile(r"""\A(?:[ \t]*(?:\#[^\n]*)?\n)*([rRuU]?(?:\"\"\".*?(?<!\\)\"\"\"|'''.*?(?<!\\)'''|"[^"\n]+"|'[^'\n]+'))""", re.DOTALL)
 
@@ -23,10 +24,11 @@ FIRST = re.compile(r"""\A(?:[ \t]*(?:\#[^\n]*)?\n)*([rRuU]?(?:\"\"\".*?(?<!\\)\"
 def documentation_text() -> str:
     """The topics of `help()` and the docstrings of the standard library's modules, mixed: in the order of their checksums.
 
-    So a part that is held out is text of the same kind as the rest.  It is that of the Python that runs: another version has other text.
+    So a part that is held out is text of the same kind as the rest, and as paragraphs that several of them share are there once, it is
+    not the same text.  It is that of the Python that runs: another version has other text.
     """
     parts = sorted((text.strip() for text in [*topics.values(), *_docstrings()]), key=lambda text: (crc32(text.encode()), text))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(dict.fromkeys(paragraph for part in parts for paragraph in PARAGRAPHS.split(part) if paragraph)) + "\n"
 
 
 def _modules(root: str) -> Iterator[str]:
