@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from datetime import datetime
 
+from jobflow.checkpoint import sessions
 from jobflow.checkpoint import variables as stored
 from jobflow.session import current_session, started_session
 
@@ -49,7 +50,7 @@ class SimpleCheckPointManager:
 
     def initialize_or_restore(self) -> None:
         """Load the newest; if there is none, save the first."""
-        latest = self.latest_checkpoint()
+        latest = sessions.on_first(started_session(), self.latest_checkpoint)
         if latest is None:
             self.save()
         else:

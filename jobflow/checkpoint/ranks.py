@@ -20,6 +20,7 @@ from jobflow.checkpoint.parts import Part, Piece
 from jobflow.checkpoint.writing import unsettled
 from jobflow.commands import state_of
 from jobflow.errors import CheckpointError
+from jobflow.plan.storage import is_common
 from jobflow.runtime.state import State
 from jobflow.runtime.world.base import Rank
 from jobflow.types import Array, TensorType
@@ -266,7 +267,10 @@ class Look:
 
 @dataclass(frozen=True)
 class Stage:
-    """Read the rank's boxes of tensors, by name with their types, and keep them beside the variables; answers with what went wrong."""
+    """Read the rank's boxes of tensors, by name with their types, and keep them beside the variables; answers with what went wrong.
+
+    What ranks have in common memory, one of them reads.
+    """
 
     path: str
     digest: str
@@ -278,8 +282,8 @@ class Stage:
             found = reading.load(self.path, self.types, check=False)
             if found.digest != self.digest:
                 return f"{self.path} was replaced while it was being loaded; load it again"
-            for name, type in self.types.items():
-                if name in state.slots:
+            for i, (name, type) in enumerate(self.types.items()):
+                if name in state.slots and (i % rank.size == rank.index or not is_common(state.slots[name].buffer)):
                     staged[name] = found.stored[name].read(state.variables[name].layout.box(type.shape, rank.index))
         except (CheckpointError, OSError) as error:
             return str(error)

@@ -67,10 +67,10 @@ class Saving:
 
     def wait(self) -> None:
         """Until all ranks are done; collective.  CheckpointError if it could not be saved; nobody else raises that afterwards."""
-        if self._session.unfinished is self:
-            self._session.unfinished = None
         if self._answer is None:
             self._answer = self._ask()
+        if self._session.unfinished is self:
+            self._session.unfinished = None
         if self._answer:
             raise CheckpointError(self._answer[0])
 

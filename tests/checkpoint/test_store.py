@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from pathlib import Path
@@ -13,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobflow.checkpoint import parts, safetensors
-from jobflow.checkpoint.store import load, save
+from jobflow.checkpoint.store import load, problems, save
 from jobflow.errors import CheckpointError
+from jobflow.layout import Box
 from jobflow.types import TensorType, dtype_named, float32, int64
 
 DTYPES = ["bool", "int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
@@ -161,33 +163,48 @@ def test_missing_names_are_suggested(tmp_path: Path) -> None:
 # ---- damage --------------------------------------------------------------------------------------------------------------------------
 
 
-def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
-    """In the manifest and in the tensors' file, whichever byte it is: the numbers are right or there is an error."""
-    tensors = {"w": np.arange(6, dtype=np.float32), "n": np.array([3])}
-    save(tmp_path / "c", tensors, {"seed": 1})
+def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    """In the manifest and in the tensors' file, whichever it is: before a number is used."""
+    save(tmp_path / "c", {"w": np.arange(6, dtype=np.float32), "n": np.array([3])}, {"lr": 1e-05, "note": "Ab"})
+    assert list(problems(tmp_path / "c")) == []
     for name in ("manifest.json", "tensors-00001.safetensors"):
         file = tmp_path / "c" / name
         whole = file.read_bytes()
-        for i in range(len(whole)):
-            file.write_bytes(whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1 :])
-            try:
-                loaded = load(tmp_path / "c")
-                found = {key: loaded[key].tolist() for key in loaded}
-            except CheckpointError as error:
-                assert str(tmp_path / "c") in str(error)
-            else:  # white space only
-                assert (found, loaded.extra) == ({key: value.tolist() for key, value in tensors.items()}, {"seed": 1})
+        for bit in range(0, 8 * len(whole), 5):
+            file.write_bytes(whole[: bit // 8] + bytes([whole[bit // 8] ^ (1 << bit % 8)]) + whole[bit // 8 + 1 :])
+            found = list(problems(tmp_path / "c"))
+            assert found and str(tmp_path / "c") in found[0], (name, bit)
         file.write_bytes(whole)
 
 
 def test_every_truncation_is_noticed(tmp_path: Path) -> None:
     save(tmp_path / "c", {"w": np.arange(6, dtype=np.float32)})
-    file = tmp_path / "c" / "tensors-00001.safetensors"
-    whole = file.read_bytes()
-    for length in range(len(whole)):
-        file.write_bytes(whole[:length])
-        with pytest.raises(CheckpointError, match="is damaged"):
-            load(tmp_path / "c")
+    for name in ("manifest.json", "tensors-00001.safetensors"):
+        file = tmp_path / "c" / name
+        whole = file.read_bytes()
+        for length in [*range(len(whole)), len(whole) + 1]:
+            file.write_bytes(whole[:length] if length < len(whole) else whole + b" ")
+            with pytest.raises(CheckpointError, match="is damaged"):
+                load(tmp_path / "c")
+        file.write_bytes(whole)
+
+
+def test_the_first_version_is_read(tmp_path: Path) -> None:
+    """One file per tensor and no shards."""
+    w = np.arange(6, dtype=np.float32).reshape(2, 3)
+    save(tmp_path / "c", {"w": w})
+    sha = hashlib.sha256(w.tobytes()).hexdigest()
+    entry = {"shape": [2, 3], "dtype": "float32", "file": "tensors-00001.safetensors", "sha256": sha}
+    body = {"format": "jobflow checkpoint", "version": 1, "tensors": {"w": entry}, "extra": {"seed": 7}}
+    whole = {**body, "sha256": hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()}
+    (tmp_path / "c" / "manifest.json").write_text(json.dumps(whole, indent=1) + "\n")
+    loaded = load(tmp_path / "c")
+    same(loaded, {"w": w})
+    assert loaded.extra == {"seed": 7}
+    assert loaded.stored["w"].read(Box(((1, 2), (0, 2)), (2, 3))).tolist() == [[3.0, 4.0]]
+    (tmp_path / "c" / "manifest.json").write_text(json.dumps({**whole, "extra": {"seed": 8}}))
+    with pytest.raises(CheckpointError, match="its content does not match its hash"):
+        load(tmp_path / "c")
 
 
 def test_damaged_numbers_name_tensor_and_file(tmp_path: Path) -> None:

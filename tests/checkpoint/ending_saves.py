@@ -1,0 +1,35 @@
+"""A program that ends while a checkpoint is being written.  Arguments: directory, "good" or "full"."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from layouts import IDS, begin
+
+from jobflow.checkpoint import files, sessions
+from jobflow.checkpoint.files import Files
+from jobflow.session import started_session
+
+T = TypeVar("T")
+
+
+class Slow(Files):
+    """Slow, and full at the end if the program says so."""
+
+    def do(self, what: str, path: Path, change: Callable[[], T]) -> T:
+        if what == "sync":
+            time.sleep(0.05)
+            if sys.argv[2] == "full" and self.rank == 1:
+                raise OSError(28, "No space left on device", str(path))
+        return change()
+
+
+files.use(Slow)
+job = begin(2)
+job(IDS)
+saving = sessions.save(started_session(), Path(sys.argv[1]) / "last", asynchronous=True)
+assert not saving.done

@@ -1,0 +1,63 @@
+"""Ranks that are processes save and load together; and what becomes of a checkpoint when the program ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from layouts import numbers, same, session_under, values
+
+from jobflow.checkpoint import sessions, store
+
+HERE = Path(__file__).parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def mpiexec() -> str:
+    beside = Path(sys.executable).with_name("mpiexec")
+    return str(beside if beside.exists() else shutil.which("mpiexec") or pytest.fail("there is no mpiexec: install the extra mpi"))
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(word) for word in command], env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("ranks", "client", "layout"), [(2, "multi", "TP2"), (4, "single", "2x2")])
+def test_processes(tmp_path: Path, ranks: int, client: str, layout: str) -> None:
+    """They load what threads saved, and threads load what they save."""
+    session = session_under("ZeRO-3")
+    expected = numbers(session)
+    session.write(expected)
+    sessions.save(session, tmp_path / "threads")
+    sessions.save(session, tmp_path / "damaged")
+    shard = store.load(tmp_path / "damaged").stored["up-weight"].shards[-1]  # type: ignore[attr-defined]
+    content = bytearray(shard.file_path.read_bytes())
+    content[shard.place.start] ^= 1
+    shard.file_path.write_bytes(content)
+    ended = run(mpiexec(), "-n", str(ranks), sys.executable, HERE / "saving_ranks.py", tmp_path, client, layout)
+    assert (ended.returncode, ended.stdout) == (0, f"{layout} done\n" * (ranks if client == "multi" else 1)), ended.stderr
+    steps = tmp_path / f"of-{layout}"
+    assert sorted(entry.name for entry in steps.iterdir()) == ["step-00000003", "step-00000004"]
+    session.write({name: value * 0 for name, value in expected.items()})
+    sessions.load(session, steps / "step-00000003")
+    same(values(session), expected)
+
+
+def test_the_program_ends_after_its_last_checkpoint(tmp_path: Path) -> None:
+    ended = run(sys.executable, HERE / "ending_saves.py", tmp_path, "good")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["last"]
+    assert list(store.problems(tmp_path / "last")) == []
+
+
+def test_the_program_tells_that_its_last_checkpoint_failed(tmp_path: Path) -> None:
+    ended = run(sys.executable, HERE / "ending_saves.py", tmp_path, "full")
+    assert ended.returncode == 1
+    assert "last could not be saved (save at ending_saves.py:" in ended.stderr and "rank 1: [Errno 28] No space" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,184 @@
+"""A directory of steps: the newest that is whole, what is kept, and what is cleaned."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layouts import IDS, begin, same, values
+
+from jobflow.checkpoint import places, sessions, store
+from jobflow.checkpoint.files import Files
+from jobflow.checkpoint.series import Series
+from jobflow.errors import ArgumentError
+from jobflow.session import started_session
+
+
+def add(series: Series, *steps: int, **metrics: float) -> None:
+    for step in steps:
+        store.save(series.path_of(step), {"w": np.full(4, step, np.float32)}, {"step": step, "metrics": metrics})
+
+
+def spoil(series: Series, step: int) -> None:
+    """Flip a bit of the numbers."""
+    file = series.path_of(step) / "tensors-00001.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x7f")
+
+
+def test_steps(tmp_path: Path) -> None:
+    series = Series(tmp_path / "c")
+    assert series.steps() == [] and series.prune() == [] and series.newest_good().path is None
+    add(series, 200, 30, 123456789)
+    (tmp_path / "c" / "step-00000007").mkdir()
+    (tmp_path / "c" / "other").mkdir()
+    assert series.steps() == [30, 200, 123456789]
+    assert series.path_of(30) == tmp_path / "c" / "step-00000030"
+    assert store.load(series.path_of(200)).extra["step"] == 200
+
+
+def test_the_newest_that_is_whole(tmp_path: Path) -> None:
+    series = Series(tmp_path)
+    add(series, 1, 2, 3, 4, 5)
+    assert (series.newest_good().step, series.newest_good().skipped) == (5, ())
+    spoil(series, 5)
+    (series.path_of(4) / "manifest.json").unlink()
+    (series.path_of(3) / "tensors-00001.safetensors").unlink()
+    found = series.newest_good()
+    assert (found.step, found.path) == (2, series.path_of(2))
+    assert [skipped.step for skipped in found.skipped] == [5, 4, 3]
+    texts = [str(skipped) for skipped in found.skipped]
+    assert 'tensor "w" is damaged: its content, box [0:4]' in texts[0] and "is passed over" in texts[0]
+    assert "manifest.json is missing" in texts[1]
+    assert "tensors-00001.safetensors is missing" in texts[2]
+    for step in (1, 2):
+        spoil(series, step)
+    assert (series.newest_good().step, len(series.newest_good().skipped)) == (None, 5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.one_of(st.none(), st.just(float("nan")), st.integers(0, 3)), min_size=1, max_size=8),
+    st.integers(0, 3),
+    st.integers(0, 3),
+    st.sampled_from(["min", "max"]),
+    st.sets(st.integers(0, 7)),
+)
+def test_what_is_kept(
+    tmp_path_factory: pytest.TempPathFactory, scores: list[Any], keep_last: int, keep_best: int, mode: Any, damaged: set[int]
+) -> None:
+    """The last, the best (ties: the newest), and the newest that is whole; all if keep_last is 0; nothing else."""
+    series = Series(tmp_path_factory.mktemp("kept"), keep_last, keep_best, "loss", mode)
+    for step, score in enumerate(scores):
+        add(series, step, **({} if score is None else {"loss": float(score)}))
+        if step in damaged:
+            spoil(series, step)
+    steps = list(range(len(scores)))
+    ranked = sorted(
+        (step for step in steps if scores[step] is not None and scores[step] == scores[step]),
+        key=lambda step: (scores[step] if mode == "min" else -scores[step], -step),
+    )
+    good = [step for step in steps if step not in damaged][-1:]
+    expected = set(steps if not keep_last else [*steps[-keep_last:], *ranked[:keep_best], *good])
+    removed = series.prune()
+    assert set(series.steps()) == expected
+    assert set(removed) == set(steps) - expected
+    assert {entry.name for entry in series.directory.iterdir()} == {series.path_of(step).name for step in expected}
+    assert series.newest_good().step == (good[0] if good else None)
+
+
+def test_settings_that_make_no_sense(tmp_path: Path) -> None:
+    for wrong, text in (
+        ({"keep_last": -1}, "keeps 0"),
+        ({"keep_best": 1}, "needs best_metric"),
+        ({"best_mode": "least"}, "best_mode"),
+    ):
+        with pytest.raises(ArgumentError, match=text):
+            Series(tmp_path, **wrong)  # type: ignore[arg-type]
+
+
+def test_sessions_save_into_series(tmp_path: Path) -> None:
+    job = begin(2)
+    session = started_session()
+    series = Series(tmp_path / "c", keep_last=2, keep_best=1, best_metric="validation/loss")
+    for step, loss in enumerate([3.0, 1.0, 2.0, 4.0, 5.0]):
+        job(IDS)
+        saving = series.save(session, step, {"metrics": {"validation/loss": loss}}, asynchronous=step % 2 == 0)
+    saving.wait()
+    assert series.steps() == [1, 3, 4]
+    first = values(session)
+    job(IDS)
+    series.save(session, 4)  # in its place
+    second = values(session)
+    assert second["table"].tobytes() != first["table"].tobytes()
+    newest = sessions.on_first(session, series.newest_good)
+    sessions.load(session, series.path_of(1))
+    assert session.runs == {"train_job": 2}
+    assert newest.path is not None
+    extra = sessions.load(session, newest.path)
+    assert (newest.step, extra["step"], extra["runs"]) == (4, 4, {"train_job": 6})
+    same(values(session), second)
+    assert {entry.name for entry in series.directory.iterdir()} == {series.path_of(step).name for step in (1, 3, 4)}
+
+
+# ---- leftovers -----------------------------------------------------------------------------------------------------------------------
+
+
+def left_over(parent: Path, what: str = "saving", host: str | None = None, pid: int | None = None, start: str = "1") -> Path:
+    """A directory as a process of several ranks leaves it."""
+    path = parent / f".step-00000002.{what}.{host or places._host()}.{pid or os.getpid()}-{start}.abc"
+    path.mkdir()
+    for name in ("tensors-00000-00001.safetensors", "tensors-00001-00001.safetensors", "part-00001.json", "failed-00002.new"):
+        (path / name).write_text("x")
+    return path
+
+
+def test_leftovers_of_the_dead_are_removed(tmp_path: Path) -> None:
+    """Also if another process has the number now."""
+    series = Series(tmp_path)
+    add(series, 1)
+    left_over(tmp_path)
+    left_over(tmp_path, pid=2**22 + 5)
+    alive = places.new_place(series.path_of(3))
+    alive.mkdir()
+    elsewhere = left_over(tmp_path, host="elsewhere")
+    series.clean()
+    assert {entry.name for entry in tmp_path.iterdir()} == {"step-00000001", alive.name, elsewhere.name}
+    for path in (*elsewhere.iterdir(), elsewhere):
+        os.utime(path, (time.time() - places.STALE - 5,) * 2)
+    series.clean()
+    assert {entry.name for entry in tmp_path.iterdir()} == {"step-00000001", alive.name}
+
+
+@pytest.mark.parametrize("renames", [0, 1, 2, 3])
+def test_where_names_cannot_be_exchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int) -> None:
+    """Three renames instead; a process that dies between them loses neither the old nor the new."""
+    monkeypatch.setattr("jobflow.checkpoint.files._exchanged", lambda a, b: False)
+    series = Series(tmp_path)
+    add(series, 1, 2)
+
+    class Dying(Files):
+        left = renames
+
+        def do(self, what: str, path: Path, change: Any) -> Any:
+            if self.left == 0 and what in ("rename", "unlink", "rmdir"):
+                raise SystemExit
+            self.left -= what == "rename"
+            return change()
+
+    new = {"w": np.zeros(4, np.float32)}
+    with pytest.raises(SystemExit):
+        store.save(series.path_of(2), new, replace=True, files=Dying())
+    monkeypatch.setattr("jobflow.checkpoint.places._start", lambda pid: "another process")
+    series.clean()
+    found = store.load(series.path_of(2))["w"].tolist()
+    assert found == ([2] * 4 if renames < 2 else [0] * 4)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
+    store.save(series.path_of(2), {"w": np.ones(4, np.float32)}, replace=True)
+    same(dict(store.load(series.path_of(2))), {"w": np.ones(4, np.float32)})
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
