@@ -5,22 +5,27 @@ import time
 
 import numpy as np
 
-import jobflow as flow
 import jobflow.typing as tp
+from jobflow import math, optimizer
+from jobflow.declare import global_function
+from jobflow.faces import matmul
+from jobflow.initializers import ones_initializer
+from jobflow.session import config
+from jobflow.variables import get_variable
 
 ROWS, RATE, STEPS = 8, 0.1, 2
 
 begun = time.perf_counter()
-flow.config.cpu_device_num(2)
+config.cpu_device_num(2)
 
 
-@flow.global_function(type="train")
+@global_function(type="train")
 def train_job(x: tp.Numpy.Placeholder((ROWS, 4)), y: tp.Numpy.Placeholder((ROWS, 3))) -> tp.Numpy:  # type: ignore[valid-type]
     """mean (x w - y)^2, one step of w -= rate dw."""
-    w = flow.get_variable("w", shape=(4, 3), initializer=flow.ones_initializer())
-    error = flow.matmul(x, w) - y
-    loss = flow.math.reduce_mean(flow.math.square(error))
-    flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [RATE]), momentum=0).minimize(loss)
+    w = get_variable("w", shape=(4, 3), initializer=ones_initializer())
+    error = matmul(x, w) - y
+    loss = math.reduce_mean(math.square(error))
+    optimizer.SGD(optimizer.PiecewiseConstantScheduler([], [RATE]), momentum=0).minimize(loss)
     return loss  # type: ignore[return-value]
 
 
