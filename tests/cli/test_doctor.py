@@ -196,6 +196,15 @@ class TestMachine:
         (tmp_path / "cpu.max").write_text("max 100000\n")
         assert machine.quota() is None
 
+    def test_threads_of_one_core(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for number in range(4):
+            (tmp_path / f"cpu{number}" / "topology").mkdir(parents=True)
+            (tmp_path / f"cpu{number}" / "topology" / "thread_siblings_list").write_text(f"{number // 2 * 2}-{number // 2 * 2 + 1}\n")
+        monkeypatch.setattr(machine, "SYSTEM", tmp_path)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
+        assert machine.whole({0, 1, 2}) == 2 and machine.whole({7}) == 1
+        assert "3 usable" in (text := only(list(machine.cores())).text) and "threads of 2: up to 2 ranks" in text
+
     def test_a_container_with_little_memory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "memory.max").write_text(str(600 << 20))
         (tmp_path / "memory.current").write_text(str(100 << 20))

@@ -19,7 +19,7 @@ DISK_LEAST, DISK_ENOUGH = 1 * GIB, 10 * GIB
 MEMORY_ENOUGH = 1 * GIB
 #: seconds that writing a small file for good may take before it is worth a word
 SLOW_SYNC = 0.05
-CONTROL_GROUPS = Path("/sys/fs/cgroup")
+CONTROL_GROUPS, SYSTEM = Path("/sys/fs/cgroup"), Path("/sys/devices/system/cpu")
 
 
 def python() -> Iterator[Finding]:
@@ -44,18 +44,29 @@ def job() -> Iterator[Finding]:
 
 def cores() -> Iterator[Finding]:
     """How many ranks have a core each."""
-    usable, there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, os.cpu_count() or 1
-    seen = f"{usable} usable" + (f" of {there}" if there != usable else "") + f": up to {usable} ranks have one each"
+    there = os.cpu_count() or 1
+    mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(there))
+    real = whole(mine)
+    seen = f"{len(mine)} usable" + (f" of {there}" if there != len(mine) else "") + (f", threads of {real}" if real != len(mine) else "")
+    seen += f": up to {real} ranks have one each"
     allowed = quota()
-    if allowed is not None and allowed < usable:
+    if allowed is not None and allowed < real:
         fix = f"run at most {max(1, int(allowed))} ranks, or start the container with so many cores"
         yield Finding("cores", NOTE, f"{seen}, but this container gets the time of only {allowed:g}", fix)
         return
     busy = os.getloadavg()[0]
-    if busy > usable:
+    if busy > len(mine):
         yield Finding("cores", NOTE, f"{seen}; other programs keep them busy (load {busy:.1f}), so what is timed now is slow", "", "uptime; top")
         return
     yield Finding("cores", OK, seen)
+
+
+def whole(processors: set[int]) -> int:
+    """How many cores the processors are that the system counts: several may be threads of one."""
+    try:
+        return len({(SYSTEM / f"cpu{number}" / "topology" / "thread_siblings_list").read_text() for number in processors})
+    except OSError:
+        return len(processors)
 
 
 def quota() -> float | None:
