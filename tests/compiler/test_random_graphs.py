@@ -13,7 +13,7 @@ from traced import text, world_of
 
 from jobflow.ops.softmax import Softmax
 
-PROGRAMS = 12  # on each mesh
+PROGRAMS = 8  # on each mesh
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=lambda mesh: "x".join(map(str, mesh)))

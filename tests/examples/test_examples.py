@@ -122,7 +122,7 @@ def test_same_text_from_two_threads_and_two_ranks(example: str) -> None:
     assert run(example, 2, 2, STEPS) == run(example, 2, 0, STEPS)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.mpi
 def test_digits_are_learned() -> None:
     """The README's program on two ranks, to the end: at least 97 % of the digits it has not seen."""

@@ -51,14 +51,14 @@ def end(case: str, folder: Path, ranks: int) -> Ending:
     return Ending(ended.code, ended.out.splitlines(), ended.err, late)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_a_program_prints_once_and_servers_do_not_run_on(tmp_path: Path, ranks: int) -> None:
     ending = end("fine", tmp_path, ranks)
     assert (ending.code, ending.out) == (0, ["begin", "five steps", "done"]), ending.err
     assert ending.err == "rank 0 goes on\n"
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_every_client_prints(tmp_path: Path, ranks: int) -> None:
     ending = end("multi_fine", tmp_path, ranks)
     assert ending.code == 0, ending.err
@@ -66,7 +66,7 @@ def test_every_client_prints(tmp_path: Path, ranks: int) -> None:
     assert sorted(ending.err.splitlines()) == [f"rank {rank} goes on" for rank in range(ranks)]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     ("case", "rank", "text"),
     [
@@ -113,7 +113,7 @@ def test_the_exit_code_of_the_program_is_that_of_the_job(tmp_path: Path) -> None
     assert ending.late < PROMPT
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_clients_that_pass_different_arguments_are_told(tmp_path: Path, ranks: int) -> None:
     ending = end("multi_other_arguments", tmp_path, ranks)
     assert ending.code == 1

@@ -14,6 +14,8 @@ from processes import MPIEXEC, PROMPT, ROOT, Ended, mpi, run
 from jobflow.runtime.world.launch import Launch, launched
 
 FULL = [pytest.param(4, how, marks=pytest.mark.full) for how in ("shared", "messages")]
+#: four ranks on two cores take long; the ends of jobs are tried with four, and the rest with --full
+RANKS = [2, pytest.param(4, marks=pytest.mark.full)]
 HOW = [(2, "shared"), (2, "messages"), (4, "nodes"), *FULL]
 
 
@@ -34,7 +36,7 @@ def test_laws(ranks: int, how: str) -> None:
 class TestCalls:
     pytestmark = mpi
 
-    @pytest.mark.parametrize("ranks", [2, 4])
+    @pytest.mark.parametrize("ranks", RANKS)
     @pytest.mark.parametrize(
         ("name", "out"),
         [
@@ -51,7 +53,7 @@ class TestCalls:
         assert (ended.code, ended.err) == (0, ""), ended
         assert ended.out == out
 
-    @pytest.mark.parametrize("ranks", [2, 4])
+    @pytest.mark.parametrize("ranks", RANKS)
     def test_multi_client(self, ranks: int) -> None:
         ended = case("multi", ranks)
         assert (ended.code, ended.err) == (0, "")
@@ -68,7 +70,7 @@ class TestCalls:
         assert 1 <= ended.err.count("too little shared memory") <= 20
 
     @pytest.mark.parametrize("name", ["abort", "abort_in_messages"])
-    @pytest.mark.parametrize("ranks", [2, 4])
+    @pytest.mark.parametrize("ranks", RANKS)
     def test_abort_wakes_everybody(self, name: str, ranks: int) -> None:
         ended = case(name, ranks)
         assert ended.code == 1, ended.err
@@ -87,7 +89,7 @@ class TestCalls:
 class TestEnds:
     pytestmark = mpi
 
-    @pytest.mark.parametrize("ranks", [2, 4])
+    @pytest.mark.parametrize("ranks", RANKS)
     @pytest.mark.parametrize(
         ("name", "rank"),
         [
