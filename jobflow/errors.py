@@ -29,10 +29,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+#: ready models are programs like those of users
+_MODELS = os.path.join(_PACKAGE, "models") + os.sep
 
 
 class JobflowError(Exception):
     """Base of everything jobflow raises on purpose."""
+
+    @property
+    def told(self) -> str:
+        """As programs print it: kind and message."""
+        return f"{type(self).__name__}: {self}"
 
 
 class ShapeError(JobflowError, ValueError):
@@ -118,12 +125,13 @@ NOWHERE = SourceLine("<jobflow>", 0)
 
 
 def user_line() -> SourceLine:
-    """The innermost line on the stack that is not jobflow's own."""
+    """The innermost line on the stack that is not jobflow's own, nor the interpreter's."""
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         generated = file == "<string>" and frame.f_globals.get("__name__", "").startswith("jobflow.")  # a dataclass's own __init__
-        if not (generated or file.startswith(_PACKAGE)):
+        own = file.startswith(_PACKAGE) and not file.startswith(_MODELS)
+        if not (generated or own or file.startswith("<frozen ")):
             return SourceLine(file, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
     return NOWHERE

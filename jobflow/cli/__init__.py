@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _drop_output()
         return 141
     except JobflowError as error:
-        return _failed(error, f"{type(error).__name__}: {error}", 2 if isinstance(error, ConfigError) else 1, shown)
+        return _failed(error, error.told, 2 if isinstance(error, ConfigError) else 1, shown)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in TRAIN:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +15,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from jobflow.errors import did_you_mean
-from jobflow.trainer.config.keys import section_at, suggestion
+from jobflow.trainer.config.keys import section_at, suggestion, tag_of
 from jobflow.trainer.config.problems import Origin, Problems
 from jobflow.trainer.config.reading import value_of
+from jobflow.trainer.config.schema import IMPORTED, METRIC
 from jobflow.trainer.config.section import Derived, Section
 from jobflow.trainer.config.tree import Branch, Leaf, Tree, at_path, child, nearest, place, plain
 
@@ -88,9 +91,12 @@ def _unknown(finding: _Finding, tree: Branch, problems: Problems) -> str:
     sections = section_at(finding.above.split(".") if finding.above else (), tree)
     said, meant = suggestion(finding.key, re.sub(r"\b\d+\b", "N", finding.above), sections, above.entries if isinstance(above, Branch) else {})
     entry = at_path(tree, finding.path)
-    assert entry is not None
+    assert entry is not None, "it was found there"
+    name = child(above, "name") if above is not None and any(map(tag_of, sections)) else None
+    if name is not None and name.at.file != entry.at.file and said.startswith("; only"):
+        said += f"; write {finding.key}: null beside the name to take away what {os.path.basename(entry.at.file)} gives"
     what = f'unknown key "{finding.key}" {_where(finding.above, above)}{said}'
-    problems.add(entry.name_at or entry.at, finding.path, what, f"keys {_where(finding.above, above)}: {', '.join(_keys(sections))}")
+    problems.add(entry.name_at or entry.at, finding.path, what, f"keys {_where(finding.above, above)}: {', '.join(_keys(sections)) or 'none'}")
     return meant
 
 
@@ -109,6 +115,17 @@ def _missing(finding: _Finding, tree: Branch, problems: Problems) -> None:
     field = next((section.model_fields[finding.key] for section in sections if finding.key in section.model_fields), None)
     if field is not None and any(isinstance(mark, Derived) for mark in field.metadata):
         return  # what it would follow from is missing or wrong itself, and told
+    above = at_path(tree, finding.above)
+    others = (
+        {name: entry for name, entry in above.entries.items() if not any(name in s.model_fields for s in sections)}
+        if isinstance(above, Branch)
+        else {}
+    )
+    for name in difflib.get_close_matches(finding.key, others, n=1, cutoff=0.7):
+        # a section that takes any key, such as that of a reader
+        told = f'unknown key "{name}" in {finding.above}; did you mean "{finding.key}"?'
+        problems.add(others[name].name_at or others[name].at, f"{finding.above}.{name}", told)
+        return
     meaning = f": {field.description}" if field is not None and field.description else ""
     owner = finding.above or "the configuration"
     problems.add(place(nearest(tree, finding.above)), finding.path, f'{owner} needs the key "{finding.key}"{meaning}')
@@ -116,14 +133,11 @@ def _missing(finding: _Finding, tree: Branch, problems: Problems) -> None:
 
 def _wrong(path: str, several: Sequence[_Finding], tree: Branch, problems: Problems) -> None:
     entry = nearest(tree, path)
+    if problems.about(path):
+        return
     for finding in several:
         if finding.kind == "union_tag_not_found":
-            problems.add(
-                place(entry),
-                f"{path}.name",
-                f'{path} needs the key "name"',
-                f"name: {_choices(finding.numbers.get('expected_tags', ''), tree, path)}",
-            )
+            _nameless(path, entry, tree, problems)
             return
         if finding.kind == "union_tag_invalid":
             name = child(entry, "name") or entry
@@ -139,17 +153,25 @@ def _wrong(path: str, several: Sequence[_Finding], tree: Branch, problems: Probl
     wanted = " or ".join(dict.fromkeys(_wanted(finding) for finding in several))
     literals = [choice for finding in several if finding.kind == "literal_error" for choice in _quoted(finding.numbers["expected"])]
     given = several[0].given
-    near = did_you_mean(given.lower(), literals) if isinstance(given, str) else ""
-    hint = near or _hint(given, {finding.kind for finding in several})
+    if several[0].kind == "value_error":
+        problems.add(place(entry), path, f"{path} must be {wanted}")
+        return
+    near = did_you_mean(_ABBREVIATIONS.get(given.lower(), given.lower()), literals) if isinstance(given, str) else ""
+    kinds = {finding.kind for finding in several}
+    hint = near or _hint(given, kinds) or (_section_hint(given, section_at(path.split("."), tree)) if any(map(_is_map, kinds)) else "")
     problems.add(place(entry), path, f"{path or 'the configuration'} must be {wanted}; got {shown(given)}{hint}")
 
 
-def _choices(text: str, tree: Branch, path: str) -> str:
-    from_tags = _quoted(text)
-    if from_tags:
-        return ", ".join(from_tags)
-    field = [section.model_fields["name"] for section in section_at(path.split("."), tree) if "name" in section.model_fields]
-    return ", ".join(str(choice) for one in field for choice in getattr(one.annotation, "__args__", ()))
+def _nameless(path: str, entry: Tree, tree: Branch, problems: Problems) -> None:
+    """Tell of a section without the name that says which it is, or of the key that was meant to be it."""
+    tags = [str(tag_of(section)) for section in section_at(path.split("."), tree)]
+    for key, value in entry.entries.items() if isinstance(entry, Branch) else ():
+        is_tag = isinstance(value, Leaf) and value.value in tags
+        if is_tag or difflib.get_close_matches(key, ["name"], cutoff=0.7):
+            told = f'unknown key "{key}" in {path}; did you mean "name"?'
+            problems.add(value.name_at or value.at, f"{path}.{key}", told, f"name: {', '.join(tags)}")
+            return
+    problems.add(place(entry), f"{path}.name", f'{path} needs the key "name"', f"name: {', '.join(tags)}")
 
 
 def _quoted(text: str) -> list[str]:
@@ -166,7 +188,7 @@ def _wanted(finding: _Finding) -> str:
         if kind == name:
             return words.format(**{key: _number(value) for key, value in numbers.items()})
     if kind == "string_pattern_mismatch":
-        return _PATTERNS.get(str(numbers["pattern"]), f"a text like {numbers['pattern']}")
+        return PATTERNS.get(str(numbers["pattern"]), f"a text like {numbers['pattern']}")
     if kind in ("value_error", "assertion_error"):
         return str(numbers.get("error", kind))
     return next((words for begin, words in _KINDS.items() if kind.startswith(begin)), kind)
@@ -186,9 +208,9 @@ _LIMITS = {
     "string_too_short": "a text that is not empty",
     "multiple_of": "a multiple of {multiple_of}",
 }
-_PATTERNS = {
-    r"^validation/\w+$": 'the name of a metric of the evaluation, such as "validation/loss"',
-    r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$": 'a module and a function, such as "jobflow.models:lenet"',
+PATTERNS = {
+    METRIC: 'the name of a metric of the evaluation, such as "validation/loss"',
+    IMPORTED: 'a module and a function, such as "jobflow.models:lenet"',
 }
 _KINDS = {
     "int": "a whole number",
@@ -219,11 +241,41 @@ def shown(value: Any) -> str:
     return f'the text "{value}"' if isinstance(value, str) else json.dumps(value)
 
 
+def _is_map(kind: str) -> bool:
+    """Whether it says that something is no section."""
+    return kind.startswith(("model", "dict"))
+
+
+def _section_hint(given: Any, sections: Sequence[type[Section]]) -> str:
+    """What was probably meant, where a section is wanted."""
+    if given is None:
+        return "; give it keys, or leave it out"
+    if not isinstance(given, str):
+        return ""
+    if given in [tag_of(section) for section in sections]:
+        return f"; write {{name: {given}}}"
+    if any("reader" in section.model_fields for section in sections):
+        return f"; write {{reader: {given}}}"
+    key = re.fullmatch(r"(\w+)(:|\s+)(\S+)", given)
+    return f"; write {key[1]}: {key[3]}, with a colon and a space" if key else ""
+
+
+_ABBREVIATIONS = {
+    **dict.fromkeys(("fp16", "half", "16"), "float16"),
+    **dict.fromkeys(("bf16", "bfloat"), "bfloat16"),
+    **dict.fromkeys(("fp32", "single", "32", "float"), "float32"),
+    **dict.fromkeys(("minimum", "minimize", "lower"), "min"),
+    **dict.fromkeys(("maximum", "maximize", "higher"), "max"),
+    "mse": "mean_squared_error",
+    "silu": "swish",
+}
 _YES_NO = {**dict.fromkeys(("yes", "on", "y"), "true"), **dict.fromkeys(("no", "off", "n"), "false")}
 
 
 def _hint(given: Any, kinds: set[str]) -> str:
     """What was probably meant, where a number or a bool is wanted."""
+    if "string_pattern_mismatch" in kinds and isinstance(given, str) and re.fullmatch(r"\w+|(train|test|val)/\w+", given):
+        return f'; did you mean "validation/{given.rpartition("/")[2]}"?' if given.islower() else ""
     if "bool_type" in kinds and isinstance(given, str):
         word = given.lower()
         meant = _YES_NO.get(word) or (word if word in ("true", "false") else None)
@@ -250,20 +302,19 @@ def report_arguments(
 ) -> None:
     """The same for the arguments of a function, `what`, that stand under `path`; `owner`: where to point if one is missing."""
     names = [name.removeprefix("a_") for name in legal]
-    rest = []
-    for error in errors:
-        key = f"{path}.{error['loc'][0]}"
+    listed = f"arguments of {what}: {', '.join(names) or 'none'}"
+    rest: list[ErrorDetails] = []
+    meant: set[str] = set()
+    for error in sorted(errors, key=lambda error: error["type"] == "missing"):
         name = str(error["loc"][0])
+        key = f"{path}.{name}"
         entry = at_path(tree, key)
         if error["type"] == "extra_forbidden" and entry is not None:
-            problems.add(
-                entry.name_at or entry.at,
-                key,
-                f'{what} takes no argument "{name}"{did_you_mean(name, names)}',
-                f"arguments of {what}: {', '.join(names)}",
-            )
-        elif error["type"] == "missing":
-            problems.add(owner, key, f'{what} needs the argument "{name}"', f"arguments of {what}: {', '.join(names)}")
-        else:
+            near = did_you_mean(name, names)
+            meant |= {other for other in names if f'"{other}"' in near}
+            problems.add(entry.name_at or entry.at, key, f'{what} takes no argument "{name}"{near}', listed)
+        elif error["type"] != "missing":
             rest.append(error)
+        elif name not in meant and not problems.about(key):
+            problems.add(owner, key, f'{what} needs the argument "{name}"', listed)
     report(rest, tree, problems, path)

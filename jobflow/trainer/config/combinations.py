@@ -25,7 +25,7 @@ class Sections:
 
 @dataclass(frozen=True)
 class Notes:
-    """Where problems of combinations go: to the first of their keys that somebody wrote, and only if nothing else is wrong with these."""
+    """Where problems of combinations go: to the first of their keys that is near, and only if nothing else is wrong with any of them."""
 
     tree: Branch
     problems: Problems
@@ -34,12 +34,15 @@ class Notes:
         each = keys.split()
         if any(self.problems.about(key) for key in each):
             return
-        first = next((key for key in each if self.is_written(key)), each[0])
+        first = min(each, key=self.distance)
         self.problems.add(place(nearest(self.tree, first)), first, message, legal)
 
-    def is_written(self, key: str) -> bool:
+    def distance(self, key: str) -> int:
+        """How far a value is from what its author is writing now: settings, the file that was asked for, what that extends, nowhere."""
         entry = at_path(self.tree, key)
-        return entry is not None and entry.at != DEFAULT
+        if entry is None or entry.at == DEFAULT:
+            return 3
+        return 0 if not entry.at.line else 1 if entry.at.file == self.tree.at.file else 2
 
 
 def check(sections: Sections, tree: Branch, problems: Problems) -> None:

@@ -86,11 +86,15 @@ class Files:
             return []
         found = []
         for entry in given.entries if isinstance(given, Listing) else (given,):
-            if isinstance(entry, Leaf) and isinstance(entry.value, str) and entry.value:
+            if not isinstance(entry, Leaf) or not isinstance(entry.value, str) or not entry.value:
+                self.unread = True
+                self.problems.add(entry.at, "extends", "extends takes the name of a file, or a list of them, such as: extends: base.yaml")
+            elif "${" in entry.value:
+                self.unread = True
+                self.problems.add(entry.at, "extends", "extends is read before references are; write the name of the file")
+            else:
                 path = os.path.normpath(os.path.join(os.path.dirname(file), entry.value))
                 found.append(self.tree(path, entry.at, chain))
-            else:
-                self.problems.add(entry.at, "extends", "extends takes the name of a file, or a list of them, such as: extends: base.yaml")
         return found
 
 

@@ -59,7 +59,10 @@ SYNONYMS = {
     **dict.fromkeys(("layernorm", "ln"), "layer_norm"),
     **dict.fromkeys(("maxpool", "max_pool"), "max_pool2d"),
     **dict.fromkeys(("p", "prob", "drop_rate"), "rate"),
-    **dict.fromkeys(("bias",), "use_bias"),
+    "bias": "use_bias",
+    "async": "asynchronous",
+    "gamma": "decay_rate",
+    "milestones": "boundaries",
 }
 
 
@@ -127,17 +130,22 @@ def suggestion(key: str, path: str, sections: Sequence[type[Section]], taken: Ma
     """What to say about a key that a section has not (begins with "; "), and the key that was probably meant (may be empty)."""
     legal = [name for section in sections for name in section.model_fields]
     meant = _close(key, legal, [name for name in legal if name not in taken])
+    inside = [name for name in taken if (f"{path}.{name}".lstrip("."), None) in homes().get(key, ())]
+    if inside:
+        return f"; it belongs under {inside[0]}: indent it further", f"{inside[0]}.{key}"
+    if key == "extends":
+        return "; it belongs at the top of the file", ""
     if key in homes():
         variants = [tag for place, tag in homes()[key] if place == path and tag]
         if variants:
             return f"; only {_listed(variants, 'and')} {'have' if len(variants) > 1 else 'has'} it", ""
-        return f"; it belongs under {_under([place for place, _ in homes()[key]])}", ""
+        return f"; it belongs {_under([place for place, _ in homes()[key]])}", ""
     if meant:
         return f'; did you mean "{meant}"?', meant
     elsewhere = _close(key, list(homes()), list(homes()))
     if elsewhere:
-        return f'; did you mean "{elsewhere}" under {_under([place for place, _ in homes()[elsewhere]])}?', ""
-    return "", ""
+        return f'; did you mean "{elsewhere}" {_under([place for place, _ in homes()[elsewhere]])}?', ""
+    return ("; what a builder takes belongs under model.arguments", "") if path == "model" else ("", "")
 
 
 def _close(key: str, legal: Sequence[str], free: Sequence[str]) -> str:
@@ -152,8 +160,10 @@ def _close(key: str, legal: Sequence[str], free: Sequence[str]) -> str:
 
 
 def _under(places: Sequence[str]) -> str:
-    once = list(dict.fromkeys(place or "the top of the file" for place in places))
-    return _listed(once, "or") if len(once) <= 4 else f"{_listed(once[:3], 'or')}, for example"
+    once = list(dict.fromkeys(places))
+    if "" in once:
+        return "at the top of the file"
+    return f"under {_listed(once, 'or')}" if len(once) <= 4 else f"under {_listed(once[:3], 'or')}, for example"
 
 
 def _listed(words: Sequence[str], last: str) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_serializer
+from pydantic import Field, model_serializer, model_validator
 
 from jobflow.trainer.config.section import Section
 
@@ -107,8 +107,12 @@ class Layer(Section):
     embedding: Annotated[Embedding | None, Field(description="table look-up")] = None
     reshape: Annotated[Reshape | None, Field(description="another shape")] = None
 
-    #: a layer is written as one of its keys
-    one_key: ClassVar[bool] = True
+    @model_validator(mode="after")
+    def _is_one(self) -> Layer:
+        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"one layer, such as dense: {{units: 10}}; got {' and '.join(given) or 'none'}, each begins with a - of its own")
+        return self
 
     @property
     def kind(self) -> str:

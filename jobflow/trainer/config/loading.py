@@ -136,6 +136,6 @@ def _sections(tree: Branch, problems: Problems) -> combinations.Sections:
     for name in combinations.Sections.__dataclass_fields__:
         entry = at_path(tree, name)
         sections = section_at((name,), tree)
-        if len(sections) == 1:
+        if len(sections) == 1 and (entry is not None or not TrainConfig.model_fields[name].is_required()):
             found[name] = validated(sections[0], entry if entry is not None else Branch({}, DEFAULT))[0]
     return combinations.Sections(**found)

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import glob
 import importlib
 import inspect
 import os
+import pkgutil
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, PydanticSchemaGenerationError, TypeAdapter, create_model
 from pydantic import Field as of
 
 from jobflow.errors import did_you_mean
-from jobflow.trainer.config.checking import report_arguments, validated
+from jobflow.trainer.config.checking import PATTERNS, report_arguments, shown, validated
 from jobflow.trainer.config.combinations import Sections
 from jobflow.trainer.config.problems import Origin, Problems
-from jobflow.trainer.config.schema import Reader
+from jobflow.trainer.config.schema import IMPORTED, Reader
 from jobflow.trainer.config.tree import Branch, Leaf, Listing, Tree, at_path, place
 
-#: arguments of readers that are names of files or folders, which must be there; * and ? may stand for parts of names
-FILES = ("path", "paths", "file", "files", "folder", "directory", "root", "vocabulary")
+#: arguments of readers that are names of files or folders, which must be there
+FILES = ("path", "paths", "file", "files", "folder", "directory", "root")
+
+
+#: *rest and **rest
+_OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def check(sections: Sections, tree: Branch, problems: Problems, folder: str) -> Callable[..., Any] | None:
@@ -51,7 +55,7 @@ def check(sections: Sections, tree: Branch, problems: Problems, folder: str) -> 
 def _builder(target: str, tree: Branch, problems: Problems, recompute: bool) -> Callable[..., Any] | None:
     entry = at_path(tree, "model.builder")
     assert entry is not None, "it was read from there"
-    function = _imported(target, entry.at, problems)
+    function = _imported(target, entry.at, "model.builder", problems)
     if function is None:
         return None
     try:
@@ -59,18 +63,17 @@ def _builder(target: str, tree: Branch, problems: Problems, recompute: bool) -> 
     except (TypeError, ValueError):
         return function
     if recompute and "recompute" not in parameters and not problems.about("strategy.recompute"):
-        told = f"strategy.recompute: {target} has no parameter `recompute`; a builder that has one wraps its blocks in jobflow.checkpointed if it is true"
-        at = at_path(tree, "strategy.recompute") or entry
-        problems.add(at.at, "strategy.recompute", told)
+        told = f"strategy.recompute: {target} has no parameter `recompute`"
+        advice = "a builder that has one wraps its blocks in jobflow.checkpointed if it is true"
+        problems.add((at_path(tree, "strategy.recompute") or entry).at, "strategy.recompute", told, advice)
     needed = {name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY and one.default is one.empty}
     _arguments(function, "model.arguments", f"builder {target}", needed, tree, problems, entry)
     return function
 
 
-def _imported(target: str, at: Origin, problems: Problems) -> Callable[..., Any] | None:
+def _imported(target: str, at: Origin, key: str, problems: Problems) -> Callable[..., Any] | None:
     """What "module:function" names; None, and a problem, if there is no such thing."""
     module_name, _, name = target.partition(":")
-    key = "model.builder"
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -86,7 +89,9 @@ def _imported(target: str, at: Origin, problems: Problems) -> Callable[..., Any]
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
-            known = [word for word, value in vars(found).items() if callable(value) and not word.startswith("_")]
+            package = module_name.partition(".")[0]
+            own = {word: value for word, value in vars(found).items() if (getattr(value, "__module__", None) or package).startswith(package)}
+            known = [word for word, value in own.items() if callable(value) and not word.startswith("_")]
             problems.add(at, key, f"{module_name} has no {part}{did_you_mean(part, known)}", _short(f"{module_name} has: ", known))
             return None
         found = getattr(found, part)
@@ -110,11 +115,11 @@ def _failure(error: Exception) -> str:
 
 
 def _near_module(name: str) -> str:
+    """A suggestion for a module that is not there, among its neighbours."""
     head, _, last = name.rpartition(".")
-    folders = list(getattr(sys.modules.get(head), "__path__", ())) if head else [path or "." for path in sys.path]
-    names = {Path(entry).stem for folder in folders for entry in glob.glob(os.path.join(glob.escape(folder), "*.py"))}
-    near = did_you_mean(last, names)
-    return near.replace(f'"{near.split(chr(34))[1]}"', f'"{head}.{near.split(chr(34))[1]}"') if near and head else near
+    folders = list(getattr(sys.modules.get(head), "__path__", ())) if head else None
+    near = did_you_mean(last, {module.name for module in pkgutil.iter_modules(folders)})
+    return near.replace('"', f'"{head}.', 1) if head else near
 
 
 # -------------------------------------------------------------------- arguments
@@ -193,11 +198,29 @@ def _readers(tree: Branch, problems: Problems) -> None:
             entry = reader.entries.get(key)
             if key in parameters and entry is not None:
                 _exists(entry, f"{path}.{key}", problems)
+        if "function" in parameters:
+            _function(path, tree, problems)
+
+
+def _function(path: str, tree: Branch, problems: Problems) -> None:
+    """Check the function that makes samples, and the arguments that it is to be called with."""
+    entry = at_path(tree, f"{path}.function")
+    if not isinstance(entry, Leaf) or not isinstance(entry.value, str) or problems.about(f"{path}.function"):
+        return
+    if not re.fullmatch(IMPORTED, entry.value):
+        problems.add(entry.at, f"{path}.function", f"{path}.function must be {PATTERNS[IMPORTED]}; got {shown(entry.value)}")
+        return
+    function = _imported(entry.value, entry.at, f"{path}.function", problems)
+    if function is not None:
+        parameters = inspect.signature(function).parameters
+        # a function of the epoch is given its number
+        needed = {name for name, one in parameters.items() if one.default is one.empty and one.kind not in _OPEN and name != "epoch"}
+        _arguments(function, f"{path}.arguments", f"function {entry.value}", needed, tree, problems, entry)
 
 
 def _exists(entry: Tree, path: str, problems: Problems) -> None:
     for file in entry.entries if isinstance(entry, Listing) else (entry,):
-        if isinstance(file, Leaf) and isinstance(file.value, str) and not problems.about(path) and not glob.glob(file.value, recursive=True):
+        if isinstance(file, Leaf) and isinstance(file.value, str) and not problems.about(path) and not os.path.exists(file.value):
             problems.add(file.at, path, f"there is no file or folder {file.value}{_near_file(file.value)}", f"looked for in {os.getcwd()}")
 
 

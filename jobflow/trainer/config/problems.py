@@ -47,6 +47,10 @@ class ConfigErrors(ConfigError):
         super().__init__("\n".join(map(str, problems)))
         self.problems = list(problems)
 
+    @property
+    def told(self) -> str:
+        return "\n".join(f"{ConfigError.__name__}: {problem}" for problem in self.problems)
+
     def __reduce__(self) -> tuple[type[ConfigErrors], tuple[list[Problem]]]:
         return ConfigErrors, (self.problems,)
 

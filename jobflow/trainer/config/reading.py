@@ -59,37 +59,49 @@ class _Loader(yaml.SafeLoader):
 
 def read(text: str, file: str, problems: Problems, whole: Origin | None = None, key: str = "") -> Tree | None:
     """The tree of a text; None, and a problem, if it is not YAML at all.  `whole`: the one place of all of it, if it has no lines."""
-    loader = _Loader(text)
     try:
-        node = loader.get_single_node()
-    except yaml.YAMLError as error:
+        node = _Loader(text).get_single_node()
+    except (yaml.YAMLError, RecursionError) as error:
         problems.add(*_complaint(error, text, file, whole, key))
         return None
-    finally:
-        loader.dispose()
     return _Reading(file, problems, whole).tree(node, key, None) if node is not None else Leaf(None, whole or Origin(file, 1, 1))
 
 
+_EXPECTED = re.compile(r"expected ',' or '(.)'")
 _TRANSLATED = {
-    "expected a single document in the stream": "a configuration is one document; leave out what is behind ---",
+    "but found another document": "a configuration is one document; leave out what is behind ---",
     "mapping values are not allowed here": 'a ":" is not expected here; check the indentation, and put texts that hold ": " in quotes',
-    "could not find expected ':'": 'a key without ":" behind it',
-    "found unknown escape character": 'unknown escape in a text in double quotes; use single quotes, or write \\\\ for "\\"',
+    "could not find expected ':'": 'there is no ":" behind this key',
+    "found unknown escape character": "a backslash in double quotes begins an escape, and this is none; use single quotes",
+    "found unexpected end of stream": "this text has no closing quote",
+    "expected <block end>, but found '<block": "this line is indented unlike those before it",
+    "expected <block end>, but found": "nothing is expected here; check the brackets and quotes before it",
+    "found undefined alias": "no value before this one is marked with that name, as &name",
+    "found character": "a text cannot begin with this character; put it in quotes",
+    "expected alphabetic or numeric character": "a * or & begins the name of a value; put the text in quotes",
+    "found a tab": "a tab is not expected here; use spaces",
 }
 
 
-def _complaint(error: yaml.YAMLError, text: str, file: str, whole: Origin | None, key: str) -> tuple[Origin, str, str]:
+def _complaint(error: yaml.YAMLError | RecursionError, text: str, file: str, whole: Origin | None, key: str) -> tuple[Origin, str, str]:
     """Where and why a text is not YAML."""
     if isinstance(error, yaml.reader.ReaderError):
         before = text[: error.position]
         at = Origin(file, before.count("\n") + 1, error.position - before.rfind("\n"))
         return whole or at, key, f"the character U+{ord(text[error.position]):04X} cannot stand in a configuration"
-    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    lines = text.splitlines()
-    line, column = (mark.line, mark.column) if mark is not None else (0, 0)
-    told = str(getattr(error, "problem", None) or error)
+    if isinstance(error, RecursionError):
+        return whole or Origin(file, 1, 1), key, "lists and maps stand inside each other too deep"
+    assert isinstance(error, yaml.MarkedYAMLError), "those that read the structure have marks"
+    told = str(error.problem or error.context)
     message = next((ours for theirs, ours in _TRANSLATED.items() if told.startswith(theirs)), f"not valid YAML: {told}")
-    tab = _tab(lines, line)
+    mark = error.problem_mark or error.context_mark
+    expected = _EXPECTED.match(told)
+    if "end of stream" in told or (expected and error.problem_mark is None):
+        mark = error.context_mark
+    elif expected and error.context_mark is not None:
+        message = f'a "," or "{expected[1]}" is missing before this, in what begins on line {error.context_mark.line + 1}'
+    line, column = (mark.line, mark.column) if mark is not None else (0, 0)
+    tab = _tab(text.splitlines(), line)
     if tab is not None:
         line, column = tab
         message = "a tab indents this line; YAML is indented with spaces only"

@@ -18,8 +18,10 @@ Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 #: decay rates of running means
 Decay = Annotated[float, Field(ge=0, lt=1)]
-#: the name of a number that evaluation gives
-Metric = Annotated[str, Field(pattern=r"^validation/\w+$")]
+#: how the name of a number that evaluation gives is written, and the import path of a function
+METRIC = r"^validation/\w+$"
+IMPORTED = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
+Metric = Annotated[str, Field(pattern=METRIC)]
 
 # -------------------------------------------------------------------- model
 
@@ -27,9 +29,7 @@ Metric = Annotated[str, Field(pattern=r"^validation/\w+$")]
 class Model(Section):
     """What is trained: a Python function that builds it, or a list of layers."""
 
-    builder: Annotated[str | None, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$", description='"module:function"; see the model builders')] = (
-        None
-    )
+    builder: Annotated[str | None, Field(pattern=IMPORTED, description='"module:function"; see the model builders')] = None
     arguments: Annotated[dict[str, Any], Field(description="keyword arguments of the builder", default_factory=dict)]
     layers: Annotated[tuple[Layer, ...] | None, Field(min_length=1, description="a plain net instead of a builder")] = None
     loss: Annotated[

@@ -1,0 +1,64 @@
+"""`jobflow config`: show, check and describe configurations."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+EXAMPLES = """\
+examples:
+  jobflow config show configs/lenet.yaml
+  jobflow config show configs/lenet.yaml --set optimizer.lr=0.1 --json
+  jobflow config check configs/*.yaml
+  jobflow config schema > jobflow.schema.json     # and in a file: # yaml-language-server: $schema=jobflow.schema.json"""
+
+
+def fill(parser: argparse.ArgumentParser) -> None:
+    """Give the parser the command's options."""
+    parser.description, parser.epilog = "Show, check and describe configurations; nothing runs.", EXAMPLES
+    what = parser.add_subparsers(dest="what", required=True, metavar="what")
+    show = what.add_parser("show", help="print a configuration as it is after all files and settings, with the origin of every value")
+    show.add_argument("file", metavar="FILE", help="a configuration, such as configs/lenet.yaml")
+    show.add_argument("--json", action="store_true", help="print JSON with the configuration and the origins")
+    check = what.add_parser("check", help="say what is wrong with configurations, if anything")
+    check.add_argument("files", metavar="FILE", nargs="+", help="configurations, such as configs/*.yaml")
+    for command in (show, check):
+        command.add_argument(
+            "--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help="such as optimizer.lr=0.1; VALUE is YAML"
+        )
+    what.add_parser("schema", help="print the JSON Schema of configurations, with which editors complete them")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Print what was asked for."""
+    if given.what == "schema":
+        from jobflow.trainer.config.json_schema import schema
+
+        print(json.dumps(schema(), indent=2))
+        return 0
+    return _check(given.files, given.settings) if given.what == "check" else _show(given.file, given.settings, given.json)
+
+
+def _show(file: str, settings: list[str], as_json: bool) -> int:
+    from jobflow.trainer.config.loading import load
+    from jobflow.trainer.config.showing import show, show_json
+
+    loaded = load(file, settings)
+    print((show_json if as_json else show)(loaded), end="")
+    return 0
+
+
+def _check(files: list[str], settings: list[str]) -> int:
+    """All files, also after one that is wrong."""
+    from jobflow.trainer.config import ConfigErrors, Problem, load
+
+    problems: list[Problem] = []
+    for file in files:
+        try:
+            load(file, settings)
+            print(f"{file}: good")
+        except ConfigErrors as errors:
+            problems += (problem for problem in errors.problems if problem not in problems)
+    if problems:
+        raise ConfigErrors(problems)
+    return 0

@@ -1,0 +1,72 @@
+"""A checked configuration as text: YAML in which every value has its origin behind it, or JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from jobflow.trainer.config.loading import Loaded
+from jobflow.trainer.config.reading import value_of
+
+#: comments begin no further to the right than this
+WIDEST = 56
+#: texts that every reader of YAML takes for texts as they are
+_PLAIN = re.compile(r"[A-Za-z_./][\w./+-]*(:[\w./+-]+)*")
+_OLD_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
+
+
+def show(loaded: Loaded) -> str:
+    """All values, as a file that gives the same configuration; behind each, in a comment, where it is from."""
+    lines = list(_map(loaded.plain, "", "", loaded))
+    width = min(WIDEST, max(len(text) for text, origin in lines if origin))
+    return "\n".join(f"{text:<{width}}  # {origin}" if origin else text for text, origin in lines) + "\n"
+
+
+def show_json(loaded: Loaded) -> str:
+    """{"config": all values, "origins": {key: {"file", "line", "column"}}}; keys that are not among the origins have their defaults."""
+    origins = {key: {"file": origin.file, "line": origin.line, "column": origin.column} for key, origin in loaded.origins.items()}
+    return json.dumps({"config": loaded.plain, "origins": origins}, indent=2) + "\n"
+
+
+def _map(values: dict[str, Any], indent: str, path: str, loaded: Loaded) -> Iterator[tuple[str, str]]:
+    """Lines with the origins of the values in them; none for what is only a heading."""
+    for name, value in values.items():
+        yield from _entry(f"{indent}{word(name)}:", value, f"{indent}  ", f"{path}{name}", loaded)
+
+
+def _entry(begin: str, value: Any, indent: str, path: str, loaded: Loaded) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict) and value:
+        yield begin, ""
+        yield from _map(value, indent, f"{path}.", loaded)
+    elif isinstance(value, list) and any(isinstance(entry, dict) for entry in value):
+        yield begin, ""
+        for i, entry in enumerate(value):
+            yield from _listed(entry, indent, f"{path}.{i}", loaded)
+    else:
+        yield f"{begin} {word(value)}", str(loaded.origin(path))
+
+
+def _listed(entry: Any, indent: str, path: str, loaded: Loaded) -> Iterator[tuple[str, str]]:
+    if not isinstance(entry, dict) or not entry:
+        yield f"{indent}- {word(entry)}", str(loaded.origin(path))
+        return
+    for i, (text, origin) in enumerate(_map(entry, "", f"{path}.", loaded)):
+        yield f"{indent}{'  ' if i else '- '}{text}", origin
+
+
+def word(value: Any) -> str:
+    """A value on one line of YAML."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{word(name)}: {word(entry)}" for name, entry in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(word, value)) + "]"
+    if isinstance(value, float):
+        text = repr(value)
+        return re.sub(r"^(-?\d+)e", r"\1.0e", text) if "e" in text else {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}.get(text, text)
+    if not isinstance(value, str):
+        return json.dumps(value)
+    text = value.replace("${", "$${")
+    is_plain = _PLAIN.fullmatch(text) and value_of(text) == text and text.lower() not in _OLD_WORDS
+    return text if is_plain else json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,3 @@
+"""Cannot be imported: it raises."""
+
+raise RuntimeError("no such data")
