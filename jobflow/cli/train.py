@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.description = "Train what a YAML file describes; if it was trained before, go on."
     parser.epilog = EXAMPLES
     common(parser)
+    parser.add_argument("--output", metavar="DIR", help="write there (output)")
     parser.add_argument(
         "--resume", metavar="WHICH", help="auto (default): from the newest good checkpoint; never: begin anew; or a checkpoint's path"
     )
@@ -45,7 +47,6 @@ def common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="FILE", help="the YAML file")
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="KEY=VALUE", help="set a value, such as optimizer.lr=0.1")
     parser.add_argument("--devices", type=at_least_one, metavar="N", help="run on N devices of this process (strategy.devices)")
-    parser.add_argument("--output", metavar="DIR", help="write there (output)")
 
 
 def seconds(text: str) -> float:
@@ -66,15 +67,15 @@ def seconds(text: str) -> float:
     return total
 
 
-def loaded_from(given: argparse.Namespace) -> Loaded:
+def loaded_from(given: argparse.Namespace, output: str | None = None) -> Loaded:
     """The configuration, with what the command line sets."""
     from jobflow.trainer.config import load
 
     settings = list(given.settings)
     if given.devices is not None:
         settings.append(f"strategy.devices={given.devices}")
-    if given.output is not None:
-        settings.append(f"output={given.output}")
+    if output is not None:
+        settings.append(f"output={output}")
     return load(given.config, settings)
 
 
@@ -83,7 +84,7 @@ def run(given: argparse.Namespace) -> int:
     from jobflow.runtime.world.launch import launched
     from jobflow.trainer.loop import train
 
-    loaded = loaded_from(given)
+    loaded = loaded_from(given, given.output)
     started = launched()
     if given.dry_run:
         if started is None or started.rank == 0:
@@ -91,6 +92,8 @@ def run(given: argparse.Namespace) -> int:
         return 0
     tracing = profiling(loaded) if given.profile else None
     outcome = train(loaded, resume=given.resume, callbacks=watchers(loaded, tracing), time_limit=given.time_limit, tracing=tracing)
+    if outcome.message and (started is None or started.rank == 0):
+        print(f"jobflow: {outcome.message}", file=sys.stderr)
     if tracing is not None and tracing.traced is not None:  # on rank 0
         print(f"{tracing.traced.text()}\n\nthe trace is in {tracing.traced.path}; open it at https://ui.perfetto.dev")
     return outcome.exit_code

@@ -258,15 +258,19 @@ class Prepared:
         """Devices that take part."""
         return self.session.device_count()
 
+    def take(self, place: str, samples: Samples | Stream) -> None:
+        """Make jobs for these samples, which were not opened with the others."""
+        self.samples[place] = samples
+        self.jobs.fields = fields_of(samples)
+        self.jobs.network = layered(self.jobs.network, self.jobs.fields)
+
 
 @contextmanager
-def prepared(
-    loaded: Loaded, *, only: Sequence[str] = ("train", "validation", "test"), devices: int | None = None, facts: Mapping[str, Any] | None = None
-) -> Iterator[Prepared]:
+def prepared(loaded: Loaded, *, only: Sequence[str] = ("train", "validation", "test"), devices: int | None = None) -> Iterator[Prepared]:
     """The jobs of a configuration in a session of their own, which ends with the block.
 
     Under mpiexec every rank is a client.  `only`: which of the readers are opened.  `devices` replaces strategy.devices, for a look at what would
-    run; `facts` is what a checkpoint says of the training samples.
+    run.
     """
     config = loaded.config
     session = Session()
@@ -279,14 +283,14 @@ def prepared(
                 session.settings.gpu_device_num = count
             else:
                 session.settings.cpu_device_num = count
-            yield _opened(loaded, session, only, facts)
+            yield _opened(loaded, session, only)
         finally:
             session.close()
 
 
-def _opened(loaded: Loaded, session: Session, only: Sequence[str], facts: Mapping[str, Any] | None) -> Prepared:
+def _opened(loaded: Loaded, session: Session, only: Sequence[str]) -> Prepared:
     config = loaded.config
-    samples = open_readers(config, only, facts)
+    samples = open_readers(config, only)
     first = next(iter(samples.values()), None)
     fields = {} if first is None else fields_of(first)
     per_epoch = epoch_length(config, samples.get("train"))
@@ -309,16 +313,22 @@ def epoch_length(config: TrainConfig, samples: Samples | Stream | None) -> int:
     return count // size if config.data.drop_last else -(-count // size)
 
 
-def open_readers(config: TrainConfig, only: Sequence[str], facts: Mapping[str, Any] | None = None) -> dict[str, Samples | Stream]:
-    """The readers that the configuration names, opened; those of measurements with what those of training have found (`facts`)."""
+def open_readers(config: TrainConfig, only: Sequence[str]) -> dict[str, Samples | Stream]:
+    """The readers that the configuration names, opened; those of measurements with what those of training have found."""
     found: dict[str, Samples | Stream] = {}
     for place in only:
-        reader = getattr(config.data, place)
-        if reader is not None:
-            found[place] = open_reader(reader.reader, **reader.arguments, **({"facts": facts} if facts else {}))
-            if place == "train" and not facts:
-                facts = found[place].facts
+        facts = found["train"].facts if "train" in found else {}
+        if getattr(config.data, place) is not None:
+            found[place] = open_place(config, place, facts)
     return found
+
+
+def open_place(config: TrainConfig, place: str, facts: Mapping[str, Any]) -> Samples | Stream:
+    """The reader of data.<place>; `facts` are those of the training samples."""
+    reader = getattr(config.data, place)
+    if reader is None:
+        raise ConfigError(f"data.{place}: the configuration has no such samples")
+    return open_reader(reader.reader, facts or None, **reader.arguments)
 
 
 def devices_of(config: TrainConfig) -> int:

@@ -17,6 +17,8 @@ from jobflow.variables import get_variable
 
 #: the field that holds what is to be learned, for lists of layers
 LABELS = "labels"
+#: what it is called in messages
+LISTED = "the list of layers"
 
 
 @dataclass(frozen=True)
@@ -107,12 +109,12 @@ def _listed(config: TrainConfig) -> Network:
             x = apply(x, layer.arguments, f"{layer.kind}{index}")
         return _LOSSES[loss](x, labels)
 
-    return Network(outputs, (), (), True, SourceLine("model.layers", 0), "the list of layers")
+    return Network(outputs, (), (), True, SourceLine("model.layers", 0), LISTED)
 
 
 def layered(network: Network, fields: Mapping[str, TensorType]) -> Network:
     """A list of layers for samples with these fields: the labels are called `labels`, and the first other field is the input."""
-    if not network.others or network.what != "the list of layers":
+    if not fields or network.what != LISTED:
         return network
     inputs = [name for name in fields if name != LABELS]
     if not inputs:
