@@ -1,0 +1,120 @@
+"""Savings that are deliberately wrong: a sweep over each must find it.  Prints a JSON object: name of the defect -> the first verdict against it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import crashing
+from crashing import Case
+from faults import DEATHS, FAILURES
+
+from jobflow.checkpoint import safetensors
+from jobflow.checkpoint.files import Files
+from jobflow.checkpoint.ranks import Write
+
+
+def _no_sync(self: Files, path: Path, parts: Any) -> int:
+    with self.do("create", path, lambda: open(path, "xb", buffering=0)) as file:
+        views = [memoryview(part).cast("B") for part in parts]
+        return sum(self.do("write", path, lambda left=left: file.write(left)) for left in views)  # type: ignore[misc]
+
+
+def _short_writes_are_whole(self: Files, path: Path, parts: Any) -> int:
+    total = 0
+    with self.do("create", path, lambda: open(path, "xb", buffering=0)) as file:
+        for part in parts:
+            left = memoryview(part).cast("B")
+            self.do("write", path, lambda left=left: file.write(left))  # type: ignore[misc]
+            total += left.nbytes
+        self.do("sync", path, lambda: os.fsync(file.fileno()))
+    return total
+
+
+def _in_place(place: Path, target: Path, text: str, older: bool, files: Files) -> None:
+    """File after file takes the place of the old one."""
+    files.make_directory(target)
+    for entry in sorted(place.iterdir()):
+        files.rename(entry, target / entry.name)
+    (target / "manifest.json").unlink(missing_ok=True)
+    files.write(target / "manifest.json", [text.encode()])
+
+
+def _remove_first(place: Path, target: Path, text: str, older: bool, files: Files) -> None:
+    """The old one is gone before the new one has its name."""
+    files.write(place / "manifest.json", [text.encode()])
+    if older:
+        files.remove(target)
+    files.rename(place, target)
+
+
+def _not_copied(self: Write, rank: Any, order: Any) -> None:
+    with mock.patch("jobflow.checkpoint.ranks._numbers", lambda state, name, copied: safetensors.storable(name, state.array(name))):
+        _write(self, rank, order)
+
+
+def _swallowed(self: Files, path: Path, parts: Any) -> int:
+    try:
+        return _write_file(self, path, parts)
+    except OSError:
+        return path.stat().st_size if path.exists() else 0
+
+
+_write, _write_file = Write.__call__, Files.write
+
+#: name -> (what is replaced by what, ways of saving, faults)
+MUTANTS: dict[str, tuple[str, Any, dict[str, Any], tuple[str, ...]]] = {
+    "not synced": ("jobflow.checkpoint.files.Files.write", _no_sync, {}, DEATHS),
+    "short writes are whole": ("jobflow.checkpoint.files.Files.write", _short_writes_are_whole, {}, FAILURES),
+    "errors are swallowed": ("jobflow.checkpoint.files.Files.write", _swallowed, {}, FAILURES),
+    "written in place": ("jobflow.checkpoint.places.publish", _in_place, {"replace": True}, DEATHS),
+    "the old one goes first": ("jobflow.checkpoint.places.publish", _remove_first, {"replace": True}, DEATHS),
+    "nothing is cleaned": ("jobflow.checkpoint.places.clean", lambda parent, files=None: None, {}, DEATHS),
+    "not copied": ("jobflow.checkpoint.ranks.Write.__call__", _not_copied, {"asynchronous": True}, DEATHS),
+}
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """What children say of errors that are wanted is not shown."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+
+
+def first(folder: Path, way: dict[str, Any], hows: tuple[str, ...]) -> str:
+    """The first verdict against it, among cases in any order; "" if there is none."""
+    case = Case(ranks=2, **way)
+    work: Callable[..., tuple[bool, list[str]]] = crashing.kill if hows is DEATHS else crashing.fail
+    try:
+        made = crashing.changes(case, folder / "template", folder / "case")
+    except RuntimeError as error:
+        return str(error)
+    cases = crashing.sample(list(crashing.every(case, made, hows)), 10**6, 1)
+    return next((problem for one in cases for problem in work(one, folder / "template", folder / "case")[1]), "")
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name, quiet():
+        folder = Path(name)
+        crashing.begin(folder / "template")
+        found = {}
+        for mutant, (what, by, way, hows) in MUTANTS.items():
+            with mock.patch(what, by):
+                found[mutant] = first(folder, way, hows)
+            shutil.rmtree(folder / "case", ignore_errors=True)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Changes of the file system that go wrong: at the N-th change of a rank the process dies, or the change fails.
+
+Ways to die, by SIGKILL:
+  before  the change is not made
+  after   the change is made, and nothing else
+  torn    of a write only a part is made; other changes as `before`
+  power   as `after`, and then every file that was not yet synced loses bytes at its end, as when power fails
+Ways to fail:
+  EIO, ENOSPC   the change is not made, and raises that
+  short         a write makes a part and says so, as a system may; the next write goes on
+  partly        a write makes a part and then the disk is full
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from jobflow.checkpoint import files
+from jobflow.checkpoint.files import Files
+
+T = TypeVar("T")
+DEATHS = ("before", "after", "torn", "power")
+FAILURES = ("EIO", "ENOSPC", "short", "partly")
+NEVER = 10**9
+
+
+@dataclass
+class Fault:
+    """What happens at change number `at` of rank `rank`; the changes made so far are in `log`."""
+
+    rank: int = 0
+    at: int = NEVER
+    how: str = "before"
+    seed: int = 0
+    log: list[tuple[int, str, str]] = field(default_factory=list)
+    met: bool = False
+    #: file -> a descriptor of it, for files with bytes that are not synced
+    _open: dict[Path, int] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _count: dict[int, int] = field(default_factory=dict)
+
+    def install(self) -> None:
+        """From now on all changes in this process go by way of this fault."""
+        files.use(lambda rank=0: FaultyFiles(rank, self))
+
+    def number(self, rank: int, what: str, path: Path) -> int:
+        """The number of a change among those of its rank."""
+        with self._lock:
+            found = self._count.get(rank, 0)
+            self._count[rank] = found + 1
+            self.log.append((rank, what, path.name))
+            return found
+
+    def part(self, total: int) -> int:
+        """Some of a number of bytes, less than all."""
+        return random.Random(self.seed).randrange(total) if total else 0
+
+    def watch(self, what: str, path: Path, result: Any) -> None:
+        """Keep account of files that are not synced."""
+        with self._lock:
+            if what == "create":
+                self._open[path] = os.dup(result.fileno())
+            elif what == "sync" and path in self._open:
+                os.close(self._open.pop(path))
+
+    def die(self) -> NoReturn:
+        with self._lock:
+            for handle in self._open.values() if self.how == "power" else ():
+                os.ftruncate(handle, self.part(os.fstat(handle).st_size + 1))
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("still alive")
+
+
+class FaultyFiles(Files):
+    """Files that meet a fault."""
+
+    def __init__(self, rank: int, fault: Fault) -> None:
+        super().__init__(rank)
+        self._fault = fault
+
+    def do(self, what: str, path: Path, change: Callable[[], T]) -> T:
+        fault = self._fault
+        if fault.number(self.rank, what, path) != fault.at or self.rank != fault.rank:
+            result = change()
+            fault.watch(what, path, result)
+            return result
+        fault.met = True
+        part = _part_of(what, change, fault)
+        if fault.how in DEATHS:
+            if fault.how == "torn":
+                part()
+            elif fault.how != "before":
+                fault.watch(what, path, change())
+            fault.die()
+        if fault.how == "short":
+            return part() if what == "write" else change()
+        if fault.how == "partly":
+            part()
+        number = errno.EIO if fault.how == "EIO" else errno.ENOSPC
+        raise OSError(number, os.strerror(number), str(path))
+
+
+def _part_of(what: str, change: Callable[..., T], fault: Fault) -> Callable[[], Any]:
+    """A call that makes a part of a write: the bytes to write are the change's default argument.  Nothing for other changes."""
+    if what != "write":
+        return lambda: None
+    assert change.__defaults__ is not None  # type: ignore[attr-defined]
+    (left,) = change.__defaults__  # type: ignore[attr-defined]
+    return lambda: change(left[: max(1, fault.part(left.nbytes))])

@@ -1,0 +1,72 @@
+"""A sample of scripts/crash_sweep: kills, errors and damage at any place lose nothing, and the sweep finds savings that are wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+#: what each defect is found by
+DEFECTS = {
+    "not synced": "broken: the new step can be seen",
+    "short writes are whole": "broken: the new step can be seen",
+    "errors are swallowed": "broken: the new step can be seen",
+    "written in place": "lost: step 1 holds",
+    "the old one goes first": "lost: step 1 holds",
+    "nothing is cleaned": "debris: ",
+    "not copied": "does not match its hash",
+}
+
+
+def python(*words: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, which may be forked: it has one thread."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300, env=environment, check=False)
+
+
+def sweep(*words: str) -> list[list[str]]:
+    """The rows of the table that the sweep prints, without its head."""
+    ended = python(str(ROOT / "scripts" / "crash_sweep"), "--mpi", "0", *words)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    head, *rows, end = [line.split() for line in ended.stdout.splitlines()]
+    assert head == ["done", "not", "met", "lost", "mixed", "debris", "other", "time"] and end[2:4] == ["0", "problems"], ended.stdout
+    return rows
+
+
+def test_kills_errors_and_damage() -> None:
+    rows = sweep(
+        "--only", "kill", "--only", "io", "--only", "flip", "--kills", "52", "--errors", "20", "--damages", "300", "--seed", "5", "--ranks", "2"
+    )
+    done = {kind: int(count) for kind, count, *_ in rows}
+    assert [row[0] for row in rows] == ["kill", "io", "flip"]
+    assert done["kill"] >= 44 and done["io"] >= 16 and done["flip"] == 600
+    assert all(row[3:7] == ["0"] * 4 for row in rows)
+
+
+@pytest.mark.slow
+def test_kills_on_other_numbers_of_ranks() -> None:
+    ((_, done, *_),) = sweep("--only", "kill", "--kills", "60", "--seed", "6", "--ranks", "1", "4")
+    assert int(done) >= 50
+
+
+@cache
+def verdicts() -> dict[str, str]:
+    ended = python(str(ROOT / "tests" / "checkpoint" / "crash_mutants.py"))
+    assert ended.returncode == 0, ended.stderr
+    found: dict[str, str] = json.loads(ended.stdout)
+    return found
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_savings_that_are_wrong_are_found(defect: str) -> None:
+    assert DEFECTS[defect] in verdicts()[defect]
+
+
+def test_every_defect_is_looked_at() -> None:
+    assert set(verdicts()) == set(DEFECTS)
