@@ -42,7 +42,10 @@ def between(place: Path) -> Path:
 
 def prepare(target: Path, files: Files) -> Path:
     """A new empty directory beside `target`, after leftovers have been removed."""
+    made = [folder for folder in (target.parent, *target.parent.parents) if not folder.exists()]
     files.make_directory(target.parent)
+    for folder in reversed(made):
+        files.sync_directory(folder.parent)
     clean(target.parent, files)
     place = new_place(target)
     files.make_directory(place)
@@ -50,8 +53,8 @@ def prepare(target: Path, files: Files) -> Path:
 
 
 def is_older(target: Path, replace: bool) -> bool:
-    """Whether a checkpoint is to be replaced there; CheckpointError if there is anything else but an empty directory."""
-    if replace and (target / manifest.NAME).is_file():
+    """Whether a checkpoint, or what is left of one, is to be replaced; CheckpointError if there is anything else but an empty directory."""
+    if replace and ((target / manifest.NAME).is_file() or any(target.glob("tensors-*.safetensors"))):
         return True
     if target.is_dir() and not any(target.iterdir()):
         return False

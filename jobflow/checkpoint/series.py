@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -114,10 +115,10 @@ class Series:
             return math.nan
         return -float(value) if self.best_mode == "max" else float(value)
 
-    def prune(self) -> list[int]:
-        """Remove those that need not be kept; which these were.  Each is gone for who looks before its first file is."""
+    def prune(self, keep: Sequence[int] = ()) -> list[int]:
+        """Remove those that need not be kept, nor are in `keep`; which these were.  Each is gone for who looks before its first file is."""
         steps = self.steps()
-        kept = {*(steps[-self.keep_last :] if self.keep_last else steps), *(self.best()[: self.keep_best] if self.keep_best else ())}
+        kept = {*keep, *(steps[-self.keep_last :] if self.keep_last else steps), *(self.best()[: self.keep_best] if self.keep_best else ())}
         going = [step for step in steps if step not in kept]
         if going:
             good = next((step for step in reversed(steps) if _wrong(self.path_of(step)) is None), None)
@@ -130,9 +131,12 @@ class Series:
         return going
 
     def save(self, session: Session, step: int, extra: Mapping[str, Any] | None = None, *, asynchronous: bool = False) -> sessions.Saving:
-        """A checkpoint of the session as that of `step`, in place of one that is there; afterwards `prune`.  Collective."""
+        """A checkpoint of the session as that of `step`, in place of one that is there; afterwards `prune`.  Collective.
+
+        It is kept though others may be of later steps, as they are after a program went back to an earlier one.
+        """
         whole = {"step": step, **(extra or {})}
-        return sessions.save(session, self.path_of(step), whole, asynchronous=asynchronous, replace=True, then=self.prune)
+        return sessions.save(session, self.path_of(step), whole, asynchronous=asynchronous, replace=True, then=partial(self.prune, (step,)))
 
 
 def _wrong(path: Path) -> str | None:

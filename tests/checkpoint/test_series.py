@@ -126,6 +126,19 @@ def test_sessions_save_into_series(tmp_path: Path) -> None:
     assert {entry.name for entry in series.directory.iterdir()} == {series.path_of(step).name for step in (1, 3, 4)}
 
 
+def test_a_program_that_went_back(tmp_path: Path) -> None:
+    """What it saves is kept though there are later steps, and takes the place of what is left of a damaged one."""
+    begin(1)
+    session = started_session()
+    series = Series(tmp_path, keep_last=2)
+    add(series, 3, 6, 7)
+    (series.path_of(3) / "manifest.json").unlink()
+    series.save(session, 3)
+    assert series.steps() == [3, 6, 7]
+    series.save(session, 4)
+    assert series.steps() == [4, 6, 7]
+
+
 # ---- leftovers -----------------------------------------------------------------------------------------------------------------------
 
 
