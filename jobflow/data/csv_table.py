@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.data.samples import Field, Keep, Samples, Split, checked_name, named_dtype
+from jobflow.data.samples import Field, Keep, Samples, Split, checked_name, mapped, named_dtype
 from jobflow.errors import ArgumentError, DataError, did_you_mean
 from jobflow.types import Array, DType, float32, int32
 
@@ -44,7 +44,7 @@ class CsvTable(Samples):
         self._path, self._missing, self._delimiter = Path(path), missing, delimiter
         if not self._path.is_file():
             raise DataError(f"{WHAT}: there is no file {self._path.absolute()}")
-        self._content = np.memmap(self._path, np.uint8, "r") if self._path.stat().st_size else np.empty(0, np.uint8)
+        self._content = mapped(self._path)
         self._starts = _row_starts(self._content)
         if len(self._starts) - 1 <= int(header):
             raise DataError(f"{self}: there are no rows")

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from jobflow.data.mnist import IDX_NAMES
-from jobflow.data.samples import Columns, Split
+from jobflow.data.samples import Columns, Split, mapped
 from jobflow.errors import ArgumentError, DataError
 from jobflow.types import Array
 
@@ -67,7 +67,7 @@ def elements(path: Path) -> Array:
     """The array in an IDX file: 0, 0, type, number of axes, then each size as a big-endian int32, then the elements."""
     if not path.is_file():
         raise DataError(f"{WHAT}: there is no file {path.absolute()}")
-    content = _unpacked(path) if path.suffix == ".gz" else np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
+    content = _unpacked(path) if path.suffix == ".gz" else mapped(path)
     head = content[:4].tolist()
     if len(head) < 4 or head[:2] != [0, 0] or head[2] not in ELEMENTS:
         raise DataError(f"{WHAT}: {path} is no IDX file: it begins with {bytes(content[:4])!r}")
@@ -78,7 +78,7 @@ def elements(path: Path) -> Array:
     needed = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if len(content) - start != needed:
         raise DataError(f"{WHAT}: {path} is damaged: {dtype}{list(shape)} at byte {start} needs {needed} bytes, but there are {len(content) - start}")
-    return np.asarray(content)[start:].view(dtype).reshape(shape)
+    return content[start:].view(dtype).reshape(shape)
 
 
 def _unpacked(path: Path) -> Array:

@@ -48,11 +48,11 @@ def _arrays(path: Path) -> dict[str, Array]:
         files = sorted(path.glob("*.npy"))
         if not files:
             raise DataError(f"{WHAT}: there is no .npy file in {path.absolute()}")
-        return {file.stem: mapped(file) for file in files}
+        return {file.stem: mapped_array(file) for file in files}
     if not path.is_file():
         raise DataError(f"{WHAT}: there is no file or folder {path.absolute()}")
     if path.suffix != ".npz":
-        return {path.stem: mapped(path)}
+        return {path.stem: mapped_array(path)}
     try:
         return dict(_members(path))
     except (zipfile.BadZipFile, EOFError) as error:
@@ -69,10 +69,10 @@ def _members(path: Path) -> Iterator[tuple[str, Array]]:
                 continue
             file.seek(member.header_offset)
             lengths = np.frombuffer(file.read(ZIP_HEADER)[ZIP_LENGTHS], "<u2")
-            yield name, mapped(path, member.header_offset + ZIP_HEADER + int(lengths.sum()), member.file_size)
+            yield name, mapped_array(path, member.header_offset + ZIP_HEADER + int(lengths.sum()), member.file_size)
 
 
-def mapped(path: Path, start: int = 0, size: int | None = None) -> Array:
+def mapped_array(path: Path, start: int = 0, size: int | None = None) -> Array:
     """The array that a file, or `size` bytes in it from `start` on, has in NumPy's format, as a view of the file."""
     stop = path.stat().st_size if size is None else start + size
     with path.open("rb") as file:
@@ -84,7 +84,7 @@ def mapped(path: Path, start: int = 0, size: int | None = None) -> Array:
         raise DataError(f"{WHAT}: {path} is damaged: {dtype}{list(shape)} at byte {offset} needs {needed} bytes, but there are {stop - offset}")
     if needed == 0:
         return np.empty(shape, dtype)
-    return np.memmap(path, dtype, "r", offset, shape, "F" if in_columns else "C")
+    return np.asarray(np.memmap(path, dtype, "r", offset, shape, "F" if in_columns else "C"))
 
 
 def _header(file: IO[bytes], what: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

@@ -7,6 +7,8 @@ A file is a row of records: the number of bytes as a little-endian int64, then a
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -16,7 +18,7 @@ import numpy as np
 
 from jobflow.data import protobuf
 from jobflow.data.protobuf import Damaged
-from jobflow.data.samples import Field, Keep, Samples, Split, checked_name, named_dtype, own_dtype
+from jobflow.data.samples import Field, Keep, Samples, Split, checked_name, mapped, named_dtype, own_dtype
 from jobflow.errors import ArgumentError, DataError, did_you_mean
 from jobflow.types import Array
 
@@ -45,7 +47,7 @@ class OfRecord(Samples):
         split: Split = "all",
         validation_every: int = 10,
     ) -> None:
-        self._files = [(file, np.memmap(file, np.uint8, "r"), _records(file)) for file in _files(Path(path), prefix)]
+        self._files = [(file, mapped(file), _records(file)) for file in _files(Path(path), prefix)]
         self._stops = [0, *accumulate(len(starts) for _, _, starts in self._files)]
         self._what = f"{WHAT}: {path}"
         first = self._record(0)
@@ -74,14 +76,14 @@ class OfRecord(Samples):
                 if feature not in record:
                     raise DataError(f'{self._place(number)}: there is no feature "{feature}"{did_you_mean(feature, record) or "."}')
                 values = record[feature]
-                if values.size != np.prod(shape, dtype=np.int64):
+                if values.size != math.prod(shape):
                     raise DataError(f'{self._place(number)}: feature "{feature}" has {values.size} values, which do not fill the shape {list(shape)}')
                 found[name][row] = values.reshape(shape)
         return found
 
     def _at(self, number: int) -> tuple[Path, Array, int, int]:
         """The file that has a record, its content, and where the record begins and ends in it."""
-        which = int(np.searchsorted(self._stops, number, side="right")) - 1
+        which = bisect_right(self._stops, number) - 1
         file, content, starts = self._files[which]
         start = int(starts[number - self._stops[which]])
         return file, content, start + HEAD, start + HEAD + int(content[start : start + HEAD].view("<i8")[0])
@@ -115,7 +117,7 @@ def _records(file: Path) -> Array:
     size, at, starts = file.stat().st_size, 0, []
     if not size:
         raise DataError(f"{WHAT}: {file} is empty")
-    content = np.memmap(file, np.uint8, "r")
+    content = mapped(file)
     while at < size:
         if size - at < HEAD:
             raise DataError(f"{WHAT}: {file} is damaged: it ends within the length of the record at byte {at}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jobflow.data.documentation import documentation_text
-from jobflow.data.samples import Field, Samples
+from jobflow.data.samples import Field, Samples, mapped
 from jobflow.data.vocabulary import Bytes, Characters, Vocabulary, points
 from jobflow.errors import ArgumentError, DataError
 from jobflow.types import Array, int32
@@ -56,14 +57,18 @@ class Text(Samples):
         return {"level": self.level, "vocabulary": kept}
 
     def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
-        windows = np.empty((len(numbers), self.length + 1), np.int32)
-        for row, start in enumerate((self._start + numbers * self.stride).tolist()):
-            self._fill(windows[row], start)
+        starts = self._start + numbers * self.stride
+        if len(self._parts) == 1:
+            windows = self._parts[0][starts[:, None] + np.arange(self.length + 1)].astype(np.int32)
+        else:
+            windows = np.empty((len(numbers), self.length + 1), np.int32)
+            for row, start in enumerate(starts.tolist()):
+                self._fill(windows[row], start)
         cut = {"tokens": windows[:, :-1], "targets": windows[:, 1:]}
         return {name: np.ascontiguousarray(cut[name]) for name in names}
 
     def _fill(self, window: Array, start: int) -> None:
-        part = int(np.searchsorted(self._stops, start, side="right")) - 1
+        part = bisect_right(self._stops, start) - 1
         done = 0
         while done < len(window):
             piece = self._parts[part][start + done - self._stops[part] :][: len(window) - done]
@@ -99,7 +104,7 @@ def _bytes(path: str | None, pattern: str) -> tuple[list[Array], Vocabulary]:
     if path is None:
         return [np.frombuffer(documentation_text().encode(), np.uint8)], Bytes()
     files = [file for file in _files(path, pattern) if file.stat().st_size]
-    return [np.memmap(file, np.uint8, "r") for file in files], Bytes()
+    return [mapped(file) for file in files], Bytes()
 
 
 def _characters(path: str | None, pattern: str, vocabulary: str | None) -> tuple[list[Array], Characters]:

@@ -144,7 +144,7 @@ def test_arrays_of_all_kinds_of_numpy_files(tmp_path: Path) -> None:
         assert samples.read([4, 5, 6])["images"].flags.owndata, "stretches too belong to the caller"
     plain = opened("numpy", path=str(tmp_path / "plain.npz"))
     assert list(plain.fields) == ["x_train", "y_train"] and fields(plain)["y_train"] == "int64[]"
-    assert isinstance(plain._arrays["x_train"], np.memmap)  # type: ignore[attr-defined]
+    assert isinstance(plain._arrays["x_train"].base, np.memmap)  # type: ignore[attr-defined]
     single = opened("numpy", path=str(tmp_path / "folder" / "y_train.npy"), split="validation", validation_every=4)
     assert everything(single)["y_train"].tolist() == y[[0, 4, 8]].tolist()
 

@@ -1,0 +1,104 @@
+"""How many samples a second each reader gives in shuffled batches, and how much of the reading is hidden behind steps.
+
+Files are made in a temporary folder and are in the page cache, so this measures the readers and not the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from jobflow.data import Batches, Order, Samples, open_reader
+
+BATCH, SECONDS = 64, 1.0
+
+
+def readers(folder: Path) -> Iterator[tuple[str, Samples]]:
+    """(what it reads, samples) of each reader, over files that are made first."""
+    random = np.random.RandomState(0)
+    yield "digits [1,28,28]", opened("digits", copies=20)
+    np.save(folder / "x.npy", random.rand(20_000, 784).astype(np.float32))
+    yield "numpy float32[784], mapped", opened("numpy", path=str(folder / "x.npy"))
+    images = random.randint(0, 256, (20_000, 28, 28)).astype(np.uint8)
+    (folder / "i").write_bytes(bytes([0, 0, 8, 3]) + np.array(images.shape, ">i4").tobytes() + images.tobytes())
+    yield "idx [1,28,28], mapped", opened("idx", path=str(folder), images="i")
+    table = random.rand(20_000, 10).round(4)
+    (folder / "t.csv").write_text(",".join("abcdefghij") + "\n" + "\n".join(",".join(map(str, row)) for row in table.tolist()))
+    yield "csv, 10 columns", opened("csv", path=str(folder / "t.csv"), fields={"x": list("abcdefghij")})
+    yield "text, 128 characters", opened("text", length=128)
+    yield "text, 1024 bytes", opened("text", length=1024, level="byte", stride=64)
+    row = record(images[0].astype("<f4").tobytes())
+    (folder / "part-0").write_bytes((struct.pack("<q", len(row)) + row) * 5000)
+    yield "ofrecord float32[784]", opened("ofrecord", path=str(folder))
+    try:
+        from PIL import Image
+    except ImportError:
+        return
+    (folder / "images" / "one").mkdir(parents=True)
+    for i in range(64):
+        noise = Image.fromarray(random.randint(0, 256, (32, 32, 3)).astype(np.uint8)).resize((256, 256))
+        noise.save(folder / "images" / "one" / f"{i}.jpg")
+    yield "images, JPEG 256 to 224", opened("images", path=str(folder / "images"), size=224, resize=256, crop="random", flip=True)
+
+
+def opened(name: str, **arguments: object) -> Samples:
+    found = open_reader(name, **arguments)
+    assert isinstance(found, Samples)
+    return found
+
+
+def record(values: bytes) -> bytes:
+    """A record with the feature "x" of floats."""
+    numbers = sized(1, values)
+    return sized(1, sized(1, b"x") + sized(2, sized(2, numbers)))
+
+
+def sized(number: int, content: bytes) -> bytes:
+    size, length = len(content), b""
+    while size > 127:
+        length, size = length + bytes([size & 127 | 128]), size >> 7
+    return bytes([number << 3 | 2]) + length + bytes([size]) + content
+
+
+def rate(samples: Samples, prefetch: int) -> float:
+    """Samples a second, when nothing else is done."""
+    taken, began = 0, time.perf_counter()
+    with Batches(samples, Order(0, len(samples)), BATCH, prefetch=prefetch).start() as reading:
+        while time.perf_counter() - began < SECONDS:
+            taken += next(reading).size
+    return taken / (time.perf_counter() - began)
+
+
+def hidden(samples: Samples, alone: float) -> float:
+    """Which part of the reading is not waited for, beside steps that take as long as reading a batch and leave the interpreter to others."""
+    step = BATCH / alone
+    batches = max(8, min(200, int(SECONDS / step)))
+    with Batches(samples, Order(0, len(samples)), BATCH, prefetch=2).start() as reading:
+        next(reading)
+        first = reading.waited
+        for _ in range(batches):
+            time.sleep(step)
+            next(reading)
+    return 1 - min(1.0, (reading.waited - first) / (step * batches))
+
+
+def main() -> None:
+    found = {}
+    print(f"{'reader':28} {'samples/s':>10} {'ahead':>10} {'MB/s':>8} {'hidden':>7}")
+    with tempfile.TemporaryDirectory() as folder:
+        for what, samples in readers(Path(folder)):
+            size = sum(field.batch(1).nbytes for field in samples.fields.values())
+            alone, ahead = rate(samples, 0), rate(samples, 2)
+            found[what] = {"samples_per_second": round(alone), "read_ahead": round(ahead), "hidden": round(hidden(samples, alone), 3)}
+            print(f"{what:28} {alone:10.0f} {ahead:10.0f} {alone * size / 1e6:8.1f} {found[what]['hidden']:7.0%}")
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
