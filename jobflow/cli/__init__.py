@@ -115,8 +115,6 @@ def _run(words: Sequence[str]) -> int:
         return 2
     if name not in COMMANDS:
         raise ConfigError(f'there is no command "{name}"{did_you_mean(name, COMMANDS)} `jobflow --help` lists all')
-    if not COMMANDS[name].there:
-        raise ConfigError(f"this installation has no `jobflow {name}`")
     given = parser([COMMANDS[name]]).parse_args(words)
     return int(given.run(given))
 

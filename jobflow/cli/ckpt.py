@@ -13,13 +13,13 @@ No command changes a checkpoint that exists."""
 
 EXAMPLES = """\
 examples:
-  jobflow ckpt ls runs/lenet/checkpoints
-  jobflow ckpt show runs/lenet/checkpoints/step-00000100 --names "conv*"
-  jobflow ckpt verify runs/lenet/checkpoints
+  jobflow ckpt ls runs/lenet_digits/checkpoints
+  jobflow ckpt show runs/lenet_digits/checkpoints/step-00000100 --names "conv*"
+  jobflow ckpt verify runs/lenet_digits/checkpoints
   jobflow ckpt diff a/step-00000100 b/step-00000100 --rtol 1e-6
-  jobflow ckpt export runs/lenet/checkpoints/step-00000100 weights.npz --names "*weight" "*bias"
+  jobflow ckpt export runs/lenet_digits/checkpoints/step-00000100 weights.npz --names "*weight" "*bias"
   jobflow ckpt convert old_snapshot runs/start                      a legacy directory becomes a checkpoint
-  jobflow ckpt convert runs/lenet/checkpoints/step-00000100 snapshot --to legacy
+  jobflow ckpt convert runs/lenet_digits/checkpoints/step-00000100 snapshot --to legacy
 
 exit codes: 0 done; 1 an error, a damaged checkpoint (verify), or checkpoints that differ (diff); 2 a wrong command line"""
 

@@ -31,7 +31,7 @@ def run(given: argparse.Namespace) -> int:
     from jobflow.cli.table import COMMANDS
 
     shtab = importlib.import_module("shtab")
-    top = parser(command for command in COMMANDS.values() if command.there)
+    top = parser(COMMANDS.values())
     for action in _actions(top):
         word = str(action.metavar or action.dest)
         if action.choices is None and (word in FILES | FOLDERS or action.dest in FILES):

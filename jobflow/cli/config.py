@@ -7,8 +7,8 @@ import json
 
 EXAMPLES = """\
 examples:
-  jobflow config show configs/lenet.yaml
-  jobflow config show configs/lenet.yaml --set optimizer.lr=0.1 --json
+  jobflow config show configs/lenet_digits.yaml
+  jobflow config show configs/lenet_digits.yaml --set optimizer.lr=0.1 --json
   jobflow config check configs/*.yaml
   jobflow config schema > jobflow.schema.json     # and in a file: # yaml-language-server: $schema=jobflow.schema.json"""
 
@@ -18,7 +18,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = "Show, check and describe configurations; nothing runs.", EXAMPLES
     what = parser.add_subparsers(dest="what", required=True, metavar="what")
     show = what.add_parser("show", help="print a configuration as it is after all files and settings, with the origin of every value")
-    show.add_argument("file", metavar="FILE", help="a configuration, such as configs/lenet.yaml")
+    show.add_argument("file", metavar="FILE", help="a configuration, such as configs/lenet_digits.yaml")
     show.add_argument("--json", action="store_true", help="print JSON with the configuration and the origins")
     check = what.add_parser("check", help="say what is wrong with configurations, if anything")
     check.add_argument("files", metavar="FILE", nargs="+", help="configurations, such as configs/*.yaml")

@@ -9,9 +9,9 @@ from jobflow.cli.train import common, loaded_from
 
 EXAMPLES = """\
 examples:
-  jobflow eval configs/lenet.yaml
-  jobflow eval configs/lenet.yaml --on validation --checkpoint runs/lenet/checkpoints/step-00000100
-  mpiexec -n 2 jobflow eval configs/lenet.yaml --json"""
+  jobflow eval configs/lenet_digits.yaml
+  jobflow eval configs/lenet_digits.yaml --on validation --checkpoint runs/lenet_digits/checkpoints/step-00000100
+  mpiexec -n 2 jobflow eval configs/lenet_digits.yaml --json"""
 
 
 def fill(parser: argparse.ArgumentParser) -> None:

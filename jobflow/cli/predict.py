@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  jobflow predict configs/lenet.yaml --input digits.npz --output scores.csv
-  jobflow predict configs/lenet.yaml --input test --output scores.npz          # the samples of data.test
+  jobflow predict configs/lenet_digits.yaml --input digits.npz --output scores.csv
+  jobflow predict configs/lenet_digits.yaml --input test --output scores.npz          # the samples of data.test
   jobflow predict configs/char_gpt.yaml --prompt "import " --length 200 --temperature 0.8 --seed 1
 
 A file of input has the fields of the training samples but for the labels.  A table (.csv) has a row for each sample."""

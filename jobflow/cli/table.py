@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -30,11 +29,6 @@ class Command:
     name: str
     help: str
     module: str
-
-    @property
-    def there(self) -> bool:
-        """Whether this installation has the module."""
-        return importlib.util.find_spec(self.module) is not None
 
     def load(self) -> Module:
         """Its module."""

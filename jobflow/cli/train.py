@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 FIRST_PROFILED = 4
 EXAMPLES = """\
 examples:
-  jobflow train configs/lenet.yaml
-  jobflow train configs/lenet.yaml --set optimizer.lr=0.01 --set training.epochs=3 --devices 2
-  mpiexec -n 2 jobflow train configs/lenet.yaml
+  jobflow train configs/lenet_digits.yaml
+  jobflow train configs/lenet_digits.yaml --set optimizer.lr=0.01 --set training.epochs=3 --devices 2
+  mpiexec -n 2 jobflow train configs/lenet_digits.yaml
   jobflow train configs/char_gpt.yaml --dry-run
   srun jobflow train run.yaml --time-limit 3:55:00     # saves in time, and exits with 75: start it again
 
