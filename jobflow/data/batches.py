@@ -287,7 +287,6 @@ class Window:
     def __init__(self, samples: Samples, order: Order, pool: Pool) -> None:
         self.samples, self.order, self.pool = samples, order, pool
         self._open: deque[Shards] = deque()
-        self._used: Shards | None = None
         #: what was asked for in the last batch, by the size of batches
         self._wanted: dict[int, dict[Stretch, set[str]]] = {}
         self.lock = threading.RLock()
@@ -302,15 +301,13 @@ class Window:
 
     def enter(self, shards: Shards) -> None:
         """This batch is the one in use now."""
-        if self._used is not None and self._used.asked:
-            self._wanted[self._used.size] = self._used.asked
-        self._used = shards
         self._open = deque(each for each in self._open if each is not shards)
 
-    def ask(self, rows: Stretch, name: str, size: int) -> None:
-        """What was not foreseen for the batch in use is so for those after it."""
+    def note(self, used: Shards, rows: Stretch, name: str) -> None:
+        """These rows of the batch in use were asked for, so they will be of those after it."""
+        self._wanted[used.size] = used.asked
         for shards in self._open:
-            if shards.size == size:
+            if shards.size == used.size:
                 shards.prepare(rows, frozenset((name,)))
 
     def read(self, begin: Position, rows: Stretch, names: frozenset[str]) -> dict[str, Array]:
@@ -338,8 +335,7 @@ class Shards:
         with self.window.lock:
             known = (rows, name) in self._coming
             self.asked.setdefault(rows, set()).add(name)
-            if not known:
-                self.window.ask(rows, name, self.size)
+            self.window.note(self, rows, name)
         if known:
             future = self._coming[rows, name]
             if not future.cancelled():  # the reading was closed with this batch in use

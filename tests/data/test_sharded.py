@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,26 @@ def test_parts_of_any_layout_are_read(rows: slice | None, box: Box | None, slice
     whole = samples.images[:SIZE]
     assert np.array_equal(part.of(lazy), whole[slices]) and np.array_equal(part.of(whole), whole[slices])
     assert rows_read(samples, "images") == list(range(slices[0].start, slices[0].stop))
+
+
+def test_what_was_asked_for_is_read_ahead() -> None:
+    samples = Noted()
+    with Batches(samples, None, 4, prefetch=2, sharded=True).start() as reading:
+        batch = next(reading)
+        assert rows_read(samples, "images") == [], "nobody knows yet which rows will be needed"
+        assert np.asarray(batch.arguments["images"])[1:3].shape == (2, 6) and len(batch.arguments["labels"][2:4]) == 2
+        wait_until(lambda: len(samples.read_rows["images"]) == 12 and len(samples.read_rows["labels"]) == 6)
+        assert sorted(rows_read(samples, "images")) == list(range(12)), "all rows of this batch and of the two after it"
+        batch = next(reading)
+        wait_until(lambda: len(samples.read_rows["images"]) == 4)
+        assert np.array_equal(batch.arguments["labels"][2:4], samples.labels[6:8])
+        assert sorted(samples.read_rows["labels"]) == [(0, 14), (0, 15)], "of the fourth batch, and nothing twice"
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not done() and time.monotonic() < deadline:
+        time.sleep(0.002)
 
 
 def test_a_rank_that_needs_one_field_reads_no_other(session: Session) -> None:
