@@ -53,15 +53,6 @@ def type_text(stored: Stored) -> str:
     return f"{type.dtype.numpy.name}[{','.join(map(str, type.shape))}]"
 
 
-def damages(checkpoint: Checkpoint) -> Iterator[str]:
-    """What is wrong with each tensor whose content does not match its hash: tensor, file, offset."""
-    for stored in checkpoint.stored.values():
-        try:
-            stored.numpy()
-        except CheckpointError as error:
-            yield str(error)
-
-
 def differences(
     first: Checkpoint, second: Checkpoint, patterns: Sequence[str] = ("*",), *, rtol: float = 0.0, atol: float = 0.0
 ) -> Iterator[Difference]:

@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import math
 import os
-import socket
 import struct
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 
+from jobflow.checkpoint import places
 from jobflow.checkpoint.compare import selected
-from jobflow.checkpoint.files import Files
+from jobflow.checkpoint.files import files_of
+from jobflow.checkpoint.places import DONE
 from jobflow.checkpoint.reading import Checkpoint, LegacyTensor, Stored, load
 from jobflow.checkpoint.safetensors import bytes_of
-from jobflow.checkpoint.writing import DONE, save
+from jobflow.checkpoint.writing import save
 from jobflow.errors import CheckpointError
 from jobflow.types import TensorType, bfloat16, dtype_of
 
@@ -88,7 +87,7 @@ def _legacy_kind(name: str, type: TensorType) -> str:
 
 
 def _write_legacy(place: Path, source: Checkpoint, kinds: Mapping[str, str]) -> None:
-    files = Files()
+    files = files_of()
     for name, kind in kinds.items():
         found = source[name]
         meta = "shape {\n" + "".join(f"  dim: {n}\n" for n in found.shape) + f"}}\ndata_type: {kind}\n"
@@ -103,10 +102,10 @@ def _write_legacy(place: Path, source: Checkpoint, kinds: Mapping[str, str]) -> 
 def _beside(target: Path, write: Callable[[Path], None], publish: Callable[[Path], None]) -> None:
     """`write` into a new directory beside the target, then `publish` it in one step; a failure leaves nothing.
 
-    The directory is called like that of an unfinished saving, so that saving cleans up after a process that died.
+    The directory is one of an unfinished saving, so that what a process leaves that died is removed by the next saving there.
     """
-    place = target.parent / f".{target.name}.saving.{socket.gethostname() or 'localhost'}.{os.getpid()}.{uuid4().hex[:12]}"
-    files = Files()
+    files = files_of()
+    place = places.new_place(target)
     try:
         files.make_directory(place)
         write(place)
@@ -115,8 +114,7 @@ def _beside(target: Path, write: Callable[[Path], None], publish: Callable[[Path
     except OSError as error:
         raise CheckpointError(f"{target} could not be written: {error}") from error
     finally:
-        with suppress(FileNotFoundError):  # published as a whole
-            files.remove(place)
+        places.discard(place, files)  # nothing if it was published as a whole
 
 
 # ---- in ------------------------------------------------------------------------------------------------------------------------------

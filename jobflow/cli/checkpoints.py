@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from jobflow.checkpoint import manifest
-from jobflow.checkpoint.compare import Difference, damages, differences, extra_differences, selected, type_text
+from jobflow.checkpoint.compare import Difference, differences, extra_differences, selected, type_text
 from jobflow.checkpoint.export import open_any, to_checkpoint, to_legacy, to_npz
-from jobflow.checkpoint.reading import Checkpoint, Stored
+from jobflow.checkpoint.reading import Checkpoint, Stored, StoredShard, problems
 from jobflow.errors import CheckpointError
 from jobflow.types import TensorType
 
@@ -59,7 +59,7 @@ def _row(path: Path, quick: bool) -> list[Any]:
         checkpoint = open_any(path)
     except CheckpointError as error:
         return [float("inf"), path.name, "?", time, size, "?", "", f"damaged: {error}"]
-    damaged = "" if quick else next(damages(checkpoint), "")
+    damaged = "" if quick else next(problems(path), "")
     state = f"damaged: {damaged}" if damaged else "files are there" if quick else "whole"
     step = checkpoint.extra.get("step")
     metrics = " ".join(f"{key}={_leaf(value)}" for key, value in (checkpoint.extra.get("metrics") or {}).items())
@@ -83,14 +83,14 @@ def show(given: argparse.Namespace) -> int:
 
 def _tensor_lines(stored: Stored) -> Iterator[list[str]]:
     """A line per tensor; if it lies in several shards, one per shard follows."""
-    shards: Sequence[Any] = getattr(stored, "shards", ())
+    shards: Sequence[StoredShard] = getattr(stored, "shards", ())
     first = [stored.name, type_text(stored), str(_nbytes(stored))]
     if len(shards) < 2:
         yield [*first, stored.file_path.name]
         return
     yield [*first, f"{len(shards)} shards"]
     for shard in shards[:MOST_SHARDS]:
-        yield ["", "", "", f"[{', '.join(f'{start}:{stop}' for start, stop in shard.box)}] {shard.file_path.name}"]
+        yield ["", "", "", f"{manifest.box_text(shard.box)} {shard.file_path.name}"]
     if len(shards) > MOST_SHARDS:
         yield ["", "", "", f"... {len(shards) - MOST_SHARDS} more"]
 
@@ -125,12 +125,15 @@ def verify(given: argparse.Namespace) -> int:
 
 
 def _damages(path: Path) -> Iterator[str]:
+    """What is wrong with a checkpoint, or with a .npz file."""
+    if not path.is_file():
+        yield from problems(path)
+        return
     try:
-        checkpoint = open_any(path)
+        for stored in open_any(path).stored.values():
+            stored.numpy()
     except CheckpointError as error:
         yield str(error)
-        return
-    yield from damages(checkpoint)
 
 
 def diff(given: argparse.Namespace) -> int:

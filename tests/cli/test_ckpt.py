@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import jobflow as flow
 from jobflow.checkpoint.store import load, save
 from jobflow.cli import main
 
@@ -70,7 +71,7 @@ def test_verify(series: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ckpt", "verify", str(series / "step-20"), str(series / "step-3")]) == 1
     whole, damaged, what = capsys.readouterr().out.splitlines()
     assert whole.endswith("step-20: whole") and damaged.endswith("step-3: DAMAGED")
-    assert '"bias"' in what and ".safetensors" in what
+    assert '"bias"' in what and ".safetensors" in what and "at bytes " in what
     assert main(["ckpt", "verify", str(series / "step-4")]) == 1
 
 
@@ -134,3 +135,22 @@ def test_wrong_command_lines(words: list[str], capsys: pytest.CaptureFixture[str
         main(["ckpt", *words])
     assert stopped.value.code == 2
     assert "usage: jobflow ckpt" in capsys.readouterr().err
+
+
+def test_show_lists_the_shards_of_several_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flow.clear_default_session()
+    flow.config.cpu_device_num(2)
+
+    @flow.global_function("predict")
+    def job() -> flow.typing.Numpy:
+        return flow.math.reduce_sum(flow.get_variable("split", (5, 3), flow.float32, flow.ones_initializer(), distribute=flow.distribute.split(0)))
+
+    job()
+    flow.checkpoint.save(str(tmp_path / "c"))
+    assert main(["ckpt", "show", str(tmp_path / "c")]) == 0
+    found = rows(capsys.readouterr().out)
+    assert ["split", "float32[5,3]", "60", "2", "shards"] in found
+    assert ["[0:3,", "0:3]", "tensors-00000-00001.safetensors"] in found and ["[3:5,", "0:3]", "tensors-00001-00001.safetensors"] in found
+    for target in ("w.npz", "old"):
+        assert main(["ckpt", "convert", str(tmp_path / "c"), str(tmp_path / target)]) == 0
+        assert main(["ckpt", "diff", str(tmp_path / "c"), str(tmp_path / target)]) == 0
