@@ -104,6 +104,7 @@ class Batches:
         self.fields = [checked_name(name, samples.fields, "Batches: field") for name in (samples.fields if fields is None else fields)]
         self.threads = 0 if prefetch == 0 else min(prefetch, os.cpu_count() or 1, 4) if threads is None else threads
         self.order = order
+        self._wanted: Wanted = {}
         if isinstance(samples, Stream):
             self.sharded, self.threads = False, min(self.threads, 1)
             if order is not None:
@@ -163,7 +164,7 @@ class Batches:
 
     def _sharded(self, at: Position, epochs: int | None, pool: Pool) -> Iterator[Pending]:
         assert isinstance(self.samples, Samples) and self.order is not None
-        window = Window(self.samples, self.order, pool)
+        window = Window(self.samples, self.order, pool, self._wanted)
         for stretch in self._stretches(at, epochs):
             begin, _, stop = stretch
             shards = window.open(begin, stop)
@@ -279,16 +280,16 @@ class Reading(Iterator[Batch]):
 
 #: rows of a batch: from, to
 Stretch = tuple[int, int]
+#: by the size of batches, which rows of which fields the last one of that size was asked for
+Wanted = dict[int, dict[Stretch, set[str]]]
 
 
 class Window:
     """The batches that are being read, of whose rows this process reads only what is asked for."""
 
-    def __init__(self, samples: Samples, order: Order, pool: Pool) -> None:
-        self.samples, self.order, self.pool = samples, order, pool
+    def __init__(self, samples: Samples, order: Order, pool: Pool, wanted: Wanted) -> None:
+        self.samples, self.order, self.pool, self._wanted = samples, order, pool, wanted
         self._open: deque[Shards] = deque()
-        #: what was asked for in the last batch, by the size of batches
-        self._wanted: dict[int, dict[Stretch, set[str]]] = {}
         self.lock = threading.RLock()
 
     def open(self, begin: Position, stop: int) -> Shards:

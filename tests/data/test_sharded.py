@@ -106,6 +106,18 @@ def test_what_was_asked_for_is_read_ahead() -> None:
         assert sorted(samples.read_rows["labels"]) == [(0, 14), (0, 15)], "of the fourth batch, and nothing twice"
 
 
+def test_a_second_pass_knows_what_it_will_be_asked_for() -> None:
+    samples = Noted()
+    batches = Batches(samples, None, SIZE, prefetch=1, sharded=True)
+    for begun in range(2):
+        with batches.start(epochs=1) as reading:
+            for batch in reading:
+                if begun and not batch.position.sample:
+                    wait_until(lambda: len(samples.read_rows["labels"]) >= 10)
+                assert len(batch.arguments["labels"][:2]) == 2
+    assert rows_read(samples, "labels") == [0, 1, 8, 9, 16, 17] * 2 and rows_read(samples, "images") == []
+
+
 def wait_until(done: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 5
     while not done() and time.monotonic() < deadline:
