@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from jobflow.errors import NOWHERE, SourceLine
 from jobflow.ops.base import Call
 from jobflow.plan.plan import Collective, Compute, Instruction, Transfer, Wait
 from jobflow.runtime.comm.base import Communicator
@@ -113,13 +114,18 @@ def described(instruction: Instruction) -> Timed:
     match instruction:
         case Compute(op, inputs, outputs, name, where):
             shapes = [str(slot.type) for slot in (*inputs, *outputs)]
-            return Timed(name, op.word(), "compute", str(where), " ".join(shapes))
+            return Timed(name, op.word(), "compute", place(where), " ".join(shapes))
         case Collective(kind, ranks, source, _, _, _, _, _, name, where):
-            return Timed(name, kind, "communication", str(where), f"{source.type} among ranks {list(ranks)}")
+            return Timed(name, kind, "communication", place(where), f"{source.type} among ranks {list(ranks)}")
         case Transfer(peer, sends, slot, _, name, where):
-            return Timed(name, "send" if sends else "receive", "communication", str(where), f"{slot.type} {'to' if sends else 'from'} rank {peer}")
+            return Timed(name, "send" if sends else "receive", "communication", place(where), f"{slot.type} {'to' if sends else 'from'} rank {peer}")
         case Wait(peer, sends, slot, _, name, where):
-            return Timed(name, "sent" if sends else "received", "communication", str(where), f"{slot.type} {'to' if sends else 'from'} rank {peer}")
+            return Timed(name, "sent" if sends else "received", "communication", place(where), f"{slot.type} {'to' if sends else 'from'} rank {peer}")
+
+
+def place(where: SourceLine) -> str:
+    """A line of the user's program; nothing for what has none."""
+    return "" if where == NOWHERE else str(where)
 
 
 class Recording:

@@ -226,6 +226,7 @@ class Picture:
         whole.append(done, "blue")
         whole.append(rest, "bright_black")
         whole.append(words.after)
+        whole.truncate(options.max_width - 1)
         yield whole
 
 

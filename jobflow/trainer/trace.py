@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,8 @@ class Slice:
     begin: float
     end: float
     timed: Timed | None = None
+    #: how many prepared calls of an op it is
+    calls: int = 1
     #: part of a step, not of another job that ran in between
     counted: bool = True
 
@@ -140,7 +143,7 @@ def same_on_all_ranks(timed: Timed) -> Timed:
 
 def slow(timed: Timed, items: Sequence[Slice], waiting: float, whole: float) -> Slow:
     seconds = sum(item.seconds for item in items)
-    return Slow(timed.name, timed.where, timed.kernel, timed.category, seconds, waiting, seconds / whole, len(items))
+    return Slow(timed.name, timed.where, timed.kernel, timed.category, seconds, waiting, seconds / whole, sum(item.calls for item in items))
 
 
 class Tracing:
@@ -213,11 +216,15 @@ def slices_of(recorded: Recorded, first: int, steps: int) -> Iterator[Slice]:
 
 
 def run_slices(recorded: Recorded, title: str, run: Ran, calls: Sequence[Timed], waits: np.ndarray[Any, Any]) -> Iterator[Slice]:
-    """One run of a plan: itself, its calls, the waits in these."""
+    """One run of a plan: itself, its ops, the waits in these.  Calls of an op that follow each other are one slice."""
     shift, rank = recorded.offset, recorded.rank
     yield Slice(rank, title, STEP, run.begin + shift, run.end + shift)
-    for timed, (start, stop) in zip(calls, (run.times + shift).tolist(), strict=True):
-        yield Slice(rank, timed.name, timed.category, start, stop, timed)
+    times = run.times + shift
+    at = 0
+    for timed, group in groupby(calls):
+        first, at = at, at + sum(1 for _ in group)
+        start, stop = float(times[first, 0]), float(times[at - 1, 1])
+        yield Slice(rank, timed.name, timed.category, start, stop, timed, at - first)
         if timed.category == COMMUNICATION:
             among = waits[np.searchsorted(waits[:, 0], start) : np.searchsorted(waits[:, 0], stop)]
             yield from (Slice(rank, "waiting for other ranks", WAITING, a, b, timed) for a, b in joined(among.tolist(), stop))
@@ -258,7 +265,7 @@ def event(item: Slice) -> dict[str, Any]:
         "tid": item.rank,
     }
     if item.timed is not None and item.category != WAITING:
-        found["args"] = {"kernel": item.timed.kernel, "where": item.timed.where, "what": item.timed.what}
+        found["args"] = {"kernel": item.timed.kernel, "where": item.timed.where, "what": item.timed.what, "calls": item.calls}
     return found
 
 

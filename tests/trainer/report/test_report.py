@@ -1,0 +1,197 @@
+"""The page: whole, self-contained HTML that says what was run and how it went, and lies about nothing when it went wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from watched_run import PLAIN, drive, end, evaluation_of, info, step_of
+
+import jobflow as flow
+import jobflow.typing as tp
+from jobflow.job import job_of
+from jobflow.session import current_session
+from jobflow.trainer.amounts import size_text
+from jobflow.trainer.figures import figures_of
+from jobflow.trainer.history import History
+from jobflow.trainer.report import Report, leaves, where_time_went
+from jobflow.trainer.trace import Tracing
+
+#: tags that hold nothing: in HTML they are not closed, in a picture they close themselves
+VOID, CLOSED = {"meta"}, {"polyline", "line", "circle"}
+
+
+class Reader(HTMLParser):
+    """The text of a page by section; AssertionError if tags are not closed in order, or anything outside is referred to."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.sections: dict[str, list[str]] = {}
+        self.anchors: list[str] = []
+        self._here = ""
+        self.feed(text)
+        self.close()
+        assert self.open == [], self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        assert tag not in ("script", "link", "iframe", "img") and "src" not in given and not any(name.startswith("on") for name in given)
+        if tag == "a":
+            assert given["href"] is not None and given["href"].startswith("#")
+            self.anchors.append(given["href"][1:])
+        if tag == "section":
+            self._here = str(given["id"])
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag in CLOSED, tag
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open.pop() == tag, tag
+        if tag == "section":
+            self._here = ""
+
+    def handle_data(self, data: str) -> None:
+        self.sections.setdefault(self._here, []).append(data)
+
+    def words(self, section: str) -> str:
+        return " ".join(" ".join(self.sections.get(section, [])).split())
+
+
+def made(folder: Path, **changes: Any) -> tuple[str, Reader]:
+    """The page of a run that ended well."""
+    watcher, run = Report(), info(folder / "out", **changes)
+    drive(watcher, run)
+    saved = folder / "out" / "checkpoints" / "step-00000080"
+    saved.mkdir(parents=True)
+    (saved / "data").write_bytes(bytes(2048))
+    watcher.saved(run, folder / "out" / "checkpoints" / "step-00000040")
+    watcher.saved(run, saved)
+    end(watcher, run)
+    text = (folder / "out" / "report.html").read_text(encoding="utf-8")
+    return text, Reader(text)
+
+
+def test_a_page_stands_alone_and_is_whole(tmp_path: Path) -> None:
+    text, page = made(tmp_path)
+    assert page.anchors == [name for name in page.sections if name] == ["result", "curves", "time", "checkpoints", "configuration", "environment"]
+    assert not re.search(r"(?:src|url|@import|href)\s*[=(]\s*[\"']?\s*(?:https?:)?//", text), "nothing is fetched"
+    assert "prefers-color-scheme:dark" in text and 'name="viewport"' in text and "overflow-x:auto" in text
+    assert "digits & <letters> done" in page.words("") and "<letters>" not in text
+    assert not re.search(r"\bnan\b|\binf\b|None", text.split("</style>")[1])
+
+
+def test_result_time_and_checkpoints(tmp_path: Path) -> None:
+    _, page = made(tmp_path)
+    result, time = page.words("result"), page.words("time")
+    assert "steps 120 of 120; 3 epochs" in result and "1,600 samples/s" in result
+    assert re.search(r"validation accuracy 96.6 % best 96.6 % at step 120", result) or "validation accuracy" in result
+    assert "median 10.0 ms" in time and "waiting for data" in time
+    assert "40 checkpoints/step-00000040 removed by retention 80 checkpoints/step-00000080 2.0 KiB" in page.words("checkpoints")
+
+
+def test_every_value_of_the_configuration_has_its_place(tmp_path: Path) -> None:
+    _, page = made(tmp_path)
+    words = page.words("configuration")
+    for key, _ in leaves(PLAIN):
+        assert key in words
+    for expected in ("optimizer.lr 0.001 --set optimizer.lr=0.001", "model.builder models:lenet run.yaml:4", "name digits & <letters> base.yaml:2"):
+        assert expected in words
+    assert (
+        "model.layers.1.dense.units 4 run.yaml:9" in words and "model.layers.0.dense.units 8 default" in words and "optimizer.clip_norm null" in words
+    )
+
+
+def test_pictures_show_what_was_measured(tmp_path: Path) -> None:
+    text, page = made(tmp_path)
+    assert all(name in page.words("curves") for name in ("loss", "accuracy", "learning rate", "samples per second", "train", "validation"))
+    assert text.count("<svg") == 5 and text.count('<circle class="validation"') == 6, (
+        "four curves and the times of steps; three evaluations of two metrics"
+    )
+    numbers = [float(n) for points in re.findall(r'points="([^"]+)"', text) for n in re.split("[ ,]", points)]
+    assert all(-1 <= n <= 441 for n in numbers)
+
+
+@pytest.mark.parametrize(
+    ("stopped", "word"), [("early", "stopped early"), ("interrupt", "interrupted"), ("terminated", "terminated"), ("nan", "not finite")]
+)
+def test_other_ends_are_named(tmp_path: Path, stopped: str, word: str) -> None:
+    watcher, run = Report(tmp_path / "page.html"), info(tmp_path)
+    drive(watcher, run, last=45)
+    end(watcher, run, stopped=stopped, message="because of this & that")
+    page = Reader((tmp_path / "page.html").read_text())
+    assert word in page.words("") and "because of this & that" in page.words("result") and "45 of 120" in page.words("result")
+
+
+@pytest.mark.parametrize("last", [0, 1, 2])
+def test_a_run_that_fails_has_a_page_that_says_why(tmp_path: Path, last: int) -> None:
+    watcher, run = Report(tmp_path / "page.html"), info(tmp_path)
+    with pytest.raises(ValueError, match="disk"):
+        try:
+            watcher.started(run)
+            for number in range(1, last + 1):
+                watcher.step(run, step_of(number))
+            raise ValueError("the <disk> is full")
+        finally:
+            watcher.closed(run)
+            watcher.closed(run)
+    page = Reader((tmp_path / "page.html").read_text())
+    assert "failed" in page.words("") and "ValueError: the <disk> is full" in page.words("result")
+    assert ("time" in page.sections) == (last > 0)
+
+
+def test_the_parts_of_the_time_add_up(tmp_path: Path) -> None:
+    history, run = History(), info(tmp_path)
+    history.started(run)
+    history.began, clock = 100.0, 107.0
+    for number in range(1, 11):
+        history.step(run, step_of(number, seconds=0.5, waited=0.1))
+        history.first = clock
+    history.evaluated(run, evaluation_of(10))
+    history.latest = clock + 9 * 0.5 + 0.05 + 2.0
+    parts = dict(where_time_went(history))
+    assert sum(parts.values()) == pytest.approx(history.latest - 100.0)
+    assert parts["start, compiling, first step"] == 7.0 and parts["waiting for data"] == pytest.approx(1.0)
+    assert parts["saving and all else"] == pytest.approx(2.0) and parts["evaluation"] == 0.05
+
+
+@pytest.fixture
+def traced(tmp_path: Path) -> Iterator[tuple[Any, Tracing]]:
+    flow.config.cpu_device_num(2)
+
+    @flow.global_function("train")
+    def train(x: tp.Numpy.Placeholder((8, 6)), labels: tp.Numpy.Placeholder((8,), dtype=flow.int64)) -> tp.Numpy:
+        first = flow.layers.dense(x, 16, activation=flow.nn.relu, name="first")
+        loss = flow.nn.sparse_softmax_cross_entropy_with_logits(labels, flow.layers.dense(first, 4, name="second"))
+        flow.optimizer.Adam(flow.optimizer.PiecewiseConstantScheduler([], [0.1])).minimize(loss)
+        return loss
+
+    tracing = Tracing(tmp_path / "trace.json", first=2, steps=2)
+    for step in range(1, 5):
+        tracing.before(step)
+        train(np.ones((8, 6), np.float32), np.zeros(8, np.int64))
+        tracing.after(step)
+    yield train, tracing
+
+
+def test_memory_communication_and_profile_are_those_of_the_job(tmp_path: Path, traced: tuple[Any, Tracing]) -> None:
+    train, tracing = traced
+    session, job = current_session(), job_of(train)
+    compiled = session.compiled(job, job.declared_shapes(session))
+    watcher, run = Report(tmp_path / "page.html", traced=lambda: tracing.traced), info(tmp_path, compiled=lambda: compiled)
+    drive(watcher, run)
+    end(watcher, run)
+    page = Reader((tmp_path / "page.html").read_text(encoding="utf-8"))
+    figures = figures_of(compiled.programs)
+    assert size_text(figures.largest) in page.words("memory") and "optimizer state" in page.words("memory")
+    assert figures.ranks[0].sent > 0 and size_text(figures.ranks[0].sent) in page.words("communication")
+    assert all(change.route in page.words("communication") and change.tensors in page.words("communication") for change in figures.changes)
+    assert "Slowest ops" in page.words("time") and "matmul" in page.words("time") and "trace.json" in page.words("time")
+    assert f"parameters {6 * 16 + 16 + 16 * 4 + 4}" in page.words("result")
