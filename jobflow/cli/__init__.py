@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from jobflow.cli.table import COMMANDS, GROUPS, Command
 from jobflow.errors import ConfigError, JobflowError, did_you_mean
@@ -66,7 +66,7 @@ def parser(filled: Iterable[Command]) -> argparse.ArgumentParser:
             module = command.load()
             module.fill(into)
             _add_traceback(into)
-            into.set_defaults(run=module.run)
+            into.set_defaults(run=module.run, parser=into)
     return top
 
 
@@ -115,8 +115,20 @@ def _run(words: Sequence[str]) -> int:
         return 2
     if name not in COMMANDS:
         raise ConfigError(f'there is no command "{name}"{did_you_mean(name, COMMANDS)} `jobflow --help` lists all')
-    given = parser([COMMANDS[name]]).parse_args(words)
+    given, unknown = parser([COMMANDS[name]]).parse_known_args(words)
+    if unknown:
+        legal = [option for below in parsers(given.parser) for action in below._actions for option in action.option_strings]
+        given.parser.error(f"there is no {unknown[0]}{did_you_mean(unknown[0], legal) or ' here'}")
     return int(given.run(given))
+
+
+def parsers(top: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """A parser and those below it."""
+    yield top
+    for action in top._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from parsers(below)
 
 
 def _failed(error: BaseException, message: str, code: int, shown: bool) -> int:

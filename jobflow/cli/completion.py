@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Iterator
 
 SHELLS = ("bash", "zsh", "tcsh")
 
@@ -27,23 +26,14 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Print the script."""
-    from jobflow.cli import parser
+    from jobflow.cli import parser, parsers
     from jobflow.cli.table import COMMANDS
 
     shtab = importlib.import_module("shtab")
     top = parser(COMMANDS.values())
-    for action in _actions(top):
+    for action in (action for below in parsers(top) for action in below._actions):
         word = str(action.metavar or action.dest)
         if action.choices is None and (word in FILES | FOLDERS or action.dest in FILES):
             action.complete = shtab.DIRECTORY if word in FOLDERS else shtab.FILE  # type: ignore[attr-defined]
     print(shtab.complete(top, given.shell))
     return 0
-
-
-def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Every option and argument of a parser and of those below it."""
-    for action in parser._actions:
-        yield action
-        if isinstance(action, argparse._SubParsersAction):
-            for below in action.choices.values():
-                yield from _actions(below)

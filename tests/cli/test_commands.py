@@ -123,6 +123,19 @@ class TestErrors:
         assert "'0' is not a whole number of at least 1" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (["verify", "x.py:job", "--devics", "2"], 'jobflow verify: error: there is no --devics; did you mean "--devices"?'),
+            (["config", "show", "x.yaml", "--jsom"], 'jobflow config: error: there is no --jsom; did you mean "--json"?'),
+            (["version", "more"], "jobflow version: error: there is no more here"),
+        ],
+    )
+    def test_an_unknown_option(self, words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit, match="2"):
+            main(words)
+        assert said in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
         ("error", "code", "said"),
         [
             (ConfigError("wrong"), 2, "ConfigError: wrong\n"),
