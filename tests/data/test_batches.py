@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobflow.data import Batches, Columns, Field, Order, Position, Samples, Stream, Subset, open_reader, order_of, per_device, samples_of
+from jobflow.data import Batches, Columns, Field, Order, Position, Samples, Stream, Subset, ahead, open_reader, order_of, per_device, samples_of
 from jobflow.errors import ArgumentError, DataError
 from jobflow.types import float32, int64
 
@@ -75,11 +75,8 @@ def test_whoever_goes_on_at_any_position_sees_the_rest(size: int, drop_last: boo
     assert len(whole) == 2 * len(batches)
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("count", [1, 7, 8, 9, 16])
+@pytest.mark.parametrize(("count", "drop_last"), [(1, False), *((count, drop_last) for count in (7, 8, 9, 16) for drop_last in (False, True))])
 def test_streams_go_on_at_any_position(count: int, drop_last: bool) -> None:
-    if drop_last and count < 4:
-        pytest.skip("there is no batch")
     batches = Batches(Counting(count), None, 4, drop_last)
     whole = taken(batches, epochs=2)
     kept = count - count % 4 if drop_last else count
@@ -270,3 +267,20 @@ def test_what_is_wrong_with_samples_is_said(data: Any, message: str) -> None:
         found = samples_of(data)
         assert isinstance(found, Samples)
         found.read(np.arange(len(found)))
+
+
+def test_a_read_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "PATIENCE", 0.1)
+    go_on = threading.Event()
+
+    class Stuck(Squares):
+        def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
+            if numbers[0] >= 4:
+                go_on.wait(30)
+            return super().rows(numbers, epoch, names)
+
+    with Batches(Stuck(100), None, 4, prefetch=2).start() as reading:
+        assert next(reading).size == 4
+        began = time.monotonic()
+    assert time.monotonic() - began < 1 and readers()
+    go_on.set()
