@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -64,6 +65,14 @@ def loaded_from(given: Loaded | str | Path) -> Loaded:
     return given
 
 
+def make_directory(output: Path) -> None:
+    """The directory of a run's output; ConfigError if it cannot be made."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"output: {output} cannot be made: {error.strerror}") from None
+
+
 class Before(NamedTuple):
     """What was before a step, and what it was given."""
 
@@ -96,8 +105,8 @@ class Loop:
         wish = self.config.evaluation.early_stopping
         self.early = None if wish is None else Early(wish.metric, wish.mode, wish.patience, wish.min_delta)
         self.rates = schedule_from(self.config.optimizer, run.steps)
-        self.agreement = Agreement(self.session, self.clock, lambda: self.signals.wish)
-        self._saving: tuple[Path, sessions.Saving, float] | None = None
+        self.agreement = Agreement(self.session, self.clock, lambda: (self.signals.wish, self.signals.told))
+        self._saving: tuple[sessions.Saving, float] | None = None
         self._saved: Path | None = None
         self._saved_step = -1
         self._steps: tuple[Before, ...] = ()
@@ -138,7 +147,7 @@ class Loop:
             began = time.perf_counter()
             while not self.stopped:
                 began = self._step(reading, began)
-        self._settle(last=True)
+        self._settle()
         if self.tracing is not None:
             self.tracing.close()
 
@@ -193,12 +202,12 @@ class Loop:
         if self._over:
             self.stopped = self.stopped or "end"
         saving = self._saving
-        agreed = self.agreement.ask(self.progress.step, saving is None or saving[1].done)
+        agreed = self.agreement.ask(self.progress.step, saving is None or saving[0].done)
         if agreed is None:
             return
         if agreed.stop and not self.stopped:
             self.stopped = "interrupt" if agreed.stop == "interrupt" else "terminated"
-            self.message = self.signals.told or "the time is nearly up, or another rank was sent a signal"
+            self.message = agreed.why
         if agreed.done and saving is not None:
             self._settle()
 
@@ -261,8 +270,7 @@ class Loop:
         if config.data.drop_last:
             count = run.steps_per_epoch * config.data.batch_size
         output = Path(config.output)
-        if self._writes:
-            output.mkdir(parents=True, exist_ok=True)
+        together(self.session, lambda: make_directory(output))
         return RunInfo(
             config.name, self.loaded, output, run.devices, run.steps, self.progress.step, run.steps_per_epoch, count, self._whole_batch(), found,
             lambda: self._compiled,
@@ -292,33 +300,38 @@ class Loop:
         if self._saved_step == self.progress.step:
             return
         self._settle()
-        began = time.perf_counter()
-        path = Path(self.series.path_of(self.progress.step))
         extra = self.progress.extra(self.loaded.plain, self.prepared.samples["train"].facts)
         later = self.config.checkpoint.asynchronous and not self.stopped
-        self._saving = (path, self.series.save(self.session, self.progress.step, extra, asynchronous=later), began)
-        self._saved_step = self.progress.step
+        with self._may_fail():
+            began = time.perf_counter()
+            saving = self.series.save(self.session, self.progress.step, extra, asynchronous=later)
+            self._saving, self._saved_step = (saving, began), self.progress.step
         if not later:
-            self._settle(last=bool(self.stopped))
+            self._settle()
 
-    def _settle(self, last: bool = False) -> None:
-        """Wait for the checkpoint that is being written; if that fails, say so and go on, unless there is no other chance."""
+    def _settle(self) -> None:
+        """Wait for the checkpoint that is being written."""
         if self._saving is None:
             return
-        path, saving, began = self._saving
+        saving, began = self._saving
         self._saving = None
-        try:
+        with self._may_fail():
             saving.wait()
+            self.clock.saved(time.perf_counter() - began)
+            self._saved = saving.path
+            self._tell(lambda watcher: watcher.saved(self.info, saving.path))
+
+    @contextmanager
+    def _may_fail(self) -> Iterator[None]:
+        """A checkpoint that cannot be written is told, and training goes on; unless it was to be the last one."""
+        try:
+            yield
         except CheckpointError as error:
             self._saved_step = -1
-            if last:
+            if self.stopped:
                 raise
             if self._writes:
-                notice(f"training goes on without the checkpoint of this step: {error}")
-            return
-        self.clock.saved(time.perf_counter() - began)
-        self._saved = path
-        self._tell(lambda watcher: watcher.saved(self.info, path))
+                notice(f"training goes on without a checkpoint of step {self.progress.step}: {error}")
 
     # ---------------------------------------------------------------- the end
 

@@ -32,8 +32,10 @@ class Signals:
 
     @property
     def told(self) -> str:
-        """What this process was sent, for people; "" if it was another rank."""
-        return "" if self.noted is None else f"{signal.Signals(self.noted).name} was sent"
+        """What this process was sent, for people; "" if nothing."""
+        started = launched()
+        rank = "" if started is None else f" to rank {started.rank}"
+        return "" if self.noted is None else f"{signal.Signals(self.noted).name} was sent{rank}"
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():

@@ -138,18 +138,20 @@ class Clock:
 
 @dataclass(frozen=True)
 class Said:
-    """What a rank says: how it was asked to stop, whether its part of the checkpoint is written, and after how many steps to ask again."""
+    """What a rank says: how it was asked to stop and why, whether its part of the checkpoint is written, and after how many steps to ask again."""
 
     stop: str = ""
+    why: str = ""
     done: bool = True
     again: int = 1
 
 
 @dataclass(frozen=True)
 class Agreed:
-    """What holds for all: how to stop, and whether all have written their parts."""
+    """What holds for all: how to stop and why, and whether all have written their parts."""
 
     stop: str
+    why: str
     done: bool
 
 
@@ -159,8 +161,8 @@ class Agreement:
 
     session: Session
     clock: Clock
-    #: how this process was asked to stop, "" if it was not
-    wish: Callable[[], str]
+    #: how this process was asked to stop, and by what; "" if it was not
+    wish: Callable[[], tuple[str, str]]
     _next: int = 0
     _asked: tuple[int, float] | None = field(default=None)
 
@@ -169,12 +171,16 @@ class Agreement:
         if step < self._next:
             return None
         again = self._period(step)
-        mine = Said(self.wish() or ("terminated" if self.clock.is_up(again) else ""), done, again)
+        stop, why = self.wish()
+        if not stop and self.clock.is_up(again):
+            stop, why = "terminated", "the time is nearly up"
+        mine = Said(stop, why, done, again)
         world = self.session.start()
         said: list[Said] = world.call(Tell(mine)) if world.multi else [mine]
         self._next = step + said[0].again
-        wishes = [one.stop for one in said]
-        return Agreed(next((wish for wish in ("interrupt", "terminated") if wish in wishes), ""), all(one.done for one in said))
+        asked = sorted((one for one in said if one.stop), key=lambda one: one.stop)  # "interrupt" comes before "terminated"
+        first = asked[0] if asked else Said()
+        return Agreed(first.stop, first.why, all(one.done for one in said))
 
     def _period(self, step: int) -> int:
         """How many steps PERIOD seconds are, by what passed since the last question."""
