@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jobflow.errors import did_you_mean
+from jobflow.trainer.config.paths import below, steps_of
 from jobflow.trainer.config.problems import Origin, Problems
 from jobflow.trainer.config.reading import read
 from jobflow.trainer.config.tree import Branch, Leaf, Listing, Tree, with_entry
@@ -115,7 +116,7 @@ def with_settings(tree: Branch, settings: Sequence[str], problems: Problems) -> 
         at = Origin(f"--set {setting}")
         path, sign, text = setting.partition("=")
         path = path.strip()
-        if not sign or not all(path.split(".")):
+        if not sign or not path or below("", *steps_of(path)) != path:
             problems.add(at, path, f'"{setting}" is no setting', "write a key, = and a value, such as: --set optimizer.lr=0.1")
         elif path == "extends":
             problems.add(at, path, "extends can be set in files only")
@@ -135,6 +136,6 @@ def _with_setting(tree: Branch, path: str, value: Tree, problems: Problems) -> B
     except KeyError as error:
         problems.add(value.at, path, f"{path} cannot be set: {error.args[0]} is no map, and has no such position")
         return tree
-    if "." in path and changed is not tree and any(step.isdecimal() for step in path.split(".")):
+    if any(step.isdecimal() for step in steps_of(path)):
         return changed
     return merged(tree, with_entry(above, path, value))

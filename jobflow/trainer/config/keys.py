@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic_core import PydanticUndefined
 
+from jobflow.trainer.config.paths import below, steps_of
 from jobflow.trainer.config.schema import TrainConfig
 from jobflow.trainer.config.section import Section
 from jobflow.trainer.config.tree import Branch, Leaf, Tree, child
@@ -112,12 +113,12 @@ def _all(section: type[Section], path: str) -> Iterator[tuple[str, type[Section]
     for key, field in section.model_fields.items():
         for inside in sections_in(field.annotation):
             is_list = tuple in [get_origin(part) for part in (field.annotation, *get_args(field.annotation))]
-            yield from _all(inside, f"{path}.{key}".lstrip(".") + (".N" if is_list else ""))
+            yield from _all(inside, below(path, key) + (".N" if is_list else ""))
 
 
 def default_at(path: str, tree: Branch) -> Any:
     """What the schema gives a key that nobody wrote; None if it gives nothing."""
-    *above, key = path.split(".")
+    *above, key = steps_of(path)
     for section in section_at(above, tree):
         field = section.model_fields.get(key)
         default = PydanticUndefined if field is None else field.get_default(call_default_factory=True)
@@ -129,10 +130,13 @@ def default_at(path: str, tree: Branch) -> Any:
 def suggestion(key: str, path: str, sections: Sequence[type[Section]], taken: Mapping[str, object]) -> tuple[str, str]:
     """What to say about a key that a section has not (begins with "; "), and the key that was probably meant (may be empty)."""
     legal = [name for section in sections for name in section.model_fields]
-    meant = _close(key, legal, [name for name in legal if name not in taken])
-    inside = [name for name in taken if (f"{path}.{name}".lstrip("."), None) in homes().get(key, ())]
+    meant = close_key(key, [name for name in legal if name not in taken], legal)
+    inside = [name for name in taken if (below(path, name), None) in homes().get(key, ())]
     if inside:
         return f"; it belongs under {inside[0]}: indent it further", f"{inside[0]}.{key}"
+    if "." in key and all(step in homes() for step in steps_of(key)):
+        *outer, last = steps_of(key)
+        return f"; write maps inside each other: {'{'.join(f'{step}: ' for step in outer)}{{{last}: ...{'}' * len(outer)}", ""
     if key == "extends":
         return "; it belongs at the top of the file", ""
     if key in homes():
@@ -142,17 +146,18 @@ def suggestion(key: str, path: str, sections: Sequence[type[Section]], taken: Ma
         return f"; it belongs {_under([place for place, _ in homes()[key]])}", ""
     if meant:
         return f'; did you mean "{meant}"?', meant
-    elsewhere = _close(key, list(homes()), list(homes()))
+    elsewhere = close_key(key, list(homes()))
     if elsewhere:
         return f'; did you mean "{elsewhere}" {_under([place for place, _ in homes()[elsewhere]])}?', ""
     return ("; what a builder takes belongs under model.arguments", "") if path == "model" else ("", "")
 
 
-def _close(key: str, legal: Sequence[str], free: Sequence[str]) -> str:
-    """The legal key that comes closest, one that is not taken first."""
-    for names in (free, legal):
-        known = {**{name: name for name in names}, **{word: name for word, name in SYNONYMS.items() if name in names and word not in names}}
-        word = key.lower().replace("-", "_").replace(" ", "_")
+def close_key(key: str, *groups: Sequence[str]) -> str:
+    """The key that comes closest to a wrong one, in the first group that has one; synonyms count.  Empty if none is close."""
+    word = key.lower().replace("-", "_").replace(" ", "_")
+    for names in groups:
+        synonyms = {other: name for other, name in SYNONYMS.items() if name in names and other not in names}
+        known = {**{name: name for name in names}, **synonyms}
         close = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
         if close:
             return known[close[0]]

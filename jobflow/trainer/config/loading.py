@@ -12,6 +12,7 @@ from jobflow.trainer.config import combinations, outside
 from jobflow.trainer.config.checking import report, validated
 from jobflow.trainer.config.extending import Files, with_settings
 from jobflow.trainer.config.keys import default_at, section_at, sections_in
+from jobflow.trainer.config.paths import below, split
 from jobflow.trainer.config.problems import DEFAULT, Origin, Problems
 from jobflow.trainer.config.references import resolved
 from jobflow.trainer.config.schema import TrainConfig
@@ -65,7 +66,7 @@ def load(path: str | Path, settings: Sequence[str] = (), *, look_outside: bool =
 
 
 def _path(steps: Sequence[str | int]) -> str:
-    return ".".join(map(str, steps))
+    return below("", *steps)
 
 
 # -------------------------------------------------------------------- what follows from what is written
@@ -96,7 +97,7 @@ def _has(tree: Branch, section: str, *keys: str) -> bool:
 
 def _with_default(tree: Branch, path: str, value: str | int) -> Branch:
     """The tree with a default, unless there is a value, or no section for it, or nothing that it could refer to."""
-    section, _, _ = path.rpartition(".")
+    section, _ = split(path)
     parent = at_path(tree, section)
     refers_to_nothing = path == "data.evaluation_batch_size" and not _has(tree, "data", "batch_size")
     if at_path(tree, path) is not None or refers_to_nothing:

@@ -16,11 +16,12 @@ from pydantic import BaseModel, ConfigDict, PydanticSchemaGenerationError, TypeA
 from pydantic import Field as of
 
 from jobflow.errors import did_you_mean
-from jobflow.trainer.config.checking import PATTERNS, report_arguments, shown, validated
+from jobflow.trainer.config.checking import report_arguments, validated
 from jobflow.trainer.config.combinations import Sections
 from jobflow.trainer.config.problems import Origin, Problems
 from jobflow.trainer.config.schema import IMPORTED, Reader
 from jobflow.trainer.config.tree import Branch, Leaf, Listing, Tree, at_path, place
+from jobflow.trainer.config.wording import PATTERNS, shown
 
 #: arguments of readers that are names of files or folders, which must be there
 FILES = ("path", "paths", "file", "files", "folder", "directory", "root")

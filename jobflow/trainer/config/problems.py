@@ -6,6 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jobflow.errors import ConfigError
+from jobflow.trainer.config.paths import is_in
+
+#: letters of a message, whatever it quotes
+MOST = 500
 
 
 @dataclass(frozen=True)
@@ -62,11 +66,12 @@ class Problems:
         self.found: dict[tuple[Origin, str], Problem] = {}
 
     def add(self, at: Origin, key: str, message: str, legal: str = "") -> None:
-        self.found.setdefault((at, key), Problem(at.file, at.line, at.column, key, message, legal))
+        told = message if len(message) <= MOST else f"{message[: MOST - 100]} ... {message[-100:]}"
+        self.found.setdefault((at, key), Problem(at.file, at.line, at.column, key, told, legal))
 
     def about(self, key: str) -> bool:
         """True if something is wrong with the value of that key, or inside it."""
-        return any(other == key or other.startswith(f"{key}.") for _, other in self.found)
+        return any(is_in(other, key) for _, other in self.found)
 
     def stop_if_any(self, files: Sequence[str]) -> None:
         """ConfigErrors if there are any; those of `files` in their order, then those of settings."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from jobflow.trainer.config.paths import below
 from jobflow.trainer.config.problems import Origin, Problems
 from jobflow.trainer.config.tree import Branch, Leaf, Listing, Tree, Value
 
@@ -149,7 +150,7 @@ class _Reading:
         if isinstance(node, yaml.MappingNode):
             return Branch(self.entries(node, path), at, name_at)
         if isinstance(node, yaml.SequenceNode):
-            return Listing(tuple(self.tree(entry, _below(path, i), None) for i, entry in enumerate(node.value)), at, name_at)
+            return Listing(tuple(self.tree(entry, below(path, i), None) for i, entry in enumerate(node.value)), at, name_at)
         assert isinstance(node, yaml.ScalarNode), "there are three kinds of nodes"
         return Leaf(self.value(node, path, at), at, name_at)
 
@@ -170,19 +171,15 @@ class _Reading:
                 self.problems.add(at, path, "a key is a word, not a list or a map; texts that begin with [ or { need quotes")
                 continue
             name = key.value
-            below = _below(path, name)
+            inside = below(path, name)
             if name == "<<" and key.style is None:
-                self.problems.add(at, below, '"<<" is not understood; use `extends:` for a file, or ${...} for a value')
+                self.problems.add(at, inside, '"<<" is not understood; use `extends:` for a file, or ${...} for a value')
             elif name in found:
                 first = found[name].name_at
-                self.problems.add(at, below, f'key "{name}" stands twice{_in(path)}; the first is at {first}')
+                self.problems.add(at, inside, f'key "{name}" stands twice{_in(path)}; the first is at {first}')
             else:
-                found[name] = self.tree(entry, below, at)
+                found[name] = self.tree(entry, inside, at)
         return found
-
-
-def _below(path: str, step: str | int) -> str:
-    return f"{path}.{step}" if path else str(step)
 
 
 def _in(path: str) -> str:

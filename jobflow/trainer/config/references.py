@@ -14,6 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from jobflow.errors import did_you_mean
+from jobflow.trainer.config.keys import close_key, section_at
+from jobflow.trainer.config.paths import below, is_in, split, steps_of
 from jobflow.trainer.config.problems import Origin, Problems
 from jobflow.trainer.config.reading import value_of
 from jobflow.trainer.config.tree import Branch, Leaf, Listing, Tree, Value, at_path, walk
@@ -49,9 +51,9 @@ class _Resolving:
     def tree(self, tree: Tree, path: str, chain: tuple[str, ...]) -> Tree:
         """What stands under a path.  `chain`: the paths whose values are being looked for."""
         if isinstance(tree, Branch):
-            return replace(tree, entries={name: self.tree(entry, _below(path, name), chain) for name, entry in tree.entries.items()})
+            return replace(tree, entries={name: self.tree(entry, below(path, name), chain) for name, entry in tree.entries.items()})
         if isinstance(tree, Listing):
-            return replace(tree, entries=tuple(self.tree(entry, _below(path, i), chain) for i, entry in enumerate(tree.entries)))
+            return replace(tree, entries=tuple(self.tree(entry, below(path, i), chain) for i, entry in enumerate(tree.entries)))
         if not isinstance(tree.value, str) or "${" not in tree.value:
             return tree
         if path not in self.done:
@@ -98,10 +100,10 @@ class _Resolving:
             if default is None:
                 raise self.broken(leaf.at, path, f"${{{inside}}}: there is no key {target}{self.near(target)}")
             return _tree(default, leaf.at)
-        if any(_is_in(before, target) for before in chain):
+        if any(is_in(before, target) for before in chain):
             raise self.broken(leaf.at, path, f"references lead in a circle: {' -> '.join((*chain, target))}")
         found = self.tree(entry, target, chain)
-        if any(_is_in(path, target) for path in self.bad):
+        if any(is_in(path, target) for path in self.bad):
             raise _Broken
         return found
 
@@ -116,9 +118,14 @@ class _Resolving:
         return value_of(text) if alone else text
 
     def near(self, target: str) -> str:
+        """What was probably meant by the path of a key that is not there."""
         if target in os.environ:
             return f"; write ${{env:{target}}} for the variable of the environment"
-        return did_you_mean(target, [path for path, _ in walk(self.root) if path])
+        above, key = split(target)
+        owner = at_path(self.root, above)
+        known = [name for section in section_at(steps_of(above), self.root) for name in section.model_fields]
+        meant = close_key(key, [*known, *owner.entries]) if isinstance(owner, Branch) else ""
+        return f'; did you mean "{below(above, meant)}"?' if meant else did_you_mean(target, [path for path, _ in walk(self.root) if path])
 
     def broken(self, at: Origin, path: str, message: str, legal: str = "") -> _Broken:
         self.problems.add(at, path, message, legal)
@@ -133,11 +140,3 @@ def _tree(value: Any, at: Origin) -> Tree:
     if isinstance(value, dict):
         return Branch({name: _tree(entry, at) for name, entry in value.items()}, at)
     return Listing(tuple(_tree(entry, at) for entry in value), at) if isinstance(value, list | tuple) else Leaf(value, at)
-
-
-def _is_in(path: str, target: str) -> bool:
-    return path == target or path.startswith(f"{target}.")
-
-
-def _below(path: str, step: str | int) -> str:
-    return f"{path}.{step}" if path else str(step)

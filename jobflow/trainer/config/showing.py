@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jobflow.trainer.config.loading import Loaded
+from jobflow.trainer.config.paths import below
 from jobflow.trainer.config.reading import value_of
 
 #: comments begin no further to the right than this
@@ -33,17 +34,17 @@ def show_json(loaded: Loaded) -> str:
 def _map(values: dict[str, Any], indent: str, path: str, loaded: Loaded) -> Iterator[tuple[str, str]]:
     """Lines with the origins of the values in them; none for what is only a heading."""
     for name, value in values.items():
-        yield from _entry(f"{indent}{word(name)}:", value, f"{indent}  ", f"{path}{name}", loaded)
+        yield from _entry(f"{indent}{word(name)}:", value, f"{indent}  ", below(path, name), loaded)
 
 
 def _entry(begin: str, value: Any, indent: str, path: str, loaded: Loaded) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict) and value:
         yield begin, ""
-        yield from _map(value, indent, f"{path}.", loaded)
+        yield from _map(value, indent, path, loaded)
     elif isinstance(value, list) and any(isinstance(entry, dict) for entry in value):
         yield begin, ""
         for i, entry in enumerate(value):
-            yield from _listed(entry, indent, f"{path}.{i}", loaded)
+            yield from _listed(entry, indent, below(path, i), loaded)
     else:
         yield f"{begin} {word(value)}", str(loaded.origin(path))
 
@@ -52,7 +53,7 @@ def _listed(entry: Any, indent: str, path: str, loaded: Loaded) -> Iterator[tupl
     if not isinstance(entry, dict) or not entry:
         yield f"{indent}- {word(entry)}", str(loaded.origin(path))
         return
-    for i, (text, origin) in enumerate(_map(entry, "", f"{path}.", loaded)):
+    for i, (text, origin) in enumerate(_map(entry, "", path, loaded)):
         yield f"{indent}{'  ' if i else '- '}{text}", origin
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from jobflow.trainer.config.paths import below, split, steps_of
 from jobflow.trainer.config.problems import Origin
 
 Value: TypeAlias = str | int | float | bool | None
@@ -65,7 +66,7 @@ def child(tree: Tree, step: str | int) -> Tree | None:
 def at_path(tree: Tree, path: str) -> Tree | None:
     """What stands under a dotted path; None if nothing does."""
     found: Tree | None = tree
-    for step in path.split(".") if path else ():
+    for step in steps_of(path):
         found = None if found is None else child(found, step)
     return found
 
@@ -73,7 +74,7 @@ def at_path(tree: Tree, path: str) -> Tree | None:
 def nearest(tree: Tree, path: str) -> Tree:
     """What stands under a dotted path or, if nothing does, under the longest beginning of it."""
     found = tree
-    for step in path.split(".") if path else ():
+    for step in steps_of(path):
         inside = child(found, step)
         if inside is None:
             break
@@ -86,7 +87,7 @@ def walk(tree: Tree, path: str = "") -> Iterator[tuple[str, Tree]]:
     yield path, tree
     entries = tree.entries.items() if isinstance(tree, Branch) else enumerate(tree.entries) if isinstance(tree, Listing) else ()
     for name, entry in entries:
-        yield from walk(entry, f"{path}.{name}" if path else str(name))
+        yield from walk(entry, below(path, name))
 
 
 def with_entry(tree: Branch, path: str, entry: Tree) -> Branch:
@@ -94,7 +95,7 @@ def with_entry(tree: Branch, path: str, entry: Tree) -> Branch:
 
     Raises: KeyError with the path of what is no map, or of a position that a list has not.
     """
-    changed = _with(tree, path.split("."), entry, "")
+    changed = _with(tree, steps_of(path), entry, "")
     assert isinstance(changed, Branch)
     return changed
 
@@ -103,10 +104,10 @@ def _with(tree: Tree, steps: list[str], entry: Tree, path: str) -> Tree:
     if not steps:
         return replace(entry, name_at=entry.name_at or tree.name_at)
     step, *rest = steps
-    inside = f"{path}.{step}" if path else step
+    inside = below(path, step)
     if isinstance(tree, Branch):
-        below = tree.entries.get(step, Branch({}, entry.at, entry.at))
-        return replace(tree, entries={**tree.entries, step: _with(below, rest, entry, inside)})
+        made = _with(tree.entries.get(step, Branch({}, entry.at, entry.at)), rest, entry, inside)
+        return replace(tree, entries={**tree.entries, step: made})
     old = child(tree, step)
     if not isinstance(tree, Listing) or old is None:
         raise KeyError(path)
@@ -116,7 +117,7 @@ def _with(tree: Tree, steps: list[str], entry: Tree, path: str) -> Tree:
 
 def without(tree: Branch, path: str) -> Branch:
     """The tree without the entry under a dotted path, if it has one.  Entries of lists stay, as null."""
-    head, _, last = path.rpartition(".")
+    head, last = split(path)
     parent = at_path(tree, head)
     if isinstance(parent, Branch) and last in parent.entries:
         smaller = replace(parent, entries={name: entry for name, entry in parent.entries.items() if name != last})
