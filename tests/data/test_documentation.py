@@ -1,0 +1,28 @@
+"""Python's own documentation as a text to learn from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pydoc_data.topics import topics
+
+import numpy as np
+
+from jobflow.data.documentation import PARAGRAPHS, documentation_text
+
+
+def test_it_is_the_topics_and_the_docstrings() -> None:
+    text = documentation_text()
+    assert 300_000 < len(text) < 3_000_000
+    for known in (topics["assert"], "Heap queue algorithm (a.k.a. priority queue)."):
+        assert known.strip().splitlines()[0] in text
+
+
+def test_what_is_held_out_is_of_the_same_kind_but_not_the_same() -> None:
+    text = documentation_text()
+    paragraphs = PARAGRAPHS.split(text.rstrip("\n"))
+    assert len(set(paragraphs)) == len(paragraphs)
+    cut = len(text) * 9 // 10
+    rest, held_out = (Counter(part) for part in (text[:cut], text[cut:]))
+    common = [character for character, _ in rest.most_common(40)]
+    shares = [np.array([counts[c] for c in common]) / counts.total() for counts in (rest, held_out)]
+    assert np.abs(shares[0] - shares[1]).sum() < 0.1
