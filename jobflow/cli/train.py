@@ -123,5 +123,5 @@ def watchers(loaded: Loaded, tracing: Tracing | None) -> list[Watcher]:
     wish = loaded.config.logging
     found: list[Watcher] = [Progress(wish.progress, wish.every_steps), *metric_files(loaded.config, Path(loaded.config.output))]
     if wish.report:
-        found += [Curves(), Report(traced=lambda: None if tracing is None else tracing.traced)]
+        found += [Curves(), Report(traced=lambda: None if tracing is None else tracing.traced, announce=None if wish.progress == "none" else print)]
     return found

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jobflow.errors import NOWHERE
 from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Slot, Transfer, Wait
 
 #: What memory is used for, in the order of the table.
@@ -121,7 +122,7 @@ def _describe(instructions: tuple[Instruction, ...], time: int) -> str:
     if not 1 <= time <= len(instructions):
         return "arguments" if time == 0 else "results"
     instruction = instructions[time - 1]
-    return f"{instruction.name} at {instruction.where}"
+    return instruction.name if instruction.where == NOWHERE else f"{instruction.name} at {instruction.where}"
 
 
 def footprint_text(footprints: dict[int, Footprint]) -> str:

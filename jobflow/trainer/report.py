@@ -39,10 +39,20 @@ FINAL = 20
 
 
 class Report(Watcher):
-    """Writes the page when a run ends, however it ends; into the run's output unless a path is given.  `traced`: what `--profile` recorded."""
+    """Writes the page when a run ends, however it ends; into the run's output unless a path is given.
 
-    def __init__(self, path: Path | None = None, traced: Callable[[], Traced | None] | None = None, history: History | None = None) -> None:
+    `traced` gives what `--profile` recorded; `announce` is told where the page is.
+    """
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        traced: Callable[[], Traced | None] | None = None,
+        history: History | None = None,
+        announce: Callable[[str], None] | None = None,
+    ) -> None:
         self._path = path
+        self._announce = announce
         self._traced = traced or (lambda: None)
         self._history = history or History()
         self._own = history is None
@@ -77,6 +87,8 @@ class Report(Watcher):
         path = self._path or run.output / "report.html"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(report_page(run, self._history, self._when, self._traced(), sys.exception()), encoding="utf-8")
+        if self._announce is not None:
+            self._announce(f"report: {path}")
 
 
 def report_page(
@@ -208,7 +220,7 @@ def where_time_went(history: History) -> Iterator[tuple[str, float]]:
     yield "steps", steps - waited
     yield "waiting for data", waited
     yield "evaluation", history.evaluating
-    yield "start, compiling, first step", begin
+    yield "start and first step", begin
     yield "saving and all else", max(0.0, history.elapsed - begin - steps - history.evaluating)
 
 

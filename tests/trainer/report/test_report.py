@@ -67,7 +67,8 @@ class Reader(HTMLParser):
 
 def made(folder: Path, **changes: Any) -> tuple[str, Reader]:
     """The page of a run that ended well."""
-    watcher, run = Report(), info(folder / "out", **changes)
+    said: list[str] = []
+    watcher, run = Report(announce=said.append), info(folder / "out", **changes)
     drive(watcher, run)
     saved = folder / "out" / "checkpoints" / "step-00000080"
     saved.mkdir(parents=True)
@@ -75,6 +76,7 @@ def made(folder: Path, **changes: Any) -> tuple[str, Reader]:
     watcher.saved(run, folder / "out" / "checkpoints" / "step-00000040")
     watcher.saved(run, saved)
     end(watcher, run)
+    assert said == [f"report: {folder / 'out' / 'report.html'}"]
     text = (folder / "out" / "report.html").read_text(encoding="utf-8")
     return text, Reader(text)
 
@@ -158,7 +160,7 @@ def test_the_parts_of_the_time_add_up(tmp_path: Path) -> None:
     history.latest = clock + 9 * 0.5 + 0.05 + 2.0
     parts = dict(where_time_went(history))
     assert sum(parts.values()) == pytest.approx(history.latest - 100.0)
-    assert parts["start, compiling, first step"] == 7.0 and parts["waiting for data"] == pytest.approx(1.0)
+    assert parts["start and first step"] == 7.0 and parts["waiting for data"] == pytest.approx(1.0)
     assert parts["saving and all else"] == pytest.approx(2.0) and parts["evaluation"] == 0.05
 
 

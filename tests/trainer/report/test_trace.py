@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -123,6 +124,20 @@ def test_executors_get_their_own_calls_back(tmp_path: Path) -> None:
     assert [[executor.body for executor in own.values()] for own in after] == bodies
     tracing.before(9)
     assert not tracing.recording, "once"
+
+
+def test_calls_on_a_gpu_are_timed_until_it_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, evaluate = job()
+    evaluate(X)
+    world = current_session().world
+    assert world is not None
+    plain = next(executor for executor in executors_of(world.ranks[0]).values() if executor.plan.job == "evaluate")
+    finished: list[int] = []
+    monkeypatch.setattr(plain, "device", SimpleNamespace(tag="gpu", synchronize=lambda: finished.append(1)))
+    timed = timing.TimedExecutor(plain)
+    for function, arguments in timed.body:
+        function(*arguments)
+    assert len(finished) == len(timed.body) == len(plain.body) > 0
 
 
 def test_what_was_never_begun_ends_without_a_file(tmp_path: Path) -> None:
