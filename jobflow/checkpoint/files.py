@@ -58,12 +58,20 @@ class Files:
         """`old` takes the place of `new`, which does not exist, is an empty directory, or is a file if `old` is, in one step."""
         self.do("rename", new, lambda: os.replace(old, new))
 
-    def exchange(self, a: Path, b: Path, between: Path) -> None:
-        """Two directories swap their names; in one step where the file system can (Linux), else by way of a third name."""
-        if not self.do("exchange", b, lambda: _exchanged(a, b)):
-            self.rename(b, between)
+    def exchange(self, a: Path, b: Path, between: Path) -> Path:
+        """Directory `a` takes the name of `b`; where `b` is then.
+
+        In one step where the file system can (Linux), and `b` is called `a`; else in two, and it is called `between`.
+        """
+        if self.do("exchange", b, lambda: _exchanged(a, b)):
+            return a
+        self.rename(b, between)
+        try:
             self.rename(a, b)
-            self.rename(between, a)
+        except OSError:
+            self.rename(between, b)
+            raise
+        return between
 
     def remove_file(self, path: Path) -> None:
         self.do("unlink", path, lambda: os.unlink(path))

@@ -1,7 +1,7 @@
 """Where a checkpoint lies while it is being written, how it takes its name in one step, and what becomes of what is left over.
 
     .<target>.saving.<host>.<pid>-<start>.<random>      a checkpoint that is being written, or an old one that is being removed
-    .<target>.replaced.<host>.<pid>-<start>.<random>    an old one for the moment between two renames, where names cannot be exchanged
+    .<target>.replaced.<host>.<pid>-<start>.<random>    an old one that is being replaced, where names cannot be exchanged
 
 The process is that of rank 0, which publishes; `start` is when it began, for numbers of processes are used again.  What a process
 that is no more has left is removed by the next that saves or looks in the same directory.
@@ -27,6 +27,8 @@ DONE = "snapshot_done"
 #: Seconds without a change after which what another machine left is taken for abandoned.
 STALE = 24 * 3600.0
 _UNFINISHED = re.compile(r"\.(?P<target>.+)\.(?P<what>saving|replaced)\.(?P<host>[^/]+)\.(?P<pid>\d+)(-(?P<start>\d+))?\.[0-9a-f]+")
+#: what this process has given up and could not remove
+_abandoned: set[Path] = set()
 
 
 def new_place(target: Path) -> Path:
@@ -36,7 +38,7 @@ def new_place(target: Path) -> Path:
 
 
 def between(place: Path) -> Path:
-    """The third name for an exchange."""
+    """Where an old checkpoint goes if names cannot be exchanged."""
     return place.with_name(".replaced.".join(place.name.rsplit(".saving.", 1)))
 
 
@@ -63,36 +65,48 @@ def is_older(target: Path, replace: bool) -> bool:
     return False
 
 
-def publish(place: Path, target: Path, text: str, older: bool, files: Files) -> None:
-    """Complete the directory `place` and give it the name `target`, in one step."""
+def publish(place: Path, target: Path, text: str, older: bool, files: Files) -> Path:
+    """Complete the directory `place` and give it the name `target`, in one step; where an older one is then, if there was any."""
     files.write(place / manifest.NAME, [text.encode()])
     files.write(place / DONE, [])
     files.sync_directory(place)
     if older:
-        files.exchange(place, target, between(place))
-    else:
-        files.rename(place, target)
+        return files.exchange(place, target, between(place))
+    files.rename(place, target)
+    return place
 
 
-def settle(place: Path, target: Path, files: Files) -> None:
-    """After `publish`: the new name is on the disk, and what it replaced, which has the old name now, is gone."""
-    files.sync_directory(target.parent)
-    if place.exists():
-        files.remove(place)
+def settle(old: Path, target: Path, files: Files) -> None:
+    """After `publish`: the new name is on the disk, and what it replaced, which is at `old`, is gone.  CheckpointError if not."""
+    try:
+        files.sync_directory(target.parent)
+    except OSError as error:
+        _abandoned.add(old)
+        raise CheckpointError(f"checkpoint {target} is complete, but its name may not outlive a failure of power: {error}") from error
+    try:
+        if old.exists():
+            files.remove(old)
+    except OSError as error:
+        _abandoned.add(old)
+        raise CheckpointError(
+            f"checkpoint {target} is complete, but the one that it replaced could not be removed; the next saving tries again: {error}"
+        ) from error
 
 
 def discard(place: Path, files: Files) -> None:
     """Remove what will not be completed; what cannot be removed is left to `clean`."""
+    _abandoned.add(place)
     with suppress(OSError):
         if place.exists():
             files.remove(place)
+        _abandoned.discard(place)
 
 
 def clean(parent: Path, files: Files | None = None) -> None:
     """Remove what processes that have died left unfinished in `parent`, and give a checkpoint its name back that they took away."""
     for entry in sorted(parent.iterdir()):
         left = _UNFINISHED.fullmatch(entry.name)
-        if left is None or _in_use(left, entry):
+        if left is None or (entry not in _abandoned and _in_use(left, entry)):
             continue
         with suppress(FileNotFoundError):  # another process cleans, too
             target = parent / left["target"]
@@ -100,6 +114,7 @@ def clean(parent: Path, files: Files | None = None) -> None:
                 (files or files_of()).rename(entry, target)
             else:
                 (files or files_of()).remove(entry)
+                _abandoned.discard(entry)
 
 
 def _in_use(left: re.Match[str], entry: Path) -> bool:

@@ -17,7 +17,6 @@ from jobflow.checkpoint import parts, places, reading, safetensors
 from jobflow.checkpoint.files import Files, files_of
 from jobflow.checkpoint.manifest import Entry, Manifest, Shard, Spans, gap
 from jobflow.checkpoint.parts import Part, Piece
-from jobflow.checkpoint.writing import unsettled
 from jobflow.commands import state_of
 from jobflow.errors import CheckpointError
 from jobflow.plan.storage import is_common
@@ -156,15 +155,15 @@ def _write_part(place: Path, rank: int, pieces: Mapping[str, Piece] | Exception,
         if order.publication is None:
             parts.deliver(place, rank, part, files)
             return None
-        _publish(place, part, order.publication, files)
+        old = _publish(place, part, order.publication, files)
     except BaseException as error:
         parts.mark_failure(place, rank, error, files)
         raise
-    return _settle(place, order.publication, files)
+    return _settle(old, order.publication, files)
 
 
-def _publish(place: Path, own: Part, what: Publication, files: Files) -> None:
-    """Put the ranks' parts together and give the whole its name."""
+def _publish(place: Path, own: Part, what: Publication, files: Files) -> Path:
+    """Put the ranks' parts together and give the whole its name; where an older one is then."""
     others = [rank for rank in what.ranks if rank != 0]
     all_parts = [own, *parts.gather(place, others, what.limit)]
     shards: dict[str, list[Shard]] = {name: [] for name in what.tensors}
@@ -178,15 +177,15 @@ def _publish(place: Path, own: Part, what: Publication, files: Files) -> None:
             raise CheckpointError(f'tensor "{name}" {problem}')
     manifest = Manifest(entries, what.extra, {file: entry for part in all_parts for file, entry in part.files.items()})
     parts.forget(place, others, files)
-    places.publish(place, Path(what.target), manifest.text(), what.older, files)
+    return places.publish(place, Path(what.target), manifest.text(), what.older, files)
 
 
-def _settle(place: Path, what: Publication, files: Files) -> str | None:
+def _settle(old: Path, what: Publication, files: Files) -> str | None:
     """After the rename: what went wrong then, which is no failure to save."""
     try:
-        places.settle(place, Path(what.target), files)
-    except OSError as error:
-        return str(unsettled(Path(what.target), error))
+        places.settle(old, Path(what.target), files)
+    except CheckpointError as error:
+        return str(error)
     try:
         if what.then is not None:
             what.then()

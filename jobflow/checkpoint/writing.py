@@ -39,20 +39,17 @@ def save(
     check_extra(extra or {})
     try:
         place = places.prepare(target, files)
-        _write(place, target, pieces, extra or {}, files, older)
+        old = _write(place, target, pieces, extra or {}, files, older)
     except OSError as error:
         raise CheckpointError(f"checkpoint {target} could not be saved, and nothing was changed there: {error}") from error
-    try:
-        places.settle(place, target, files)
-    except OSError as error:
-        raise unsettled(target, error) from error
+    places.settle(old, target, files)
 
 
-def _write(place: Path, target: Path, pieces: Mapping[str, Piece], extra: Mapping[str, Any], files: Files, older: bool) -> None:
+def _write(place: Path, target: Path, pieces: Mapping[str, Piece], extra: Mapping[str, Any], files: Files, older: bool) -> Path:
     try:
         part = parts.write(place, "tensors-", pieces, files)
         entries = {name: Entry(piece.array.shape, piece.array.dtype.name, tuple(part.shards[name])) for name, piece in pieces.items()}
-        places.publish(place, target, Manifest(entries, extra, part.files).text(), older, files)
+        return places.publish(place, target, Manifest(entries, extra, part.files).text(), older, files)
     except BaseException:
         places.discard(place, files)  # the first failure is the one to show
         raise
@@ -61,11 +58,6 @@ def _write(place: Path, target: Path, pieces: Mapping[str, Piece], extra: Mappin
 def _piece(name: str, array: Any) -> Piece:
     found = safetensors.storable(name, array)
     return Piece(tuple((0, n) for n in found.shape), found)
-
-
-def unsettled(target: Path, error: OSError) -> CheckpointError:
-    """For a failure after the rename."""
-    return CheckpointError(f"checkpoint {target} is complete, but its name may not outlive a failure of power: {error}")
 
 
 def name_of(name: Any) -> str:

@@ -6,19 +6,21 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import crashing
+import resuming
 from crashing import Case
 from faults import DEATHS, FAILURES
 
 from jobflow.checkpoint import safetensors
 from jobflow.checkpoint.files import Files
 from jobflow.checkpoint.ranks import Write
+from jobflow.trainer.resume import Progress
 
 
 def _no_sync(self: Files, path: Path, parts: Any) -> int:
@@ -38,21 +40,23 @@ def _short_writes_are_whole(self: Files, path: Path, parts: Any) -> int:
     return total
 
 
-def _in_place(place: Path, target: Path, text: str, older: bool, files: Files) -> None:
+def _in_place(place: Path, target: Path, text: str, older: bool, files: Files) -> Path:
     """File after file takes the place of the old one."""
     files.make_directory(target)
     for entry in sorted(place.iterdir()):
         files.rename(entry, target / entry.name)
     (target / "manifest.json").unlink(missing_ok=True)
     files.write(target / "manifest.json", [text.encode()])
+    return place
 
 
-def _remove_first(place: Path, target: Path, text: str, older: bool, files: Files) -> None:
+def _remove_first(place: Path, target: Path, text: str, older: bool, files: Files) -> Path:
     """The old one is gone before the new one has its name."""
     files.write(place / "manifest.json", [text.encode()])
     if older:
         files.remove(target)
     files.rename(place, target)
+    return place
 
 
 def _not_copied(self: Write, rank: Any, order: Any) -> None:
@@ -78,6 +82,20 @@ MUTANTS: dict[str, tuple[str, Any, dict[str, Any], tuple[str, ...]]] = {
     "the old one goes first": ("jobflow.checkpoint.places.publish", _remove_first, {"replace": True}, DEATHS),
     "nothing is cleaned": ("jobflow.checkpoint.places.clean", lambda parent, files=None: None, {}, DEATHS),
     "not copied": ("jobflow.checkpoint.ranks.Write.__call__", _not_copied, {"asynchronous": True}, DEATHS),
+}
+
+
+def _samples_again(extra: Mapping[str, Any], path: Path) -> Progress:
+    found = _progress(extra, path)
+    found.sample = 0
+    return found
+
+
+_progress = Progress.of
+#: the same for runs that are gone on with
+FORGETFUL: dict[str, tuple[str, Any]] = {
+    "samples again": ("jobflow.trainer.resume.Progress.of", _samples_again),
+    "random numbers again": ("jobflow.session.Session.runs", property(lambda self: {}, lambda self, value: None)),
 }
 
 
@@ -113,6 +131,11 @@ def main() -> None:
             with mock.patch(what, by):
                 found[mutant] = first(folder, way, hows)
             shutil.rmtree(folder / "case", ignore_errors=True)
+        wanted = resuming.whole(folder / "whole")
+        trial = resuming.Trial(5, "devices=1", "devices=1")
+        for mutant, (what, by) in FORGETFUL.items():
+            with mock.patch(what, by, create=True):
+                found[mutant] = next(iter(resuming.attempt(trial, folder / "resumed", wanted)[1]), "")
     print(json.dumps(found))
 
 
