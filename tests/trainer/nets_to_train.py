@@ -1,0 +1,49 @@
+"""Builders for tests of the trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jobflow as flow
+
+
+def plain(x: Any, labels: Any = None, *, units: int = 4) -> dict[str, Any]:
+    """One layer; the loss of each sample and whether it is right."""
+    scores = flow.layers.dense(x, units, kernel_initializer=flow.random_normal_initializer(stddev=0.3), name="scores")
+    if labels is None:
+        return {"scores": scores}
+    loss = flow.nn.sparse_softmax_cross_entropy_with_logits(labels, scores, name="loss")
+    right = flow.cast(flow.math.equal(flow.math.argmax(scores), flow.cast(labels, flow.int32)), flow.float32)
+    return {"loss": loss, "accuracy": right}
+
+
+def reduced(x: Any, labels: Any = None) -> dict[str, Any]:
+    """The same, but means over the batch, and a metric with several numbers for each sample."""
+    outputs = plain(x, labels)
+    if labels is None:
+        return outputs
+    return {"loss": flow.math.reduce_mean(outputs["loss"]), "accuracy": flow.math.reduce_mean(outputs["accuracy"]), "mean": x}
+
+
+def steep(x: Any, labels: Any = None) -> dict[str, Any]:
+    """The gradient of a square root is infinite once its variable is 0, where the loss is not."""
+    outputs = plain(x, labels)
+    if labels is None:
+        return outputs
+    start = flow.get_variable("falling", (1,), initializer=flow.constant_initializer(0.5))
+    return {**outputs, "loss": flow.math.add(outputs["loss"], flow.math.sqrt(flow.nn.relu(start), name="root"))}
+
+
+def exploding(x: Any, labels: Any = None) -> dict[str, Any]:
+    """The loss itself becomes infinite."""
+    outputs = plain(x, labels)
+    if labels is None:
+        return outputs
+    growing = flow.get_variable("growing", (1,), initializer=flow.constant_initializer(1.0))
+    huge = flow.math.exp(flow.math.multiply(growing, 60.0), name="explode")
+    return {**outputs, "loss": flow.math.subtract(outputs["loss"], flow.math.multiply(huge, 1e-20))}
+
+
+def nameless(x: Any, labels: Any = None) -> Any:
+    """What no builder returns."""
+    return plain(x, labels)["loss"]

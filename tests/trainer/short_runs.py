@@ -1,0 +1,121 @@
+"""Runs of a few steps: 26 samples in batches of 8, so that an epoch is 4 steps and ends with a batch of 2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from jobflow.data.batches import Batch
+from jobflow.trainer.config import Loaded, load
+from jobflow.trainer.loop import Loop, train
+from jobflow.trainer.outcome import Outcome
+from jobflow.trainer.watching import EvaluationReport, RunInfo, StepReport, Watcher
+
+SAMPLES, WIDTH, CLASSES = 26, 6, 4
+CONFIG = """
+seed: 5
+model:
+  loss: softmax_cross_entropy
+  layers:
+    - dense: {units: 12, activation: tanh}
+    - dropout: {rate: 0.25}
+    - dense: {units: 4}
+data:
+  train: {reader: numpy, path: train.npz}
+  validation: {reader: numpy, path: validation.npz}
+  batch_size: 8
+optimizer: {name: momentum, lr: 0.05, schedule: {name: cosine}, warmup_steps: 2}
+training: {steps: 9}
+evaluation: {every_epochs: 1}
+checkpoint: {every_steps: 1, keep_last: 99, asynchronous: false}
+logging: {every_steps: 1, progress: none, report: false}
+"""
+
+
+def samples(count: int, seed: int) -> dict[str, Any]:
+    random = np.random.default_rng(seed)
+    return {"x": random.normal(size=(count, WIDTH)).astype(np.float32), "labels": random.integers(0, CLASSES, count).astype(np.int32)}
+
+
+def write_config(folder: Path, text: str = CONFIG, count: int = SAMPLES) -> Path:
+    """The configuration and its data in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed, name in enumerate(("train", "validation")):
+        np.savez(folder / f"{name}.npz", **samples(count, seed))
+        text = text.replace(f"path: {name}.npz", f"path: {folder / name}.npz")
+    (folder / "run.yaml").write_text(text)
+    return folder / "run.yaml"
+
+
+def loaded(file: Path, output: Path, *settings: str) -> Loaded:
+    return load(file, (f"output={output}", *settings))
+
+
+class Seen(Watcher):
+    """What a run told, and which samples each step had."""
+
+    def __init__(self) -> None:
+        self.info: RunInfo | None = None
+        self.steps: dict[int, StepReport] = {}
+        self.evaluations: dict[int, EvaluationReport] = {}
+        self.numbers: dict[int, list[int]] = {}
+        self.saves: list[str] = []
+        self.events: list[str] = []
+
+    def started(self, run: RunInfo) -> None:
+        self.info = run
+        self.events.append("started")
+
+    def step(self, run: RunInfo, report: StepReport) -> None:
+        self.steps[report.step] = report
+
+    def evaluated(self, run: RunInfo, report: EvaluationReport) -> None:
+        self.evaluations[report.step] = report
+
+    def saved(self, run: RunInfo, path: Path) -> None:
+        self.saves.append(path.name)
+
+    def finished(self, run: RunInfo, outcome: Any) -> None:
+        self.events.append("finished")
+
+    def closed(self, run: RunInfo) -> None:
+        self.events.append("closed")
+
+    @property
+    def losses(self) -> dict[int, float]:
+        return {step: report.loss for step, report in self.steps.items()}
+
+    @contextmanager
+    def numbering(self) -> Iterator[None]:
+        """Note which samples each step has."""
+        inner = Loop._account
+
+        def account(loop: Loop, batch: Batch, *rest: Any) -> None:
+            inner(loop, batch, *rest)
+            self.numbers[loop.progress.step] = batch.numbers.tolist()
+
+        with mock.patch.object(Loop, "_account", account):
+            yield
+
+
+def run(config: Loaded, *more: Watcher, resume: str | None = None, **options: Any) -> tuple[Outcome, Seen]:
+    """Train, and what was seen of it."""
+    seen = Seen()
+    with seen.numbering():
+        return train(config, resume=resume, callbacks=(seen, *more), **options), seen
+
+
+def check_same(seen: Seen, other: Seen, steps: Sequence[int], close: float = 1e-6) -> None:
+    """Both had the same samples and losses in these steps, and measured the same."""
+    for step in steps:
+        assert seen.numbers[step] == other.numbers[step], step
+        np.testing.assert_allclose(seen.losses[step], other.losses[step], rtol=close, err_msg=f"step {step}")
+        assert seen.steps[step].rate == other.steps[step].rate
+        if step in other.evaluations:
+            for name, value in other.evaluations[step].metrics.items():
+                np.testing.assert_allclose(seen.evaluations[step].metrics[name], value, rtol=close, err_msg=f"{name} after step {step}")

@@ -1,0 +1,127 @@
+"""Going on: from any step, on any number of ranks, as if nothing had happened; and when that is refused."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from short_runs import Seen, check_same, loaded, run, write_config
+
+from jobflow.errors import CheckpointError, ConfigError
+from jobflow.trainer.outcome import Outcome
+from jobflow.trainer.resume import Progress, differences
+
+STEPS = 9
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome, Seen]:
+    """A run of all steps that saved after each, and its configuration."""
+    folder = tmp_path_factory.mktemp("whole")
+    file = write_config(folder)
+    outcome, seen = run(loaded(file, folder / "out"))
+    assert (outcome.step, outcome.stopped, outcome.exit_code) == (STEPS, "end", 0)
+    return folder, outcome, seen
+
+
+@pytest.mark.parametrize("step", range(1, STEPS))
+def test_a_run_goes_on_from_any_step_as_if_it_had_not_stopped(step: int, whole: tuple[Path, Outcome, Seen], tmp_path: Path) -> None:
+    folder, outcome, seen = whole
+    name = f"step-{step:08d}"
+    shutil.copytree(folder / "out" / "checkpoints" / name, tmp_path / "checkpoints" / name)
+    how = random.Random(step).choice(
+        (("devices=1",), ("devices=2",), ("devices=3",), ("devices=2", "zero=3"), ("devices=2", "view=mirrored"), ("devices=2", "tensor=2"))
+    )
+    again, rest = run(loaded(folder / "run.yaml", tmp_path, *(f"strategy.{setting}" for setting in how)))
+    assert rest.info is not None and rest.info.first_step == step
+    assert rest.info.resumed_from == tmp_path / "checkpoints" / name
+    assert sorted(rest.steps) == list(range(step + 1, STEPS + 1))
+    check_same(rest, seen, list(rest.steps))
+    assert again.metrics == pytest.approx(outcome.metrics, rel=1e-6)
+
+
+def test_epochs_are_all_samples_each_once_in_another_order(whole: tuple[Path, Outcome, Seen]) -> None:
+    _, _, seen = whole
+    epochs = [sum((seen.numbers[step] for step in steps), []) for steps in (range(1, 5), range(5, 9))]
+    assert [len(seen.numbers[step]) for step in range(1, 5)] == [8, 8, 8, 2]
+    assert all(sorted(epoch) == list(range(26)) for epoch in epochs) and epochs[0] != epochs[1]
+    assert [seen.steps[step].epoch for step in (1, 4, 5, 9)] == [0, 0, 1, 2]
+
+
+def test_a_run_that_is_done_is_not_done_again(whole: tuple[Path, Outcome, Seen]) -> None:
+    folder, outcome, _ = whole
+    again, seen = run(loaded(folder / "run.yaml", folder / "out"))
+    assert not seen.steps and not seen.saves and seen.events == ["started", "finished", "closed"]
+    assert (again.step, again.stopped, again.metrics, again.saved) == (STEPS, "end", outcome.metrics, outcome.saved)
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_set_aside(
+    whole: tuple[Path, Outcome, Seen], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder, _, seen = whole
+    for step in (6, 7):
+        name = f"step-{step:08d}"
+        shutil.copytree(folder / "out" / "checkpoints" / name, tmp_path / "checkpoints" / name)
+    broken = next((tmp_path / "checkpoints" / "step-00000007").glob("*.safetensors"))
+    broken.write_bytes(broken.read_bytes()[:-3] + b"abc")
+    _, rest = run(loaded(folder / "run.yaml", tmp_path))
+    assert rest.info is not None and rest.info.first_step == 6
+    check_same(rest, seen, [7, 8, 9])
+    said = capfd.readouterr().err
+    assert "step-00000007 is passed over" in said and broken.name in said
+    assert "training goes on from step 6; checkpoints of later steps are now in" in said
+    assert [path.name for path in (tmp_path / "checkpoints-1").iterdir()] == ["step-00000007"]
+
+
+def test_the_checkpoint_that_is_asked_for_must_be_good(whole: tuple[Path, Outcome, Seen], tmp_path: Path) -> None:
+    folder, _, seen = whole
+    file = folder / "run.yaml"
+    with pytest.raises(CheckpointError, match="there is no such directory"):
+        run(loaded(file, tmp_path), resume=str(tmp_path / "nowhere"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="no checkpoint in it"):
+        run(loaded(file, tmp_path), resume=str(tmp_path / "empty"))
+    _, rest = run(loaded(file, tmp_path), resume=str(folder / "out" / "checkpoints" / "step-00000005"))
+    check_same(rest, seen, [6, 7, 8, 9])
+    copy = tmp_path / "copy"
+    shutil.copytree(folder / "out" / "checkpoints" / "step-00000005", copy)
+    broken = next(copy.glob("*.safetensors"))
+    broken.write_bytes(broken.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=broken.name):
+        run(loaded(file, tmp_path), resume=str(copy))
+
+
+def test_never_sets_the_checkpoints_aside(whole: tuple[Path, Outcome, Seen], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder, _, seen = whole
+    shutil.copytree(folder / "out" / "checkpoints", tmp_path / "checkpoints")
+    _, rest = run(loaded(folder / "run.yaml", tmp_path, "training.steps=2", "optimizer.schedule.steps=9"), resume="never")
+    check_same(rest, seen, [1, 2])
+    assert len(list((tmp_path / "checkpoints-1").iterdir())) == STEPS and len(list((tmp_path / "checkpoints").iterdir())) == 2
+    assert "checkpoints of an earlier run are now in" in capfd.readouterr().err
+
+
+def test_another_model_data_seed_or_batch_is_refused(whole: tuple[Path, Outcome, Seen]) -> None:
+    folder, _, _ = whole
+    settings = ("seed=6", "data.batch_size=13", "model.layers.1.dropout.rate=0.5", "data.train.path=" + str(folder / "validation.npz"))
+    with pytest.raises(ConfigError) as caught:
+        run(loaded(folder / "run.yaml", folder / "out", *settings))
+    text = str(caught.value)
+    for line in ("seed: it was 5, it is 6", "data.batch_size: it was 8, it is 13", "model.layers", "0.25", "0.5", "train.npz", "validation.npz"):
+        assert line in text
+    assert "--resume never" in text
+    changed = ("optimizer.lr=0.01", "training.steps=10", "evaluation.every_epochs=2", "strategy.accumulation=2", "data.evaluation_batch_size=5")
+    outcome, seen = run(loaded(folder / "run.yaml", folder / "out", *changed))
+    assert outcome.step == 10 and list(seen.steps) == [10]
+
+
+def test_what_differs_is_named_by_its_key() -> None:
+    before, now = {"a": {"b": 1, "c": [1, 2]}, "d": None}, {"a": {"b": 2, "c": [1, 2]}, "d": None, "e": True}
+    assert differences("m", before, now, {}) == ["m.a.b: it was 1, it is 2", "m.e: it was null, it is true"]
+    assert differences("m", before, before, {}) == []
+
+
+def test_checkpoints_of_others_are_refused_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="was not saved by the trainer.*position"):
+        Progress.of({"step": 3}, tmp_path)
