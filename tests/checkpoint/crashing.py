@@ -204,6 +204,11 @@ def _kill_some_time(delay: float, begun: Path, pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+def in_child(work: Callable[[], None]) -> int:
+    """The exit code of a process that does this; -9 if it was killed."""
+    return os.waitstatus_to_exitcode(_forked(work))
+
+
 def run(case: Case, root: Path) -> int:
     """The exit status of the process of a case: 0, or what it died of; a launcher's exit code if it is one of several."""
     if case.way == "threads":

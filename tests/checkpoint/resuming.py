@@ -1,0 +1,212 @@
+"""A run that is killed at any step and gone on with on another number of ranks: the same samples and the same losses as without.
+
+The run is 30 steps over 130 samples in batches of 16, so that epochs end within it and in a batch of 2, with dropout, momentum, a schedule,
+evaluations, and a checkpoint every third step that is written behind training's back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from crashing import MPI_LIMIT, ROOT, in_child
+
+from jobflow.trainer.config import load
+from jobflow.trainer.jobs import Jobs
+from jobflow.trainer.loop import train
+from jobflow.trainer.watching import RunInfo, StepReport, Watcher
+
+STEPS = 30
+SAMPLES = 130
+#: what the losses of two runs may differ by, of 1 or of the loss itself if that is more
+CLOSE = 1e-6
+CONFIG = """
+seed: 11
+model:
+  loss: softmax_cross_entropy
+  layers:
+    - dense: {units: 16, activation: tanh}
+    - dropout: {rate: 0.2}
+    - dense: {units: 3}
+data:
+  train: {reader: python, function: "resuming:samples"}
+  validation: {reader: python, function: "resuming:samples"}
+  batch_size: 16
+optimizer: {name: momentum, lr: 0.1, schedule: {name: cosine}, warmup_steps: 5}
+training: {steps: 30}
+evaluation: {every_steps: 10}
+checkpoint: {every_steps: 3, keep_last: 2}
+logging: {progress: none, jsonl: false, csv: false, report: false}
+"""
+#: ways to spread the work over so many devices
+SPREADS: dict[int, tuple[str, ...]] = {
+    1: ("devices=1",),
+    2: ("devices=2", "devices=2 tensor=2", "devices=2 zero=1"),
+    4: ("devices=4", "devices=4 tensor=2", "devices=4 zero=3"),
+}
+
+
+def samples() -> dict[str, Any]:
+    """Three heaps of points; the first feature of a sample is its number, so that what was read can be told."""
+    source = np.random.default_rng(0)
+    labels = source.integers(0, 3, SAMPLES).astype(np.int32)
+    points = (source.normal(size=(SAMPLES, 8)) + labels[:, None]).astype(np.float32)
+    points[:, 0] = np.arange(SAMPLES) / SAMPLES
+    return {"points": points, "labels": labels}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A run that is killed `delay` seconds after step `at`, and how both of its halves are spread."""
+
+    at: int
+    first: str
+    then: str
+    delay: float = 0.0
+    mpi: bool = False
+
+    def __str__(self) -> str:
+        return f"[killed {self.delay * 1000:.0f} ms after step {self.at} on {self.first}, then on {self.then}{', processes' if self.mpi else ''}]"
+
+
+class Diary(Watcher):
+    """Writes step, loss and the numbers of the samples of each step; ends the process after one of them."""
+
+    def __init__(self, path: Path, kill_at: int, delay: float) -> None:
+        self.path, self.kill_at, self.delay = path, kill_at, delay
+        self.numbers: list[int] = []
+        self._timer: threading.Timer | None = None
+
+    def seen(self, batch: Any) -> None:
+        self.numbers = np.rint(np.asarray(batch["points"][:])[:, 0] * SAMPLES).astype(int).tolist()
+
+    def step(self, run: RunInfo, report: StepReport) -> None:
+        with open(self.path, "a") as file:
+            file.write(json.dumps({"step": report.step, "loss": report.loss, "samples": self.numbers}) + "\n")
+        if report.step == self.kill_at and not self.delay:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if report.step == self.kill_at:
+            self._timer = threading.Timer(self.delay, os.kill, (os.getpid(), signal.SIGKILL))
+            self._timer.daemon = True
+            self._timer.start()
+
+    def closed(self, run: RunInfo) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def work(folder: Path, spread: str, diary: Path, kill_at: int = 0, delay: float = 0.0) -> None:
+    """Train, from the newest checkpoint there is; one process of it."""
+    (folder / "run.yaml").write_text(CONFIG)
+    settings = [f"strategy.{word}" for word in spread.split()]
+    watcher = Diary(diary, kill_at, delay)
+    call = Jobs.call
+
+    def recorded(self: Jobs, job: Any, batch: Any) -> Any:
+        if job.name == "train":
+            watcher.seen(batch)
+        return call(self, job, batch)
+
+    with mock.patch.object(Jobs, "call", recorded):
+        train(load(folder / "run.yaml", [f"output={folder / 'out'}", *settings]), callbacks=[watcher])
+
+
+def launch(folder: Path, spread: str, diary: Path, kill_at: int = 0, delay: float = 0.0, *, mpi: bool = False) -> int:
+    """Exit code of a run in a process of its own, or in several."""
+    if not mpi:
+        return in_child(lambda: work(folder, spread, diary, kill_at, delay))
+    ranks = spread.split()[0].partition("=")[2]
+    mpiexec = Path(sys.executable).with_name("mpiexec")
+    words = [str(mpiexec if mpiexec.exists() else "mpiexec"), "-n", ranks, sys.executable, __file__]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    arguments = json.dumps([str(folder), spread, str(diary), kill_at, delay])
+    job = subprocess.Popen([*words, arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+    try:
+        out, _ = job.communicate(timeout=MPI_LIMIT)
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, 9)
+        out, _ = job.communicate()
+    if job.returncode and not kill_at:
+        sys.stderr.write(out.decode(errors="replace"))
+    return job.returncode
+
+
+def entries(diary: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in diary.read_text().splitlines()] if diary.exists() else []
+
+
+def whole(folder: Path, spread: str = "devices=1") -> list[dict[str, Any]]:
+    """The diary of a run that nobody disturbs."""
+    folder.mkdir(parents=True)
+    diary = folder / "diary"
+    code = launch(folder, spread, diary)
+    found = entries(diary)
+    if code or [entry["step"] for entry in found] != list(range(1, STEPS + 1)):
+        raise RuntimeError(f"the run without a kill ended with {code} after {len(found)} steps")
+    return found
+
+
+def attempt(trial: Trial, folder: Path, wanted: list[dict[str, Any]]) -> tuple[bool, list[str], float]:
+    """(whether it was killed, what is wrong, the largest difference of a loss); `folder` is made and removed."""
+    folder.mkdir(parents=True)
+    try:
+        code = launch(folder, trial.first, folder / "first", trial.at, trial.delay, mpi=trial.mpi)
+        killed = code != 0
+        if launch(folder, trial.then, folder / "second", mpi=trial.mpi):
+            return killed, [f"{trial} other: the second run fails"], 0.0
+        first, second = entries(folder / "first"), entries(folder / "second")
+        problems, largest = _compared(wanted, first, second)
+        left = [entry.name for entry in (folder / "out" / "checkpoints").iterdir() if not entry.name.startswith("step-")]
+        if left:
+            problems.append(f"debris: {left} are left in the end")
+        return killed, [f"{trial} {problem}" for problem in problems], largest
+    finally:
+        shutil.rmtree(folder)
+
+
+def _compared(wanted: list[dict[str, Any]], first: list[dict[str, Any]], second: list[dict[str, Any]]) -> tuple[list[str], float]:
+    """What the halves of a run have that the whole one has not."""
+    problems, largest = [], 0.0
+    begun = second[0]["step"] if second else STEPS + 1
+    reached = first[-1]["step"]
+    if [entry["step"] for entry in second] != list(range(begun, STEPS + 1)) or begun > reached + 1:
+        problems.append(f"lost: the second run does steps {[entry['step'] for entry in second]} after {reached}")
+    if begun <= reached - 6:
+        problems.append(f"lost: the second run begins at step {begun}, though {reached} were done and every third was saved")
+    for entry in (*first, *second):
+        whole_entry = wanted[entry["step"] - 1]
+        if entry["samples"] != whole_entry["samples"]:
+            problems.append(f"mixed: step {entry['step']} has the samples {entry['samples']}, not {whole_entry['samples']}")
+        far = abs(entry["loss"] - whole_entry["loss"]) / max(1.0, abs(whole_entry["loss"]))
+        largest = max(largest, far)
+        if far > CLOSE:
+            problems.append(f"mixed: the loss of step {entry['step']} is {entry['loss']!r}, not {whole_entry['loss']!r}")
+    return problems, largest
+
+
+def trials(seed: int, mpi: int, steps: int = STEPS) -> Iterator[Trial]:
+    """One for every step, in any order, each with another number of ranks after it than before; then some of processes."""
+    source = random.Random(seed)
+    places = list(range(1, STEPS + 1))
+    source.shuffle(places)
+    for number, at in enumerate([*places[:steps], *(source.choice(places) for _ in range(mpi))]):
+        before, after = source.sample(sorted(SPREADS), 2)
+        delay = source.choice((0.0, source.uniform(0, 0.02)))
+        yield Trial(at, source.choice(SPREADS[before]), source.choice(SPREADS[after]), delay, number >= steps)
+
+
+if __name__ == "__main__":
+    folder_, spread_, diary_, kill_at_, delay_ = json.loads(sys.argv[1])
+    work(Path(folder_), spread_, Path(diary_), kill_at_, delay_)
