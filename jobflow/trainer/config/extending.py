@@ -110,10 +110,15 @@ def _unreadable(file: str, error: Exception) -> str:
     return f"{file} cannot be read: {error.strerror}"
 
 
+def origin_of(setting: str) -> Origin:
+    """Where the value of a setting is from."""
+    return Origin(f"--set {setting}")
+
+
 def with_settings(tree: Branch, settings: Sequence[str], problems: Problems) -> Branch:
     """The tree with `a.b=VALUE` over it, one after another."""
     for setting in settings:
-        at = Origin(f"--set {setting}")
+        at = origin_of(setting)
         path, sign, text = setting.partition("=")
         path = path.strip()
         if not sign or not path or below("", *steps_of(path)) != path:

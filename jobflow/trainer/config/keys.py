@@ -149,7 +149,8 @@ def suggestion(key: str, path: str, sections: Sequence[type[Section]], taken: Ma
     elsewhere = close_key(key, list(homes()))
     if elsewhere:
         return f'; did you mean "{elsewhere}" {_under([place for place, _ in homes()[elsewhere]])}?', ""
-    return ("; what a builder takes belongs under model.arguments", "") if path == "model" else ("", "")
+    owners = {"model": "; what a builder takes belongs under model.arguments", "data": "; what a reader takes stands beside `reader`"}
+    return owners.get(path, ""), ""
 
 
 def close_key(key: str, *groups: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from jobflow.trainer.config import combinations, outside
 from jobflow.trainer.config.checking import report, validated
-from jobflow.trainer.config.extending import Files, with_settings
+from jobflow.trainer.config.extending import Files, origin_of, with_settings
 from jobflow.trainer.config.keys import default_at, section_at, sections_in
 from jobflow.trainer.config.paths import below, split
 from jobflow.trainer.config.problems import DEFAULT, Origin, Problems
@@ -49,8 +49,9 @@ def load(path: str | Path, settings: Sequence[str] = (), *, look_outside: bool =
     problems = Problems()
     files = Files(problems)
     tree = with_settings(files.tree(str(path)), settings, problems)
+    written = [*files.names, *(origin_of(setting).file for setting in settings)]
     if files.unread:
-        problems.stop_if_any(files.names)
+        problems.stop_if_any(written)
     tree, bad = resolved(with_derived(tree, str(path)), problems, lambda key: default_at(key, tree))
     for broken in bad:
         tree = without(tree, broken)
@@ -60,7 +61,7 @@ def load(path: str | Path, settings: Sequence[str] = (), *, look_outside: bool =
     sections = _sections(tree, problems)
     combinations.check(sections, tree, problems)
     builder = outside.check(sections, tree, problems, os.path.dirname(str(path))) if look_outside else None
-    problems.stop_if_any(files.names)
+    problems.stop_if_any(written)
     origins = {key: entry.at for key, entry in walk(tree) if key and entry.at != DEFAULT}
     return Loaded(config, origins, config.model_dump(mode="json"), builder, tuple(files.names))
 

@@ -74,7 +74,7 @@ class Problems:
         return any(is_in(other, key) for _, other in self.found)
 
     def stop_if_any(self, files: Sequence[str]) -> None:
-        """ConfigErrors if there are any; those of `files` in their order, then those of settings."""
+        """ConfigErrors if there are any, by lines; files, and settings, in the given order."""
         places = {file: i for i, file in enumerate(files)}
         found = sorted(self.found.values(), key=lambda p: (places.get(p.file, len(places)), p.line, p.column))
         # what is wrong with a value that nobody wrote comes from one that somebody wrote

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+import pickle
+import re
+import sys
 from pathlib import Path
 
 import pytest
 
-from jobflow.trainer.config import DEFAULT, ConfigErrors, Origin, load
+from jobflow.errors import ConfigError
+from jobflow.trainer.config import DEFAULT, ConfigErrors, Origin, Problem, load
 
 GOOD = """\
 model:
@@ -41,3 +46,104 @@ def test_a_wrong_key_reads_as_documented(tmp_path: Path) -> None:
     with pytest.raises(ConfigErrors) as raised:
         load(file)
     assert str(raised.value).startswith(f'{file}:6:3: unknown key "bach_size" in data; did you mean "batch_size"?')
+
+
+def test_origins_lead_through_files_settings_references_and_lists(tmp_path: Path) -> None:
+    over = "extends: base.yaml\noptimizer:\n  lr: 0.5\noutput: ${name}-${env:HOME}\nmodel: {arguments: {classes: 3}}\n"
+    file = written(tmp_path, over=over, base=GOOD)
+    base = str(tmp_path / "base.yaml")
+    loaded = load(file, ["seed=3", "data.batch_size=32"])
+    places = {
+        key: str(loaded.origin(key)) for key in ("optimizer.lr", "optimizer.name", "output", "model.arguments.classes", "seed", "data.batch_size")
+    }
+    assert places == {
+        "optimizer.lr": f"{file}:3",
+        "optimizer.name": f"{base}:7",
+        "output": f"{file}:4",
+        "model.arguments.classes": f"{file}:5",
+        "seed": "--set seed=3",
+        "data.batch_size": "--set data.batch_size=32",
+    }
+    assert {key: str(loaded.origin(key)) for key in places} == places
+    assert loaded.files == (file, base) and loaded.config.name == "over" and loaded.config.data.evaluation_batch_size == 32
+
+
+def test_files_are_called_as_whoever_asked_for_them_calls_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs" / "deep").mkdir(parents=True)
+    Path("configs/base.yaml").write_text(GOOD)
+    Path("configs/deep/over.yaml").write_text("extends: ../base.yaml\n")
+    assert load(Path("configs/deep/over.yaml")).files == ("configs/deep/over.yaml", "configs/base.yaml")
+
+
+def test_a_file_that_two_others_extend_is_read_and_judged_once(tmp_path: Path) -> None:
+    wrong = GOOD.replace("1e-3", "fast")
+    file = written(tmp_path, top="extends: [left.yaml, right.yaml]\n", left="extends: base.yaml\n", right="extends: base.yaml\n", base=wrong)
+    with pytest.raises(ConfigErrors) as raised:
+        load(file)
+    assert [(problem.file, problem.line, problem.column) for problem in raised.value.problems] == [(str(tmp_path / "base.yaml"), 7, 29)]
+
+
+def test_what_settings_get_wrong_is_at_the_setting(tmp_path: Path) -> None:
+    file = written(tmp_path, good=GOOD)
+    with pytest.raises(ConfigErrors) as raised:
+        load(file, ["optimizer.lr=fast", "strategy.accumulation=3", "optimiser.beta1=0.5", "training.steps=3"])
+    assert [str(problem).splitlines()[0] for problem in raised.value.problems] == [
+        '--set optimizer.lr=fast: optimizer.lr must be a number; got the text "fast"',
+        "--set strategy.accumulation=3: data.batch_size 64 does not divide into strategy.accumulation 3",
+        '--set optimiser.beta1=0.5: unknown key "optimiser" at the top; did you mean "optimizer"?',
+        "--set training.steps=3: training has epochs and steps; take one of them away, with null if another file has it",
+    ]
+
+
+def test_nothing_outside_is_looked_at_unless_it_is_wanted(tmp_path: Path) -> None:
+    before = list(sys.path)
+    file = written(tmp_path, good=GOOD.replace("jobflow.models:lenet", "nowhere:net").replace("reader: digits", "reader: rods"))
+    loaded = load(file, look_outside=False)
+    assert (
+        loaded.builder is None and loaded.config.model.builder == "nowhere:net" and loaded.config.data.train.reader == "rods" and sys.path == before
+    )
+    with pytest.raises(ConfigErrors, match="there is no module nowhere"):
+        load(file)
+    sys.path[:] = before
+
+
+def test_builders_beside_the_file_are_found_and_come_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = list(sys.path)
+    monkeypatch.setattr(sys, "path", list(before))
+    (tmp_path / "net_beside_the_file.py").write_text("def net(images, labels=None, *, classes: int = 10): ...\n")
+    (tmp_path / "json.py").write_text("raise RuntimeError('a module of the same name as one that is installed')\n")
+    file = written(tmp_path, good=GOOD.replace("jobflow.models:lenet", "net_beside_the_file:net"))
+    loaded = load(file)
+    assert loaded.builder is sys.modules.pop("net_beside_the_file").net
+    assert sys.path.index(str(tmp_path)) > len(before) - 1, "behind what is installed"
+
+
+def test_a_precision_that_needs_a_package_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, found = written(tmp_path, good=GOOD), importlib.util.find_spec
+    assert load(file, ["strategy.precision=bfloat16"]).config.strategy.precision == "bfloat16"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "ml_dtypes" else found(name, *rest))
+    with pytest.raises(ConfigErrors, match=r"bfloat16 needs the package ml_dtypes: pip install"):
+        load(file, ["strategy.precision=bfloat16"])
+
+
+def test_errors_are_config_errors_that_travel_between_processes() -> None:
+    error = ConfigErrors([Problem("a.yaml", 3, 5, "b", "b is wrong", "b: c, d"), Problem("--set b=1", 0, 0, "b", "and so is this")])
+    again = pickle.loads(pickle.dumps(error))
+    assert isinstance(again, ConfigError) and again.problems == error.problems and str(again) == str(error)
+    assert error.told == "ConfigError: a.yaml:3:5: b is wrong\n    b: c, d\nConfigError: --set b=1: and so is this"
+
+
+def test_a_configuration_does_not_change(tmp_path: Path) -> None:
+    config = load(written(tmp_path, good=GOOD)).config
+    with pytest.raises(ValueError, match="frozen"):
+        config.optimizer.lr = 3.0
+    assert config == load(written(tmp_path, good=GOOD)).config
+
+
+def test_pydantic_stays_in_its_place() -> None:
+    package = Path(__file__).parents[3] / "jobflow"
+    users = {
+        path.relative_to(package).parent for path in package.rglob("*.py") if re.search(r"^\s*(from|import) pydantic", path.read_text(), re.MULTILINE)
+    }
+    assert users == {Path("trainer/config")}
