@@ -35,7 +35,7 @@ from jobflow.session import Session
 from jobflow.types import Array, TensorType
 
 T = TypeVar("T")
-Path_ = str | os.PathLike[str]
+Where = str | os.PathLike[str]
 
 
 # ---- saving --------------------------------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ class Saving:
 
 def save(
     session: Session,
-    path: Path_,
+    path: Where,
     extra: Mapping[str, Any] | None = None,
     *,
     asynchronous: bool = False,
@@ -218,7 +218,7 @@ def _tell_the_shell() -> None:
 
 
 def load(
-    session: Session, path: Path_, names: Sequence[str] = ("*",), strict: bool | Literal["variables"] = True, *, what: str = "load"
+    session: Session, path: Where, names: Sequence[str] = ("*",), strict: bool | Literal["variables"] = True, *, what: str = "load"
 ) -> dict[str, Any]:
     """Give the variables whose names match one of the patterns `names` the values that a checkpoint has; what was saved beside them.
 
@@ -299,7 +299,7 @@ def on_first(session: Session, what: Callable[[], T]) -> T:
     return answer
 
 
-def save_on_first(session: Session, path: Path_, arrays: Mapping[str, Array], extra: Mapping[str, Any]) -> None:
+def save_on_first(session: Session, path: Where, arrays: Mapping[str, Array], extra: Mapping[str, Any]) -> None:
     """Arrays that every client has, written by rank 0; collective."""
     finish(session)
     stored = {name_of(name): safetensors.storable(name, array) for name, array in arrays.items()}

@@ -127,6 +127,30 @@ def test_large_boxes_are_read_in_blocks(tmp_path: Path, monkeypatch: pytest.Monk
         last.numpy()
 
 
+def test_elements_of_every_kind(tmp_path: Path) -> None:
+    """Half precision too; some ranks have nothing of short ones."""
+    kinds = [("double", 1, flow.float64), ("brain", 5, flow.bfloat16), ("half", 2, flow.float16), ("char", 4, flow.int8), ("n", 7, flow.int64)]
+    flow.config.cpu_device_num(3)
+
+    @flow.global_function()
+    def job() -> flow.typing.Numpy:
+        total = flow.constant(0, flow.float32, (1,))
+        for name, size, dtype in kinds:
+            held = flow.get_variable(name, (size, 2), dtype, flow.zeros_initializer(dtype), distribute=flow.distribute.split(0))
+            total = total + flow.math.reduce_sum(flow.cast(held, flow.float32))
+        return total
+
+    job()
+    session = started_session()
+    expected = numbers(session)
+    session.write(expected)
+    sessions.save(session, tmp_path / "c", asynchronous=True).wait()
+    session.write({name: value * 0 for name, value in expected.items()})
+    sessions.load(session, tmp_path / "c")
+    same(values(session), expected)
+    same(dict(store.load(tmp_path / "c")), expected)
+
+
 # ---- what is loaded ------------------------------------------------------------------------------------------------------------------
 
 
