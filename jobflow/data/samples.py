@@ -145,7 +145,7 @@ class Columns(Samples):
         keep: tuple[Split, int] = ("all", 10),
         what: str = "Columns",
     ) -> None:
-        self._what, self._arrays = what, dict(arrays)
+        self._what, self._arrays = what, {name: np.asarray(array) for name, array in arrays.items()}
         self._scale = {checked_name(name, arrays, f"{what}: scale: field"): factor for name, factor in (scale or {}).items()}
         given = {checked_name(name, arrays, f"{what}: dtypes: field"): named_dtype(text, what) for name, text in (dtypes or {}).items()}
         lengths = {name: len(a) if a.ndim else 0 for name, a in arrays.items()}
@@ -162,11 +162,12 @@ class Columns(Samples):
         return {name: self._field(name, numbers) for name in names}
 
     def _field(self, name: str, numbers: Array) -> Array:
-        taken = self._arrays[name][stretch(numbers)]
+        which = stretch(numbers)
+        taken = self._arrays[name][which]
         wanted = self.fields[name].dtype.numpy
         if name in self._scale:
             return np.multiply(taken, self._scale[name], dtype=np.float64 if wanted == np.float64 else np.float32).astype(wanted, copy=False)
-        return np.array(taken, wanted, order="C", subok=False)
+        return taken.astype(wanted, order="C", copy=isinstance(which, slice))
 
     def __str__(self) -> str:
         return self._what
