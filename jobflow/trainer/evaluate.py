@@ -19,11 +19,16 @@ from jobflow.trainer.resume import chosen, series_of, together
 from jobflow.trainer.watching import EvaluationReport
 
 
-def measure(jobs: Jobs, samples: Samples | Stream, place: str, step: int = 0, epoch: int = 0) -> EvaluationReport:
+def batches_of(jobs: Jobs, samples: Samples | Stream) -> Batches:
+    """The batches of a measurement.  Who measures again and again keeps them: they remember what ranks read of them."""
+    data, fields = jobs.config.data, list(jobs.network.taken(jobs.fields))
+    return Batches(samples, None, data.evaluation_batch_size, False, data.prefetch, fields=fields)
+
+
+def measure(jobs: Jobs, batches: Batches, place: str, step: int = 0, epoch: int = 0) -> EvaluationReport:
     """One pass over samples; metrics are named "<place>/<metric>"."""
-    began, means, data = time.perf_counter(), Means(), jobs.config.data
-    fields = list(jobs.network.taken(jobs.fields))
-    with Batches(samples, None, data.evaluation_batch_size, False, data.prefetch, fields=fields).start(epochs=1) as reading:
+    began, means = time.perf_counter(), Means()
+    with batches.start(epochs=1) as reading:
         for batch in reading:
             means.add(jobs.call(jobs.evaluation(batch.size), batch.arguments), batch.size, jobs.pieces(batch.size))
     metrics = {f"{place}/{name}": value for name, value in means.values().items()}
@@ -43,7 +48,7 @@ def evaluate(loaded: Loaded, checkpoint: str | Path | None = None, place: str | 
         samples = open_place(run.config, wanted, extra.get("facts", {}))
         run.take(wanted, samples)
         restore(run, path, run.jobs.evaluation(rows_of(samples, run.config.data.evaluation_batch_size)))
-        return measure(run.jobs, samples, wanted, int(extra.get("step", 0)), int(extra.get("position", {}).get("epoch", 0)))
+        return measure(run.jobs, batches_of(run.jobs, samples), wanted, int(extra.get("step", 0)), int(extra.get("position", {}).get("epoch", 0)))
 
 
 def rows_of(samples: Samples | Stream, batch_size: int) -> int:

@@ -27,7 +27,7 @@ from jobflow.errors import CheckpointError, ConfigError, did_you_mean
 from jobflow.notices import notice
 from jobflow.trainer.config import Loaded, load
 from jobflow.trainer.config.schema import Checkpoint, Evaluation
-from jobflow.trainer.evaluate import measure
+from jobflow.trainer.evaluate import batches_of, measure
 from jobflow.trainer.finite import first_not_finite
 from jobflow.trainer.jobs import COUNTER, HALTED, TRAIN, Means, Prepared, prepared
 from jobflow.trainer.optimizing import schedule_from
@@ -36,7 +36,7 @@ from jobflow.trainer.resume import Progress, chosen, read, series_of, set_aside_
 from jobflow.trainer.signals import Signals
 from jobflow.trainer.stopping import Agreement, Clock, Early
 from jobflow.trainer.trace import Tracing
-from jobflow.trainer.watching import EvaluationReport, RunInfo, StepReport, Watcher
+from jobflow.trainer.watching import RunInfo, StepReport, Watcher
 
 
 def train(
@@ -106,6 +106,8 @@ class Loop:
         self.early = None if wish is None else Early(wish.metric, wish.mode, wish.patience, wish.min_delta)
         self.rates = schedule_from(self.config.optimizer, run.steps)
         self.agreement = Agreement(self.session, self.clock, lambda: (self.signals.wish, self.signals.told))
+        validation = run.samples.get("validation")
+        self._validation = None if validation is None else batches_of(self.jobs, validation)
         self._saving: tuple[sessions.Saving, float] | None = None
         self._saved: Path | None = None
         self._saved_step = -1
@@ -279,10 +281,10 @@ class Loop:
     # ---------------------------------------------------------------- evaluation
 
     def _evaluate(self) -> None:
-        samples, progress = self.prepared.samples.get("validation"), self.progress
-        if samples is None or progress.evaluated == progress.step:
+        batches, progress = self._validation, self.progress
+        if batches is None or progress.evaluated == progress.step:
             return
-        report: EvaluationReport = measure(self.jobs, samples, "validation", progress.step, progress.epoch)
+        report = measure(self.jobs, batches, "validation", progress.step, progress.epoch)
         progress.evaluated = progress.step
         self.clock.evaluated(report.seconds)
         progress.metrics.update(report.metrics)

@@ -1,0 +1,146 @@
+"""Metrics as files: whole lines, no line twice, whatever happened to the run before."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from short_runs import loaded, run, write_config
+
+from jobflow.errors import ConfigError
+from jobflow.trainer.metrics import JsonLines, Lines, Table, TensorBoard, metric_files
+from jobflow.trainer.watching import EvaluationReport, RunInfo, StepReport
+
+
+def info(output: Path, first_step: int = 0, steps: int = 6) -> RunInfo:
+    config: Any = None
+    return RunInfo("run", config, output, 1, steps, first_step, 3, 30, 10)
+
+
+def step(number: int, **metrics: float) -> StepReport:
+    return StepReport(number, (number - 1) // 3, 1.0 / number, metrics, 0.5, 10, 0.1)
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_lines_are_whole(tmp_path: Path) -> None:
+    lines = Lines(tmp_path / "a" / "file")
+    assert lines.read() == []
+    lines.replace(["one"])
+    lines.add("two")
+    lines.sync()
+    with open(lines.path, "a") as file:
+        file.write("a part of thr")
+    assert lines.read() == ["one", "two"] and [path.name for path in lines.path.parent.iterdir()] == ["file"]
+    lines.close()
+
+
+def test_json_goes_on_behind_the_checkpoint(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    first = JsonLines(file)
+    first.started(info(tmp_path))
+    for number in (1, 2, 3):
+        first.step(info(tmp_path), step(number, accuracy=0.5))
+    first.evaluated(info(tmp_path), EvaluationReport(3, 1, {"validation/loss": float("nan")}))
+    first.step(info(tmp_path), step(4))
+    first.closed(info(tmp_path))
+    with open(file, "a") as out:
+        out.write('{"step": 5, "epo')
+    again = JsonLines(file)
+    again.started(info(tmp_path, first_step=3))
+    again.step(info(tmp_path, first_step=3), step(4))
+    again.saved(info(tmp_path), tmp_path)
+    again.closed(info(tmp_path))
+    found = records(file)
+    assert [(one["step"], one["epoch"]) for one in found] == [(1, 0), (2, 0), (3, 0), (3, 1), (4, 1)]
+    assert found[0] == {
+        "step": 1, "epoch": 0, "train/loss": 1.0, "train/accuracy": 0.5, "rate": 0.1, "seconds": 0.5, "samples_per_second": 20.0,
+    }  # fmt: skip
+    assert found[3]["validation/loss"] is None
+    fresh = JsonLines(file)
+    fresh.started(info(tmp_path))
+    fresh.closed(info(tmp_path))
+    assert not records(file), "a run that begins anew begins with an empty file"
+
+
+def test_only_so_many_steps_are_written(tmp_path: Path) -> None:
+    run = info(tmp_path, steps=11)
+    lines = JsonLines(tmp_path / "metrics.jsonl", every=4)
+    lines.started(run)
+    for number in range(1, 12):
+        lines.step(run, step(number))
+    lines.closed(run)
+    assert [one["step"] for one in records(tmp_path / "metrics.jsonl")] == [1, 4, 8, 11]
+
+
+def test_a_table_grows_columns(tmp_path: Path) -> None:
+    file, run = tmp_path / "metrics.csv", info(tmp_path)
+    table = Table(file)
+    table.started(run)
+    table.step(run, step(1))
+    table.evaluated(run, EvaluationReport(1, 0, {"validation/loss": 2.5}))
+    table.step(run, step(2, **{"odd, name": 3.0}))
+    table.closed(run)
+    found = list(csv.DictReader(file.read_text().splitlines()))
+    assert [row["validation/loss"] for row in found] == ["", "2.5", ""] and found[2]["train/odd, name"] == "3.0"
+    again = Table(file)
+    again.started(info(tmp_path, first_step=1))
+    again.step(run, step(2))
+    again.closed(run)
+    found = list(csv.DictReader(file.read_text().splitlines()))
+    assert [row["step"] for row in found] == ["1", "1", "2"] and found[1]["validation/loss"] == "2.5"
+
+
+def test_a_resumed_run_leaves_the_files_of_one_that_was_not(tmp_path: Path) -> None:
+    file = write_config(tmp_path)
+    for output, ends in (("whole", [7]), ("parts", [3, 5, 7])):
+        for end in ends:
+            config = loaded(file, tmp_path / output, f"training.steps={end}", "optimizer.schedule.steps=9", "logging.every_steps=1")
+            run(config, *metric_files(config.config, tmp_path / output))
+    whole, parts = (records(tmp_path / output / "metrics.jsonl") for output in ("whole", "parts"))
+    timeless = [{k: v for k, v in one.items() if k not in ("seconds", "samples_per_second")} for one in whole]
+    assert [one["step"] for one in whole if "train/loss" in one] == list(range(1, 8))
+    # the parts measure at their ends too
+    assert [{k: one[k] for k in same} for same in timeless for one in parts if one.keys() >= same.keys() and one["step"] == same["step"]] == timeless
+    steps = [row["step"] for row in csv.DictReader((tmp_path / "parts" / "metrics.csv").read_text().splitlines()) if row["train/loss"]]
+    assert steps == [str(number) for number in range(1, 8)]
+
+
+def test_tensorboard_needs_its_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(ConfigError, match="pip install tensorboardX"):
+        TensorBoard(tmp_path)
+
+
+def test_tensorboard_gets_scalars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Any] = []
+
+    class SummaryWriter:
+        def __init__(self, logdir: str, purge_step: int | None) -> None:
+            written.append((logdir, purge_step))
+
+        def add_scalar(self, *scalar: Any) -> None:
+            written.append(scalar)
+
+        def flush(self) -> None:
+            written.append("flush")
+
+        def close(self) -> None:
+            written.append("close")
+
+    module = type(sys)("tensorboardX")
+    module.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tensorboardX", module)
+    board, run = TensorBoard(tmp_path), info(tmp_path, first_step=4)
+    board.started(run)
+    board.evaluated(run, EvaluationReport(5, 1, {"validation/loss": 2.0}))
+    board.saved(run, tmp_path)
+    board.closed(run)
+    board.closed(run)
+    assert written == [(str(tmp_path), 5), ("validation/loss", 2.0, 5), "flush", "close"]

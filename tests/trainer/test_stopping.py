@@ -1,0 +1,218 @@
+"""When a run stops: early stopping, clocks of allocations, signals, and what ranks agree on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from short_runs import CONFIG, check_same, loaded, run, write_config
+
+from jobflow.trainer import stopping
+from jobflow.trainer.outcome import AGAIN, INTERRUPTED, Outcome
+from jobflow.trainer.signals import Signals
+from jobflow.trainer.stopping import Agreed, Agreement, Clock, Early, Said, end_of_allocation
+from jobflow.trainer.watching import RunInfo, StepReport, Watcher
+
+# -------------------------------------------------------------------- early stopping
+
+
+@pytest.mark.parametrize(
+    "mode, delta, values, stops",
+    [
+        ("min", 0.0, [3, 2, 2, 1, 1, 1], 6),
+        ("min", 0.0, [3, 4, 5], 3),
+        ("min", 0.5, [3, 2.6, 2.4, 2.0, 1.95], 5),
+        ("max", 0.0, [0.1, 0.2, 0.2, 0.1], 4),
+        ("min", 0.0, [float("nan"), float("nan")], 2),
+        ("min", 0.0, [float("nan"), 3, 2, 1], None),
+    ],
+)
+def test_it_stops_when_nothing_gets_better(mode: str, delta: float, values: list[float], stops: int | None) -> None:
+    early = Early("validation/loss", mode, patience=2, min_delta=delta)
+    assert next((i for i, value in enumerate(values, 1) if early.heed(value)), None) == stops
+    other = Early("validation/loss", mode, patience=2, min_delta=delta)
+    other.restore(early.state())
+    assert other == early and other.is_over == (stops is not None)
+
+
+# -------------------------------------------------------------------- clocks
+
+
+def test_the_end_of_an_allocation() -> None:
+    assert end_of_allocation({}) is None
+    assert end_of_allocation({"SLURM_JOB_END_TIME": "1700000000"}) == 1.7e9
+    assert end_of_allocation({"PBS_JOBID": "7", "PBS_WALLTIME": "600"}, started=1000.0) == 1600.0
+    assert end_of_allocation({"PBS_WALLTIME": "600"}) is None, "a variable that is left over in a shell"
+    assert 0 <= time.time() - stopping.process_start() < 24 * 3600
+
+
+def test_a_clock_is_up_while_there_is_time_to_save() -> None:
+    now = [0.0]
+    clock = Clock(deadline=1000.0, reserve=10.0, now=lambda: now[0])
+    clock.saved(20.0)
+    clock.saved(4.0)
+    clock.stepped(2.0)
+    clock.evaluated(5.0)
+    # one and a half of the longest save, an evaluation, five steps, and the reserve
+    last = 1000 - 30 - 5 - 5 * 2 - 10
+    for now[0], up in ((last - 1.0, False), (last, True), (2000.0, True)):
+        assert clock.is_up(5) is up
+    clock.stepped(0.5)
+    assert clock.step == 1.8, "a long step is forgotten slowly"
+    assert not Clock(deadline=None).is_up(10**9)
+
+
+def test_the_nearest_end_counts() -> None:
+    end = int(time.time()) + 100
+    assert Clock.of(None, {}).deadline is None
+    assert Clock.of(None, {"SLURM_JOB_END_TIME": str(end)}).deadline == end
+    assert Clock.of(3600.0 * 48, {"SLURM_JOB_END_TIME": str(end)}).deadline == end
+    short = Clock.of(1.0, {"SLURM_JOB_END_TIME": str(end)})
+    assert short.deadline is not None and short.deadline < end and short.reserve == 0.1
+
+
+# -------------------------------------------------------------------- agreement
+
+
+class Together:
+    """A world in which other ranks say what the test makes them say."""
+
+    multi = True
+
+    def __init__(self, *others: Said) -> None:
+        self.others = others
+        self.asked = 0
+
+    def start(self) -> Together:
+        return self
+
+    def call(self, command: Any) -> list[Said]:
+        self.asked += 1
+        return [command.item, *self.others]
+
+
+@pytest.mark.parametrize(
+    "mine, others, stop, why",
+    [
+        ("", [Said()], "", ""),
+        ("terminated", [Said()], "terminated", "I"),
+        ("", [Said("terminated", "rank 1")], "terminated", "rank 1"),
+        ("terminated", [Said("interrupt", "rank 1")], "interrupt", "rank 1"),
+        ("interrupt", [Said("terminated", "rank 1"), Said()], "interrupt", "I"),
+    ],
+)
+def test_what_one_rank_was_told_holds_for_all(mine: str, others: list[Said], stop: str, why: str) -> None:
+    world: Any = Together(*others)
+    assert Agreement(world, Clock(), lambda: (mine, "I" if mine else "")).ask(1) == Agreed(stop, why, True)
+
+
+def test_a_checkpoint_is_written_when_all_ranks_have() -> None:
+    for one in (True, False):
+        for other in (True, False):
+            world: Any = Together(Said(done=other))
+            found = Agreement(world, Clock(), lambda: ("", "")).ask(1, done=one)
+            assert found is not None and found.done is (one and other)
+
+
+def test_ranks_are_asked_about_every_fifth_of_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(stopping.time, "monotonic", lambda: now[0])
+    world: Any = Together()
+    agreement = Agreement(world, Clock(), lambda: ("", ""))
+    asked = []
+    for step in range(1, 1001):
+        now[0] += 0.001
+        if agreement.ask(step) is not None:
+            asked.append(step)
+    gaps = np.diff(asked)
+    assert gaps[0] == 1 and 199 <= gaps.max() <= 200 and world.asked == len(asked) < 20
+    # steps that have become slow are noticed with the next answer
+    for step in range(1001, 1500):
+        now[0] += 1.0
+        if agreement.ask(step) is not None:
+            break
+    assert agreement.ask(step + 1) is not None
+
+
+def test_the_end_of_the_time_is_a_reason_to_stop() -> None:
+    world: Any = Together()
+    agreement = Agreement(world, Clock(deadline=0.0), lambda: ("", ""))
+    assert agreement.ask(1) == Agreed("terminated", "the time is nearly up", True)
+
+
+# -------------------------------------------------------------------- signals
+
+
+class At(Watcher):
+    """Sends this process a signal after a step."""
+
+    def __init__(self, step: int, *numbers: int) -> None:
+        self.when, self.numbers = step, numbers
+
+    def step(self, run: RunInfo, report: StepReport) -> None:
+        if report.step == self.when:
+            for number in self.numbers:
+                os.kill(os.getpid(), number)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_config(tmp_path_factory.mktemp("runs"), CONFIG.replace("every_steps: 1, keep_last: 99", "every_epochs: 9"))
+
+
+@pytest.mark.parametrize("number, stopped, code", [(signal.SIGINT, "interrupt", INTERRUPTED), (signal.SIGTERM, "terminated", AGAIN)])
+def test_a_signal_finishes_the_step_and_saves(number: int, stopped: str, code: int, file: Path, tmp_path: Path) -> None:
+    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    # step 4 ends an epoch: its evaluation is left for the run that goes on
+    outcome, seen = run(loaded(file, tmp_path / "a"), At(4, number))
+    assert (outcome.step, outcome.stopped, outcome.exit_code) == (4, stopped, code)
+    assert seen.saves == ["step-00000004"] and not seen.evaluations
+    assert signal.Signals(number).name in outcome.message
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+    end, rest = run(loaded(file, tmp_path / "a"))
+    whole, all_steps = run(loaded(file, tmp_path / "b"))
+    assert list(rest.evaluations) == [4, 8, 9] == list(all_steps.evaluations)
+    check_same(rest, all_steps, range(5, 10))
+    assert end.metrics == pytest.approx(whole.metrics, rel=1e-6)
+
+
+def test_the_second_ctrl_c_leaves_at_once(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(loaded(file, tmp_path), At(2, signal.SIGINT, signal.SIGINT))
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_sigterm_twice_still_saves(file: Path, tmp_path: Path) -> None:
+    outcome, _ = run(loaded(file, tmp_path), At(2, signal.SIGTERM, signal.SIGTERM, signal.SIGINT))
+    assert (outcome.step, outcome.stopped) == (2, "terminated")
+
+
+def test_the_time_limit_saves_in_time(file: Path, tmp_path: Path) -> None:
+    outcome, seen = run(loaded(file, tmp_path), time_limit=1e-6)
+    assert (outcome.step, outcome.stopped, outcome.exit_code) == (1, "terminated", AGAIN)
+    assert outcome.message == "the time is nearly up" and seen.saves == ["step-00000001"]
+
+
+def test_other_threads_get_no_handlers() -> None:
+    import threading
+
+    found: list[bool] = []
+
+    def enter() -> None:
+        with Signals() as signals:
+            found.append(signals.wish == "" and signals.told == "")
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert found == [True]
+
+
+def test_outcomes_have_exit_codes() -> None:
+    codes = {stopped: Outcome(1, 0, {}, stopped).exit_code for stopped in ("end", "early", "interrupt", "terminated", "nan")}
+    assert codes == {"end": 0, "early": 0, "interrupt": 130, "terminated": 75, "nan": 3}
