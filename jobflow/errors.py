@@ -26,7 +26,9 @@ import difflib
 import os
 import sys
 from collections.abc import Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass
+from types import FrameType
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 #: ready models are programs like those of users
@@ -124,10 +126,33 @@ class SourceLine:
 NOWHERE = SourceLine("<jobflow>", 0)
 
 
+#: the frame that stands for a line, and the line
+_STANDING: ContextVar[tuple[FrameType, SourceLine] | None] = ContextVar("standing", default=None)
+
+
+class at_line:
+    """`with at_line(line):` what jobflow does in the block is done for this line, as of a file that is no Python.
+
+    Lines of the user's program that the block calls come first, those that called it do not.
+    """
+
+    def __init__(self, line: SourceLine) -> None:
+        self._line = line
+
+    def __enter__(self) -> None:
+        self._before = _STANDING.set((sys._getframe(1), self._line))
+
+    def __exit__(self, *_: object) -> None:
+        _STANDING.reset(self._before)
+
+
 def user_line() -> SourceLine:
-    """The innermost line on the stack that is not jobflow's own, nor the interpreter's."""
+    """The innermost line on the stack that is not jobflow's own, nor the interpreter's; or what stands for it, see `at_line`."""
     frame = sys._getframe(1)
+    standing, line = _STANDING.get() or (None, NOWHERE)
     while frame is not None:
+        if frame is standing:
+            return line
         file = frame.f_code.co_filename
         generated = file == "<string>" and frame.f_globals.get("__name__", "").startswith("jobflow.")  # a dataclass's own __init__
         own = file.startswith(_PACKAGE) and not file.startswith(_MODELS)

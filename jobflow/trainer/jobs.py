@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from jobflow.compiler.trace import Tracer
 from jobflow.data.batches import per_device
 from jobflow.data.readers import open_reader
 from jobflow.data.samples import Samples, Stream
-from jobflow.errors import ConfigError, SourceLine
+from jobflow.errors import ConfigError, SourceLine, at_line
 from jobflow.job import Job
 from jobflow.job_config import FunctionConfig
 from jobflow.layout import cut
@@ -40,7 +41,7 @@ from jobflow.runtime.world.launch import launched
 from jobflow.session import Session
 from jobflow.strategies import Strategy, mesh, mirrored
 from jobflow.trainer.config import Loaded, TrainConfig
-from jobflow.trainer.network import Network, layered, network_of
+from jobflow.trainer.network import Network, layered, line_of, network_of
 from jobflow.trainer.optimizing import optimizer_from
 from jobflow.types import Array, DType, TensorType, bfloat16, float16, float32
 from jobflow.typing.annotations import Bundle, ListNumpy, Numpy
@@ -77,6 +78,8 @@ class Jobs:
     fields: Fields
     #: steps of the whole training, which schedules of the learning rate may refer to
     steps: int
+    #: by key of the configuration, where it is written
+    line: Callable[[str], SourceLine]
     #: names of what the model measures, once a job has been traced
     metrics: tuple[str, ...] = ()
     _made: dict[tuple[str, int, tuple[str, ...]], Job] = field(default_factory=dict)
@@ -141,7 +144,8 @@ class Jobs:
 
     def _declared(self, name: str, rows: int, types: Fields, body: Body, trainable: bool) -> Job:
         def function(*values: Any) -> Any:
-            return body(dict(zip(types, values, strict=True)))
+            with at_line(self.line("model")):
+                return body(dict(zip(types, values, strict=True)))
 
         own = self.mirrored(rows)
         kind, length = (ListNumpy, -(-rows // self.ranks)) if own else (Numpy, rows)
@@ -166,8 +170,9 @@ class Jobs:
 
     def _train(self, batch: dict[str, Any]) -> dict[str, Any]:
         outputs = self._outputs(batch)
-        optimizer: Minimizer = optimizer_from(self.config, self.steps)
-        optimizer.minimize(outputs["loss"])
+        with at_line(self.line("optimizer")):
+            optimizer: Minimizer = optimizer_from(self.config, self.steps)
+            optimizer.minimize(outputs["loss"])
         tracer: Tracer = scope.current().interpreter  # type: ignore[assignment]
         return {**_by_row(outputs, batch), HALTED: tracer.slot(f"{NOT_FINITE}-{tracer.name}", COUNT, 0, None)}
 
@@ -295,7 +300,7 @@ def _opened(loaded: Loaded, session: Session, only: Sequence[str]) -> Prepared:
     fields = {} if first is None else fields_of(first)
     per_epoch = epoch_length(config, samples.get("train"))
     steps = config.training.steps or (config.training.epochs or 0) * per_epoch
-    jobs = Jobs(config, session, layered(network_of(loaded), fields), fields, steps)
+    jobs = Jobs(config, session, layered(network_of(loaded), fields), fields, steps, partial(line_of, loaded))
     return Prepared(config, session, jobs, samples, steps, per_epoch)
 
 

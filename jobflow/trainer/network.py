@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobflow import arrays, layers, math, nn
-from jobflow.errors import ConfigError, SourceLine, did_you_mean
+from jobflow.errors import ConfigError, SourceLine, at_line, did_you_mean
 from jobflow.initializers import Initializer, random_normal_initializer, variance_scaling_initializer
 from jobflow.scope import checkpointed
-from jobflow.trainer.config import Loaded, TrainConfig
+from jobflow.trainer.config import Loaded
 from jobflow.types import TensorType, float32, int32
 from jobflow.variables import get_variable
 
@@ -58,10 +58,16 @@ def network_of(loaded: Loaded) -> Network:
     """The model of a configuration that was loaded with its builder."""
     model = loaded.config.model
     if model.builder is None:
-        return _listed(loaded.config)
+        return _listed(loaded)
     if loaded.builder is None:
         raise ConfigError(f"model.builder: {model.builder} was not imported, for the configuration was loaded with look_outside=False")
     return _built(loaded.builder, model.builder, dict(model.arguments), loaded.config.strategy.recompute)
+
+
+def line_of(loaded: Loaded, key: str) -> SourceLine:
+    """Where a value of the configuration is written, for messages and tables; the file's first line if it is not written there."""
+    origin = loaded.origin(key)
+    return SourceLine(origin.file, origin.line) if origin.line else SourceLine(loaded.files[0], 1)
 
 
 # -------------------------------------------------------------------- builders
@@ -93,8 +99,9 @@ def _built(function: Callable[..., Any], target: str, arguments: dict[str, Any],
 # -------------------------------------------------------------------- layers
 
 
-def _listed(config: TrainConfig) -> Network:
+def _listed(loaded: Loaded) -> Network:
     """A plain net: the layers one after another on the input, and a loss against the labels."""
+    config = loaded.config
     listed, loss = config.model.layers or (), config.model.loss or "softmax_cross_entropy"
 
     def outputs(**batch: Any) -> Mapping[str, Any]:
@@ -106,10 +113,12 @@ def _listed(config: TrainConfig) -> Network:
             x = math.multiply(arrays.cast(x, float32), 1 / 255 if x.type.dtype.name == "uint8" else 1.0)
         for index, layer in enumerate(listed, 1):
             apply = checkpointed(_LAYERS[layer.kind]) if config.strategy.recompute else _LAYERS[layer.kind]
-            x = apply(x, layer.arguments, f"{layer.kind}{index}")
-        return _LOSSES[loss](x, labels)
+            with at_line(line_of(loaded, f"model.layers.{index - 1}")):
+                x = apply(x, layer.arguments, f"{layer.kind}{index}")
+        with at_line(line_of(loaded, "model.loss" if "model.loss" in loaded.origins else "model.layers")):
+            return _LOSSES[loss](x, labels)
 
-    return Network(outputs, (), (), True, SourceLine("model.layers", 0), LISTED)
+    return Network(outputs, (), (), True, line_of(loaded, "model.layers"), LISTED)
 
 
 def layered(network: Network, fields: Mapping[str, TensorType]) -> Network:
