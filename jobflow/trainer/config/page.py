@@ -128,7 +128,7 @@ def _kinds(section: type[Section], key: str) -> str:
 
 
 def _kind(made: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
-    if "$ref" in made or "oneOf" in made:
+    if "$ref" in made or "oneOf" in made or "allOf" in made:
         return "a section"
     if "anyOf" in made:
         return " or ".join(_kind(choice, definitions) for choice in made["anyOf"])

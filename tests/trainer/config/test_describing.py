@@ -97,6 +97,8 @@ def _fits(value: Any, wanted: dict[str, Any], definitions: dict[str, Any]) -> bo
     """The part of JSON Schema that is used."""
     if "$ref" in wanted:
         return _fits(value, definitions[wanted["$ref"].rpartition("/")[2]], definitions)
+    if not all(_fits(value, part, definitions) for part in wanted.get("allOf", ())):
+        return False
     if "anyOf" in wanted and not any(_fits(value, choice, definitions) for choice in wanted["anyOf"]):
         return False
     if ("const" in wanted and value != wanted["const"]) or ("enum" in wanted and value not in wanted["enum"]):
