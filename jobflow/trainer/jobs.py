@@ -32,6 +32,7 @@ from jobflow.layout import cut
 from jobflow.ops import elementwise as ew
 from jobflow.ops import reduce as rd
 from jobflow.ops.axes import reshape
+from jobflow.ops.broadcast import broadcast_to
 from jobflow.ops.loss_scale import COUNT
 from jobflow.optimizer.from_options import optimizer_of
 from jobflow.optimizer.optimizers import Minimizer
@@ -172,7 +173,7 @@ class Jobs:
         outputs = self._outputs(batch)
         with at_line(self.line("optimizer")):
             optimizer: Minimizer = optimizer_from(self.config, self.steps)
-            optimizer.minimize(outputs["loss"])
+            optimizer.minimize(_weighed(outputs["loss"], next(iter(batch.values()))))
         tracer: Tracer = scope.current().interpreter  # type: ignore[assignment]
         return {**_by_row(outputs, batch), HALTED: tracer.slot(f"{NOT_FINITE}-{tracer.name}", COUNT, 0, None)}
 
@@ -195,6 +196,13 @@ class Jobs:
 def half_of(config: TrainConfig) -> DType | None:
     """In which products and convolutions are computed; None for float32."""
     return {"float32": None, "float16": float16, "bfloat16": bfloat16}[config.strategy.precision]
+
+
+def _weighed(loss: Any, like: Any) -> Any:
+    """A loss that ranks of the mirrored view have each reduced, once for each of their samples: so ranks with more of them count more."""
+    if not like.local or loss.type.size > 1:
+        return loss
+    return broadcast_to(reshape(loss, (1,)), (like.shape[0],))
 
 
 def _by_row(outputs: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[str, Any]:

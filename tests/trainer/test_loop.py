@@ -72,7 +72,14 @@ def test_python_takes_a_file_or_a_configuration(folder: Path, tmp_path: Path) ->
 
 def test_what_is_told(folder: Path, alone: Seen, tmp_path: Path) -> None:
     info = alone.info
-    assert info is not None and (info.ranks, info.steps, info.first_step, info.steps_per_epoch, info.samples, info.batch_size) == (1, 9, 0, 4, SAMPLES, 8)
+    assert info is not None and (info.ranks, info.steps, info.first_step, info.steps_per_epoch, info.samples, info.batch_size) == (
+        1,
+        9,
+        0,
+        4,
+        SAMPLES,
+        8,
+    )
     assert info.compiled() is not None
     assert alone.events == ["started", "finished", "closed"]
     assert list(alone.evaluations) == [4, 8, 9], "after each epoch, and at the end"
@@ -99,7 +106,12 @@ def test_old_checkpoints_go_and_the_best_stays(folder: Path, tmp_path: Path) -> 
 
 
 def test_early_stopping_stops_and_stays_stopped(folder: Path, tmp_path: Path) -> None:
-    early = ("evaluation.early_stopping.patience=2", "evaluation.early_stopping.min_delta=0.5", "evaluation.every_epochs=null", "evaluation.every_steps=1")
+    early = (
+        "evaluation.early_stopping.patience=2",
+        "evaluation.early_stopping.min_delta=0.5",
+        "evaluation.every_epochs=null",
+        "evaluation.every_steps=1",
+    )
     outcome, seen = run(loaded(folder / "run.yaml", tmp_path, *early))
     assert (outcome.step, outcome.stopped, outcome.exit_code) == (3, "early", 0) and list(seen.evaluations) == [1, 2, 3]
     assert "validation/loss was not better than" in outcome.message
@@ -111,7 +123,7 @@ def test_early_stopping_stops_and_stays_stopped(folder: Path, tmp_path: Path) ->
 
 def test_a_metric_that_the_model_does_not_give_is_refused_before_the_first_step(folder: Path, tmp_path: Path) -> None:
     early = ("evaluation.early_stopping.patience=2", "evaluation.early_stopping.metric=validation/acuracy")
-    with pytest.raises(ConfigError, match="does not give .validation/acuracy.; did you mean .validation/accuracy."):
+    with pytest.raises(ConfigError, match=r"does not give .validation/acuracy.; did you mean .validation/accuracy."):
         run(loaded(folder / "run.yaml", tmp_path, *early))
 
 
@@ -124,12 +136,12 @@ def state(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("strategy", [(), ("strategy.devices=2",), ("strategy.devices=2", "strategy.view=mirrored")], ids=" ".join)
-@pytest.mark.parametrize("net, op", [("steep", 'root'), ("exploding", 'explode')])
+@pytest.mark.parametrize("net, op", [("steep", "root"), ("exploding", "explode")])
 def test_a_step_that_is_not_finite_is_explained_and_leaves_the_state_before_it(
     net: str, op: str, strategy: tuple[str, ...], folder: Path, tmp_path: Path
 ) -> None:
     settings = (f"model.builder=nets_to_train:{net}", "optimizer.lr=0.3", "checkpoint.every_steps=100", *strategy)
-    outcome, seen = run(loaded(folder / "plain.yaml", tmp_path, *settings))
+    outcome, _ = run(loaded(folder / "plain.yaml", tmp_path, *settings))
     assert (outcome.stopped, outcome.exit_code) == ("nan", NOT_FINITE)
     assert f"step {outcome.step + 1}: " in outcome.message and op in outcome.message and "nets_to_train.py:" in outcome.message
     assert outcome.saved is not None and outcome.saved.name == f"step-{outcome.step:08d}"
@@ -189,7 +201,7 @@ def test_watchers_are_closed_after_errors(folder: Path, tmp_path: Path) -> None:
 
 
 def test_models_that_give_no_loss_are_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nets_to_train:nameless returned .* a builder returns a dict of tensors"):
+    with pytest.raises(ConfigError, match=r"nets_to_train:nameless returned .* a builder returns a dict of tensors"):
         run(loaded(folder / "plain.yaml", tmp_path, "model.builder=nets_to_train:nameless"))
     with pytest.raises(ConfigError, match="has no parameter `recompute`"):
         run(loaded(folder / "plain.yaml", tmp_path, "strategy.recompute=true"))

@@ -44,7 +44,7 @@ def test_a_run_goes_on_from_any_step_as_if_it_had_not_stopped(step: int, whole: 
 
 def test_epochs_are_all_samples_each_once_in_another_order(whole: tuple[Path, Outcome, Seen]) -> None:
     _, _, seen = whole
-    epochs = [sum((seen.numbers[step] for step in steps), []) for steps in (range(1, 5), range(5, 9))]
+    epochs = [[number for step in steps for number in seen.numbers[step]] for steps in (range(1, 5), range(5, 9))]
     assert [len(seen.numbers[step]) for step in range(1, 5)] == [8, 8, 8, 2]
     assert all(sorted(epoch) == list(range(26)) for epoch in epochs) and epochs[0] != epochs[1]
     assert [seen.steps[step].epoch for step in (1, 4, 5, 9)] == [0, 0, 1, 2]
@@ -123,5 +123,5 @@ def test_what_differs_is_named_by_its_key() -> None:
 
 
 def test_checkpoints_of_others_are_refused_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="was not saved by the trainer.*position"):
+    with pytest.raises(CheckpointError, match=r"was not saved by the trainer.*position"):
         Progress.of({"step": 3}, tmp_path)
