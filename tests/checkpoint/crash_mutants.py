@@ -140,7 +140,7 @@ def main() -> None:
                 found[mutant] = first(folder, way, hows)
             shutil.rmtree(folder / "case", ignore_errors=True)
         wanted = resuming.whole(folder / "whole")
-        trial = resuming.Trial(8, "devices=1", "devices=1")
+        trial = resuming.Trial(resuming.Strike(8), "devices=1", "devices=1")
         for mutant, (what, by) in FORGETFUL.items():
             with mock.patch(what, by):
                 found[mutant] = next(iter(resuming.attempt(trial, folder / "resumed", wanted)[1]), "")

@@ -15,13 +15,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 from crashing import MPI_LIMIT, ROOT, in_child
+from faults import DEATHS, FAILURES, NEVER, Fault
 
 from jobflow.trainer.config import load
 from jobflow.trainer.jobs import Jobs
@@ -30,6 +31,8 @@ from jobflow.trainer.watching import RunInfo, StepReport, Watcher
 
 STEPS = 30
 SAMPLES = 130
+#: steps that are lost at most: what was done since the last checkpoint, and while that was being written, or in place of one that failed
+LATE = 9
 #: what the losses of two runs may differ by, of 1 or of the loss itself if that is more
 CLOSE = 1e-6
 CONFIG = """
@@ -50,6 +53,8 @@ evaluation: {every_steps: 10}
 checkpoint: {every_steps: 3, keep_last: 2}
 logging: {progress: none, jsonl: false, csv: false, report: false}
 """
+#: changes of files by rank 0 in such a run, or fewer
+CHANGES = 240
 #: ways to spread the work over so many devices
 SPREADS: dict[int, tuple[str, ...]] = {
     1: ("devices=1",),
@@ -68,24 +73,37 @@ def samples() -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A run that is killed `delay` seconds after step `at`, and how both of its halves are spread."""
+class Strike:
+    """What happens to a run: it is killed `delay` seconds after step `at`, or meets a fault at change `change` of the files of `rank`."""
 
-    at: int
+    at: int = 0
+    delay: float = 0.0
+    change: int = NEVER
+    rank: int = 0
+    how: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.how} at change {self.change} of rank {self.rank}" if self.how else f"killed {self.delay * 1000:.0f} ms after step {self.at}"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A run that something happens to, and how both of its halves are spread."""
+
+    strike: Strike
     first: str
     then: str
-    delay: float = 0.0
     mpi: bool = False
 
     def __str__(self) -> str:
-        return f"[killed {self.delay * 1000:.0f} ms after step {self.at} on {self.first}, then on {self.then}{', processes' if self.mpi else ''}]"
+        return f"[{self.strike} on {self.first}, then on {self.then}{', processes' if self.mpi else ''}]"
 
 
 class Diary(Watcher):
     """Writes step, loss and the numbers of the samples of each step; ends the process after one of them."""
 
-    def __init__(self, path: Path, kill_at: int, delay: float) -> None:
-        self.path, self.kill_at, self.delay = path, kill_at, delay
+    def __init__(self, path: Path, strike: Strike) -> None:
+        self.path, self.strike = path, strike
         self.numbers: list[int] = []
         self._timer: threading.Timer | None = None
 
@@ -95,10 +113,10 @@ class Diary(Watcher):
     def step(self, run: RunInfo, report: StepReport) -> None:
         with open(self.path, "a") as file:
             file.write(json.dumps({"step": report.step, "loss": report.loss, "samples": self.numbers}) + "\n")
-        if report.step == self.kill_at and not self.delay:
+        if report.step == self.strike.at and not self.strike.delay:
             os.kill(os.getpid(), signal.SIGKILL)
-        if report.step == self.kill_at:
-            self._timer = threading.Timer(self.delay, os.kill, (os.getpid(), signal.SIGKILL))
+        if report.step == self.strike.at:
+            self._timer = threading.Timer(self.strike.delay, os.kill, (os.getpid(), signal.SIGKILL))
             self._timer.daemon = True
             self._timer.start()
 
@@ -107,11 +125,13 @@ class Diary(Watcher):
             self._timer.cancel()
 
 
-def work(folder: Path, spread: str, diary: Path, kill_at: int = 0, delay: float = 0.0) -> None:
+def work(folder: Path, spread: str, diary: Path, strike: Strike) -> None:
     """Train, from the newest checkpoint there is; one process of it."""
     (folder / "run.yaml").write_text(CONFIG)
     settings = [f"strategy.{word}" for word in spread.split()]
-    watcher = Diary(diary, kill_at, delay)
+    watcher = Diary(diary, strike)
+    if strike.how:
+        Fault(strike.rank, strike.change, strike.how, strike.change).install()
     call = Jobs.call
 
     def recorded(self: Jobs, job: Any, batch: Any) -> Any:
@@ -123,22 +143,22 @@ def work(folder: Path, spread: str, diary: Path, kill_at: int = 0, delay: float 
         train(load(folder / "run.yaml", [f"output={folder / 'out'}", *settings]), callbacks=[watcher])
 
 
-def launch(folder: Path, spread: str, diary: Path, kill_at: int = 0, delay: float = 0.0, *, mpi: bool = False) -> int:
+def launch(folder: Path, spread: str, diary: Path, strike: Strike, *, mpi: bool = False) -> int:
     """Exit code of a run in a process of its own, or in several."""
     if not mpi:
-        return in_child(lambda: work(folder, spread, diary, kill_at, delay))
+        return in_child(lambda: work(folder, spread, diary, strike))
     ranks = spread.split()[0].partition("=")[2]
     mpiexec = Path(sys.executable).with_name("mpiexec")
     words = [str(mpiexec if mpiexec.exists() else "mpiexec"), "-n", ranks, sys.executable, __file__]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    arguments = json.dumps([str(folder), spread, str(diary), kill_at, delay])
+    arguments = json.dumps([str(folder), spread, str(diary), asdict(strike)])
     job = subprocess.Popen([*words, arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
     try:
         out, _ = job.communicate(timeout=MPI_LIMIT)
     except subprocess.TimeoutExpired:
         os.killpg(job.pid, 9)
         out, _ = job.communicate()
-    if job.returncode and not kill_at:
+    if job.returncode and strike == Strike():
         sys.stderr.write(out.decode(errors="replace"))
     return job.returncode
 
@@ -151,7 +171,7 @@ def whole(folder: Path, spread: str = "devices=1") -> list[dict[str, Any]]:
     """The diary of a run that nobody disturbs."""
     folder.mkdir(parents=True)
     diary = folder / "diary"
-    code = launch(folder, spread, diary)
+    code = launch(folder, spread, diary, Strike())
     found = entries(diary)
     if code or [entry["step"] for entry in found] != list(range(1, STEPS + 1)):
         raise RuntimeError(f"the run without a kill ended with {code} after {len(found)} steps")
@@ -162,9 +182,9 @@ def attempt(trial: Trial, folder: Path, wanted: list[dict[str, Any]]) -> tuple[b
     """(whether it was killed, what is wrong, the largest difference of a loss); `folder` is made and removed."""
     folder.mkdir(parents=True)
     try:
-        code = launch(folder, trial.first, folder / "first", trial.at, trial.delay, mpi=trial.mpi)
-        killed = code != 0
-        if launch(folder, trial.then, folder / "second", mpi=trial.mpi):
+        code = launch(folder, trial.first, folder / "first", trial.strike, mpi=trial.mpi)
+        killed = code != 0 or trial.strike.how in FAILURES
+        if launch(folder, trial.then, folder / "second", Strike(), mpi=trial.mpi):
             return killed, [f"{trial} other: the second run fails"], 0.0
         first, second = entries(folder / "first"), entries(folder / "second")
         problems, largest = _compared(wanted, first, second)
@@ -180,10 +200,10 @@ def _compared(wanted: list[dict[str, Any]], first: list[dict[str, Any]], second:
     """What the halves of a run have that the whole one has not."""
     problems, largest = [], 0.0
     begun = second[0]["step"] if second else STEPS + 1
-    reached = first[-1]["step"]
+    reached = first[-1]["step"] if first else 0
     if [entry["step"] for entry in second] != list(range(begun, STEPS + 1)) or begun > reached + 1:
         problems.append(f"lost: the second run does steps {[entry['step'] for entry in second]} after {reached}")
-    if begun <= reached - 6:
+    if begun <= reached - LATE:
         problems.append(f"lost: the second run begins at step {begun}, though {reached} were done and every third was saved")
     for entry in (*first, *second):
         whole_entry = wanted[entry["step"] - 1]
@@ -196,17 +216,21 @@ def _compared(wanted: list[dict[str, Any]], first: list[dict[str, Any]], second:
     return problems, largest
 
 
-def trials(seed: int, mpi: int, steps: int = STEPS) -> Iterator[Trial]:
-    """One for every step, in any order, each with another number of ranks after it than before; then some of processes."""
+def trials(seed: int, steps: int = STEPS, faults: int = STEPS, mpi: int = 0) -> Iterator[Trial]:
+    """Kills after so many of the steps, faults of files while training, and kills of processes; afterwards there is another number of ranks."""
     source = random.Random(seed)
     places = list(range(1, STEPS + 1))
     source.shuffle(places)
-    for number, at in enumerate([*places[:steps], *(source.choice(places) for _ in range(mpi))]):
+    strikes = [Strike(at, source.choice((0.0, source.uniform(0, 0.02)))) for at in places[:steps]]
+    for number in range(faults):
+        how = source.choice(DEATHS) if number % 2 else source.choice(FAILURES)
+        strikes.append(Strike(0, 0.0, source.randrange(CHANGES), 0, how))
+    strikes += [Strike(source.choice(places)) for _ in range(mpi)]
+    for number, strike in enumerate(strikes):
         before, after = source.sample(sorted(SPREADS), 2)
-        delay = source.choice((0.0, source.uniform(0, 0.02)))
-        yield Trial(at, source.choice(SPREADS[before]), source.choice(SPREADS[after]), delay, number >= steps)
+        yield Trial(strike, source.choice(SPREADS[before]), source.choice(SPREADS[after]), number >= steps + faults)
 
 
 if __name__ == "__main__":
-    folder_, spread_, diary_, kill_at_, delay_ = json.loads(sys.argv[1])
-    work(Path(folder_), spread_, Path(diary_), kill_at_, delay_)
+    folder_, spread_, diary_, strike_ = json.loads(sys.argv[1])
+    work(Path(folder_), spread_, Path(diary_), Strike(**strike_))

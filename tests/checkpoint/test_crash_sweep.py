@@ -57,8 +57,8 @@ def test_kills_on_other_numbers_of_ranks() -> None:
 
 
 def test_runs_go_on_as_if_nothing_had_happened() -> None:
-    ((_, done, *counts, _, _),) = sweep("--only", "resume", "--resumes", "4", "--seed", "7")
-    assert done == "4" and set(counts) == {"0"}
+    ((_, done, *counts, _, _),) = sweep("--only", "resume", "--resumes", "3", "--seed", "7")
+    assert int(done) >= 5 and set(counts) == {"0"}
 
 
 def test_savings_that_are_wrong_are_found() -> None:
