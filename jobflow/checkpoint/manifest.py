@@ -134,6 +134,7 @@ class Manifest:
         try:
             tensors = {name: _entry(tree, body["version"]) for name, tree in body["tensors"].items()}
             files = {name: FileEntry(int(tree["bytes"]), tree["header"]) for name, tree in body.get("files", {}).items()}
+            extra = body["extra"]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
         for name, entry in tensors.items():
@@ -143,7 +144,7 @@ class Manifest:
             problem = gap(entry)
             if problem:
                 raise CheckpointError(f'{path}: tensor "{name}" {problem}')
-        return cls(tensors, body["extra"], files)
+        return cls(tensors, extra, files)
 
 
 def _entry(tree: Mapping[str, Any], version: int) -> Entry:

@@ -21,6 +21,7 @@ from uuid import uuid4
 from jobflow.checkpoint import manifest
 from jobflow.checkpoint.files import Files, files_of
 from jobflow.errors import CheckpointError
+from jobflow.notices import notice
 
 #: An empty file that tells tools of the legacy system that a snapshot is complete.
 DONE = "snapshot_done"
@@ -102,19 +103,39 @@ def discard(place: Path, files: Files) -> None:
         _abandoned.discard(place)
 
 
+def put_away(path: Path, files: Files) -> None:
+    """Remove a checkpoint; it is gone for who looks before its first file is."""
+    place = new_place(path)
+    files.rename(path, place)
+    _abandoned.add(place)
+    files.remove(place)
+    _abandoned.discard(place)
+
+
 def clean(parent: Path, files: Files | None = None) -> None:
-    """Remove what processes that have died left unfinished in `parent`, and give a checkpoint its name back that they took away."""
+    """Remove what processes that have died left unfinished in `parent`, and give a checkpoint its name back that they took away.
+
+    What cannot be removed is told, and no reason not to go on.
+    """
     for entry in sorted(parent.iterdir()):
         left = _UNFINISHED.fullmatch(entry.name)
         if left is None or (entry not in _abandoned and _in_use(left, entry)):
             continue
-        with suppress(FileNotFoundError):  # another process cleans, too
-            target = parent / left["target"]
-            if left["what"] == "replaced" and not target.exists():
-                (files or files_of()).rename(entry, target)
-            else:
-                (files or files_of()).remove(entry)
-                _abandoned.discard(entry)
+        try:
+            _clear(entry, left, files or files_of())
+        except FileNotFoundError:
+            pass  # another process cleans, too
+        except OSError as error:
+            notice(f"{entry} was left by a process that is no more, and cannot be removed: {error}")
+
+
+def _clear(entry: Path, left: re.Match[str], files: Files) -> None:
+    target = entry.with_name(left["target"])
+    if left["what"] == "replaced" and not target.exists():
+        files.rename(entry, target)
+    else:
+        files.remove(entry)
+        _abandoned.discard(entry)
 
 
 def _in_use(left: re.Match[str], entry: Path) -> bool:

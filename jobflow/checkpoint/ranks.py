@@ -284,7 +284,7 @@ class Stage:
             for i, (name, type) in enumerate(self.types.items()):
                 if name in state.slots and (i % rank.size == rank.index or not is_common(state.slots[name].buffer)):
                     staged[name] = found.stored[name].read(state.variables[name].layout.box(type.shape, rank.index))
-        except (CheckpointError, OSError) as error:
+        except (CheckpointError, OSError, MemoryError) as error:
             return str(error)
         rank.memory[_STAGED] = staged
         return None

@@ -145,7 +145,10 @@ class StoredTensor(Stored):
 
     @property
     def type(self) -> TensorType:
-        return TensorType(self.entry.shape, dtype_of(safetensors.dtype_of(self.entry.dtype)))
+        try:
+            return TensorType(self.entry.shape, dtype_of(safetensors.dtype_of(self.entry.dtype)))
+        except KeyError:
+            raise CheckpointError(f'{self.file_path}: tensor "{self.name}" is of type {self.entry.dtype}, which no variable can have') from None
 
     def numpy(self) -> Array:
         return self.read(whole_box(self.entry.shape))

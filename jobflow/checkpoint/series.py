@@ -125,9 +125,7 @@ class Series:
             going = [step for step in going if step != good]
         files = files_of()
         for step in going:
-            place = places.new_place(self.path_of(step))
-            files.rename(self.path_of(step), place)
-            files.remove(place)
+            places.put_away(self.path_of(step), files)
         return going
 
     def save(self, session: Session, step: int, extra: Mapping[str, Any] | None = None, *, asynchronous: bool = False) -> sessions.Saving:

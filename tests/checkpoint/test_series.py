@@ -225,3 +225,19 @@ def test_a_failing_exchange_by_three_names(tmp_path: Path, monkeypatch: pytest.M
     assert store.load(series.path_of(2))["w"].tolist() == ([2] * 4 if what == "rename" else [0] * 4)
     store.save(series.path_of(2), new, replace=True)
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000002"]
+
+
+def test_what_cannot_be_removed_is_told_and_does_not_stop_a_save(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    left = left_over(tmp_path)
+
+    class Stuck(Files):
+        def do(self, kind: str, path: Path, change: Any) -> Any:
+            if left in (path, path.parent):
+                raise PermissionError(13, "Permission denied", str(path))
+            return change()
+
+    store.save(tmp_path / "c", {"w": np.zeros(4)}, files=Stuck())
+    assert list(store.problems(tmp_path / "c")) == []
+    assert f"{left} was left by a process that is no more, and cannot be removed: [Errno 13]" in capsys.readouterr().err
+    store.save(tmp_path / "d", {"w": np.zeros(4)})
+    assert not left.exists()
