@@ -5,11 +5,14 @@ Drawn with matplotlib's objects on a canvas of their own: no window, no backend 
 
 from __future__ import annotations
 
+import importlib
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jobflow.trainer.history import RATE, SPEED, TRAIN, Curve, History, is_fraction, smoothed, wants_logarithm
+from jobflow.trainer.leaving import leave
 from jobflow.trainer.watching import EvaluationReport, RunInfo, StepReport, Watcher
 
 #: of Okabe and Ito: told apart by everybody
@@ -25,7 +28,10 @@ WIDTH, HEIGHT, DOTS = 5.6, 3.4, 144
 
 
 class Curves(Watcher):
-    """Writes the picture when a run ends, however it ends; into the run's output unless a path is given."""
+    """Writes the picture when a run ends, however it ends; into the run's output unless a path is given.
+
+    A `history` that is given is a watcher itself, and stands before this one.
+    """
 
     def __init__(self, path: Path | None = None, history: History | None = None) -> None:
         self._path = path
@@ -34,9 +40,9 @@ class Curves(Watcher):
         self._written = False
 
     def started(self, run: RunInfo) -> None:
+        importlib.import_module("matplotlib")  # better missed now than when all is done
         if self._own:
             self._history.started(run)
-            self._history.read(run.output / "metrics.jsonl", run.first_step)
 
     def step(self, run: RunInfo, report: StepReport) -> None:
         if self._own:
@@ -53,7 +59,7 @@ class Curves(Watcher):
 
 
 def draw(history: History, path: Path, title: str, steps_per_epoch: int = 0) -> Path | None:
-    """The picture of a history as a PNG file; None if there is nothing to draw."""
+    """The picture of a history as a PNG file; None if there is nothing to draw, or no place for it."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -70,9 +76,9 @@ def draw(history: History, path: Path, title: str, steps_per_epoch: int = 0) -> 
     figure.suptitle(title, fontsize=13, fontweight="bold", color=INK)
     for i, (name, curves) in enumerate(pictures):
         panel(figure.add_subplot(rows, columns, i + 1), name, curves, steps_per_epoch)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="png")
-    return path
+    content = io.BytesIO()
+    figure.savefig(content, format="png")
+    return path if leave(path, content.getvalue()) else None
 
 
 def panel(axes: Any, name: str, curves: Sequence[Curve], steps_per_epoch: int) -> None:

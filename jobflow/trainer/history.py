@@ -86,6 +86,7 @@ class History(Watcher):
     def started(self, run: RunInfo) -> None:
         self.began = self.latest = perf_counter()
         self.step_number = run.first_step
+        self.read(run.output / "metrics.jsonl", run.first_step)
 
     def step(self, run: RunInfo, report: StepReport) -> None:
         self.latest = perf_counter()

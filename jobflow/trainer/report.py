@@ -19,6 +19,7 @@ from jobflow.trainer.amounts import count_text, duration_text, metric_text, perc
 from jobflow.trainer.charts import curves_chart, histogram
 from jobflow.trainer.figures import Figures, environment, figures_of
 from jobflow.trainer.history import RATE, SPEED, TRAIN, History, Line
+from jobflow.trainer.leaving import leave
 from jobflow.trainer.page import Cell, Html, cards, figures, folded, page, pairs, paragraph, stacked, table, together
 from jobflow.trainer.preview import alike, strategy_text
 from jobflow.trainer.trace import PARTS, Traced
@@ -41,7 +42,8 @@ FINAL = 20
 class Report(Watcher):
     """Writes the page when a run ends, however it ends; into the run's output unless a path is given.
 
-    `traced` gives what `--profile` recorded; `announce` is told where the page is.
+    `traced` gives what `--profile` recorded; `announce` is told where the page is.  A `history` that is given is a watcher itself, and stands before
+    this one.
     """
 
     def __init__(
@@ -62,7 +64,6 @@ class Report(Watcher):
     def started(self, run: RunInfo) -> None:
         if self._own:
             self._history.started(run)
-            self._history.read(run.output / "metrics.jsonl", run.first_step)
 
     def step(self, run: RunInfo, report: StepReport) -> None:
         if self._own:
@@ -85,9 +86,8 @@ class Report(Watcher):
             return
         self._written = True
         path = self._path or run.output / "report.html"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(report_page(run, self._history, self._when, self._traced(), sys.exception()), encoding="utf-8")
-        if self._announce is not None:
+        text = report_page(run, self._history, self._when, self._traced(), sys.exception())
+        if leave(path, text.encode()) and self._announce is not None:
             self._announce(f"report: {path}")
 
 

@@ -22,6 +22,7 @@ from jobflow.commands import executors_of
 from jobflow.runtime.timing import Ran, Recorded, Recording, Timed
 from jobflow.runtime.world.base import Rank
 from jobflow.session import Session, current_session
+from jobflow.trainer.leaving import leave
 
 #: where a rank keeps what it records, in `Rank.memory`
 RECORDING = "recording"
@@ -196,8 +197,7 @@ def write(path: Path, everybody: Sequence[Recorded], first: int, steps: int) -> 
     start = min((item.begin for item in slices), default=0.0)
     slices = tuple(replace(item, begin=item.begin - start, end=item.end - start) for item in slices)
     traced = Traced(path, slices, tuple(recorded.host.partition(" ")[0] for recorded in everybody), steps)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(events(traced), separators=(",", ":")), encoding="utf-8")
+    leave(path, json.dumps(events(traced), separators=(",", ":")).encode())
     return traced
 
 

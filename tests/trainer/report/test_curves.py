@@ -81,7 +81,6 @@ def test_a_run_that_goes_on_shows_what_was_before(tmp_path: Path) -> None:
     )
     (tmp_path / "metrics.jsonl").write_text(text)
     history = History()
-    history.read(tmp_path / "metrics.jsonl", before=2)
     drive(history, info(tmp_path, first=2, steps=4))
     assert list(history.lines["loss"].steps) == [1, 2, 3, 4] and list(history.lines["loss"].values)[:2] == [4.0, 3.0]
     assert list(history.lines["validation/loss"].values) == [1.5] and history.lines[SPEED].values[0] == 7.0

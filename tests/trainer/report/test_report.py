@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from watched_run import PLAIN, drive, end, evaluation_of, info, step_of
+from watched_run import PLAIN, Finished, drive, end, evaluation_of, info, step_of
 
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow.job import job_of
 from jobflow.session import current_session
 from jobflow.trainer.amounts import size_text
+from jobflow.trainer.curves import Curves
 from jobflow.trainer.figures import figures_of
 from jobflow.trainer.history import History
 from jobflow.trainer.report import Report, leaves, where_time_went
@@ -162,6 +163,27 @@ def test_the_parts_of_the_time_add_up(tmp_path: Path) -> None:
     assert sum(parts.values()) == pytest.approx(history.latest - 100.0)
     assert parts["start and first step"] == 7.0 and parts["waiting for data"] == pytest.approx(1.0)
     assert parts["saving and all else"] == pytest.approx(2.0) and parts["evaluation"] == 0.05
+
+
+def test_one_history_serves_several(tmp_path: Path) -> None:
+    history, run = History(), info(tmp_path)
+    watchers = [history, Curves(history=history), Report(history=history)]
+    for step in (lambda w: w.started(run), lambda w: w.step(run, step_of(1)), lambda w: w.finished(run, Finished()), lambda w: w.closed(run)):
+        for watcher in watchers:
+            step(watcher)
+    assert len(history.seconds) == 1 and (tmp_path / "curves.png").exists() and "done" in (tmp_path / "report.html").read_text()
+
+
+def test_a_page_that_cannot_be_written_fails_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("no folder")
+    said: list[str] = []
+    run = info(tmp_path / "file" / "out")
+    for watcher in (Report(announce=said.append), Curves()):
+        drive(watcher, run, last=3)
+        end(watcher, run)
+    assert said == []
+    told = capsys.readouterr().err
+    assert f"jobflow: {tmp_path / 'file' / 'out' / 'report.html'} could not be written: " in told and "curves.png could not be written: " in told
 
 
 @pytest.fixture
