@@ -118,12 +118,8 @@ def _missing(finding: _Finding, tree: Branch, problems: Problems) -> None:
     field = next((section.model_fields[finding.key] for section in sections if finding.key in section.model_fields), None)
     if field is not None and any(isinstance(mark, Derived) for mark in field.metadata):
         return  # what it would follow from is missing or wrong itself, and told
-    above = at_path(tree, finding.above)
-    others = (
-        {name: entry for name, entry in above.entries.items() if not any(name in s.model_fields for s in sections)}
-        if isinstance(above, Branch)
-        else {}
-    )
+    above, known = at_path(tree, finding.above), _keys(sections)
+    others = {name: entry for name, entry in above.entries.items() if name not in known} if isinstance(above, Branch) else {}
     for name in difflib.get_close_matches(finding.key, others, n=1, cutoff=0.7):
         # a section that takes any key, such as that of a reader
         told = f'unknown key "{short(name)}" in {finding.above}; did you mean "{finding.key}"?'

@@ -6,7 +6,7 @@ import importlib.util
 from dataclasses import dataclass
 
 from jobflow.trainer.config.problems import DEFAULT, Problems
-from jobflow.trainer.config.schema import Checkpoint, Data, Evaluation, Model, Optimizer, Piecewise, Strategy, Training
+from jobflow.trainer.config.schema import Checkpoint, Data, Evaluation, Logging, Model, Optimizer, Piecewise, Strategy, Training
 from jobflow.trainer.config.tree import Branch, at_path, nearest, place
 
 
@@ -21,6 +21,7 @@ class Sections:
     training: Training | None = None
     evaluation: Evaluation | None = None
     checkpoint: Checkpoint | None = None
+    logging: Logging | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ def check(sections: Sections, tree: Branch, problems: Problems) -> None:
     if s.strategy is not None:
         for rule in (_mesh, _mirrored, _parts, _zero, _precision):
             rule(s.strategy, notes)
+    if s.logging is not None and s.logging.tensorboard and importlib.util.find_spec("tensorboardX") is None:
+        notes.add("logging.tensorboard", "logging.tensorboard needs the package tensorboardX: pip install tensorboardX", "tensorboard: false")
     if s.strategy is not None and s.data is not None:
         _batch(s.strategy, s.data, notes)
     if s.data is not None and s.evaluation is not None:

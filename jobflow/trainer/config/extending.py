@@ -135,12 +135,11 @@ def with_settings(tree: Branch, settings: Sequence[str], problems: Problems) -> 
 
 
 def _with_setting(tree: Branch, path: str, value: Tree, problems: Problems) -> Branch:
-    above = Branch({}, tree.at)
     try:
         changed = with_entry(tree, path, value)
     except KeyError as error:
         problems.add(value.at, path, f"{path} cannot be set: {error.args[0]} is no map, and has no such position")
         return tree
     if any(step.isdecimal() for step in steps_of(path)):
-        return changed
-    return merged(tree, with_entry(above, path, value))
+        return changed  # lists are not merged
+    return merged(tree, with_entry(Branch({}, tree.at), path, value))

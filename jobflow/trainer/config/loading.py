@@ -12,7 +12,7 @@ from jobflow.trainer.config import combinations, outside
 from jobflow.trainer.config.checking import report, validated
 from jobflow.trainer.config.extending import Files, origin_of, with_settings
 from jobflow.trainer.config.keys import default_at, section_at, sections_in
-from jobflow.trainer.config.paths import below, split
+from jobflow.trainer.config.paths import split
 from jobflow.trainer.config.problems import DEFAULT, Origin, Problems
 from jobflow.trainer.config.references import resolved
 from jobflow.trainer.config.schema import TrainConfig
@@ -57,17 +57,14 @@ def load(path: str | Path, settings: Sequence[str] = (), *, look_outside: bool =
         tree = without(tree, broken)
     tree = spelled_out(tree)
     config, errors = validated(TrainConfig, tree)
-    report([error for error in errors if _path(error["loc"]) not in bad], tree, problems)
+    report(errors, tree, problems)
     sections = _sections(tree, problems)
     combinations.check(sections, tree, problems)
     builder = outside.check(sections, tree, problems, os.path.dirname(str(path))) if look_outside else None
     problems.stop_if_any(written)
+    assert config is not None, "whatever is against it has been told"
     origins = {key: entry.at for key, entry in walk(tree) if key and entry.at != DEFAULT}
     return Loaded(config, origins, config.model_dump(mode="json"), builder, tuple(files.names))
-
-
-def _path(steps: Sequence[str | int]) -> str:
-    return below("", *steps)
 
 
 # -------------------------------------------------------------------- what follows from what is written

@@ -16,7 +16,7 @@ from typing import Any
 from jobflow.errors import did_you_mean
 from jobflow.trainer.config.keys import close_key, section_at
 from jobflow.trainer.config.paths import below, is_in, split, steps_of
-from jobflow.trainer.config.problems import Origin, Problems
+from jobflow.trainer.config.problems import DEFAULT, Origin, Problems
 from jobflow.trainer.config.reading import value_of
 from jobflow.trainer.config.tree import Branch, Leaf, Listing, Tree, Value, at_path, walk
 
@@ -101,7 +101,7 @@ class _Resolving:
                 raise self.broken(leaf.at, path, f"${{{inside}}}: there is no key {target}{self.near(target)}")
             return _tree(default, leaf.at)
         if any(is_in(before, target) for before in chain):
-            raise self.broken(leaf.at, path, f"references lead in a circle: {' -> '.join((*chain, target))}")
+            raise self.circle(leaf, chain, target)
         found = self.tree(entry, target, chain)
         if any(is_in(path, target) for path in self.bad):
             raise _Broken
@@ -116,6 +116,12 @@ class _Resolving:
             advice = f"set it, or write what to take otherwise: ${{env:{match[1]}, otherwise}}"
             raise self.broken(leaf.at, path, f"there is no variable {match[1]} in the environment", advice)
         return value_of(text) if alone else text
+
+    def circle(self, leaf: Leaf, chain: tuple[str, ...], target: str) -> _Broken:
+        """Tell of references that lead in a circle, at one that somebody wrote."""
+        members = [(entry.at, path) for path in reversed(chain) if (entry := at_path(self.root, path)) is not None and entry.at != DEFAULT]
+        at, path = members[0] if members else (leaf.at, chain[-1])
+        return self.broken(at, path, f"references lead in a circle: {' -> '.join((*chain, target))}")
 
     def near(self, target: str) -> str:
         """What was probably meant by the path of a key that is not there."""

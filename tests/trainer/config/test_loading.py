@@ -119,12 +119,14 @@ def test_builders_beside_the_file_are_found_and_come_last(tmp_path: Path, monkey
     assert sys.path.index(str(tmp_path)) > len(before) - 1, "behind what is installed"
 
 
-def test_a_precision_that_needs_a_package_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("setting", "package"), [("strategy.precision=bfloat16", "ml_dtypes"), ("logging.tensorboard=true", "tensorboardX")])
+def test_what_needs_a_package_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, package: str) -> None:
     file, found = written(tmp_path, good=GOOD), importlib.util.find_spec
-    assert load(file, ["strategy.precision=bfloat16"]).config.strategy.precision == "bfloat16"
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "ml_dtypes" else found(name, *rest))
-    with pytest.raises(ConfigErrors, match=r"bfloat16 needs the package ml_dtypes: pip install"):
-        load(file, ["strategy.precision=bfloat16"])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: True if name == package else found(name, *rest))
+    load(file, [setting])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == package else found(name, *rest))
+    with pytest.raises(ConfigErrors, match=rf"needs the package {package}: pip install"):
+        load(file, [setting])
 
 
 def test_errors_are_config_errors_that_travel_between_processes() -> None:
