@@ -41,6 +41,10 @@ Where = str | os.PathLike[str]
 # ---- saving --------------------------------------------------------------------------------------------------------------------------
 
 
+class AfterSavingError(CheckpointError):
+    """The checkpoint is complete and has its name, but what comes after that went wrong."""
+
+
 class Saving:
     """A checkpoint on its way to the disk."""
 
@@ -51,8 +55,9 @@ class Saving:
         self._place = place
         self._where = where
         self._tasks = [ranks.task_of(rank) for rank in world.ranks]
-        #: what went wrong, once all ranks have been asked
+        #: what went wrong, once all ranks have been asked, and whether before the checkpoint had its name
         self._answer: list[str] | None = None
+        self._failed = False
 
     @property
     def done(self) -> bool:
@@ -66,13 +71,16 @@ class Saving:
         return CheckpointError(found[0]) if found else None
 
     def wait(self) -> None:
-        """Until all ranks are done; collective.  CheckpointError if it could not be saved; nobody else raises that afterwards."""
+        """Until all ranks are done; collective.  CheckpointError if it could not be saved; nobody else raises that afterwards.
+
+        AfterSavingError, which is one too, if it is there but something after that went wrong.
+        """
         if self._answer is None:
             self._answer = self._ask()
         if self._session.unfinished is self:
             self._session.unfinished = None
         if self._answer:
-            raise CheckpointError(self._answer[0])
+            raise (CheckpointError if self._failed else AfterSavingError)(self._answer[0])
 
     def _ask(self) -> list[str]:
         """What went wrong, as all ranks tell it; what was written is removed then."""
@@ -80,6 +88,7 @@ class Saving:
         failed = [rank for rank, outcome in enumerate(outcomes) if outcome.failure is not None]
         if not failed:
             return [outcome.warning for outcome in outcomes if outcome.warning is not None]
+        self._failed = True
         self._world.call(ranks.Discard(self._place))
         rank = min(failed, key=lambda rank: (outcomes[rank].of_another, rank))  # who failed of itself knows best
         named = f"rank {rank}: " if self._world.size > 1 and not outcomes[rank].of_another else ""

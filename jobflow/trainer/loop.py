@@ -108,7 +108,7 @@ class Loop:
         self.agreement = Agreement(self.session, self.clock, lambda: (self.signals.wish, self.signals.told))
         validation = run.samples.get("validation")
         self._validation = None if validation is None else batches_of(self.jobs, validation)
-        self._saving: tuple[sessions.Saving, float] | None = None
+        self._saving: tuple[int, sessions.Saving, float] | None = None
         self._saved: Path | None = None
         self._saved_step = -1
         self._steps: tuple[Before, ...] = ()
@@ -204,7 +204,7 @@ class Loop:
         if self._over:
             self.stopped = self.stopped or "end"
         saving = self._saving
-        agreed = self.agreement.ask(self.progress.step, saving is None or saving[0].done)
+        agreed = self.agreement.ask(self.progress.step, saving is None or saving[1].done)
         if agreed is None:
             return
         if agreed.stop and not self.stopped:
@@ -299,15 +299,16 @@ class Loop:
 
     def _save(self) -> None:
         """Begin to save the state after this step; all of it before the run ends."""
-        if self._saved_step == self.progress.step:
+        step = self.progress.step
+        if self._saved_step == step:
             return
         self._settle()
         extra = self.progress.extra(self.loaded.plain, self.prepared.samples["train"].facts)
         later = self.config.checkpoint.asynchronous and not self.stopped
-        with self._may_fail():
+        with self._may_fail(step):
             began = time.perf_counter()
-            saving = self.series.save(self.session, self.progress.step, extra, asynchronous=later)
-            self._saving, self._saved_step = (saving, began), self.progress.step
+            saving = self.series.save(self.session, step, extra, asynchronous=later)
+            self._saving, self._saved_step = (step, saving, began), step
         if not later:
             self._settle()
 
@@ -315,25 +316,36 @@ class Loop:
         """Wait for the checkpoint that is being written."""
         if self._saving is None:
             return
-        saving, began = self._saving
+        step, saving, began = self._saving
         self._saving = None
-        with self._may_fail():
+        with self._may_fail(step):
             saving.wait()
             self.clock.saved(time.perf_counter() - began)
-            self._saved = saving.path
-            self._tell(lambda watcher: watcher.saved(self.info, saving.path))
+            self._published(step)
+
+    def _published(self, step: int) -> None:
+        path = self.series.path_of(step)
+        self._saved, self._saved_step = path, max(step, self._saved_step)
+        self._tell(lambda watcher: watcher.saved(self.info, path))
 
     @contextmanager
-    def _may_fail(self) -> Iterator[None]:
+    def _may_fail(self, step: int) -> Iterator[None]:
         """A checkpoint that cannot be written is told, and training goes on; unless it was to be the last one."""
         try:
             yield
+        except sessions.AfterSavingError as error:
+            self._published(step)
+            self._notice(str(error))
         except CheckpointError as error:
-            self._saved_step = -1
-            if self.stopped:
+            if self._saved_step == step:
+                self._saved_step = -1
+            if self.stopped and step == self.progress.step:
                 raise
-            if self._writes:
-                notice(f"training goes on without a checkpoint of step {self.progress.step}: {error}")
+            self._notice(f"training goes on without a checkpoint of step {step}: {error}")
+
+    def _notice(self, text: str) -> None:
+        if self._writes:
+            notice(text)
 
     # ---------------------------------------------------------------- the end
 
