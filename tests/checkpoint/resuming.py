@@ -94,9 +94,12 @@ class Trial:
     first: str
     then: str
     mpi: bool = False
+    #: a bit of the newest checkpoint is flipped in between, so that an older one must do
+    spoiled: bool = False
 
     def __str__(self) -> str:
-        return f"[{self.strike} on {self.first}, then on {self.then}{', processes' if self.mpi else ''}]"
+        more = (", processes" if self.mpi else "") + (", its newest checkpoint damaged" if self.spoiled else "")
+        return f"[{self.strike} on {self.first}, then on {self.then}{more}]"
 
 
 class Diary(Watcher):
@@ -183,11 +186,13 @@ def attempt(trial: Trial, folder: Path, wanted: list[dict[str, Any]]) -> tuple[b
     folder.mkdir(parents=True)
     try:
         code = launch(folder, trial.first, folder / "first", trial.strike, mpi=trial.mpi)
+        if trial.spoiled:
+            spoil(folder / "out" / "checkpoints", trial.strike.at)
         killed = code != 0 or trial.strike.how in FAILURES
         if launch(folder, trial.then, folder / "second", Strike(), mpi=trial.mpi):
             return killed, [f"{trial} other: the second run fails"], 0.0
         first, second = entries(folder / "first"), entries(folder / "second")
-        problems, largest = _compared(wanted, first, second)
+        problems, largest = _compared(wanted, first, second, LATE + (3 if trial.spoiled else 0))
         left = [entry.name for entry in (folder / "out" / "checkpoints").iterdir() if not entry.name.startswith("step-")]
         if left:
             problems.append(f"debris: {left} are left in the end")
@@ -196,14 +201,25 @@ def attempt(trial: Trial, folder: Path, wanted: list[dict[str, Any]]) -> tuple[b
         shutil.rmtree(folder)
 
 
-def _compared(wanted: list[dict[str, Any]], first: list[dict[str, Any]], second: list[dict[str, Any]]) -> tuple[list[str], float]:
+def spoil(checkpoints: Path, seed: int) -> None:
+    """Flip a bit of the newest checkpoint, if there is one."""
+    source = random.Random(seed)
+    steps = sorted(checkpoints.glob("step-*"))
+    if steps:
+        file = source.choice(sorted(path for path in steps[-1].iterdir() if path.stat().st_size))
+        content = bytearray(file.read_bytes())
+        content[source.randrange(len(content))] ^= 1 << source.randrange(8)
+        file.write_bytes(content)
+
+
+def _compared(wanted: list[dict[str, Any]], first: list[dict[str, Any]], second: list[dict[str, Any]], late: int) -> tuple[list[str], float]:
     """What the halves of a run have that the whole one has not."""
     problems, largest = [], 0.0
     begun = second[0]["step"] if second else STEPS + 1
     reached = first[-1]["step"] if first else 0
     if [entry["step"] for entry in second] != list(range(begun, STEPS + 1)) or begun > reached + 1:
         problems.append(f"lost: the second run does steps {[entry['step'] for entry in second]} after {reached}")
-    if begun <= reached - LATE:
+    if begun <= reached - late:
         problems.append(f"lost: the second run begins at step {begun}, though {reached} were done and every third was saved")
     for entry in (*first, *second):
         whole_entry = wanted[entry["step"] - 1]
@@ -228,7 +244,8 @@ def trials(seed: int, steps: int = STEPS, faults: int = STEPS, mpi: int = 0) -> 
     strikes += [Strike(source.choice(places)) for _ in range(mpi)]
     for number, strike in enumerate(strikes):
         before, after = source.sample(sorted(SPREADS), 2)
-        yield Trial(strike, source.choice(SPREADS[before]), source.choice(SPREADS[after]), number >= steps + faults)
+        processes, spoiled = number >= steps + faults, number < steps and source.random() < 0.3
+        yield Trial(strike, source.choice(SPREADS[before]), source.choice(SPREADS[after]), processes, spoiled)
 
 
 if __name__ == "__main__":
