@@ -189,6 +189,37 @@ def test_a_checkpoint_that_fails_does_not_end_the_run_but_the_last_does(
     assert closed.events == ["started", "closed"]
 
 
+class Late:
+    """A checkpoint that is written behind training's back, and of which `wait` has this to say."""
+
+    done = True
+
+    def __init__(self, path: Path, error: Exception | None) -> None:
+        self.path, self.error = path, error
+
+    def wait(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+def test_what_becomes_of_a_checkpoint_behind_trainings_back(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    real = sessions.save
+    late = {"step-00000003": CheckpointError("full"), "step-00000002": sessions.AfterSavingError("2 is complete, but the old one is left")}
+
+    def save(session: Any, path: Path, *rest: Any, **named: Any) -> Any:
+        return Late(path, late[path.name]) if path.name in late else real(session, path, *rest, **named)
+
+    monkeypatch.setattr(sessions, "save", save)
+    # that of step 3 has failed when the last one, of step 4, is to be written
+    outcome, seen = run(loaded(folder / "run.yaml", tmp_path, "training.steps=4", "checkpoint.asynchronous=true"))
+    assert outcome.stopped == "end" and outcome.saved == tmp_path / "checkpoints" / "step-00000004"
+    assert seen.saves == ["step-00000001", "step-00000002", "step-00000004"]
+    said = capfd.readouterr().err
+    assert "2 is complete, but the old one is left" in said and "training goes on without a checkpoint of step 3: full" in said
+
+
 def test_watchers_are_closed_after_errors(folder: Path, tmp_path: Path) -> None:
     class Failing(Watcher):
         def step(self, run: RunInfo, report: StepReport) -> None:
