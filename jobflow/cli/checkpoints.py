@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -62,8 +63,14 @@ def _row(path: Path, quick: bool) -> list[Any]:
     damaged = "" if quick else next(problems(path), "")
     state = f"damaged: {damaged}" if damaged else "files are there" if quick else "whole"
     step = checkpoint.extra.get("step")
-    metrics = " ".join(f"{key}={_leaf(value)}" for key, value in (checkpoint.extra.get("metrics") or {}).items())
-    return [float("inf") if step is None else step, path.name, "" if step is None else step, time, size, len(checkpoint), metrics, state]
+    metrics = " ".join(f"{key}={_leaf(value)}" for key, value in _below(checkpoint.extra, "metrics").items())
+    return [step if isinstance(step, int) else float("inf"), path.name, "" if step is None else step, time, size, len(checkpoint), metrics, state]
+
+
+def _below(tree: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A tree in a tree that anybody may have written; empty if there is none."""
+    found = tree.get(key)
+    return found if isinstance(found, Mapping) else {}
 
 
 # ---- show ----------------------------------------------------------------------------------------------------------------------------
@@ -74,25 +81,26 @@ def show(given: argparse.Namespace) -> int:
     checkpoint = open_any(given.checkpoint)
     names = selected(given.names, checkpoint)
     print(f"{checkpoint.path}: {len(names)} of {len(checkpoint)} tensors, {_size(sum(_nbytes(checkpoint.stored[name]) for name in names))}")
-    rows = [line for name in names for line in _tensor_lines(checkpoint.stored[name])]
-    print(_table([["tensor", "type", "bytes", "where"], *rows], right={2}))
+    layouts = _below(_below(checkpoint.extra, "layout"), "variables")
+    rows = [line for name in names for line in _tensor_lines(checkpoint.stored[name], layouts.get(name, ""))]
+    print(_table([["tensor", "type", "bytes", "layout", "where"], *rows], right={2}))
     if checkpoint.extra:
         print("\n" + "\n".join(_tree(checkpoint.extra)))
     return 0
 
 
-def _tensor_lines(stored: Stored) -> Iterator[list[str]]:
-    """A line per tensor; if it lies in several shards, one per shard follows."""
+def _tensor_lines(stored: Stored, layout: str) -> Iterator[list[str]]:
+    """A line per tensor, with the layout that it had; if it lies in several shards, one per shard follows."""
     shards: Sequence[StoredShard] = getattr(stored, "shards", ())
-    first = [stored.name, type_text(stored), str(_nbytes(stored))]
+    first = [stored.name, type_text(stored), str(_nbytes(stored)), layout]
     if len(shards) < 2:
         yield [*first, stored.file_path.name]
         return
     yield [*first, f"{len(shards)} shards"]
     for shard in shards[:MOST_SHARDS]:
-        yield ["", "", "", f"{manifest.box_text(shard.box)} {shard.file_path.name}"]
+        yield ["", "", "", "", f"{manifest.box_text(shard.box)} {shard.file_path.name}"]
     if len(shards) > MOST_SHARDS:
-        yield ["", "", "", f"... {len(shards) - MOST_SHARDS} more"]
+        yield ["", "", "", "", f"... {len(shards) - MOST_SHARDS} more"]
 
 
 def _nbytes(stored: Stored) -> int:
@@ -144,7 +152,7 @@ def diff(given: argparse.Namespace) -> int:
     if found:
         heads = ["tensor", "first", "second", "elements that differ", "max |a-b|", "max |a-b|/max(|a|,|b|)"]
         print(_table([heads, *map(_difference, found)], right={3, 4, 5}))
-    extras = [[key, _leaf(a), _leaf(b)] for key, a, b in extra_differences(first.extra, second.extra)]
+    extras = [[key, *("" if value is None else _leaf(value) for value in (a, b))] for key, a, b in extra_differences(first.extra, second.extra)]
     if extras:
         print(("\n" if found else "") + _table([["beside the tensors", "first", "second"], *extras]))
     print(f"{len(found)} of {len(selected(given.names, names))} tensors differ")
@@ -209,7 +217,7 @@ def _size(nbytes: int) -> str:
 
 
 def _leaf(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return value if isinstance(value, str) else f"{value:.6g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
 def _table(rows: Sequence[Sequence[Any]], right: set[int] | None = None) -> str:

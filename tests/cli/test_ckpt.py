@@ -149,8 +149,15 @@ def test_show_lists_the_shards_of_several_ranks(tmp_path: Path, capsys: pytest.C
     flow.checkpoint.save(str(tmp_path / "c"))
     assert main(["ckpt", "show", str(tmp_path / "c")]) == 0
     found = rows(capsys.readouterr().out)
-    assert ["split", "float32[5,3]", "60", "2", "shards"] in found
+    assert ["split", "float32[5,3]", "60", "cpu[0-1]:S(0)", "2", "shards"] in found
     assert ["[0:3,", "0:3]", "tensors-00000-00001.safetensors"] in found and ["[3:5,", "0:3]", "tensors-00001-00001.safetensors"] in found
     for target in ("w.npz", "old"):
         assert main(["ckpt", "convert", str(tmp_path / "c"), str(tmp_path / target)]) == 0
         assert main(["ckpt", "diff", str(tmp_path / "c"), str(tmp_path / target)]) == 0
+
+
+def test_whatever_lies_beside_the_tensors_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(tmp_path / "c", {"w": np.zeros(1)}, {"step": "last", "layout": "free", "metrics": [1, None], "on": True})
+    save(tmp_path / "d", {"w": np.zeros(1)}, {"step": 3})
+    assert main(["ckpt", "ls", str(tmp_path)]) == 0 and main(["ckpt", "show", str(tmp_path / "c")]) == 0
+    assert capsys.readouterr().out.endswith("\nstep: last\nlayout: free\nmetrics:\n  [0]: 1\n  [1]: null\non: true\n")
