@@ -13,10 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from jobflow.trainer.amounts import duration_text, number_text, percent
-from jobflow.trainer.history import RATE, TRAIN, Curve, Numbers, is_fraction, smoothed, wants_logarithm
+from jobflow.trainer.history import RATE, SPEED, TRAIN, Curve, Numbers, is_fraction, smoothed, wants_logarithm
 
 WIDTH, HEIGHT = 440, 270
-LEFT, RIGHT, TOP, BOTTOM = 58, 10, 12, 36
+LEFT, RIGHT, TOP, BOTTOM = 62, 10, 12, 36
+#: of an axis of percents, the least span
+LEAST_SHARE = 0.1
 #: points of a line
 POINTS = 400
 #: of all points, how many are averaged for the bold line
@@ -66,18 +68,18 @@ def curves_chart(name: str, curves: Sequence[Curve], steps: int) -> str:
     values = [y for _, y in points]
     share, logarithmic = is_fraction(name, values), wants_logarithm(values, name)
     x = Axis(min(float(x.min()) for x, _ in points), max(steps, 1), LEFT, WIDTH - RIGHT)
-    y = value_axis(values, logarithmic, zero=name.endswith("per second"))
+    y = value_axis(values, logarithmic, zero=name in (RATE, SPEED), least=LEAST_SHARE if share else 0.0)
     drawn = "".join(curve_of(name, curve, x, y, *both) for curve, both in zip(curves, points, strict=True))
     labels = [(value, percent(value, 0) if share else number_text(value)) for value in y.ticks(5)]
     return svg(f"{name} by step", frame(x, y, labels, "step") + drawn)
 
 
-def value_axis(values: Sequence[Numbers], logarithmic: bool, zero: bool = False) -> Axis:
-    """An axis on which all values find room, with a margin."""
+def value_axis(values: Sequence[Numbers], logarithmic: bool, zero: bool = False, least: float = 0.0) -> Axis:
+    """An axis on which all values find room, with a margin; it spans `least`, and begins at zero if so wished."""
     low, high = min(float(v.min()) for v in values), max(float(v.max()) for v in values)
     if logarithmic:
         return Axis(low / 1.1, high * 1.1, HEIGHT - BOTTOM, TOP, True)
-    margin = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
+    margin = max((high - low) * 0.05, (least - (high - low)) / 2) or abs(high) * 0.05 or 1.0
     return Axis(0.0 if zero else low - margin, high + margin, HEIGHT - BOTTOM, TOP)
 
 
@@ -88,7 +90,7 @@ def curve_of(name: str, curve: Curve, x: Axis, y: Axis, steps: Numbers, values: 
         mean = smoothed(values, int(len(values) * SMOOTHING) + 2)
         return polyline(f"{kind} noise", x, y, steps, values) + polyline(kind, x, y, steps, mean)
     marks = ""
-    if len(steps) < 40 and name != RATE:
+    if len(steps) == 1 or (len(steps) < 40 and name != RATE):
         marks = "".join(
             f'<circle class="{kind}" cx="{x.at(s):.1f}" cy="{y.at(v):.1f}" r="3"><title>step {s:.0f}: {v:.5g}</title></circle>'
             for s, v in zip(steps.tolist(), values.tolist(), strict=True)

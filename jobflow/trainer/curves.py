@@ -91,8 +91,10 @@ def panel(axes: Any, name: str, curves: Sequence[Curve], steps_per_epoch: int) -
             axes.plot(x, y, color=colour, linewidth=0.7, alpha=0.3)
             axes.plot(x, smoothed(y, int(len(y) * SMOOTHING) + 2), color=colour, linewidth=1.8, label=curve.of)
         else:
-            marker = "o" if len(x) < 40 and name != RATE else None
+            marker = "o" if len(x) == 1 or (len(x) < 40 and name != RATE) else None
             axes.plot(x, y, color=colour, linewidth=1.6, marker=marker, markersize=4, label=curve.of)
+    first, last = min(float(x[0]) for x, _ in points), max(float(x[-1]) for x, _ in points)
+    axes.set_xlim(first - 0.02 * (last - first), last + max(0.02 * (last - first), float(first == last)))
     scales(axes, name, [y for _, y in points])
     dress(axes, name, steps_per_epoch)
     if len(curves) > 1:
@@ -113,7 +115,7 @@ def scales(axes: Any, name: str, values: Sequence[Any]) -> None:
         axes.yaxis.set_minor_formatter(NullFormatter())
     elif is_fraction(name, values):
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    if name == SPEED:
+    if name in (RATE, SPEED):
         axes.set_ylim(bottom=0)
 
 
@@ -128,4 +130,3 @@ def dress(axes: Any, name: str, steps_per_epoch: int) -> None:
         spine.set_visible(side in ("left", "bottom"))
         spine.set_color(INK)
         spine.set_linewidth(0.8)
-    axes.margins(x=0.02)

@@ -155,8 +155,12 @@ def _cards(run: RunInfo, history: History, laid_out: Figures | None) -> Iterator
     loss = history.lines.get("loss")
     if loss is not None and len(loss):
         count = min(FINAL, len(loss))
-        yield "training loss", metric_text("loss", float(np.mean(loss.values[-count:]))), f"mean of the last {count} steps"
-    epochs = f"; {history.step_number / run.steps_per_epoch:.4g} epochs" if run.steps_per_epoch else ""
+        yield (
+            "training loss",
+            metric_text("loss", float(np.mean(loss.values[-count:]))),
+            f"mean of the last {count} steps" if count > 1 else "of one step",
+        )
+    epochs = f"; {history.step_number / run.steps_per_epoch:.3g} epochs" if run.steps_per_epoch else ""
     yield "steps", f"{history.step_number:,}", f"of {run.steps:,}{epochs}"
     yield "time", duration_text(history.elapsed), f"{run.first_step:,} steps were done before" if run.first_step else "all in all"
     speed = history.lines.get(SPEED)
@@ -177,12 +181,11 @@ def _last_and_best(name: str, line: Line) -> tuple[str, str, str]:
 def curves(run: RunInfo, history: History) -> Html:
     """Loss, metrics, learning rate and speed."""
     parts = []
+    last = history.step_number if history.outcome is not None else max(run.steps, history.step_number)
     for name, lines in history.pictures():
-        marks = "".join(f'<span><i class="{curve.of}"></i>{curve.of}</span>' for curve in lines)
-        legend = f'<div class="legend">{marks}</div>' if len(lines) > 1 and all(curve.of in (TRAIN, "validation", "test") for curve in lines) else ""
-        parts.append(
-            (name, Html(curves_chart(name, lines, max(run.steps, history.step_number) if history.outcome is None else history.step_number)), legend)
-        )
+        known = [curve.of for curve in lines if curve.of in (TRAIN, "validation", "test")]
+        marks = "".join(f'<span><i class="{of}"></i>{of}</span>' for of in known)
+        parts.append((name, Html(curves_chart(name, lines, last)), f'<div class="legend">{marks}</div>' if len(lines) > 1 else ""))
     return figures(parts) if parts else Html("")
 
 
@@ -195,7 +198,7 @@ def timing(history: History, traced: Traced | None) -> Html:
         return Html("")
     seconds = np.array(history.seconds)
     steady = seconds[1:] if seconds.size > 1 else seconds
-    spent = list(where_time_went(history))
+    spent = [(name, size) for name, size in where_time_went(history) if size > 0]
     whole = sum(size for _, size in spent) or 1.0
     parts = [
         stacked([("run", [(name, size, f"{duration_text(size)}, {percent(size / whole)}") for name, size in spent])]),
