@@ -235,3 +235,26 @@ def test_the_state_is_in_checkpoints(tmp_path: Any) -> None:
     flow.train.CheckPoint().load(str(tmp_path / "saved"))
     again(X, Y)
     assert (values()[SCALE][0], values()[GOOD][0]) == (32.0, 2)
+
+
+@pytest.mark.parametrize(("ranks", "body"), LAYOUTS, ids=NAMES)
+def test_halting_keeps_the_state_before_the_first_step_that_is_not_finite(ranks: int, body: Body) -> None:
+    schedule, count = opt.PiecewiseConstantScheduler([], [0.05]), "System-Train-NotFinite-job"
+    job = job_of(ranks, body, opt.Adam(schedule, loss_scale_policy=opt.loss_scale.halt_where_not_finite()))
+    losses = [job(X, Y), job(X, Y)]
+    before = values()
+    assert before[count][0] == 0 and before[STEP][0] == 2
+    job(BAD, Y)
+    first = values()[count][0]
+    assert first > 0
+    job(X, Y)
+    after = values()
+    assert after.pop(count)[0] == first, "the count of the first, which later steps keep"
+    del before[count]
+    assert same(before, after), "weights, slots, train step, and moving statistics: for ever"
+    flow.load_variables({count: np.zeros(1, np.int64)})
+    job(X, Y)
+    assert values()[STEP][0] == 3, "until it is told to go on"
+    if body is not staged:
+        free = job_of(ranks, body, opt.Adam(schedule))
+        np.testing.assert_array_equal([free(X, Y), free(X, Y)], losses)
