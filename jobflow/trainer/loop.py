@@ -7,12 +7,11 @@ was not stopped: the same samples, random numbers, learning rates and decisions.
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -160,7 +159,7 @@ class Loop:
         waited = reading.waited - waited
         if self.tracing is not None:
             self.tracing.before(step)
-        self._steps = (*self._steps[-1:], Before(copy.deepcopy(self.progress), self.session.runs.get(TRAIN, 0), batch))
+        self._steps = (*self._steps[-1:], Before(replace(self.progress, metrics=dict(self.progress.metrics)), self.session.runs.get(TRAIN, 0), batch))
         outputs = self.jobs.call(self.jobs.train(batch.size), batch.arguments)
         if self.tracing is not None:
             self.tracing.after(step)
