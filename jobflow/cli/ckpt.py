@@ -112,5 +112,11 @@ def _tolerance(text: str) -> float:
 def run(given: argparse.Namespace) -> int:
     """Do what the subcommand says; the exit code."""
     from jobflow.cli import checkpoints
+    from jobflow.errors import CheckpointError
 
-    return checkpoints.ACTIONS[given.action](given)
+    try:
+        return checkpoints.ACTIONS[given.action](given)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise CheckpointError(f"jobflow ckpt {given.action}: {error}") from error

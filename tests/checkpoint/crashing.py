@@ -322,6 +322,8 @@ def fail(case: Case, template: Path, root: Path) -> tuple[bool, list[str]]:
         if not any(report["met"] for report in reports):
             return False, []
         problems = [problem for report in reports for problem in _told_right(case, report, target_of(root, case))]
+        if len({report["error"] for report in reports}) > 1 or len(reports) != (case.ranks if case.way == "mpi" else 1):
+            problems.append(f"error: ranks do not say the same: {[report['error'] for report in reports]}")
         series = Series(root / "steps")
         if holds(series.path_of(AFTER)) != AFTER:
             problems.append(f"stuck: the next saving gives {holds(series.path_of(AFTER))}")
@@ -380,13 +382,13 @@ def sample(cases: list[Case], count: int, seed: int) -> list[Case]:
     return [replace(case, seed=source.randrange(2**31)) for case in turns[:count]]
 
 
-def processes(count: int, template: Path, root: Path, seed: int) -> list[Case]:
-    """Kills of ranks that are processes under mpiexec."""
+def processes(count: int, hows: tuple[str, ...], template: Path, root: Path, seed: int) -> list[Case]:
+    """Faults of ranks that are processes under mpiexec."""
     if not count:
         return []
     kinds = [(ranks, asynchronous, old) for ranks in (2, 4) for asynchronous in (False, True) for old in (False, True)]
     cases = [Case(ranks, "mpi", asynchronous, old) for ranks, asynchronous, old in kinds]
-    found = [one for case in cases for one in every(case, changes(case, template, root), ("before", "after"))]
+    found = [one for case in cases for one in every(case, changes(case, template, root), hows)]
     return sample(found, count, seed)
 
 

@@ -129,6 +129,11 @@ def test_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert text in capsys.readouterr().err
 
 
+def test_errors_of_the_system(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ckpt", "ls", "x" * 300]) == 1
+    assert "CheckpointError: jobflow ckpt ls: [Errno 36] File name too long" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [[], ["list"], ["diff", "a"], ["diff", "a", "b", "--rtol", "-1"], ["convert", "a", "b", "--to", "zip"]])
 def test_wrong_command_lines(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
