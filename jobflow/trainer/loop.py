@@ -7,6 +7,8 @@ was not stopped: the same samples, random numbers, learning rates and decisions.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +33,7 @@ from jobflow.trainer.finite import first_not_finite
 from jobflow.trainer.jobs import COUNTER, HALTED, TRAIN, Means, Prepared, prepared
 from jobflow.trainer.optimizing import schedule_from
 from jobflow.trainer.outcome import Outcome, Stopped
-from jobflow.trainer.resume import Progress, chosen, read, series_of, set_aside_behind, together
+from jobflow.trainer.resume import Progress, check_alike, chosen, read, series_of, set_aside_behind, together
 from jobflow.trainer.signals import Signals
 from jobflow.trainer.stopping import Agreement, Clock, Early
 from jobflow.trainer.trace import Tracing
@@ -118,7 +120,7 @@ class Loop:
 
     def run(self, resume: str) -> Outcome:
         """All of it."""
-        self.session.start()
+        self._check_alike()
         first = self._writes
         job = self.jobs.train(self._whole_batch())
         self._compiled = self.session.compiled(job, job.declared_shapes(self.session))
@@ -242,6 +244,12 @@ class Loop:
         order = Order(self.config.seed, len(samples), data.shuffle) if isinstance(samples, Samples) else None
         fields = list(self.jobs.network.taken(self.jobs.fields))
         return Batches(samples, order, data.batch_size, data.drop_last, data.prefetch, fields=fields)
+
+    def _check_alike(self) -> None:
+        """ConfigError unless all ranks have the same configuration, and samples that look the same."""
+        plain = hashlib.sha256(json.dumps(self.loaded.plain, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        prints = {f"data.{place}": samples.fingerprint for place, samples in self.prepared.samples.items() if isinstance(samples, Samples)}
+        check_alike(self.session, {"configuration": plain, **prints})
 
     def _check_metrics(self) -> None:
         """ConfigError if a metric is waited for that the model does not give."""

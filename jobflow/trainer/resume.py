@@ -98,6 +98,18 @@ def together(session: Session, ask: Callable[[], T]) -> T:
     return found
 
 
+def check_alike(session: Session, mine: Mapping[str, Any]) -> None:
+    """ConfigError, on all ranks alike, unless all of them have read the same; `mine` is what it is of, and what tells it from another."""
+    world = session.start()
+    if not world.multi:
+        return
+    first, *others = world.call(Tell(dict(mine)))
+    for rank, other in enumerate(others, 1):
+        different = [name for name in first if other.get(name) != first[name]]
+        if different:
+            raise ConfigError(f"rank {rank} has read another {different[0]} than rank 0: {other.get(different[0])}, not {first[different[0]]}")
+
+
 def chosen(series: Series, wish: str, say: Callable[[str], None]) -> Path | None:
     """The checkpoint to go on from; None to begin anew.  For rank 0.
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from short_runs import Seen, check_same, loaded, run, write_config
 
 from jobflow.errors import CheckpointError, ConfigError
 from jobflow.trainer.outcome import Outcome
-from jobflow.trainer.resume import Progress, differences
+from jobflow.trainer.resume import Progress, check_alike, differences
 
 STEPS = 9
 
@@ -125,3 +127,27 @@ def test_what_differs_is_named_by_its_key() -> None:
 def test_checkpoints_of_others_are_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"was not saved by the trainer.*position"):
         Progress.of({"step": 3}, tmp_path)
+
+
+class Others:
+    """A world in which rank 1 has read something of its own."""
+
+    multi = True
+
+    def __init__(self, **other: str) -> None:
+        self.other = other
+
+    def start(self) -> Others:
+        return self
+
+    def call(self, command: Any) -> list[Any]:
+        return [command.item, {**command.item, **self.other}]
+
+
+def test_ranks_must_have_read_the_same() -> None:
+    same: Any = Others()
+    check_alike(same, {"configuration": "a", "data.train": "b"})
+    for name in ("configuration", "data.train"):
+        others: Any = Others(**{name: "z"})
+        with pytest.raises(ConfigError, match=f"rank 1 has read another {re.escape(name)} than rank 0: z, not"):
+            check_alike(others, {"configuration": "a", "data.train": "b"})
