@@ -33,7 +33,7 @@ def python(*words: str) -> subprocess.CompletedProcess[str]:
 
 def sweep(*words: str) -> list[list[str]]:
     """The rows of the table that the sweep prints, without its head."""
-    ended = python(str(ROOT / "scripts" / "crash_sweep"), "--mpi", "0", *words)
+    ended = python(str(ROOT / "scripts" / "crash_sweep"), *words)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     head, *rows, end = [line.split() for line in ended.stdout.splitlines() if not line.startswith("largest difference")]
     assert head == ["done", "not", "met", "lost", "mixed", "debris", "other", "time"] and end[2:4] == ["0", "problems"], ended.stdout
@@ -52,12 +52,18 @@ def test_kills_errors_and_damage() -> None:
 
 @pytest.mark.slow
 def test_kills_on_other_numbers_of_ranks() -> None:
-    ((_, done, *_),) = sweep("--only", "kill", "--kills", "60", "--seed", "6", "--ranks", "1", "4")
+    ((_, done, *_),) = sweep("--only", "kill", "--kills", "60", "--seed", "6", "--ranks", "1", "4", "--mpi", "0")
     assert int(done) >= 50
 
 
+@pytest.mark.mpi
+def test_kills_of_processes() -> None:
+    ((_, done, *_),) = sweep("--only", "kill", "--kills", "1", "--mpi", "4", "--seed", "8", "--ranks", "2")
+    assert int(done) >= 4
+
+
 def test_runs_go_on_as_if_nothing_had_happened() -> None:
-    ((_, done, *counts, _, _),) = sweep("--only", "resume", "--resumes", "3", "--seed", "7")
+    ((_, done, *counts, _, _),) = sweep("--only", "resume", "--resumes", "3", "--seed", "7", "--mpi", "0")
     assert int(done) >= 5 and set(counts) == {"0"}
 
 
