@@ -30,7 +30,12 @@ def test_named_files_exist() -> None:
 
 
 def test_main_job_runs_on_two_ranks() -> None:
-    assert command("run").endswith("&& mpiexec -n 2 python examples/lenet_digits.py")
+    assert command("run").endswith("&& mpiexec -n 2 jobflow train configs/lenet_digits.yaml")
+
+
+def test_configuration_is_the_one_that_is_run() -> None:
+    (shown,) = re.findall(r"^```yaml\n(.+?)^```$", README, re.MULTILINE | re.DOTALL)
+    assert (ROOT / "configs" / "lenet_digits.yaml").read_text(encoding="utf-8").endswith(shown)
 
 
 @pytest.mark.parametrize("mark", ["run", "test"])
