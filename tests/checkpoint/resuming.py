@@ -130,7 +130,6 @@ class Diary(Watcher):
 
 def work(folder: Path, spread: str, diary: Path, strike: Strike) -> None:
     """Train, from the newest checkpoint there is; one process of it."""
-    (folder / "run.yaml").write_text(CONFIG)
     settings = [f"strategy.{word}" for word in spread.split()]
     watcher = Diary(diary, strike)
     if strike.how:
@@ -148,6 +147,7 @@ def work(folder: Path, spread: str, diary: Path, strike: Strike) -> None:
 
 def launch(folder: Path, spread: str, diary: Path, strike: Strike, *, mpi: bool = False) -> int:
     """Exit code of a run in a process of its own, or in several."""
+    (folder / "run.yaml").write_text(CONFIG)
     if not mpi:
         return in_child(lambda: work(folder, spread, diary, strike))
     ranks = spread.split()[0].partition("=")[2]
