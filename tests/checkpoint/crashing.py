@@ -38,7 +38,7 @@ OLD, NEW, AFTER = 1, 2, 3
 #: seconds
 MPI_LIMIT = 90
 #: seconds that a saving of these variables takes, or less
-WINDOW = 0.03
+WINDOW = 0.015
 #: name -> (shape, element type, axis along which ranks hold it or None)
 VARIABLES: dict[str, tuple[tuple[int, ...], Any, int | None]] = {
     "rows": ((9, 4), flow.float32, 0),
@@ -145,7 +145,8 @@ def save_steps(case: Case, root: Path) -> None:
         if case.how in FAILURES:
             session.write(state(AFTER))
             sessions.save(session, Series(root / "steps").path_of(AFTER), {"step": AFTER}).wait()
-    (root / f"told-{own}.json").write_text(json.dumps({**told, "met": fault.met, "log": fault.log}))
+    (root / f"telling-{own}").write_text(json.dumps({**told, "met": fault.met, "log": fault.log}))
+    os.replace(root / f"telling-{own}", root / f"told-{own}.json")  # it may be killed while it tells, too
 
 
 # ---- around it -----------------------------------------------------------------------------------------------------------------------
@@ -303,7 +304,7 @@ def kill(case: Case, template: Path, root: Path) -> tuple[bool, list[str]]:
         reports = [report for rank in range(case.ranks) if (report := told(root, rank)) is not None]
         if code == 0:
             return False, [f"{case}: the process was not killed"] if any(report["met"] for report in reports) else []
-        problems = verdict(case, root, False)
+        problems = verdict(case, root, any(report["saved"] for report in reports))
         if case.way == "threads" and code != -9:
             problems.append(f"other: the process ended with {code}")
         return True, [f"{case} {problem}" for problem in problems]
