@@ -34,13 +34,15 @@ def schedule_from(wish: schema.Optimizer, steps: int) -> of.Schedule:
 
 
 def optimizer_from(config: schema.TrainConfig, steps: int) -> Minimizer:
-    """The optimizer; with float16 it has a loss scale that follows what the gradients can bear, else it halts where they are not finite."""
+    """The optimizer; with float16 it has a loss scale that follows what the gradients can bear, else it may halt where they are not finite."""
     wish = config.optimizer
     shared: dict[str, Any] = {"lr_scheduler": schedule_from(wish, steps)}
     if wish.clip_norm is not None:
         shared["grad_clipping"] = clipping.by_global_norm(wish.clip_norm)
-    half = config.strategy.precision == "float16"
-    shared["loss_scale_policy"] = loss_scale.dynamic_loss_scale(FIRST_SCALE) if half else loss_scale.halt_where_not_finite()
+    if config.strategy.precision == "float16":
+        shared["loss_scale_policy"] = loss_scale.dynamic_loss_scale(FIRST_SCALE)
+    elif config.training.halt_where_not_finite:
+        shared["loss_scale_policy"] = loss_scale.halt_where_not_finite()
     match wish:
         case schema.Sgd() | schema.Momentum():
             momentum, decay = wish.momentum if isinstance(wish, schema.Momentum) else 0.0, wish.weight_decay

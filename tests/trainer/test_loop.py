@@ -156,6 +156,13 @@ def test_a_step_that_is_not_finite_is_explained_and_leaves_the_state_before_it(
     assert rest.info is not None and rest.info.first_step == outcome.step
 
 
+def test_without_halting_a_loss_that_is_not_finite_ends_the_run_all_the_same(folder: Path, tmp_path: Path) -> None:
+    settings = ("model.builder=nets_to_train:exploding", "optimizer.lr=0.3", "checkpoint.every_steps=1", "training.halt_where_not_finite=false")
+    outcome, _ = run(loaded(folder / "plain.yaml", tmp_path, *settings))
+    assert (outcome.stopped, outcome.exit_code) == ("nan", NOT_FINITE)
+    assert outcome.saved is not None and outcome.saved.name == f"step-{outcome.step:08d}", "the last checkpoint is what remains"
+
+
 def test_data_that_is_not_finite_is_named(folder: Path, tmp_path: Path) -> None:
     bad = samples(SAMPLES, 0)
     bad["x"][3, 1] = np.nan

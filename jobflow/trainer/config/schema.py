@@ -219,6 +219,9 @@ class Training(Section):
 
     epochs: Annotated[int | None, Field(ge=1, description="times through all samples")] = None
     steps: Annotated[int | None, Field(ge=1, description="updates")] = None
+    halt_where_not_finite: Annotated[
+        bool, Field(description="keep the variables from before the first gradient that is not finite; takes a pass over the gradients")
+    ] = True
 
 
 class EarlyStopping(Section):
