@@ -37,6 +37,8 @@ RARE = 300.0
 RETRIES = (0.02, 0.5)
 #: seconds in which the service of an earlier job, which is about to end, may still hold the port
 LINGER = 1.5
+#: seconds in which a rank that fails looks for the service, so that all have ended within two
+FIRST_LINE = 1.4
 #: characters of an error text that the other ranks are sent
 LONGEST_TEXT = 20_000
 #: MPI libraries whose PMI-1 client takes PMI_PORT
@@ -233,8 +235,8 @@ class Membership:
         """Let all ranks end; `text` is shown where this rank's output is not seen."""
         self._done = True
         try:
-            # a rank that fails at its first line may come before the service does
-            self._wait_connected(2.0)
+            # a rank that fails at its first line may come before the service does; or after it, when another has failed
+            self._wait_connected(FIRST_LINE)
             self._say({"failed": text[-LONGEST_TEXT:]})
         except (OSError, JobError):
             return  # nobody can be told, nor waits in vain: who finds no service says so
