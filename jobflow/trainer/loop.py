@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,12 +68,16 @@ def loaded_from(given: Loaded | str | Path) -> Loaded:
     return given
 
 
-def make_directory(output: Path) -> None:
-    """The directory of a run's output; ConfigError if it cannot be made."""
+def make_directory(key: str, origin: object, path: Path) -> None:
+    """Make sure that a directory can be written to; ConfigError, before the first step, if it cannot."""
     try:
-        output.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
     except OSError as error:
-        raise ConfigError(f"output: {output} cannot be made: {error.strerror}") from None
+        raise ConfigError(
+            f"{origin}: {key}: nothing can be written to {path}: {error.strerror}; give a directory that can be made or written to"
+        ) from None
 
 
 class Before(NamedTuple):
@@ -279,7 +285,8 @@ class Loop:
         if config.data.drop_last:
             count = run.steps_per_epoch * config.data.batch_size
         output = Path(config.output)
-        together(self.session, lambda: make_directory(output))
+        for key, path in (("output", output), ("checkpoint.directory", self.series.directory)):
+            together(self.session, partial(make_directory, key, self.loaded.origin(key), path))
         return RunInfo(
             config.name, self.loaded, output, run.devices, run.steps, self.progress.step, run.steps_per_epoch, count, self._whole_batch(), found,
             lambda: self._compiled,

@@ -174,6 +174,15 @@ def test_data_that_is_not_finite_is_named(folder: Path, tmp_path: Path) -> None:
 # -------------------------------------------------------------------- trouble
 
 
+@pytest.mark.parametrize("key", ["output", "checkpoint.directory"])
+def test_a_directory_that_cannot_be_written_to_is_told_before_the_first_step(key: str, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    given = loaded(folder / "plain.yaml", tmp_path / "runs", f"{key}={tmp_path / 'file' / 'below'}")
+    with pytest.raises(ConfigError, match=rf"^--set {key}=.*: {key}: nothing can be written to .*below: Not a directory"):
+        run(given)
+    assert not list(tmp_path.rglob("step-*"))
+
+
 def test_a_checkpoint_that_fails_does_not_end_the_run_but_the_last_does(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
