@@ -28,7 +28,7 @@ def quiet(capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
 
 def run(program: str, ranks: int, look: Callable[[dict[str, Any]], Any] | None = None) -> list[tuple[list[str], Any]]:
     """What each rank prints, and what `look` finds in the program's names in the end."""
-    path = HERE / "programs" / "global_on_threads" / program
+    path = HERE / "programs" / program
     code = compile(path.read_text(encoding="utf-8"), str(path), "exec")
 
     def on_rank(rank: int) -> tuple[list[str], Any]:
@@ -44,7 +44,7 @@ def test_strategies() -> None:
     def numbers(names: dict[str, Any]) -> Any:
         return names["x"].numpy(), names["w"].numpy(), names["out"].numpy(), names["in_stage0"].numpy(), names["out_stage1"].numpy()
 
-    for printed, (x, w, out, first, last) in run("strategies.py", 2, numbers):
+    for printed, (x, w, out, first, last) in run("global_on_threads/strategies.py", 2, numbers):
         assert printed == [
             "jobflow.Size([4, 8])",
             "jobflow.Size([4, 8])",
@@ -59,7 +59,7 @@ def test_strategies() -> None:
         assert first.shape == (4, 5) and last.shape == (4, 3) and np.abs(last).min() > 0
 
 
-@pytest.mark.parametrize("program", ["mixed_eager.py", "mixed_graph.py"])
+@pytest.mark.parametrize("program", ["global/mixed_eager.py", "global/mixed_graph.py"])
 def test_mixed_parallelism(program: str) -> None:
     def numbers(names: dict[str, Any]) -> Any:
         model = names["graph"].model if "graph" in names else names["model"]
@@ -76,7 +76,7 @@ def test_two_consoles() -> None:
     def numbers(names: dict[str, Any]) -> Any:
         return [names[name].numpy() for name in ("x_global", "x", "w1", "w2", "z")]
 
-    consoles = run("interactive.py", 2, numbers)
+    consoles = run("global_on_threads/interactive.py", 2, numbers)
     size = "jobflow.Size([4, 5])"
     for rank, (printed, (together, x, w1, w2, z)) in enumerate(consoles):
         assert [printed[0], *printed[2:]] == [
