@@ -17,12 +17,15 @@ from pathlib import Path
 from statistics import median
 
 HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+from jobflow.distributed import mpiexec  # noqa: E402
+
 STEPS = {"mlp": 600, "lenet": 40}
 
 
 def one(model: str, halts: bool) -> None:
     """Print the median milliseconds of a step, after a quarter of the steps."""
-    sys.path[:0] = [str(HERE), str(HERE.parent)]
     import models
     import ours
 
@@ -46,7 +49,7 @@ def one(model: str, halts: bool) -> None:
 def started(model: str, halts: bool, ranks: int) -> float:
     command = [sys.executable, __file__, "--one", model, str(int(halts))]
     if ranks > 1:
-        command = [str(Path(sys.executable).with_name("mpiexec")), "-n", str(ranks), *command]
+        command = [mpiexec.find() or "mpiexec", "-n", str(ranks), *command]
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(command, env=os.environ | threads, stdout=subprocess.PIPE, text=True, check=True)
     return float(done.stdout)

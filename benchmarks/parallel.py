@@ -16,12 +16,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -41,9 +39,9 @@ def environment() -> dict[str, str]:
 
 def launched(script: str, *words: str) -> list[str]:
     """The command that runs a script of this folder on two MPI ranks."""
-    beside = Path(sys.executable).with_name("mpiexec")
-    mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec") or "mpiexec"
-    return [mpiexec, "-n", str(RANKS), sys.executable, str(HERE / script), *words]
+    from jobflow.distributed import mpiexec
+
+    return [mpiexec.find() or "mpiexec", "-n", str(RANKS), sys.executable, str(HERE / script), *words]
 
 
 def efficiency(options: argparse.Namespace) -> list[dict[str, Any]]:

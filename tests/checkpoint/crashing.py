@@ -30,6 +30,7 @@ import jobflow as flow
 from jobflow.checkpoint import files, sessions, store
 from jobflow.checkpoint.files import Files
 from jobflow.checkpoint.series import Series
+from jobflow.distributed import mpiexec
 from jobflow.errors import CheckpointError
 from jobflow.session import Session, started_session
 
@@ -216,9 +217,8 @@ def run(case: Case, root: Path) -> int:
         kill_some_time = partial(_kill_some_time, random.Random(case.seed).uniform(0, WINDOW), root / "begun")
         status = _forked(lambda: save_steps(case, root), kill_some_time if case.how == "time" else lambda pid: None)
         return os.waitstatus_to_exitcode(status)
-    launcher = Path(sys.executable).with_name("mpiexec")
     command = [
-        str(launcher if launcher.exists() else "mpiexec"),
+        mpiexec.find() or "mpiexec",
         "-n",
         str(case.ranks),
         sys.executable,

@@ -24,6 +24,7 @@ import numpy as np
 from crashing import MPI_LIMIT, ROOT, in_child
 from faults import DEATHS, FAILURES, NEVER, Fault
 
+from jobflow.distributed import mpiexec
 from jobflow.trainer.config import load
 from jobflow.trainer.jobs import Jobs
 from jobflow.trainer.loop import train
@@ -151,8 +152,7 @@ def launch(folder: Path, spread: str, diary: Path, strike: Strike, *, mpi: bool 
     if not mpi:
         return in_child(lambda: work(folder, spread, diary, strike))
     ranks = spread.split()[0].partition("=")[2]
-    mpiexec = Path(sys.executable).with_name("mpiexec")
-    words = [str(mpiexec if mpiexec.exists() else "mpiexec"), "-n", ranks, sys.executable, __file__]
+    words = [mpiexec.find() or "mpiexec", "-n", ranks, sys.executable, __file__]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     arguments = json.dumps([str(folder), spread, str(diary), asdict(strike)])
     job = subprocess.Popen([*words, arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, start_new_session=True)

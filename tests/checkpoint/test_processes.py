@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,14 +11,10 @@ import pytest
 from layouts import numbers, same, session_under, values
 
 from jobflow.checkpoint import sessions, store
+from jobflow.distributed import mpiexec
 
 HERE = Path(__file__).parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-
-
-def mpiexec() -> str:
-    beside = Path(sys.executable).with_name("mpiexec")
-    return str(beside if beside.exists() else shutil.which("mpiexec") or pytest.fail("there is no mpiexec: install the extra mpi"))
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
@@ -39,7 +34,7 @@ def test_processes(tmp_path: Path, ranks: int, client: str, layout: str) -> None
     content = bytearray(shard.file_path.read_bytes())
     content[shard.place.start] ^= 1
     shard.file_path.write_bytes(content)
-    ended = run(mpiexec(), "-n", str(ranks), sys.executable, HERE / "saving_ranks.py", tmp_path, client, layout)
+    ended = run(mpiexec.find() or "mpiexec", "-n", str(ranks), sys.executable, HERE / "saving_ranks.py", tmp_path, client, layout)
     assert (ended.returncode, ended.stdout) == (0, f"{layout} done\n" * (ranks if client == "multi" else 1)), ended.stderr
     steps = tmp_path / f"of-{layout}"
     assert sorted(entry.name for entry in steps.iterdir()) == ["step-00000003", "step-00000004"]

@@ -193,9 +193,7 @@ class TestErrors:
 def run_ranks() -> Callable[..., subprocess.CompletedProcess[str]]:
     """`jobflow` on two ranks."""
     mpiexec = importlib.import_module("jobflow.distributed.mpiexec")
-    path = mpiexec.find()
-    if path is None:
-        pytest.skip("there is no mpiexec")
+    path = mpiexec.find() or "mpiexec"
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         command = mpiexec.ranks(path, 2, [sys.executable, "-m", "jobflow", *words])

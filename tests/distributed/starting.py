@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,10 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from jobflow.distributed import mpiexec
+
 ROOT = pathlib.Path(__file__).parents[2]
 PROGRAM = pathlib.Path(__file__).parent / "programs" / "cases.py"
-BESIDE_PYTHON = pathlib.Path(sys.executable).parent / "mpiexec"
-MPIEXEC = str(BESIDE_PYTHON) if BESIDE_PYTHON.exists() else shutil.which("mpiexec")
+MPIEXEC = mpiexec.find() or "mpiexec"
 LAUNCH = [sys.executable, "-m", "jobflow.distributed.launch"]
 
 #: seconds from an accident to the end of all processes
@@ -164,7 +164,6 @@ def by_launcher(case: str, size: int, *options: str, limit: float = LIMIT) -> En
 
 
 def by_mpiexec(case: str, size: int) -> Ended:
-    assert MPIEXEC is not None
     with crowd() as jobs:
         jobs.start([MPIEXEC, "-n", str(size), sys.executable, str(PROGRAM), case])
         return jobs.wait()[0]
@@ -177,7 +176,6 @@ def started(way: str, size: int, *words: str) -> tuple[int, list[str], str]:
     """
     command = [sys.executable, *words]
     if way == "mpiexec":
-        assert MPIEXEC is not None
         command = [MPIEXEC, "-n", str(size), *command]
     elif way == "launcher":
         command = [*LAUNCH, "--nproc_per_node", str(size), *words]

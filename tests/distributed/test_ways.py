@@ -27,8 +27,6 @@ def run(way: str, case: str, size: int) -> tuple[list[str], list[Ended]]:
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("way", WAYS)
 def test_ranks_reach_each_other(way: str, size: int) -> None:
-    if way == "mpiexec" and starting.MPIEXEC is None:
-        pytest.skip("there is no mpiexec")
     lines, ended = run(way, "exchange", size)
     everybody = [10 * rank for rank in range(size)]
     assert lines == [f"rank {rank} of {size}: {[everybody] * size}" for rank in range(size)], ended
@@ -45,8 +43,6 @@ def test_worlds_on_one_machine_do_not_meet(way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_every_rank_calls_a_job(way: str) -> None:
-    if way == "mpiexec" and starting.MPIEXEC is None:
-        pytest.skip("there is no mpiexec")
     lines, ended = run(way, "job", 2)
     assert lines == ["rank 0 of 2: 56", "rank 1 of 2: 56"], ended
     assert [(one.code, one.err) for one in ended] == [(0, "")] * len(ended)

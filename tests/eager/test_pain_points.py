@@ -23,7 +23,7 @@ from jobflow import nn, notices
 from jobflow.errors import ArgumentError, CheckpointError, DivergedError, JobError, JobflowError, PlacementError, SbpError, ShapeError
 
 PROGRAMS = Path(__file__).parent / "programs"
-mpi = [pytest.mark.mpi, pytest.mark.skipif(starting.MPIEXEC is None, reason="there is no mpiexec")]
+mpi = pytest.mark.mpi
 #: seconds from an accident to the end of all ranks
 PROMPT = 3.0
 
@@ -33,7 +33,6 @@ LAYOUTS = [S0, S1, B, SUM]
 
 def ran(*words: str) -> starting.Ended:
     """A program of this folder on two ranks under mpiexec; nothing of it is left."""
-    assert starting.MPIEXEC is not None
     with starting.crowd() as jobs:
         jobs.start([starting.MPIEXEC, "-n", "2", sys.executable, str(PROGRAMS / words[0]), *words[1:]])
         return jobs.wait()[0]

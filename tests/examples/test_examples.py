@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from jobflow.distributed import mpiexec
 
 ROOT = Path(__file__).parents[2]
 STEPS = 20
@@ -38,12 +39,6 @@ LOSS = re.compile(r"^step +(\d+)  loss ([\d.]+)$", re.MULTILINE)
 TOLERANCE = 1e-5
 
 
-def mpiexec() -> str:
-    """The one beside this Python, else the one on the path."""
-    beside = Path(sys.executable).with_name("mpiexec")
-    return str(beside) if beside.exists() else shutil.which("mpiexec") or "mpiexec"
-
-
 @functools.cache
 def data_folder() -> str:
     """Where the programs run: what one of them downloads is there for the next."""
@@ -57,7 +52,7 @@ def run(example: str, devices: int, ranks: int = 0, steps: int | None = None, st
     command += [] if steps is None else ["--steps", str(steps), "--every", "1", *OPTIONS.get(example, ())]
     command += [] if strategy is None else ["--strategy", strategy]
     if ranks:
-        command = [mpiexec(), "-n", str(ranks), *command]
+        command = [mpiexec.find() or "mpiexec", "-n", str(ranks), *command]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=data_folder(), env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,14 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jobflow.distributed import mpiexec
+
 ROOT = Path(__file__).parents[2]
 STEPS = 20
 LOSS = re.compile(r"^step +(\d+)  loss ([\d.]+)$", re.MULTILINE)
 ACCURACY = re.compile(r"^test accuracy ([\d.]+)% of 397 digits$", re.MULTILINE)
 #: relative, in float32; printed losses have six decimals
 TOLERANCE = 1e-5
-BESIDE = Path(sys.executable).with_name("mpiexec")
-MPIEXEC = str(BESIDE) if BESIDE.exists() else shutil.which("mpiexec") or "mpiexec"
+MPIEXEC = mpiexec.find() or "mpiexec"
 #: what the command `jobflow` does
 JOBFLOW = "import sys; from jobflow.cli import main; sys.exit(main())"
 WAYS = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
+
+from jobflow.distributed import mpiexec
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("programs") / "pretended.py"
@@ -23,21 +23,13 @@ DOUBLE = {"SGDW"}
 NOTICE = 'jobflow: there is no GPU: "gpu" placements run on CPU ranks'
 
 
-def mpiexec() -> str:
-    beside = Path(sys.executable).with_name("mpiexec")
-    found = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if found is None:
-        pytest.fail("there is no mpiexec: install the extra mpi, or deselect these tests with -m 'not mpi'")
-    return found
-
-
 @functools.cache
 def curves_of(gpus: int | str | None, devices: int, processes: int = 1) -> tuple[dict[str, Any], str]:
     """What the programs gave, and what was printed on standard error; `gpus` None means those that are there,
     "first" one of rank 0."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "curves.json"
-        launcher = [mpiexec(), "-n", str(processes)] if processes > 1 else []
+        launcher = [mpiexec.find() or "mpiexec", "-n", str(processes)] if processes > 1 else []
         there = "real" if gpus is None else str(gpus)
         strict = ["-W", "error"] if gpus is not None else []  # CuPy may warn of its own affairs
         command = [*launcher, sys.executable, *strict, str(PROGRAM), str(out), there, str(devices), *PROGRAMS]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -12,14 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from jobflow.distributed import mpiexec
+
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).with_name("programs")
-
-
-def mpiexec() -> str | None:
-    """The one beside this Python, else the one on the path."""
-    beside = Path(sys.executable).with_name("mpiexec")
-    return str(beside) if beside.exists() else shutil.which("mpiexec")
 
 
 @dataclass(frozen=True)
@@ -34,7 +29,7 @@ class Ended:
 
 def run_ranks(script: Path, *arguments: str, ranks: int, limit: float = 120.0) -> Ended:
     """The script under mpiexec, in a process group of its own that is killed if it takes longer than `limit` seconds."""
-    launcher = mpiexec()
+    launcher = mpiexec.find()
     if launcher is None:
         pytest.fail("there is no mpiexec: install the extra mpi, or deselect these tests with -m 'not mpi'")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

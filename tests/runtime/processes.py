@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,12 +14,13 @@ from dataclasses import dataclass
 
 import pytest
 
+from jobflow.distributed import mpiexec
+
 PROGRAMS = pathlib.Path(__file__).parent / "programs"
 ROOT = pathlib.Path(__file__).parents[2]
-BESIDE_PYTHON = pathlib.Path(sys.executable).parent / "mpiexec"
-MPIEXEC = str(BESIDE_PYTHON) if BESIDE_PYTHON.exists() else shutil.which("mpiexec")
+MPIEXEC = mpiexec.find() or "mpiexec"
 
-mpi = [pytest.mark.mpi, pytest.mark.skipif(MPIEXEC is None, reason="there is no mpiexec")]
+mpi = pytest.mark.mpi
 
 
 #: seconds from the accident to the end of mpiexec
@@ -61,7 +61,6 @@ def run(program: str, *arguments: str, ranks: int = 2, limit: float = 60.0) -> E
         "OPENBLAS_NUM_THREADS": "1",
         "PYTHONWARNINGS": "error",
     }
-    assert MPIEXEC is not None
     command = [MPIEXEC, "-n", str(ranks), sys.executable, str(PROGRAMS / program), *arguments]
     job = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from processes import MPIEXEC, PROMPT, ROOT, Ended, mpi, run
+from processes import PROMPT, ROOT, Ended, mpi, run
 
 from jobflow.runtime.world.launch import Launch, launched
 
@@ -24,7 +24,6 @@ def case(name: str, ranks: int = 2, limit: float = 30.0) -> Ended:
 
 
 @pytest.mark.mpi
-@pytest.mark.skipif(MPIEXEC is None, reason="there is no mpiexec")
 @pytest.mark.parametrize(("ranks", "how"), HOW)
 def test_laws(ranks: int, how: str) -> None:
     ended = run("comm_laws.py", how, ranks=ranks, limit=300)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from jobflow.distributed import mpiexec
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -24,18 +25,12 @@ BATCHES = 41
 TOLERANCE = 1e-9
 
 
-def mpiexec() -> str | None:
-    """The one beside this Python, else the one on the path."""
-    beside = Path(sys.executable).with_name("mpiexec")
-    return str(beside) if beside.exists() else shutil.which("mpiexec")
-
-
 @functools.cache
 def run(program: str, *options: str, ranks: int = 0) -> tuple[list[float], str]:
     """The losses that the program prints, and what it says beside."""
     command = [sys.executable, str(HERE / "limited.py"), str(HERE / "programs" / f"{program}.py"), *options]
     if ranks:
-        command = [mpiexec() or "mpiexec", "-n", str(ranks), *command]
+        command = [mpiexec.find() or "mpiexec", "-n", str(ranks), *command]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
@@ -75,7 +70,6 @@ def test_solo(program: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.mpi
-@pytest.mark.skipif(mpiexec() is None, reason="there is no mpiexec")
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_two_ranks(program: str) -> None:
     np.testing.assert_allclose(exact(program, ranks=2), exact(program), rtol=TOLERANCE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,9 +12,10 @@ from pathlib import Path
 import pytest
 from short_runs import CONFIG, check_same, loaded, run, write_config
 
+from jobflow.distributed import mpiexec
+
 ROOT = Path(__file__).resolve().parents[2]
-BESIDE_PYTHON = Path(sys.executable).parent / "mpiexec"
-MPIEXEC = str(BESIDE_PYTHON) if BESIDE_PYTHON.exists() else shutil.which("mpiexec")
+MPIEXEC = mpiexec.find() or "mpiexec"
 LIMIT = 120
 
 
@@ -25,7 +25,6 @@ def environment() -> dict[str, str]:
 
 
 @pytest.mark.mpi
-@pytest.mark.skipif(MPIEXEC is None, reason="there is no mpiexec")
 def test_two_ranks_stop_together_and_one_goes_on(tmp_path: Path) -> None:
     file = write_config(tmp_path, CONFIG.replace("every_steps: 1, keep_last: 99", "every_steps: 100"))
     program = Path(__file__).with_name("told_by_rank_one.py")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from trace_format import checked
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow.commands import executors_of
+from jobflow.distributed import mpiexec
 from jobflow.runtime import timing
 from jobflow.runtime.timing import offset
 from jobflow.runtime.world.base import Rank
@@ -28,8 +28,7 @@ from jobflow.trainer.trace import Tracing, joined
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-BESIDE_PYTHON = Path(sys.executable).parent / "mpiexec"
-MPIEXEC = str(BESIDE_PYTHON) if BESIDE_PYTHON.exists() else shutil.which("mpiexec")
+MPIEXEC = mpiexec.find() or "mpiexec"
 #: by how much the clock of each rank is ahead
 AHEAD = (0.0, 5.0, -3.0)
 
@@ -208,10 +207,8 @@ def test_the_checker_refuses_what_is_wrong(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.skipif(MPIEXEC is None, reason="there is no mpiexec")
 @pytest.mark.parametrize("clients", ["single", "multi"])
 def test_a_trace_of_processes_is_right(tmp_path: Path, clients: str) -> None:
-    assert MPIEXEC is not None
     command = [MPIEXEC, "-n", "2", sys.executable, str(HERE / "programs" / "traced_ranks.py"), str(tmp_path / "trace.json"), clients]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
