@@ -4,10 +4,11 @@
 
 Two processes on two cores train 784-512-10 on 100 samples by plain gradient descent, with variables stored once, each updating its
 half of the large weight; flags that are polled stand for all synchronisation, and nothing is dispatched, checked or copied that
-need not be.  Two ways to bring the gradient of the large weight together:
+need not be.  Ways to bring the gradient of the large weight together, and to read it:
 
 scatter   each sums its half of both processes' gradients (1.6 MB each), and updates with that
 factors   each sees all samples and all output gradients (0.5 MB), and subtracts its half of their product as it forms it
+rows      the same, and each multiplies all samples with its half of the weight, and half of the product (0.1 MB) is the other's
 
 Half the batch on one process, which subtracts the product too, is timed in between, in the same process.  Its time over the
 time of two is the efficiency that no more general program will exceed by much.  Prints a line per way, and asserts nothing.
@@ -102,6 +103,9 @@ class Step:
             for start in range(0, flat[0].size, BLOCK):
                 self.calls += _combined(*(a[start : start + BLOCK] for a in flat), scratch=flat[1 + me][start : start + BLOCK])
         else:
+            if way == "rows":  # instead of reading the half of w that the other has just written
+                found = shared["h"]
+                self.calls[:2] = [(np.matmul, (self.x, w[mine].T, found[:, mine])), (self.meet, ()), (np.add, (found[rows], b, h))]
             self.calls += [(self.meet, ()), _product(shared["dh"][:, mine].T, self.x, w[mine], rate)]
         for number, u in ((1, b), (2, v), (3, c)):
             if number % 2 == me:
@@ -139,7 +143,13 @@ def arrays(make: Callable[..., Array]) -> dict[str, Array]:
     for short, name in names.items():
         found[short][...] = weights("mlp")[name]
         found |= {f"d{short}{i}": make(found[short].shape) for i in range(2)}
-    return found | {"x": make((BATCH, INPUTS)), "y": make((BATCH,), np.int32), "dh": make((BATCH, HIDDEN)), "loss": make((BATCH,))}
+    return found | {
+        "x": make((BATCH, INPUTS)),
+        "y": make((BATCH,), np.int32),
+        "h": make((BATCH, HIDDEN)),
+        "dh": make((BATCH, HIDDEN)),
+        "loss": make((BATCH,)),
+    }
 
 
 def measure(way: str, rounds: int, steps: int, cores: list[int]) -> tuple[float, float, float]:
@@ -195,7 +205,7 @@ def main() -> None:
     cores = sorted(os.sched_getaffinity(0))[-2:]
     if len(cores) < 2:
         raise SystemExit("this needs two cores")
-    for way in ("scatter", "factors"):
+    for way in ("scatter", "factors", "rows"):
         half, whole, efficiency = measure(way, options.rounds, options.steps, cores)
         print(f"{way:8} half alone {1e3 * half:.3f} ms, whole on two {1e3 * whole:.3f} ms, efficiency {efficiency:.3f}")
 

@@ -10,8 +10,8 @@ from jobflow.compiler.compile import plan_rank
 from jobflow.graph.wire import Wire, physical_from_wire
 from jobflow.hatch import HATCH, Opening, hatch_of, slots_of
 from jobflow.layout import Layout
-from jobflow.plan.plan import Announced
 from jobflow.plan.traffic import Traffic
+from jobflow.plan.verify import Told, told
 from jobflow.runtime.executor import Executor, Through
 from jobflow.runtime.state import State
 from jobflow.runtime.world.base import Rank
@@ -38,7 +38,7 @@ def openings_of(rank: Rank) -> dict[int, Opening]:
 
 @dataclass(frozen=True)
 class Bind:
-    """Make the rank's plan of a job, give its variables memory, and bind it.  Answers the schedule of communication.
+    """Make the rank's plan of a job, give its variables memory, and bind it.  Answers what ranks compare.
 
     With `copies`, outputs that all ranks hold whole are handed out by all of them.  With `share`, variables that they hold whole
     are stored once in a node.  With `hatch`, which all ranks give for one program, the client hands over arguments and takes results
@@ -50,7 +50,7 @@ class Bind:
     share: bool = False
     hatch: bool = False
 
-    def __call__(self, rank: Rank, table: Wire) -> tuple[Announced, ...]:
+    def __call__(self, rank: Rank, table: Wire) -> Told:
         physical = physical_from_wire(table)
         state = state_of(rank)
         state.declare(physical.graph.variables.values(), self.share)
@@ -59,13 +59,13 @@ class Bind:
         if hatch is None or memory is None:
             plan = plan_rank(physical, rank.index, state.slots, self.copies)
             executors_of(rank)[self.number] = Executor(plan, rank.device, rank.comm, state)
-            return plan.schedule
+            return told(plan)
         feeds = hatch.feeds(physical, rank.index, memory)
         plan = plan_rank(physical, rank.index, state.slots, self.copies, slots_of(feeds, memory))
         through = Through({HATCH: memory}, feeds, hatch.results(physical, rank.index, memory))
         executors_of(rank)[self.number] = Executor(plan, rank.device, rank.comm, state, through)
         openings_of(rank)[self.number] = Opening(hatch, memory)
-        return plan.schedule
+        return told(plan)
 
 
 @dataclass(frozen=True)

@@ -12,23 +12,20 @@ from typing import Any, NamedTuple
 
 from jobflow.compiler.box import Reroute, box
 from jobflow.compiler.bucket import bucket
-from jobflow.compiler.compile import logical, plan_rank
-from jobflow.compiler.divide import divide
-from jobflow.compiler.fuse import fuse
+from jobflow.compiler.compile import logical, plan_rank, rank_program
 from jobflow.compiler.local import Program
-from jobflow.compiler.lower import lower
 from jobflow.compiler.pipeline import USUAL, pipeline_of
 from jobflow.compiler.shard import shard
-from jobflow.compiler.write import write
 from jobflow.errors import ConfigError, JobError, SourceLine, did_you_mean
 from jobflow.graph.ir import Graph, Node, Physical, Sharded, Value
 from jobflow.graph.rewrite import consumers
 from jobflow.graph.text import graph_text, physical_text, sharded_text
+from jobflow.hatch import planned_places
 from jobflow.job import Job, job_of, returned_values
 from jobflow.picture import page
 from jobflow.plan.footprint import footprint, footprint_text
 from jobflow.plan.plan import Plan, Slot
-from jobflow.plan.storage import place_variables, sharers
+from jobflow.plan.storage import place_variables
 from jobflow.plan.text import plan_text
 from jobflow.plan.traffic import planned
 from jobflow.session import current_session
@@ -80,16 +77,16 @@ class Explained:
 
     def program(self, rank: int) -> Program:
         """What a rank does, without addresses."""
-        slots = self._slots(rank)
-        return divide(fuse(write(lower(self.physical, rank, slots))), sharers(self.physical.graph.variables.values(), slots))
+        slots, places = places_of(self.physical, rank, self._sharing())
+        return rank_program(self.physical, rank, slots, places=places)
 
     def plan(self, rank: int, share: bool = True) -> Plan:
-        """What a rank does, with addresses; unless `share`, every rank stores its own copy of every variable."""
-        return plan_rank(self.physical, rank, self._slots(rank, share))
+        """What a rank does, with addresses; unless `share`, the ranks have no memory in common."""
+        slots, places = places_of(self.physical, rank, self._sharing() if share else ())
+        return plan_rank(self.physical, rank, slots, places=places)
 
-    def _slots(self, rank: int, share: bool = True) -> dict[str, Slot]:
-        sharing = tuple(range(self.devices)) if share and current_session().settings.share_variables else ()
-        return place_variables(self.physical.graph.variables.values(), rank, sharing=sharing)[0]
+    def _sharing(self) -> tuple[int, ...]:
+        return tuple(range(self.devices)) if current_session().settings.share_variables else ()
 
     def memory(self) -> str:
         """What the memory of every rank is used for."""
@@ -109,6 +106,15 @@ class Explained:
         if found is None or found.form.stages == 1:
             return "there are no stages that work on microbatches"
         return str(found)
+
+
+def places_of(physical: Physical, rank: int, sharing: tuple[int, ...]) -> tuple[dict[str, Slot], dict[str, Slot]]:
+    """Where a rank that nobody has bound would have its variables, and the arguments that come through the hatch.
+
+    `sharing` are the ranks that have memory in common.
+    """
+    slots, _ = place_variables(physical.graph.variables.values(), rank, sharing=sharing)
+    return slots, planned_places(physical, rank) if sharing else {}
 
 
 def laid_out(job: Job, devices: int, strategy: str | None = None) -> Explained:

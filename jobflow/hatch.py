@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ class Hatch:
         for value in physical.graph.inputs:
             op = value.node.op
             assert isinstance(op, Input)
-            part = _part(self.arguments[op.argument], value, physical, rank, memory, slice(None) if op.part is None else slice(*op.part[1:]))
+            part = _part(self.arguments[op.argument], value, physical, rank, memory, ... if op.part is None else slice(*op.part[1:]))
             if part is not None:
                 found[op.key] = part
         return found
@@ -80,14 +81,14 @@ class Opening:
         return [list(place.copy()) if local else place.copy() for place, local in self._outputs]
 
 
-def _part(place: Place, value: Value, physical: Physical, rank: int, memory: Array, rows: slice = slice(None)) -> Array | None:
+def _part(place: Place, value: Value, physical: Physical, rank: int, memory: Array, rows: slice | EllipsisType = ...) -> Array | None:
     """A rank's part of what lies at a place, as a view; None if it has none."""
     layout, whole = physical.layouts[value], place.view(memory)
     if rank not in layout.placement.ranks:
         return None
     if not isinstance(layout, Layout):
-        return whole[layout.placement.ranks.index(rank)][rows]
-    return whole[rows][layout.box(value.shape, rank).slices]
+        return whole[layout.placement.ranks.index(rank), ...][rows]
+    return whole[rows][(*layout.box(value.shape, rank).slices, ...)]  # views, also of what has no axes
 
 
 def hatch_of(physical: Physical) -> Hatch | None:
@@ -131,3 +132,12 @@ def slots_of(feeds: Mapping[str, Array], memory: Array) -> dict[str, Slot]:
         if part.flags.c_contiguous and part.size:
             found[key] = Slot(HATCH, part.ctypes.data - memory.ctypes.data, type, contiguous_strides(type.shape, type.dtype.itemsize))
     return found
+
+
+def planned_places(physical: Physical, rank: int) -> dict[str, Slot]:
+    """The same for a hatch that nobody has opened: where the rank's parts of the arguments will lie."""
+    hatch = hatch_of(physical)
+    if hatch is None or physical.graph.placement.size == 1:
+        return {}
+    memory = np.empty(hatch.nbytes, np.uint8)
+    return slots_of(hatch.feeds(physical, rank, memory), memory)

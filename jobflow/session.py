@@ -26,7 +26,7 @@ from jobflow.graph.wire import physical_to_wire
 from jobflow.layout import Placement
 from jobflow.notices import notice
 from jobflow.options import ConfigOptions, EnvOptions, EnvSettings, Settings
-from jobflow.plan.verify import compare_schedules
+from jobflow.plan.verify import compare_plans
 from jobflow.runtime.world.base import World
 from jobflow.runtime.world.launch import launched
 from jobflow.runtime.world.start import start_world
@@ -210,10 +210,10 @@ class Session:
             self._compare_programs(world, job, compiled)
         tables = {id(program): physical_to_wire(program) for program in compiled.programs}
         hatch = world.size > 1 and not world.multi and len(tables) == 1
-        schedules = world.call(
+        plans = world.call(
             Bind(compiled.number, share=self.settings.share_variables, hatch=hatch), [tables[id(program)] for program in compiled.programs]
         )
-        compare_schedules(job.name, schedules)
+        compare_plans(job.name, plans)
         for name, variable in compiled.variables.items():
             self.variables.setdefault(name, variable)
         return compiled

@@ -35,7 +35,7 @@ from jobflow.graph.ir import Graph
 from jobflow.graph.wire import physical_to_wire
 from jobflow.job import Job
 from jobflow.layout import Placement
-from jobflow.plan.verify import compare_schedules
+from jobflow.plan.verify import compare_plans
 from jobflow.runtime.device.cpu import CpuDevice
 from jobflow.runtime.world.base import Rank
 from jobflow.runtime.world.launch import launched
@@ -87,8 +87,8 @@ class Runner:
             self.compiled = self.session.compiled(self.job, self.shapes)
         self.fetched = replace(self.compiled, programs=tuple(_all_given(program) for program in self.compiled.programs))
         world = self.session.start()
-        schedules = world.call(Bind(WATCHED, copies=True), [physical_to_wire(program) for program in self.fetched.programs])
-        compare_schedules(self.job.name, schedules)
+        plans = world.call(Bind(WATCHED, copies=True), [physical_to_wire(program) for program in self.fetched.programs])
+        compare_plans(self.job.name, plans)
 
     def _inside(self) -> Any:
         return scope.using(root=scope.Root(self.session, environment()))

@@ -1,7 +1,8 @@
 """Program -> the same with arguments that are read where the client puts them.
 
 A rank's part of an argument may come in memory that the plan is given, as variables are, so that nothing need be copied.  It stays
-a copy where the argument is wanted in another memory order than the client's.
+a copy where the argument is wanted in another memory order than the client's.  Where the parts of all ranks lie one after another,
+none need be gathered.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from jobflow.compiler.format import format_items
-from jobflow.compiler.local import Item, Program
+from jobflow.compiler.local import Collect, Item, Program, Step
+from jobflow.compiler.renumber import renumbered
+from jobflow.compiler.views import Window, is_dense, windows
 from jobflow.layout import Box
-from jobflow.plan.plan import Slot
-from jobflow.types import contiguous_strides
+from jobflow.plan.plan import Announced, Slot
+from jobflow.types import TensorType, contiguous_strides
 
 
-def adopt(program: Program, places: Mapping[str, Slot]) -> Program:
-    """Give every argument that is read as it comes its place, by key."""
+def adopt(program: Program, places: Mapping[str, Slot], ranks: tuple[int, ...]) -> Program:
+    """Give every argument that is read as it comes its place, by key; `ranks` are those that have all memory in common."""
     orders = format_items(program) if places else {}
     now = {
         argument.item: Item(argument.item.type, argument.item.name, slot=places[argument.key])
@@ -26,17 +29,55 @@ def adopt(program: Program, places: Mapping[str, Slot]) -> Program:
     }
     if not now:
         return program
-    steps = tuple(replace(step, inputs=tuple(now.get(item, item) for item in step.inputs)) for step in program.steps)
+    steps = tuple(_reading(step, now) for step in program.steps)
     arguments = tuple(replace(argument, item=now.get(argument.item, argument.item)) for argument in program.arguments)
     fetches = tuple((position, now.get(item, item)) for position, item in program.fetches)
     results = tuple(now.get(item, item) for item in program.results)
-    together = {a.item: slot for a in arguments if a.item.slot is not None and (slot := _together(a.item.slot, a.box)) is not None}
-    return replace(program, steps=steps, arguments=arguments, fetches=fetches, results=results, together=together)
+    together = {
+        a.item: slot for a in arguments if a.item.slot is not None and (slot := _together(a.item.slot, a.box, program.known.alike)) is not None
+    }
+    return _ungathered(replace(program, steps=steps, arguments=arguments, fetches=fetches, results=results, together=together), ranks)
 
 
-def _together(mine: Slot, box: Box) -> Slot | None:
-    """Where the parts of all ranks lie, if they are stretches of the first axis."""
-    if mine.type.shape != box.shape or box.shape[1:] != box.whole[1:] or not box.shape[0]:
+def _ungathered(program: Program, ranks: tuple[int, ...]) -> Program:
+    """Leave out that `ranks`, which are all there are, gather what lies together."""
+    gathers = [step for step in program.steps if isinstance(step.action, Collect) and (step.action.kind, step.action.ranks) == ("all_gather", ranks)]
+    if not gathers or not program.together:
+        return program
+    found = windows(program.steps, [*program.reads.values(), *(argument.item for argument in program.arguments)], {})
+    lines: dict[int, list[Announced]] = {}
+    instead: dict[Step, list[Step]] = {}
+    now: dict[Item, Item] = {}
+    for step in gathers:
+        assert isinstance(step.action, Collect)
+        slot = _whole(step.inputs[0], step.outputs[0].type, found, program.together)
+        if slot is not None:
+            lines[step.action.order], instead[step] = [], []
+            now[step.outputs[0]] = Item(slot.type, step.outputs[0].name, slot=slot)
+    reading = {step: instead.get(step, [_reading(step, now)]) for step in program.steps}
+    return renumbered(program, reading, lines, {}) if lines else program
+
+
+def _whole(flat: Item, type: TensorType, found: Mapping[Item, Window], together: Mapping[Item, Slot]) -> Slot | None:
+    """Where all parts of what is gathered from `flat` lie one after another, if they do."""
+    window = found[flat]
+    slot = together.get(window.root)
+    is_all = window.offset == 0 and is_dense(flat.type, window) and flat.type.nbytes == window.root.type.nbytes
+    if slot is None or not is_all or slot.type.nbytes != type.nbytes:
+        return None
+    return Slot(slot.buffer, slot.offset, type, contiguous_strides(type.shape, type.dtype.itemsize))
+
+
+def _reading(step: Step, now: Mapping[Item, Item]) -> Step:
+    return replace(step, inputs=tuple(now.get(item, item) for item in step.inputs))
+
+
+def _together(mine: Slot, box: Box, alike: bool) -> Slot | None:
+    """Where the parts of all ranks lie, if they are stretches of the first axis; the same on all of them.
+
+    A rank may want images in another memory order than the client's, and its neighbours may not, unless they are `alike`.
+    """
+    if mine.type.shape != box.shape or box.shape[1:] != box.whole[1:] or not (alike or mine.type.ndim <= 2):
         return None
     whole = mine.type.with_shape(box.whole)
     return Slot(mine.buffer, mine.offset - box.start[0] * mine.strides[0], whole, contiguous_strides(box.whole, mine.type.dtype.itemsize))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from jobflow.compiler.paths import Hop, changed, direct, path, sent
 from jobflow.errors import SbpError
-from jobflow.graph.ir import Node, Physical, Sharded, Value
+from jobflow.graph.ir import Node, Origin, Physical, Sharded, Value
 from jobflow.graph.rewrite import copy_node, with_values
 from jobflow.layout import B, Layout, Local, Partial, Rule
 from jobflow.ops.base import Op, Types
@@ -82,6 +82,13 @@ def joined_offsets(types: Sequence[TensorType]) -> tuple[list[int], int]:
     return offsets, total
 
 
+def rerouted(value: Value, op: Reroute, origin: Origin) -> Value:
+    """What a new node makes of a value."""
+    node = Node(op, (value,), (), f"{value.name}:{op.target}", op.target.placement, origin)
+    node.outputs = (Value(value.type, node, 0, f"{value.name}:{','.join(map(str, op.target.sbp))}"),)
+    return node.outputs[0]
+
+
 def box(sharded: Sharded) -> Physical:
     """Insert the reroutes."""
     return _Boxing(sharded).run()
@@ -138,10 +145,8 @@ class _Boxing:
         if key not in self.rerouted:
             source = self.layouts[value]
             assert isinstance(source, Layout)
-            fresh = Node(Reroute(source, hop.target, hop.name), (value,), (), f"{value.name}:{hop.target}", hop.target.placement, node.origin)
-            output = Value(value.type, fresh, 0, f"{value.name}:{','.join(map(str, hop.target.sbp))}")
-            fresh.outputs = (output,)
-            self.nodes.append(fresh)
+            output = rerouted(value, Reroute(source, hop.target, hop.name), node.origin)
+            self.nodes.append(output.node)
             self.layouts[output] = hop.target
             self.rerouted[key] = output
         return self.rerouted[key]

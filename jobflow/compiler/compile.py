@@ -10,6 +10,7 @@
     shard          + how every value lies          -> Sharded
     box            + the changes of layout         -> Physical
     bucket         gradients travel together       -> Physical
+    keep_weights   who updates a weight multiplies with it -> Physical
     lower          what one rank does              -> Program
     write          + writes of variables as steps  -> Program
     adopt          arguments are read where they come -> Program
@@ -36,6 +37,7 @@ from jobflow.compiler.differentiate import differentiate
 from jobflow.compiler.divide import divide
 from jobflow.compiler.factors import gather_factors
 from jobflow.compiler.fuse import fuse
+from jobflow.compiler.local import Program
 from jobflow.compiler.loss_scale import guard
 from jobflow.compiler.lower import lower
 from jobflow.compiler.memory import plan_memory
@@ -48,6 +50,7 @@ from jobflow.compiler.recompute import recompute
 from jobflow.compiler.shard import shard
 from jobflow.compiler.simplify import simplify
 from jobflow.compiler.trace import Tracer
+from jobflow.compiler.weights import keep_weights
 from jobflow.compiler.write import write
 from jobflow.graph.ir import Graph, Physical, Value
 from jobflow.plan.plan import Plan, Slot
@@ -80,8 +83,14 @@ def distribute(graph: Graph) -> Physical:
     return bucket(box(shard(graph)))
 
 
-def plan_rank(physical: Physical, rank: int, slots: dict[str, Slot], copies: bool = False, places: Mapping[str, Slot] = NOWHERE) -> Plan:
+def rank_program(physical: Physical, rank: int, slots: dict[str, Slot], copies: bool = False, places: Mapping[str, Slot] = NOWHERE) -> Program:
     """What one rank does; `slots` and `copies` as in `lower`, `places` as in `adopt`."""
     sharing = sharers(physical.graph.variables.values(), slots)
-    program = gather_factors(adopt(write(lower(physical, rank, slots, copies)), places), sharing)
-    return plan_memory(overlap(order(divide(fuse(program), sharing))))
+    physical = keep_weights(physical, sharing, slots, places)
+    program = adopt(write(lower(physical, rank, slots, copies)), places, sharing)
+    return divide(fuse(gather_factors(program, sharing)), sharing)
+
+
+def plan_rank(physical: Physical, rank: int, slots: dict[str, Slot], copies: bool = False, places: Mapping[str, Slot] = NOWHERE) -> Plan:
+    """The same with addresses, in the order in which it is done."""
+    return plan_memory(overlap(order(rank_program(physical, rank, slots, copies, places))))

@@ -63,15 +63,10 @@ class _Division:
     def run(self) -> Program:
         self.load = dict.fromkeys(self.ranks, 0)
         made = {item for step in self.writes for item in step.outputs}
-        read = {item for step in self.program.steps for item in step.inputs} | set(self.program.results)
-        if made & read:
+        if self.program.known.rereads:
             return self._by_one(made)
-        roots = [
-            *self.program.reads.values(),
-            *(a.item for a in self.program.arguments),
-            *(i for s in self.program.steps for i in s.inputs if i.slot),
-        ]
-        self.windows = windows(self.program.steps, roots, {})
+        arguments = [argument.item for argument in self.program.arguments]
+        self.windows = windows(self.program.steps, [*self.program.reads.values(), *arguments], {})
         flat = [step for step in self.writes if _is_flat(step)]
         scattered = self._scatter(flat)
         for step in self.writes:
@@ -119,11 +114,10 @@ class _Division:
             for item in step.inputs:
                 if item in views and not (isinstance(step.action, ViewOp) and step.outputs[0] in views):
                     readers.setdefault(views[item], []).append(step)
-        fetched = {views[item] for item in self.program.results if item in views}
         found: dict[Item, _Scattered] = {}
         for step in filter(self._is_sum, self.program.steps):
             (total,) = step.outputs
-            if total not in fetched and all(r in flat and self._inside(r, total) for r in readers.get(total, ())):
+            if total in self.program.known.for_updates and all(r in flat and self._inside(r, total) for r in readers.get(total, ())):
                 found[total] = self._scattered(step)
         for step in self.program.steps:
             if isinstance(step.action, ViewOp) and views.get(step.outputs[0]) in found:

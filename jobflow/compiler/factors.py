@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 from jobflow.compiler.box import joined_offsets
 from jobflow.compiler.format import format_items
-from jobflow.compiler.local import Builder, Collect, Item, Join, Program, Receive, Send, Step, Summed, Wait
+from jobflow.compiler.local import Builder, Collect, Item, Join, Program, Step, Summed
+from jobflow.compiler.renumber import renumbered
 from jobflow.compiler.views import is_dense, windows
 from jobflow.layout import SUM, Box, cut
 from jobflow.ops.axes import Transpose
@@ -34,6 +35,8 @@ from jobflow.types import TensorType, contiguous_strides
 
 #: bytes of the smallest product that is worth a communication of its own
 SMALLEST = 128 << 10
+#: how many times fewer bytes must travel
+LESS = 2
 
 
 class Use(NamedTuple):
@@ -44,6 +47,31 @@ class Use(NamedTuple):
     slice: Step | None
     unpack: Step
     update: Step
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A factor of a product, of which this rank has a part along the summed axis."""
+
+    item: Item
+    #: the summed axis
+    axis: int
+    #: how long it is on each rank
+    lengths: tuple[int, ...]
+    #: the same on all ranks
+    name: str
+    #: the line of the schedule that gathering it takes the place of
+    number: int
+
+    @property
+    def rest(self) -> int:
+        """Length of the other axis."""
+        return self.item.type.shape[1 - self.axis]
+
+    @property
+    def total(self) -> int:
+        """Length of the summed axis on all ranks together."""
+        return sum(self.lengths)
 
 
 def gather_factors(program: Program, ranks: tuple[int, ...]) -> Program:
@@ -68,18 +96,20 @@ class _Gathering:
             for item in dict.fromkeys(step.inputs):
                 self.readers.setdefault(item, []).append(step)
         self.kept = set(program.results) | {item for _, item in program.fetches}
-        last = max((i for i, step in enumerate(program.steps) if isinstance(step.action, Collect | Send | Receive | Wait)), default=-1)
-        self.late = set(program.steps[last + 1 :])
         self.me = self.ranks.index(program.rank)
         self.instead: dict[Step, list[Step]] = {}
         self.mine: set[Item] = set()
+        self.for_updates = set(program.known.for_updates)
         #: what the schedule has in place of one of its lines; a new step bears the number of that line, and which it is among them
         self.lines: dict[int, list[Announced]] = {}
         self.place: dict[Step, int] = {}
         for step in program.steps:
             if self._is_sum(step):
                 self._rework(step)
-        return self._renumbered() if self.lines else program
+        if not self.lines:
+            return program
+        known = replace(program.known, for_updates=frozenset(self.for_updates))
+        return replace(renumbered(program, self.instead, self.lines, self.place), mine=frozenset(self.mine), known=known)
 
     def _is_sum(self, step: Step) -> bool:
         action = step.action
@@ -109,24 +139,26 @@ class _Gathering:
         return steps[0] if len(steps) == 1 and item not in self.kept and isinstance(steps[0].action, kind) else None
 
     def _is_ours(self, update: Step, gradient: Item) -> bool:
-        """True if the update is elementwise and after all communication, what it writes is stored in common, and nothing reads what it makes."""
+        """True if the update is elementwise and after all communication, what it writes is stored in common, and nothing reads what it makes.
+
+        The same on all ranks: what they cannot see in their own steps is known.
+        """
         op = update.action
         assert isinstance(op, Updated)
         variables, tensors = update.inputs[: op.count], update.inputs[op.count : op.count + op.like]
         stored = all(item.slot is not None and is_common(item.slot.buffer) and item.type == gradient.type for item in variables)
-        unread = not any(item in self.kept or item in self.readers for item in update.outputs)
-        return op.flat and tensors == (gradient,) and stored and unread and update in self.late and gradient.type.shape[0] >= len(self.ranks)
+        known = self.program.known
+        fits = gradient in known.for_updates and known.late.issuperset(update.outputs) and gradient.type.shape[0] >= len(self.ranks)
+        return op.flat and tensors == (gradient,) and stored and fits
 
     def _pays(self, use: Use) -> bool:
         """The same answer on all ranks: the bytes are those of the whole factors."""
         summed, (product,) = self.program.summed[use.product.outputs[0]], use.product.outputs
-        if product.type.nbytes < SMALLEST:
+        if product.type.nbytes < SMALLEST or summed.ranks != self.ranks:
             return False
         factors = zip(use.product.inputs, summed.axes, strict=True)
-        moved = [
-            item.type.size // item.type.shape[axis] * sum(summed.lengths) for item, axis in factors if not self._lies_together(item, axis, summed)
-        ]
-        return 2 * sum(moved) <= product.type.size
+        moved = [item.type.shape[1 - axis] * sum(summed.lengths) for item, axis in factors if not self._lies_together(item, axis, summed)]
+        return LESS * sum(moved) <= product.type.size
 
     def _lies_together(self, item: Item, axis: int, summed: Summed) -> Slot | None:
         """Where the hatch holds a factor of all ranks, if it does."""
@@ -169,11 +201,12 @@ class _Gathering:
         spans = cut(product.outputs[0].type.shape[0], len(self.ranks))
         factors: list[Item] = []
         for i, (item, axis) in enumerate(zip(product.inputs, summed.axes, strict=True)):
+            factor = Factor(item, axis, summed.lengths, f"{product.name}.{'ab'[i]}", number)
             slot = self._lies_together(item, axis, summed)
-            if slot is None and i == summed.rows and self._by_columns(item, axis):
-                factors.append(self._turned(build, item, axis, summed, spans, number))
+            if slot is None and i == summed.rows and self._by_columns(factor):
+                factors.append(self._turned(build, factor, spans))
                 continue
-            whole = Item(slot.type, f"{item.name}:all", slot=slot) if slot else self._gathered(build, item, axis, summed, number)
+            whole = Item(slot.type, f"{item.name}:all", slot=slot) if slot else self._gathered(build, factor)
             factors.append(_stretch(build, whole, 1 - axis, spans[self.me]) if i == summed.rows else whole)
         mine = Builder(self.program.rank, [], product.name, product.where, product.phase, product.microbatch)
         (begin, stop), columns_of = spans[self.me], product.outputs[0].type.shape[1]
@@ -186,56 +219,38 @@ class _Gathering:
         mine.computes(op, (*variables, gradient, *update.inputs[op.count + op.like :]), update.name, tuple(item.type for item in variables))
         self.instead[update] = mine.steps
 
-    def _by_columns(self, item: Item, axis: int) -> bool:
-        """True if the summed axis is the inner one in memory."""
-        strides = self.windows[item].strides
-        return strides[axis] < strides[1 - axis]
+    def _by_columns(self, factor: Factor) -> bool:
+        """True if the summed axis is the inner one in memory, on this rank and all others."""
+        strides = self.windows[factor.item].strides
+        return self.program.known.alike and strides[factor.axis] < strides[1 - factor.axis]
 
-    def _flat(self, build: Builder, item: Item, inner: int) -> Item:
-        """A matrix as one axis, in the order in which this axis is the inner one."""
-        return build.compute(PackPieces(0, (item.type.shape[0],)) if inner == 1 else PackColumns(), item, name=f"{item.name}.flat")
-
-    def _turned(self, build: Builder, item: Item, axis: int, summed: Summed, spans: Sequence[tuple[int, int]], number: int) -> Item:
+    def _turned(self, build: Builder, factor: Factor, spans: Sequence[tuple[int, int]]) -> Item:
         """This rank's stretch of the factor that has the rows, summed axis whole: every rank sends each its own."""
-        own, rows = summed.lengths[self.me], spans[self.me][1] - spans[self.me][0]
-        counts, receives = tuple((b - a) * own for a, b in spans), tuple(rows * n for n in summed.lengths)
-        flat = self._collect(
-            build, "all_to_all", self._flat(build, item, axis), counts, receives, sum(receives), self._whole(item, axis, summed), number
-        )
-        found = build.compute(UnpackPieces(1, summed.lengths, (rows, sum(summed.lengths))), flat, name=f"{item.name}:rows")
-        return found if axis == 1 else build.compute(Transpose((1, 0)), found)
+        own, rows = factor.lengths[self.me], spans[self.me][1] - spans[self.me][0]
+        counts, receives = tuple((b - a) * own for a, b in spans), tuple(rows * n for n in factor.lengths)
+        flat = self._collect(build, "all_to_all", factor, factor.axis, counts, receives)
+        found = build.compute(UnpackPieces(1, factor.lengths, (rows, factor.total)), flat, name=f"{factor.item.name}:rows")
+        return found if factor.axis == 1 else build.compute(Transpose((1, 0)), found)
 
-    def _gathered(self, build: Builder, item: Item, axis: int, summed: Summed, number: int) -> Item:
+    def _gathered(self, build: Builder, factor: Factor) -> Item:
         """A factor of all ranks, one behind the other along the summed axis."""
-        rest, total = item.type.shape[1 - axis], sum(summed.lengths)
-        inner = self._by_columns(item, axis)
-        counts = tuple(rest * n for n in summed.lengths)
-        flat = self._collect(
-            build,
-            "all_gather",
-            self._flat(build, item, axis if inner else 1 - axis),
-            counts,
-            (),
-            rest * total,
-            self._whole(item, axis, summed),
-            number,
-        )
+        rest, total = factor.rest, factor.total
+        inner = self._by_columns(factor)
+        flat = self._collect(build, "all_gather", factor, factor.axis if inner else 1 - factor.axis, tuple(rest * n for n in factor.lengths))
         # in memory: by rows of the other axis if the summed one is the inner one
-        found = build.compute(UnpackPieces(int(inner), summed.lengths, (rest, total) if inner else (total, rest)), flat, name=f"{item.name}:all")
-        return found if int(inner) == axis else build.compute(Transpose((1, 0)), found)
+        shape = (rest, total) if inner else (total, rest)
+        found = build.compute(UnpackPieces(int(inner), factor.lengths, shape), flat, name=f"{factor.item.name}:all")
+        return found if int(inner) == factor.axis else build.compute(Transpose((1, 0)), found)
 
-    def _collect(
-        self, build: Builder, kind: Kind, flat: Item, counts: tuple[int, ...], receives: tuple[int, ...], size: int, nbytes: int, number: int
-    ) -> Item:
-        out = Item(flat.type.with_shape((size,)), f"{flat.name}.{kind}")
-        build.append(Collect(kind, self.ranks, counts, receives, SUM, number), (flat,), (out,))
-        self._announce(build.steps[-1], Announced(kind, flat.name, self.ranks, nbytes))
+    def _collect(self, build: Builder, kind: Kind, factor: Factor, inner: int, counts: tuple[int, ...], receives: tuple[int, ...] = ()) -> Item:
+        """What comes of handing on a factor as one axis, in the order in which axis `inner` is the inner one; the schedule says which."""
+        op, order = (PackPieces(0, (factor.item.type.shape[0],)), "rows") if inner == 1 else (PackColumns(), "columns")
+        flat = build.compute(op, factor.item, name=f"{factor.item.name}.{order}")
+        out = Item(flat.type.with_shape((sum(receives or counts),)), f"{flat.name}.{kind}")
+        build.append(Collect(kind, self.ranks, counts, receives, SUM, factor.number), (flat,), (out,))
+        nbytes = factor.rest * factor.total * flat.type.dtype.itemsize
+        self._announce(build.steps[-1], Announced(kind, f"{factor.name} by {order}", self.ranks, nbytes))
         return out
-
-    @staticmethod
-    def _whole(item: Item, axis: int, summed: Summed) -> int:
-        """Bytes of a factor on all ranks."""
-        return item.type.shape[1 - axis] * sum(summed.lengths) * item.type.dtype.itemsize
 
     def _announce(self, step: Step, line: Announced) -> None:
         assert isinstance(step.action, Collect)
@@ -252,6 +267,8 @@ class _Gathering:
         offsets, nbytes = joined_offsets([item.type for item in parts])
         flat = TensorType((nbytes // dtype.itemsize,), dtype)
         packed, summed = Item(flat, collect.inputs[0].name), Item(flat, total.name)
+        if total in self.for_updates:
+            self.for_updates.add(summed)
         build.append(Join(tuple(offsets)), tuple(parts), (packed,))
         build.append(replace(collect.action, counts=flat.shape), (packed,), (summed,))
         line = self.program.schedule[collect.action.order]
@@ -262,28 +279,6 @@ class _Gathering:
             for step in self.readers.get(total, []):
                 if _begins(step, begins[part], part):
                     self.instead[step] = [replace(step, action=SliceBox((start,), (start + part.type.size,)), inputs=(summed,))]
-
-    def _renumbered(self) -> Program:
-        """The program with its new steps, and all communication numbered as the new schedule has it."""
-        schedule: list[Announced] = []
-        begins: list[int] = []
-        for number, line in enumerate(self.program.schedule):
-            begins.append(len(schedule))
-            schedule += self.lines.get(number, [line])
-        steps = [new for step in self.program.steps for new in self.instead.get(step, [step])]
-
-        def order(action: Collect | Send | Receive, place: int = 0) -> Collect | Send | Receive:
-            return replace(action, order=begins[action.order] + place)
-
-        def numbered(step: Step) -> Step:
-            action = step.action
-            if isinstance(action, Collect | Send | Receive):
-                return replace(step, action=order(action, self.place.get(step, 0)))
-            if isinstance(action, Wait):
-                return replace(step, action=Wait(order(action.post)))  # type: ignore[arg-type]
-            return step
-
-        return replace(self.program, steps=tuple(map(numbered, steps)), schedule=tuple(schedule), mine=frozenset(self.mine))
 
 
 def _begins(step: Step, offset: int, part: Item) -> bool:

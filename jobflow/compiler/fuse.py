@@ -26,6 +26,7 @@ from jobflow.ops.base import Op
 from jobflow.ops.layout_ops import SliceBox
 from jobflow.ops.update import Updated
 from jobflow.plan.plan import ALIGNMENT, Slot
+from jobflow.plan.storage import is_common
 from jobflow.types import TensorType, contiguous_strides
 
 
@@ -93,8 +94,7 @@ def _absorbed(step: Step, index: int, maker: Step) -> Step | None:
 def join_updates(program: Program) -> Program:
     """One update op per run of variables that lie end to end and are updated alike."""
     arguments = [argument.item for argument in program.arguments]
-    placed = [item for step in program.steps for item in step.inputs if item.slot is not None]
-    found = windows(program.steps, [*program.reads.values(), *arguments, *placed], {})
+    found = windows(program.steps, [*program.reads.values(), *arguments], {})
     position = {id(step): i for i, step in enumerate(program.steps)}
     instead: dict[int, list[Step]] = {}
     for run in _runs(program, found):
@@ -121,7 +121,7 @@ def _runs(program: Program, found: dict[Item, Window]) -> Iterator[list[Step]]:
     for group in groups.values():
         run: list[Step] = []
         for step in sorted(group, key=lambda s: _slot(s.inputs[0]).offset):
-            if run and not (_follows(run[-1], step) and _gradients_follow(run[-1], step, found)):
+            if run and not (_follows(run[-1], step) and _gradients_follow(run[-1], step, found) and _agreed(run[-1], step, found, program)):
                 if len(run) > 1:
                     yield run
                 run = []
@@ -155,6 +155,18 @@ def _gradients_follow(a: Step, b: Step, found: dict[Item, Window]) -> bool:
         elif not (_has_own_memory(x, v) and _has_own_memory(y, w)):
             return False
     return True
+
+
+def _agreed(a: Step, b: Step, found: dict[Item, Window], program: Program) -> bool:
+    """True if all ranks that have the variables in common join these updates, or no other rank has them: `divide` gives each a part of the whole run.
+
+    A gradient that one rank has made and another received lies where each of them likes; one that all have summed, in the same place.
+    """
+    assert isinstance(a.action, Updated)
+    gradients = slice(a.action.count, a.action.count + a.action.like)
+    roots = {found[item].root for item in (*a.inputs[gradients], *b.inputs[gradients])}
+    known = program.known
+    return not is_common(_slot(a.inputs[0]).buffer) or known.alike or (len(roots) == 1 and known.for_updates.issuperset(roots))
 
 
 def _has_own_memory(item: Item, window: Window) -> bool:

@@ -118,8 +118,23 @@ class Summed:
     axes: tuple[int, int]
     #: which of them has m
     rows: int
-    #: elements of k that each rank has
+    ranks: tuple[int, ...]
+    #: elements of k that each of them has
     lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a rank cannot see in its own steps; the same on all ranks."""
+
+    #: whether the ranks do the same to pieces of the same sizes
+    alike: bool = False
+    #: whether updates of what is stored in common are read in the same run
+    rereads: bool = False
+    #: sums over the ranks that nothing reads but elementwise updates, which all of them make
+    for_updates: frozenset[Item] = frozenset()
+    #: what is made after all communication
+    late: frozenset[Item] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -143,6 +158,8 @@ class Program:
     summed: Mapping[Item, Summed] = field(default_factory=dict)
     #: where the arguments of all ranks lie one after another, by this rank's
     together: Mapping[Item, Slot] = field(default_factory=dict)
+    #: facts about all ranks, see `agreed`
+    known: Known = Known()
     #: parts of variables in common that nobody else writes
     mine: frozenset[Item] = frozenset()
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from jobflow.compiler.agreed import Readers, alike
 from jobflow.compiler.box import Reroute, joined_offsets
-from jobflow.compiler.local import Argument, Builder, Collect, Item, Join, Program, Receive, Send, Summed
+from jobflow.compiler.local import Argument, Builder, Collect, Item, Join, Known, Program, Receive, Send, Summed
 from jobflow.compiler.moves import exchange_steps, exchanges, moves, put_together, row_exchanges, shifted, take
 from jobflow.compiler.paths import changed, changes, row
 from jobflow.compiler.routes import flatten, unflatten
@@ -24,6 +25,7 @@ from jobflow.ops.parts import PutPart
 from jobflow.ops.rows import Rows
 from jobflow.ops.source import Input, ReadVariable
 from jobflow.plan.plan import Announced, Slot
+from jobflow.plan.storage import is_common
 from jobflow.types import TensorType
 
 
@@ -43,10 +45,15 @@ class _Lowering:
     reads: dict[str, Item] = field(default_factory=dict)
     schedule: list[Announced] = field(default_factory=list)
     summed: dict[Item, Summed] = field(default_factory=dict)
+    for_updates: set[Item] = field(default_factory=set)
+    #: how many steps there were when communication was last announced
+    told: int = 0
 
     def run(self) -> Program:
         graph = self.physical.graph
         self.build = Builder(self.rank)
+        self.readers = Readers(self.physical)
+        common = tuple(name for name, slot in self.slots.items() if is_common(slot.buffer))
         for node in graph.nodes:
             self.build.name, self.build.where, self.build.phase = node.outputs[0].name, node.where, node.phase
             self.build.microbatch = node.origin.microbatch
@@ -60,7 +67,20 @@ class _Lowering:
         updates = {name: self.items[value] for name, value in graph.updates.items() if value in self.items}
         steps = tuple(self.build.steps)
         results = tuple(self.items[value] for value in graph.outputs if value in self.items)
-        return Program(graph.name, self.rank, steps, tuple(self.arguments), fetches, self.reads, updates, tuple(self.schedule), results, self.summed)
+        late = (item for step in steps[self.told :] for item in step.outputs)
+        return Program(
+            graph.name,
+            self.rank,
+            steps,
+            tuple(self.arguments),
+            fetches,
+            self.reads,
+            updates,
+            tuple(self.schedule),
+            results,
+            self.summed,
+            known=Known(alike(self.physical), self.readers.rereads(common), frozenset(self.for_updates), frozenset(late)),
+        )
 
     def _gives(self, value: Value) -> bool:
         """Whether this rank hands out its part of an output; of what all hold whole, the first does."""
@@ -111,7 +131,8 @@ class _Lowering:
             item.name = value.name
             self.items[value] = item
         summed = _summed(node, self.physical.layouts)
-        if summed is not None:
+        reader = self.readers.alone(node.outputs[0])
+        if summed is not None and reader is not None and isinstance(reader.op, Reroute):
             self.summed[self.items[node.outputs[0]]] = summed
 
     # ---------------------------------------------------------------- changes of layout
@@ -136,6 +157,7 @@ class _Lowering:
     def _announce(self, what: str, name: str, ranks: tuple[int, ...], nbytes: int) -> int:
         """Enter a communication into the global schedule; its number."""
         self.schedule.append(Announced(what, name, ranks, nbytes))
+        self.told = len(self.build.steps)
         return len(self.schedule) - 1
 
     def _along(self, value: Value, output: Value, op: Reroute) -> None:
@@ -145,8 +167,10 @@ class _Lowering:
             first = group[0]
             order = -1 if route.kind is None else self._announce(op.name, output.name, first.ranks, first.type.nbytes)
             if self.rank in first.ranks:
-                mine = replace(group[first.ranks.index(self.rank)], order=order)
+                mine, before = replace(group[first.ranks.index(self.rank)], order=order), len(self.build.steps)
                 self.items[output] = route.steps(self.build, self.items[value], mine)
+                if op.name == "all_reduce" and self.readers.only_update(output, first.ranks):
+                    self.for_updates.update(item for step in self.build.steps[before:] for item in step.outputs)
 
     def _exchange(self, value: Value, output: Value, op: Reroute) -> None:
         for exchange in exchanges(op.source, op.target, value.shape):
@@ -186,6 +210,10 @@ class _Lowering:
                 piece = self.build.compute(SliceBox((start,), (start + item.type.size,)), summed, name=f"{value.name}.flat")
                 self.build.name = value.name
                 self.items[value] = unflatten(self.build, piece, item.type.shape)
+            here = [value for value in node.outputs if self.readers.only_update(value, ranks)]
+            self.for_updates.update(self.items[value] for value in here)
+            if len(here) == len(node.outputs):
+                self.for_updates.add(summed)
 
     def _move(self, value: Value, output: Value, op: Reroute) -> None:
         received: list[tuple[Box, Item]] = []
@@ -223,7 +251,7 @@ def _summed(node: Node, layouts: Mapping[Value, Layout | Local]) -> Summed | Non
     if (found[0].sbp[0], found[1].sbp[0]) != (Split(axes[0]), Split(axes[1])):
         return None
     lengths = tuple(box.shape[axes[0]] for box in found[0].boxes(values[0].shape).values())
-    return Summed(axes, 0 if rows[0] in words[0] else 1, lengths)
+    return Summed(axes, 0 if rows[0] in words[0] else 1, node.placement.ranks, lengths)
 
 
 def _reduction(op: Reroute) -> Reduction:

@@ -30,9 +30,10 @@ class Window:
 
 
 def windows(steps: Iterable[Step], roots: Iterable[Item], orders: Orders, placed: Mapping[Item, Window] = MappingProxyType({})) -> dict[Item, Window]:
-    """The window of every item; an item that is neither a view nor placed in another is its own root."""
+    """The window of every item; one that is neither a view nor placed in another is its own root, and so is one whose place is given."""
     found: dict[Item, Window] = {root: own_window(root, orders) for root in roots}
     for step in steps:
+        found.update((item, own_window(item, orders)) for item in step.inputs if item.slot is not None)
         window = placed.get(step.outputs[0]) if len(step.outputs) == 1 else None
         window = window or _view_window(step, found)
         if window is not None:

@@ -1,7 +1,8 @@
 """What is checked about plans before anything runs.
 
 Within a rank: nobody reads memory that another value has overwritten, or that nothing has written.  Across ranks: all follow
-one schedule of communication, and each takes part exactly in what concerns it, in that order.
+one schedule of communication, and each takes part exactly in what concerns it, in that order; of a variable that they have in
+common, every byte is written by one of them, or none is.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from jobflow.errors import PlanError
-from jobflow.plan.plan import Announced, Collective, Plan, Slot, Transfer, Wait
+from jobflow.plan.plan import Announced, Collective, Compute, Plan, Slot, Transfer, Wait
+from jobflow.plan.storage import is_common
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,55 @@ def _verify_meetings(plan: Plan, sends: set[int]) -> None:
             ours = "nothing" if instruction is None else f"{instruction.name} (number {instruction.order})"
             theirs = "nothing more" if number is None else f"{plan.schedule[number]} (number {number})"
             raise PlanError(f"job {plan.job}, rank {plan.rank}: its communication {i} is {ours}, but the schedule has {theirs} for it")
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a rank tells the others about its plan.
+
+    Ranks number their buffers each for itself, so a buffer in common is called by the first variable in it.
+    """
+
+    schedule: tuple[Announced, ...]
+    #: variables in common: name, buffer, first byte, the byte behind
+    stored: tuple[tuple[str, str, int, int], ...]
+    #: stretches of them that this rank writes: buffer, first byte, the byte behind, the name of the step
+    writes: tuple[tuple[str, int, int, str], ...]
+
+
+def told(plan: Plan) -> Told:
+    common = {name: slot for name, slot in plan.variables.items() if is_common(slot.buffer)}
+    called: dict[str, str] = {}
+    for name, slot in common.items():
+        called.setdefault(slot.buffer, name)
+    stored = tuple((name, called[slot.buffer], slot.offset, slot.stop) for name, slot in common.items())
+    outputs = [(slot, i.name) for i in plan.epilogue if isinstance(i, Compute) for slot in i.outputs if slot.buffer in called and slot.type.size]
+    return Told(plan.schedule, stored, tuple((called[slot.buffer], slot.offset, slot.stop, name) for slot, name in outputs))
+
+
+def compare_plans(job: str, plans: Sequence[Told]) -> None:
+    """PlanError unless the plans of all ranks fit together."""
+    compare_schedules(job, [plan.schedule for plan in plans])
+    _compare_writes(job, plans)
+
+
+def _compare_writes(job: str, plans: Sequence[Told]) -> None:
+    """PlanError where two ranks write to one byte of a variable, or some write to it and leave bytes out."""
+    writes = sorted((*write, rank) for rank, plan in enumerate(plans) for write in plan.writes)
+    last = ("", 0, 0, "", 0)
+    for write in writes:
+        buffer, start, stop, name, rank = write
+        if buffer == last[0] and start < last[2] and rank != last[4]:
+            raise PlanError(f"job {job}: {last[3]} on rank {last[4]} and {name} on rank {rank} both write byte {start} of the buffer of {buffer}")
+        if buffer != last[0] or stop > last[2]:
+            last = write
+    for variable, buffer, begin, end in plans[0].stored:
+        inside = [(start, stop) for where, start, stop, *_ in writes if where == buffer and start < end and begin < stop]
+        reached = begin
+        for start, stop in [*inside, (end, end)]:
+            if inside and start > reached:
+                raise PlanError(f"job {job}: {variable} is updated, but no rank writes bytes {reached} to {start} of the buffer of {buffer}")
+            reached = max(reached, stop)
 
 
 def compare_schedules(job: str, schedules: Sequence[Sequence[Announced]]) -> None:

@@ -14,12 +14,12 @@ import numpy as np
 
 from jobflow.compiler.box import Reroute
 from jobflow.compiler.compile import plan_rank
-from jobflow.explain import Change, boxing_rows
+from jobflow.explain import Change, boxing_rows, places_of
 from jobflow.graph.ir import Physical
 from jobflow.layout import Local
 from jobflow.plan.footprint import Footprint, footprint
 from jobflow.plan.plan import Collective, Compute, Plan, Transfer
-from jobflow.plan.storage import is_common, place_variables
+from jobflow.plan.storage import is_common
 from jobflow.plan.traffic import Traffic, planned
 from jobflow.runtime.world import blas
 from jobflow.runtime.world.launch import launched
@@ -90,8 +90,8 @@ def figures_of(programs: Sequence[Physical], *, share: bool = True, most: int | 
 
 def planned_for(program: Physical, rank: int, sharing: tuple[int, ...]) -> Plan:
     """The plan of a rank that nobody has bound."""
-    slots = place_variables(program.graph.variables.values(), rank, sharing=sharing)[0]
-    return plan_rank(program, rank, slots)
+    slots, places = places_of(program, rank, sharing)
+    return plan_rank(program, rank, slots, places=places)
 
 
 def rank_figures(plan: Plan) -> RankFigures:

@@ -9,7 +9,7 @@ import numpy as np
 from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Slot
 from jobflow.runtime.comm.base import Communicator
 from jobflow.runtime.device.base import Device
-from jobflow.runtime.executor import Executor
+from jobflow.runtime.executor import Executor, Through
 from jobflow.runtime.state import State
 
 Marks = dict[str, Any]  # buffer -> one bool per byte
@@ -55,8 +55,8 @@ def deaths(plan: Plan) -> list[Marks]:
 class SpoilingExecutor(Executor):
     """Fills memory with ones, which are NaNs and huge numbers, after its last reader."""
 
-    def __init__(self, plan: Plan, device: Device, comm: Communicator, state: State) -> None:
-        super().__init__(plan, device, comm, state)
+    def __init__(self, plan: Plan, device: Device, comm: Communicator, state: State, through: Through | None = None) -> None:
+        super().__init__(plan, device, comm, state, through)
         dead = {id(i): marks for i, marks in zip(plan.instructions, deaths(plan), strict=True)}
         origin, calls = self.origin, [*self.body, *self.epilogue]
         mixed, spoiled = [], []

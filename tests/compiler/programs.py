@@ -18,6 +18,7 @@ from traced import Bound, Sgd, evaluate, trace
 
 import jobflow.ops
 from jobflow import optimizer, scope
+from jobflow.compiler import factors, weights
 from jobflow.compiler.compile import distribute
 from jobflow.compiler.trace import Tracer
 from jobflow.graph.ir import Graph, Variable
@@ -157,19 +158,41 @@ def compare(what: str, ours: Any, theirs: Any) -> None:
         raise Mismatch(f"{what} differs by {apart:.3g} (scale {scale:.3g})")
 
 
+@contextmanager
+def any_size() -> Iterator[None]:
+    """Whatever is done for large tensors only is done for all."""
+    before = factors.SMALLEST, factors.LESS, weights.SMALLEST, weights.LESS
+    factors.SMALLEST = factors.LESS = weights.SMALLEST = weights.LESS = 0
+    try:
+        yield
+    finally:
+        factors.SMALLEST, factors.LESS, weights.SMALLEST, weights.LESS = before
+
+
 def check(world: World, program: Program, graph: Graph | None = None) -> None:
-    """Mismatch unless two steps on the ranks are two steps of the kernels on whole arrays: every end, and every variable afterwards."""
+    """Mismatch unless two steps on the ranks are two steps of the kernels on whole arrays: every end, and every variable afterwards.
+
+    Once with memory of each rank's own, and once with memory in common.
+    """
     graph = graph_of(program) if graph is None else graph
+    _check(world, program, graph, common=False)
+    if program.ranks > 1:
+        with any_size():
+            _check(world, program, graph, common=True)
+
+
+def _check(world: World, program: Program, graph: Graph, common: bool) -> None:
     arguments, values = first_values(graph, program.seed)
-    bound = Bound(world, distribute(graph))
+    bound = Bound(world, distribute(graph), common=common)
+    how = "in common memory" if common else "in own memory"
     try:
         bound.write(values)
         for step in range(STEPS):
             outputs, new = evaluate(graph, arguments, values)
             for name, ours, theirs in zip(("loss", *program.ends), bound.run(**arguments), outputs, strict=True):
-                compare(f"step {step}: {name}", ours, theirs)
+                compare(f"{how}, step {step}: {name}", ours, theirs)
             values = values | new
             for name, value in values.items():
-                compare(f"step {step}: variable {name}", bound.read(name), value)
+                compare(f"{how}, step {step}: variable {name}", bound.read(name), value)
     finally:
         bound.close()

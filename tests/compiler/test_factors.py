@@ -100,8 +100,35 @@ def test_numbers_are_those_of_a_copy_each(optimizer: str, fresh: None) -> None:
     alone, expected, _ = trained(optimizer, share=False)
     losses, variables, found = trained(optimizer, share=True)
     gathers = [kind for kind in found if kind.startswith("all_") and kind != "all_reduce"]
-    # a: its samples lie in the hatch; of b both factors travel; where all gradients are measured first, none does
-    assert len(gathers) == (0 if optimizer == "clipped" else 3)
+    # a: its samples lie in the hatch, and its product travels; of b both factors do; where all gradients are measured first, no factor does
+    assert len(gathers) == 1 + (0 if optimizer == "clipped" else 3)
     np.testing.assert_allclose(losses, alone, rtol=1e-6)
     for name, value in variables.items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_ranks_that_store_matrices_in_other_orders(fresh: None) -> None:
+    """255 rows are stored column by column, 256 are not: all ranks must send factors in one order."""
+
+    def losses(share: bool) -> list[Any]:
+        flow.clear_default_session()
+        flow.config.cpu_device_num(2)
+        flow.config.share_variables(share)
+
+        @flow.global_function(type="train")
+        def job(x: tp.Numpy.Placeholder((511, 1200))) -> tp.Numpy:
+            w = flow.get_variable("w", (1200, 300), initializer=flow.random_normal_initializer(stddev=0.02))
+            loss = flow.math.reduce_mean(flow.math.square(flow.nn.relu(flow.matmul(x, w))), axis=[1])
+            OPTIMIZERS["sgd"]().minimize(loss)
+            return loss
+
+        samples = np.random.default_rng(2).standard_normal((3, 511, 1200)).astype(np.float32)
+        found = [job(x) for x in samples]
+        world = current_session().world
+        assert world is not None
+        (executor,) = executors_of(world.ranks[0]).values()
+        assert ("all_gather" in kinds(executor.plan)) == share
+        return found
+
+    for ours, theirs in zip(losses(True), losses(False), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)

@@ -93,3 +93,27 @@ def test_one_rank_has_none(on: Begin) -> None:
 
     np.testing.assert_array_equal(job(X), X * 3)
     assert not has_hatch(compiled(job, X).number)
+
+
+def test_numbers_without_axes(on: Begin) -> None:
+    on(2)
+
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder(()), y: Rows) -> tuple[tp.Numpy, tp.Numpy]:
+        return x * 2, flow.math.reduce_sum(y) + x
+
+    for number in (3.0, -1.0):
+        double, total = job(np.array(number, np.float32), X)
+        assert (double.shape, float(double)) == ((), 2 * number)
+        np.testing.assert_allclose(total, X.sum() + number, atol=1e-5)
+    assert has_hatch(compiled(job, np.array(0, np.float32), X).number)
+
+
+def test_one_number_per_device(on: Begin) -> None:
+    on(2)
+
+    @flow.global_function()
+    def job(x: tp.ListNumpy.Placeholder(())) -> tp.ListNumpy:
+        return x + 1
+
+    assert [float(x) for x in job([np.array(1, np.float32), np.array(5, np.float32)])] == [2, 6]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from jobflow.errors import PlanError
 from jobflow.layout import SUM
 from jobflow.plan.plan import Announced, Collective, Compute, Plan, Slot, Transfer, Wait
 from jobflow.plan.text import instruction_text, plan_text
-from jobflow.plan.verify import Access, compare_schedules, verify_memory, verify_order
+from jobflow.plan.verify import Access, Told, compare_plans, compare_schedules, verify_memory, verify_order
 from jobflow.types import TensorType, contiguous_strides, float32
 
 
@@ -173,6 +174,38 @@ def test_a_rank_that_stops_early() -> None:
         compare_schedules("job", [(x, y), (x,)])
     with pytest.raises(PlanError, match=r"ranks 0 and 1 disagree at communication 1: nothing versus all_reduce x1"):
         compare_schedules("job", [(x,), (x, y)])
+
+
+STORED = (("w", "w", 0, 100), ("v", "w", 128, 200))
+
+
+def writing(*each: Sequence[tuple[int, int]]) -> list[Told]:
+    """What ranks tell that write these stretches."""
+    return [Told((), STORED, tuple(("w", *span, f"u{i}") for i, span in enumerate(spans))) for spans in each]
+
+
+@pytest.mark.parametrize(
+    "each", [[[], []], [[(0, 100)], [(128, 200)]], [[(64, 100), (0, 64)], []], [[(0, 64)], [(64, 100)]], [[(0, 160)], [(160, 200)]]], ids=str
+)
+def test_what_ranks_have_in_common_is_written_whole_or_not_at_all(each: list[list[tuple[int, int]]]) -> None:
+    compare_plans("job", writing(*each))
+
+
+@pytest.mark.parametrize(
+    ("each", "text"),
+    [
+        ([[(0, 64)], [(60, 100)]], "u0 on rank 0 and u0 on rank 1 both write byte 60"),
+        ([[(0, 100), (10, 20)], [(30, 40)]], "u0 on rank 0 and u0 on rank 1 both write byte 30"),
+        ([[(0, 64)], [(68, 100)]], "w is updated, but no rank writes bytes 64 to 68"),
+        ([[(0, 160)], [(168, 200)]], "v is updated, but no rank writes bytes 160 to 168"),
+        ([[(0, 100)], [(128, 192)]], "v is updated, but no rank writes bytes 192 to 200"),
+        ([[], [(8, 100)]], "w is updated, but no rank writes bytes 0 to 8"),
+    ],
+    ids=str,
+)
+def test_ranks_that_write_twice_or_leave_out(each: list[list[tuple[int, int]]], text: str) -> None:
+    with pytest.raises(PlanError, match=f"^job job: {text}"):
+        compare_plans("job", writing(*each))
 
 
 # -------------------------------------------------------------------- text

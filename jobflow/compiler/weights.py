@@ -1,0 +1,110 @@
+"""Physical graph -> the same with weights multiplied by the ranks that update them.
+
+Of a weight that ranks store once (`plan.storage.COMMON`), each rank updates some rows (`factors`, `divide`), which then lie in the
+cache of its core.  To multiply its samples with the whole weight, a rank must fetch all other rows from the other cores.  It can as
+well multiply all samples with its own rows: as many multiplications, after which the product travels in place of the weight.
+That pays where the product is small, and the samples need not travel: arguments that come through the hatch lie there for all
+ranks.  Nothing but its update reads such a weight besides, for nobody asks for the gradient of an argument.
+
+Example, two ranks, x float32[100,784] in the hatch and w float32[512,784]: for `y = x[50:] w^T` a rank reads 0.8 MB that the other
+has just written; in `y = all_to_all(x w[256:]^T)` 0.05 MB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from jobflow.compiler.box import Reroute, rerouted
+from jobflow.graph.ir import Node, Physical, Value
+from jobflow.graph.rewrite import consumers, copy_node, with_values
+from jobflow.layout import B, Layout, Local, S, Sbp, Signature, Split
+from jobflow.ops.axes import Reshape
+from jobflow.ops.source import Input
+from jobflow.ops.update import Updated
+from jobflow.plan.plan import Slot
+from jobflow.plan.storage import is_common
+
+#: bytes of the smallest weight that is worth a communication of its own
+SMALLEST = 128 << 10
+#: how many times fewer bytes the product must have
+LESS = 2
+
+
+def keep_weights(physical: Physical, ranks: tuple[int, ...], slots: Mapping[str, Slot], hatch: Collection[str]) -> Physical:
+    """Have each of `ranks`, which share what is stored in common, multiply with its rows of weights; `hatch` has the keys of the arguments there."""
+    if len(ranks) < 2 or not hatch:
+        return physical
+    finding = _Finding(physical, ranks, slots, hatch)
+    turned = {node: signature for node in physical.graph.nodes if (signature := finding.signature(node)) is not None}
+    return _Turning(physical, turned).run() if turned else physical
+
+
+class _Finding:
+    """Which products; the same answer on all ranks."""
+
+    def __init__(self, physical: Physical, ranks: tuple[int, ...], slots: Mapping[str, Slot], hatch: Collection[str]) -> None:
+        graph = physical.graph
+        self.layouts, self.ranks, self.hatch = physical.layouts, ranks, hatch
+        self.readers = consumers(graph)
+        elementwise = {name for name, value in graph.updates.items() if isinstance(value.node.op, Updated) and value.node.op.flat}
+        self.weights = {graph.reads[name] for name in elementwise if name in graph.reads and name in slots and is_common(slots[name].buffer)}
+
+    def signature(self, node: Node) -> Signature | None:
+        """How a product of samples and a weight is cut along the rows of the weight; None if it is no such product, or that does not pay."""
+        at = next((i for i, value in enumerate(node.inputs) if value in self.weights), None)
+        if at is None or len(node.inputs) != 2 or len(node.outputs) != 1:
+            return None
+        weight, samples, product = node.inputs[at], node.inputs[1 - at], node.outputs[0]
+        alone = all(reader is node or reader.phase == "update" for reader in self.readers[weight])
+        if not alone or weight.type.nbytes < SMALLEST or LESS * product.type.nbytes > weight.type.nbytes:
+            return None
+        if not (self._splits(samples) and self._splits(product) and self._is_in_hatch(samples)):
+            return None
+        wanted = tuple(S(0) if i == at else B for i in range(2))
+        signatures = node.op.rule(*(value.type for value in node.inputs)).signatures()
+        return next((s for s in signatures if s.inputs == wanted and isinstance(s.outputs[0], Split) and s.legal(len(self.ranks))), None)
+
+    def _splits(self, value: Value) -> bool:
+        """True if each of the ranks has some of the samples."""
+        layout = self.layouts[value]
+        return isinstance(layout, Layout) and layout.placement.ranks == self.ranks and layout.sbp == (S(0),)
+
+    def _is_in_hatch(self, value: Value) -> bool:
+        while isinstance(value.node.op, Reshape) and self._splits(value):
+            value = value.node.inputs[0]
+        return isinstance(value.node.op, Input) and value.node.op.key in self.hatch
+
+
+@dataclass
+class _Turning:
+    physical: Physical
+    turned: Mapping[Node, Signature]
+    nodes: list[Node] = field(default_factory=list)
+    layouts: dict[Value, Layout | Local] = field(default_factory=dict)
+
+    def run(self) -> Physical:
+        now: dict[Value, Value] = {}
+        for node in self.physical.graph.nodes:
+            inputs, before = tuple(now[value] for value in node.inputs), [self.physical.layouts[value] for value in node.outputs]
+            signature = self.turned.get(node)
+            if signature is not None:
+                inputs = tuple(self._laid(value, node, sbp) for value, sbp in zip(inputs, signature.inputs, strict=True))
+            made = copy_node(node, inputs).outputs
+            self._add(made, before if signature is None else [Layout(node.placement, signature.outputs)])
+            if signature is not None:
+                made = (self._laid(made[0], node, S(0)),)
+            now.update(zip(node.outputs, made, strict=True))
+        return Physical(with_values(self.physical.graph, self.nodes, now), self.layouts)
+
+    def _add(self, made: Sequence[Value], layouts: Sequence[Layout | Local]) -> None:
+        self.nodes.append(made[0].node)
+        self.layouts.update(zip(made, layouts, strict=True))
+
+    def _laid(self, value: Value, node: Node, sbp: Sbp) -> Value:
+        """The value as `node` reads or hands it on."""
+        source, target = self.layouts[value], Layout(node.placement, (sbp,))
+        assert isinstance(source, Layout)
+        moved = rerouted(value, Reroute(source, target), node.origin)
+        self._add((moved,), [target])
+        return moved
