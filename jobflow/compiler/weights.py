@@ -90,21 +90,20 @@ class _Turning:
             signature = self.turned.get(node)
             if signature is not None:
                 inputs = tuple(self._laid(value, node, sbp) for value, sbp in zip(inputs, signature.inputs, strict=True))
-            made = copy_node(node, inputs).outputs
-            self._add(made, before if signature is None else [Layout(node.placement, signature.outputs)])
+            made = self._added(copy_node(node, inputs), before if signature is None else [Layout(node.placement, signature.outputs)])
             if signature is not None:
                 made = (self._laid(made[0], node, S(0)),)
             now.update(zip(node.outputs, made, strict=True))
         return Physical(with_values(self.physical.graph, self.nodes, now), self.layouts)
 
-    def _add(self, made: Sequence[Value], layouts: Sequence[Layout | Local]) -> None:
-        self.nodes.append(made[0].node)
-        self.layouts.update(zip(made, layouts, strict=True))
+    def _added(self, node: Node, layouts: Sequence[Layout | Local]) -> tuple[Value, ...]:
+        """The outputs of a new node."""
+        self.nodes.append(node)
+        self.layouts.update(zip(node.outputs, layouts, strict=True))
+        return node.outputs
 
     def _laid(self, value: Value, node: Node, sbp: Sbp) -> Value:
         """The value as `node` reads or hands it on."""
         source, target = self.layouts[value], Layout(node.placement, (sbp,))
         assert isinstance(source, Layout)
-        moved = rerouted(value, Reroute(source, target), node.origin)
-        self._add((moved,), [target])
-        return moved
+        return self._added(rerouted(value, Reroute(source, target), node.origin).node, [target])[0]

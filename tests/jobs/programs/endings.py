@@ -22,6 +22,8 @@ started = launched()
 assert started is not None
 me = started.rank
 (folder / f"pid.{me}").write_text(str(os.getpid()))
+while not all((folder / f"pid.{rank}").exists() for rank in range(started.size)):  # an early end of one must not take others before they are known
+    time.sleep(0.01)
 
 ROWS = 8
 x = np.random.RandomState(0).rand(ROWS, 600).astype(np.float32)
