@@ -93,11 +93,11 @@ class Explained:
         return footprint_text({rank: footprint(self.plan(rank)) for rank in range(self.devices)})
 
     def boxing(self, rank: int) -> str:
-        """Every change of layout, and what a rank hands on in all: less where the ranks of a node store variables once."""
+        """Every change of layout, and what a rank hands on in all: less where ranks have memory in common."""
         if not any(isinstance(node.op, Reroute) for node in self.physical.graph.nodes):
             return "nothing moves between ranks"
         alone, once = (sum(traffic.nbytes for traffic in planned(self.plan(rank, share)).values()) for share in (False, True))
-        less = f", {once} where the ranks of a node store variables once" if once != alone else ""
+        less = f", {once} where ranks have memory in common" if once != alone else ""
         return f"{boxing_table(self.physical)}\nrank {rank} hands on {alone} bytes in a step{less}"
 
     def pipeline(self) -> str:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jobflow.trainer.history import RATE, SPEED, TRAIN, Curve, History, is_fraction, smoothed, wants_logarithm
+from jobflow.trainer.history import RATE, SPEED, TRAIN, Curve, History, Reading, is_fraction, smoothed, wants_logarithm
 from jobflow.trainer.leaving import leave
-from jobflow.trainer.watching import EvaluationReport, RunInfo, StepReport, Watcher
+from jobflow.trainer.watching import RunInfo
 
 #: of Okabe and Ito: told apart by everybody
 COLOURS = {TRAIN: "#0072B2", "validation": "#D55E00", "test": "#009E73"}
@@ -27,35 +27,22 @@ SMOOTHING = 0.03
 WIDTH, HEIGHT, DOTS = 5.6, 3.4, 144
 
 
-class Curves(Watcher):
-    """Writes the picture when a run ends, however it ends; into the run's output unless a path is given.
-
-    A `history` that is given is a watcher itself, and stands before this one.
-    """
+class Curves(Reading):
+    """Writes the picture when a run ends, however it ends; into the run's output unless a path is given."""
 
     def __init__(self, path: Path | None = None, history: History | None = None) -> None:
+        super().__init__(history)
         self._path = path
-        self._history = history or History()
-        self._own = history is None
         self._written = False
 
     def started(self, run: RunInfo) -> None:
         importlib.import_module("matplotlib")  # better missed now than when all is done
-        if self._own:
-            self._history.started(run)
-
-    def step(self, run: RunInfo, report: StepReport) -> None:
-        if self._own:
-            self._history.step(run, report)
-
-    def evaluated(self, run: RunInfo, report: EvaluationReport) -> None:
-        if self._own:
-            self._history.evaluated(run, report)
+        super().started(run)
 
     def closed(self, run: RunInfo) -> None:
-        if not self._written and self._history.step_number > run.first_step:
+        if not self._written and self.history.step_number > run.first_step:
             self._written = True
-            draw(self._history, self._path or run.output / "curves.png", run.name, run.steps_per_epoch)
+            draw(self.history, self._path or run.output / "curves.png", run.name, run.steps_per_epoch)
 
 
 def draw(history: History, path: Path, title: str, steps_per_epoch: int = 0) -> Path | None:

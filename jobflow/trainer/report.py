@@ -18,12 +18,12 @@ from jobflow.session import current_session
 from jobflow.trainer.amounts import count_text, duration_text, metric_text, percent, rate_text, size_text
 from jobflow.trainer.charts import curves_chart, histogram
 from jobflow.trainer.figures import Figures, environment, figures_of
-from jobflow.trainer.history import RATE, SPEED, TRAIN, History, Line
+from jobflow.trainer.history import RATE, SPEED, TRAIN, History, Line, Reading
 from jobflow.trainer.leaving import leave
 from jobflow.trainer.page import Cell, Html, cards, figures, folded, page, pairs, paragraph, stacked, table, together
 from jobflow.trainer.preview import alike, strategy_text
 from jobflow.trainer.trace import PARTS, Traced
-from jobflow.trainer.watching import Ended, EvaluationReport, RunInfo, StepReport, Watcher
+from jobflow.trainer.watching import RunInfo
 
 #: what each way to end is called, and whether it is good news
 ENDS = {
@@ -39,11 +39,10 @@ MOST_RANKS = 16
 FINAL = 20
 
 
-class Report(Watcher):
+class Report(Reading):
     """Writes the page when a run ends, however it ends; into the run's output unless a path is given.
 
-    `traced` gives what `--profile` recorded; `announce` is told where the page is.  A `history` that is given is a watcher itself, and stands before
-    this one.
+    `traced` gives what `--profile` recorded; `announce` is told where the page is.
     """
 
     def __init__(
@@ -53,40 +52,19 @@ class Report(Watcher):
         history: History | None = None,
         announce: Callable[[str], None] | None = None,
     ) -> None:
+        super().__init__(history)
         self._path = path
         self._announce = announce
         self._traced = traced or (lambda: None)
-        self._history = history or History()
-        self._own = history is None
         self._written = False
         self._when = datetime.now().astimezone()
-
-    def started(self, run: RunInfo) -> None:
-        if self._own:
-            self._history.started(run)
-
-    def step(self, run: RunInfo, report: StepReport) -> None:
-        if self._own:
-            self._history.step(run, report)
-
-    def evaluated(self, run: RunInfo, report: EvaluationReport) -> None:
-        if self._own:
-            self._history.evaluated(run, report)
-
-    def saved(self, run: RunInfo, path: Path) -> None:
-        if self._own:
-            self._history.saved(run, path)
-
-    def finished(self, run: RunInfo, outcome: Ended) -> None:
-        if self._own:
-            self._history.finished(run, outcome)
 
     def closed(self, run: RunInfo) -> None:
         if self._written:
             return
         self._written = True
         path = self._path or run.output / "report.html"
-        text = report_page(run, self._history, self._when, self._traced(), sys.exception())
+        text = report_page(run, self.history, self._when, self._traced(), sys.exception())
         if leave(path, text.encode()) and self._announce is not None:
             self._announce(f"report: {path}")
 
