@@ -129,13 +129,13 @@ def memory(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def compile(options: argparse.Namespace) -> dict[str, Any]:
     """Seconds for a deep GPT on many ranks: laying it out, which is done once, and planning, which each rank does for itself."""
-    import gpt  # beside the examples; imported by ours
+    import ours  # imports jobflow, and finds the examples
 
     from jobflow.explain import laid_out
     from jobflow.job import job_of
 
-    size = gpt.Size(batch=PLANNED_RANKS, blocks=BLOCKS)
-    job = job_of(gpt.make_train_job(size))
+    size = ours.gpt.Size(batch=PLANNED_RANKS, blocks=BLOCKS)
+    job = job_of(ours.gpt.make_train_job(size))
     start = time.perf_counter()
     found = laid_out(job, PLANNED_RANKS)
     between = time.perf_counter()
