@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from jobflow.compiler.compile import plan_rank
+from jobflow.errors import JobError
 from jobflow.graph.wire import Wire, physical_from_wire
 from jobflow.hatch import HATCH, Opening, hatch_of, slots_of
 from jobflow.layout import Layout
+from jobflow.plan.storage import apart, is_common
 from jobflow.plan.traffic import Traffic
 from jobflow.plan.verify import Told, told
 from jobflow.runtime.executor import Executor, Through
@@ -53,7 +55,9 @@ class Bind:
     def __call__(self, rank: Rank, table: Wire) -> Told:
         physical = physical_from_wire(table)
         state = state_of(rank)
-        state.declare(physical.graph.variables.values(), self.share)
+        own = apart(physical.graph)
+        state.declare(physical.graph.variables.values(), self.share, own)
+        _check_apart(state, own, physical.graph.name)
         hatch = hatch_of(physical) if self.hatch and state.on_hosts() else None
         memory = None if hatch is None else rank.comm.allocate_common(hatch.nbytes)
         if hatch is None or memory is None:
@@ -66,6 +70,16 @@ class Bind:
         executors_of(rank)[self.number] = Executor(plan, rank.device, rank.comm, state, through)
         openings_of(rank)[self.number] = Opening(hatch, memory)
         return told(plan)
+
+
+def _check_apart(state: State, own: Collection[str], job: str) -> None:
+    """JobError if ranks would write different values to what an earlier job has them store once."""
+    for name in sorted(own):
+        if name in state.slots and is_common(state.slots[name].buffer):
+            raise JobError(
+                f"job {job} assigns each device's own tensor to variable {name!r}, of which an earlier job has stored one copy for all devices; "
+                f"declare this job before that one, or call config.share_variables(False) before any job runs"
+            )
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from jobflow.job import Job, job_of, returned_values
 from jobflow.picture import page
 from jobflow.plan.footprint import footprint, footprint_text
 from jobflow.plan.plan import Plan, Slot
-from jobflow.plan.storage import place_variables
+from jobflow.plan.storage import apart, place_variables
 from jobflow.plan.text import plan_text
 from jobflow.plan.traffic import planned
 from jobflow.session import current_session
@@ -113,7 +113,7 @@ def places_of(physical: Physical, rank: int, sharing: tuple[int, ...]) -> tuple[
 
     `sharing` are the ranks that have memory in common.
     """
-    slots, _ = place_variables(physical.graph.variables.values(), rank, sharing=sharing)
+    slots, _ = place_variables(physical.graph.variables.values(), rank, sharing=sharing, own=apart(physical.graph))
     return slots, planned_places(physical, rank) if sharing else {}
 
 

@@ -7,9 +7,11 @@ common: once, instead of a copy each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
-from jobflow.graph.ir import Variable
+from jobflow.graph.ir import Graph, Variable
+from jobflow.layout import Broadcast
+from jobflow.ops.layout_ops import ToGlobal
 from jobflow.plan.plan import ALIGNMENT, Slot
 from jobflow.types import contiguous_strides
 
@@ -22,17 +24,26 @@ def is_common(buffer: str) -> bool:
     return buffer.startswith(COMMON)
 
 
+def apart(graph: Graph) -> frozenset[str]:
+    """The variables that take a tensor of the mirrored view: of these each rank has a copy of its own, which may come to differ."""
+    return frozenset(name for name, value in graph.updates.items() if isinstance(value.node.op, ToGlobal) and _claims_copies(value.node.op))
+
+
+def _claims_copies(op: ToGlobal) -> bool:
+    return any(isinstance(sbp, Broadcast) for sbp in op.sbp)
+
+
 def place_variables(
-    variables: Iterable[Variable], rank: int, number: int = 0, sharing: tuple[int, ...] = ()
+    variables: Iterable[Variable], rank: int, number: int = 0, sharing: tuple[int, ...] = (), own: Collection[str] = ()
 ) -> tuple[dict[str, Slot], dict[str, int]]:
     """The slots of this rank's parts by variable, and the bytes of the buffers by name; `number` is that of the first buffer.
 
-    `sharing` are the ranks that can have memory in common.
+    `sharing` are the ranks that can have memory in common; variables called in `own` do not lie in it.
     """
     groups: dict[tuple[str, str, str], list[Variable]] = {}
     for variable in variables:
         if rank in variable.placement.ranks:
-            kind = COMMON if _is_shared(variable, sharing) else OWN
+            kind = COMMON if variable.name not in own and _is_shared(variable, sharing) else OWN
             groups.setdefault((kind, variable.group, variable.type.dtype.name), []).append(variable)
     slots: dict[str, Slot] = {}
     sizes: dict[str, int] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
@@ -28,15 +28,15 @@ class State:
         self.slots: dict[str, Slot] = {}
         self.variables: dict[str, Variable] = {}
 
-    def declare(self, variables: Iterable[Variable], share: bool = False) -> None:
+    def declare(self, variables: Iterable[Variable], share: bool = False, own: Collection[str] = ()) -> None:
         """Give memory and a first value to every variable that is new.
 
-        With `share`, what all ranks hold whole is stored once where they have memory in common.  Collective then: all ranks
-        declare the same variables.
+        With `share`, what all ranks hold whole is stored once where they have memory in common, but for those called in `own`.
+        Collective then: all ranks declare the same variables.
         """
         new = [v for v in variables if v.name not in self.variables and self.rank in v.placement.ranks]
         sharing = tuple(range(self.comm.size)) if share and self.on_hosts() else ()
-        slots, sizes = place_variables(new, self.rank, len(self.buffers), sharing)
+        slots, sizes = place_variables(new, self.rank, len(self.buffers), sharing, own)
         found = self._common({name: nbytes for name, nbytes in sizes.items() if is_common(name)})
         if found is None:
             slots, sizes = place_variables(new, self.rank, len(self.buffers))

@@ -9,7 +9,7 @@ from parts import Begin, Labels, Rows, X, Y, constant, normal, sgd, values
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow.errors import ArgumentError, CheckpointError
+from jobflow.errors import ArgumentError, CheckpointError, JobError
 
 
 class TestNames:
@@ -295,3 +295,42 @@ class TestDropout:
             assert abs(found.mean() - 1) < 0.06
         assert (first != second).mean() > 0.2
         np.testing.assert_array_equal(predict_job(ones), ones)
+
+
+class TestCopies:
+    """In the mirrored view every device has its own copy of a variable, though what all hold whole is stored once otherwise."""
+
+    @staticmethod
+    def declared(*names: str) -> dict[str, Any]:
+        """These jobs, declared one after another."""
+        mirrored = flow.function_config()
+        mirrored.default_logical_view(flow.scope.mirrored_view())
+
+        def kept() -> Any:
+            return flow.get_variable("kept", (2,), initializer=flow.zeros_initializer(), trainable=False)
+
+        def keep(x: tp.ListNumpy.Placeholder((2,))) -> tp.ListNumpy:
+            before = kept()
+            flow.assign(before, x)
+            return before + x
+
+        def show() -> tp.Numpy:
+            return kept() + 0.0
+
+        bodies: dict[str, tuple[Any, Any]] = {"keep": (keep, mirrored), "show": (show, None)}
+        return {name: flow.global_function(function_config=bodies[name][1])(bodies[name][0]) for name in names}
+
+    def test_each_device_keeps_what_it_was_assigned(self, on: Begin) -> None:
+        on(2)
+        keep = self.declared("keep", "show")["keep"]
+        given = [np.array([1, 1], np.float32), np.array([2, 5], np.float32)]
+        assert [x.tolist() for x in keep(given)] == [[1, 1], [2, 5]]
+        assert [x.tolist() for x in keep(given)] == [[2, 2], [4, 10]]
+
+    def test_not_if_they_had_one_copy_before(self, on: Begin) -> None:
+        on(2)
+        keep = self.declared("show", "keep")["keep"]
+        with pytest.raises(
+            JobError, match=r"job keep assigns each device's own tensor to variable 'kept'.*declare this job before that one, or call"
+        ):
+            keep([np.ones(2, np.float32)] * 2)
