@@ -8,6 +8,7 @@ from typing import Any
 
 from jobflow.compiler.compile import plan_rank
 from jobflow.errors import JobError
+from jobflow.graph.ir import Graph
 from jobflow.graph.wire import Wire, physical_from_wire
 from jobflow.hatch import HATCH, Opening, hatch_of, slots_of
 from jobflow.layout import Layout
@@ -56,8 +57,8 @@ class Bind:
         physical = physical_from_wire(table)
         state = state_of(rank)
         own = apart(physical.graph)
+        _check_apart(state, own, physical.graph)
         state.declare(physical.graph.variables.values(), self.share, own)
-        _check_apart(state, own, physical.graph.name)
         hatch = hatch_of(physical) if self.hatch and state.on_hosts() else None
         memory = None if hatch is None else rank.comm.allocate_common(hatch.nbytes)
         if hatch is None or memory is None:
@@ -72,13 +73,14 @@ class Bind:
         return told(plan)
 
 
-def _check_apart(state: State, own: Collection[str], job: str) -> None:
+def _check_apart(state: State, own: Collection[str], graph: Graph) -> None:
     """JobError if ranks would write different values to what an earlier job has them store once."""
     for name in sorted(own):
         if name in state.slots and is_common(state.slots[name].buffer):
+            where = graph.updates[name].node.where
             raise JobError(
-                f"job {job} assigns each device's own tensor to variable {name!r}, of which an earlier job has stored one copy for all devices; "
-                f"declare this job before that one, or call config.share_variables(False) before any job runs"
+                f"job {graph.name}, {where}: assigns each device's own tensor to variable {name!r}, of which an earlier job has stored one copy "
+                f"for all devices; declare this job before that one, or call config.share_variables(False) before any job runs"
             )
 
 

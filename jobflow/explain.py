@@ -77,16 +77,17 @@ class Explained:
 
     def program(self, rank: int) -> Program:
         """What a rank does, without addresses."""
-        slots, places = places_of(self.physical, rank, self._sharing())
+        slots, places = self._places(rank, True)
         return rank_program(self.physical, rank, slots, places=places)
 
     def plan(self, rank: int, share: bool = True) -> Plan:
         """What a rank does, with addresses; unless `share`, the ranks have no memory in common."""
-        slots, places = places_of(self.physical, rank, self._sharing() if share else ())
+        slots, places = self._places(rank, share)
         return plan_rank(self.physical, rank, slots, places=places)
 
-    def _sharing(self) -> tuple[int, ...]:
-        return tuple(range(self.devices)) if current_session().settings.share_variables else ()
+    def _places(self, rank: int, share: bool) -> tuple[dict[str, Slot], dict[str, Slot]]:
+        sharing = tuple(range(self.devices)) if share and current_session().settings.share_variables else ()
+        return places_of(self.physical, rank, sharing, hatch=share)
 
     def memory(self) -> str:
         """What the memory of every rank is used for."""
@@ -108,13 +109,13 @@ class Explained:
         return str(found)
 
 
-def places_of(physical: Physical, rank: int, sharing: tuple[int, ...]) -> tuple[dict[str, Slot], dict[str, Slot]]:
-    """Where a rank that nobody has bound would have its variables, and the arguments that come through the hatch.
+def places_of(physical: Physical, rank: int, sharing: tuple[int, ...], hatch: bool) -> tuple[dict[str, Slot], dict[str, Slot]]:
+    """Where a rank that nobody has bound would have its variables, and the arguments that come through the hatch, if there is one.
 
-    `sharing` are the ranks that have memory in common.
+    `sharing` are the ranks that have variables in common.
     """
     slots, _ = place_variables(physical.graph.variables.values(), rank, sharing=sharing, own=apart(physical.graph))
-    return slots, planned_places(physical, rank) if sharing else {}
+    return slots, planned_places(physical, rank) if hatch else {}
 
 
 def laid_out(job: Job, devices: int, strategy: str | None = None) -> Explained:

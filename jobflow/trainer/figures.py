@@ -23,6 +23,7 @@ from jobflow.plan.storage import is_common
 from jobflow.plan.traffic import Traffic, planned
 from jobflow.runtime.world import blas
 from jobflow.runtime.world.launch import launched
+from jobflow.session import Session
 from jobflow.strategies.pipeline import flops
 from jobflow.version import __version__
 
@@ -73,14 +74,22 @@ class Figures:
         return sorted({kind for figures in self.ranks for kind in figures.traffic})
 
 
-def figures_of(programs: Sequence[Physical], *, share: bool = True, most: int | None = None) -> Figures:
+def figures_in(session: Session, programs: Sequence[Physical], most: int | None = None) -> Figures:
+    """The figures of a job as this session runs it; ranks that were launched are all clients, and hand their arguments to themselves."""
+    on_hosts, multi = session.device_tag == "cpu", session.multi or launched() is not None
+    hatch = on_hosts and not multi and all(program is programs[0] for program in programs)
+    return figures_of(programs, share=session.settings.share_variables and on_hosts, hatch=hatch, most=most)
+
+
+def figures_of(programs: Sequence[Physical], *, share: bool = True, hatch: bool = False, most: int | None = None) -> Figures:
     """The figures of a job from the programs of its ranks, or of its first `most` ranks.
 
-    With `share`, what all ranks hold whole is stored once, as on one machine without GPUs.
+    With `share`, what all ranks hold whole is stored once, as on one machine without GPUs; with `hatch`, arguments are read where a single
+    client puts them.
     """
     graph = programs[0].graph
     sharing = tuple(range(len(programs))) if share else ()
-    plans = [planned_for(program, rank, sharing) for rank, program in enumerate(programs[:most])]
+    plans = [planned_for(program, rank, sharing, hatch) for rank, program in enumerate(programs[:most])]
     trained = sum(v.type.size for v in graph.variables.values() if v.trainable)
     nbytes = sum(v.type.nbytes for v in graph.variables.values())
     changes = tuple(row for row in boxing_rows(programs[0]) if row.nbytes > QUIET)
@@ -88,9 +97,9 @@ def figures_of(programs: Sequence[Physical], *, share: bool = True, most: int | 
     return Figures(graph.name, tuple(map(rank_figures, plans)), trained, len(graph.variables), nbytes, operations, len(graph.nodes), changes)
 
 
-def planned_for(program: Physical, rank: int, sharing: tuple[int, ...]) -> Plan:
+def planned_for(program: Physical, rank: int, sharing: tuple[int, ...], hatch: bool) -> Plan:
     """The plan of a rank that nobody has bound."""
-    slots, places = places_of(program, rank, sharing)
+    slots, places = places_of(program, rank, sharing, hatch)
     return plan_rank(program, rank, slots, places=places)
 
 

@@ -15,7 +15,7 @@ from jobflow.plan.footprint import CATEGORIES
 from jobflow.session import Session
 from jobflow.trainer import figures as made
 from jobflow.trainer.amounts import count_text, size_text
-from jobflow.trainer.figures import Figures, figures_of
+from jobflow.trainer.figures import Figures, figures_in
 from jobflow.trainer.jobs import Prepared, prepared
 
 #: rows of a batch that a rank gets at a time, under which its kernels hardly pay
@@ -102,7 +102,7 @@ def preview_of(run: Prepared, config: Any) -> Preview:
 def laid_out(job: Job, session: Session) -> Figures:
     """A job's figures for as many ranks as the session would start."""
     compiled = job.compile(session, job.declared_shapes(session), 0)
-    return figures_of(compiled.programs, share=session.settings.share_variables and session.device_tag == "cpu")
+    return figures_in(session, compiled.programs)
 
 
 def schedule_of(run: Prepared, config: Any) -> Schedule:

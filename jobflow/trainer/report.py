@@ -17,7 +17,7 @@ from jobflow.plan.footprint import CATEGORIES
 from jobflow.session import current_session
 from jobflow.trainer.amounts import count_text, duration_text, metric_text, percent, rate_text, size_text
 from jobflow.trainer.charts import curves_chart, histogram
-from jobflow.trainer.figures import Figures, environment, figures_of
+from jobflow.trainer.figures import Figures, environment, figures_in
 from jobflow.trainer.history import RATE, SPEED, TRAIN, History, Line, Reading
 from jobflow.trainer.leaving import leave
 from jobflow.trainer.page import Cell, Html, cards, figures, folded, page, pairs, paragraph, stacked, table, together
@@ -76,9 +76,7 @@ def report_page(
     compiled = run.compiled()
     laid_out = None
     if compiled is not None:
-        session = current_session()
-        share = session.settings.share_variables and session.device_tag == "cpu"
-        laid_out = figures_of(compiled.programs, share=share, most=MOST_RANKS)
+        laid_out = figures_in(current_session(), compiled.programs, MOST_RANKS)
     badge = ("failed", "bad") if history.outcome is None else ENDS.get(history.outcome.stopped, (history.outcome.stopped, "plain"))
     date = "" if when is None else f"{when:%Y-%m-%d %H:%M}, "
     strategy = run.loaded.plain.get("strategy")

@@ -330,7 +330,6 @@ class TestCopies:
     def test_not_if_they_had_one_copy_before(self, on: Begin) -> None:
         on(2)
         keep = self.declared("show", "keep")["keep"]
-        with pytest.raises(
-            JobError, match=r"job keep assigns each device's own tensor to variable 'kept'.*declare this job before that one, or call"
-        ):
+        says = r"job keep, test_variables.py:\d+: assigns each device's own tensor to variable 'kept'.*declare this job before that one, or call"
+        with pytest.raises(JobError, match=says):
             keep([np.ones(2, np.float32)] * 2)
