@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from jobflow.compiler.format import format_items
-from jobflow.compiler.local import Collect, Item, Program, Step
+from jobflow.compiler.local import Collect, Item, Program, Send, Step
 from jobflow.compiler.renumber import renumbered
 from jobflow.compiler.views import Window, is_dense, windows
 from jobflow.layout import Box
+from jobflow.ops.base import ViewOp
 from jobflow.plan.plan import Announced, Slot
 from jobflow.types import TensorType, contiguous_strides
 
@@ -33,9 +34,10 @@ def adopt(program: Program, places: Mapping[str, Slot], ranks: tuple[int, ...]) 
     arguments = tuple(replace(argument, item=now.get(argument.item, argument.item)) for argument in program.arguments)
     fetches = tuple((position, now.get(item, item)) for position, item in program.fetches)
     results = tuple(now.get(item, item) for item in program.results)
-    together = {
-        a.item: slot for a in arguments if a.item.slot is not None and (slot := _together(a.item.slot, a.box, program.known.alike)) is not None
-    }
+    # a rank may want images in another memory order, and its neighbours may not, unless they are alike, or nothing but views reads them
+    used = {item for step in steps if not isinstance(step.action, ViewOp | Collect | Send) for item in step.inputs}
+    plain = [a for a in arguments if a.item.slot is not None and (program.known.alike or a.item.type.ndim <= 2 or a.item not in used)]
+    together = {a.item: slot for a in plain if a.item.slot is not None and (slot := _together(a.item.slot, a.box)) is not None}
     return _ungathered(replace(program, steps=steps, arguments=arguments, fetches=fetches, results=results, together=together), ranks)
 
 
@@ -50,7 +52,7 @@ def _ungathered(program: Program, ranks: tuple[int, ...]) -> Program:
     now: dict[Item, Item] = {}
     for step in gathers:
         assert isinstance(step.action, Collect)
-        slot = _whole(step.inputs[0], step.outputs[0].type, found, program.together)
+        slot = whole_in_hatch(step.inputs[0], step.outputs[0].type, found, program.together)
         if slot is not None:
             lines[step.action.order], instead[step] = [], []
             now[step.outputs[0]] = Item(slot.type, step.outputs[0].name, slot=slot)
@@ -58,26 +60,23 @@ def _ungathered(program: Program, ranks: tuple[int, ...]) -> Program:
     return renumbered(program, reading, lines, {}) if lines else program
 
 
-def _whole(flat: Item, type: TensorType, found: Mapping[Item, Window], together: Mapping[Item, Slot]) -> Slot | None:
-    """Where all parts of what is gathered from `flat` lie one after another, if they do."""
-    window = found[flat]
+def whole_in_hatch(item: Item, whole: TensorType, found: Mapping[Item, Window], together: Mapping[Item, Slot]) -> Slot | None:
+    """Where the parts of all ranks, of which `item` is this rank's, lie one after another as `whole`; None if they do not."""
+    window = found[item]
     slot = together.get(window.root)
-    is_all = window.offset == 0 and is_dense(flat.type, window) and flat.type.nbytes == window.root.type.nbytes
-    if slot is None or not is_all or slot.type.nbytes != type.nbytes:
+    is_all = window.offset == 0 and is_dense(item.type, window) and item.type.nbytes == window.root.type.nbytes
+    if slot is None or not is_all or slot.type.nbytes != whole.nbytes:
         return None
-    return Slot(slot.buffer, slot.offset, type, contiguous_strides(type.shape, type.dtype.itemsize))
+    return Slot(slot.buffer, slot.offset, whole, contiguous_strides(whole.shape, whole.dtype.itemsize))
 
 
 def _reading(step: Step, now: Mapping[Item, Item]) -> Step:
     return replace(step, inputs=tuple(now.get(item, item) for item in step.inputs))
 
 
-def _together(mine: Slot, box: Box, alike: bool) -> Slot | None:
-    """Where the parts of all ranks lie, if they are stretches of the first axis; the same on all of them.
-
-    A rank may want images in another memory order than the client's, and its neighbours may not, unless they are `alike`.
-    """
-    if mine.type.shape != box.shape or box.shape[1:] != box.whole[1:] or not (alike or mine.type.ndim <= 2):
+def _together(mine: Slot, box: Box) -> Slot | None:
+    """Where the parts of all ranks lie, if they are stretches of the first axis."""
+    if mine.type.shape != box.shape or box.shape[1:] != box.whole[1:]:
         return None
     whole = mine.type.with_shape(box.whole)
     return Slot(mine.buffer, mine.offset - box.start[0] * mine.strides[0], whole, contiguous_strides(box.whole, mine.type.dtype.itemsize))

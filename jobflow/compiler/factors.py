@@ -19,11 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from jobflow.compiler.adopt import whole_in_hatch
 from jobflow.compiler.box import joined_offsets
 from jobflow.compiler.format import format_items
 from jobflow.compiler.local import Builder, Collect, Item, Join, Program, Step, Summed
 from jobflow.compiler.renumber import renumbered
-from jobflow.compiler.views import is_dense, windows
+from jobflow.compiler.views import windows
 from jobflow.layout import SUM, Box, cut
 from jobflow.ops.axes import Transpose
 from jobflow.ops.base import Op
@@ -33,9 +34,9 @@ from jobflow.plan.plan import Announced, Kind, Slot
 from jobflow.plan.storage import is_common
 from jobflow.types import TensorType, contiguous_strides
 
-#: bytes of the smallest product that is worth a communication of its own
+#: bytes of the smallest tensor in whose place others travel: less is not worth a communication of its own
 SMALLEST = 128 << 10
-#: how many times fewer bytes must travel
+#: how many times fewer bytes these must have
 LESS = 2
 
 
@@ -72,6 +73,11 @@ class Factor:
     def total(self) -> int:
         """Length of the summed axis on all ranks together."""
         return sum(self.lengths)
+
+
+def pays(moved: int, instead: int) -> bool:
+    """True if so many bytes should travel in place of a tensor of `instead` bytes."""
+    return instead >= SMALLEST and LESS * moved <= instead
 
 
 def gather_factors(program: Program, ranks: tuple[int, ...]) -> Program:
@@ -154,21 +160,14 @@ class _Gathering:
     def _pays(self, use: Use) -> bool:
         """The same answer on all ranks: the bytes are those of the whole factors."""
         summed, (product,) = self.program.summed[use.product.outputs[0]], use.product.outputs
-        if product.type.nbytes < SMALLEST or summed.ranks != self.ranks:
-            return False
         factors = zip(use.product.inputs, summed.axes, strict=True)
         moved = [item.type.shape[1 - axis] * sum(summed.lengths) for item, axis in factors if not self._lies_together(item, axis, summed)]
-        return LESS * sum(moved) <= product.type.size
+        return summed.ranks == self.ranks and pays(sum(moved) * product.type.dtype.itemsize, product.type.nbytes)
 
     def _lies_together(self, item: Item, axis: int, summed: Summed) -> Slot | None:
         """Where the hatch holds a factor of all ranks, if it does."""
-        window = self.windows[item]
-        slot = self.program.together.get(window.root)
-        dense = axis == 0 and window.offset == 0 and is_dense(item.type, window) and window.root.type.nbytes == item.type.nbytes
         whole = item.type.with_shape((sum(summed.lengths), item.type.shape[1]))
-        if slot is None or not dense or slot.type.nbytes != whole.nbytes:
-            return None
-        return Slot(slot.buffer, slot.offset, whole, contiguous_strides(whole.shape, whole.dtype.itemsize))
+        return whole_in_hatch(item, whole, self.windows, self.program.together) if axis == 0 else None
 
     # ---------------------------------------------------------------- what takes its place
 

@@ -47,7 +47,7 @@ class _Lowering:
     summed: dict[Item, Summed] = field(default_factory=dict)
     for_updates: set[Item] = field(default_factory=set)
     #: how many steps there were when communication was last announced
-    told: int = 0
+    announced: int = 0
 
     def run(self) -> Program:
         graph = self.physical.graph
@@ -67,7 +67,7 @@ class _Lowering:
         updates = {name: self.items[value] for name, value in graph.updates.items() if value in self.items}
         steps = tuple(self.build.steps)
         results = tuple(self.items[value] for value in graph.outputs if value in self.items)
-        late = (item for step in steps[self.told :] for item in step.outputs)
+        late = (item for step in steps[self.announced :] for item in step.outputs)
         return Program(
             graph.name,
             self.rank,
@@ -157,7 +157,7 @@ class _Lowering:
     def _announce(self, what: str, name: str, ranks: tuple[int, ...], nbytes: int) -> int:
         """Enter a communication into the global schedule; its number."""
         self.schedule.append(Announced(what, name, ranks, nbytes))
-        self.told = len(self.build.steps)
+        self.announced = len(self.build.steps)
         return len(self.schedule) - 1
 
     def _along(self, value: Value, output: Value, op: Reroute) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jobflow.compiler.box import Reroute, rerouted
+from jobflow.compiler.factors import pays
 from jobflow.graph.ir import Node, Physical, Value
 from jobflow.graph.rewrite import consumers, copy_node, with_values
 from jobflow.layout import B, Layout, Local, S, Sbp, Signature, Split
@@ -24,11 +25,6 @@ from jobflow.ops.source import Input
 from jobflow.ops.update import Updated
 from jobflow.plan.plan import Slot
 from jobflow.plan.storage import is_common
-
-#: bytes of the smallest weight that is worth a communication of its own
-SMALLEST = 128 << 10
-#: how many times fewer bytes the product must have
-LESS = 2
 
 
 def keep_weights(physical: Physical, ranks: tuple[int, ...], slots: Mapping[str, Slot], hatch: Collection[str]) -> Physical:
@@ -57,7 +53,7 @@ class _Finding:
             return None
         weight, samples, product = node.inputs[at], node.inputs[1 - at], node.outputs[0]
         alone = all(reader is node or reader.phase == "update" for reader in self.readers[weight])
-        if not alone or weight.type.nbytes < SMALLEST or LESS * product.type.nbytes > weight.type.nbytes:
+        if not alone or not pays(product.type.nbytes, weight.type.nbytes):
             return None
         if not (self._splits(samples) and self._splits(product) and self._is_in_hatch(samples)):
             return None
@@ -71,9 +67,14 @@ class _Finding:
         return isinstance(layout, Layout) and layout.placement.ranks == self.ranks and layout.sbp == (S(0),)
 
     def _is_in_hatch(self, value: Value) -> bool:
+        """True if the samples lie in the hatch as they are multiplied, so that `adopt` leaves out gathering them.
+
+        Images do if no rank wants them in another memory order than the client's: where they are only reshaped.
+        """
         while isinstance(value.node.op, Reshape) and self._splits(value):
             value = value.node.inputs[0]
-        return isinstance(value.node.op, Input) and value.node.op.key in self.hatch
+        as_it_comes = len(value.shape) <= 2 or all(isinstance(reader.op, Reshape) for reader in self.readers[value])
+        return isinstance(value.node.op, Input) and value.node.op.key in self.hatch and as_it_comes
 
 
 @dataclass

@@ -166,17 +166,20 @@ def _compare_writes(job: str, plans: Sequence[Told]) -> None:
     """PlanError where two ranks write to one byte of a variable, or some write to it and leave bytes out."""
     writes = sorted((*write, rank) for rank, plan in enumerate(plans) for write in plan.writes)
     last = ("", 0, 0, "", 0)
+    covered: dict[str, _Memory] = {}
     for write in writes:
         buffer, start, stop, name, rank = write
         if buffer == last[0] and start < last[2] and rank != last[4]:
             raise PlanError(f"job {job}: {last[3]} on rank {last[4]} and {name} on rank {rank} both write byte {start} of the buffer of {buffer}")
         if buffer != last[0] or stop > last[2]:
             last = write
+        covered.setdefault(buffer, _Memory()).take(start, stop, rank)
     for variable, buffer, begin, end in plans[0].stored:
-        inside = [(start, stop) for where, start, stop, *_ in writes if where == buffer and start < end and begin < stop]
+        memory = covered.get(buffer, _Memory())
+        inside = memory.touching(begin, end)
         reached = begin
-        for start, stop in [*inside, (end, end)]:
-            if inside and start > reached:
+        for start, stop in [*zip(memory.starts[inside], memory.stops[inside], strict=True), (end, end)]:
+            if inside.start < inside.stop and start > reached:
                 raise PlanError(f"job {job}: {variable} is updated, but no rank writes bytes {reached} to {start} of the buffer of {buffer}")
             reached = max(reached, stop)
 

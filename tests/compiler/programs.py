@@ -18,7 +18,7 @@ from traced import Bound, Sgd, evaluate, trace
 
 import jobflow.ops
 from jobflow import optimizer, scope
-from jobflow.compiler import factors, weights
+from jobflow.compiler import factors
 from jobflow.compiler.compile import distribute
 from jobflow.compiler.trace import Tracer
 from jobflow.graph.ir import Graph, Variable
@@ -161,12 +161,12 @@ def compare(what: str, ours: Any, theirs: Any) -> None:
 @contextmanager
 def any_size() -> Iterator[None]:
     """Whatever is done for large tensors only is done for all."""
-    before = factors.SMALLEST, factors.LESS, weights.SMALLEST, weights.LESS
-    factors.SMALLEST = factors.LESS = weights.SMALLEST = weights.LESS = 0
+    before = factors.SMALLEST, factors.LESS
+    factors.SMALLEST = factors.LESS = 0
     try:
         yield
     finally:
-        factors.SMALLEST, factors.LESS, weights.SMALLEST, weights.LESS = before
+        factors.SMALLEST, factors.LESS = before
 
 
 def check(world: World, program: Program, graph: Graph | None = None) -> None:

@@ -81,7 +81,7 @@ BODIES: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {
     "matrices": (dense, (13, 200)),
     "the weight first": (lambda x: flow.transpose(flow.matmul(weight("w", UNITS, 200), x, transpose_b=True), [1, 0]), (13, 200)),
     "images": (flat, (26, 2, 10, 10)),
-    # 2 of 3 ranks have enough of them to store images batch-innermost
+    # 2 of 3 ranks have enough of them to store images batch-innermost, where those are filtered
     "images, uneven": (flat, (23, 2, 10, 10)),
     "images that are filtered too": (filtered, (23, 2, 10, 10)),
 }
@@ -95,6 +95,14 @@ def test_numbers_are_those_of_a_copy_each(name: str, ranks: int) -> None:
     found, _ = trained(body, shape, ranks)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [23, 15, 26])
+def test_images_that_nothing_else_reads_need_not_travel(rows: int) -> None:
+    """Of 15, one rank has enough to store images batch-innermost, and one has not."""
+    _, plans = trained(flat, (rows, 2, 10, 10), 2)
+    assert [line.split()[0] for line in communication(plans[0])].count("all_to_all") == 1
+    assert not any("reshape" in line for line in communication(plans[0]))
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -119,6 +127,7 @@ def microbatched() -> Any:
 @pytest.mark.parametrize(
     ("body", "rows", "config"),
     [
+        pytest.param(filtered, (26, 2, 10, 10), None, id="images are wanted in another order"),
         pytest.param(dense, 200, None, id="the product is as large as the weight"),
         pytest.param(lambda x: dense(flow.math.tanh(x)), 13, None, id="the samples would travel"),
         pytest.param(lambda x: dense(x, trainable=False), 13, None, id="nobody updates it"),
@@ -126,7 +135,7 @@ def microbatched() -> Any:
         pytest.param(dense, 26, microbatched, id="it is read for each microbatch"),
     ],
 )
-def test_else_the_weight_is_read_whole(body: Callable[[Any], Any], rows: int, config: Callable[[], Any] | None) -> None:
-    _, plans = trained(body, (rows, 200), 2, config=config and config())
+def test_else_the_weight_is_read_whole(body: Callable[[Any], Any], rows: int | tuple[int, ...], config: Callable[[], Any] | None) -> None:
+    _, plans = trained(body, (rows, 200) if isinstance(rows, int) else rows, 2, config=config and config())
     assert all(max(s.type.shape[0] for s in i.inputs if is_common(s.buffer)) == UNITS for i in products(plans[0]))
     assert not any(line.startswith("all_to_all matmul_0:") for line in communication(plans[0]))
