@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import reduce
 
-from jobflow import scope
+import jobflow.scope as scope
 from jobflow.distribute import current_placement
 from jobflow.errors import PlacementError, ShapeError, user_line
 from jobflow.layout import B, P, Placement, S, cut

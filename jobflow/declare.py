@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from jobflow import scope
+import jobflow.scope as scope
 from jobflow.errors import ArgumentError, JobError, user_line
 from jobflow.job import Job
 from jobflow.job_config import FunctionConfig

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias
 
-from jobflow import scope
+import jobflow.scope as scope
 from jobflow.errors import ArgumentError, JobError, SbpError, user_line
 from jobflow.layout import B, P, Placement, S, Sbp, Split
 from jobflow.notices import notice

@@ -12,7 +12,9 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from jobflow import arrays, math, scope
+import jobflow.arrays as arrays
+import jobflow.math as math
+import jobflow.scope as scope
 
 #: where the other functions are
 TENSORS = "jobflow.functional"

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from jobflow import scope
+import jobflow.scope as scope
 from jobflow.compiled import Compiled, Limit, argument_limits, argument_parts
 from jobflow.compiler.compile import distribute, logical
 from jobflow.compiler.microbatch import cut_batch, explained

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from jobflow import scope
+import jobflow.scope as scope
 from jobflow.compiler.schedule import SCHEDULES
 from jobflow.errors import ConfigError, JobError, SourceLine, did_you_mean, user_line
 from jobflow.graph.strategy import Strategy

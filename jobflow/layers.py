@@ -13,7 +13,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeAlias
 
-from jobflow import distribute, nn, scope
+import jobflow.distribute as distribute
+import jobflow.nn as nn
+import jobflow.scope as scope
 from jobflow.arrays import constant
 from jobflow.distribute import Distribute, current_placement, is_local
 from jobflow.errors import ArgumentError, ShapeError, user_line

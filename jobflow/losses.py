@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
-from jobflow import scope
+import jobflow.scope as scope
 from jobflow.errors import JobError, user_line
 from jobflow.types import Tensor, TensorType
 

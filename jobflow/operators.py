@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 
-from jobflow import scope
+import jobflow.scope as scope
 from jobflow.errors import DtypeError, JobError, user_line
 from jobflow.ops import elementwise as ew
 from jobflow.ops import linalg

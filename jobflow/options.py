@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jobflow import scope
+import jobflow.scope as scope
 from jobflow.errors import ConfigError, did_you_mean, user_line
 from jobflow.notices import notice
 from jobflow.placements import placement, world_size

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from jobflow import layout, scope
+import jobflow.layout as layout
+import jobflow.scope as scope
 from jobflow.errors import PlacementError, SbpError, user_line
 from jobflow.layout import MAX, MIN, Broadcast, Partial, Placement, Sbp, Split
 from jobflow.notices import notice

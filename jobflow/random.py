@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jobflow import scope
+import jobflow.scope as scope
 from jobflow.errors import ArgumentError, JobError, user_line
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jobflow import scope
+import jobflow.scope as scope
 from jobflow.commands import Bind, Meet, ReadVariables, Run, Tell, Unbind, WriteVariables, openings_of
 from jobflow.compiled import Compiled
 from jobflow.compiler.trace import RUN_COUNTER

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jobflow import scope
+import jobflow.scope as scope
 from jobflow.arrays import identity
 from jobflow.errors import JobError, user_line
 from jobflow.notices import notice

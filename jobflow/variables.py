@@ -13,7 +13,7 @@ from itertools import count
 from numbers import Integral
 from typing import Any, Protocol, cast
 
-from jobflow import scope
+import jobflow.scope as scope
 from jobflow.distribute import Distribute, ParallelDistribution, broadcast, current_placement, mesh_sbp
 from jobflow.errors import ArgumentError, ConfigError, DuplicateNameError, JobError, SbpError, ShapeError, SourceLine, user_line
 from jobflow.graph.ir import Variable

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from jobflow import scope
+import jobflow.scope as scope
 from jobflow.commands import Bind, Run, state_of
 from jobflow.comparison import ROUNDING, Difference, Report, Seen, allowed, apart, by_microbatch, compare, epsilon, judged, together, whole_of
 from jobflow.compiled import Compiled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -44,16 +44,34 @@ def floor_of(module: str) -> str | None:
     return FLOOR_OF.get(".".join(module.split(".")[:2]))
 
 
-def imports(module: str, source: str, names: set[str], is_package: bool = False) -> Iterator[tuple[int, str]]:
+def everywhere(tree: ast.AST) -> Iterator[ast.AST]:
+    """All that is written in a module."""
+    return ast.walk(tree)
+
+
+def at_once(tree: ast.AST) -> Iterator[ast.AST]:
+    """All that runs when a module is imported: not the bodies of functions, nor what is for type checkers."""
+    for node in ast.iter_child_nodes(tree):
+        later = isinstance(node, ast.FunctionDef | ast.Lambda) or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+        if not later:
+            yield node
+            yield from at_once(node)
+
+
+def imports(
+    module: str, source: str, names: set[str], is_package: bool = False, walk: Callable[[ast.AST], Iterator[ast.AST]] = everywhere
+) -> Iterator[tuple[int, str]]:
     """(line, imported module) for every import of jobflow anywhere in `source`; `names` are the modules that exist."""
     here = module.split(".")
-    for node in ast.walk(ast.parse(source)):
+    for node in walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names if alias.name.split(".")[0] == "jobflow")
         elif isinstance(node, ast.ImportFrom):
             up = here[: len(here) - node.level + is_package] if node.level else []
             base = ".".join([*up, *filter(None, [node.module])])
-            if base.split(".")[0] == "jobflow":
+            if base == "jobflow":  # `from jobflow import scope` too: the package's __getattr__ answers it, which may import half of the others
+                yield node.lineno, base
+            elif base.split(".")[0] == "jobflow":
                 yield from ((node.lineno, f"{base}.{a.name}" if f"{base}.{a.name}" in names else base) for a in node.names)
 
 
@@ -81,6 +99,20 @@ def complaints(files: dict[str, Path]) -> list[str]:
     return found
 
 
+def circle(needs: dict[str, set[str]]) -> list[str]:
+    """Names of which each needs the next and the last the first; [] if there are none."""
+    done: set[str] = set()
+
+    def follow(name: str, path: list[str]) -> list[str]:
+        if name in path:
+            return path[path.index(name) :]
+        found = [] if name in done else next(filter(None, (follow(other, [*path, name]) for other in sorted(needs.get(name, ())))), [])
+        done.add(name)
+        return found
+
+    return next(filter(None, (follow(name, []) for name in sorted(needs))), [])
+
+
 def test_every_module_has_a_floor() -> None:
     homeless = [name for name in modules() if name != "jobflow" and floor_of(name) is None]
     assert not homeless, f"name their floor in {Path(__file__).name}: {homeless}"
@@ -89,6 +121,21 @@ def test_every_module_has_a_floor() -> None:
 def test_imports_go_down() -> None:
     assert len(modules()) > 20, "the package was not found"
     assert complaints(modules()) == []
+
+
+def test_no_modules_need_each_other() -> None:
+    """Whichever module is imported first, what it needs is there."""
+    files = modules()
+    needs = {
+        module: {imported for _, imported in imports(module, path.read_text("utf-8"), set(files), path.name == "__init__.py", at_once)}
+        for module, path in files.items()
+    }
+    assert circle(needs) == []
+
+
+def test_a_circle_is_seen() -> None:
+    assert circle({"a": {"b", "c"}, "b": set(), "c": {"d"}, "d": {"c"}}) == ["c", "d"]
+    assert circle({"a": {"b", "c"}, "b": {"d"}, "c": {"d"}}) == []
 
 
 @pytest.mark.parametrize(
@@ -101,7 +148,9 @@ def test_imports_go_down() -> None:
         ("jobflow.nn", "from jobflow import relu", True),
         ("jobflow.nn", "import jobflow", True),
         ("jobflow.ops.norm", "if TYPE_CHECKING:\n    from jobflow.session import Session", True),
-        ("jobflow.nn", "from jobflow.ops import base\nfrom jobflow import layers, scope", False),
+        ("jobflow.nn", "from jobflow import layers, scope", True),
+        ("jobflow.nn.losses", "from .. import scope", True),
+        ("jobflow.nn", "from jobflow.ops import base\nimport jobflow.scope as scope", False),
         ("jobflow.ops.norm", "from .base import Op\nimport numpy", False),
     ],
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jobflow import scope
+import jobflow.scope as scope
 from jobflow.compiler.loss_scale import Scaling
 from jobflow.compiler.trace import Tracer
 from jobflow.errors import JobError, PlanError

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from jobflow import scope
+import jobflow.scope as scope
 from jobflow.compiler.trace import Tracer
 from jobflow.graph.ir import Node, Value
 from jobflow.ops.elementwise import cast

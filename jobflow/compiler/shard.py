@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from jobflow import scope
+import jobflow.scope as scope
 from jobflow.compiler.choose import Case, Choice, Marks, Operand, choose
 from jobflow.compiler.hints import Wish, contradiction, unmet
 from jobflow.errors import PlanError

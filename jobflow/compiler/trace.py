@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jobflow import scope
+import jobflow.scope as scope
 from jobflow.errors import NOWHERE, DuplicateNameError, JobError, JobflowError, SourceLine, user_line
 from jobflow.graph.ir import Graph, Node, Origin, Phase, Value, Variable
 from jobflow.graph.rewrite import Rewrite, copy_node

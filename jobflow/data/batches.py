@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from jobflow import scope
+import jobflow.scope as scope
 from jobflow.data.ahead import Pool
 from jobflow.data.order import Order
 from jobflow.data.samples import Samples, Stream, checked_name

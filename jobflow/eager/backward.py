@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jobflow import scope
+import jobflow.scope as scope
 from jobflow.eager.convert import convert
 from jobflow.eager.run import Running
 from jobflow.eager.state import EagerState, state

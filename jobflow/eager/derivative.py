@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from jobflow import scope
+import jobflow.scope as scope
 from jobflow.ops.base import Op, types_tuple
 from jobflow.types import TensorType
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from jobflow import scope
+import jobflow.scope as scope
 from jobflow.compiler.choose import Case, Operand, choose
 from jobflow.eager.convert import convert, empty
 from jobflow.eager.derivative import Derivative

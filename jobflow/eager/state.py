@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobflow import scope
+import jobflow.scope as scope
 from jobflow.errors import JobError, user_line
 from jobflow.layout import Placement
 from jobflow.runtime.device.base import Device

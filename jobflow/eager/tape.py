@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jobflow import scope
+import jobflow.scope as scope
 from jobflow.eager.derivative import Derivative, derivative
 from jobflow.eager.tensor import Storage, Tensor
 from jobflow.errors import JobError, user_line

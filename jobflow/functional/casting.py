@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jobflow import types
+import jobflow.types as types
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor, method
 from jobflow.errors import DtypeError, user_line

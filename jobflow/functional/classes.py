@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jobflow import types
+import jobflow.types as types
 from jobflow.eager.tensor import Tensor as AnyTensor
 from jobflow.functional.creation import empty, tensor
 from jobflow.types import DType

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec
 
 import numpy as np
 
-from jobflow import scope
+import jobflow.scope as scope
 from jobflow.eager.convert import convert, empty
 from jobflow.eager.run import Running, run, source
 from jobflow.eager.state import EagerState, state

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jobflow import layers, math, nn
+import jobflow.layers as layers
+import jobflow.math as math
+import jobflow.nn as nn
 from jobflow.initializers import variance_scaling_initializer
 from jobflow.models.parts import Outputs, classified, pictures, rows
 from jobflow.types import Tensor

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from jobflow import math, nn
+import jobflow.math as math
+import jobflow.nn as nn
 from jobflow.arrays import cast, expand_dims, reshape
 from jobflow.errors import ShapeError, user_line
 from jobflow.types import Tensor, float32, int32

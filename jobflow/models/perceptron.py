@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jobflow import distribute, layers, nn
+import jobflow.distribute as distribute
+import jobflow.layers as layers
+import jobflow.nn as nn
 from jobflow.errors import ArgumentError, did_you_mean, user_line
 from jobflow.initializers import variance_scaling_initializer
 from jobflow.models.parts import Outputs, classified, numbers, rows

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import sqrt
 
-from jobflow import layers, math, nn, scope
+import jobflow.layers as layers
+import jobflow.math as math
+import jobflow.nn as nn
+import jobflow.scope as scope
 from jobflow.arrays import cast, gather, matmul, reshape, slice, transpose
 from jobflow.errors import ArgumentError, user_line
 from jobflow.initializers import random_normal_initializer

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jobflow import distribute, layers, math, nn
+import jobflow.distribute as distribute
+import jobflow.layers as layers
+import jobflow.math as math
+import jobflow.nn as nn
 from jobflow.arrays import cast, concat, gather, reshape
 from jobflow.initializers import random_normal_initializer, variance_scaling_initializer, zeros_initializer
 from jobflow.models.parts import Outputs, rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jobflow import math
+import jobflow.math as math
 from jobflow.arrays import matmul, reshape, slice, transpose
 from jobflow.errors import ArgumentError, ShapeError, user_line
 from jobflow.ops import activation as ac

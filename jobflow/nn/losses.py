@@ -5,7 +5,7 @@ reduction is "none", "mean" or "sum"; the last two are over all elements and giv
 
 from __future__ import annotations
 
-from jobflow import math
+import jobflow.math as math
 from jobflow.distribute import distribute_of, split, with_distribute
 from jobflow.errors import ArgumentError, ConfigError, DtypeError, JobError, ShapeError, did_you_mean, user_line
 from jobflow.ops import elementwise as ew

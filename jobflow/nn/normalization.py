@@ -5,7 +5,7 @@ from __future__ import annotations
 import math as numbers
 from collections.abc import Sequence
 
-from jobflow import math
+import jobflow.math as math
 from jobflow.errors import ArgumentError, ShapeError, user_line
 from jobflow.initializers import constant_initializer
 from jobflow.ops import elementwise as ew

@@ -29,7 +29,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from jobflow import scope
+import jobflow.scope as scope
 from jobflow.errors import JobError, ShapeError, user_line
 from jobflow.layout import Box, Rule
 from jobflow.types import Array, DType, Tensor, TensorType, Xp, bool_

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from jobflow import scope
+import jobflow.scope as scope
 from jobflow.errors import ShapeError
 from jobflow.layout import B, Box, Broadcast, Layout, P, Placement, Sbp, Split, cut
 from jobflow.ops.base import Grads, Op, Sample, apply, normal_axis, sample

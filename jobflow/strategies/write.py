@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from jobflow import scope
+import jobflow.scope as scope
 from jobflow.errors import PlacementError
 from jobflow.graph.ir import Node, Value, Variable
 from jobflow.graph.strategy import Program

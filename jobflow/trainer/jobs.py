@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from jobflow import scope
+import jobflow.scope as scope
 from jobflow.compiler.loss_scale import NOT_FINITE
 from jobflow.compiler.trace import Tracer
 from jobflow.data.batches import per_device

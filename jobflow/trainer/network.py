@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jobflow import arrays, layers, math, nn
+import jobflow.arrays as arrays
+import jobflow.layers as layers
+import jobflow.math as math
+import jobflow.nn as nn
 from jobflow.errors import ConfigError, SourceLine, at_line, did_you_mean
 from jobflow.initializers import Initializer, random_normal_initializer, variance_scaling_initializer
 from jobflow.scope import checkpointed

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from jobflow import scope
+import jobflow.scope as scope
 from jobflow.compiler.trace import Tracer
 from jobflow.eager.run import prepared
 from jobflow.eager.state import EagerState, Generator

@@ -5,8 +5,9 @@ import time
 
 import numpy as np
 
+import jobflow.math as math
+import jobflow.optimizer as optimizer
 import jobflow.typing as tp
-from jobflow import math, optimizer
 from jobflow.declare import global_function
 from jobflow.faces import matmul
 from jobflow.initializers import ones_initializer
