@@ -19,7 +19,6 @@ import numpy as np
 import jobflow.scope as scope
 from jobflow.compiler.choose import Case, Operand, choose
 from jobflow.eager.convert import convert, empty
-from jobflow.eager.derivative import Derivative
 from jobflow.eager.state import EagerState, mixed, state
 from jobflow.eager.tape import follow, record_op
 from jobflow.eager.tensor import Tensor
@@ -27,6 +26,7 @@ from jobflow.errors import JobError, JobflowError, PlacementError, PlanError, Sb
 from jobflow.layout import B, Layout, Partial, Placement
 from jobflow.ops import half
 from jobflow.ops.base import Op, ViewOp, types_tuple
+from jobflow.ops.derivative import Derivative
 from jobflow.types import Array, TensorType, int64
 
 #: how many ops on types and layouts a rank keeps prepared

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jobflow.scope as scope
-from jobflow.eager.derivative import Derivative, derivative
 from jobflow.eager.tensor import Storage, Tensor
 from jobflow.errors import JobError, user_line
 from jobflow.layout import Placement
 from jobflow.ops.base import Op
+from jobflow.ops.derivative import Derivative, derivative
 from jobflow.types import Array, TensorType
 
 #: per input: the node and the number of its output, or the leaf, that the gradient goes to; None if to nobody

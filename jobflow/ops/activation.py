@@ -16,7 +16,7 @@ import numpy as np
 
 from jobflow.layout import Rule
 from jobflow.ops import blas, special
-from jobflow.ops.arithmetic import add, divide, multiply, where
+from jobflow.ops.arithmetic import add, divide, multiply, subtract, where
 from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, sample
 from jobflow.ops.blocks import blocks
 from jobflow.ops.compare import greater
@@ -201,6 +201,11 @@ class SiluGrad(Gradient):
             calls += [(np.add, (dx, one, dx)), (np.multiply, (dx, s, dx)), (np.multiply, (dx, dy, dx))]
         return calls
 
+    def grad(self, x: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
+        s = sigmoid(x)
+        bend = call(SigmoidGrad(), s, shift(multiply(x, shift(scale(s, -2.0), 1.0)), 2.0))  # s (1 - s) (2 + x (1 - 2 s))
+        return multiply(multiply(ddx, dy), bend), call(self, x, ddx)
+
 
 @dataclass(frozen=True)
 class Tanh(Unary):
@@ -344,6 +349,14 @@ class GeluTanhGrad(Gradient):
             calls += [(np.multiply, (slope, x, slope)), (np.multiply, (t, t, dx)), (np.subtract, (one, dx, dx)), (np.multiply, (dx, slope, dx))]
             calls += [(np.add, (dx, t, dx)), (np.add, (dx, one, dx)), (np.multiply, (dx, half, dx)), (np.multiply, (dx, dy, dx))]
         return calls
+
+    def grad(self, x: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
+        square = multiply(x, x)
+        t = tanh(multiply(x, shift(scale(square, _C3), _C1)))
+        slope = shift(scale(square, 3 * _C3), _C1)  # of what the tanh is taken of
+        turned = add(slope, scale(square, 3 * _C3))
+        bend = call(TanhGrad(), t, subtract(turned, multiply(multiply(x, t), multiply(slope, slope))))
+        return multiply(multiply(ddx, dy), bend), call(self, x, ddx)
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,12 @@ import numpy as np
 
 from jobflow.errors import ShapeError
 from jobflow.layout import Rule
-from jobflow.ops.arithmetic import multiply
+from jobflow.ops.arithmetic import add, multiply, subtract
+from jobflow.ops.axes import reshape
 from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, apply, normal_axis, sample
 from jobflow.ops.blocks import BLOCK, blocks, memory_order
 from jobflow.ops.broadcast import sum_calls
+from jobflow.ops.derivative import through
 from jobflow.ops.functions import rsqrt
 from jobflow.ops.linalg import along, axis_sum
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
@@ -54,6 +56,11 @@ class ChannelOp(Op):
     def _wide(self, x: Array, *vectors: Array) -> list[Array]:
         """Vectors per channel, as views that broadcast along x."""
         return [along(vector, self.axis, x.ndim) for vector in vectors]
+
+
+def _wide(vector: Tensor, axis: int, like: Tensor) -> Tensor:
+    """A vector per channel, shaped to broadcast along the other axes."""
+    return reshape(vector, [vector.type.size if i == axis else 1 for i in range(like.type.ndim)])
 
 
 def _cuts(x: Array, elements: int = BLOCK) -> list[tuple[slice, ...]]:
@@ -141,9 +148,15 @@ class CenteredSquaresGrad(ChannelOp):
         m, d = self._wide(x, mean, ds)
         dx[...] = 2 * (x - m) * d
 
+    def grad(self, x: Tensor, mean: Tensor, ds: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
+        def parts(x: Tensor, mean: Tensor, ds: Tensor) -> tuple[Tensor]:
+            return (multiply(subtract(x, _wide(mean, self.axis, x)), scale(_wide(ds, self.axis, x), 2.0)),)
+
+        return through(parts, (x, mean, ds), (ddx,))
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1), numbers(1, 3, 4, 2), numbers(2, 4), numbers(3, 4), differentiable=())
+        yield sample(cls(1), numbers(1, 3, 4, 2), numbers(2, 4), numbers(3, 4))
 
 
 @dataclass(frozen=True)
@@ -215,9 +228,15 @@ class NormalizeGrad(ChannelOp):
         (a,) = self._wide(dy, gamma / xp.sqrt(variance + self.epsilon))
         dx[...] = dy * a
 
+    def grad(self, dy: Tensor, variance: Tensor, gamma: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
+        def parts(dy: Tensor, variance: Tensor, gamma: Tensor) -> tuple[Tensor]:
+            return (multiply(dy, _wide(multiply(gamma, rsqrt(shift(variance, self.epsilon))), self.axis, dy)),)
+
+        return through(parts, (dy, variance, gamma), (ddx,))
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1, 1e-3), numbers(1, 3, 4, 2), numbers(2, 4, low=0.5), numbers(3, 4), differentiable=())
+        yield sample(cls(1, 1e-3), numbers(1, 3, 4, 2), numbers(2, 4, low=0.5), numbers(3, 4))
 
 
 @dataclass(frozen=True)
@@ -251,9 +270,16 @@ class NormalizeSums(ChannelOp):
         calls += [(np.add.reduce, (weighted, 0, None, dgamma)), (np.add.reduce, (plain, 0, None, dbeta))]
         return [*calls, (_factor_in_place, (variance, self.epsilon, dgamma))]
 
+    def grad(self, dy: Tensor, x: Tensor, mean: Tensor, variance: Tensor, *rest: Tensor | None) -> Grads:
+        def parts(dy: Tensor, x: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+            weighed = multiply(dy, subtract(x, _wide(mean, self.axis, x)))
+            return multiply(axis_sum(weighed, self.axis), rsqrt(shift(variance, self.epsilon))), axis_sum(dy, self.axis)
+
+        return through(parts, (dy, x, mean, variance), rest[2:])
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1, 1e-3), numbers(1, 3, 4, 2), numbers(2, 3, 4, 2), numbers(3, 4), numbers(4, 4, low=0.5), differentiable=())
+        yield sample(cls(1, 1e-3), numbers(1, 3, 4, 2), numbers(2, 3, 4, 2), numbers(3, 4), numbers(4, 4, low=0.5))
 
 
 def _factor_in_place(variance: Array, epsilon: float, gamma: Array) -> None:
@@ -310,10 +336,19 @@ class BatchNormalizeGrad(ChannelOp):
         np.divide(dbeta, self.count, p)
         np.multiply(dgamma, inv_std / self.count, q)
 
+    def grad(self, *tensors: Tensor) -> Grads:
+        return through(self._parts, tensors[:7], tensors[8:])
+
+    def _parts(self, dy: Tensor, x: Tensor, mean: Tensor, variance: Tensor, gamma: Tensor, dgamma: Tensor, dbeta: Tensor) -> tuple[Tensor]:
+        inv_std, share = rsqrt(shift(variance, self.epsilon)), 1 / max(self.count, 1)
+        vectors = mean, multiply(gamma, inv_std), scale(dbeta, share), scale(multiply(dgamma, inv_std), share)
+        m, a, p, q = (_wide(v, self.axis, x) for v in vectors)
+        return (multiply(a, subtract(dy, add(p, multiply(subtract(x, m), q)))),)
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         vectors = numbers(3, 4), numbers(4, 4, low=0.5), numbers(5, 4), numbers(6, 4), numbers(7, 4)
-        yield sample(cls(1, 1e-3, 6), numbers(1, 3, 4, 2), numbers(2, 3, 4, 2), *vectors, differentiable=())
+        yield sample(cls(1, 1e-3, 6), numbers(1, 3, 4, 2), numbers(2, 3, 4, 2), *vectors)
 
 
 def batch_norm_train(

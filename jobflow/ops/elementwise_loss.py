@@ -9,10 +9,12 @@ import numpy as np
 
 from jobflow.errors import ShapeError
 from jobflow.layout import Rule
-from jobflow.ops.arithmetic import multiply
+from jobflow.ops.activation import sigmoid
+from jobflow.ops.arithmetic import multiply, subtract
 from jobflow.ops.base import LETTERS, Grads, Op, Sample, sample
+from jobflow.ops.derivative import through
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
-from jobflow.ops.scalar import negate
+from jobflow.ops.scalar import cast, clip, negate, scale, sign
 from jobflow.types import Array, Tensor, TensorType, Xp
 
 
@@ -57,9 +59,16 @@ class SigmoidCrossEntropyGrad(Op):
     def kernel(self, xp: Xp, x: Array, labels: Array, dloss: Array, dx: Array) -> None:
         dx[...] = (0.5 * xp.tanh(0.5 * x) + 0.5 - labels) * dloss  # the tanh form cannot overflow
 
+    def grad(self, x: Tensor, labels: Tensor, dloss: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
+        def parts(x: Tensor, labels: Tensor, dloss: Tensor) -> tuple[Tensor]:
+            return (multiply(subtract(sigmoid(x), cast(labels, x.type.dtype)), dloss),)
+
+        return through(parts, (x, labels, dloss), (ddx,))
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), numbers(1, 4, 3), np.array([[0, 1, 1]] * 4), numbers(2, 4, 3), differentiable=())
+        yield sample(cls(), numbers(1, 4, 3), np.array([[0, 1, 1]] * 4), numbers(2, 4, 3))
+        yield sample(cls(), numbers(3, 5), numbers(4, 5, low=0.0, high=1.0), numbers(5, 5))
 
 
 @dataclass(frozen=True)
@@ -109,9 +118,17 @@ class SmoothL1Grad(Op):
         away = prediction - label
         d[...] = (xp.clip(away / self.beta, -1, 1) if self.beta else xp.sign(away)) * dloss
 
+    def grad(self, prediction: Tensor, label: Tensor, dloss: Tensor, d: Tensor, dd: Tensor) -> Grads:
+        def parts(prediction: Tensor, label: Tensor, dloss: Tensor) -> tuple[Tensor]:
+            away = subtract(prediction, label)
+            return (multiply(clip(scale(away, 1 / self.beta), -1.0, 1.0) if self.beta else sign(away), dloss),)
+
+        return through(parts, (prediction, label, dloss), (dd,))
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(0.7), numbers(1, 4, 5), numbers(2, 4, 5), numbers(3, 4, 5), differentiable=())
+        yield sample(cls(0.7), numbers(1, 4, 5), numbers(2, 4, 5), numbers(3, 4, 5))
+        yield sample(cls(0.0), numbers(4, 4, 5), numbers(5, 4, 5), numbers(6, 4, 5))
 
 
 def sigmoid_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:

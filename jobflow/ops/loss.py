@@ -16,13 +16,15 @@ import numpy as np
 from jobflow.errors import ArgumentError, DtypeError, ShapeError
 from jobflow.layout import Box, Rule
 from jobflow.ops import in_pieces
-from jobflow.ops.arithmetic import add, multiply
+from jobflow.ops.arithmetic import add, divide, multiply, subtract
 from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, sample
+from jobflow.ops.derivative import through
 from jobflow.ops.elementwise_loss import sigmoid_cross_entropy as sigmoid_cross_entropy
 from jobflow.ops.elementwise_loss import smooth_l1 as smooth_l1
-from jobflow.ops.functions import log
+from jobflow.ops.functions import exp, log
+from jobflow.ops.index import one_hot
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
-from jobflow.ops.reduce import reduce_max
+from jobflow.ops.reduce import reduce_max, reduce_sum
 from jobflow.ops.scalar import clip, negate
 from jobflow.ops.shape import expand_dims
 from jobflow.ops.softmax import SoftmaxGrad, row_blocks, softmax_calls
@@ -62,6 +64,11 @@ def _classes(x: TensorType) -> tuple[str, str]:
 
 def _column(x: Tensor) -> Tensor:
     return expand_dims(x, x.type.ndim)
+
+
+def _hits(labels: Tensor, x: Tensor) -> Tensor:
+    """1 at the labels' places in x, else 0."""
+    return one_hot(labels, x.type.shape[-1], dtype=x.type.dtype)
 
 
 def _from_prob(logits: Tensor, prob: Tensor, dprob: Tensor | None, rest: Tensor | None) -> Tensor | None:
@@ -167,10 +174,14 @@ class SparseSoftmaxCrossEntropyGrad(Op):
         hits = (start, labels.reshape(-1), prob.shape[-1], dx.reshape(-1), dloss.reshape(-1), index, part)
         return [(np.multiply, (prob, dloss[..., None], dx)), (_subtract_at_labels, hits)]
 
+    def grad(self, prob: Tensor, labels: Tensor, dloss: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
+        along = reduce_sum(multiply(ddx, subtract(prob, _hits(labels, prob))), -1)
+        return multiply(ddx, _column(dloss)), None, along
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         labels = np.array([[0, 3, 1], [1, 2, 0]])
-        yield sample(cls(), numbers(1, 2, 3, 4, low=0.0), labels, numbers(2, 2, 3), differentiable=())
+        yield sample(cls(), numbers(1, 2, 3, 4, low=0.0), labels, numbers(2, 2, 3))
 
 
 Split = TypeVar("Split", "SparseSoftmaxCrossEntropyGrad", "SplitCrossEntropy", "SparseCrossEntropy")
@@ -206,9 +217,12 @@ class SumExp(Op):
     def kernel(self, xp: Xp, x: Array, top: Array, s: Array) -> None:
         s[...] = xp.exp(x - top[..., None]).sum(axis=-1)
 
+    def grad(self, x: Tensor, top: Tensor, s: Tensor, ds: Tensor) -> Grads:
+        return multiply(exp(subtract(x, _column(top))), _column(ds)), negate(multiply(s, ds))
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), numbers(1, 2, 3, 5), numbers(2, 2, 3), differentiable=())
+        yield sample(cls(), numbers(1, 2, 3, 5), numbers(2, 2, 3))
 
 
 @dataclass(frozen=True)
@@ -305,9 +319,12 @@ class SoftmaxCrossEntropyGrad(Op):
     def smaller(self, prob: Tensor, labels: Tensor, dloss: Tensor) -> tuple[Tensor]:
         return (in_pieces.softmax_cross_entropy_grad(prob, labels, dloss),)
 
+    def grad(self, prob: Tensor, labels: Tensor, dloss: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
+        return through(self.smaller, (prob, labels, dloss), (ddx,))
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), numbers(1, 3, 4, low=0.0), numbers(2, 3, 4, low=0.0), numbers(3, 3), differentiable=())
+        yield sample(cls(), numbers(1, 3, 4, low=0.0), numbers(2, 3, 4, low=0.0), numbers(3, 3))
 
 
 @dataclass(frozen=True)
@@ -364,9 +381,15 @@ class SparseCrossEntropyGrad(Op):
         hit = xp.arange(self.offset, self.offset + prob.shape[-1]) == labels[..., None]
         dprob[...] = hit * -dloss[..., None] / xp.maximum(prob, TINY)
 
+    def grad(self, prob: Tensor, labels: Tensor, dloss: Tensor, dprob: Tensor, ddprob: Tensor) -> Grads:
+        def parts(prob: Tensor, labels: Tensor, dloss: Tensor) -> tuple[Tensor]:
+            return (divide(multiply(_hits(labels, prob), negate(_column(dloss))), clip(prob, TINY)),)
+
+        return through(parts, (prob, labels, dloss), (ddprob,))
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), numbers(1, 3, 4, low=0.1, high=1.0), np.array([0, 3, 1]), numbers(2, 3), differentiable=())
+        yield sample(cls(), numbers(1, 3, 4, low=0.1, high=1.0), np.array([0, 3, 1]), numbers(2, 3))
 
 
 def sparse_softmax_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:

@@ -16,6 +16,7 @@ from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sampl
 from jobflow.ops.batch_norm import batch_norm_infer as batch_norm_infer
 from jobflow.ops.batch_norm import batch_norm_train as batch_norm_train
 from jobflow.ops.blocks import BLOCK
+from jobflow.ops.derivative import through
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
 from jobflow.ops.scalar import fill_like
 from jobflow.ops.softmax import whole_axis
@@ -205,10 +206,13 @@ class LayerNormGrad(RowNorm):
     def smaller(self, dy: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, inv_std: Tensor) -> tuple[Tensor, ...]:
         return in_pieces.layer_norm_grad(dy, x, gamma, mean, inv_std, self.begin)
 
+    def grad(self, dy: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, inv_std: Tensor, *rest: Tensor | None) -> Grads:
+        return through(self.smaller, (dy, x, gamma, mean, inv_std), rest[3:])
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1), numbers(1, 5, 4), numbers(2, 5, 4), numbers(3, 4), numbers(4, 5), numbers(5, 5, low=0.5), differentiable=())
-        yield sample(cls(2), numbers(1, 2, 3, 4), numbers(2, 2, 3, 4), numbers(3, 4), numbers(4, 2, 3), numbers(5, 2, 3, low=0.5), differentiable=())
+        yield sample(cls(1), numbers(1, 5, 4), numbers(2, 5, 4), numbers(3, 4), numbers(4, 5), numbers(5, 5, low=0.5))
+        yield sample(cls(2), numbers(1, 2, 3, 4), numbers(2, 2, 3, 4), numbers(3, 4), numbers(4, 2, 3), numbers(5, 2, 3, low=0.5))
 
 
 @dataclass(frozen=True)
@@ -230,9 +234,12 @@ class RowStatisticsGrad(RowNorm):
         mean, inv_std, dmean, dinv = rows
         return (in_pieces.row_statistics_grad(x, mean, inv_std, dmean, dinv, self.begin),)
 
+    def grad(self, *tensors: Tensor) -> Grads:
+        return through(self.smaller, tensors[:5], tensors[6:])
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1), numbers(1, 5, 4), *(numbers(i, 5) for i in (2, 3, 4, 5)), differentiable=())
+        yield sample(cls(1), numbers(1, 5, 4), *(numbers(i, 5) for i in (2, 3, 4, 5)))
 
 
 def layer_norm(
@@ -307,9 +314,13 @@ class L2NormalizeGrad(Op):
     def smaller(self, x: Tensor, dy: Tensor) -> tuple[Tensor]:
         return (in_pieces.l2_normalize_grad(x, dy, self.axis, self.epsilon),)
 
+    def grad(self, x: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
+        return through(self.smaller, (x, dy), (ddx,))
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1), numbers(1, 4, 5), numbers(2, 4, 5), differentiable=())
+        yield sample(cls(1), numbers(1, 4, 5), numbers(2, 4, 5))
+        yield sample(cls(0, 5.0), numbers(3, 3, 4), numbers(4, 3, 4), note=" some below epsilon")
 
 
 def l2_normalize(x: Tensor, axis: int, epsilon: float = 1e-12, *, name: str | None = None) -> Tensor:

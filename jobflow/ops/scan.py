@@ -15,6 +15,7 @@ from jobflow.layout import Rule
 from jobflow.ops.arithmetic import multiply
 from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, normal_axis, sample
 from jobflow.ops.pointwise import FLOATS, NUMBERS, call, check_dtypes, numbers
+from jobflow.ops.slices import pad, slice_
 from jobflow.types import Array, Tensor, TensorType, Xp
 
 
@@ -130,10 +131,26 @@ class CumProdTail(Op):
             if i + 1 < len(s):
                 s[i] += x[i + 1] * s[i + 1]
 
+    def grad(self, x: Tensor, dy: Tensor, s: Tensor, ds: Tensor) -> Grads:
+        """By s[i] = dy[i] + x[i+1] s[i+1]: what depends on s[i] runs the other way, r[i] = ds[i] + x[i] r[i-1]."""
+        r = call(CumProdTail(self.axis, not self.reverse), self._moved(x, -1), ds)
+        before = self._moved(r, 1)
+        return multiply(before, s), before if self.exclusive else r
+
+    def _moved(self, x: Tensor, by: int) -> Tensor:
+        """x moved by one along the axis, away from the scan's first element or towards it, with 0 where nothing comes."""
+        n, ahead = x.type.shape[self.axis], (by > 0) != self.reverse
+        if not n:
+            return x
+        lead, rest = (None,) * self.axis, [(0, 0)] * x.type.ndim
+        rest[self.axis] = (1, 0) if ahead else (0, 1)
+        return pad(slice_(x, (*lead, 0 if ahead else 1), (*lead, n - 1 if ahead else n)), rest)
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1), numbers(1, 5, 4), numbers(2, 5, 4), differentiable=())
-        yield sample(cls(0, True, True), numbers(1, 5, 4), numbers(2, 5, 4), differentiable=())
+        for reverse, exclusive in ((False, False), (True, True), (False, True), (True, False)):
+            yield sample(cls(int(not reverse), reverse, exclusive), numbers(1, 5, 4), numbers(2, 5, 4))
+        yield sample(cls(0), numbers(3, 1), numbers(4, 1))
 
 
 def _along(axis: int, ndim: int) -> str:

@@ -13,6 +13,7 @@ from jobflow.layout import Box, Rule
 from jobflow.ops import blas, in_pieces, special
 from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, normal_axis, sample
 from jobflow.ops.blocks import BLOCK
+from jobflow.ops.derivative import through
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
 from jobflow.types import Array, Tensor, TensorType, Xp, dtype_of
 
@@ -154,10 +155,13 @@ class SoftmaxGrad(AxisOp):
     def smaller(self, y: Tensor, dy: Tensor) -> tuple[Tensor]:
         return (in_pieces.softmax_grad(y, dy, self.axis, self.scale),)
 
+    def grad(self, y: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
+        return through(self.smaller, (y, dy), (ddx,))
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for axis, factor in ((1, 1.0), (0, 0.5)):
-            yield sample(cls(axis, factor), numbers(1, 4, 3), numbers(2, 4, 3), differentiable=())
+            yield sample(cls(axis, factor), numbers(1, 4, 3), numbers(2, 4, 3))
 
 
 @dataclass(frozen=True)
@@ -190,9 +194,12 @@ class LogSoftmaxGrad(AxisOp):
     def smaller(self, y: Tensor, dy: Tensor) -> tuple[Tensor]:
         return (in_pieces.log_softmax_grad(y, dy, self.axis),)
 
+    def grad(self, y: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
+        return through(self.smaller, (y, dy), (ddx,))
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1), numbers(1, 4, 3), numbers(2, 4, 3), differentiable=())
+        yield sample(cls(1), numbers(1, 4, 3), numbers(2, 4, 3))
 
 
 @dataclass(frozen=True)

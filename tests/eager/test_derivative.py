@@ -9,7 +9,6 @@ import pytest
 from ranks import on_ranks
 
 from jobflow.eager import run
-from jobflow.eager.derivative import derivative
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import JobError
 from jobflow.functional.creation import tensor
@@ -17,6 +16,7 @@ from jobflow.functional.moving import to_global
 from jobflow.layout import Layout, Placement
 from jobflow.ops.base import Op
 from jobflow.ops.broadcast import BroadcastTo
+from jobflow.ops.derivative import derivative
 from jobflow.ops.linalg import MatMul
 from jobflow.ops.scalar import FillLike
 from jobflow.placements import placement, sbp

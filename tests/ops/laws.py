@@ -3,7 +3,7 @@
 kernel_fills        the kernel writes every element of outputs of the inferred type, and is a function of its inputs
 shards_agree        on every legal signature: kernels on the ranks' shards, put together, give what the whole gives
 grids_agree         the same on meshes of two dimensions, by pairs of signatures
-gradient_is_right   the op's gradient is the central difference
+gradient_is_right   the op's gradient is the central difference; so is the gradient of that (second_gradient_is_right)
 bind_agrees         the bound calls do what the kernel does, for any memory order, in float32 and float64
 overwriting_is_safe an output may be written over the inputs that the op names
 places_are_right    inputs put where the op says they lie in its output are the output
@@ -17,7 +17,7 @@ import importlib
 import pickle
 import pkgutil
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -29,7 +29,8 @@ from jobflow import scope
 from jobflow.errors import DtypeError
 from jobflow.layout import Broadcast, Layout, Partial, Placement, Reduction, Sbp, Signature, Split, cut
 from jobflow.operators import TensorOperators
-from jobflow.ops.base import Op, Sample, ViewOp, all_ops, types_tuple
+from jobflow.ops.base import Op, Sample, ViewOp, all_ops, apply, types_tuple
+from jobflow.ops.derivative import through
 from jobflow.types import TensorType, float32, float64, type_of
 
 Array = Any
@@ -233,40 +234,85 @@ def has_gradient(op: Op) -> bool:
     return type(op).grad is not Op.grad
 
 
-def gradient_is_right(sample: Sample) -> None:
-    """sum_k c_k dy_k/dx_i by central differences, for random c, is what `grad` gives; None stands for zeros."""
+def chosen_inputs(sample: Sample) -> list[int]:
+    """Which inputs the gradient laws perturb; none for an op without a gradient."""
     floats = [i for i, a in enumerate(sample.arrays) if a.dtype.kind == "f"]
     chosen = floats if sample.differentiable is None else list(sample.differentiable)
-    outputs = run(sample.op, sample.arrays)
-    if not has_gradient(sample.op) or not chosen or not any(y.dtype.kind == "f" for y in outputs):
+    types = types_tuple(sample.op.infer(*map(type_of, sample.arrays)))
+    return chosen if has_gradient(sample.op) and any(t.dtype.is_float for t in types) else []
+
+
+def gradient_is_right(sample: Sample) -> None:
+    """sum_k c_k dy_k/dx_i by central differences, for random c, is what `grad` gives; None stands for zeros."""
+    chosen, random = chosen_inputs(sample), generator(sample)
+    if not chosen:
         return
-    random = generator(sample)
+    outputs = run(sample.op, sample.arrays)
     cotangents = [random.normal(size=y.shape).astype(y.dtype) if y.dtype.kind == "f" else None for y in outputs]
     with scope.using(interpreter=Immediate()):
         tensors = [Result(a.copy()) for a in [*sample.arrays, *outputs]]
         grads = sample.op.grad(*tensors, *(None if c is None else Result(c) for c in cotangents))
     assert len(grads) == len(sample.arrays), f"{sample}: {len(grads)} gradients for {len(sample.arrays)} inputs"
-    for i in chosen:
-        ours = np.zeros_like(sample.arrays[i]) if grads[i] is None else grads[i].array
-        assert type_of(ours) == type_of(sample.arrays[i]), f"{sample}: gradient {i} is {type_of(ours)}, the input {type_of(sample.arrays[i])}"
-        for at, theirs in differences(sample, i, cotangents, random):
+    found = {i: None if grads[i] is None else grads[i].array for i in chosen}
+    check_differences(sample, "gradient", lambda arrays: run(sample.op, arrays), sample.arrays, found, cotangents)
+
+
+def second_gradient_is_right(sample: Sample) -> None:
+    """The same for `grad` itself, as a function of the inputs and of the gradients of the outputs."""
+    chosen, random = chosen_inputs(sample), generator(sample)
+    if not chosen:
+        return
+    inputs = len(sample.arrays)
+
+    def first(*tensors: Any) -> list[Any]:
+        made = apply(sample.op, *tensors[:inputs])
+        outputs, given = made if isinstance(made, tuple) else (made,), iter(tensors[inputs:])
+        grads = sample.op.grad(*tensors[:inputs], *outputs, *(next(given) if y.type.dtype.is_float else None for y in outputs))
+        return [grads[i] for i in chosen if grads[i] is not None]
+
+    def values(arrays: Sequence[Array]) -> list[Array]:
+        with scope.using(interpreter=Immediate()):
+            return [gradient.array for gradient in first(*map(Result, arrays))]
+
+    seeds = [random.normal(size=y.shape).astype(y.dtype) for y in run(sample.op, sample.arrays) if y.dtype.kind == "f"]
+    arrays = [*sample.arrays, *seeds]
+    cotangents = [random.normal(size=gradient.shape).astype(gradient.dtype) for gradient in values(arrays)]
+    with scope.using(interpreter=Immediate()):
+        grads: Any = through(first, [Result(a) for a in arrays], [Result(c) for c in cotangents])
+    found = {i: None if grads[i] is None else grads[i].array for i in (*chosen, *range(inputs, len(arrays)))}
+    check_differences(sample, "second gradient", values, arrays, found, cotangents)
+
+
+Function = Callable[[Sequence[Array]], Sequence[Array]]
+
+
+def check_differences(
+    sample: Sample, what: str, function: Function, arrays: Sequence[Array], found: Mapping[int, Array | None], cotangents: Sequence[Array | None]
+) -> None:
+    """By input: what was found is the gradient of the function's outputs, weighed by the cotangents; None stands for zeros."""
+    random = generator(sample)
+    for i, gradient in found.items():
+        ours = np.zeros_like(arrays[i]) if gradient is None else gradient
+        assert type_of(ours) == type_of(arrays[i]), f"{sample}: {what} {i} is {type_of(ours)}, the input {type_of(arrays[i])}"
+        for at, theirs in differences(function, arrays, i, cotangents, sample.step, random):
             allowed = sample.tolerance * max(1.0, abs(theirs))
-            assert abs(ours[at] - theirs) <= allowed, f"{sample}: gradient of input {i} at {at} is {ours[at]}, by differences {theirs}"
+            assert abs(ours[at] - theirs) <= allowed, f"{sample}: {what} of input {i} at {at} is {ours[at]}, by differences {theirs}"
 
 
-def differences(sample: Sample, which: int, cotangents: Sequence[Array | None], random: np.random.Generator) -> Iterator[tuple[Any, float]]:
+def differences(
+    function: Function, arrays: Sequence[Array], which: int, cotangents: Sequence[Array | None], step: float, random: np.random.Generator
+) -> Iterator[tuple[Any, float]]:
     """(index, central difference) of some elements of one input."""
-    places = list(np.ndindex(sample.arrays[which].shape))
+    places = list(np.ndindex(arrays[which].shape))
     if len(places) > 40:
         places = [places[k] for k in sorted(random.choice(len(places), 40, replace=False))]
     for at in places:
         ends = []
-        for step in (sample.step, -sample.step):
-            arrays = [a.copy() for a in sample.arrays]
-            arrays[which][at] += step
-            values = run(sample.op, arrays)
-            ends.append(sum(float(np.sum(c.astype(float) * y)) for c, y in zip(cotangents, values, strict=True) if c is not None))
-        yield at, (ends[0] - ends[1]) / (2 * sample.step)
+        for away in (step, -step):
+            moved = [a.copy() for a in arrays]
+            moved[which][at] += away
+            ends.append(sum(float(np.sum(c.astype(float) * y)) for c, y in zip(cotangents, function(moved), strict=True) if c is not None))
+        yield at, (ends[0] - ends[1]) / (2 * step)
 
 
 class Bench:
@@ -387,7 +433,18 @@ def op_is_a_value(sample: Sample) -> None:
     assert type(op).__name__ in repr(op), f"{op!r} does not name its class"
 
 
-LAWS = (kernel_fills, shards_agree, grids_agree, gradient_is_right, bind_agrees, overwriting_is_safe, places_are_right, view_is_right, op_is_a_value)
+LAWS = (
+    kernel_fills,
+    shards_agree,
+    grids_agree,
+    gradient_is_right,
+    second_gradient_is_right,
+    bind_agrees,
+    overwriting_is_safe,
+    places_are_right,
+    view_is_right,
+    op_is_a_value,
+)
 
 
 def keep_laws(cls: type[Op]) -> None:
