@@ -20,6 +20,7 @@ from jobflow.ops import norm as nm
 from jobflow.ops import reduce as rd
 from jobflow.ops import shape as sh
 from jobflow.ops.base import normal_axis
+from jobflow.ops.pointwise import call
 from jobflow.random import fused_scale_tril_softmax_dropout as fused_scale_tril_softmax_dropout
 from jobflow.types import DType, Tensor, bool_, int8, int32
 
@@ -82,11 +83,11 @@ tanh_v2 = _unary("tanh_v2", ac.tanh, "Hyperbolic tangent.")
 
 
 def fitting(what: str, number: float, dtype: DType) -> float:
-    """The number as one of `dtype`; DtypeError where it would lose its fraction."""
+    """The number as one of `dtype`; DtypeError where it would lose its fraction, or is beyond the type."""
     try:
         return dtype.number(number)
     except ValueError as error:
-        raise DtypeError(f"{what} at {user_line()}: {error} but the tensor is {dtype.name}; cast it to a floating type first") from None
+        raise DtypeError(f"{what} at {user_line()}: {error} but the tensor is {dtype.name}; cast it first, to a type that has the number") from None
 
 
 def _tensor_of(what: str, x: Operand, y: Operand) -> Tensor:
@@ -156,9 +157,9 @@ def mod(x: Operand, y: Operand, name: str | None = None) -> Tensor:
 floor_mod = mod
 
 
-def floordiv(x: Tensor, y: Tensor, name: str | None = None) -> Tensor:
+def floordiv(x: Operand, y: Operand, name: str | None = None) -> Tensor:
     """floor(x / y); gradient zero."""
-    return ew.floor_divide(x, y, name=name)
+    return ew.floor_divide(*tensors("floordiv", x, y), name=name)
 
 
 def pow(x: Tensor, y: Operand, name: str | None = None) -> Tensor:
@@ -228,38 +229,44 @@ def polyval(coeffs: Sequence[Operand], x: Tensor, name: str | None = None) -> Te
 # Comparisons and logic ----------------------------------------------------------------------------------------------
 
 
-def _compared(op: _Unary, what: str, x: Operand, y: Operand, name: str | None) -> Tensor:
-    return ew.cast(op(*tensors(what, x, y)), int8, name=name)
+def _compared(op: ew.Comparison, what: str, x: Operand, y: Operand, name: str | None) -> Tensor:
+    if not isinstance(x, Tensor) and isinstance(y, Tensor):
+        return _compared(op.exchanged(), what, y, x, name)
+    tensor = _tensor_of(what, x, y)
+    exact = (op, y) if isinstance(y, Tensor) else ew.with_number(op, tensor.type.dtype, y)
+    if isinstance(exact, bool):
+        return ew.fill_like(tensor, exact, dtype=int8, name=name)
+    return ew.cast(call(exact[0], *tensors(what, x, exact[1])), int8, name=name)
 
 
 def equal(x: Operand, y: Operand, name: str | None = None) -> Tensor:
     """int8: x == y, broadcast."""
-    return _compared(ew.equal, "equal", x, y, name)
+    return _compared(ew.Equal(), "equal", x, y, name)
 
 
 def not_equal(x: Operand, y: Operand, name: str | None = None) -> Tensor:
     """int8: x != y, broadcast."""
-    return _compared(ew.not_equal, "not_equal", x, y, name)
+    return _compared(ew.NotEqual(), "not_equal", x, y, name)
 
 
 def greater(x: Operand, y: Operand, name: str | None = None) -> Tensor:
     """int8: x > y, broadcast."""
-    return _compared(ew.greater, "greater", x, y, name)
+    return _compared(ew.Greater(), "greater", x, y, name)
 
 
 def greater_equal(x: Operand, y: Operand, name: str | None = None) -> Tensor:
     """int8: x >= y, broadcast."""
-    return _compared(ew.greater_equal, "greater_equal", x, y, name)
+    return _compared(ew.GreaterEqual(), "greater_equal", x, y, name)
 
 
 def less(x: Operand, y: Operand, name: str | None = None) -> Tensor:
     """int8: x < y, broadcast."""
-    return _compared(ew.less, "less", x, y, name)
+    return _compared(ew.Less(), "less", x, y, name)
 
 
 def less_equal(x: Operand, y: Operand, name: str | None = None) -> Tensor:
     """int8: x <= y, broadcast."""
-    return _compared(ew.less_equal, "less_equal", x, y, name)
+    return _compared(ew.LessEqual(), "less_equal", x, y, name)
 
 
 def truth(x: Tensor) -> Tensor:

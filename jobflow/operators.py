@@ -11,6 +11,7 @@ import jobflow.scope as scope
 from jobflow.errors import DtypeError, JobError, user_line
 from jobflow.ops import elementwise as ew
 from jobflow.ops import linalg
+from jobflow.ops.pointwise import call
 from jobflow.types import DType, Tensor, TensorType, bool_
 
 #: What may stand beside a tensor in an expression.  A number takes the tensor's element type.
@@ -94,6 +95,12 @@ class TensorOperators:
     def __rtruediv__(self, other: Operand) -> Any:
         return ew.scale(ew.reciprocal_no_nan(self), other) if _is_number(other) else _no_operand(other)
 
+    def __floordiv__(self, other: Operand) -> Any:
+        return _with(ew.floor_divide, self, other)
+
+    def __rfloordiv__(self, other: Operand) -> Any:
+        return ew.floor_divide(ew.fill_like(self, other), self) if _is_number(other) else _no_operand(other)
+
     def __mod__(self, other: Operand) -> Any:
         return _with(ew.floor_mod, self, other)
 
@@ -109,22 +116,22 @@ class TensorOperators:
         return ew.power(ew.fill_like(self, other), self) if _is_number(other) else _no_operand(other)
 
     def __lt__(self, other: Operand) -> Any:
-        return _compared(ew.less, self, other)
+        return _compared(ew.Less(), self, other)
 
     def __le__(self, other: Operand) -> Any:
-        return _compared(ew.less_equal, self, other)
+        return _compared(ew.LessEqual(), self, other)
 
     def __gt__(self, other: Operand) -> Any:
-        return _compared(ew.greater, self, other)
+        return _compared(ew.Greater(), self, other)
 
     def __ge__(self, other: Operand) -> Any:
-        return _compared(ew.greater_equal, self, other)
+        return _compared(ew.GreaterEqual(), self, other)
 
     def __eq__(self, other: object) -> Any:
-        return NotImplemented if scope.current().interpreter is None else _compared(ew.equal, self, other)
+        return NotImplemented if scope.current().interpreter is None else _compared(ew.Equal(), self, other)
 
     def __ne__(self, other: object) -> Any:
-        return NotImplemented if scope.current().interpreter is None else _compared(ew.not_equal, self, other)
+        return NotImplemented if scope.current().interpreter is None else _compared(ew.NotEqual(), self, other)
 
     __hash__ = object.__hash__
 
@@ -154,8 +161,12 @@ def _with(function: Any, x: Tensor, other: Any) -> Any:
     return function(x, other) if _is_tensor(other) else _no_operand(other)
 
 
-def _compared(function: Any, x: Tensor, other: Any) -> Any:
+def _compared(op: ew.Comparison, x: Tensor, other: Any) -> Any:
     """The comparison, as the interpreter has truth: bool, or the integers of a face that knows no bool."""
-    result = _with(function, x, other)
     dtype: DType = getattr(scope.current().interpreter, "truth", bool_)
-    return result if result is NotImplemented or dtype is bool_ else ew.cast(result, dtype)
+    if not _is_number(other):
+        return ew.cast(call(op, x, other), dtype) if _is_tensor(other) else _no_operand(other)
+    exact = ew.with_number(op, x.type.dtype, other)
+    if isinstance(exact, bool):
+        return ew.fill_like(x, exact, dtype=dtype)
+    return ew.cast(call(exact[0], x, ew.fill_like(x, exact[1])), dtype)

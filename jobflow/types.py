@@ -64,14 +64,35 @@ class DType:
     def is_integer(self) -> bool:
         return self.numpy.kind in "iu"
 
+    @cached_property
+    def span(self) -> tuple[float, float]:
+        """The smallest and the largest number of the type; of floats the finite ones."""
+        if self.is_float:
+            return -self.largest, self.largest
+        if not self.is_integer:
+            return 0, 1
+        bounds = np.iinfo(self.numpy)
+        return int(bounds.min), int(bounds.max)
+
     def number(self, value: float) -> float:
-        """A Python number as this type has it: infinite where a float type does not reach; ValueError where an integer would lose its fraction."""
-        if not self.is_float:
-            if value != value or math.isinf(value) or int(value) != value:
-                raise ValueError(f"{value} is no integer")
-            return int(value)
-        number = float(value)
-        return math.copysign(math.inf, number) if abs(number) > self.largest else number
+        """A Python number as this type has it: infinite where a float type does not reach.
+
+        Raises: ValueError where an integer would lose its fraction, or is beyond the type.
+        """
+        value, (low, high) = plain(value), self.span
+        if self.is_float:
+            return float(value) if value != value or low <= value <= high else math.inf if value > 0 else -math.inf
+        if value != value or abs(value) == math.inf or int(value) != value:
+            raise ValueError(f"{value} is no integer")
+        if self.is_integer and not low <= value <= high:
+            raise ValueError(f"{value} is beyond {self.name}, {low} to {high},")
+        return int(value)
+
+
+def plain(number: float) -> float:
+    """A number of NumPy as one of Python, which compares with any other."""
+    value: float = number.item() if isinstance(number, np.generic) else number
+    return value
 
 
 def limits(dtype: DType) -> Any:

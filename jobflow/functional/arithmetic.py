@@ -11,18 +11,18 @@ from typing import Any
 
 from jobflow.eager.run import run
 from jobflow.eager.tensor import Tensor, method
-from jobflow.errors import DtypeError, ShapeError, user_line
+from jobflow.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.functional import in_place
 from jobflow.functional.promotion import Number, Operand, as_float, cast, fitting, is_operand, kind, operand, pair, with_number
-from jobflow.ops.arithmetic import Add, Divide, FloorDivide, FloorMod, Maximum, Minimum, Multiply, Remainder, Subtract
+from jobflow.ops.arithmetic import Add, Divide, FloorDivide, FloorMod, Maximum, Minimum, Multiply, Remainder, Subtract, TruncateDivide
 from jobflow.ops.axes import ExpandDims, Squeeze
 from jobflow.ops.base import Op, broadcast_shapes
 from jobflow.ops.bitwise import BitwiseAnd, BitwiseNot, BitwiseOr, BitwiseXor
 from jobflow.ops.broadcast import BroadcastTo
 from jobflow.ops.functions import Power, ScalarPower, Sqrt, Square
 from jobflow.ops.linalg import BatchMatMul, BroadcastMatMul, MatMul
-from jobflow.ops.scalar import DivideBy, FillLike, Floor, Negate, Scale, Shift, Truncate
-from jobflow.types import bool_, float64
+from jobflow.ops.scalar import DivideBy, FillLike, Negate, Scale, Shift
+from jobflow.types import bool_, float64, uint8
 
 _ADD, _SUBTRACT, _MULTIPLY, _DIVIDE, _NEGATE, _MATMUL = Add(), Subtract(), Multiply(), Divide(), Negate(), MatMul()
 
@@ -53,7 +53,7 @@ def both(what: str, op: Op, x: Any, y: Any) -> Tensor:
     return made
 
 
-def _sides(what: str, x: Any, y: Any) -> tuple[Any, Any]:
+def sides(what: str, x: Any, y: Any) -> tuple[Any, Any]:
     """Tensors and Python numbers, at least one tensor among them."""
     if isinstance(x, Tensor):
         return x, operand(what, x, y)
@@ -69,22 +69,36 @@ def _sides(what: str, x: Any, y: Any) -> tuple[Any, Any]:
 @operators("__add__", "__radd__")
 def add(x: Operand, other: Operand, *, alpha: Number = 1) -> Tensor:
     """x + alpha other"""
-    x, other = _sides("add", x, other)
+    x, other = sides("add", x, other)
     other = other if alpha == 1 else _times(other, alpha)
     if isinstance(x, Tensor) and isinstance(other, Tensor):
         x, other = pair("add", x, other)
         made: Tensor = run(_ADD if x.type.dtype is not bool_ else BitwiseOr(), x, other)
         return made
-    return _shifted(x, other) if isinstance(x, Tensor) else _shifted(other, x)
+    return _shifted(x, other) if isinstance(x, Tensor) else _shifted(other, x)  # type: ignore[arg-type]
 
 
 def _times(other: Any, alpha: Number) -> Any:
     return mul(other, alpha) if isinstance(other, Tensor) else other * alpha
 
 
-def _shifted(x: Any, number: Any) -> Tensor:
+def _shifted(x: Tensor, number: Number) -> Tensor:
     x, number = with_number(x, number)
     made: Tensor = run(Shift(number), x) if x.type.dtype is not bool_ else both("add", BitwiseOr(), x, number)
+    return made
+
+
+def _less(x: Tensor, number: Number) -> Tensor:
+    """x - number"""
+    x, number = with_number(x, number)
+    made: Tensor = run(Shift(-number), x) if x.type.dtype is not bool_ else both("sub", _SUBTRACT, x, number)
+    return made
+
+
+def _from(number: Number, x: Tensor) -> Tensor:
+    """number - x"""
+    x, number = with_number(x, number)
+    made: Tensor = run(Shift(number), neg(x)) if x.type.dtype is not bool_ else both("sub", _SUBTRACT, number, x)
     return made
 
 
@@ -92,11 +106,11 @@ def _shifted(x: Any, number: Any) -> Tensor:
 @operators("__sub__", "__rsub__")
 def sub(x: Operand, other: Operand, *, alpha: Number = 1) -> Tensor:
     """x - alpha other"""
-    x, other = _sides("sub", x, other)
+    x, other = sides("sub", x, other)
     other = other if alpha == 1 else _times(other, alpha)
     if isinstance(x, Tensor) and isinstance(other, Tensor):
         return both("sub", _SUBTRACT, x, other)
-    return _shifted(x, -other) if isinstance(x, Tensor) else _shifted(neg(other), x)  # type: ignore[arg-type,operator]
+    return _less(x, other) if isinstance(x, Tensor) else _from(x, other)  # type: ignore[arg-type]
 
 
 subtract = sub
@@ -149,7 +163,7 @@ def lerp(x: Tensor, end: Tensor, weight: Operand) -> Tensor:
 @operators("__mul__", "__rmul__")
 def mul(x: Operand, other: Operand) -> Tensor:
     """x other"""
-    x, other = _sides("mul", x, other)
+    x, other = sides("mul", x, other)
     if isinstance(x, Tensor) and isinstance(other, Tensor):
         x, other = pair("mul", x, other)
         made: Tensor = run(_MULTIPLY if x.type.dtype is not bool_ else BitwiseAnd(), x, other)
@@ -170,21 +184,21 @@ multiply = mul
 @operators("__truediv__", "__rtruediv__")
 def div(x: Operand, other: Operand, *, rounding_mode: str | None = None) -> Tensor:
     """x / other, of integers float32; with rounding_mode "floor" or "trunc" rounded to integers, and of the operands' type."""
-    x, other = _sides("div", x, other)
+    x, other = sides("div", x, other)
+    if rounding_mode is None:
+        return _quotient(x, other)
     if rounding_mode == "floor":
         return floor_divide(x, other)
-    if rounding_mode not in (None, "trunc"):
-        raise DtypeError(f'div at {user_line()}: rounding_mode is None, "floor" or "trunc"; got {rounding_mode!r}')
-    quotient = _quotient(x, other)
-    if rounding_mode is None:
-        return quotient
-    whole: Tensor = run(Truncate(), quotient)
-    integers = not any(_has_floats(side) for side in (x, other))
-    return cast(whole, pair("div", x, other)[0].type.dtype) if integers else whole
+    if rounding_mode != "trunc":
+        raise ArgumentError(f'div at {user_line()}: rounding_mode is None, "floor" or "trunc"; got {rounding_mode!r}')
+    return _of_numbers("div", TruncateDivide(), x, other)
 
 
-def _has_floats(side: Any) -> bool:
-    return side.type.dtype.is_float if isinstance(side, Tensor) else isinstance(side, float)
+def _of_numbers(what: str, op: Op, x: Any, other: Any) -> Tensor:
+    """An op of two operands of numbers; truth values are 0 and 1."""
+    a, b = pair(what, *sides(what, x, other))
+    made: Tensor = run(op, *((a, b) if a.type.dtype is not bool_ else (cast(a, uint8), cast(b, uint8))))
+    return made
 
 
 def _quotient(x: Any, other: Any) -> Tensor:
@@ -204,38 +218,30 @@ true_divide = divide = div
 @operators("__floordiv__", "__rfloordiv__")
 def floor_divide(x: Operand, other: Operand) -> Tensor:
     """The largest integer not above x / other, of the operands' type."""
-    x, other = _sides("floor_divide", x, other)
-    a, b = pair("floor_divide", x, other)
-    if a.type.dtype.is_float:
-        made: Tensor = run(Floor(), run(_DIVIDE, a, b))
-        return made
-    return both("floor_divide", FloorDivide(), a, b)
+    return _of_numbers("floor_divide", FloorDivide(), x, other)
 
 
 @method()
 @operators("__mod__", "__rmod__")
 def remainder(x: Operand, other: Operand) -> Tensor:
     """x - other floor(x / other), with the sign of `other`"""
-    return both("remainder", FloorMod(), *_sides("remainder", x, other))
+    return _of_numbers("remainder", FloorMod(), x, other)
 
 
 @method()
 def fmod(x: Operand, other: Operand) -> Tensor:
     """x - other trunc(x / other), with the sign of x"""
-    return both("fmod", Remainder(), *_sides("fmod", x, other))
+    return _of_numbers("fmod", Remainder(), x, other)
 
 
 @method()
 @operators("__pow__", "__rpow__")
 def pow(x: Operand, exponent: Operand) -> Tensor:
     """x to the power of `exponent`, element by element"""
-    x, exponent = _sides("pow", x, exponent)
+    x, exponent = sides("pow", x, exponent)
     if isinstance(x, Tensor) and not isinstance(exponent, Tensor):
         return _to_the(x, exponent)  # type: ignore[arg-type]
-    a, b = pair("pow", x, exponent)
-    if a.type.dtype.is_float:
-        return both("pow", Power(), a, b)
-    return cast(both("pow", Power(), cast(a, float64), cast(b, float64)), a.type.dtype)
+    return _of_numbers("pow", Power(), x, exponent)
 
 
 def _to_the(x: Tensor, exponent: Number) -> Tensor:
@@ -252,27 +258,27 @@ def _to_the(x: Tensor, exponent: Number) -> Tensor:
 @method()
 def float_power(x: Operand, exponent: Operand) -> Tensor:
     """x to the power of `exponent`, in float64"""
-    x, exponent = (cast(side, float64) if isinstance(side, Tensor) else float(side) for side in _sides("float_power", x, exponent))
+    x, exponent = (cast(side, float64) if isinstance(side, Tensor) else float(side) for side in sides("float_power", x, exponent))
     return pow(x, exponent)
 
 
 @method()
 def maximum(x: Operand, other: Operand) -> Tensor:
     """The larger of two, element by element."""
-    return both("maximum", Maximum(), *_sides("maximum", x, other))
+    return both("maximum", Maximum(), *sides("maximum", x, other))
 
 
 @method()
 def minimum(x: Operand, other: Operand) -> Tensor:
     """The smaller of two, element by element."""
-    return both("minimum", Minimum(), *_sides("minimum", x, other))
+    return both("minimum", Minimum(), *sides("minimum", x, other))
 
 
 # -------------------------------------------------------------------- bits
 
 
 def _bits(what: str, op: Op, x: Any, other: Any) -> Tensor:
-    a, b = pair(what, *_sides(what, x, other))
+    a, b = pair(what, *sides(what, x, other))
     if kind(a.type.dtype) == 2:
         raise DtypeError(f"{what} at {user_line()}: {a.type} has no bits to combine; compare it first, or use logical_*")
     made: Tensor = run(op, a, b)

@@ -9,30 +9,41 @@ from typing import Any
 from jobflow.eager.run import run
 from jobflow.eager.tensor import Tensor, method
 from jobflow.errors import DtypeError, user_line
-from jobflow.functional.arithmetic import both, operators
+from jobflow.functional.arithmetic import both, operators, sides
+from jobflow.functional.promotion import Number, constant, operand, pair, result_type
 from jobflow.functional.promotion import cast as as_dtype
-from jobflow.functional.promotion import constant, operand, pair, result_type
 from jobflow.ops import compare
 from jobflow.ops.arithmetic import Subtract, Where
 from jobflow.ops.base import Op
 from jobflow.ops.compare import NotEqual
 from jobflow.ops.functions import Absolute
+from jobflow.ops.scalar import FillLike
 from jobflow.types import bool_
 
 Comparison = Callable[[Any, Any], Tensor]
 
 
-def _comparison(name: str, op: Op, sign: str, operator: str, *also: str) -> Comparison:
+def _comparison(name: str, op: compare.Comparison, sign: str, operator: str, *also: str) -> Comparison:
     """A comparison, as a function, methods and an operator."""
 
     def function(x: Any, other: Any) -> Tensor:
-        return both(name, op, x, other)
+        x, other = sides(name, x, other)
+        if isinstance(x, Tensor) and isinstance(other, Tensor):
+            return both(name, op, x, other)
+        return _with_number(op, x, other) if isinstance(x, Tensor) else _with_number(op.exchanged(), other, x)
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"x {sign} other"
     method(name, *also)(function)
     operators(operator)(function)
     return function
+
+
+def _with_number(op: compare.Comparison, x: Tensor, number: Number) -> Tensor:
+    dtype = x.type.dtype
+    exact = compare.with_number(op, dtype, number)
+    made: Tensor = run(FillLike(exact, bool_), x) if isinstance(exact, bool) else run(exact[0], x, constant(x, exact[1], dtype))
+    return made
 
 
 eq = equals = _comparison("eq", compare.Equal(), "==", "__eq__")

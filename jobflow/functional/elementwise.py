@@ -11,7 +11,7 @@ from jobflow.eager.tensor import Tensor, method
 from jobflow.errors import ArgumentError, user_line
 from jobflow.functional import arithmetic, in_place, nn_activations
 from jobflow.functional.comparing import eq, where
-from jobflow.functional.promotion import Number, as_float, constant, pair, with_number
+from jobflow.functional.promotion import Number, as_float, cast, constant, pair, result_type
 from jobflow.ops import functions, scalar
 from jobflow.ops.base import Op
 from jobflow.ops.compare import Equal, Less, NotEqual
@@ -139,12 +139,9 @@ def clamp(x: Tensor, min: Any = None, max: Any = None) -> Tensor:
     if isinstance(min, Tensor) or isinstance(max, Tensor):
         x = x if min is None else arithmetic.maximum(x, min)
         return x if max is None else arithmetic.minimum(x, max)
-    low = high = None
-    if min is not None:
-        x, low = with_number(x, _number(min))
-    if max is not None:
-        x, high = with_number(x, _number(max))
-    made: Tensor = run(Clip(low, high), x)
+    limits = [None if bound is None else _number(bound) for bound in (min, max)]
+    x = cast(x, result_type(x, *(bound for bound in limits if bound is not None)))
+    made: Tensor = run(Clip(*scalar.bounds("clamp", x, *limits)), x)
     return made
 
 

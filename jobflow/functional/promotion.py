@@ -1,8 +1,9 @@
 """Which element type tensors and numbers have together.
 
-    bool < uint8 < int8 < int32 < int64 < float16 < bfloat16 < float32 < float64
+    bool < uint8, int8 < int32 < int64 < float16, bfloat16 < float32 < float64
 
-The largest type wins, but a number of Python, or a tensor without axes, changes the type of a tensor with axes only where it is of
+The largest type wins, and where neither of two has the numbers of the other (uint8 and int8, float16 and bfloat16) the smallest that has
+those of both: int32, float32.  A number of Python, or a tensor without axes, changes the type of a tensor with axes only where it is of
 another kind (bool, integer, float): int64[3] + 0.5 is float32, float16[3] + 0.5 is float16.
 """
 
@@ -31,7 +32,8 @@ Operand: TypeAlias = "Tensor | Number | np.generic | np.ndarray[Any, Any]"
 KEPT = 1024
 
 _ORDER = {dtype: i for i, dtype in enumerate((bool_, uint8, int8, int32, int64, float16, bfloat16, float32, float64))} | {char: 2}
-_RANGES = {dtype: np.iinfo(dtype.numpy) for dtype in (uint8, int8, char, int32, int64)}
+#: types neither of which has the numbers of the other, and the smallest that has those of both
+_BOTH = {frozenset(pair): dtype for *pair, dtype in ((uint8, int8, int32), (uint8, char, int32), (float16, bfloat16, float32))}
 
 
 def kind(dtype: DType) -> int:
@@ -46,12 +48,12 @@ def number_kind(number: Number) -> int:
 
 def number_dtype(number: Number) -> DType:
     """The type of a number that stands alone."""
-    return (bool_, int64, float32)[number_kind(number)]
+    return (bool_, int64, state().default_dtype)[number_kind(number)]
 
 
 def wider(a: DType, b: DType) -> DType:
-    """The larger of two types."""
-    return a if _ORDER[a] >= _ORDER[b] else b
+    """The smallest type that has the numbers of both."""
+    return _BOTH.get(frozenset((a, b))) or (a if _ORDER[a] >= _ORDER[b] else b)
 
 
 def result_type(*operands: Operand) -> DType:
@@ -83,8 +85,8 @@ def cast(x: Tensor, dtype: DType) -> Tensor:
 
 
 def as_float(x: Tensor) -> Tensor:
-    """x as float32 if it is not of floats."""
-    return x if x.type.dtype.is_float else cast(x, float32)
+    """x as floats of the default type if it is not of floats."""
+    return x if x.type.dtype.is_float else cast(x, state().default_dtype)
 
 
 def is_operand(other: Any) -> bool:
@@ -131,11 +133,10 @@ def fitting(number: Number, dtype: DType) -> Number:
         return bool(number)
     if dtype.is_float:
         return dtype.number(number)
-    limits = _RANGES[dtype]
-    whole = int(number)
-    if not limits.min <= whole <= limits.max:
-        raise DtypeError(f"{user_line()}: {number} is beyond {dtype.name}, {limits.min} to {limits.max}; cast the tensor to a larger type")
-    return whole
+    low, high = dtype.span
+    if number != number or abs(number) == math.inf or not low <= int(number) <= high:
+        raise DtypeError(f"{user_line()}: {number} is beyond {dtype.name}, {low} to {high}; cast the tensor to a larger type")
+    return int(number)
 
 
 def with_number(x: Tensor, number: Number) -> tuple[Tensor, Number]:

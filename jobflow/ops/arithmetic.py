@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jobflow.errors import DtypeError
+from jobflow.errors import ArgumentError, DtypeError
 from jobflow.layout import Rule
 from jobflow.ops.base import OVER_EITHER, Binder, Call, Grads, Op, Sample, broadcast_rule, broadcast_shapes, sample
 from jobflow.ops.broadcast import sum_to
@@ -79,44 +79,80 @@ class Divide(Binary):
         return sum_to(dx, x.type.shape), sum_to(negate(multiply(dx, z)), y.type.shape)
 
 
-@dataclass(frozen=True)
-class FloorDivide(Binary):
-    """z = floor(x / y); its gradient is zero"""
-
-    ufunc = "floor_divide"
-    low = 0.6
-
-    def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
-        return None, None
+def check_divisors(what: str, y: Array) -> None:
+    """ArgumentError if an integer divisor is 0; the quotient of floats is infinite there, or NaN."""
+    if y.dtype.kind in "iu" and not y.all():
+        raise ArgumentError(f"{what}: division of integers by 0, at {np.argwhere(y == 0)[0].tolist()} of the divisor")
 
 
 @dataclass(frozen=True)
-class FloorMod(Binary):
-    """z = x - y floor(x / y), with the sign of y"""
+class _Whole(Binary):
+    """A division that rounds, or what it leaves; of integers an error where the divisor is 0."""
 
-    ufunc = "remainder"
+    abstract = True
     low = 0.6
 
-    def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
-        return sum_to(dz, x.type.shape), negate(sum_to(multiply(dz, floor_divide(x, y)), y.type.shape))
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        check_divisors(self.word(), arrays[1])
+        super().kernel(xp, *arrays)
 
-
-@dataclass(frozen=True)
-class Remainder(Binary):
-    """z = x - y trunc(x / y), with the sign of x"""
-
-    ufunc = "fmod"
-    low = 0.6
-
-    def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
-        whole = round_half_even(divide(subtract(x, z), y))  # x / y itself may be rounded to the next integer
-        return sum_to(dz, x.type.shape), negate(sum_to(multiply(dz, whole), y.type.shape))
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        calls = super().bind(device, inputs, outputs)
+        return [(check_divisors, (self.word(), inputs[1])), *calls] if device.xp is np and self.ufunc else calls
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield from super().samples()
         yield sample(cls(), 3 * numbers(1, 5, 3), numbers(2, 5, 3, low=0.6))
         yield sample(cls(), np.arange(-7, 8).reshape(5, 3), np.array([3, -2, 4]))
+
+
+@dataclass(frozen=True)
+class FloorDivide(_Whole):
+    """z = floor(x / y); its gradient is zero"""
+
+    ufunc = "floor_divide"
+
+    def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
+        return None, None
+
+
+@dataclass(frozen=True)
+class TruncateDivide(_Whole):
+    """z = x / y without its fraction; its gradient is zero"""
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        x, y, z = arrays
+        check_divisors(self.word(), y)
+        if z.dtype.kind in "iu":
+            xp.floor_divide(x, y, out=z)
+            xp.add(z, (z < 0) & (xp.remainder(x, y) != 0), out=z)
+        else:
+            xp.trunc(xp.divide(x, y), out=z)
+
+    def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
+        return None, None
+
+
+@dataclass(frozen=True)
+class FloorMod(_Whole):
+    """z = x - y floor(x / y), with the sign of y"""
+
+    ufunc = "remainder"
+
+    def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
+        return sum_to(dz, x.type.shape), negate(sum_to(multiply(dz, floor_divide(x, y)), y.type.shape))
+
+
+@dataclass(frozen=True)
+class Remainder(_Whole):
+    """z = x - y trunc(x / y), with the sign of x"""
+
+    ufunc = "fmod"
+
+    def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
+        whole = round_half_even(divide(subtract(x, z), y))  # x / y itself may be rounded to the next integer
+        return sum_to(dz, x.type.shape), negate(sum_to(multiply(dz, whole), y.type.shape))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from jobflow.ops.base import Grads, Sample, sample
 from jobflow.ops.pointwise import ANY, Binary, Elementwise, call
-from jobflow.types import Tensor, bool_
+from jobflow.types import DType, Tensor, bool_, plain
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,10 @@ class Comparison(Binary):
 
     def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
         return None, None
+
+    def exchanged(self) -> Comparison:
+        """The comparison of y with x that says the same."""
+        return _EXCHANGED.get(type(self), type(self))()
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -71,6 +76,32 @@ class GreaterEqual(Comparison):
     """z = x >= y"""
 
     ufunc = "greater_equal"
+
+
+_EXCHANGED: dict[type[Comparison], type[Comparison]] = {Less: Greater, LessEqual: GreaterEqual, Greater: Less, GreaterEqual: LessEqual}
+
+
+def with_number(op: Comparison, dtype: DType, number: float) -> tuple[Comparison, float] | bool:
+    """The comparison of tensors of `dtype` with any number, as one with a number that the type has; or its answer, where all have the same.
+
+    So uint8 is compared with 300, and int64 with 0.5, without another type: x < 0.5 is x <= 0.
+    """
+    number, (low, high) = plain(number), dtype.span
+    alike, smaller = isinstance(op, Equal | NotEqual), isinstance(op, Less | LessEqual)
+    if low <= number <= high:
+        below = number if dtype.is_float else math.floor(number)
+        if below == number:
+            return op, below
+        return isinstance(op, NotEqual) if alike else (LessEqual() if smaller else Greater(), below)
+    if dtype.is_float and abs(number) == math.inf:
+        return op, number
+    if alike or number != number:
+        return isinstance(op, NotEqual)
+    if not dtype.is_float:
+        return smaller == (number > high)
+    if number > high:  # beyond the finite numbers: only infinite elements are beyond it too
+        return LessEqual() if smaller else Greater(), high
+    return Less() if smaller else GreaterEqual(), low
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ from jobflow.ops.compare import (
     logical_or,
     logical_xor,
     not_equal,
+    with_number,
 )
 from jobflow.ops.floating import (
     Exp2,
@@ -146,6 +147,7 @@ from jobflow.ops.scalar import (
 )
 
 __all__ = [
+    "with_number",
     "Exp2",
     "IsFinite",
     "IsInf",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jobflow.errors import DtypeError
+from jobflow.errors import ArgumentError, DtypeError
 from jobflow.ops import special
 from jobflow.ops.arithmetic import add, divide, multiply, where
 from jobflow.ops.base import Binder, Call, Grads, Sample, sample
@@ -67,10 +67,18 @@ class ScalarPower(WithNumber):
 
 @dataclass(frozen=True)
 class Power(Binary):
-    """z = x^y; the gradient of y is 0 where x <= 0"""
+    """z = x^y; the gradient of y is 0 where x <= 0; of integers an error where y is negative"""
 
     ufunc = "power"
     low = 0.3
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        _check_exponents(arrays[1])
+        super().kernel(xp, *arrays)
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        calls = super().bind(device, inputs, outputs)
+        return [(_check_exponents, (inputs[1],)), *calls] if device.xp is np else calls
 
     def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
         one = fill_like(x, 1.0)
@@ -84,6 +92,12 @@ class Power(Binary):
         yield from super().samples()
         yield sample(cls(), np.array([0.0, 0.0, -1.5]), np.array([0.0, 2.0, 3.0]), differentiable=(0,))
         yield sample(cls(), np.array([2, -3, 0]), np.array([3, 2, 0]))
+
+
+def _check_exponents(y: Array) -> None:
+    if y.dtype.kind == "i" and (y < 0).any():
+        at = np.argwhere(y < 0)[0]
+        raise ArgumentError(f"pow: an integer to the negative power {y[tuple(at)]}, at {at.tolist()} of the exponents, is no integer; use floats")
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ class WithNumber(Elementwise):
 
 def _modular(number: float, x: Array) -> Array:
     """The number as x's element type has it; of integers, the one that is the same but for multiples of their number of values: 255 for -1."""
-    return np.int64(number).astype(x.dtype) if x.dtype.kind in "iu" else x.dtype.type(number)
+    return np.uint64(int(number) % 2**64).astype(x.dtype) if x.dtype.kind in "iu" else x.dtype.type(number)
 
 
 @dataclass(frozen=True)
@@ -343,16 +343,27 @@ def scale(x: Tensor, factor: float, *, name: str | None = None) -> Tensor:
 
 
 def shift(x: Tensor, amount: float, *, name: str | None = None) -> Tensor:
-    """x + amount"""
-    return call(Shift(fitting("shift", x, amount)), x, name=name)
+    """x + amount; of integers the type may also have -amount instead"""
+    number = -fitting("shift", x, -amount) if amount < 0 else fitting("shift", x, amount)
+    return call(Shift(number), x, name=name)
 
 
 def clip(x: Tensor, minimum: float | None = None, maximum: float | None = None, *, name: str | None = None) -> Tensor:
     """x limited to [minimum, maximum]; at least one is given."""
     if minimum is None and maximum is None:
         raise ConfigError(f"clip at {user_line()}: it needs a minimum, a maximum, or both")
-    low, high = (None if bound is None else fitting("clip", x, bound) for bound in (minimum, maximum))
+    low, high = bounds("clip", x, minimum, maximum)
     return call(Clip(low, high), x, name=name)
+
+
+def bounds(what: str, x: Tensor, minimum: float | None, maximum: float | None) -> tuple[float | None, float | None]:
+    """Bounds as x's element type has them; of integers a minimum below all of them is their smallest, a maximum above their largest."""
+    smallest, largest = x.type.dtype.span
+    if x.type.dtype.is_integer:
+        minimum = smallest if minimum is not None and minimum < smallest else minimum
+        maximum = largest if maximum is not None and maximum > largest else maximum
+    low, high = (None if bound is None else fitting(what, x, bound) for bound in (minimum, maximum))
+    return low, high
 
 
 def fill_like(x: Tensor, value: float, *, dtype: DType | None = None, name: str | None = None) -> Tensor:
@@ -366,8 +377,8 @@ def cast(x: Tensor, dtype: DType, *, name: str | None = None) -> Tensor:
 
 
 def fitting(what: str, x: Tensor, number: float) -> float:
-    """The number as x's element type has it; DtypeError if it would lose its fraction."""
+    """The number as x's element type has it; DtypeError if it would lose its fraction, or is beyond the type."""
     try:
         return x.type.dtype.number(number)
     except ValueError as error:
-        raise DtypeError(f"{what} at {user_line()}: {error} but the tensor is {x.type}; cast it to a float type first") from None
+        raise DtypeError(f"{what} at {user_line()}: {error} but the tensor is {x.type}; cast it first, to a type that has the number") from None
