@@ -47,6 +47,8 @@ setup(
         # what `jobflow train config.yaml` needs: checking of configurations, the progress bar, pictures, images, completion
         "train": TRAIN,
         "gpu": ["cupy-cuda13x>=14", "nvidia-nccl-cu13>=2.27.7,<3"],
+        # the real CuPy on a machine without a GPU, in an environment of its own: scripts/cupy_without_gpu
+        "gpu-checks": ["cupy-cuda13x>=14.2,<15", "nvidia-cuda-nvrtc>=13,<14", "nvidia-cuda-runtime>=13,<14", "nvidia-cuda-crt>=13,<14", *HALF],
         "examples": EXAMPLES,
         "test": TEST,
         "dev": [*TEST, "ruff>=0.9", "mypy>=1.14", "types-PyYAML"],

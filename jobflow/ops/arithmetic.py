@@ -12,6 +12,7 @@ import numpy as np
 
 from jobflow.errors import ArgumentError, DtypeError
 from jobflow.layout import Rule
+from jobflow.ops import remainders
 from jobflow.ops.base import OVER_EITHER, Binder, Call, Grads, Op, Sample, broadcast_rule, broadcast_shapes, sample
 from jobflow.ops.broadcast import sum_to
 from jobflow.ops.compare import greater, less
@@ -94,7 +95,7 @@ class _Whole(Binary):
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
         check_divisors(self.word(), arrays[1])
-        super().kernel(xp, *arrays)
+        getattr(remainders, self.ufunc)(xp, *arrays)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         calls = super().bind(device, inputs, outputs)

@@ -22,7 +22,7 @@ def is_half(array: Array) -> bool:
 
 def bind(op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     """The calls of `op.bind`, with every array of two-byte floats replaced by one of float32 while they run."""
-    if not any(map(is_half, (*inputs, *outputs))) or _rounds_once(op, device):
+    if not any(map(is_half, (*inputs, *outputs))) or _rounds_once(op, device, inputs, outputs):
         return op.bind(device, inputs, outputs)
     wide = [_wide(device, a) for a in inputs]
     # an update's new value is written over the old one, and its calls may count on that
@@ -32,9 +32,17 @@ def bind(op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Arra
     return [*before, *op.bind(device, wide, given), *after]
 
 
-def _rounds_once(op: Op, device: Binder) -> bool:
-    """True for ops whose own calls are right for two-byte floats: they compute nothing, or are products on a GPU, which sums in float32."""
-    return isinstance(op, ViewOp) or (op.precision == "half" and device.xp is not np)
+def _rounds_once(op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
+    """True for ops whose own calls are right for two-byte floats: they compute nothing, or are products on a GPU, which sums in float32.
+
+    A GPU's product that gives one number is a dot product, which CuPy sums in the type of its operands; and of many bfloat16 matrices
+    at once CuPy computes the product without the units that are made for it.
+    """
+    if isinstance(op, ViewOp):
+        return True
+    one_number = any(a.size == 1 for a in outputs)
+    many_bfloat16 = any(a.dtype.kind == "V" and a.ndim > 2 for a in inputs)
+    return op.precision == "half" and device.xp is not np and not one_number and not many_bfloat16
 
 
 def _wide(device: Binder, array: Array) -> Array:

@@ -49,9 +49,23 @@ class Scatter(Op):
             return
         at = ids.astype(xp.int64) - self.offset
         inside = (at >= 0) & (at < y.shape[self.axis])
+        if xp is not np:
+            self._write_the_last(xp, at, inside, v, y)
+            return
         places = list(xp.indices(ids.shape))
         places[self.axis] = at
         y[tuple(p[inside] for p in places)] = v[inside]
+
+    def _write_the_last(self, xp: Xp, at: Array, inside: Array, v: Array, y: Array) -> None:
+        """Where several threads write one place, which value stays is chance: find the last position of each place, and gather."""
+        size = y.shape[self.axis]
+        places = list(xp.indices(at.shape))
+        order = places[self.axis]
+        places[self.axis] = xp.where(inside, at, size)  # one more place, for those that are not written
+        last = xp.full((*y.shape[: self.axis], size + 1, *y.shape[self.axis + 1 :]), -1, xp.int64)
+        xp.maximum.at(last, tuple(places), order)
+        last = last[(slice(None),) * self.axis + (slice(0, size),)]
+        y[...] = xp.where(last >= 0, xp.take_along_axis(v, xp.maximum(last, 0), axis=self.axis), y)
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         return replace(self, offset=self.offset + inputs[0].start[self.axis])

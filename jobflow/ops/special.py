@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Sequence
 from functools import cache
@@ -67,9 +68,7 @@ def _centre(xp: Xp, x: Array) -> Array:
 
 
 def _cupy_special() -> Any:
-    from cupyx.scipy import special  # heavy, and only where there is a GPU
-
-    return special
+    return importlib.import_module("cupyx.scipy.special")  # heavy, and only where there is a GPU
 
 
 def erf(xp: Xp, x: Array, y: Array) -> None:

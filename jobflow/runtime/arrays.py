@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from jobflow.errors import DtypeError
 from jobflow.plan.plan import Slot
 from jobflow.types import Array, Xp
 
@@ -16,8 +15,4 @@ def window(xp: Xp, buffer: Array, slot: Slot) -> Array:
         return xp.empty(shape, dtype)
     if xp is np:
         return np.ndarray(shape, dtype, buffer, slot.offset, slot.strides)
-    if dtype.kind == "V":
-        raise DtypeError(
-            f"{slot.type}: there are no arrays of {slot.type.dtype.name} on a GPU; use float16, or CPU ranks: scope.placement('cpu', ...)"
-        )
     return xp.ndarray(shape, dtype, memptr=buffer.data + slot.offset, strides=slot.strides)

@@ -27,8 +27,8 @@ for line in (Path(__file__).with_name("data") / "cupy_names.txt").read_text().sp
     if not line.startswith("#"):
         first, *rest = line.split()
         NAMES[first] = rest
-#: element types that atomic additions take
-ADDED_AT = "iIQefdFD"
+#: element types that atomic additions take, and those that atomic extremes take too
+ADDED_AT, EXTREMES_AT = "iIQefdFD", "lq"
 
 #: functions that write into their first argument
 WRITING = ("cupy.copyto", "cupy.put", "cupy.fill_diagonal")
@@ -116,7 +116,8 @@ class ufunc:
         return _call(f"cupy.{self.name}", self._function, arguments, options)
 
     def at(self, array: ndarray, indices: Any, values: Any = None) -> None:
-        if array.dtype.char not in ADDED_AT and not (array.dtype.char == "L" and np.dtype("L").itemsize == 8):
+        taken = ADDED_AT + (EXTREMES_AT if self.name in ("maximum", "minimum") else "")
+        if array.dtype.char not in taken and not (array.dtype.char == "L" and np.dtype("L").itemsize == 8):
             raise TypeError(f"cupy.{self.name}.at does not support {array.dtype} as data type")
         self._function.at(raw(array), raw(indices), raw(values))
         array.memory.write(current.stream)

@@ -13,9 +13,11 @@ import fake_cupy
 import fake_streams
 import numpy as np
 import pytest
-from on_device import OPS, check_op, check_whole_numbers
+from on_device import OPS, Bench, bound, check_op, check_whole_numbers
 
 import jobflow.ops
+from jobflow.ops.linalg import MatMul
+from jobflow.types import DType, bfloat16, float16
 
 MODULES = sorted(Path(jobflow.ops.__path__[0]).glob("*.py"))
 
@@ -115,6 +117,14 @@ def test_the_kernel_gives_what_it_gives_on_numpy(name: str, cupy: Any) -> None:
 def test_whole_numbers_are_added_at_their_places(cupy: Any) -> None:
     """GPUs add whole words of 64 bits without a sign, and no narrow ones."""
     check_whole_numbers(cupy)
+
+
+@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
+def test_a_product_that_gives_one_number_is_summed_in_float32(dtype: DType, cupy: Any) -> None:
+    """CuPy computes it as a dot product, in the type of its operands: sums of halves would stop at 2048 and 256."""
+    row, y = cupy.asarray(np.ones((1, 5000), dtype.numpy)), cupy.zeros((1, 1), dtype.numpy)
+    bound(MatMul(), Bench(cupy), [row, cupy.asarray(np.ones((5000, 1), dtype.numpy))], [y])
+    assert abs(float(y.get()[0, 0]) - 5000) <= 16
 
 
 class TestThePretence:

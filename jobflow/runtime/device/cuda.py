@@ -59,6 +59,9 @@ class CudaDevice:
             raise PlacementError(f"gpu {index} does not exist: this machine has {count} usable GPUs")
         self.index = index
         self._cupy = importlib.import_module("cupy")
+        # what CuPy imports when it is first asked for, which must not happen in two threads at once
+        self._empty_pinned = importlib.import_module("cupyx").empty_pinned
+        importlib.import_module("cupyx.scipy.special")
         with self._cupy.cuda.Device(index):
             # the legacy stream would wait for every other stream, and cannot be captured
             self.stream = self._cupy.cuda.Stream(non_blocking=True)
@@ -121,7 +124,7 @@ class CudaDevice:
 
     def host_array(self, count: int, dtype: Any) -> Array:
         """Page-locked host memory, which the GPU copies to and from at full speed."""
-        return importlib.import_module("cupyx").empty_pinned(count, dtype)
+        return self._empty_pinned(count, dtype)
 
     def fetch(self, source: Array, host: Array) -> None:
         """host = source, complete on return."""

@@ -1,0 +1,38 @@
+"""The real CuPy where there is no GPU: what it refuses, what it launches, and whether the kernels that it writes can be compiled."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from without_gpu import host_runtime
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "cupy_without_gpu"
+
+pytestmark = pytest.mark.skipif(bool(host_runtime.missing()), reason=host_runtime.missing() or "nothing is missing")
+
+
+def checked(name: str) -> str:
+    done = subprocess.run([sys.executable, str(SCRIPT), "--only", name], env=os.environ, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_cupy_takes_what_every_op_gives_it() -> None:
+    assert ", 0 refused" in checked("bindings")
+
+
+def test_two_ranks_share_a_gpu() -> None:
+    assert "two ranks on ['gpu', 'gpu']" in checked("threads")
+
+
+def test_a_step_is_launched_without_an_error() -> None:
+    assert "GPT, 12 blocks" in checked("steps")
+
+
+@pytest.mark.full
+def test_every_kernel_can_be_compiled() -> None:
+    assert ", 0 failed" in checked("compile")

@@ -1,0 +1,208 @@
+"""What `scripts/cupy_without_gpu` runs in a process of its own: real CuPy on the host (`host_runtime.py`), and its findings as JSON.
+
+python programs.py FOLDER bindings            every op in every type and order of memory: what CuPy refuses
+python programs.py FOLDER steps               training steps of the examples: launches, products, waits, copies
+python programs.py FOLDER threads             two ranks that share the GPU
+python programs.py FOLDER compile PART OF     the texts of all kernels that the others left in FOLDER, through NVRTC
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(ROOT / "tests" / "ops"), str(ROOT / "examples")]
+
+import host_runtime  # noqa: E402
+import numpy as np  # noqa: E402
+
+#: what the oldest and the newest of the GPUs that matter are called
+ARCHITECTURES = ("80", "90")
+WARM, COUNTED = 2, 3
+
+
+def bindings() -> dict[str, Any]:
+    """Every sample of every op, bound and called on arrays of the device."""
+    import cupy
+    import laws
+    import on_device
+
+    from jobflow.ops.base import types_tuple
+    from jobflow.types import type_of
+
+    cupy.cuda.set_allocator(None)  # fresh memory is zeros: kernels that count leave no rubbish as sizes of arrays
+    refused: dict[str, str] = {}
+    tried = 0
+    for name, cls in on_device.OPS.items():
+        for sample, arrays in on_device.cases(cls):
+            for inner, outer in laws.ORDERS[:5]:
+                types = types_tuple(sample.op.infer(*map(type_of, arrays)))
+                inputs = [on_device.put(cupy, a, inner) for a in arrays]
+                outputs = [on_device.put(cupy, a, outer) for a in laws.empties(types, fill=0)]
+                tried += 1
+                try:
+                    on_device.bound(sample.op, on_device.Bench(cupy), inputs, outputs)
+                except (TypeError, ValueError, AttributeError, IndexError, NotImplementedError, RuntimeError) as error:
+                    kinds = sorted({str(a.dtype) for a in arrays})
+                    refused.setdefault(f"{name} {' '.join(kinds)}", f"{type(error).__name__}: {error}"[:300])
+    return {"tried": tried, "refused": refused}
+
+
+def _batches(*shapes: tuple[tuple[int, ...], int]) -> Iterator[list[Any]]:
+    """Steps of arguments: random numbers, or whole numbers below a bound."""
+    random = np.random.RandomState(0)
+    while True:
+        yield [random.randint(0, n, shape).astype(np.int32) if n else random.randn(*shape).astype(np.float32) for shape, n in shapes]
+
+
+def _classifier(model: Callable[..., Any], batch: int, shape: tuple[int, ...], classes: int) -> tuple[Any, Any]:
+    import jobflow as flow
+    import jobflow.typing as tp
+
+    @flow.global_function("train")
+    def train_job(
+        images: tp.Numpy.Placeholder((batch, *shape), dtype=flow.float), labels: tp.Numpy.Placeholder((batch,), dtype=flow.int32)
+    ) -> tp.Numpy:
+        loss = model(images, labels)["loss"]
+        flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.1]), momentum=0.9).minimize(loss)
+        return loss
+
+    return train_job, _batches(((batch, *shape), 0), ((batch,), classes))
+
+
+def _gpt(blocks: int) -> tuple[Any, Any]:
+    import gpt
+
+    size = gpt.Size(blocks=blocks)
+    return gpt.make_train_job(size), _batches(((size.batch, size.length), size.words), ((size.batch, size.length), size.words))
+
+
+def _resnet(blocks: tuple[int, ...]) -> tuple[Any, Any]:
+    from jobflow.models import resnet
+
+    return _classifier(lambda x, y: resnet(x, y, classes=10, blocks=blocks, width=16), 8, (3, 32, 32), 10)
+
+
+def _lenet() -> tuple[Any, Any]:
+    from jobflow.models import lenet
+
+    return _classifier(lambda x, y: lenet(x, y), 16, (1, 28, 28), 10)
+
+
+def _mlp() -> tuple[Any, Any]:
+    from jobflow.models import mlp
+
+    return _classifier(lambda x, y: mlp(x, y), 100, (1, 28, 28), 10)
+
+
+#: shown in the table -> a job, and its arguments
+STEPS: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "MLP, one hidden layer": _mlp,
+    "LeNet": _lenet,
+    "residual net 1-1-1": lambda: _resnet((1, 1, 1)),
+    "residual net 3-4-6-3": lambda: _resnet((3, 4, 6, 3)),
+    "GPT, 4 blocks": lambda: _gpt(4),
+    "GPT, 12 blocks": lambda: _gpt(12),
+}
+
+
+def _per_step(counts: host_runtime.Counts, step: Callable[[], Any]) -> dict[str, float]:
+    for _ in range(WARM):
+        step()
+    before = counts.now()
+    for _ in range(COUNTED):
+        step()
+    return {name: (value - before[name]) / COUNTED for name, value in counts.now().items()}
+
+
+def steps(counts: host_runtime.Counts) -> dict[str, Any]:
+    import jobflow as flow
+
+    found: dict[str, Any] = {}
+    for name, make in STEPS.items():
+        flow.clear_default_session()
+        flow.config.gpu_device_num(1)
+        job, batches = make()
+        found[name] = _per_step(counts, lambda job=job, batches=batches: job(*next(batches)))
+        tags = [rank.device.tag for rank in _world().ranks]
+        assert tags == ["gpu"], f"{name} ran on {tags}"
+    flow.clear_default_session()
+    return found
+
+
+def _world() -> Any:
+    from jobflow.session import current_session
+
+    return current_session().world
+
+
+def threads() -> dict[str, Any]:
+    """The first collective of two threads, which import what they need at once."""
+    import jobflow as flow
+
+    flow.config.gpu_device_num(2)
+    job, batches = _mlp()
+    for _ in range(3):
+        job(*next(batches))
+    found = {"tags": [rank.device.tag for rank in _world().ranks], "comms": [type(rank.comm).__name__ for rank in _world().ranks]}
+    flow.clear_default_session()
+    return found
+
+
+def save(texts: dict[str, tuple[str, ...]], folder: Path) -> None:
+    """Every text once, under its hash."""
+    for text, options in texts.items():
+        kept = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+        if not kept.exists():
+            kept.write_text(json.dumps({"text": text, "options": options}))
+
+
+def compile_texts(folder: Path, part: int, of: int) -> dict[str, Any]:
+    """Every kernel as binary code of each architecture."""
+    from importlib.util import find_spec
+
+    import cupy
+    from cupy.cuda import compiler
+
+    spec = find_spec("nvidia")
+    assert spec is not None and spec.submodule_search_locations is not None
+    headers = [f"-I{path}/cu13/include" for path in spec.submodule_search_locations]
+    files = sorted(folder.glob("*.json"))[part::of]
+    failed: dict[str, str] = {}
+    for file in files:
+        kernel = json.loads(file.read_text())
+        for architecture in ARCHITECTURES:
+            options = (*(o for o in kernel["options"] if not o.startswith("-I/usr")), *headers)
+            try:
+                binary, _ = compiler.compile_using_nvrtc(kernel["text"], options, architecture, f"{file.stem}.cu")
+                assert binary, "nothing was made"
+            except compiler.CompileException as error:
+                failed[f"{file.stem} sm_{architecture}"] = f"{error}\n{kernel['text']}"[:3000]
+    return {"texts": len(files), "architectures": ARCHITECTURES, "failed": failed, "cupy": cupy.__version__}
+
+
+def main(where: str, what: str, *rest: str) -> None:
+    folder = Path(where)
+    built = folder / "_".join([what, *rest])
+    built.mkdir(exist_ok=True)
+    counts, texts = host_runtime.install(built)
+    found = {
+        "bindings": bindings,
+        "steps": lambda: steps(counts),
+        "threads": threads,
+        "compile": lambda: compile_texts(folder, *map(int, rest)),
+    }[what]()
+    save(texts, folder)
+    print(json.dumps(found), flush=True)
+    os._exit(0)  # CuPy frees memory when the interpreter has already taken our functions down
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
