@@ -5,11 +5,14 @@ A function that changes a tensor in place says so.  None of them is differentiab
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 
 from jobflow.eager.collectives import REDUCTIONS, carried, reduced, scattered, spread, stacked, swapped
+from jobflow.eager.convert import meeting
 from jobflow.eager.state import EagerState, state
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import ArgumentError, JobError, user_line
@@ -44,8 +47,8 @@ def _write(x: Tensor, value: Array) -> None:
 def barrier() -> None:
     """Wait for all ranks."""
     here = state()
-    here.rank.comm.agree(0, lambda: f"barrier at {user_line()}")
-    here.rank.comm.barrier()
+    with meeting(here, here.rank.comm, 0, lambda: f"barrier at {user_line()}"):
+        here.rank.comm.barrier()
 
 
 def all_reduce(tensor: Tensor, op: str = "sum") -> None:
@@ -119,8 +122,8 @@ def send(tensor: Tensor, dst: int) -> None:
     here = _here("send", tensor)
     _other(here, "send", dst)
     me = here.rank.index
-    _say(here, "send", me, dst, tensor.type)
-    carried(here, tensor.array, tensor.type, me, dst, "send and recv")
+    with _agreed(here, "send", me, dst, tensor.type):
+        carried(here, tensor.array, tensor.type, me, dst, "send and recv")
 
 
 def recv(out: Tensor, src: int) -> Tensor:
@@ -128,17 +131,16 @@ def recv(out: Tensor, src: int) -> Tensor:
     here = _here("recv", out)
     _other(here, "recv", src)
     me = here.rank.index
-    _say(here, "recv", src, me, out.type)
-    _write(out, carried(here, None, out.type, src, me, "send and recv"))
+    with _agreed(here, "recv", src, me, out.type):
+        _write(out, carried(here, None, out.type, src, me, "send and recv"))
     return out
 
 
-def _say(here: EagerState, what: str, source: int, target: int, type: TensorType) -> None:
+def _agreed(here: EagerState, what: str, source: int, target: int, type: TensorType) -> AbstractContextManager[None]:
     """The two ranks make sure that one sends what the other expects."""
-    digest = hash((source, target, type.shape, type.dtype.itemsize)) & ((1 << 62) - 1)
-    here.rank.comm.group(tuple(sorted((source, target)))).agree(
-        digest, lambda: f"{what} of {type} from rank {source} to rank {target} at {user_line()}"
-    )
+    pair = here.rank.comm.group(tuple(sorted((source, target))))
+    digest = zlib.crc32(f"{source} {target} {type.shape} {type.dtype.itemsize}".encode())
+    return meeting(here, pair, digest, lambda: f"{what} of {type} from rank {source} to rank {target} at {user_line()}")
 
 
 def _other(here: EagerState, what: str, rank: int) -> None:

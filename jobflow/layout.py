@@ -132,8 +132,16 @@ def _grid(mesh: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     return tuple(product(*map(range, mesh)))
 
 
+class Interned(type):
+    """Makes equal instances one object, which nobody sees before it is complete; safe for threads."""
+
+    def __call__(cls, *arguments: Any, **named: Any) -> Any:
+        made = super().__call__(*arguments, **named)
+        return made._known.setdefault(made.key, made)
+
+
 @dataclass(frozen=True, eq=False)
-class Placement:
+class Placement(metaclass=Interned):
     """Which ranks, in which order, arranged as a grid of `mesh` ranks per mesh dimension.  Equal ones are one object."""
 
     tag: str
@@ -142,12 +150,13 @@ class Placement:
 
     _known: ClassVar[dict[tuple[Any, ...], Placement]] = {}
 
-    def __new__(cls, tag: str, ranks: tuple[int, ...], mesh: tuple[int, ...] = ()) -> Placement:
-        key = (tag, ranks, mesh or (len(ranks),))
-        return cls._known.get(key) or cls._known.setdefault(key, super().__new__(cls))
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What makes two placements one."""
+        return self.tag, self.ranks, self.mesh
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Placement, (self.tag, self.ranks, self.mesh)
+        return Placement, self.key
 
     def __post_init__(self) -> None:
         if not self.mesh:
@@ -229,7 +238,7 @@ def whole_box(shape: Sequence[int]) -> Box:
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class Layout(metaclass=Interned):
     """Placement and one S/B/P per mesh dimension; prints as ``cpu[0-3]:S(0)``.  Equal ones are one object."""
 
     placement: Placement
@@ -237,12 +246,13 @@ class Layout:
 
     _known: ClassVar[dict[tuple[Any, ...], Layout]] = {}
 
-    def __new__(cls, placement: Placement, sbp: tuple[Sbp, ...]) -> Layout:
-        key = (placement, sbp)
-        return cls._known.get(key) or cls._known.setdefault(key, super().__new__(cls))
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What makes two layouts one."""
+        return self.placement, self.sbp
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Layout, (self.placement, self.sbp)
+        return Layout, self.key
 
     def __post_init__(self) -> None:
         if len(self.sbp) != len(self.placement.mesh):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+import threading
 
 _SAID: set[str] = set()
+_saying = threading.Lock()
 
 
 def notice(text: str) -> None:
     """Print ``jobflow: text`` to standard error, unless this process has said it before."""
-    if text in _SAID:
-        return
-    _SAID.add(text)
+    with _saying:
+        if text in _SAID:
+            return
+        _SAID.add(text)
     print(f"jobflow: {text}", file=sys.stderr, flush=True)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import zlib
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.checkpoint import store
-from jobflow.eager.convert import convert
+from jobflow.eager.convert import convert, meeting
 from jobflow.eager.state import EagerState, state
 from jobflow.eager.tensor import Size, Tensor
 from jobflow.errors import ArgumentError, CheckpointError, JobError, user_line
@@ -51,7 +52,8 @@ def save(obj: Any, path: Path, global_dst_rank: int | None = None) -> None:
         except CheckpointError as error:
             failure = str(error)
     if here.rank.size > 1:
-        failure = here.rank.comm.exchange(failure)[global_dst_rank]
+        with meeting(here, here.rank.comm, zlib.crc32(f"save {global_dst_rank}".encode()), lambda: f"{what}, written by rank {global_dst_rank}"):
+            failure = here.rank.comm.exchange(failure)[global_dst_rank]
     if failure is not None:
         raise CheckpointError(failure)
 
@@ -86,7 +88,10 @@ def _from_one(here: EagerState, path: Path, what: str, source: int, where: Any) 
             letter = _tree_of(found, what), {name: type_of(array) for name, array in arrays.items()}, None
         except CheckpointError as error:
             letter = None, None, str(error)
-    tree, types, failure = here.rank.comm.exchange(letter)[source] if here.rank.size > 1 else letter
+    tree, types, failure = letter
+    if here.rank.size > 1:
+        with meeting(here, here.rank.comm, zlib.crc32(f"load {source}".encode()), lambda: f"{what}, read by rank {source}"):
+            tree, types, failure = here.rank.comm.exchange(letter)[source]
     if failure is not None:
         raise CheckpointError(failure)
     there = Layout(Placement("cpu", (source,)), (B,))

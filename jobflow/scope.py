@@ -5,8 +5,9 @@ Programs enter scopes with `placement`, `consistent_view`, `mirrored_view`, `nam
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field, replace
 from functools import wraps
@@ -42,6 +43,8 @@ class Root:
     environment: Any = None
     #: what the global tensors of this rank share
     eager: Any = None
+    #: held by the one Python thread that calls a job or a graph, moves global tensors, or changes any of this
+    lock: AbstractContextManager[bool] = field(default_factory=threading.RLock)
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ class Scope:
     stage: int | None = None
     #: number of the region whose values are made again for the backward pass
     region: int | None = None
+    #: the scope that is in force again after this one
+    outer: Scope | None = None
 
     def full_name(self, name: str) -> str:
         """`name` behind the namespaces, joined with "-" as the legacy face spells it."""
@@ -70,6 +75,21 @@ _ROOT = Scope()
 def current() -> Scope:
     """The scope in force."""
     return _CURRENT.get() or _ROOT
+
+
+def lock() -> AbstractContextManager[bool]:
+    """What a thread holds while it runs something that the threads of this program share; it may hold it already."""
+    return current().root.lock
+
+
+def caller() -> str:
+    """Which Python thread this is, for ranks to compare: "" for a rank's own, the name of any other.
+
+    Ranks meet in the order of their calls.  Where several threads call, only their names tell which calls belong together.
+    """
+    if threading.current_thread() is threading.main_thread() or current().root is not _ROOT.root:
+        return ""
+    return threading.current_thread().name
 
 
 @contextmanager
@@ -96,21 +116,18 @@ def leave(token: Token[Scope | None]) -> None:
 
 
 class _Entered:
-    """A `with` block that changes the scope of what is called inside; it may be entered again and again."""
-
-    def __init__(self) -> None:
-        self._tokens: list[Token[Scope | None]] = []
+    """A `with` block that changes the scope of what is called inside; it may be entered again and again, also by several threads at once."""
 
     def _changes(self) -> dict[str, Any]:
         return {}
 
     def __enter__(self) -> Self:
         changes = self._changes() if current().interpreter is not None else {}
-        self._tokens.append(_CURRENT.set(replace(current(), **changes)))
+        _CURRENT.set(replace(current(), **changes, outer=_CURRENT.get()))
         return self
 
     def __exit__(self, *error: object) -> None:
-        _CURRENT.reset(self._tokens.pop())
+        _CURRENT.set(current().outer)
 
 
 class placement(_Entered):
@@ -124,7 +141,6 @@ class placement(_Entered):
     """
 
     def __init__(self, device_tag: str, machine_device_ids: str | Sequence[Any], hierarchy: Sequence[int] | None = None) -> None:
-        super().__init__()
         if device_tag not in ("cpu", "gpu", "cuda"):
             raise PlacementError(f'placement at {user_line()}: unknown device tag {device_tag!r}; use "cpu" or "gpu"')
         self.tag = device_tag
@@ -181,7 +197,6 @@ class namespace(_Entered):
     """Put "<name>-" before the names of variables and ops made inside."""
 
     def __init__(self, name: str) -> None:
-        super().__init__()
         if not isinstance(name, str) or not name:
             raise JobError(f"namespace at {user_line()}: the name is a text, not {name!r}")
         self.name = name
@@ -202,7 +217,6 @@ class config(_Entered):
     OPTIONS: ClassVar[dict[str, type]] = {"pipeline_stage_id_hint": int, "checkpointing": bool}
 
     def __init__(self, **options: Any) -> None:
-        super().__init__()
         what = f"experimental.scope.config at {user_line()}"
         for name, value in options.items():
             if name not in self.OPTIONS:

@@ -90,8 +90,8 @@ class Sweep:
             self.through(node, self.waiting.pop(node))
         for x in list(self.sums):  # some reader had nothing to give
             self.leaf(x)
-        while self.only is None and self.here.after_backward:
-            self.here.after_backward.pop(0)()
+        while self.only is None and self.here.own.after_backward:
+            self.here.own.after_backward.pop(0)()
         return [] if self.only is None else [self.found.get(place) for place in self.only]
 
     def count(self, edges: Sequence[Edge]) -> None:
@@ -178,10 +178,11 @@ class Sweep:
         if x.layout is not None and gradient.layout != x.layout:
             before, gradient = gradient, laid(self.here, gradient, x)
             own = own or gradient.array is not before.array
-        if x.grad is None:
-            x.grad = gradient if own or _running().records else _copied(gradient)
-        else:
-            x.grad = _sum(x.grad, gradient)
+        with scope.lock():  # several threads may go back to one leaf
+            if x.grad is None:
+                x.grad = gradient if own or _running().records else _copied(gradient)
+            else:
+                x.grad = _sum(x.grad, gradient)
 
 
 def _copied(x: Tensor) -> Tensor:

@@ -8,11 +8,13 @@ the same (`Communicator.agree`).
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+import jobflow.scope as scope
 from jobflow.compiler.box import Reroute
 from jobflow.compiler.compile import plan_rank
 from jobflow.compiler.paths import path
@@ -89,6 +91,13 @@ def convert_array(here: EagerState, array: Array, type: TensorType, source: Layo
     ranks = tuple(sorted({*source.placement.ranks, *target.placement.ranks}))
     if here.rank.index not in ranks:
         return empty(type)
+    with scope.lock():  # a change that was bound before uses the same memory again
+        return _converted(here, array, type, source, target, ranks, what, origin)
+
+
+def _converted(
+    here: EagerState, array: Array, type: TensorType, source: Layout, target: Layout, ranks: tuple[int, ...], what: str, origin: int
+) -> Array:
     kept = here.conversions.setdefault(ranks, {})
     key = (type, source, target)
     found: Conversion | None = kept.get(key)
@@ -104,12 +113,28 @@ def convert_array(here: EagerState, array: Array, type: TensorType, source: Layo
 
 
 def agree(here: EagerState, comm: Communicator, digest: int, what: Callable[[], str]) -> None:
-    """Make sure that all ranks of a communicator are about to do the same; DivergedError, on all of them, if they are not."""
+    """Make sure that all ranks of a communicator are about to do the same; DivergedError, on all of them, if they are not.
+
+    Called with the lock held, which is kept until what they agree on is done.
+    """
     try:
-        comm.agree(digest, what)
+        comm.agree(mixed(digest, zlib.crc32(scope.caller().encode())), lambda: what() + in_thread(scope.caller()))
     except DivergedError:
         here.forget(comm.members)
         raise
+
+
+def in_thread(caller: str) -> str:
+    """Where a call comes from that another Python thread than the rank's own makes, for messages."""
+    return f" in Python thread {caller!r}" if caller else ""
+
+
+@contextmanager
+def meeting(here: EagerState, comm: Communicator, digest: int, what: Callable[[], str]) -> Iterator[None]:
+    """Inside, the ranks do what they agree on here, and no other Python thread does anything with them."""
+    with scope.lock():
+        agree(here, comm, digest, what)
+        yield
 
 
 def _digest(here: EagerState, type: TensorType, source: Layout, target: Layout, origin: int) -> int:
@@ -176,6 +201,11 @@ def physical(type: TensorType, source: Layout, target: Layout) -> Physical:
 
 def gathered(here: EagerState, x: Tensor, what: str) -> Array:
     """The logical value, on every rank there is; all of them call it."""
+    with scope.lock():
+        return _gathered(here, x, what)
+
+
+def _gathered(here: EagerState, x: Tensor, what: str) -> Array:
     assert x.layout is not None
     everywhere = Layout(Placement("cpu", tuple(range(here.rank.size))), (B,))
     if x.layout.placement.ranks == everywhere.placement.ranks and x.layout.is_whole:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+import jobflow.scope as scope
 from jobflow.eager.backward import unsummed
 from jobflow.eager.collectives import stacked
 from jobflow.eager.convert import agree, convert, convert_array, empty
@@ -74,6 +75,11 @@ class _ChangeGradient:
 
 def enter(here: EagerState, x: Tensor, target: Layout, *, check: bool = True, copy: bool = False) -> Tensor:
     """The global tensor whose pieces are the ranks' local ones."""
+    with scope.lock():
+        return _entered(here, x, target, check, copy)
+
+
+def _entered(here: EagerState, x: Tensor, target: Layout, check: bool, copy: bool) -> Tensor:
     type = logical_type(here, x, target) if check else _assumed_type(x, target)
     inside = here.rank.index in target.placement.ranks
     array = (x.array.copy() if copy else x.array) if inside else empty(type)

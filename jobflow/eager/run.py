@@ -176,12 +176,13 @@ def execute(here: EagerState, found: Prepared, inputs: Sequence[Tensor]) -> tupl
     """Convert the inputs, and compute this rank's pieces of the outputs."""
     if found.placement is None:
         return _pieces(here, found, inputs)
-    origin = mixed(found.digest, *[x.origin for x in inputs])
-    here.trail(found.placement).add(origin, found.text)
-    outputs = _pieces(here, found, inputs)
-    for number, output in enumerate(outputs):
-        output.origin = origin + number
-    return outputs
+    with scope.lock():
+        origin = mixed(found.digest, *[x.origin for x in inputs])
+        here.trail(found.placement).add(origin, found.text)
+        outputs = _pieces(here, found, inputs)
+        for number, output in enumerate(outputs):
+            output.origin = origin + number
+        return outputs
 
 
 def _pieces(here: EagerState, found: Prepared, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -214,11 +215,16 @@ def seen(op: ViewOp, arrays: Sequence[Array]) -> Array | None:
 def compute(here: EagerState, op: Op, arrays: Sequence[Array], types: Sequence[TensorType]) -> list[Array]:
     """Run an op's calls on this rank; the arrays it makes."""
     outputs = [np.empty(type.shape, type.dtype.numpy) for type in types]
-    here.device.begin_instruction()
-    with np.errstate(all="ignore"):
-        for function, arguments in half.bind(op, here.device, arrays, outputs):
-            function(*arguments)
+    perform_calls(here, op, arrays, outputs)
     return outputs
+
+
+def perform_calls(here: EagerState, op: Op, arrays: Sequence[Array], outputs: Sequence[Array]) -> None:
+    device = here.own.device
+    device.begin_instruction()
+    with np.errstate(all="ignore"):
+        for function, arguments in half.bind(op, device, arrays, outputs):
+            function(*arguments)
 
 
 def update(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> None:
@@ -226,6 +232,11 @@ def update(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> None:
     if here.building is not None:
         here.building.update(op, inputs)
         return
+    with scope.lock():
+        _update(here, op, inputs)
+
+
+def _update(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> None:
     found = prepared(here, op, inputs)
     origin = mixed(found.digest, *[x.origin for x in inputs])
     if found.placement is not None:
@@ -237,10 +248,7 @@ def update(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> None:
         return
     over = found.op.alias
     outputs = [arrays[over[i]] if i in over else np.empty(type.shape, type.dtype.numpy) for i, type in enumerate(found.pieces)]
-    here.device.begin_instruction()
-    with np.errstate(all="ignore"):
-        for function, arguments in half.bind(found.op, here.device, arrays, outputs):
-            function(*arguments)
+    perform_calls(here, found.op, arrays, outputs)
     for i in set(over.values()):
         want, x = found.wanted[i], inputs[i]
         if want is not None:  # the op must see the whole of what lies in pieces: each rank keeps its own of the result
@@ -266,7 +274,8 @@ def source(op: Op, layout: Layout | None, counter: int | None = None) -> Tensor:
         return Tensor(type, None, compute(here, op, arrays, (type,))[0])
     about = f"{type} {layout}{'' if counter is None else f', draw {counter}'}"
     origin = zlib.crc32(f"{op!r} {about}".encode())
-    here.trail(layout.placement).add(origin, f"{op} {about}")
+    with scope.lock():
+        here.trail(layout.placement).add(origin, f"{op} {about}")
     made = Tensor(type, layout, _source_piece(here, op, type, layout, arrays))
     made.origin = origin
     return made

@@ -5,6 +5,7 @@ It lives in the scope's root, so that ranks which are threads each have their ow
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ from jobflow.types import float32
 REMEMBERED = 5
 _MASK = (1 << 61) - 1
 _FACTOR = 1_000_003
+#: of Python threads that draw from one generator, no two get the same number
+_drawing = threading.Lock()
 
 
 @dataclass
@@ -37,8 +40,9 @@ class Generator:
 
     def next(self) -> int:
         """The number of the next draw."""
-        self.draws += 1
-        return self.draws - 1
+        with _drawing:
+            self.draws += 1
+            return self.draws - 1
 
 
 @dataclass
@@ -61,19 +65,31 @@ def mixed(*numbers: int) -> int:
     return found
 
 
-class EagerState:
-    """See the module."""
+class Own(threading.local):
+    """What every Python thread of a rank has for itself."""
 
-    def __init__(self, rank: Rank) -> None:
-        self.rank = rank
+    def __init__(self) -> None:
+        #: its scratch memory is that of one op at a time
         self.device: Device = CpuDevice()
         self.grad_enabled = True
-        #: of tensors made of Python's floats
-        self.default_dtype = float32
+        #: the mode of gradients before each `with` block that changed it
+        self.modes: list[bool] = []
         #: what is to be done when the backward pass that runs has come to its end
         self.after_backward: list[Callable[[], None]] = []
         #: the graph that `nn.Graph.build` is building, if it runs
         self.building: Any = None
+
+
+class EagerState:
+    """See the module.  What is called with `scope.lock` held may be shared by threads; the rest is `own`, or is only added to."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+        self.own = Own()
+        #: of graphs and changes of layout, which run with the lock held
+        self.device: Device = CpuDevice()
+        #: of tensors made of Python's floats
+        self.default_dtype = float32
         #: by class, the number of the last graph
         self.graphs: dict[str, int] = {}
         #: draws of local tensors differ in number between ranks, those of global ones do not; until a seed is set, local ones
@@ -91,6 +107,22 @@ class EagerState:
         #: scopes in which functions of ops may be called, by placement: see functional/nn_base.py
         self.composing: dict[Any, Any] = {}
         self._trails: dict[tuple[int, ...], Trail] = {}
+
+    @property
+    def grad_enabled(self) -> bool:
+        return self.own.grad_enabled
+
+    @grad_enabled.setter
+    def grad_enabled(self, enabled: bool) -> None:
+        self.own.grad_enabled = enabled
+
+    @property
+    def building(self) -> Any:
+        return self.own.building
+
+    @building.setter
+    def building(self, graph: Any) -> None:
+        self.own.building = graph
 
     def trail(self, placement: Placement) -> Trail:
         found = self._trails.get(placement.ranks)
@@ -116,7 +148,8 @@ def state() -> EagerState:
     """That of this rank; the ranks of a launched program meet at the first need."""
     root = scope.current().root
     if root.eager is None:
-        root.eager = EagerState(_rank())
+        with root.lock:
+            root.eager = root.eager or EagerState(_rank())
     found: EagerState = root.eager
     return found
 

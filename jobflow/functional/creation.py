@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+import jobflow.scope as scope
 from jobflow.eager import crossing
+from jobflow.eager.convert import agree
 from jobflow.eager.convert import empty as no_piece
 from jobflow.eager.run import addend, run, source
 from jobflow.eager.state import state
@@ -256,9 +258,13 @@ def cut(what: str, array: Array, layout: Layout) -> Tensor:
     type = type_of(array)
     digest = zlib.crc32(np.ascontiguousarray(array).tobytes(), zlib.crc32(f"{type} {layout}".encode())) if here.rank.size > 1 else 0
     if here.rank.size > 1:
-        here.rank.comm.agree(
-            digest, lambda: f"{what} of {_shortened(array)}, {type} {layout}, at {user_line()}; every rank passes the same logical value"
-        )
+        with scope.lock():
+            agree(
+                here,
+                here.rank.comm,
+                digest,
+                lambda: f"{what} of {_shortened(array)}, {type} {layout}, at {user_line()}; every rank passes the same logical value",
+            )
     made = Tensor(type, layout, _piece_of(array, layout, here.rank.index))
     made.origin = digest
     return made

@@ -8,11 +8,13 @@ draw local tensors as they like.
 from __future__ import annotations
 
 import secrets
+import zlib
 from typing import Any
 
 import numpy as np
 
 from jobflow.eager import crossing
+from jobflow.eager.convert import meeting
 from jobflow.eager.run import run, source
 from jobflow.eager.state import Generator as Counter
 from jobflow.eager.state import state
@@ -80,7 +82,9 @@ default_generator = _Default()
 
 def new_seed() -> int:
     """A seed from the operating system, the same on every rank."""
-    drawn: list[int] = state().rank.comm.exchange(secrets.randbits(62))
+    here = state()
+    with meeting(here, here.rank.comm, zlib.crc32(b"seed"), lambda: f"seed at {user_line()}"):
+        drawn: list[int] = here.rank.comm.exchange(secrets.randbits(62))
     return drawn[0]
 
 

@@ -99,17 +99,15 @@ class _Mode:
     def __new__(cls, function: Callable[..., Any] | None = None) -> Any:
         return super().__new__(cls) if function is None else _decorated(function, cls.mode)
 
-    def __init__(self) -> None:
-        self.before: list[bool] = []
-
     def __enter__(self) -> Self:
-        here = state()
-        self.before.append(here.grad_enabled)
-        here.grad_enabled = self.mode
+        own = state().own
+        own.modes.append(own.grad_enabled)
+        own.grad_enabled = self.mode
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        state().grad_enabled = self.before.pop()
+        own = state().own
+        own.grad_enabled = own.modes.pop()
 
     def __call__(self, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         return _decorated(function, self.mode)

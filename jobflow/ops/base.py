@@ -22,6 +22,7 @@ The functions users call (`relu(x)`) are thin: they build the op and `apply` it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from types import MappingProxyType
@@ -114,6 +115,18 @@ class Op:
     rule: ClassVar[Callable[..., Rule]]
     kernel: ClassVar[Callable[..., None]]
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in ("__eq__", "__hash__"):  # a dataclass keeps what its class defines
+            setattr(cls, name, getattr(Op, name))
+
+    def __eq__(self, other: object) -> bool:
+        """Equal ops do the same to the last bit, for caches are keyed by ops: 0.0 is not -0.0, and 1 is neither 1.0 nor True."""
+        return self is other or (type(self) is type(other) and all(map(_exactly, vars(self).values(), vars(other).values())))
+
+    def __hash__(self) -> int:
+        return hash((type(self), *vars(self).values()))
+
     def grad(self, *tensors: Any) -> Grads:
         raise JobError(f"{type(self).__name__} has no gradient")
 
@@ -185,6 +198,17 @@ class Op:
     def word(cls) -> str:
         """The op's name as printed in graphs and default node names: MatMul -> matmul."""
         return cls.__name__.lower()
+
+
+def _exactly(a: Any, b: Any) -> bool:
+    """Equality that tells types and zeros apart."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(_exactly, a, b))
+    return bool(a == b) and (not isinstance(a, float | np.floating) or math.copysign(1, a) == math.copysign(1, b))
 
 
 @dataclass(frozen=True)

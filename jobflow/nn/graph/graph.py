@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jobflow.scope as scope
 from jobflow.compiler.compile import logical
 from jobflow.compiler.trace import Tracer
 from jobflow.eager.state import EagerState, state
@@ -50,7 +51,8 @@ class Graph:
     def __init__(self) -> None:
         here = state()
         kind = type(self).__name__
-        number = here.graphs[kind] = here.graphs.get(kind, -1) + 1
+        with scope.lock():
+            number = here.graphs[kind] = here.graphs.get(kind, -1) + 1
         own: dict[str, Any] = {
             "_modules": {},
             "_settings": {},
@@ -115,10 +117,11 @@ class Graph:
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         given = (*args, options) if options else args
-        bound = self._bound
-        if bound is None:
-            bound = self._compiled(args, options, given)
-        return bound(given)
+        with scope.lock():
+            bound = self._bound
+            if bound is None:
+                bound = self._compiled(args, options, given)
+            return bound(given)
 
     def _compiled(self, args: tuple[Any, ...], options: dict[str, Any], given: tuple[Any, ...]) -> Bound:
         here = state()

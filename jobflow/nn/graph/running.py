@@ -14,6 +14,7 @@ from zlib import crc32
 
 import numpy as np
 
+import jobflow.scope as scope
 from jobflow.compiler.compile import distribute, plan_rank
 from jobflow.eager.convert import agree, convert_array, done, empty
 from jobflow.eager.state import EagerState, mixed
@@ -143,7 +144,7 @@ class Bound:
         here, ranks = self.here, self.numbering.ranks
         comm, index = here.rank.comm.group(ranks), ranks.index(here.rank.index)
         what = self._described()
-        comm.agree(crc32(what.encode()), lambda: what)
+        agree(here, comm, crc32(what.encode()), lambda: what)
         self._compare(comm)
         self.state = State(index, here.device, comm)
         self._place(self.state, index, loaded)
@@ -232,6 +233,10 @@ class Bound:
     # ---------------------------------------------------------------- running
 
     def __call__(self, given: tuple[Any, ...]) -> Any:
+        with scope.lock():  # every run uses the same memory
+            return self._run(given)
+
+    def _run(self, given: tuple[Any, ...]) -> Any:
         tensors = self._checked(given)
         arrays = {meta.name: x.array for meta, x in zip(self.built.inputs, tensors, strict=True)}
         for draw in self.built.draws:

@@ -73,7 +73,7 @@ class Averaging:
             here = state()
             if not self.begun:
                 self.begun = True
-                here.after_backward.append(self.finish)
+                here.own.after_backward.append(self.finish)
             self._average_complete(here)  # those before this gradient, which is not yet in place
             self.bucket_of[id(p)].missing.discard(id(p))
 

@@ -1,0 +1,81 @@
+"""0.0 and -0.0 are different numbers for what is kept between calls: an op with one of them never answers for the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jobflow as flow
+import jobflow.typing as tp
+
+X = np.float32([-1.0, 2.0, -3.0])
+MASK = np.array([True, False, True])
+
+#: by name: what a number goes into as an attribute
+USES: dict[str, Callable[[Any, float], Any]] = {
+    "full": lambda x, zero: flow.full((3,), zero),
+    "mul": lambda x, zero: x * zero,
+    "masked_fill": lambda x, zero: x.masked_fill(flow.tensor(MASK), zero),
+    "pad": lambda x, zero: flow.nn.functional.pad(x, (1, 1), value=zero),
+    "where": lambda x, zero: flow.where(flow.tensor(MASK), x, flow.full((3,), zero)),
+    "clamp": lambda x, zero: x.clamp(max=zero),
+    "leaky_relu": lambda x, zero: flow.nn.functional.leaky_relu(x, zero),
+    "fill_": lambda x, zero: x.clone().fill_(zero),
+}
+
+
+def signs(use: Callable[[Any, float], Any], zero: float) -> list[bool]:
+    """Where the minus signs of the zeros are."""
+    made = use(flow.tensor(X), zero).numpy()
+    assert (made == 0).any()
+    return [bool(sign) for sign in np.signbit(made[made == 0])]
+
+
+@pytest.mark.parametrize("first", [0.0, -0.0])
+@pytest.mark.parametrize("name", USES)
+def test_neither_zero_stands_for_the_other(name: str, first: float) -> None:
+    use = USES[name]
+    signs(use, first)  # now it is known
+    again, other = signs(use, first), signs(use, -first)
+    assert other == [not sign for sign in again]
+
+
+@pytest.mark.parametrize("first", [0.0, -0.0])
+def test_gradients_know_their_zero(first: float) -> None:
+    def slope(zero: float) -> Any:
+        x = flow.tensor(np.float32([1.0]), requires_grad=True)
+        (x * zero).sum().backward()
+        return np.signbit(x.grad.numpy()).item()
+
+    slope(first)
+    assert (slope(0.0), slope(-0.0)) == (False, True)
+
+
+def test_graphs_know_their_zero() -> None:
+    class Both(flow.nn.Graph):
+        def build(self, x: Any) -> Any:
+            return x * 0.0, x * -0.0
+
+    plus, minus = Both()(flow.tensor(np.float32([1.0])))
+    assert (np.signbit(plus.numpy()).item(), np.signbit(minus.numpy()).item()) == (False, True)
+
+
+def test_jobs_know_their_zero() -> None:
+    @flow.global_function()
+    def both(x: tp.Numpy.Placeholder((1,))) -> tuple[tp.Numpy, tp.Numpy]:
+        return x * 0.0, x * -0.0
+
+    plus, minus = both(np.float32([1.0]))
+    assert (np.signbit(plus).item(), np.signbit(minus).item()) == (False, True)
+
+
+def test_true_one_and_one_point_zero_are_three_numbers() -> None:
+    made = [flow.full((2,), value) for value in (True, 1, 1.0)]
+    assert [x.dtype for x in made] == [flow.full((2,), value).dtype for value in (True, 1, 1.0)]
+    ids = flow.tensor([[1, 2], [3, 4]])
+    assert ids[1].tolist() == [3, 4]
+    assert ids[True].tolist() == [[[1, 2], [3, 4]]]
+    assert ids[np.int64(1)].tolist() == [3, 4]

@@ -1,0 +1,144 @@
+"""Several Python threads of one process use tensors at once.  Prints "right" if each got what it would have got alone."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from together import at_once
+
+import jobflow as flow
+
+nn = flow.nn
+
+
+def placements(number: int) -> None:
+    """One rank in meshes of every number of dimensions, which all threads ask for first at the same time."""
+    for dimensions in range(1, 32):
+        place = flow.placement("cpu", np.zeros((1,) * dimensions, int))
+        assert place.hierarchy == (1,) * dimensions and place.ranks.shape == (1,) * dimensions
+        x = flow.ones(2, placement=place, sbp=[flow.sbp.broadcast] * dimensions)
+        assert x.placement == place and len(x.sbp) == dimensions
+        if dimensions < 4:
+            assert (x + x).numpy().tolist() == [2, 2]
+
+
+def halves(number: int) -> None:
+    """Arithmetic of two bytes goes through memory that ops share."""
+    x = flow.full((40_000,), float(number), dtype=flow.float16)
+    for _ in range(30):
+        assert (x * 2 + x).numpy().tolist()[::9_999] == [3.0 * number] * 5
+
+
+class Scaled(nn.Graph):
+    def build(self, x: Any) -> Any:
+        return (x * 2).to(flow.float16).sum()
+
+
+scaled = Scaled()
+
+
+def graphs(number: int) -> None:
+    """One graph, first called by all at once."""
+    x = flow.full((1_000,), float(number))
+    for _ in range(50):
+        assert scaled(x).item() == 2_000 * number
+
+
+def layouts(number: int) -> None:
+    """A change of layout uses the memory that was bound for it at first."""
+    place = flow.placement("cpu", [0])
+    x = flow.full((20_000,), float(number), placement=place, sbp=flow.sbp.split(0))
+    for _ in range(50):
+        y = x.to_global(sbp=flow.sbp.partial_sum).to_global(sbp=flow.sbp.broadcast)
+        assert y.numpy().tolist()[::4_999] == [float(number)] * 5
+
+
+met = threading.Barrier(2)
+
+
+def modes(number: int) -> None:
+    """One thread is under no_grad while another records; one builds a graph while another computes."""
+    x = flow.tensor([1.0], requires_grad=True)
+    if number % 2:
+        with flow.no_grad():
+            met.wait()
+            assert not (x * 2).requires_grad
+            met.wait()
+    else:
+        met.wait()
+        assert flow.is_grad_enabled()
+        (x * 2).sum().backward()
+        assert x.grad.item() == 2
+        met.wait()
+
+
+class Slow(nn.Graph):
+    def build(self, x: Any) -> Any:
+        met.wait()
+        y = x + 1
+        met.wait()
+        return y
+
+
+def builds(number: int) -> None:
+    if number == 0:
+        assert Slow()(flow.tensor([1.0])).item() == 2
+    else:
+        met.wait()
+        assert (flow.full((1,), 3.0) * 2).item() == 6
+        met.wait()
+
+
+no_grad = flow.no_grad()
+quiet = flow.scope.namespace("a")
+
+
+def blocks(number: int) -> None:
+    """The same `with` objects, entered by all."""
+    for _ in range(300):
+        with quiet, no_grad, quiet:
+            assert not flow.is_grad_enabled()
+        assert flow.is_grad_enabled()
+
+
+drawn: list[float] = []
+
+
+def draws(number: int) -> None:
+    """No two threads draw the same numbers."""
+    drawn.extend(flow.rand(1, dtype=flow.float64).item() for _ in range(500))
+
+
+weight = flow.zeros(1, requires_grad=True)
+
+
+def leaves(number: int) -> None:
+    """Gradients of many threads add up in one leaf."""
+    for _ in range(200):
+        (weight * 1.0).sum().backward()
+
+
+CASES: dict[str, tuple[Callable[[int], None], int]] = {
+    "placements": (placements, 8),
+    "halves": (halves, 4),
+    "graphs": (graphs, 4),
+    "layouts": (layouts, 4),
+    "modes": (modes, 2),
+    "builds": (builds, 2),
+    "blocks": (blocks, 4),
+    "draws": (draws, 4),
+    "leaves": (leaves, 4),
+}
+
+if __name__ == "__main__":
+    case, count = CASES[sys.argv[1]]
+    at_once(count, case)
+    if case is draws:
+        assert len(set(drawn)) == len(drawn) == 2_000
+    if case is leaves:
+        assert weight.grad.item() == 800
+    print("right")
