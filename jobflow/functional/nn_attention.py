@@ -1,4 +1,8 @@
-"""Attention: softmax(q k^T / sqrt(size) + mask) v."""
+"""Attention: softmax(q k^T / sqrt(size) + mask) v.
+
+A query that sees no key, because masks hide all of them or add -inf to all, takes nothing: its weights and its answer are zero, and
+it gives no gradients.  That is so for every function and module, at once and in graphs, on any number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +27,16 @@ def _check(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> No
     what = "scaled_dot_product_attention"
     if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[:-2] != k.shape[:-2] or k.shape[:-1] != v.shape[:-1] or q.shape[-1] != k.shape[-1]:
         raise ShapeError(f"{what} at {user_line()}: query {q} [..., l, e], key {k} [..., s, e] and value {v} [..., s, f] do not fit together")
-    if mask is not None and mask.type.dtype is not bool_ and mask.type.dtype is not q.dtype:
+    if mask is None:
+        return
+    if mask.type.dtype is not bool_ and mask.type.dtype is not q.dtype:
         raise DtypeError(
             f"{what} at {user_line()}: attn_mask {mask.type} is neither bool, True where a key is seen, nor of the type of query {q}, to be added"
         )
+    scores, shape = (*q.shape[:-1], k.shape[-2]), mask.type.shape
+    missing = len(scores) - len(shape)
+    if missing < 0 or any(n not in (1, m) for n, m in zip(shape, scores[missing:], strict=True)):
+        raise ShapeError(f"{what} at {user_line()}: attn_mask {mask.type} does not broadcast to the weights {list(scores)}, [..., queries, keys]")
 
 
 @composed
@@ -42,7 +52,7 @@ def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, causal: b
         scores = ew.where(mask, scores, ew.fill_like(scores, -math.inf))
     elif mask is not None:
         scores = ew.add(scores, mask)
-    return softmax(scores, -1)
+    return softmax(scores, -1, masked=causal or mask is not None)
 
 
 @composed
@@ -63,7 +73,8 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """softmax(scale q k^T + mask) v, with `dropout_p` on the weights; scale is 1 / sqrt(the last size of q) if None.
 
-    A mask of truth values is True where a key is seen; another is added.  `is_causal`: query i sees the keys up to i.
+    A mask of truth values is True where a key is seen; another is added.  `is_causal`: query i sees the keys up to i.  The answer to
+    a query that sees no key is zero.
     """
     _check(query, key, value, attn_mask)
     factor = 1.0 / math.sqrt(query.type.shape[-1]) if scale is None else scale
@@ -102,26 +113,39 @@ def thirds(x: Tensor, which: int, axis: int) -> Value:
     return sl.slice_(x, (*front, which * size), (*front, (which + 1) * size))
 
 
-def hiding(attention: Tensor | None, padding: Tensor | None, batch: int, heads: int, like: Tensor) -> Tensor | None:
+def hiding(attention: Tensor | None, padding: Tensor | None, queries: Tensor, keys: Tensor) -> Tensor | None:
     """Masks of attention modules as one to add or one that says what is seen, over [batch, heads, queries, keys]; None for none.
 
-    In those masks True hides.  `attention` is [queries, keys] or [batch heads, queries, keys], `padding` [batch, keys].
+    In those masks True hides.  `attention` is [queries, keys] or [batch heads, queries, keys], `padding` [batch, keys], both bool or of
+    the type of the queries [batch, heads, queries, size].
     """
-    given = [_wide(mask, batch, heads) for mask in (attention, padding) if mask is not None]
+    batch, heads, count, _ = queries.type.shape
+    length = keys.type.shape[2]
+    given = []
+    if attention is not None:
+        _check_mask("attn_mask", attention, queries, (count, length), (batch * heads, count, length))
+        given.append(_reshaped(attention, (batch if attention.type.ndim == 3 else 1, heads if attention.type.ndim == 3 else 1, count, length)))
+    if padding is not None:
+        _check_mask("key_padding_mask", padding, queries, (batch, length))
+        given.append(_reshaped(padding, (batch, 1, 1, length)))
     if not given:
         return None
     if all(mask.type.dtype is bool_ for mask in given):
         return _seen(given[0], given[1] if len(given) > 1 else None)
-    return _added(like, *given)
+    return _added(queries, *given)
+
+
+def _check_mask(name: str, mask: Tensor, queries: Tensor, *legal: tuple[int, ...]) -> None:
+    dtype = queries.type.dtype
+    if mask.type.shape not in legal:
+        raise ShapeError(f"attention at {user_line()}: {name} {mask.type} is not of the shape {' or '.join(str(list(shape)) for shape in legal)}")
+    if mask.type.dtype is not bool_ and mask.type.dtype is not dtype:
+        raise DtypeError(f"attention at {user_line()}: {name} {mask.type} is neither bool, True where a key is hidden, nor {dtype.name}, to be added")
 
 
 @composed
-def _wide(mask: Tensor, batch: int, heads: int) -> Value:
-    """A mask as one of four axes."""
-    shape = mask.type.shape
-    if len(shape) == 3:
-        return sh.reshape(mask, (batch, heads, *shape[1:]))
-    return sh.reshape(mask, (1, 1, *shape))
+def _reshaped(mask: Tensor, shape: tuple[int, ...]) -> Value:
+    return sh.reshape(mask, shape)
 
 
 @composed

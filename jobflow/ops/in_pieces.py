@@ -19,9 +19,12 @@ from jobflow.ops.triangle import tril
 from jobflow.types import Tensor
 
 
-def softmax(x: Tensor, axis: int) -> Tensor:
-    e = exp(subtract(x, reduce_max(x, axis, keepdims=True)))
-    return divide(e, reduce_sum(e, axis, keepdims=True))
+def softmax(x: Tensor, axis: int, masked: bool = False) -> Tensor:
+    """With `masked`, a row of -inf has no finite maximum, and its sum is 0 where others reach 1: both are lifted, so that it is all zero."""
+    top = reduce_max(x, axis, keepdims=True)
+    e = exp(subtract(x, clip(top, -x.type.dtype.largest) if masked else top))
+    total = reduce_sum(e, axis, keepdims=True)
+    return divide(e, clip(total, 1.0) if masked else total)
 
 
 def softmax_grad(y: Tensor, dy: Tensor, axis: int, factor: float) -> Tensor:
@@ -39,11 +42,7 @@ def log_softmax_grad(y: Tensor, dy: Tensor, axis: int) -> Tensor:
 
 
 def causal_softmax(x: Tensor, factor: float, diagonal: int) -> Tensor:
-    """A row that sees no column has no finite maximum, and its sum is 0 where others reach 1: both are lifted, so that it is all zero."""
-    z = tril(scale(x, factor), diagonal, fill=-math.inf)
-    lowest = -z.type.dtype.largest
-    e = exp(subtract(z, clip(reduce_max(z, -1, keepdims=True), lowest)))
-    return divide(e, clip(reduce_sum(e, -1, keepdims=True), 1.0))
+    return softmax(tril(scale(x, factor), diagonal, fill=-math.inf), x.type.ndim - 1, masked=True)
 
 
 def softmax_cross_entropy(logits: Tensor, labels: Tensor, tiny: float) -> tuple[Tensor, Tensor]:

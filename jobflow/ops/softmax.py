@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -74,24 +75,33 @@ class AxisOp(Op):
 
 @dataclass(frozen=True)
 class Softmax(AxisOp):
-    """y = exp(x - max x) / sum exp(x - max x), along `axis`."""
+    """y = exp(x - max x) / sum exp(x - max x), along `axis`.
+
+    Of x = -inf only, y is NaN; with `masked` it is 0, for -inf then means what is not to be seen.  Such a row has no finite maximum,
+    and its sum is 0 where that of others is at least 1: both are lifted.
+    """
 
     precision = "follows"
     in_place = OVER_FIRST
+    masked: bool = False
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
-        e = xp.exp(x - x.max(axis=self.axis, keepdims=True)) if x.size else x
-        y[...] = e / e.sum(axis=self.axis, keepdims=True)
+        if not x.size:
+            return
+        top = x.max(axis=self.axis, keepdims=True)
+        e = xp.exp(x - (xp.maximum(top, lowest(x)) if self.masked else top))
+        total = e.sum(axis=self.axis, keepdims=True)
+        y[...] = e / (xp.maximum(total, total.dtype.type(1)) if self.masked else total)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         blocks = row_blocks([*inputs, *outputs], self.axis) if device.xp is np else None
-        return super().bind(device, inputs, outputs) if blocks is None else softmax_calls(device, blocks)
+        return super().bind(device, inputs, outputs) if blocks is None else softmax_calls(device, blocks, self.masked)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (call(SoftmaxGrad(self.axis), y, dy),)
 
     def smaller(self, x: Tensor) -> tuple[Tensor]:
-        return (in_pieces.softmax(x, self.axis),)
+        return (in_pieces.softmax(x, self.axis, self.masked),)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -99,9 +109,18 @@ class Softmax(AxisOp):
         yield sample(cls(2), numbers(2, 2, 3, 5))
         yield sample(cls(0), numbers(3, 3, 4))
         yield sample(cls(1), 400 * numbers(4, 3, 4), differentiable=(), note=" large")
+        some = np.where(numbers(5, 3, 4) > 0.5, -math.inf, numbers(6, 3, 4))
+        some[1] = -math.inf
+        yield sample(cls(1, True), some, differentiable=(), note=" a row sees nothing")
+        yield sample(cls(0, True), numbers(7, 5, 4))
 
 
-def softmax_calls(device: Binder, blocks: Sequence[tuple[Array, ...]]) -> list[Call]:
+def lowest(x: Array) -> Array:
+    """The lowest finite number of the element type."""
+    return np.asarray(-dtype_of(x.dtype).largest, x.dtype)
+
+
+def softmax_calls(device: Binder, blocks: Sequence[tuple[Array, ...]], masked: bool = False) -> list[Call]:
     """Calls for the softmax of the rows of x, over blocks (x, y)."""
     calls: list[Call] = []
     if not blocks:
@@ -113,9 +132,11 @@ def softmax_calls(device: Binder, blocks: Sequence[tuple[Array, ...]]) -> list[C
         c = column[: len(x)]
         calls += [
             *row_max_calls(x, c[:, 0]),
+            *([(partial(np.maximum, out=c), (c, lowest(c)))] if masked else []),
             (np.subtract, (x, c, y)),
             (np.exp, (y, y)),
             row_sum_call(y, ones, c[:, 0]),
+            *([(partial(np.maximum, out=c), (c, np.ones(1, c.dtype)))] if masked else []),
             (np.reciprocal, (c, c)),
             (np.multiply, (y, c, y)),
         ]
@@ -305,9 +326,9 @@ class CausalSoftmax(Op):
         yield sample(cls(1.0, -1), numbers(3, 4, 4), note=" a row sees nothing")
 
 
-def softmax(x: Tensor, axis: int = -1, *, name: str | None = None) -> Tensor:
-    """Softmax of x along `axis`."""
-    return call(Softmax(normal_axis("softmax", axis, x.type.ndim)), x, name=name)
+def softmax(x: Tensor, axis: int = -1, masked: bool = False, *, name: str | None = None) -> Tensor:
+    """Softmax of x along `axis`; with `masked`, where all of x is -inf it is 0, not NaN."""
+    return call(Softmax(normal_axis("softmax", axis, x.type.ndim), masked), x, name=name)
 
 
 def log_softmax(x: Tensor, axis: int = -1, *, name: str | None = None) -> Tensor:

@@ -4,6 +4,8 @@ Inputs and parameters are functions of the case's name.  A kind of input is
     x  numbers with gradients      p  probabilities with gradients      v  positive numbers with gradients
     z  numbers with gradients, many of them 0
     c  numbers    q  probabilities    s  1 or -1    b  truth values    i7  integers below 7    j7  the same, some of them -100
+    h  what a mask hides, never the last of a row    H  the same, but all of row 1    u  what is above the diagonal
+    f F  numbers to add, -inf where h and H hide
 """
 
 from __future__ import annotations
@@ -55,6 +57,14 @@ def _values(random: np.random.Generator, kind: str, shape: tuple[int, ...]) -> n
         return random.choice([-1.0, 1.0], shape)
     if kind == "b":
         return random.random(shape) < 0.3
+    if kind == "u":
+        return ~np.tri(*shape, dtype=bool)
+    if kind in "hHfF":
+        hidden = random.random(shape) < 0.4
+        hidden[..., -1] = False
+        if kind in "HF":
+            hidden[..., 1, :] = True
+        return hidden if kind in "hH" else np.where(hidden, -np.inf, random.standard_normal(shape))
     return random.standard_normal(shape) * 1.5
 
 
@@ -257,6 +267,37 @@ class _Called:
         return self.call(self.module, *tensors)
 
 
+def _answered(nn: Any, F: Any) -> Any:
+    """What the function answers: its masks say what is seen, where modules' say what is hidden."""
+    return lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, ~mask if "bool" in str(mask.dtype) else mask)
+
+
+def _masked(name: str, **options: Any) -> Callable[[Any, Any], Any]:
+    """Attention with masks; a blind query's answer is defined where no weights are asked for."""
+
+    def call(m: Any, x: Any, y: Any, *masks: Any) -> Any:
+        given = dict(zip(options["masks"], masks, strict=True))
+        if "blind" in name:
+            return m(x, y, y, need_weights=False, **given)[0]
+        return m(x, y, y, average_attn_weights=options.get("average", False), **given)
+
+    return lambda nn, F: _Called(_attention()(nn, F), call)
+
+
+_KEYS = ("x", (3, 5, 8))
+_PADDING, _MASK = ("key_padding_mask",), ("attn_mask",)
+_MASKED: list[tuple[str, dict[str, Any], tuple[Any, ...]]] = [
+    ("padding", {"masks": _PADDING, "average": True}, (_SEQUENCE, _KEYS, ("h", (3, 5)))),
+    ("padding_numbers", {"masks": _PADDING}, (_SEQUENCE, _KEYS, ("f", (3, 5)))),
+    ("padding_blind", {"masks": _PADDING}, (_SEQUENCE, _KEYS, ("H", (3, 5)))),
+    ("hidden", {"masks": _MASK}, (_SEQUENCE, _KEYS, ("h", (4, 5)))),
+    ("hidden_heads", {"masks": _MASK + _PADDING}, (_SEQUENCE, _KEYS, ("h", (6, 4, 5)), ("h", (3, 5)))),
+    ("mixed", {"masks": _MASK + _PADDING}, (_SEQUENCE, _KEYS, ("f", (4, 5)), ("h", (3, 5)))),
+    ("added_heads", {"masks": _MASK + _PADDING}, (_SEQUENCE, _KEYS, ("f", (6, 4, 5)), ("f", (3, 5)))),
+    ("blind", {"masks": _MASK + _PADDING}, (_SEQUENCE, _KEYS, ("H", (4, 5)), ("h", (3, 5)))),
+    ("blind_heads", {"masks": _MASK}, (_SEQUENCE, _KEYS, ("F", (6, 4, 5)))),
+    ("unbatched", {"masks": _MASK + _PADDING}, (("x", (4, 8)), ("x", (5, 8)), ("h", (2, 4, 5)), ("f", (5,)))),
+]
 ATTENTION = [
     Case("sdpa", _function("scaled_dot_product_attention"), _QKV),
     Case("sdpa_causal", _function("scaled_dot_product_attention", is_causal=True, scale=0.5), _QKV),
@@ -273,7 +314,40 @@ ATTENTION = [
         lambda nn, F: _Called(_attention(kdim=3, vdim=5)(nn, F), lambda m, x, y, z: m(x, y, z)[0]),
         (_SEQUENCE, ("x", (3, 5, 3)), ("x", (3, 5, 5))),
     ),
+    *(
+        Case(f"sdpa_{name}", _answered, (*_QKV, mask))
+        for name, mask in [("seen", ("h", (4, 5))), ("blind", ("H", (3, 1, 4, 5))), ("added_blind", ("F", (4, 5)))]
+    ),
+    *(Case(f"attention_{name}", _masked(name, **options), inputs) for name, options, inputs in _MASKED),
+    *(Case(f"{name}_eval", _masked(name, **options), inputs, train=False) for name, options, inputs in _MASKED[:2]),
     Case("encoder", lambda nn, F: nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True), (_SEQUENCE,)),
+    *(
+        Case(
+            f"encoder_{name}",
+            lambda nn, F, first=first: _Called(
+                nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True, norm_first=first),
+                lambda m, x, h, p: m(x, src_mask=h, src_key_padding_mask=p),
+            ),
+            (_SEQUENCE, masks[0], masks[1]),
+        )
+        for name, first, masks in [
+            ("padded", False, (("f", (4, 4)), ("f", (3, 4)))),
+            ("padded_first", True, (("h", (6, 4, 4)), ("h", (3, 4)))),
+            ("blind", False, (("u", (4, 4)), ("H", (3, 4)))),
+        ]
+    ),
+    *(
+        Case(
+            f"encoders_{name}",
+            lambda nn, F: _Called(
+                nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 12, 0.0, batch_first=True), 2),
+                lambda m, x, p: m(x, src_key_padding_mask=p),
+            ),
+            (_SEQUENCE, padding),
+            train=name != "eval",
+        )
+        for name, padding in [("padded", ("h", (3, 4))), ("eval", ("h", (3, 4))), ("numbers", ("f", (3, 4))), ("blind", ("F", (3, 4)))]
+    ),
     Case(
         "encoder_first",
         lambda nn, F: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 12, 0.0, "gelu", norm_first=True), 2, nn.LayerNorm(8)),

@@ -16,7 +16,7 @@ from jobflow.functional.nn_activations import gelu, relu
 from jobflow.functional.nn_base import one_of
 from jobflow.functional.nn_linear import dropout, linear
 from jobflow.functional.reductions import mean
-from jobflow.functional.shapes import reshape, squeeze, unsqueeze
+from jobflow.functional.shapes import squeeze, unsqueeze
 from jobflow.nn import init
 from jobflow.nn.modules.container import ModuleList
 from jobflow.nn.modules.linear import Dropout, Linear
@@ -102,14 +102,12 @@ class MultiheadAttention(Module):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """(output, weights or None).  In masks True hides, numbers are added: `key_padding_mask` [batch, keys], `attn_mask` [queries, keys]
-        or [batch heads, queries, keys].  `is_causal`: query i sees the keys up to i."""
-        q, k, v = self._batched(query, key, value)
-        if key_padding_mask is not None and key_padding_mask.ndim == 1:
+        or [batch heads, queries, keys].  `is_causal`: query i sees the keys up to i, if no `attn_mask` says more.  The weights of a query
+        that sees no key are zero."""
+        if key_padding_mask is not None and query.ndim == 2:
             key_padding_mask = unsqueeze(key_padding_mask, 0)
-        batch, heads = q.shape[0], self.num_heads
-        padding = None if key_padding_mask is None else reshape(key_padding_mask, (batch, 1, 1, k.shape[1]))
-        q, k, v = (F.split_heads(x, heads) for x in self._mapped(q, k, v))
-        mask = F.hiding(attn_mask, padding, batch, heads, q)
+        q, k, v = (F.split_heads(x, self.num_heads) for x in self._mapped(*self._batched(query, key, value)))
+        mask = F.hiding(attn_mask, key_padding_mask, q, k)
         weights = F.attention_weights(q, k, mask, is_causal and attn_mask is None, 1.0 / math.sqrt(self.head_dim))
         weights = dropout(weights, self.dropout, self.training)
         output = self.out_proj(F.join_heads(F.answers(weights, v)))

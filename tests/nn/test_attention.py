@@ -1,0 +1,103 @@
+"""Masks of attention: queries that see no key, and masks that do not fit, by the public names, at once and in graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import graph_of
+from ranks import on_ranks
+
+import jobflow as flow
+
+RANDOM = np.random.default_rng(4)
+X, Y = RANDOM.standard_normal((3, 4, 8)), RANDOM.standard_normal((3, 5, 8))
+#: per batch, which keys are hidden: all of the second
+PADDING = np.array([[False, True, False, False, True], [True] * 5, [False] * 5])
+LAYOUTS = [flow.sbp.broadcast, flow.sbp.split(0), flow.sbp.split(1)]
+
+
+def attention(where: Any) -> Any:
+    module = flow.nn.MultiheadAttention(8, 2, batch_first=True).double()
+    draw = np.random.default_rng(5)
+    for p in module.parameters():
+        p.array[...] = draw.uniform(-1, 1, tuple(p.shape))
+    return module if where is None else module.to_global(placement=where, sbp=flow.sbp.broadcast)
+
+
+def answered(module: Any, x: Any, y: Any, padding: Any) -> tuple[Any, Any]:
+    output, weights = module(x, y, y, key_padding_mask=padding)
+    return output, weights
+
+
+@pytest.mark.parametrize("kind", ["bool", "numbers"])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_the_weights_of_a_query_that_sees_no_key_are_zero(n: int, kind: str) -> None:
+    mask = PADDING if kind == "bool" else np.where(PADDING, -np.inf, 0.25)
+
+    def program(rank: int) -> None:
+        here = flow.placement("cpu", range(n))
+        expected, weights = answered(attention(None), flow.tensor(X), flow.tensor(Y), flow.tensor(mask))
+        assert not weights[1].numpy().any() and np.allclose(weights[0].sum(-1).numpy(), 1)
+        bias = attention(None).out_proj.bias.numpy()
+        np.testing.assert_allclose(expected[1].detach().numpy(), np.broadcast_to(bias, (4, 8)))
+        for how in LAYOUTS:
+            x, y, hidden = (flow.tensor(a, placement=here, sbp=how) for a in (X, Y, mask))
+            module = attention(here)
+            for found in (answered(module, x, y, hidden), graph_of(lambda *xs, m=module: answered(m, *xs))(x, y, hidden)):
+                np.testing.assert_allclose(found[0].detach().numpy(), expected.detach().numpy(), atol=1e-12, err_msg=str(how))
+                np.testing.assert_allclose(found[1].detach().numpy(), weights.detach().numpy(), atol=1e-12, err_msg=str(how))
+
+    on_ranks(n, program)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_query_that_sees_no_key_gives_no_gradient(n: int) -> None:
+    seen = np.ones((4, 5), bool)
+    seen[1] = False
+
+    def program(rank: int) -> None:
+        here = flow.placement("cpu", range(n))
+        for how in LAYOUTS:
+            q, k = (flow.tensor(a, placement=here, sbp=how, requires_grad=True) for a in (X, Y))
+            mask = flow.tensor(seen, placement=here, sbp=flow.sbp.split(0))
+            flow.nn.functional.scaled_dot_product_attention(q, k, k, mask).square().sum().backward()
+            for x in (q, k):
+                assert np.isfinite(x.grad.numpy()).all()
+            assert not q.grad.numpy()[:, 1].any() and q.grad.numpy()[:, 0].any()
+
+    on_ranks(n, program)
+
+
+def test_half_precision_sees_nothing_too() -> None:
+    q = flow.ones(2, 3, 4, dtype=flow.float16)
+    hidden = flow.zeros(3, 3, dtype=flow.bool)
+    assert not flow.nn.functional.scaled_dot_product_attention(q, q, q, hidden).numpy().any()
+
+
+@pytest.mark.parametrize(
+    ("masks", "facts"),
+    [
+        ({"key_padding_mask": np.zeros((5, 3), bool)}, ["key_padding_mask", "bool[5,3]", "[3, 5]"]),
+        ({"key_padding_mask": np.zeros(5, bool)}, ["key_padding_mask", "bool[5]", "[3, 5]"]),
+        ({"key_padding_mask": np.zeros((3, 5), np.int64)}, ["key_padding_mask", "int64[3,5]", "bool"]),
+        ({"attn_mask": np.zeros((5, 4), bool)}, ["attn_mask", "bool[5,4]", "[4, 5]", "[6, 4, 5]"]),
+        ({"attn_mask": np.zeros((3, 4, 5))}, ["attn_mask", "float64[3,4,5]", "[6, 4, 5]"]),
+        ({"attn_mask": np.zeros((4, 5), np.float32)}, ["attn_mask", "float32[4,5]", "float64"]),
+    ],
+)
+def test_masks_that_do_not_fit_are_named(masks: dict[str, Any], facts: list[str]) -> None:
+    module = attention(None)
+    given = {name: flow.tensor(mask) for name, mask in masks.items()}
+    with pytest.raises((flow.ShapeError, flow.DtypeError)) as raised:
+        module(flow.tensor(X), flow.tensor(Y), flow.tensor(Y), **given)
+    for fact in [*facts, "test_attention.py"]:
+        assert fact in str(raised.value)
+
+
+def test_a_mask_that_would_stretch_the_weights_is_refused() -> None:
+    q = flow.ones(2, 4, 8)
+    for shape in ((7, 2, 4, 4), (3, 4, 4), (4, 2), (4, 1, 4)):
+        with pytest.raises(flow.ShapeError, match=r"attn_mask.*broadcast.*\[2, 4, 4\]"):
+            flow.nn.functional.scaled_dot_product_attention(q, q, q, flow.ones(*shape, dtype=flow.bool))
