@@ -93,7 +93,17 @@ class DataError(JobflowError, ValueError):
 
 
 class DivergedError(JobflowError, RuntimeError):
-    """Ranks that should do the same do different things; the message has what each of them does."""
+    """Ranks that should do the same do different things; the message has what each of them does.
+
+    `first` is the rank that parted from the others because of an error of its own, if one did.
+    """
+
+    def __init__(self, message: str, first: int | None = None) -> None:
+        super().__init__(message)
+        self.first = first
+
+    def __reduce__(self) -> tuple[type[DivergedError], tuple[str, int | None]]:
+        return DivergedError, (str(self), self.first)
 
 
 class RankError(JobflowError):
@@ -110,6 +120,17 @@ class RankError(JobflowError):
 
 class AbortedError(JobflowError):
     """This rank was told to stop because another one failed."""
+
+
+def in_short(error: BaseException) -> str:
+    """An exception in a line: its kind, the first line of its message, and the line that raised it unless that is jobflow's own."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    told = f"{type(error).__name__}: {error}".partition("\n")[0]
+    if trace is None or trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        return told
+    return f"{told} (at {SourceLine(trace.tb_frame.f_code.co_filename, trace.tb_lineno)})"
 
 
 @dataclass(frozen=True)

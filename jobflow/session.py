@@ -53,9 +53,13 @@ class Declared(Protocol):
 
 
 class Unfinished(Protocol):
-    """Work behind the program's back that must be waited for; `wait` raises what went wrong, and takes it off the session."""
+    """Work behind the program's back that must be waited for; `wait` raises what went wrong, and takes it off the session.
+
+    After `part` it asks no other rank, and knows what went wrong in this process.
+    """
 
     def wait(self) -> None: ...
+    def part(self) -> None: ...
 
 
 class Session:
@@ -313,9 +317,15 @@ class Session:
             self.unfinished.wait()
 
     def close(self) -> None:
-        """Finish, and end the ranks.  Jobs and variables are gone with them."""
+        """Finish, and end the ranks.  Jobs and variables are gone with them.
+
+        Who leaves by an exception, as one of several clients, waits for nobody: others may wait for it elsewhere, and would not hear of it.
+        """
         try:
-            self.finish()
+            if self.world is None or not self.world.parting:
+                self.finish()
+            elif self.unfinished is not None:
+                self.unfinished.part()
         finally:
             if self.world is not None:
                 self.world.close()

@@ -58,6 +58,7 @@ class Saving:
         #: what went wrong, once all ranks have been asked, and whether before the checkpoint had its name
         self._answer: list[str] | None = None
         self._failed = False
+        self._parted = False
 
     @property
     def done(self) -> bool:
@@ -76,11 +77,23 @@ class Saving:
         AfterSavingError, which is one too, if it is there but something after that went wrong.
         """
         if self._answer is None:
-            self._answer = self._ask()
+            self._answer = self._own() if self._parted else self._ask()
         if self._session.unfinished is self:
             self._session.unfinished = None
         if self._answer:
             raise (CheckpointError if self._failed else AfterSavingError)(self._answer[0])
+
+    def part(self) -> None:
+        """Ask no other rank from now on: this one leaves them by an exception."""
+        self._parted = True
+
+    def _own(self) -> list[str]:
+        """What went wrong in this process; what was written is left to the next save."""
+        tasks = [task for task in self._tasks if task is not None]
+        for task in tasks:
+            task.join(None)
+        self._failed = any(task.failure is not None for task in tasks)
+        return [text for task in tasks for text in (task.failure, task.warning) if text]
 
     def _ask(self) -> list[str]:
         """What went wrong, as all ranks tell it; what was written is removed then."""

@@ -12,7 +12,7 @@ from processes import mpi, run
 
 from jobflow.errors import AbortedError, RankError
 from jobflow.runtime.comm import threads as comm_threads
-from jobflow.runtime.comm.waits import difference, standstill, stuck
+from jobflow.runtime.comm.waits import Came, Held, difference, standstill, stuck
 from jobflow.runtime.device.cpu import CpuDevice
 from jobflow.runtime.world.base import Rank
 from jobflow.runtime.world.threads import ThreadsWorld
@@ -132,23 +132,33 @@ class TestTexts:
         assert stuck({0: [], 1: [0]}) == []
 
     def test_a_difference_has_each_rank_and_what_it_does(self) -> None:
-        told = [(7, "numpy() of float32[4,6] cpu[0-1]:S(0) at train.py:12"), (8, "to_global of float32[4,6] S(0) -> B at train.py:15")]
-        assert difference(17, (0, 1), told) == (
+        told = [Came(7, "numpy() of float32[4,6] cpu[0-1]:S(0) at train.py:12"), Came(8, "to_global of float32[4,6] S(0) -> B at train.py:15")]
+        assert difference(17, (0, 1), told).text == (
             "ranks 0 and 1 do different things at collective 17 of ranks [0, 1]:\n"
             "  rank 0: numpy() of float32[4,6] cpu[0-1]:S(0) at train.py:12\n"
             "  rank 1: to_global of float32[4,6] S(0) -> B at train.py:15"
         )
-        assert difference(2, (3, 0, 2, 1), [(1, "a"), (2, "b"), (1, "a"), (2, "b")]) == (
+        assert difference(2, (3, 0, 2, 1), [Came(1, "a"), Came(2, "b"), Came(1, "a"), Came(2, "b")]).text == (
             "ranks 0 and 2 do different things at collective 2 of ranks [3, 0, 2, 1]:\n  ranks 0, 1: b\n  ranks 2, 3: a"
         )
 
     def test_a_difference_that_does_not_show_in_words_shows_in_numbers(self) -> None:
-        assert difference(1, (0, 1), [(1, "sum"), (255, "sum")]).endswith(
+        assert difference(1, (0, 1), [Came(1, "sum"), Came(255, "sum")]).text.endswith(
             "\n  rank 0: sum (digest 0x0000000000000001)\n  rank 1: sum (digest 0x00000000000000ff)"
         )
 
     def test_a_standstill_says_who_waits_where_for_whom(self) -> None:
-        assert standstill({1: ("a barrier", [0, 2]), 0: ("an exchange", [1])}) == (
+        found = standstill({1: Held("a barrier", [0, 2]), 0: Held("an exchange", [1])})
+        assert found.first is None and found.text == (
             "ranks 0 and 1 do different things, and wait for each other without end:\n"
             "  rank 0 waits for rank 1 in an exchange\n  rank 1 waits for ranks 0 and 2 in a barrier"
         )
+
+    def test_an_error_of_one_rank_is_named_first(self) -> None:
+        error = "ValueError: no luck (at train.py:3)"
+        for found in (
+            standstill({0: Held("an exchange", [1]), 1: Held("a barrier", [0], error)}),
+            difference(3, (0, 1), [Came(1, "a step"), Came(2, "a save", error)]),
+        ):
+            assert found.first == 1 and found.text.startswith(f"rank 1 failed with {error}; ranks 0 and 1 "), found
+            assert found.text.count(error) == 1

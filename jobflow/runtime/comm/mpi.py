@@ -29,7 +29,7 @@ from jobflow.runtime.comm.post import LEAVING, Control, Post
 from jobflow.runtime.comm.record import Group, Letter, Place, Record, Recorder, address
 from jobflow.runtime.comm.shared import Channel, Meet, SharedOperations
 from jobflow.runtime.comm.solo import Alone, copying
-from jobflow.runtime.comm.waits import Count, Need, Way, What, difference
+from jobflow.runtime.comm.waits import Came, Count, Need, Way, What, difference
 from jobflow.runtime.comm.windows import SMALL_WINDOW, WINDOW, Windows
 from jobflow.runtime.device.cpu import ALIGNMENT, aligned_zeros
 from jobflow.types import Array
@@ -154,7 +154,8 @@ class MpiCommunicator(Recorder):
             assert self._accord is not None
         accord = self._accord
         if not accord.agree(digest & _DIGEST, lambda: f"collective {accord.done} of ranks {list(self.members)}: {what()}"):
-            raise DivergedError(difference(accord.done, self.members, self.exchange((digest & _DIGEST, what()))))
+            came = Came(digest & _DIGEST, what(), self._control.trouble)
+            raise DivergedError(*difference(accord.done, self.members, self.exchange(came)))
 
     def _opened(self, what: str) -> None:
         if self._comm is None:

@@ -12,16 +12,33 @@ from __future__ import annotations
 import os
 import pickle
 import struct
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from jobflow.errors import AbortedError, DivergedError, RankError
+from jobflow.errors import AbortedError, DivergedError, RankError, in_short
 from jobflow.notices import notice
 from jobflow.runtime.comm.base import Waited
-from jobflow.runtime.comm.waits import SETTLE, SILENCE, Count, Need, Waiting, Way, What, headline, left, standstill, stuck, text_of, waits_in
+from jobflow.runtime.comm.waits import (
+    SETTLE,
+    SILENCE,
+    Count,
+    Held,
+    Need,
+    Parting,
+    Waiting,
+    Way,
+    What,
+    headline,
+    left,
+    standstill,
+    stuck,
+    text_of,
+    waits_in,
+)
 from jobflow.types import Array
 
 #: seconds without an answer after which a rank says whom it waits for
@@ -68,9 +85,17 @@ class Control:
         #: on which this rank comes to points that others wait for
         self.ways: list[list[Way]] = []
         #: what all ranks raise once some are stuck
-        self._standstill: str | None = None
+        self._standstill: Parting | None = None
         #: since when this rank knows that it is stuck
         self._stuck_since = float("inf")
+        #: the exception that was being handled when this began, which is nothing that came up since
+        self._amid = id(sys.exception())
+
+    @property
+    def passing(self) -> BaseException | None:
+        """The exception that is on its way through this thread, or is being handled: other ranks need not have met it."""
+        error = sys.exception()
+        return None if id(error) == self._amid else error
 
     def say(self, word: str, text: str = "") -> None:
         """Tell every other rank; returns at once."""
@@ -102,7 +127,8 @@ class Control:
         elif word == GOING_ON:
             self.waits.pop(rank, None)
         elif word == DIVERGED:
-            self._standstill = self._standstill or text
+            first, _, text = text.partition("\n")
+            self._standstill = self._standstill or Parting(text, int(first) if first else None)
         else:
             self.words[rank].append(word)
 
@@ -116,13 +142,14 @@ class Control:
         return {rank: waiting.missing(self.waits) for rank, waiting in self.waits.items()}
 
     def _give_up(self) -> None:
-        """This rank is stuck: the first of those that are says it for all, and any of them if that does not come."""
+        """This rank is stuck: one of those that are says it for all, one that has an error if any does; if that does not come, any of them."""
         missing = self._missing()
         held = stuck(missing)
-        patience = SETTLE if self.rank == held[0] else 3 * SETTLE
+        speaker = next((rank for rank in held if self.waits[rank].error), held[0])
+        patience = SETTLE if self.rank == speaker else 3 * SETTLE
         if time.monotonic() > self._stuck_since + patience:
-            self._standstill = standstill({rank: (self.waits[rank].what, missing[rank]) for rank in held})
-            self._tell(DIVERGED, self._standstill)
+            self._standstill = standstill({rank: Held(self.waits[rank].what, missing[rank], self.waits[rank].error) for rank in held})
+            self._tell(DIVERGED, f"{'' if self._standstill.first is None else self._standstill.first}\n{self._standstill.text}")
 
     def abort(self, reason: str) -> None:
         self.reason = self.reason or reason
@@ -139,7 +166,7 @@ class Control:
         if self._stuck_since < float("inf") and self._standstill is None:
             self._give_up()
         if self._standstill is not None and not patient:
-            raise DivergedError(self._standstill)
+            raise DivergedError(*self._standstill)
         if self.reason is not None:
             raise AbortedError(self.reason)
 
@@ -150,7 +177,7 @@ class Control:
     def _elsewhere(self, ranks: Sequence[int]) -> list[str]:
         """What those of the other ranks wait in that have said so."""
         told = [(rank, self.waits[rank]) for rank in ranks if rank in self.waits and rank != self.rank]
-        return [waits_in(rank, waiting.what, waiting.missing(self.waits)) for rank, waiting in told]
+        return [waits_in(rank, waiting.what, waiting.missing(self.waits), waiting.error) for rank, waiting in told]
 
     def wait(self, ready: Callable[[], Any], what: What, needs: Callable[[], Sequence[Need]], patient: bool = False) -> None:
         """Come back when `ready()`; `needs()` are the points that others must come to for that, `what` says in which operation."""
@@ -208,9 +235,14 @@ class Control:
     def _announce(self, what: What, needs: Sequence[Need]) -> None:
         """Tell everybody in what this rank waits, and for whom."""
         come = {way.name: way.done for ways in self.ways for way in ways if way.done}
-        self.waits[self.rank] = waiting = Waiting(text_of(what), tuple(needs), come)
+        self.waits[self.rank] = waiting = Waiting(text_of(what), tuple(needs), come, self.trouble)
         self._tell(WAITING, waiting.write())
         self._judge()
+
+    @property
+    def trouble(self) -> str:
+        """`passing` in a line; "" if nothing is."""
+        return "" if self.passing is None else in_short(self.passing)
 
     def _complain(self, what: What, needs: Sequence[Need]) -> None:
         missing = Waiting("", tuple(needs), {}).missing(self.waits)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from jobflow.errors import AbortedError, DivergedError, JobflowError
+from jobflow.errors import AbortedError, DivergedError, JobflowError, in_short
 from jobflow.notices import notice
 from jobflow.runtime.comm.base import Communicator, Waited
 from jobflow.runtime.comm.record import Group, Letter, Place, Record, Recorder, Regions, address, owner
 from jobflow.runtime.comm.shared import Channel, Meet, SharedOperations
 from jobflow.runtime.comm.solo import Alone, copying
-from jobflow.runtime.comm.waits import SETTLE, SILENCE, What, difference, headline, left, standstill, stuck, text_of, waits_in
+from jobflow.runtime.comm.waits import SETTLE, SILENCE, Came, Held, What, difference, headline, left, standstill, stuck, text_of, waits_in
 from jobflow.types import Array
 
 #: seconds after which a waiting rank says whom it waits for
@@ -75,7 +76,7 @@ class Gate:
                 lock.release()
             return
         if not own.acquire(timeout=min(SILENCE, PATIENCE)):
-            self._room.linger(rank, own, Waiting(text_of(what), lambda: self._missing(number), lambda: self._wake([rank])))
+            self._room.linger(rank, own, Waiting(text_of(what), lambda: self._missing(number), lambda: self._wake([rank]), trouble()))
         if rank in self._room.woken:
             raise self._room.error()
 
@@ -123,7 +124,7 @@ class Count:
                 return
             self._waiting = count, rank, own
         if not own.acquire(timeout=min(SILENCE, PATIENCE)):
-            self._room.linger(rank, own, Waiting(what, lambda: [peer] if self.done < count else [], self.wake))
+            self._room.linger(rank, own, Waiting(what, lambda: [peer] if self.done < count else [], self.wake, trouble()))
         if rank in self._room.woken:
             raise self._room.error()
 
@@ -162,6 +163,14 @@ class Waiting(NamedTuple):
     missing: Callable[[], Sequence[int]]
     #: lets it raise what the room has for it
     wake: Callable[[], None]
+    #: the error that it has
+    error: str
+
+
+def trouble() -> str:
+    """The exception that is on its way through this thread, in a line; "" if none is."""
+    error = sys.exception()
+    return "" if error is None else in_short(error)
 
 
 class Table:
@@ -213,6 +222,8 @@ class Room:
         #: ranks whose part of the present command is over
         self.ended: set[int] = set()
         self._diverged = False
+        #: the rank that parted from the others because of an error of its own
+        self._first: int | None = None
         self._stuck_since = float("inf")
         self._waits: dict[int, Waiting] = {}
         self._guard = threading.Lock()
@@ -224,7 +235,7 @@ class Room:
 
     def error(self) -> JobflowError:
         """Why nobody can go on."""
-        return DivergedError(self.reason) if self._diverged else AbortedError(self.reason)
+        return DivergedError(self.reason or "", self._first) if self._diverged else AbortedError(self.reason)
 
     def linger(self, rank: int, own: Own, waiting: Waiting) -> None:
         """The patient part of a wait: everybody may know of it, and it ends if it is in vain."""
@@ -267,20 +278,21 @@ class Room:
         if held:
             self._stuck_since = min(self._stuck_since, time.monotonic())
             if time.monotonic() > self._stuck_since + SETTLE:
-                self._end(standstill({rank: (waits[rank].what, missing[rank]) for rank in held}), diverged=True)
+                parting = standstill({rank: Held(waits[rank].what, missing[rank], waits[rank].error) for rank in held})
+                self._end(parting.text, diverged=True, first=parting.first)
 
     def _elsewhere(self, rank: int) -> list[str]:
         """What other ranks wait in."""
         waits, missing = self._look()
-        return [waits_in(other, waits[other].what, missing[other]) for other in sorted(waits) if other != rank]
+        return [waits_in(other, waits[other].what, missing[other], waits[other].error) for other in sorted(waits) if other != rank]
 
     def abort(self, reason: str) -> None:
         self._end(reason, diverged=False)
 
-    def _end(self, reason: str, diverged: bool) -> None:
+    def _end(self, reason: str, diverged: bool, first: int | None = None) -> None:
         with self._guard:
             if self.reason is None:
-                self._diverged = diverged
+                self._diverged, self._first = diverged, first
                 self.reason = reason
             tables = list(self._tables.values())
         for table in tables:
@@ -337,7 +349,7 @@ class ThreadsCommunicator(Recorder):
         self._agree(lambda: f"collective {number} of ranks {list(self.members)}: {what()}")
         # nobody can have come to the next collective of this parity, for which this rank is needed
         if any(digests[rank] != digest for rank in self.members):
-            raise DivergedError(difference(number, self.members, self.exchange((digest, what()))))
+            raise DivergedError(*difference(number, self.members, self.exchange(Came(digest, what(), trouble()))))
 
     def allocate(self, nbytes: int) -> Array:
         array = self._allocate(nbytes)

@@ -54,21 +54,37 @@ class Need(NamedTuple):
     number: int
 
 
+class Parting(NamedTuple):
+    """What all ranks raise as DivergedError: its text, and the rank that parted from the others because of an error of its own, if one did."""
+
+    text: str
+    first: int | None = None
+
+
+class Held(NamedTuple):
+    """A rank that waits in vain: in what, for whom, and the error, in a line, that it waits in spite of; "" if it has none."""
+
+    what: str
+    missing: Sequence[int]
+    error: str = ""
+
+
 @dataclass(frozen=True)
 class Waiting:
-    """One wait of a rank: in what, for whom, and how far the rank itself had come on each way when it began."""
+    """One wait of a rank: in what, for whom, how far the rank itself had come on each way when it began, and the error it had."""
 
     what: str
     needs: tuple[Need, ...]
     come: Mapping[str, int]
+    error: str = ""
 
     def write(self) -> str:
-        return json.dumps([self.what, self.needs, self.come])
+        return json.dumps([self.what, self.needs, self.come, self.error])
 
     @staticmethod
     def read(text: str) -> Waiting:
-        what, needs, come = json.loads(text)
-        return Waiting(what, tuple(Need(*need) for need in needs), come)
+        what, needs, come, error = json.loads(text)
+        return Waiting(what, tuple(Need(*need) for need in needs), come, error)
 
     def missing(self, waits: Mapping[int, Waiting]) -> list[int]:
         """The ranks it needs, without those that are known to have come."""
@@ -102,15 +118,22 @@ def named(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
-def waits_in(rank: int, what: str, missing: Sequence[int]) -> str:
-    return f"rank {rank} waits for {named(missing)} in {what}" if missing else f"rank {rank} waits in {what}"
+def waits_in(rank: int, what: str, missing: Sequence[int], error: str = "") -> str:
+    told = f"rank {rank} waits for {named(missing)} in {what}" if missing else f"rank {rank} waits in {what}"
+    return f"{told}, after {error}" if error else told
 
 
-def standstill(waits: Mapping[int, tuple[str, Sequence[int]]]) -> str:
-    """What stuck ranks raise: `waits[rank]` is what it waits in, and for whom."""
+def standstill(waits: Mapping[int, Held]) -> Parting:
+    """What stuck ranks raise.  A rank that has an error, and on its way out does what is collective, is the one that parted from the others."""
     ranks = sorted(waits)
-    lines = [f"  {waits_in(rank, *waits[rank])}" for rank in ranks]
-    return "\n".join([f"{named(ranks)} do different things, and wait for each other without end:", *lines])
+    first = next((rank for rank in ranks if waits[rank].error), None)
+    why = f"{named(ranks)} do different things, and wait" if first is None else f"{_failed(first, waits[first].error)}; {named(ranks)} wait"
+    lines = [f"  {waits_in(rank, what, missing, '' if rank == first else error)}" for rank, (what, missing, error) in sorted(waits.items())]
+    return Parting("\n".join([f"{why} for each other without end:", *lines]), first)
+
+
+def _failed(rank: int, error: str) -> str:
+    return f"rank {rank} failed with {error}"
 
 
 def left(rank: int, me: int, what: str, others: Iterable[str] = ()) -> RankError:
@@ -118,17 +141,31 @@ def left(rank: int, me: int, what: str, others: Iterable[str] = ()) -> RankError
     return RankError(rank, "\n  ".join([f"ended its script while rank {me} waited for it in {what}", *others]))
 
 
-def difference(number: int, members: Sequence[int], told: Sequence[tuple[int, str]]) -> str:
-    """What all ranks raise that came to collective `number` with different digests; `told[i]` are those of members[i], and what it does."""
+class Came(NamedTuple):
+    """With what a rank came to a collective: its digest, what it does, and the error it has, in a line; "" if none."""
+
+    digest: int
+    what: str
+    error: str = ""
+
+
+def difference(number: int, members: Sequence[int], told: Sequence[Came]) -> Parting:
+    """What all ranks raise that came to collective `number` with different digests; `told[i]` is what members[i] came with."""
     ranks = sorted(range(len(members)), key=lambda i: members[i])
     other = next(i for i in ranks if told[i][0] != told[ranks[0]][0])
-    vague = told[other][1] == told[ranks[0]][1]
-    alike: dict[tuple[int, str], list[int]] = {}
+    vague = told[other].what == told[ranks[0]].what
+    first = next((i for i in ranks if told[i].error), None)
+    alike: dict[Came, list[int]] = {}
     for i in ranks:
-        alike.setdefault(told[i], []).append(members[i])
-    lines = [f"  {_those(group)}: {text}{f' (digest {digest:#018x})' if vague else ''}" for (digest, text), group in alike.items()]
+        alike.setdefault(told[i]._replace(error="") if i == first else told[i], []).append(members[i])
+    lines = [
+        f"  {_those(group)}: {text}{f' (digest {digest:#018x})' if vague else ''}{f', after {error}' if error else ''}"
+        for (digest, text, error), group in alike.items()
+    ]
+    why = "" if first is None else f"{_failed(members[first], told[first].error)}; "
     pair = named([members[ranks[0]], members[other]])
-    return "\n".join([f"{pair} do different things at collective {number} of ranks {list(members)}:", *lines])
+    text = "\n".join([f"{why}{pair} do different things at collective {number} of ranks {list(members)}:", *lines])
+    return Parting(text, None if first is None else members[first])
 
 
 def _those(ranks: Sequence[int]) -> str:

@@ -45,6 +45,11 @@ class World(Protocol):
     #: True if every process calls jobs itself, with its own arguments
     multi: bool
 
+    @property
+    def parting(self) -> bool:
+        """True while an exception passes through one of several clients: others need not have met it, and may be at something else."""
+        ...
+
     def call(self, command: Command, arguments: Sequence[Any] | None = None) -> list[Any]:
         """The ranks' results, in rank order, of `command(rank, arguments[rank.index])` (None without arguments).
 
@@ -54,7 +59,7 @@ class World(Protocol):
         ...
 
     def close(self) -> None:
-        """End the ranks and give their memory back.  A closed world cannot be called."""
+        """End the ranks and give their memory back; while `parting`, leave both as they are.  A closed world cannot be called."""
         ...
 
 

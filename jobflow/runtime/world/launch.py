@@ -22,12 +22,15 @@ from contextlib import suppress
 from types import TracebackType
 from typing import NoReturn
 
+from jobflow.errors import AbortedError, DivergedError
 from jobflow.runtime.world.variables import Launch as Launch
 from jobflow.runtime.world.variables import launched as launched
 
 #: seconds that the first failing rank lives on: others which fail in the same way find that it has spoken, and the launcher,
 #: which drops what it has not yet passed on when a job is aborted, passes on what was printed
 GRACE = 0.3
+#: seconds that a rank which was told to stop leaves to the one that failed, to end the job
+DEFERENCE = 1.2
 
 
 class _Guard:
@@ -126,7 +129,12 @@ def say_once(text: str, launch: Launch) -> None:
 
 
 def end_job(error: BaseException, launch: Launch, text: str = "") -> NoReturn:
-    """Print `error`, or `text` for it, unless another rank of this node has just printed one, and end all ranks with exit code 1."""
+    """Print `error`, or `text` for it, unless another rank of this node has just printed one, and end all ranks with exit code 1.
+
+    The first error is the one to print: who ends because of another rank's gives that one the time.
+    """
+    if _follows(error, launch.rank):
+        time.sleep(DEFERENCE)
     _Guard.failing = True
     claim = _claim(launch)
     text = text or "".join(traceback.format_exception(error)).rstrip()
@@ -141,6 +149,15 @@ def end_job(error: BaseException, launch: Launch, text: str = "") -> NoReturn:
     # whoever has not printed leaves it to the one that has to end the job; if that end does not come, it goes on
     time.sleep(GRACE if claim is not None else 3 * GRACE)
     abort(launch)
+
+
+def _follows(error: BaseException | None, rank: int) -> bool:
+    """True if an error came, on this rank, of another rank's."""
+    while error is not None:
+        if isinstance(error, AbortedError) or (isinstance(error, DivergedError) and error.first not in (None, rank)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def ended_elsewhere(text: str, show: bool) -> None:

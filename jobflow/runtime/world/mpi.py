@@ -13,12 +13,12 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import time
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from jobflow.errors import AbortedError, JobError
+from jobflow.errors import JobError
 from jobflow.runtime.comm.mpi import MpiCommunicator, Site
 from jobflow.runtime.comm.nccl import device_communicator
 from jobflow.runtime.comm.post import LEAVING, Control, Post, write
@@ -29,9 +29,6 @@ from jobflow.runtime.world import blas, launch, rendezvous, variables
 from jobflow.runtime.world.base import Command, Rank, each_argument
 from jobflow.runtime.world.launch import Launch
 from jobflow.runtime.world.mailbox import Mailbox
-
-#: seconds that a rank which was told to stop leaves to the one that failed, to end the job
-DEFERENCE = 1.2
 
 
 def cpu(local: int) -> Device:
@@ -67,6 +64,8 @@ class Station:
         self.stopped = False
         #: how many worlds there have been
         self.opened = 0
+        #: by number, those that this rank left by an exception: peers may still look at their memory
+        self.left_open: dict[int, Rank] = {}
 
     @property
     def others(self) -> list[int]:
@@ -106,10 +105,15 @@ class Station:
         head = write(order)
         self.post.hand_over(dict.fromkeys(self.others, head), f"sending {order[0]!r}")
 
+    def close_left(self, numbers: Sequence[set[int]]) -> None:
+        """Close the worlds that all ranks have left; `numbers[rank]` are those that each has."""
+        for number in sorted(set.intersection(*numbers)):
+            rank = self.left_open.pop(number)
+            rank.memory.clear()
+            rank.comm.close()
+
     def fail(self, error: BaseException) -> NoReturn:
         """This rank cannot go on, so the job ends."""
-        if isinstance(error, AbortedError):
-            time.sleep(DEFERENCE)
         launch.end_job(error, self.launch)
 
 
@@ -199,6 +203,16 @@ def guard() -> Launch | None:
     return started
 
 
+def kind_of(command: Command) -> int:
+    """A number that commands have in common which all ranks may perform together: what else they say may be a rank's own."""
+    return zlib.crc32(f"{getattr(command, '__qualname__', type(command).__qualname__)} {getattr(command, 'number', '')}".encode())
+
+
+def name_of(command: Command) -> str:
+    """A command, as messages have it."""
+    return str(getattr(command, "__name__", command))
+
+
 class MpiWorld:
     """A world of one process per rank.  `device(local)` makes the device of the rank that is number `local` in its node.
 
@@ -236,12 +250,19 @@ class MpiWorld:
         """True if this process runs the user's program; otherwise it must `serve`."""
         return self.multi or self._station.control.rank == 0
 
+    @property
+    def parting(self) -> bool:
+        return self.multi and self._station.control.passing is not None
+
     def _open(self) -> None:
         device, shared, nodes = self._settings
         here = self._station
         here.opened += 1
+        self._number = here.opened
         comm = MpiCommunicator(Site(here.mpi, here.control, f"world {here.opened}", shared, nodes), tuple(range(self.size)))
         comm.open(here.world.Dup(), here.post)
+        if self.multi:
+            here.close_left(comm.exchange(set(here.left_open)))
         self._mailbox = None if self.multi else Mailbox(comm, here.control, here.post, f"commands {here.opened}")
         mine = device(here.local)
         mine.activate()
@@ -284,11 +305,13 @@ class MpiWorld:
         # all of it is handed over before this rank computes: while it waits for a peer's flag, MPI would not move
         self._mailbox.send(letters, "sending a command")
         results = [command(self._rank, items[0])]
-        return results + [self._mailbox.receive(rank, f"{command} of rank {rank}") for rank in self._station.others]
+        return results + [self._mailbox.receive(rank, f"{name_of(command)} of rank {rank}") for rank in self._station.others]
 
     def _together(self, command: Command, items: Sequence[Any]) -> list[Any]:
+        # commands of different kinds would meet in the same flags and letters, and take each other's numbers
+        self._rank.comm.agree(kind_of(command), lambda: name_of(command))
         result = command(self._rank, items[self._rank.index])
-        return self._station.post.exchange(result, f"{command} of all ranks")
+        return self._station.post.exchange(result, lambda: f"{name_of(command)} of all ranks")
 
     def serve(self) -> NoReturn:
         """Perform what rank 0 sends until its program ends; then end this process."""
@@ -323,6 +346,9 @@ class MpiWorld:
         if self._closed:
             return
         self._closed = True
+        if self.parting:
+            self._station.left_open[self._number] = self._rank
+            return
         if not self.multi:
             self._station.send_all(("close",))
         self._shut()

@@ -93,6 +93,7 @@ class ThreadsWorld:
     """A world of one thread per device."""
 
     multi = False
+    parting = False
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self.size = len(devices)
