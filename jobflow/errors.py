@@ -13,6 +13,7 @@
     ├── PlanError           a plan is inconsistent: a defect of jobflow or ranks that disagree
     ├── CheckpointError     a checkpoint is missing, damaged or does not fit (also AssertionError, RuntimeError)
     ├── DataError           a data file is missing, damaged or not as told   (also ValueError)
+    ├── FileError           what is given as a file is none that can be read (also OSError)
     ├── DivergedError       ranks that should do the same do different things (also RuntimeError)
     ├── RankError           a rank failed while running; carries its number and its message
     └── AbortedError        this rank was told to stop because another one failed
@@ -90,6 +91,10 @@ class CheckpointError(JobflowError, AssertionError, RuntimeError):
 
 class DataError(JobflowError, ValueError):
     """A file of samples is missing, damaged, or does not hold what its reader was told."""
+
+
+class FileError(JobflowError, OSError):
+    """What is given as a file is a pipe, a device or a folder, or larger than what is read of its kind."""
 
 
 class DivergedError(JobflowError, RuntimeError):

@@ -6,17 +6,16 @@ numbers in `out` and, as text, its type in `meta`.  Both hold tensors only: what
 
 from __future__ import annotations
 
-import math
 import os
-import struct
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jobflow import npy
 from jobflow.checkpoint import places
 from jobflow.checkpoint.compare import selected
 from jobflow.checkpoint.files import files_of
@@ -25,6 +24,7 @@ from jobflow.checkpoint.reading import Checkpoint, LegacyTensor, Stored, load
 from jobflow.checkpoint.safetensors import bytes_of
 from jobflow.checkpoint.writing import save
 from jobflow.errors import CheckpointError
+from jobflow.npy import FileArray
 from jobflow.types import TensorType, bfloat16, dtype_of
 
 Array = np.ndarray[Any, Any]
@@ -38,8 +38,6 @@ _LEGACY_NAMES = {
     "float16": "kFloat16",
 }
 _NPY = ".npy"
-#: of a file's own header inside a zip file: its fixed part, and where in it the lengths of name and extra field stand
-_ZIP_HEADER, _ZIP_LENGTHS = 30, 26
 
 
 # ---- out -----------------------------------------------------------------------------------------------------------------------------
@@ -126,35 +124,24 @@ class NpzTensor(Stored):
 
     name: str
     file_path: Path
-    member: zipfile.ZipInfo
-    shape: tuple[int, ...]
-    npy_dtype: np.dtype[Any]
-    order: str
-    header: int  # bytes of the .npy file before its numbers
+    array: FileArray
 
     @property
     def type(self) -> TensorType:
-        return TensorType(self.shape, dtype_of(self.npy_dtype.newbyteorder("=")))
+        try:
+            return TensorType(self.array.shape, dtype_of(self.array.dtype.newbyteorder("=")))
+        except (KeyError, TypeError):
+            raise CheckpointError(f'{self.file_path}: array "{self.name}" is of type {self.array.dtype}, which no variable can have') from None
 
     def numpy(self) -> Array:
         """The zip file's checksum is checked."""
-        try:
-            with zipfile.ZipFile(self.file_path) as archive, archive.open(self.member) as file:
-                content = bytearray(file.read())
-        except (zipfile.BadZipFile, EOFError, OSError, RuntimeError) as error:
-            raise CheckpointError(f'{self.file_path}: array "{self.name}" is damaged: {error}') from error
-        found = np.frombuffer(content, self.npy_dtype, math.prod(self.shape), self.header)
-        return found.reshape(self.shape, order="F" if self.order == "F" else "C").astype(self.npy_dtype.newbyteorder("="), copy=False)
+        found: Array = self.array.read()
+        return found.astype(found.dtype.newbyteorder("="), copy=False)
 
     def mapped(self) -> Array:
         """The same without memory of its own, where it is not compressed; not checked."""
-        if self.member.compress_type != zipfile.ZIP_STORED or not math.prod(self.shape):
-            return self.numpy()
-        with open(self.file_path, "rb") as file:
-            file.seek(self.member.header_offset + _ZIP_LENGTHS)
-            name, extra = struct.unpack("<HH", file.read(4))
-        start = self.member.header_offset + _ZIP_HEADER + name + extra + self.header
-        return np.memmap(self.file_path, self.npy_dtype, "r", start, self.shape, "F" if self.order == "F" else "C")
+        found: Array = self.array.mapped()
+        return found
 
 
 def open_any(path: str | os.PathLike[str], types: Mapping[str, TensorType] | None = None) -> Checkpoint:
@@ -164,25 +151,7 @@ def open_any(path: str | os.PathLike[str], types: Mapping[str, TensorType] | Non
 
 
 def _open_npz(path: Path) -> Checkpoint:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            stored: dict[str, Stored] = {tensor.name: tensor for tensor in _npz_tensors(path, archive)}
-    except (zipfile.BadZipFile, EOFError, ValueError, OSError) as error:
-        raise CheckpointError(f"{path} is no checkpoint directory and no whole .npz file: {error}") from error
-    return Checkpoint(path, stored, {})
-
-
-def _npz_tensors(path: Path, archive: zipfile.ZipFile) -> Iterator[NpzTensor]:
-    for member in archive.infolist():
-        name = member.filename.removesuffix(_NPY)
-        with archive.open(member) as file:
-            version = np.lib.format.read_magic(file)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, fortran, dtype = read(file)
-            header = file.tell()
-        if dtype.hasobject:
-            raise CheckpointError(f'{path}: array "{name}" holds Python objects; only numbers are read')
-        yield NpzTensor(name, path, member, shape, dtype, "F" if fortran else "C", header)
+    return Checkpoint(path, {array.name: NpzTensor(array.name, path, array) for array in npy.in_archive(path, CheckpointError)}, {})
 
 
 def to_checkpoint(source: Checkpoint, path: str | os.PathLike[str], patterns: Sequence[str] = ("*",)) -> None:

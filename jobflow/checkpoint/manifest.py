@@ -29,10 +29,13 @@ from typing import Any
 
 from jobflow.errors import CheckpointError
 from jobflow.layout import Span
+from jobflow.untrusted import DEPTH, HEADER, content, json_tree, plain_name, shape_of, whole
 
 NAME = "manifest.json"
 FORMAT = "jobflow checkpoint"
 VERSION = 2
+#: pairs of shards of one tensor that are compared; those that ranks write are far below
+MOST_PAIRS = 10**7
 Spans = tuple[Span, ...]
 
 
@@ -51,7 +54,8 @@ class Shard:
 
     @classmethod
     def of(cls, tree: Mapping[str, Any]) -> Shard:
-        return cls(tuple((int(a), int(b)) for a, b in tree["box"]), tree["file"], tree["sha256"], int(tree.get("at", 0)))
+        box = tuple((whole(a), whole(b)) for a, b in tree["box"])
+        return cls(box, plain_name(tree["file"]), text_of(tree["sha256"]), whole(tree.get("at", 0)))
 
 
 @dataclass(frozen=True)
@@ -111,11 +115,13 @@ class Manifest:
     def read(cls, path: Path) -> Manifest:
         """The manifest in the file `path`; CheckpointError if it is damaged or of a later version."""
         try:
-            text = path.read_bytes().decode()
-            body = json.loads(text)
+            text = content(path, HEADER, CheckpointError)
+            body = json_tree(text)
             version, given = body["version"], body.pop("sha256")
         except FileNotFoundError:
             raise CheckpointError(f"{path} is missing") from None
+        except CheckpointError:
+            raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path} is damaged: {error}") from error
         if body.get("format") != FORMAT or version not in (1, VERSION):
@@ -125,7 +131,7 @@ class Manifest:
         if digest(body) != given:
             raise CheckpointError(f"{path} is damaged: its content does not match its hash")
         read = cls._of(body, path)
-        if version == VERSION and read.text() != text:  # the hash is of what is meant; this is of how it is written
+        if version == VERSION and read.text().encode() != text:  # the hash is of what is meant; this is of how it is written
             raise CheckpointError(f"{path} is damaged: it is not written as it was")
         return read
 
@@ -133,14 +139,13 @@ class Manifest:
     def _of(cls, body: Mapping[str, Any], path: Path) -> Manifest:
         try:
             tensors = {name: _entry(tree, body["version"]) for name, tree in body["tensors"].items()}
-            files = {name: FileEntry(int(tree["bytes"]), tree["header"]) for name, tree in body.get("files", {}).items()}
+            files = {plain_name(name): FileEntry(whole(tree["bytes"]), text_of(tree["header"])) for name, tree in body.get("files", {}).items()}
             extra = body["extra"]
+            if not isinstance(extra, dict):
+                raise TypeError(f"what was saved beside the tensors is a {type(extra).__name__}")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
         for name, entry in tensors.items():
-            for shard in entry.shards:
-                if Path(shard.file).name != shard.file:
-                    raise CheckpointError(f'{path}: tensor "{name}" lies in {shard.file!r}, which is no file of this checkpoint')
             problem = gap(entry)
             if problem:
                 raise CheckpointError(f'{path}: tensor "{name}" {problem}')
@@ -148,10 +153,17 @@ class Manifest:
 
 
 def _entry(tree: Mapping[str, Any], version: int) -> Entry:
-    shape = tuple(int(n) for n in tree["shape"])
+    shape, dtype = shape_of(tree["shape"]), text_of(tree["dtype"])
     if version == 1:
-        return Entry(shape, tree["dtype"], (Shard(tuple((0, n) for n in shape), tree["file"], tree["sha256"]),))
-    return Entry(shape, tree["dtype"], tuple(Shard.of(shard) for shard in tree["shards"]))
+        return Entry(shape, dtype, (Shard.of({**tree, "box": [[0, n] for n in shape]}),))
+    return Entry(shape, dtype, tuple(Shard.of(shard) for shard in tree["shards"]))
+
+
+def text_of(value: Any) -> str:
+    """A text.  ValueError for all else that may stand in its place."""
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r:.40} is no text")
+    return value
 
 
 def gap(entry: Entry) -> str | None:
@@ -160,7 +172,10 @@ def gap(entry: Entry) -> str | None:
         if len(shard.box) != len(entry.shape) or any(not 0 <= a <= b <= n for (a, b), n in zip(shard.box, entry.shape, strict=True)):
             return f"has a shard {box_text(shard.box)}, which is no part of its shape {list(entry.shape)}"
     boxes = [shard.box for shard in entry.shards]
-    both = _meeting(boxes)
+    try:
+        both = _meeting(boxes)
+    except ValueError as error:
+        return f"has shards that nobody can check: {error}"
     if both is not None:
         return f"has the shards {box_text(both[0])} and {box_text(both[1])}, which overlap"
     held, size = sum(map(volume, boxes)), math.prod(entry.shape)
@@ -168,10 +183,14 @@ def gap(entry: Entry) -> str | None:
 
 
 def _meeting(boxes: Iterable[Spans]) -> tuple[Spans, Spans] | None:
-    """Two of the boxes that have elements in common."""
+    """Two of the boxes that have elements in common.  ValueError if there are too many side by side to look at each pair."""
     active: list[Spans] = []
+    pairs = 0
     for box in sorted(box for box in boxes if volume(box)):
         active = [other for other in active if not box or other[0][1] > box[0][0]]
+        pairs += len(active)
+        if pairs > MOST_PAIRS:
+            raise ValueError(f"its {pairs:,} pairs of shards are more than can be compared")
         for other in active:
             if all(a < d and c < b for (a, b), (c, d) in zip(box, other, strict=True)):
                 return other, box
@@ -192,8 +211,9 @@ def box_text(box: Spans) -> str:
 def check_extra(extra: Mapping[str, Any]) -> None:
     """CheckpointError unless `extra` is a JSON tree that comes back from a file as it is."""
     try:
-        same = _same(json.loads(json.dumps(extra)), extra)
-    except (TypeError, ValueError) as error:
+        text = json.dumps(extra)
+        same = _same(json_tree(text.encode(), DEPTH - 1), extra)  # in the manifest it lies one deeper
+    except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"the extra values of a checkpoint must be text, numbers, lists and dicts: {error}") from error
     if not same:
         raise CheckpointError(f"the extra values of a checkpoint must come back as they are: lists, no tuples, and text as keys; got {extra!r}")

@@ -25,6 +25,7 @@ from jobflow.checkpoint.files import Files
 from jobflow.checkpoint.manifest import FileEntry, Shard, Spans, digest
 from jobflow.errors import CheckpointError
 from jobflow.types import Array
+from jobflow.untrusted import HEADER, content, json_tree, whole
 
 #: Bytes of tensors in one file, unless a single tensor has more.
 SHARD = 2**31
@@ -66,10 +67,10 @@ class Part:
     def read(cls, path: Path) -> Part:
         """CheckpointError if it is damaged."""
         try:
-            body = json.loads(path.read_bytes())
+            body = json_tree(content(path, HEADER, CheckpointError))
             given = body.pop("sha256")
             shards = {name: [Shard.of(tree) for tree in trees] for name, trees in body["shards"].items()}
-            files = {name: FileEntry(tree["bytes"], tree["header"]) for name, tree in body["files"].items()}
+            files = {name: FileEntry(whole(tree["bytes"]), tree["header"]) for name, tree in body["files"].items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path} is damaged: {error}") from error
         if digest(body) != given:

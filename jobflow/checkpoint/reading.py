@@ -23,6 +23,7 @@ from jobflow.checkpoint.manifest import Manifest, Spans, box_text
 from jobflow.errors import CheckpointError, did_you_mean
 from jobflow.layout import Box, whole_box
 from jobflow.types import TensorType, dtype_named, dtype_of
+from jobflow.untrusted import HEADER, content, open_regular, shape_of
 
 Array = np.ndarray[Any, Any]
 _LEGACY_TYPES = {
@@ -189,10 +190,11 @@ class LegacyTensor(Stored):
     def numpy(self) -> Array:
         type = self.type
         dtype = type.dtype.numpy.newbyteorder("<")
-        size = self.file_path.stat().st_size
-        if size != type.nbytes:
-            raise CheckpointError(f'{self.file_path}: tensor "{self.name}" is {type}, which is {type.nbytes} bytes, but the file has {size}')
-        return np.fromfile(self.file_path, dtype, math.prod(type.shape)).reshape(type.shape).astype(type.dtype.numpy, copy=False)
+        with open_regular(self.file_path, CheckpointError) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != type.nbytes:
+                raise CheckpointError(f'{self.file_path}: tensor "{self.name}" is {type}, which is {type.nbytes} bytes, but the file has {size}')
+            return np.fromfile(file, dtype, math.prod(type.shape)).reshape(type.shape).astype(type.dtype.numpy, copy=False)
 
 
 @dataclass(frozen=True)
@@ -260,6 +262,8 @@ def problems(path: str | os.PathLike[str]) -> Iterator[str]:
                 part.numpy()
             except (CheckpointError, OSError) as error:
                 yield str(error)
+            except MemoryError:
+                yield f'{part.file_path}: tensor "{part.name}" is larger than memory'
 
 
 def _load_legacy(root: Path, types: Mapping[str, TensorType]) -> Checkpoint:
@@ -272,8 +276,12 @@ def _load_legacy(root: Path, types: Mapping[str, TensorType]) -> Checkpoint:
 
 
 def _legacy_type(meta: Path) -> TensorType:
-    text = meta.read_text(encoding="utf-8")
+    text = content(meta, HEADER, CheckpointError).decode(errors="replace")
     kind = re.search(r"data_type:\s*(\w+)", text)
     if kind is None or kind[1] not in _LEGACY_TYPES:
         raise CheckpointError(f"{meta}: the element type {kind[1] if kind else 'is missing and'} is not one of {', '.join(_LEGACY_TYPES)}")
-    return TensorType(tuple(int(n) for n in re.findall(r"\bdim:\s*(\d+)", text)), dtype_named(_LEGACY_TYPES[kind[1]]))
+    try:
+        shape = shape_of([int(n) for n in re.findall(r"\bdim:\s*(\d{1,20})", text)])
+    except ValueError as error:
+        raise CheckpointError(f"{meta}: {error}") from None
+    return TensorType(shape, dtype_named(_LEGACY_TYPES[kind[1]]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import numpy as np
 
 from jobflow.errors import CheckpointError
 from jobflow.types import bfloat16
+from jobflow.untrusted import HEADER, json_tree, open_regular, shape_of, whole
 
 Array = np.ndarray[Any, Any]
 
@@ -40,8 +42,6 @@ _NAMES = {
 _NUMPY = {name: numpy for numpy, name in _NAMES.items()}
 #: Tensors begin at multiples of this, so that a file can be mapped into memory.
 ALIGNMENT = 8
-#: The largest header that is believed; more means that the file is damaged.
-LONGEST_HEADER = 100 * 2**20
 
 
 @dataclass(frozen=True)
@@ -122,14 +122,15 @@ def read_header(path: Path) -> dict[str, Place]:
 def opened(path: Path) -> Header:
     """A file's header; CheckpointError if the file is damaged or shorter than its header says."""
     try:
-        size = path.stat().st_size
-        with open(path, "rb") as file:
+        with open_regular(path, CheckpointError) as file:
+            size = os.fstat(file.fileno()).st_size
             start = file.read(8)
             (length,) = struct.unpack("<Q", start)
-            if length > min(size - 8, LONGEST_HEADER):
+            if length > size - 8:
                 raise ValueError(f"a header of {length} bytes in a file of {size}")
+            HEADER.check(length, f"{path}: its header", CheckpointError)
             text = file.read(length)
-        header = json.loads(text)
+        header = json_tree(text)
         places = {name: _place(entry, 8 + length) for name, entry in header.items() if name != "__metadata__"}
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
@@ -146,16 +147,16 @@ def opened(path: Path) -> Header:
 def _place(entry: Mapping[str, Any], origin: int) -> Place:
     if entry["dtype"] not in _NUMPY:
         raise ValueError(f"unknown element type {entry['dtype']!r}")
-    start, stop = entry["data_offsets"]
-    place = Place(tuple(int(n) for n in entry["shape"]), _numpy(_NUMPY[entry["dtype"]]), origin + int(start))
-    if start < 0 or min(place.shape, default=0) < 0 or place.nbytes != stop - start:
+    start, stop = (whole(at, "an offset") for at in entry["data_offsets"])
+    place = Place(shape_of(entry["shape"]), _numpy(_NUMPY[entry["dtype"]]), origin + start)
+    if place.nbytes != stop - start:
         raise ValueError(f"offsets {entry['data_offsets']} for {entry['dtype']}{entry['shape']}")
     return place
 
 
 def read_tensor(path: Path, place: Place) -> Array:
     """The array at `place`, in the machine's byte order and writable."""
-    with open(path, "rb") as file:
+    with open_regular(path, CheckpointError) as file:
         file.seek(place.start)
         found = np.fromfile(file, place.dtype, math.prod(place.shape))
     if found.nbytes != place.nbytes:

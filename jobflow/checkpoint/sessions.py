@@ -33,6 +33,7 @@ from jobflow.runtime.world import launch
 from jobflow.runtime.world.base import World
 from jobflow.session import Session
 from jobflow.types import Array, TensorType
+from jobflow.untrusted import whole
 
 T = TypeVar("T")
 Where = str | os.PathLike[str]
@@ -257,13 +258,14 @@ def load(
     if found.failure is not None:
         raise CheckpointError(found.failure)
     chosen = _chosen(own, found.types, names, strict, here)
+    runs = _runs(found.extra, here)
     failures = world.call(ranks.Stage(source, found.digest, chosen))
     failed = next((f"rank {rank}: {text}" if world.size > 1 else text for rank, text in enumerate(failures) if text), None)
     world.call(ranks.Take(failed is None))
     if failed is not None:
         raise CheckpointError(f"{here}, no variable was changed: {failed}")
     if tuple(names) == ("*",):
-        go_on(session, found.extra)
+        session.runs.update({job: runs.get(job, 0) for job in {*session.runs, *runs}} if runs is not None else {})
     return dict(found.extra)
 
 
@@ -301,11 +303,13 @@ def _listed(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(f'"{name}"' for name in names[:most]) + more
 
 
-def go_on(session: Session, extra: Mapping[str, Any]) -> None:
-    """Go on with the counts of runs that were saved, so that dropout goes on too."""
+def _runs(extra: Mapping[str, Any], here: str) -> dict[str, int] | None:
+    """The counts of runs that were saved, with which dropout goes on; None in legacy directories, which do not say."""
     saved = extra.get("runs")
-    if saved is not None:  # legacy directories do not say
-        session.runs.update({job: int(saved.get(job, 0)) for job in {*session.runs, *saved}})
+    try:
+        return None if saved is None else {str(job): whole(count) for job, count in saved.items()}
+    except (AttributeError, ValueError) as error:
+        raise CheckpointError(f"{here}: what the checkpoint says of the runs of jobs is wrong: {error}") from None
 
 
 # ---- files that one rank looks at or writes ------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -48,14 +49,14 @@ def checkpoints_in(directory: Path) -> list[Path]:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    return (path / manifest.NAME).is_file() or any((entry / "out").is_file() for entry in path.iterdir() if entry.is_dir())
+    return os.path.lexists(path / manifest.NAME) or any((entry / "out").is_file() for entry in path.iterdir() if entry.is_dir())
 
 
 def _row(path: Path, quick: bool) -> list[Any]:
     """(order, name, step, time, size, tensors, metrics, state) of one checkpoint, whatever state it is in."""
     size = _size(sum(file.stat().st_size for file in path.rglob("*") if file.is_file()))
-    newest = (path / manifest.NAME) if (path / manifest.NAME).exists() else path
-    time = datetime.fromtimestamp(newest.stat().st_mtime).isoformat(" ", "seconds")
+    newest = (path / manifest.NAME) if os.path.lexists(path / manifest.NAME) else path
+    time = datetime.fromtimestamp(newest.lstat().st_mtime).isoformat(" ", "seconds")
     try:
         checkpoint = open_any(path)
     except CheckpointError as error:

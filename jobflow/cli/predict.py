@@ -73,7 +73,7 @@ def write_text(given: argparse.Namespace, loaded: Loaded, first: bool) -> int:
 
     if (given.prompt is None) == (given.input is None):
         raise ConfigError('this model writes text: say how it begins with --prompt "TEXT", or with --input FILE')
-    prompt = given.prompt if given.prompt is not None else Path(given.input).read_text(encoding="utf-8")
+    prompt = given.prompt if given.prompt is not None else written(given.input)
     shown = first and given.output is None
 
     def say(text: str) -> None:
@@ -89,3 +89,14 @@ def write_text(given: argparse.Namespace, loaded: Loaded, first: bool) -> int:
         Path(given.output).write_text(prompt + text, encoding="utf-8")
         print(f"wrote {given.output}")
     return 0
+
+
+def written(file: str) -> str:
+    """The text in a file."""
+    from jobflow.errors import FileError
+    from jobflow.untrusted import CONFIGURATION, content
+
+    try:
+        return content(file, CONFIGURATION).decode()
+    except UnicodeDecodeError as error:
+        raise FileError(f"{file}: it is no text in UTF-8: byte {error.start} is 0x{error.object[error.start]:02X}") from None

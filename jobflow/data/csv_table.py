@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.data.samples import Field, Keep, Samples, Split, checked_name, mapped, named_dtype
+from jobflow.data.samples import Field, Keep, Samples, Split, checked_name, named_dtype
 from jobflow.errors import ArgumentError, DataError, did_you_mean
 from jobflow.types import Array, DType, float32, int32
+from jobflow.untrusted import RECORD, mapped
 
 WHAT = 'reader "csv"'
 BLOCK = 1 << 22
@@ -42,9 +43,11 @@ class CsvTable(Samples):
         validation_every: int = 10,
     ) -> None:
         self._path, self._missing, self._delimiter = Path(path), missing, delimiter
-        if not self._path.is_file():
+        if len(delimiter) != 1 or delimiter in '"\r\n':
+            raise ArgumentError(f"{WHAT}: delimiter is {delimiter!r}; it is one character, and no quote")
+        if not self._path.exists():
             raise DataError(f"{WHAT}: there is no file {self._path.absolute()}")
-        self._content = mapped(self._path)
+        self._content = mapped(self._path, fault)
         self._starts = _row_starts(self._content)
         if len(self._starts) - 1 <= int(header):
             raise DataError(f"{self}: there are no rows")
@@ -165,7 +168,9 @@ class CsvTable(Samples):
         return found
 
     def _parsed(self, row: int) -> list[str]:
-        text = self._content[self._starts[row] : self._starts[row + 1]].tobytes().strip(b"\r\n")
+        start, stop = self._starts[row], self._starts[row + 1]
+        RECORD.check(int(stop - start), f"{self._path}: the row at byte {start}", fault)
+        text = self._content[start:stop].tobytes().strip(b"\r\n")
         try:
             return next(csv.reader([text.decode()], delimiter=self._delimiter, strict=True))
         except (csv.Error, UnicodeDecodeError) as error:
@@ -181,6 +186,11 @@ class Wrong:
     """What is wrong with a text in a table."""
 
     text: str
+
+
+def fault(text: str) -> DataError:
+    """What is wrong with a file."""
+    return DataError(f"{WHAT}: {text}")
 
 
 def _row_starts(content: Array) -> Array:

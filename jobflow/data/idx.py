@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from jobflow.data.mnist import IDX_NAMES
-from jobflow.data.samples import Columns, Split, mapped
+from jobflow.data.samples import Columns, Split
 from jobflow.errors import ArgumentError, DataError
 from jobflow.types import Array
+from jobflow.untrusted import AXES, MEMORY, mapped, open_regular, read_at_most
 
 WHAT = 'reader "idx"'
+#: as they are published, and as browsers and scripts rename them
+IDX_NAMES = (
+    ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+    ("train-images.idx3-ubyte", "train-labels.idx1-ubyte", "t10k-images.idx3-ubyte", "t10k-labels.idx1-ubyte"),
+)
 #: the third byte of a file -> what its elements are
 ELEMENTS = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
@@ -67,22 +73,28 @@ def elements(path: Path) -> Array:
     """The array in an IDX file: 0, 0, type, number of axes, then each size as a big-endian int32, then the elements."""
     if not path.is_file():
         raise DataError(f"{WHAT}: there is no file {path.absolute()}")
-    content = _unpacked(path) if path.suffix == ".gz" else mapped(path)
+    content = _unpacked(path) if path.suffix == ".gz" else mapped(path, fault)
     head = content[:4].tolist()
-    if len(head) < 4 or head[:2] != [0, 0] or head[2] not in ELEMENTS:
-        raise DataError(f"{WHAT}: {path} is no IDX file: it begins with {bytes(content[:4])!r}")
+    if len(head) < 4 or head[:2] != [0, 0] or head[2] not in ELEMENTS or head[3] > AXES:
+        raise fault(f"{path} is no IDX file: it begins with {bytes(content[:4])!r}")
     dtype, start = np.dtype(ELEMENTS[head[2]]), 4 + 4 * head[3]
     if len(content) < start:
-        raise DataError(f"{WHAT}: {path} ends at byte {len(content)}, within its header of {start} bytes")
+        raise fault(f"{path} ends at byte {len(content)}, within its header of {start} bytes")
     shape = tuple(content[4:start].view(">i4").tolist())
-    needed = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    if len(content) - start != needed:
-        raise DataError(f"{WHAT}: {path} is damaged: {dtype}{list(shape)} at byte {start} needs {needed} bytes, but there are {len(content) - start}")
+    needed = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or len(content) - start != needed:
+        raise fault(f"{path} is damaged: {dtype}{list(shape)} at byte {start} needs {needed} bytes, but there are {len(content) - start}")
     return content[start:].view(dtype).reshape(shape)
 
 
 def _unpacked(path: Path) -> Array:
     try:
-        return np.frombuffer(gzip.decompress(path.read_bytes()), np.uint8)
+        with open_regular(path, fault) as packed, gzip.open(packed) as file:
+            return np.frombuffer(read_at_most(file, MEMORY, f"{path}, unpacked", fault), np.uint8)
     except (EOFError, OSError, zlib.error) as error:
-        raise DataError(f"{WHAT}: {path} cannot be unpacked: {error}") from None
+        raise fault(f"{path} cannot be unpacked: {error}") from None
+
+
+def fault(text: str) -> DataError:
+    """What is wrong with a file."""
+    return DataError(f"{WHAT}: {text}")

@@ -12,9 +12,12 @@ from jobflow.data.samples import Field, Keep, Samples, Split
 from jobflow.errors import ArgumentError, DataError
 from jobflow.ops import philox
 from jobflow.types import Array, float32, int32
+from jobflow.untrusted import IMAGE, open_regular
 
 WHAT = 'reader "images"'
 ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+#: Pillow's names of what has these endings; it knows others, for which it starts programs
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 #: of Pillow's modes, by channels
 MODES = {1: "L", 3: "RGB"}
 
@@ -91,11 +94,14 @@ class ImageFolders(Samples):
     def _image(self, file: Path, drawn: Array | None) -> Array:
         """The square of an image, float32[channels, size, size] in 0..1."""
         try:
-            with self._pillow.open(file) as opened:
+            with open_regular(file, fault) as content, self._pillow.open(content, formats=FORMATS) as opened:
+                IMAGE.check(opened.width * opened.height, f"{file}", fault)
                 opened.draft(MODES[self._channels], (self._resize, self._resize))  # JPEG is read at a size nearby
                 image = opened.convert(MODES[self._channels])
-        except (OSError, SyntaxError, ValueError) as error:
-            raise DataError(f"{WHAT}: {file} is no image that can be read: {error}") from None
+        except DataError:
+            raise
+        except Exception as error:  # whatever a broken image does to the library that decodes it
+            raise fault(f"{file} is no image that can be read: {error}") from error
         factor = self._resize / min(image.size)
         sides = [max(self._resize, round(side * factor)) for side in image.size]
         image = image.resize(sides, self._pillow.Resampling.BILINEAR)
@@ -115,7 +121,14 @@ def _pillow() -> Any:
     except ModuleNotFoundError as error:
         error.msg = f'{WHAT} needs Pillow: pip install "jobflow-sbp[train]"'
         raise
+    if IMAGE.most > IMAGE.default:
+        Image.MAX_IMAGE_PIXELS = IMAGE.most  # Pillow's own limit
     return Image
+
+
+def fault(text: str) -> DataError:
+    """What is wrong with a file."""
+    return DataError(f"{WHAT}: {text}")
 
 
 def _per_channel(numbers: list[float]) -> Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -10,7 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from jobflow.data.digits import like_mnist
-from jobflow.errors import ArgumentError, JobflowError, user_line
+from jobflow.data.idx import IDX_NAMES, elements
+from jobflow.errors import ArgumentError, DataError, JobflowError, user_line
 from jobflow.notices import notice
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -19,11 +19,6 @@ Pair: TypeAlias = tuple[Array, Array]
 URL = "https://oneflow-public.oss-cn-beijing.aliyuncs.com/datasets/mnist.npz"
 SHA256 = "63d4344077849053dc3036b247fa012b2b381de53fd055a66b539dffd76cf08e"
 ARCHIVE_NAMES = ("x_train", "y_train", "x_test", "y_test")
-#: as they are published, and as browsers and scripts rename them
-IDX_NAMES = (
-    ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
-    ("train-images.idx3-ubyte", "train-labels.idx1-ubyte", "t10k-images.idx3-ubyte", "t10k-labels.idx1-ubyte"),
-)
 
 
 def load_mnist(
@@ -53,7 +48,7 @@ def _find(folder: Path, url: str, hash_check: str) -> tuple[Pair, Pair]:
     if not archive.exists():
         files = _idx_files(folder)
         if files:
-            images, labels, test_images, test_labels = map(read_idx, files)
+            images, labels, test_images, test_labels = map(_pixels, files)
             return (images, labels), (test_images, test_labels)
         from jobflow.data.download import fetch  # here, because the modules of the network take longer to import than NumPy's core
 
@@ -91,19 +86,12 @@ def _idx_files(folder: Path) -> list[Path]:
     return []
 
 
-def read_idx(path: Path) -> Array:
-    """The uint8 array in an IDX file: 0, 0, type 8, number of axes, then each size as a big-endian int32, then the elements."""
-    content = path.read_bytes()
-    if path.suffix == ".gz":
-        content = gzip.decompress(content)
-    head = np.frombuffer(content[:4], np.uint8)
-    if len(head) < 4 or head[:3].tolist() != [0, 0, 8]:
-        raise JobflowError(f"{path}: not an IDX file of bytes: it begins with {content[:4]!r}")
-    start = 4 + 4 * int(head[3])
-    shape = tuple(np.frombuffer(content[4:start], ">i4").tolist())
-    if len(content) - start != np.prod(shape, dtype=np.int64):
-        raise JobflowError(f"{path}: {len(content) - start} bytes of elements, but its shape {shape} needs {np.prod(shape, dtype=np.int64)}")
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+def _pixels(path: Path) -> Array:
+    """The uint8 array in an IDX file."""
+    found: Array = elements(path)
+    if found.dtype != np.uint8:
+        raise DataError(f"{path} holds {found.dtype}, and MNIST's files hold bytes")
+    return found
 
 
 def _batches(what: str, images: Array, labels: Array, size: int, data_format: str) -> Pair:

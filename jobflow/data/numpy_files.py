@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import zipfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
 
-import numpy as np
-from numpy.lib import format as npy
-
+from jobflow import npy
 from jobflow.data.samples import Columns, Split, checked_name
 from jobflow.errors import DataError
 from jobflow.types import Array
 
 WHAT = 'reader "numpy"'
-#: of the header before each file in a ZIP archive, and where it says how long its two texts are
-ZIP_HEADER, ZIP_LENGTHS = 30, slice(26, 30)
 
 
 class NumpyFiles(Columns):
@@ -48,59 +41,13 @@ def _arrays(path: Path) -> dict[str, Array]:
         files = sorted(path.glob("*.npy"))
         if not files:
             raise DataError(f"{WHAT}: there is no .npy file in {path.absolute()}")
-        return {file.stem: mapped_array(file) for file in files}
-    if not path.is_file():
+        return {file.stem: npy.in_file(file, fault).mapped() for file in files}
+    if not path.exists():
         raise DataError(f"{WHAT}: there is no file or folder {path.absolute()}")
-    if path.suffix != ".npz":
-        return {path.stem: mapped_array(path)}
-    try:
-        return dict(_members(path))
-    except (zipfile.BadZipFile, EOFError) as error:
-        raise DataError(f"{WHAT}: {path} is no undamaged .npz file: {error}") from None
+    found = npy.in_archive(path, fault) if path.suffix == ".npz" else [npy.in_file(path, fault)]
+    return {array.name: array.mapped() for array in found}
 
 
-def _members(path: Path) -> Iterator[tuple[str, Array]]:
-    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-        for member in archive.infolist():
-            name = member.filename.removesuffix(".npy")
-            if member.compress_type != zipfile.ZIP_STORED:
-                with archive.open(member) as packed:
-                    yield name, _read(packed, f"{path}: {name}")
-                continue
-            file.seek(member.header_offset)
-            lengths = np.frombuffer(file.read(ZIP_HEADER)[ZIP_LENGTHS], "<u2")
-            yield name, mapped_array(path, member.header_offset + ZIP_HEADER + int(lengths.sum()), member.file_size)
-
-
-def mapped_array(path: Path, start: int = 0, size: int | None = None) -> Array:
-    """The array that a file, or `size` bytes in it from `start` on, has in NumPy's format, as a view of the file."""
-    stop = path.stat().st_size if size is None else start + size
-    with path.open("rb") as file:
-        file.seek(start)
-        shape, in_columns, dtype = _header(file, f"{path}{f' at byte {start}' if start else ''}")
-        offset = file.tell()
-    needed = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    if stop - offset != needed:
-        raise DataError(f"{WHAT}: {path} is damaged: {dtype}{list(shape)} at byte {offset} needs {needed} bytes, but there are {stop - offset}")
-    if needed == 0:
-        return np.empty(shape, dtype)
-    return np.asarray(np.memmap(path, dtype, "r", offset, shape, "F" if in_columns else "C"))
-
-
-def _header(file: IO[bytes], what: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    try:
-        version = npy.read_magic(file)
-        shape, in_columns, dtype = npy.read_array_header_1_0(file) if version == (1, 0) else npy.read_array_header_2_0(file)
-    except (ValueError, EOFError) as error:
-        raise DataError(f"{WHAT}: {what} is no array in NumPy's format: {error}") from None
-    if dtype.hasobject:
-        raise DataError(f"{WHAT}: {what} holds Python objects; save an array of numbers")
-    return shape, in_columns, dtype
-
-
-def _read(file: IO[bytes], what: str) -> Array:
-    try:
-        found: Array = npy.read_array(file, allow_pickle=False)
-    except ValueError as error:
-        raise DataError(f"{WHAT}: {what} cannot be read: {error}") from None
-    return found
+def fault(text: str) -> DataError:
+    """What is wrong with a file."""
+    return DataError(f"{WHAT}: {text}")

@@ -8,6 +8,7 @@ A file is a row of records: the number of bytes as a little-endian int64, then a
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
@@ -18,9 +19,10 @@ import numpy as np
 
 from jobflow.data import protobuf
 from jobflow.data.protobuf import Damaged
-from jobflow.data.samples import Field, Keep, Samples, Split, checked_name, mapped, named_dtype, own_dtype
+from jobflow.data.samples import Field, Keep, Samples, Split, checked_name, named_dtype, own_dtype
 from jobflow.errors import ArgumentError, DataError, did_you_mean
 from jobflow.types import Array
+from jobflow.untrusted import RECORD, mapped
 
 WHAT = 'reader "ofrecord"'
 HEAD = 8
@@ -47,7 +49,7 @@ class OfRecord(Samples):
         split: Split = "all",
         validation_every: int = 10,
     ) -> None:
-        self._files = [(file, mapped(file), _records(file)) for file in _files(Path(path), prefix)]
+        self._files = [(file, mapped(file, fault), _records(file)) for file in _files(Path(path), prefix)]
         self._stops = [0, *accumulate(len(starts) for _, _, starts in self._files)]
         self._what = f"{WHAT}: {path}"
         first = self._record(0)
@@ -114,19 +116,25 @@ def _files(path: Path, prefix: str) -> list[Path]:
 
 def _records(file: Path) -> Array:
     """Where the records of a file begin."""
-    size, at, starts = file.stat().st_size, 0, []
+    content, at, starts = mapped(file, fault), 0, array("q")
+    size = len(content)
     if not size:
-        raise DataError(f"{WHAT}: {file} is empty")
-    content = mapped(file)
+        raise fault(f"{file} is empty")
     while at < size:
         if size - at < HEAD:
             raise DataError(f"{WHAT}: {file} is damaged: it ends within the length of the record at byte {at}")
         length = int.from_bytes(content[at : at + HEAD].tobytes(), "little", signed=True)
         if not 0 <= length <= size - at - HEAD:
             raise DataError(f"{WHAT}: {file} is damaged: the record at byte {at} has {length} bytes, but {size - at - HEAD} are left")
+        RECORD.check(length, f"{file}: the record at byte {at}", fault)
         starts.append(at)
         at += HEAD + length
     return np.array(starts, np.int64)
+
+
+def fault(text: str) -> DataError:
+    """What is wrong with a file."""
+    return DataError(f"{WHAT}: {text}")
 
 
 def features_of(record: bytes) -> dict[str, Array]:

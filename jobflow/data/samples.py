@@ -6,7 +6,6 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -189,11 +188,6 @@ class Subset(Samples):
 
     def __str__(self) -> str:
         return f"a subset of {self._samples}"
-
-
-def mapped(path: Path) -> Array:
-    """The bytes of a file, which are read when they are looked at."""
-    return np.asarray(np.memmap(path, np.uint8, "r")) if path.stat().st_size else np.empty(0, np.uint8)
 
 
 def stretch(numbers: Array) -> Array | slice:

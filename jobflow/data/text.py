@@ -11,10 +11,11 @@ from typing import Any, Literal
 import numpy as np
 
 from jobflow.data.documentation import documentation_text
-from jobflow.data.samples import Field, Samples, mapped
+from jobflow.data.samples import Field, Samples
 from jobflow.data.vocabulary import Bytes, Characters, Vocabulary, points
 from jobflow.errors import ArgumentError, DataError
 from jobflow.types import Array, int32
+from jobflow.untrusted import MEMORY, content, mapped
 
 WHAT = 'reader "text"'
 
@@ -104,7 +105,7 @@ def _bytes(path: str | None, pattern: str) -> tuple[list[Array], Vocabulary]:
     if path is None:
         return [np.frombuffer(documentation_text().encode(), np.uint8)], Bytes()
     files = [file for file in _files(path, pattern) if file.stat().st_size]
-    return [mapped(file) for file in files], Bytes()
+    return [mapped(file, fault) for file in files], Bytes()
 
 
 def _characters(path: str | None, pattern: str, vocabulary: str | None) -> tuple[list[Array], Characters]:
@@ -122,6 +123,11 @@ def _characters(path: str | None, pattern: str, vocabulary: str | None) -> tuple
 
 def _decoded(file: Path) -> str:
     try:
-        return file.read_bytes().decode()
+        return content(file, MEMORY, fault).decode()
     except UnicodeDecodeError as error:
         raise DataError(f"{WHAT}: {file} is no UTF-8 at byte {error.start}: {error.reason}; convert it, or read it with level: byte") from None
+
+
+def fault(text: str) -> DataError:
+    """What is wrong with a file."""
+    return DataError(f"{WHAT}: {text}")

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from jobflow.trainer.watching import Ended, EvaluationReport, RunInfo, StepReport, Watcher
+from jobflow.untrusted import open_regular
 
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 #: what a curve of training is called beside those of "validation" and the like
@@ -123,7 +124,9 @@ class History(Watcher):
         """Take in what a run that this one continues has written as JSON lines, up to step `before`; lines cut short by a kill are passed over."""
         if before <= 0 or not path.is_file():
             return
-        for text in path.read_text(encoding="utf-8").splitlines():
+        with open_regular(path) as file:
+            lines = file.read().decode(errors="replace").splitlines()
+        for text in lines:
             record = _record(text)
             if 0 < record.get("step", 0) <= before:
                 self._add(record["step"], {_WRITTEN.get(key, key.removeprefix(f"{TRAIN}/")): record[key] for key in record if key not in _OTHER})
@@ -173,7 +176,7 @@ def _record(text: str) -> dict[str, Any]:
     """The numbers of a line."""
     try:
         found = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return {}
     return {key: value for key, value in found.items() if isinstance(value, int | float)} if isinstance(found, dict) else {}
 

@@ -19,6 +19,7 @@ from typing import Any
 from jobflow.errors import ConfigError
 from jobflow.trainer.config import TrainConfig
 from jobflow.trainer.watching import EvaluationReport, RunInfo, StepReport, Watcher
+from jobflow.untrusted import open_regular
 
 Record = dict[str, Any]
 #: columns that every table begins with
@@ -48,7 +49,8 @@ class Lines:
     def read(self) -> list[str]:
         """The lines that were written to their end."""
         try:
-            text = self.path.read_text(encoding="utf-8")
+            with open_regular(self.path) as file:
+                text = file.read().decode(errors="replace")
         except FileNotFoundError:
             return []
         return text[: text.rfind("\n") + 1].splitlines()
@@ -211,7 +213,7 @@ def _step_of(line: str) -> float:
     """The step that a line is of; infinite for a line that is damaged, which is not kept."""
     try:
         return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return math.inf
 
 

@@ -19,6 +19,7 @@ from jobflow.compiler.loss_scale import NOT_FINITE
 from jobflow.errors import CheckpointError, ConfigError, JobflowError
 from jobflow.session import Session
 from jobflow.trainer.config import Loaded, TrainConfig
+from jobflow.untrusted import whole
 
 T = TypeVar("T")
 
@@ -60,18 +61,23 @@ class Progress:
         """What `extra` has written.  CheckpointError if the checkpoint is not one of a trainer."""
         try:
             position, own = extra["position"], extra["trainer"]
+            if not isinstance(extra["config"], Mapping):
+                raise TypeError("a configuration")
+            early = own["early"]
+            if early is not None:
+                early = {"best": None if early["best"] is None else float(early["best"]), "waited": whole(early["waited"])}
             return cls(
-                int(extra["step"]),
-                int(position["epoch"]),
-                int(position["sample"]),
+                whole(extra["step"]),
+                whole(position["epoch"]),
+                whole(position["sample"]),
                 {str(name): float(value) for name, value in extra["metrics"].items()},
-                int(own["evaluated"]),
-                own["early"],
+                whole(own["evaluated"]),
+                early,
                 float(own["seconds"]),
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CheckpointError(
-                f"{path} was not saved by the trainer (it lacks {error}); it has variables to load, but no run to go on with"
+                f"{path} was not saved by the trainer ({type(error).__name__}: {error}); it has variables to load, but no run to go on with"
             ) from None
 
 

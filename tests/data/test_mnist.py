@@ -100,7 +100,9 @@ def test_idx_files(tmp_path: Path, names: tuple[str, ...], suffix: str) -> None:
     check_tiny(load_mnist(4, 3, out_dir=str(tmp_path)))
 
 
-@pytest.mark.parametrize(("content", "message"), [(b"\x1f\x8b\x08\x00", "not an IDX file"), (b"\0\0\x08\x01\0\0\0\x05abc", "3 bytes of elements")])
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"\x1f\x8b\x08\x00", "no IDX file"), (b"\0\0\x08\x01\0\0\0\x05abc", "needs 5 bytes, but there are 3")]
+)
 def test_damaged_idx_file(tmp_path: Path, content: bytes, message: str) -> None:
     for name, array in zip(IDX_NAMES[0], tiny().values(), strict=True):
         write_idx(tmp_path / name, array)

@@ -180,7 +180,7 @@ def test_damaged_numpy_files(tmp_path: Path) -> None:
         open_reader("numpy", path=str(tmp_path / "a.npy"))
     np.savez(tmp_path / "a.npz", x=np.zeros(1000))
     (tmp_path / "a.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:4000])
-    with pytest.raises(DataError, match=r"no undamaged .npz file"):
+    with pytest.raises(DataError, match=r"no whole .npz file"):
         open_reader("numpy", path=str(tmp_path / "a.npz"))
     with pytest.raises(DataError, match=r"there is no file or folder .*nowhere"):
         open_reader("numpy", path=str(tmp_path / "nowhere"))

@@ -11,11 +11,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jobflow.errors import did_you_mean
+from jobflow.errors import FileError, did_you_mean
 from jobflow.trainer.config.paths import below, steps_of
 from jobflow.trainer.config.problems import Origin, Problems
-from jobflow.trainer.config.reading import read
+from jobflow.trainer.config.reading import DEPTH, read
 from jobflow.trainer.config.tree import Branch, Leaf, Listing, Tree, with_entry
+from jobflow.untrusted import CONFIGURATION, content
 
 
 def merged(below: Branch, above: Branch) -> Branch:
@@ -51,6 +52,10 @@ class Files:
             self.unread = True
             self.problems.add(named_at or Origin(file), "extends", f"files extend each other in a circle: {' -> '.join(circle)}")
             return Branch({}, Origin(file))
+        if len(chain) >= DEPTH:
+            self.unread = True
+            self.problems.add(named_at or Origin(file), "extends", f"more than {DEPTH} files extend each other in a row")
+            return Branch({}, Origin(file))
         if real not in self.trees:
             own = self.own(file, named_at)
             bases = self.bases(own, file, (*chain, real))
@@ -65,8 +70,7 @@ class Files:
         begin = Origin(file, 1, 1)
         nothing = Branch({}, begin)
         try:
-            with open(file, encoding="utf-8-sig") as opened:
-                text = opened.read()
+            text = content(file, CONFIGURATION).decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             self.problems.add(named_at or Origin(file), "extends" if named_at else "", _unreadable(file, error))
             self.unread = True
@@ -102,6 +106,8 @@ class Files:
 def _unreadable(file: str, error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"{file} is not text in UTF-8: byte {error.start} is 0x{error.object[error.start]:02X}"
+    if isinstance(error, FileError):
+        return str(error)
     if isinstance(error, FileNotFoundError):
         folder = os.path.dirname(file) or "."
         near = [name for name in os.listdir(folder) if name.endswith((".yaml", ".yml"))] if os.path.isdir(folder) else []
@@ -123,6 +129,8 @@ def with_settings(tree: Branch, settings: Sequence[str], problems: Problems) -> 
         path = path.strip()
         if not sign or not path or below("", *steps_of(path)) != path:
             problems.add(at, path, f'"{setting}" is no setting', "write a key, = and a value, such as: --set optimizer.lr=0.1")
+        elif len(steps_of(path)) > DEPTH:
+            problems.add(at, path, f"a key has at most {DEPTH} steps")
         elif path == "extends":
             problems.add(at, path, "extends can be set in files only")
         elif not text.strip():

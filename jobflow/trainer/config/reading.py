@@ -33,6 +33,8 @@ _NOT_A_NUMBER = re.compile(r"\.(nan|NaN|NAN)")
 _TWO_MEANINGS = re.compile(r"[-+]?0\d+")
 #: more than any configuration has: aliases that multiply are stopped here
 MOST = 100_000
+#: how deep maps and lists stand inside each other at most
+DEPTH = 64
 
 
 def value_of(word: str) -> Value:
@@ -53,6 +55,17 @@ def value_of(word: str) -> Value:
 
 class _Loader(yaml.SafeLoader):
     """Composes nodes; what is not tagged "" was given a tag in the file."""
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """RecursionError beyond DEPTH, whatever Python's own limit is."""
+        self.depth += 1
+        if self.depth > DEPTH:
+            raise RecursionError
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
         return ""
@@ -91,7 +104,7 @@ def _complaint(error: yaml.YAMLError | RecursionError, text: str, file: str, who
         at = Origin(file, before.count("\n") + 1, error.position - before.rfind("\n"))
         return whole or at, key, f"the character U+{ord(text[error.position]):04X} cannot stand in a configuration"
     if isinstance(error, RecursionError):
-        return whole or Origin(file, 1, 1), key, "lists and maps stand inside each other too deep"
+        return whole or Origin(file, 1, 1), key, f"lists and maps stand inside each other more than {DEPTH} deep"
     assert isinstance(error, yaml.MarkedYAMLError), "those that read the structure have marks"
     told = str(error.problem or error.context)
     message = next((ours for theirs, ours in _TRANSLATED.items() if told.startswith(theirs)), f"not valid YAML: {told}")

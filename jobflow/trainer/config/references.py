@@ -17,7 +17,7 @@ from jobflow.errors import did_you_mean
 from jobflow.trainer.config.keys import close_key, section_at
 from jobflow.trainer.config.paths import below, is_in, split, steps_of
 from jobflow.trainer.config.problems import DEFAULT, Origin, Problems
-from jobflow.trainer.config.reading import value_of
+from jobflow.trainer.config.reading import DEPTH, value_of
 from jobflow.trainer.config.tree import Branch, Leaf, Listing, Tree, Value, at_path, walk
 
 _MARK = re.compile(r"\$\$\{|\$\{([^${}]*)\}|\$\{")
@@ -102,6 +102,8 @@ class _Resolving:
             return _tree(default, leaf.at)
         if any(is_in(before, target) for before in chain):
             raise self.circle(leaf, chain, target)
+        if len(chain) > DEPTH:
+            raise self.broken(leaf.at, path, f"more than {DEPTH} references lead from one to the next")
         found = self.tree(entry, target, chain)
         if any(is_in(path, target) for path in self.bad):
             raise _Broken

@@ -1,0 +1,132 @@
+"""Arrays in NumPy's own format: a .npy file, or the members of a .npz file, which is a zip file of those.
+
+Only headers are read here; the numbers are mapped, or read with the zip file's checksum, when they are asked for.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.lib import format as npy
+
+from jobflow.types import Array
+from jobflow.untrusted import MEMORY, Fault, open_regular, shape_of
+
+#: of a file's own header inside a zip file: its fixed part, and where in it the lengths of name and extra field stand
+_ZIP_HEADER, _ZIP_LENGTHS = 30, 26
+
+
+@dataclass(frozen=True)
+class FileArray:
+    """An array in a file: `start` is where its numbers begin in the .npy file, which is the whole file or the `member` of a zip file."""
+
+    path: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    in_columns: bool
+    start: int
+    member: zipfile.ZipInfo | None
+    fault: Fault
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def order(self) -> Any:
+        return "F" if self.in_columns else "C"
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether it must be unpacked into memory."""
+        return self.member is not None and self.member.compress_type != zipfile.ZIP_STORED
+
+    def read(self) -> Array:
+        """The array in memory; the fault if the zip file's checksum does not match, or it is more than what is read into memory."""
+        if self.member is None:
+            return np.array(self.mapped(), order="K")
+        MEMORY.check(self.member.file_size, f'{self.path}: array "{self.name}"', self.fault)
+        try:
+            with open_regular(self.path, self.fault) as file, zipfile.ZipFile(file) as archive, archive.open(self.member) as packed:
+                content = bytearray(packed.read())
+            return np.frombuffer(content, self.dtype, math.prod(self.shape), self.start).reshape(self.shape, order=self.order)
+        except Exception as error:  # whatever a broken stream does to the library that unpacks it
+            raise self.fault(f'{self.path}: array "{self.name}" is damaged: {error}') from error
+
+    def mapped(self) -> Array:
+        """A view of the file, where it is not packed; not checked."""
+        if self.is_packed or not self.nbytes:
+            return self.read() if self.is_packed else np.empty(self.shape, self.dtype)
+        with open_regular(self.path, self.fault) as file:
+            return np.asarray(np.memmap(file, self.dtype, "r", self._offset(file) + self.start, self.shape, self.order))
+
+    def _offset(self, file: BinaryIO) -> int:
+        """Where the .npy file begins in the file."""
+        if self.member is None:
+            return 0
+        file.seek(self.member.header_offset + _ZIP_LENGTHS)
+        name, extra = struct.unpack("<HH", file.read(4))
+        return int(self.member.header_offset + _ZIP_HEADER + name + extra)
+
+
+def in_file(path: Path, fault: Fault) -> FileArray:
+    """The array in a .npy file."""
+    with open_regular(path, fault) as file:
+        found = _described(file, path, path.stem, None, fault)
+        size = os.fstat(file.fileno()).st_size
+    _check_size(found, size, f"{path}")
+    return found
+
+
+def in_archive(path: Path, fault: Fault) -> list[FileArray]:
+    """The arrays in a .npz file."""
+    with open_regular(path, fault) as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            with zipfile.ZipFile(file) as archive:
+                return list(_members(archive, path, size, fault))
+        except (zipfile.BadZipFile, EOFError, RuntimeError, ValueError, struct.error, OSError) as error:
+            if isinstance(error, type(fault(""))):
+                raise
+            raise fault(f"{path} is no whole .npz file: {error}") from error
+
+
+def _members(archive: zipfile.ZipFile, path: Path, size: int, fault: Fault) -> Iterator[FileArray]:
+    for member in archive.infolist():
+        name = member.filename.removesuffix(".npy")
+        with archive.open(member) as file:
+            found = _described(file, path, name, member, fault)
+        stored = member.compress_type == zipfile.ZIP_STORED
+        if stored and (member.compress_size != member.file_size or member.header_offset + member.file_size > size):
+            raise fault(f'{path}: array "{name}" is damaged: it has {member.file_size:,} bytes, and the file has {size:,}')
+        _check_size(found, member.file_size, f'{path}: array "{name}"')
+        yield found
+
+
+def _described(file: Any, path: Path, name: str, member: zipfile.ZipInfo | None, fault: Fault) -> FileArray:
+    what = f"{path}" if member is None else f'{path}: array "{name}"'
+    try:
+        version = npy.read_magic(file)
+        shape, in_columns, dtype = npy.read_array_header_1_0(file) if version == (1, 0) else npy.read_array_header_2_0(file)
+        shape = shape_of(shape)
+    except Exception as error:  # NumPy has Python's own parser read the header, which raises what it likes
+        raise fault(f"{what} is no array in NumPy's format: {error}") from error
+    if dtype.hasobject:
+        raise fault(f"{what} holds Python objects; only numbers are read")
+    return FileArray(path, name, shape, dtype, in_columns, file.tell(), member, fault)
+
+
+def _check_size(found: FileArray, size: int, what: str) -> None:
+    """The fault unless the numbers fill a .npy file of so many bytes."""
+    if size - found.start != found.nbytes:
+        where = f"{found.dtype}{list(found.shape)} at byte {found.start}"
+        raise found.fault(f"{what} is damaged: {where} needs {found.nbytes} bytes, but there are {size - found.start}")
