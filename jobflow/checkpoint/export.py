@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from jobflow import npy
 from jobflow.checkpoint import places
 from jobflow.checkpoint.compare import selected
 from jobflow.checkpoint.files import files_of
@@ -24,7 +23,7 @@ from jobflow.checkpoint.reading import Checkpoint, LegacyTensor, Stored, load
 from jobflow.checkpoint.safetensors import bytes_of
 from jobflow.checkpoint.writing import save
 from jobflow.errors import CheckpointError
-from jobflow.npy import FileArray
+from jobflow.npy import FileArray, in_archive
 from jobflow.types import TensorType, bfloat16, dtype_of
 
 Array = np.ndarray[Any, Any]
@@ -151,7 +150,7 @@ def open_any(path: str | os.PathLike[str], types: Mapping[str, TensorType] | Non
 
 
 def _open_npz(path: Path) -> Checkpoint:
-    return Checkpoint(path, {array.name: NpzTensor(array.name, path, array) for array in npy.in_archive(path, CheckpointError)}, {})
+    return Checkpoint(path, {array.name: NpzTensor(array.name, path, array) for array in in_archive(path, CheckpointError)}, {})
 
 
 def to_checkpoint(source: Checkpoint, path: str | os.PathLike[str], patterns: Sequence[str] = ("*",)) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jobflow import npy
 from jobflow.data.samples import Columns, Split, checked_name
 from jobflow.errors import DataError
+from jobflow.npy import in_archive, in_file
 from jobflow.types import Array
 
 WHAT = 'reader "numpy"'
@@ -41,10 +41,10 @@ def _arrays(path: Path) -> dict[str, Array]:
         files = sorted(path.glob("*.npy"))
         if not files:
             raise DataError(f"{WHAT}: there is no .npy file in {path.absolute()}")
-        return {file.stem: npy.in_file(file, fault).mapped() for file in files}
+        return {file.stem: in_file(file, fault).mapped() for file in files}
     if not path.exists():
         raise DataError(f"{WHAT}: there is no file or folder {path.absolute()}")
-    found = npy.in_archive(path, fault) if path.suffix == ".npz" else [npy.in_file(path, fault)]
+    found = in_archive(path, fault) if path.suffix == ".npz" else [in_file(path, fault)]
     return {array.name: array.mapped() for array in found}
 
 
