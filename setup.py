@@ -35,7 +35,7 @@ setup(
         "Typing :: Typed",
     ],
     packages=find_packages(include=["jobflow", "jobflow.*"]),
-    package_data={"jobflow": ["py.typed", "__init__.pyi"], "jobflow.data": ["digits.npz"]},
+    package_data={"jobflow": ["py.typed", "*.pyi"], "jobflow.nn": ["*.pyi"], "jobflow.eager": ["*.pyi"], "jobflow.data": ["digits.npz"]},
     include_package_data=False,
     python_requires=">=3.11",
     install_requires=["numpy>=2.1", "pyyaml>=6.0", "mpi4py>=4.0"],

@@ -18,7 +18,7 @@ from jobflow.contents import attach as _attach
 from jobflow.runtime.world import launch as _launch
 from jobflow.version import __version__ as __version__
 
-__getattr__, __dir__, __all__ = _attach(__name__, __file__, others="jobflow.functional")
+__getattr__, __dir__, __all__ = _attach(__name__, __file__)
 
 # A process that was started among others must not end, or fail, without the others.
 if _launch.launched() is not None:

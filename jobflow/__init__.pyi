@@ -1,9 +1,5 @@
-"""The table of contents of the public face: each name, and where it is defined.  `__init__.py` reads it, and imports what is asked for.
+"""The table of contents of the public face: each name, and where it is defined.  `__init__.py` reads it, and imports what is asked for."""
 
-Names of tensors that are not here are those of `jobflow.functional`.
-"""
-
-import typing as _typing
 from math import inf as inf
 from math import nan as nan
 from math import pi as pi
@@ -29,30 +25,14 @@ from jobflow import (
     train,
     typing,
 )
-from jobflow import (
-    amp as amp,
-)
-from jobflow import (
-    autograd as autograd,
-)
-from jobflow import (
-    comm as comm,
-)
-from jobflow import (
-    cuda as cuda,
-)
-from jobflow import (
-    distributed as distributed,
-)
-from jobflow import (
-    functional as functional,
-)
-from jobflow import (
-    optim as optim,
-)
-from jobflow import (
-    utils as utils,
-)
+from jobflow import amp as amp
+from jobflow import autograd as autograd
+from jobflow import comm as comm
+from jobflow import cuda as cuda
+from jobflow import distributed as distributed
+from jobflow import functional as functional
+from jobflow import optim as optim
+from jobflow import utils as utils
 from jobflow.arrays import (
     amp_white_identity,
     broadcast_like,
@@ -119,6 +99,256 @@ from jobflow.faces import (
     zeros,
     zeros_like,
 )
+from jobflow.functional import BFloat16Tensor as BFloat16Tensor
+from jobflow.functional import BoolTensor as BoolTensor
+from jobflow.functional import ByteTensor as ByteTensor
+from jobflow.functional import CharTensor as CharTensor
+from jobflow.functional import DoubleTensor as DoubleTensor
+from jobflow.functional import FloatTensor as FloatTensor
+from jobflow.functional import Generator as Generator
+from jobflow.functional import HalfTensor as HalfTensor
+from jobflow.functional import IntTensor as IntTensor
+from jobflow.functional import LongTensor as LongTensor
+from jobflow.functional import Tensor as Tensor
+from jobflow.functional import abs as abs
+from jobflow.functional import absolute as absolute
+from jobflow.functional import acos as acos
+from jobflow.functional import acosh as acosh
+from jobflow.functional import add as add
+from jobflow.functional import addcdiv as addcdiv
+from jobflow.functional import addcmul as addcmul
+from jobflow.functional import addmm as addmm
+from jobflow.functional import all as all
+from jobflow.functional import allclose as allclose
+from jobflow.functional import amax as amax
+from jobflow.functional import amin as amin
+from jobflow.functional import any as any
+from jobflow.functional import arange as arange
+from jobflow.functional import arccos as arccos
+from jobflow.functional import arccosh as arccosh
+from jobflow.functional import arcsin as arcsin
+from jobflow.functional import arcsinh as arcsinh
+from jobflow.functional import arctan as arctan
+from jobflow.functional import arctan2 as arctan2
+from jobflow.functional import arctanh as arctanh
+from jobflow.functional import argmax as argmax
+from jobflow.functional import argmin as argmin
+from jobflow.functional import argsort as argsort
+from jobflow.functional import argwhere as argwhere
+from jobflow.functional import as_tensor as as_tensor
+from jobflow.functional import asin as asin
+from jobflow.functional import asinh as asinh
+from jobflow.functional import atan as atan
+from jobflow.functional import atan2 as atan2
+from jobflow.functional import atanh as atanh
+from jobflow.functional import baddbmm as baddbmm
+from jobflow.functional import bernoulli as bernoulli
+from jobflow.functional import bitwise_and as bitwise_and
+from jobflow.functional import bitwise_not as bitwise_not
+from jobflow.functional import bitwise_or as bitwise_or
+from jobflow.functional import bitwise_xor as bitwise_xor
+from jobflow.functional import bmm as bmm
+from jobflow.functional import broadcast_tensors as broadcast_tensors
+from jobflow.functional import broadcast_to as broadcast_to
+from jobflow.functional import can_cast as can_cast
+from jobflow.functional import cat as cat
+from jobflow.functional import ceil as ceil
+from jobflow.functional import celu as celu
+from jobflow.functional import chunk as chunk
+from jobflow.functional import clamp_max as clamp_max
+from jobflow.functional import clamp_min as clamp_min
+from jobflow.functional import clone as clone
+from jobflow.functional import concatenate as concatenate
+from jobflow.functional import cos as cos
+from jobflow.functional import cosh as cosh
+from jobflow.functional import cosine_similarity as cosine_similarity
+from jobflow.functional import count_nonzero as count_nonzero
+from jobflow.functional import cumprod as cumprod
+from jobflow.functional import cumsum as cumsum
+from jobflow.functional import default_generator as default_generator
+from jobflow.functional import detach as detach
+from jobflow.functional import device as device
+from jobflow.functional import diag as diag
+from jobflow.functional import diagonal as diagonal
+from jobflow.functional import div as div
+from jobflow.functional import divide as divide
+from jobflow.functional import dot as dot
+from jobflow.functional import dropout as dropout
+from jobflow.functional import einsum as einsum
+from jobflow.functional import empty as empty
+from jobflow.functional import empty_like as empty_like
+from jobflow.functional import enable_grad as enable_grad
+from jobflow.functional import eq as eq
+from jobflow.functional import equal as equal
+from jobflow.functional import equals as equals
+from jobflow.functional import erf as erf
+from jobflow.functional import erfc as erfc
+from jobflow.functional import exp as exp
+from jobflow.functional import exp2 as exp2
+from jobflow.functional import expm1 as expm1
+from jobflow.functional import eye as eye
+from jobflow.functional import finfo as finfo
+from jobflow.functional import fix as fix
+from jobflow.functional import flip as flip
+from jobflow.functional import float_power as float_power
+from jobflow.functional import floor as floor
+from jobflow.functional import floor_divide as floor_divide
+from jobflow.functional import fmod as fmod
+from jobflow.functional import frac as frac
+from jobflow.functional import from_numpy as from_numpy
+from jobflow.functional import full as full
+from jobflow.functional import full_like as full_like
+from jobflow.functional import ge as ge
+from jobflow.functional import gelu as gelu
+from jobflow.functional import get_default_dtype as get_default_dtype
+from jobflow.functional import get_rng_state as get_rng_state
+from jobflow.functional import global_to_global as global_to_global
+from jobflow.functional import greater as greater
+from jobflow.functional import greater_equal as greater_equal
+from jobflow.functional import gt as gt
+from jobflow.functional import hardtanh as hardtanh
+from jobflow.functional import hstack as hstack
+from jobflow.functional import iinfo as iinfo
+from jobflow.functional import index_add as index_add
+from jobflow.functional import index_add_ as index_add_
+from jobflow.functional import index_fill as index_fill
+from jobflow.functional import index_fill_ as index_fill_
+from jobflow.functional import index_select as index_select
+from jobflow.functional import inference_mode as inference_mode
+from jobflow.functional import initial_seed as initial_seed
+from jobflow.functional import is_floating_point as is_floating_point
+from jobflow.functional import is_grad_enabled as is_grad_enabled
+from jobflow.functional import is_tensor as is_tensor
+from jobflow.functional import isclose as isclose
+from jobflow.functional import isfinite as isfinite
+from jobflow.functional import isinf as isinf
+from jobflow.functional import isnan as isnan
+from jobflow.functional import kthvalue as kthvalue
+from jobflow.functional import le as le
+from jobflow.functional import lerp as lerp
+from jobflow.functional import less as less
+from jobflow.functional import less_equal as less_equal
+from jobflow.functional import linspace as linspace
+from jobflow.functional import local_to_global as local_to_global
+from jobflow.functional import log as log
+from jobflow.functional import log1p as log1p
+from jobflow.functional import log2 as log2
+from jobflow.functional import log10 as log10
+from jobflow.functional import log_softmax as log_softmax
+from jobflow.functional import logical_and as logical_and
+from jobflow.functional import logical_not as logical_not
+from jobflow.functional import logical_or as logical_or
+from jobflow.functional import logical_xor as logical_xor
+from jobflow.functional import logspace as logspace
+from jobflow.functional import logsumexp as logsumexp
+from jobflow.functional import lt as lt
+from jobflow.functional import manual_seed as manual_seed
+from jobflow.functional import masked_fill_ as masked_fill_
+from jobflow.functional import masked_select as masked_select
+from jobflow.functional import max as max
+from jobflow.functional import maximum as maximum
+from jobflow.functional import mean as mean
+from jobflow.functional import median as median
+from jobflow.functional import meshgrid as meshgrid
+from jobflow.functional import min as min
+from jobflow.functional import minimum as minimum
+from jobflow.functional import mish as mish
+from jobflow.functional import mm as mm
+from jobflow.functional import moveaxis as moveaxis
+from jobflow.functional import movedim as movedim
+from jobflow.functional import mul as mul
+from jobflow.functional import multinomial as multinomial
+from jobflow.functional import multiply as multiply
+from jobflow.functional import mv as mv
+from jobflow.functional import nan_to_num as nan_to_num
+from jobflow.functional import nansum as nansum
+from jobflow.functional import narrow as narrow
+from jobflow.functional import ne as ne
+from jobflow.functional import neg as neg
+from jobflow.functional import negative as negative
+from jobflow.functional import no_grad as no_grad
+from jobflow.functional import nonzero as nonzero
+from jobflow.functional import norm as norm
+from jobflow.functional import normal as normal
+from jobflow.functional import not_equal as not_equal
+from jobflow.functional import numel as numel
+from jobflow.functional import outer as outer
+from jobflow.functional import permute as permute
+from jobflow.functional import positive as positive
+from jobflow.functional import pow as pow
+from jobflow.functional import prelu as prelu
+from jobflow.functional import prod as prod
+from jobflow.functional import promote_types as promote_types
+from jobflow.functional import rand as rand
+from jobflow.functional import rand_like as rand_like
+from jobflow.functional import randint as randint
+from jobflow.functional import randint_like as randint_like
+from jobflow.functional import randn as randn
+from jobflow.functional import randn_like as randn_like
+from jobflow.functional import randperm as randperm
+from jobflow.functional import reciprocal as reciprocal
+from jobflow.functional import relu as relu
+from jobflow.functional import remainder as remainder
+from jobflow.functional import repeat as repeat
+from jobflow.functional import repeat_interleave as repeat_interleave
+from jobflow.functional import result_type as result_type
+from jobflow.functional import roll as roll
+from jobflow.functional import round as round
+from jobflow.functional import rsqrt as rsqrt
+from jobflow.functional import scatter as scatter
+from jobflow.functional import scatter_ as scatter_
+from jobflow.functional import scatter_add as scatter_add
+from jobflow.functional import scatter_add_ as scatter_add_
+from jobflow.functional import searchsorted as searchsorted
+from jobflow.functional import seed as seed
+from jobflow.functional import select as select
+from jobflow.functional import selu as selu
+from jobflow.functional import set_default_dtype as set_default_dtype
+from jobflow.functional import set_grad_enabled as set_grad_enabled
+from jobflow.functional import set_rng_state as set_rng_state
+from jobflow.functional import sgn as sgn
+from jobflow.functional import sigmoid as sigmoid
+from jobflow.functional import sign as sign
+from jobflow.functional import silu as silu
+from jobflow.functional import sin as sin
+from jobflow.functional import sinh as sinh
+from jobflow.functional import softmax as softmax
+from jobflow.functional import softplus as softplus
+from jobflow.functional import softsign as softsign
+from jobflow.functional import sort as sort
+from jobflow.functional import split as split
+from jobflow.functional import sqrt as sqrt
+from jobflow.functional import square as square
+from jobflow.functional import std as std
+from jobflow.functional import std_mean as std_mean
+from jobflow.functional import sub as sub
+from jobflow.functional import subtract as subtract
+from jobflow.functional import sum as sum
+from jobflow.functional import swapaxes as swapaxes
+from jobflow.functional import swapdims as swapdims
+from jobflow.functional import t as t
+from jobflow.functional import take as take
+from jobflow.functional import tan as tan
+from jobflow.functional import tanh as tanh
+from jobflow.functional import tensor as tensor
+from jobflow.functional import tile as tile
+from jobflow.functional import to_global as to_global
+from jobflow.functional import to_local as to_local
+from jobflow.functional import topk as topk
+from jobflow.functional import tril as tril
+from jobflow.functional import tril_ as tril_
+from jobflow.functional import triu as triu
+from jobflow.functional import triu_ as triu_
+from jobflow.functional import true_divide as true_divide
+from jobflow.functional import trunc as trunc
+from jobflow.functional import type_as as type_as
+from jobflow.functional import unbind as unbind
+from jobflow.functional import unflatten as unflatten
+from jobflow.functional import unique as unique
+from jobflow.functional import unsqueeze as unsqueeze
+from jobflow.functional import var as var
+from jobflow.functional import var_mean as var_mean
+from jobflow.functional import vstack as vstack
 from jobflow.handle import INVALID_SPLIT_AXIS
 from jobflow.initializers import (
     constant_initializer,
@@ -178,8 +408,6 @@ from jobflow.typing import FixedTensorDef, MirroredTensorDef
 from jobflow.variables import assign, get_variable
 from jobflow.version import __version__
 from jobflow.watching import watch, watch_diff
-
-def __getattr__(name: str) -> _typing.Any: ...
 
 __all__ = [
     "advanced",

@@ -164,8 +164,8 @@ from jobflow.functional.elementwise import trunc as trunc
 from jobflow.functional.gradients import clone as clone
 from jobflow.functional.gradients import detach as detach
 from jobflow.functional.gradients import enable_grad as enable_grad
+from jobflow.functional.gradients import inference_mode as inference_mode
 from jobflow.functional.gradients import is_grad_enabled as is_grad_enabled
-from jobflow.functional.gradients import no_grad as inference_mode  # noqa: F401
 from jobflow.functional.gradients import no_grad as no_grad
 from jobflow.functional.gradients import set_grad_enabled as set_grad_enabled
 from jobflow.functional.joining import cat as cat

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jobflow.types as types
 from jobflow.eager.tensor import Tensor as AnyTensor
@@ -43,16 +43,23 @@ class _Face(type):
     def __getattr__(cls, name: str) -> Any:
         return getattr(AnyTensor, name)
 
+    def __dir__(cls) -> list[str]:
+        return dir(AnyTensor)
+
 
 def _is_shape(given: Any) -> bool:
     """A Size is a shape; other tuples and lists are data."""
     return type(given).__name__ == "Size"
 
 
-class Tensor(metaclass=_Face):
-    """Any tensor: isinstance(x, flow.Tensor).  Tensor(2, 3) makes one of this shape, Tensor([1, 2]) one of these data."""
+if TYPE_CHECKING:
+    Tensor = AnyTensor  # which makes tensors of sizes or data too, as its overloads say
+else:
 
-    dtype = None
+    class Tensor(metaclass=_Face):
+        """Any tensor: isinstance(x, flow.Tensor).  Tensor(2, 3) makes one of this shape, Tensor([1, 2]) one of these data."""
+
+        dtype = None
 
 
 def _of(name: str, dtype: DType) -> _Face:

@@ -119,6 +119,9 @@ class no_grad(_Mode):
     mode = False
 
 
+inference_mode = no_grad
+
+
 class enable_grad(_Mode):
     """What is done inside is recorded for backward, also within no_grad; a `with` block, or a decorator."""
 

@@ -74,6 +74,7 @@ def hang(name: str, function: Callable[..., Tensor], *also: str) -> Callable[...
         check_writable(x, name)
         return written(x, name, function(kept(x, arguments), *arguments, **options))
 
-    form.__name__ = name
+    form.__wrapped__ = function  # type: ignore[attr-defined]
+    form.__name__ = form.__qualname__ = name
     form.__doc__ = f"{function.__name__}, written over the tensor itself."
     return method(name, *also)(form)

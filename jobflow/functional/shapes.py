@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jobflow.eager.run import run
-from jobflow.eager.tensor import Size, Tensor, method
+from jobflow.eager.tensor import Size, Tensor, attribute, method
 from jobflow.errors import AxisError, ShapeError, user_line
 from jobflow.functional.promotion import cast
 from jobflow.ops.axes import ExpandDims, Reshape, Squeeze, Transpose
@@ -153,18 +153,16 @@ def t(x: Tensor) -> Tensor:
     return permute(x, range(x.ndim)[::-1])
 
 
+@attribute("T")
 def _turned(x: Tensor) -> Tensor:
     """x with its axes in reverse order."""
     return permute(x, range(x.ndim)[::-1])
 
 
+@attribute("mT")
 def _turned_matrices(x: Tensor) -> Tensor:
     """x with its last two axes exchanged."""
     return transpose(x, -2, -1)
-
-
-Tensor.T = property(_turned)  # type: ignore[attr-defined]
-Tensor.mT = property(_turned_matrices)  # type: ignore[attr-defined]
 
 
 @method("movedim", "moveaxis")

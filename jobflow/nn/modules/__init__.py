@@ -1,5 +1,8 @@
 """Modules of `jobflow.nn`; the functions beside them, of the job face, are in the folder above."""
 
+from jobflow.nn import convolution as _convolution
+from jobflow.nn import losses as _losses
+from jobflow.nn import normalization as _normalization
 from jobflow.nn.modules.activation import CELU as CELU
 from jobflow.nn.modules.activation import ELU as ELU
 from jobflow.nn.modules.activation import GELU as GELU
@@ -105,3 +108,17 @@ from jobflow.nn.modules.pool import UpsamplingBilinear2d as UpsamplingBilinear2d
 from jobflow.nn.modules.pool import UpsamplingNearest2d as UpsamplingNearest2d
 from jobflow.nn.modules.pool import ZeroPad1d as ZeroPad1d
 from jobflow.nn.modules.pool import ZeroPad2d as ZeroPad2d
+
+# in the body of a job these are the functions that the job face has under their names
+BCELoss.job_function = _losses.BCELoss
+BCEWithLogitsLoss.job_function = _losses.BCEWithLogitsLoss
+KLDivLoss.job_function = _losses.KLDivLoss
+L1Loss.job_function = _losses.L1Loss
+MSELoss.job_function = _losses.MSELoss
+MarginRankingLoss.job_function = _losses.MarginRankingLoss
+TripletMarginLoss.job_function = _losses.TripletMarginLoss
+GroupNorm.job_function = _normalization.GroupNorm
+InstanceNorm1d.job_function = _normalization.InstanceNorm1d
+InstanceNorm2d.job_function = _normalization.InstanceNorm2d
+InstanceNorm3d.job_function = _normalization.InstanceNorm3d
+PixelShuffle.job_function = _convolution.PixelShuffle

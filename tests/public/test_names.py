@@ -1,0 +1,106 @@
+"""Every public name is there, whichever is asked for first in a new interpreter; `dir` and type checkers see it."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import jobflow as flow
+from jobflow.contents import read
+
+PACKAGE = Path(flow.__file__).parent
+#: faces whose names are imported when they are asked for
+LAZY = ("flow", "flow.nn")
+#: modules of others
+INNER = ("flow.optim.lr_scheduler", "flow.utils.data", "flow.experimental.scope")
+
+
+def homes(face: str) -> dict[str, str]:
+    """Name -> the module where it is, as the stub of a lazy face has it."""
+    package = face.replace("flow", "jobflow", 1)
+    found, _ = read(package, PACKAGE.joinpath(*face.split(".")[1:], "__init__.pyi"))
+    return {name: home for name, (home, _) in found.items()}
+
+
+def named(face: str) -> object:
+    value: object = flow
+    for part in face.split(".")[1:]:
+        value = getattr(value, part)
+    return value
+
+
+def groups() -> Iterator[tuple[str, str, list[str]]]:
+    """(face, module, the names of the face that the module has)."""
+    for face in LAZY:
+        by_home: dict[str, list[str]] = {}
+        for name, home in homes(face).items():
+            by_home.setdefault(home, []).append(name)
+        yield from ((face, home, names) for home, names in by_home.items())
+
+
+def ask(code: str) -> None:
+    """Run it in a new interpreter, which must neither fail nor print."""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", f"import jobflow as flow\n{code}"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), f"{code}\n{done.stderr}"
+
+
+@pytest.mark.parametrize(("face", "names"), [pytest.param(face, names, id=f"{face}-{home}") for face, home, names in groups()])
+def test_what_a_module_defines_may_be_asked_for_first(face: str, names: list[str]) -> None:
+    """And all that `dir` shows of it, if it is a module itself."""
+    ask(f"for name in {names}:\n  found = getattr({face}, name)\n  if type(found) is type(flow):\n    for each in dir(found): getattr(found, each)")
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_modules_of_modules_may_be_asked_for_first(name: str) -> None:
+    ask(f"for each in dir({name}): getattr({name}, each)")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", [f"{face}.{name}" for face in LAZY for name in homes(face)])
+def test_every_name_may_be_asked_for_first(name: str) -> None:
+    ask(name)
+
+
+@pytest.mark.parametrize("face", LAZY)
+def test_dir_shows_the_names_of_the_stub(face: str) -> None:
+    assert set(homes(face)) <= set(dir(named(face)))
+
+
+def test_functions_of_tensors_are_names_of_flow() -> None:
+    assert set(flow.functional.__all__) - set(dir(flow)) == set()
+
+
+def test_nn_has_all_modules() -> None:
+    classes = {name for name, value in vars(flow.nn.modules).items() if isinstance(value, type) and not name.startswith("_")}
+    assert len(classes) > 80 and classes - set(dir(flow.nn)) == set()
+
+
+@pytest.mark.parametrize("owner", [flow.Tensor, flow.ones(1)], ids=["class", "tensor"])
+def test_dir_shows_the_methods_of_tensors(owner: object) -> None:
+    assert {"sort", "add_", "backward", "to_global", "T", "device"} <= set(dir(owner))
+
+
+@pytest.mark.parametrize(
+    ("ask_for", "near"),
+    [(lambda: flow.global_functoin, "global_function"), (lambda: flow.nn.Linaer, "Linear"), (lambda: flow.argsrot, "argsort")],
+)
+def test_a_wrong_name_is_answered_with_one_that_is_near(ask_for: Callable[[], object], near: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        ask_for()
+    assert near in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["promotion", "devices", "arithmetic", "np", "Any"])
+def test_what_is_not_in_the_stub_is_no_name_of_flow(name: str) -> None:
+    with pytest.raises(AttributeError):
+        getattr(flow, name)
+
+
+def test_the_program_that_is_checked_for_types_runs() -> None:
+    program = runpy.run_path(str(Path(__file__).with_name("typed_program.py")))["program"]
+    assert program().shape == (4, 2)
