@@ -303,6 +303,12 @@ def axes_of(what: str, axis: Axes, ndim: int) -> tuple[int, ...]:
     return tuple(sorted({normal_axis(f"{what} at {user_line()}", int(a), ndim) for a in given}))
 
 
+def _extreme(op: _Unary, what: str, x: Tensor, axis: Axes, keepdims: bool, name: str | None) -> Tensor:
+    """The same of an extreme, which needs an element; an empty list of axes leaves x as it is."""
+    rd.check_filled(what, x.type, axes_of(what, axis, x.type.ndim))
+    return _reduced(op, what, x, axis, keepdims, name)
+
+
 def _reduced(op: _Unary, what: str, x: Tensor, axis: Axes, keepdims: bool, name: str | None) -> Tensor:
     """The reduction in the legacy shapes: no axes at all leave x as it is, and no axes left over give (1,)."""
     axes = axes_of(what, axis, x.type.ndim)
@@ -325,12 +331,12 @@ def reduce_mean(input_blob: Tensor, axis: Axes = None, keepdims: bool = False, n
 
 def reduce_min(x: Tensor, axis: Axes = None, keepdims: bool = False, name: str | None = None) -> Tensor:
     """Minimum over `axis`; ties share the gradient."""
-    return _reduced(rd.reduce_min, "reduce_min", x, axis, keepdims, name)
+    return _extreme(rd.reduce_min, "reduce_min", x, axis, keepdims, name)
 
 
 def reduce_max(x: Tensor, axis: Axes = None, keepdims: bool = False, name: str | None = None) -> Tensor:
     """Maximum over `axis`; ties share the gradient."""
-    return _reduced(rd.reduce_max, "reduce_max", x, axis, keepdims, name)
+    return _extreme(rd.reduce_max, "reduce_max", x, axis, keepdims, name)
 
 
 def reduce_prod(x: Tensor, axis: Axes = None, keepdims: bool = False, name: str | None = None) -> Tensor:

@@ -24,6 +24,7 @@ from jobflow.functional.arithmetic import add, mul
 from jobflow.functional.creation import Place, full_like, number, shape_of, whole
 from jobflow.functional.promotion import as_float, cast
 from jobflow.layout import Layout
+from jobflow.ops.checked import Weights, Within
 from jobflow.ops.compare import Less
 from jobflow.ops.random import RandomInt, RandomNormal, RandomUniform
 from jobflow.ops.slices import Concat, Slice
@@ -200,6 +201,9 @@ def _integers(place: Place, shape: tuple[int, ...], low: int, high: int, generat
     low, high = int(low), int(high)
     if low >= high:
         raise ArgumentError(f"{place.what} at {user_line()}: there is no integer in [{low}, {high})")
+    smallest, largest = place.dtype.span
+    if low < smallest or high - 1 > largest:
+        raise ArgumentError(f"{place.what} at {user_line()}: [{low}, {high}) is beyond {place.dtype.name}, {smallest} to {largest}")
 
     def make(shape: tuple[int, ...], dtype: DType, key: str, seed: int) -> RandomInt:
         return RandomInt(shape, dtype, key, seed, low=low, high=high)
@@ -209,6 +213,8 @@ def _integers(place: Place, shape: tuple[int, ...], low: int, high: int, generat
 
 def randperm(n: int, *, generator: Any = None, **options: Any) -> Tensor:
     """The integers 0 to n - 1 in random order: that of random keys.  A global one is drawn by every rank of the placement."""
+    if int(n) < 0:
+        raise ArgumentError(f"randperm at {user_line()}: there are no {n} integers to order")
     place = Place("randperm", options, int64)
     target = place.drawn(1)
     drawing = generator_of(generator, target)
@@ -219,6 +225,9 @@ def randperm(n: int, *, generator: Any = None, **options: Any) -> Tensor:
 
 def uniform_like(x: Tensor, low: float, high: float, generator: Any = None) -> Tensor:
     """Numbers evenly from [low, high) in the shape, element type and layout of x."""
+
+    if not low <= high:
+        raise ArgumentError(f"uniform at {user_line()}: there is no number in [{low}, {high})")
 
     def make(shape: tuple[int, ...], dtype: DType, key: str, seed: int) -> RandomUniform:
         return RandomUniform(shape, dtype, key, seed, low=float(low), high=float(high))
@@ -232,6 +241,9 @@ def normal_like(x: Tensor, mean: float, std: float, generator: Any = None) -> Te
 
 
 def _normal(mean: float, std: float) -> Any:
+    if not std >= 0:
+        raise ArgumentError(f"normal at {user_line()}: the deviation std={std} must not be negative")
+
     def make(shape: tuple[int, ...], dtype: DType, key: str, seed: int) -> RandomNormal:
         return RandomNormal(shape, dtype, key, seed, mean=float(mean), std=float(std))
 
@@ -241,18 +253,27 @@ def _normal(mean: float, std: float) -> Any:
 def normal(mean: Any, std: Any = 1.0, *sizes: Any, generator: Any = None, **options: Any) -> Tensor:
     """Numbers of the normal distribution: of one mean and deviation for a shape, or of those that tensors have for each element."""
     if isinstance(mean, Tensor) or isinstance(std, Tensor):
-        like = as_float(mean if isinstance(mean, Tensor) else std)
-        return add(mul(randn_like(like, generator=generator, **options), std), mean)
+        return _of_each(mean, std, generator, options)
     shape = shape_of("normal", sizes, options)
     return _drawn(_floats(Place("normal", options)), shape, generator, _normal(number(mean, "normal"), number(std, "normal")))
+
+
+def _of_each(mean: Any, std: Any, generator: Any, options: dict[str, Any]) -> Tensor:
+    """Numbers of the normal distribution with the mean and deviation that tensors have for each."""
+    if isinstance(std, Tensor):
+        std = run(Within("normal", "deviation", 0.0), std)
+    elif not std >= 0:
+        raise ArgumentError(f"normal at {user_line()}: the deviation std={std} must not be negative")
+    like = as_float(mean if not isinstance(std, Tensor) else std if not isinstance(mean, Tensor) else add(mean, std)).detach()
+    return add(mul(randn_like(like, generator=generator, **options), std), mean)
 
 
 @method()
 def bernoulli(x: Tensor, p: float | None = None, *, generator: Any = None) -> Tensor:
     """1 with the probability that x has there (with probability p), else 0; of the type of x."""
-    chances = as_float(x.detach())
+    chances = as_float(x.detach()) if p is None else full_like(as_float(x.detach()), p)
     drawn = rand_like(chances, generator=generator)
-    return cast(run(Less(), drawn, chances if p is None else full_like(chances, p)), x.dtype)
+    return cast(run(Less(), drawn, run(Within("bernoulli", "probability", 0.0, 1.0), chances)), x.dtype)
 
 
 @method()
@@ -266,6 +287,7 @@ def multinomial(x: Tensor, num_samples: int, replacement: bool = False, *, gener
         raise ArgumentError(f"multinomial at {user_line()}: {num_samples} samples, replacement={replacement}, of weights {x.type}")
     if x.layout is not None:
         weights = crossing.change(state(), weights, whole(x.layout))
+    weights = run(Weights("multinomial", 1 if replacement else num_samples), weights)
     if not replacement:
         return _in_order(weights, generator, num_samples)
     columns = [_in_order(weights, generator, 1) for _ in range(num_samples)]

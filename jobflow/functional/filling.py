@@ -81,4 +81,4 @@ def random_(x: Tensor, low: int = 0, high: int | None = None, *, generator: Any 
 @method()
 def bernoulli_(x: Tensor, p: float = 0.5, *, generator: Any = None) -> Tensor:
     """1 with probability p, else 0."""
-    return written(x, "bernoulli_", cast(drawing.bernoulli(creation.full_like(x.detach().float(), p), generator=generator), x.type.dtype))
+    return written(x, "bernoulli_", cast(drawing.bernoulli(x.detach().float(), p, generator=generator), x.type.dtype))

@@ -26,7 +26,7 @@ from jobflow.errors import AxisError, DtypeError, JobError, ShapeError, user_lin
 from jobflow.functional.in_place import check_writable, written
 from jobflow.functional.moving import value_of
 from jobflow.functional.promotion import cast, fitting, operand, together
-from jobflow.functional.shapes import common_shape, expand, movedim, reshape
+from jobflow.functional.shapes import common_shape, expand, integer, movedim, reshape
 from jobflow.layout import B, Layout, Partial, S, Split
 from jobflow.ops.arithmetic import Add, FloorMod, Where
 from jobflow.ops.axes import ExpandDims, Reshape, Squeeze
@@ -125,7 +125,7 @@ def read(x: Tensor, key: Any, what: str) -> tuple[Cut, dict[int, Tensor]]:
         if item is None or item is Ellipsis or type(item) is int:
             tokens.append(item)
         elif isinstance(item, slice):
-            tokens.append(tuple([edge if edge is None or type(edge) is int else _whole_number(edge) for edge in (item.start, item.stop, item.step)]))
+            tokens.append(tuple([_bound(edge) for edge in (item.start, item.stop, item.step)]))
         elif isinstance(item, np.integer):
             tokens.append(int(item))
         else:
@@ -139,6 +139,10 @@ def read(x: Tensor, key: Any, what: str) -> tuple[Cut, dict[int, Tensor]]:
     return cut, lookups
 
 
+def _bound(edge: Any) -> int | None:
+    return edge if edge is None or type(edge) is int else integer("a bound of a slice", edge)
+
+
 def _array(x: Tensor, item: Any) -> Tensor:
     """A list or an array of positions or truth values, where x lies."""
     array = np.asarray(item)
@@ -149,10 +153,6 @@ def _array(x: Tensor, item: Any) -> Tensor:
             f"x[...] at {user_line()}: an index is an integer, slice, None, '...', or a list or tensor of integers or bool; got {item!r}"
         )
     return listed(x, array if array.dtype.kind == "b" else array.astype(np.int64))
-
-
-def _whole_number(edge: Any) -> int:
-    return int(edge.item()) if isinstance(edge, Tensor) else int(edge)
 
 
 def _positions(x: Tensor, tensor: Tensor, axis: int, what: str) -> list[Tensor]:

@@ -9,9 +9,9 @@ from jobflow.eager import crossing
 from jobflow.eager.run import run
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor, method
-from jobflow.errors import ShapeError, user_line
+from jobflow.errors import AxisError, ShapeError, user_line
 from jobflow.functional.promotion import together
-from jobflow.functional.shapes import axis_of, reshape, squeeze, unsqueeze
+from jobflow.functional.shapes import axis_of, integer, reshape, squeeze, unsqueeze
 from jobflow.ops.slices import Concat, Slice
 
 
@@ -54,10 +54,18 @@ def _window(x: Tensor, axis: int, start: int, stop: int) -> Slice:
     return Slice(tuple(starts), tuple(stops), (1,) * x.ndim)
 
 
+def _axis(what: str, x: Tensor, dim: int) -> int:
+    """The axis that is cut; AxisError for a tensor without axes."""
+    if not x.ndim:
+        raise AxisError(f"{what} at {user_line()}: {x.type} has no axes to cut")
+    return axis_of(what, dim, x.ndim)
+
+
 @method()
 def narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
     """The `length` elements of axis `dim` from `start` on; a view."""
-    axis = axis_of("narrow", dim, x.ndim)
+    axis = _axis("narrow", x, dim)
+    start, length = integer("narrow", start), integer("narrow", length)
     first = start + x.shape[axis] if start < 0 else start
     if not 0 <= first <= first + length <= x.shape[axis]:
         raise ShapeError(f"narrow at {user_line()}: {length} elements from {start} on are not inside axis {axis} of {x.type}")
@@ -68,15 +76,15 @@ def narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
 @method()
 def split(x: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
     """Consecutive pieces of axis `dim`: of one size, the last smaller where that is left over, or of the sizes of a list; views."""
-    axis = axis_of("split", dim, x.ndim)
+    axis = _axis("split", x, dim)
     n, given = x.shape[axis], split_size_or_sections
     if isinstance(given, int):
         if given < 1:
             raise ShapeError(f"split at {user_line()}: pieces of {given} elements of {x.type}")
         lengths = [min(given, n - start) for start in range(0, n, given)] or [0]
     else:
-        lengths = [int(length) for length in given]
-    if sum(lengths) != n or min(lengths) < 0:
+        lengths = [integer("split", length) for length in given]
+    if sum(lengths) != n or any(length < 0 for length in lengths):
         raise ShapeError(f"split at {user_line()}: pieces of {lengths} elements do not make axis {axis} of {x.type}")
     if len(lengths) > 1:
         x = crossing.as_read(state(), _window(x, axis, 0, lengths[0]), x)
@@ -88,14 +96,14 @@ def chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     """At most `chunks` pieces of axis `dim`, equal but for the last."""
     if chunks < 1:
         raise ShapeError(f"chunk at {user_line()}: {x.type} into {chunks} pieces")
-    axis = axis_of("chunk", dim, x.ndim)
+    axis = _axis("chunk", x, dim)
     return split(x, max(-(-x.shape[axis] // chunks), 1), axis)
 
 
 @method()
 def unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     """The slices along axis `dim`, without that axis; views."""
-    axis = axis_of("unbind", dim, x.ndim)
+    axis = _axis("unbind", x, dim)
     return tuple(squeeze(part, axis) for part in split(x, 1, axis)) if x.shape[axis] else ()
 
 

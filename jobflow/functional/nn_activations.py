@@ -14,8 +14,9 @@ from jobflow.ops import activation as act
 from jobflow.ops import elementwise as ew
 from jobflow.ops import shape as sh
 from jobflow.ops import slices as sl
+from jobflow.ops.axes import ExpandDims, Squeeze
+from jobflow.ops.scalar import Negate
 from jobflow.ops.softmax import LogSoftmax, Softmax
-from jobflow.ops.softmax import softmax as along
 from jobflow.types import Tensor as Value
 
 _RELU, _SIGMOID, _TANH, _SILU = act.Relu(), act.Sigmoid(), act.Tanh(), act.Silu()
@@ -229,7 +230,7 @@ def prelu(input: Tensor, weight: Tensor) -> Value:
 def glu(input: Tensor, dim: int = -1) -> Value:
     """a sigmoid(b), a and b being the halves of x along `dim`"""
     axis = axis_of("glu", dim, input.type.ndim)
-    size = input.type.shape[axis]
+    size = input.type.shape[axis] if input.type.ndim else 1
     if size % 2:
         raise ShapeError(f"glu at {user_line()}: axis {dim} of input {input.type} has no halves")
     first, second = sl.split(input, (size // 2, size // 2), axis)
@@ -246,21 +247,28 @@ def _softmax_axis(what: str, input: Tensor, dim: int | None) -> int:
 @method()
 def softmax(input: Tensor, dim: int | None = None) -> Tensor:
     """e^x / sum e^x along `dim`; None is axis 0 of tensors of 1 or 3 axes, else axis 1"""
-    y: Tensor = run(Softmax(_softmax_axis("softmax", input, dim)), input)
-    return y
+    return _along("softmax", Softmax, input, dim)
 
 
 @method()
 def log_softmax(input: Tensor, dim: int | None = None) -> Tensor:
     """Logarithm of the softmax along `dim`; None as in softmax."""
-    y: Tensor = run(LogSoftmax(_softmax_axis("log_softmax", input, dim)), input)
+    return _along("log_softmax", LogSoftmax, input, dim)
+
+
+def _along(what: str, op: type[Softmax] | type[LogSoftmax], input: Tensor, dim: int | None) -> Tensor:
+    """An op of rows; a tensor without axes is a row of one element."""
+    axis = _softmax_axis(what, input, dim)
+    if input.type.ndim:
+        y: Tensor = run(op(axis), input)
+        return y
+    y = run(Squeeze((0,)), run(op(0), run(ExpandDims(0), input)))
     return y
 
 
-@composed
-def softmin(input: Tensor, dim: int | None = None) -> Value:
+def softmin(input: Tensor, dim: int | None = None) -> Tensor:
     """softmax of -x along `dim`"""
-    return along(ew.negate(input), _softmax_axis("softmin", input, dim))
+    return softmax(run(Negate(), input), dim)
 
 
 relu_ = hang("relu_", relu)

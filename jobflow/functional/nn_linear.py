@@ -21,7 +21,8 @@ from jobflow.ops import reduce as rd
 from jobflow.ops import shape as sh
 from jobflow.ops import slices as sl
 from jobflow.ops.axes import ExpandDims, Squeeze
-from jobflow.ops.base import apply
+from jobflow.ops.base import apply, broadcast_shapes
+from jobflow.ops.broadcast import broadcast_to
 from jobflow.ops.index import gather
 from jobflow.ops.index import one_hot as rows_of_ones
 from jobflow.ops.linalg import BiasAdd, BroadcastMatMul, MatMul, matmul
@@ -189,32 +190,33 @@ def dropout3d(input: Tensor, p: float = 0.5, training: bool = True, inplace: boo
 # -------------------------------------------------------------------- lengths
 
 
-def length(x: Value, axis: int, p: float, keepdims: bool) -> Value:
-    """The p-norm along an axis, by ops' functions."""
+def length(x: Value, axes: tuple[int, ...], p: float, keepdims: bool) -> Value:
+    """The p-norm along an axis, or of each number where there is none, by ops' functions."""
     if p == 2.0:
-        return ew.sqrt(rd.reduce_sum(ew.square(x), (axis,), keepdims))
+        return ew.sqrt(rd.reduce_sum(ew.square(x), axes, keepdims))
     if p == 1.0:
-        return rd.reduce_sum(ew.absolute(x), (axis,), keepdims)
+        return rd.reduce_sum(ew.absolute(x), axes, keepdims)
     if p == math.inf:
-        return rd.reduce_max(ew.absolute(x), (axis,), keepdims)
-    return ew.scalar_power(rd.reduce_sum(ew.scalar_power(ew.absolute(x), p), (axis,), keepdims), 1.0 / p)
+        return rd.reduce_max(ew.absolute(x), axes, keepdims)
+    return ew.scalar_power(rd.reduce_sum(ew.scalar_power(ew.absolute(x), p), axes, keepdims), 1.0 / p)
 
 
 @composed
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Value:
     """x / max(|x|, eps), with the p-norm along `dim`"""
-    axis = axis_of("normalize", dim, input.type.ndim)
+    axes = (axis_of("normalize", dim, input.type.ndim),) if input.type.ndim else ()
     if p == 2.0:
-        square = rd.reduce_sum(ew.square(input), (axis,), True)
+        square = rd.reduce_sum(ew.square(input), axes, True)
         return ew.divide(input, ew.sqrt(ew.clip(square, eps * eps, None)))
-    return ew.divide(input, ew.clip(length(input, axis, float(p), True), eps, None))
+    return ew.divide(input, ew.clip(length(input, axes, float(p), True), eps, None))
 
 
 def cosine(x1: Value, x2: Value, dim: int, eps: float) -> Value:
-    """The cosine along an axis, by ops' functions."""
-    ndim = max(x1.type.ndim, x2.type.ndim)
-    axis = axis_of("cosine_similarity", dim, ndim)
-    product, one, other = (rd.reduce_sum(ew.multiply(a, b), (axis,)) for a, b in ((x1, x2), (x1, x1), (x2, x2)))
+    """The cosine along an axis of two tensors that broadcast, by ops' functions."""
+    shape = broadcast_shapes("cosine_similarity", x1.type, x2.type)
+    x1, x2 = (x if x.type.shape == shape else broadcast_to(x, shape) for x in (x1, x2))
+    axes = (axis_of("cosine_similarity", dim, len(shape)),) if shape else ()
+    product, one, other = (rd.reduce_sum(ew.multiply(a, b), axes) for a, b in ((x1, x2), (x1, x1), (x2, x2)))
     lengths = (ew.sqrt(ew.clip(square, eps * eps, None)) for square in (one, other))
     return ew.divide(product, ew.multiply(*lengths))
 
@@ -222,8 +224,6 @@ def cosine(x1: Value, x2: Value, dim: int, eps: float) -> Value:
 @composed
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Value:
     """x1 . x2 / (max(|x1|, eps) max(|x2|, eps)) along `dim`"""
-    if x1.type.ndim != x2.type.ndim:
-        raise ShapeError(f"cosine_similarity at {user_line()}: x1 {x1.type} and x2 {x2.type} have not equally many axes")
     return cosine(x1, x2, dim, eps)
 
 
@@ -231,4 +231,9 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
 def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Value:
     """The p-norm of x1 - x2 + eps along the last axis"""
     difference = ew.shift(ew.subtract(x1, x2), eps)
-    return length(difference, difference.type.ndim - 1, float(p), keepdim)
+    return length(difference, last_axis(difference), float(p), keepdim)
+
+
+def last_axis(x: Value) -> tuple[int, ...]:
+    """The last axis of x, if it has one."""
+    return (x.type.ndim - 1,) if x.type.ndim else ()

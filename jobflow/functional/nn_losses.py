@@ -5,11 +5,13 @@ from __future__ import annotations
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import ArgumentError, ShapeError, user_line
 from jobflow.functional.nn_base import composed, one_of
-from jobflow.functional.nn_linear import cosine, length
+from jobflow.functional.nn_linear import cosine, last_axis, length
 from jobflow.ops import activation as act
 from jobflow.ops import elementwise as ew
 from jobflow.ops import elementwise_loss as el
 from jobflow.ops import reduce as rd
+from jobflow.ops import shape as sh
+from jobflow.ops.checked import within
 from jobflow.ops.source import constant
 from jobflow.types import Tensor as Value
 
@@ -71,9 +73,7 @@ def _weighted(loss: Value, weight: Tensor | None) -> Value:
 def binary_cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean") -> Value:
     """-weight (t log x + (1 - t) log(1 - x)), x being probabilities; logarithms are at least -100"""
     one_shape("binary_cross_entropy", input=input, target=target)
-    yes, no = (ew.clip(logarithm, -100.0, None) for logarithm in (ew.log(input), ew.log1p(ew.negate(input))))
-    loss = ew.subtract(ew.multiply(ew.shift(target, -1.0), no), ew.multiply(target, yes))
-    return reduced("binary_cross_entropy", _weighted(loss, weight), reduction)
+    return reduced("binary_cross_entropy", _weighted(el.binary_cross_entropy(input, target), weight), reduction)
 
 
 @composed
@@ -161,7 +161,7 @@ def triplet_margin_loss(
 
     def distance(x: Value, y: Value) -> Value:
         difference = ew.shift(ew.subtract(x, y), eps)
-        return length(difference, difference.type.ndim - 1, float(p), False)
+        return length(difference, last_axis(difference), float(p), False)
 
     far = distance(anchor, negative)
     if swap:
@@ -169,10 +169,25 @@ def triplet_margin_loss(
     return reduced("triplet_margin_loss", act.relu(ew.shift(ew.subtract(distance(anchor, positive), far), margin)), reduction)
 
 
+def _variance(input: Tensor, var: Tensor | float) -> Value:
+    if isinstance(var, int | float):
+        return ew.fill_like(input, var)
+    x, v = input.type, var.type
+    if v.shape == x.shape[:-1] and x.ndim:
+        return sh.expand_dims(var, v.ndim)
+    if v.shape not in (x.shape, (*x.shape[:-1], 1)):
+        raise ShapeError(f"gaussian_nll_loss at {user_line()}: var {v} is neither of the shape of input {x} nor one number for each of its rows")
+    return var
+
+
 @composed
-def gaussian_nll_loss(input: Tensor, target: Tensor, var: Tensor, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> Value:
-    """(log v + (x - t)^2 / v) / 2 with v = max(var, eps), whose lower bound has no gradient; plus log(2 pi) / 2 if `full`"""
-    bounded = ew.add(var, ew.detach(ew.subtract(ew.clip(var, eps, None), var)))
+def gaussian_nll_loss(input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> Value:
+    """(log v + (x - t)^2 / v) / 2 with v = max(var, eps), whose lower bound has no gradient; plus log(2 pi) / 2 if `full`.
+
+    `var` is of the shape of `input`, or without its last axis, or with one element there, or a number.
+    """
+    given = within(_variance(input, var), "gaussian_nll_loss", "variance", 0.0, nan=True)
+    bounded = ew.add(given, ew.detach(ew.subtract(ew.clip(given, eps, None), given)))
     loss = ew.scale(ew.add(ew.log(bounded), ew.divide(ew.squared_difference(input, target), bounded)), 0.5)
     return reduced("gaussian_nll_loss", ew.shift(loss, 0.9189385332046727) if full else loss, reduction)
 

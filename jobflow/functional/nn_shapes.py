@@ -55,8 +55,9 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
         raise ShapeError(f"{what} at {user_line()}: {list(pad)} are not pairs (before, after) for at most the {t.ndim} axes of input {t}")
     pairs = {t.ndim - 1 - i: (int(pad[2 * i]), int(pad[2 * i + 1])) for i in range(len(pad) // 2)}
     for axis, (before, after) in pairs.items():
-        most = t.shape[axis] - (mode == "reflect") if mode in ("reflect", "circular") else math.inf
-        if max(before, after) > most or t.shape[axis] + min(before, 0) + min(after, 0) < 0 or (mode != "constant" and not t.shape[axis]):
+        left = t.shape[axis] + min(before, 0) + min(after, 0)
+        most = {"reflect": t.shape[axis] - 1, "circular": left}.get(mode, math.inf)
+        if max(before, after) > most or left < 0 or (mode != "constant" and not t.shape[axis]):
             raise ShapeError(f'{what} at {user_line()}: ({before}, {after}) with mode "{mode}" does not go with axis {axis} of input {t}')
     x: Value = input
     for axis, (before, after) in pairs.items():
@@ -71,7 +72,9 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
 
 
 def _bordered(x: Value, axis: int, before: int, after: int, mode: str) -> Value:
-    parts = [*_border(x, axis, before, mode, True), _cropped(x, axis, before, after), *_border(x, axis, after, mode, False)]
+    inside = _cropped(x, axis, before, after)
+    edges = inside if mode == "circular" else x  # what goes round goes round what is left
+    parts = [*_border(edges, axis, before, mode, True), inside, *_border(edges, axis, after, mode, False)]
     return sl.concat(parts, axis) if len(parts) > 1 else parts[0]
 
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from jobflow.eager import crossing
 from jobflow.eager.run import run
 from jobflow.eager.state import state
@@ -18,8 +20,8 @@ from jobflow.ops.axes import ExpandDims, Reshape, Squeeze
 from jobflow.ops.compare import Equal, NotEqual
 from jobflow.ops.functions import Absolute, Exp, Log, ScalarPower, Sqrt, Square
 from jobflow.ops.index import DimGather
-from jobflow.ops.reduce import ArgExtreme, ReduceAll, ReduceAny, ReduceMax, ReduceMin, ReduceProd, ReduceSum
-from jobflow.ops.scalar import Detach, DivideBy, Scale
+from jobflow.ops.reduce import ArgExtreme, ReduceAll, ReduceAny, ReduceMax, ReduceMin, ReduceProd, ReduceSum, check_filled
+from jobflow.ops.scalar import Detach, DivideBy, FillLike, Scale
 from jobflow.ops.scan import CumProd, CumSum
 from jobflow.ops.slices import Slice
 from jobflow.ops.sort import Sort
@@ -38,16 +40,16 @@ class Extreme(NamedTuple):
 def axis_of(what: str, x: Tensor, dim: int) -> int:
     """The axis counted from the front; ShapeError if there is none.  A tensor without axes has axis 0 and -1."""
     ndim = x.type.ndim or 1
-    if not isinstance(dim, int) or not -ndim <= dim < ndim:
+    if not isinstance(dim, int | np.integer) or not -ndim <= dim < ndim:
         raise ShapeError(f"{what} at {user_line()}: dim={dim!r} is no axis of {x.type}, which are -{ndim} to {ndim - 1}")
-    return dim % ndim
+    return int(dim) % ndim
 
 
 def axes_of(what: str, x: Tensor, dim: Dim) -> tuple[int, ...]:
     """The axes in order; all of them for None, and for none."""
-    if dim is None or (not isinstance(dim, int) and not len(dim)):
+    if dim is None or (isinstance(dim, Sequence) and not len(dim)):
         return tuple(range(x.type.ndim))
-    found = [axis_of(what, x, each) for each in ([dim] if isinstance(dim, int) else dim)]
+    found = [axis_of(what, x, each) for each in (dim if isinstance(dim, Sequence) else [dim])]
     if len(set(found)) != len(found):
         raise ShapeError(f"{what} at {user_line()}: dim={dim} names an axis of {x.type} twice")
     return tuple(sorted(found)) if x.type.ndim else ()
@@ -67,6 +69,13 @@ def _floats(what: str, x: Tensor) -> Tensor:
 def _reduced(op: type[Any], x: Tensor, axes: tuple[int, ...], keepdim: bool) -> Tensor:
     made: Tensor = run(op(axes, keepdim), x) if axes else x
     return made
+
+
+def _largest(what: str, op: type[Any], x: Tensor, dim: Dim, keepdim: bool) -> Tensor:
+    """An extreme; truth values have none of their own."""
+    axes = axes_of(what, x, dim)
+    check_filled(what, x.type, axes)
+    return _reduced(op, cast(x, int64) if x.type.dtype is bool_ else x, axes, keepdim)
 
 
 # -------------------------------------------------------------------- sums and products
@@ -134,13 +143,13 @@ def _scanned(what: str, op: type[Any], x: Tensor, dim: int, dtype: DType | None)
 @method()
 def amax(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
     """The largest elements; the gradient is shared among equal ones."""
-    return _reduced(ReduceMax, _ordered(x), axes_of("amax", x, dim), keepdim)
+    return _largest("amax", ReduceMax, x, dim, keepdim)
 
 
 @method()
 def amin(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
     """The smallest elements; the gradient is shared among equal ones."""
-    return _reduced(ReduceMin, _ordered(x), axes_of("amin", x, dim), keepdim)
+    return _largest("amin", ReduceMin, x, dim, keepdim)
 
 
 @method()
@@ -157,21 +166,17 @@ def min(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
 
 def _extreme(what: str, x: Tensor, dim: int | None, keepdim: bool, largest: bool) -> Any:
     if dim is None:
-        return _reduced(ReduceMax if largest else ReduceMin, _ordered(x), axes_of(what, x, None), False)
+        return _largest(what, ReduceMax if largest else ReduceMin, x, None, False)
     axis = axis_of(what, x, dim)
     if not x.type.ndim:
-        return Extreme(x, run(Reshape(()), cast(constant(x, 0, int64), int64)))
+        return Extreme(x, run(FillLike(0, int64), x))
+    check_filled(what, x.type, (axis,))
     op = ArgExtreme(axis, largest)
     x = crossing.as_read(state(), op, x)
     where = run(ExpandDims(axis), run(op, x))
     values = run(DimGather(axis), x, where)
     where = cast(where, int64)
     return Extreme(values, where) if keepdim else Extreme(run(Squeeze((axis,)), values), run(Squeeze((axis,)), where))
-
-
-def _ordered(x: Tensor) -> Tensor:
-    """Truth values have no extremes of their own."""
-    return cast(x, int64) if x.type.dtype is bool_ else x
 
 
 @method()
@@ -190,6 +195,7 @@ def _position(what: str, x: Tensor, dim: int | None, keepdim: bool, largest: boo
     flat = dim is None or not x.type.ndim
     row = run(Reshape((x.type.size,)), x) if flat else x
     axis = 0 if dim is None else axis_of(what, x, dim)
+    check_filled(what, row.type, (axis,))
     where = cast(run(ArgExtreme(axis, largest), row), int64)
     if not keepdim or not x.type.ndim:
         return where
@@ -199,23 +205,27 @@ def _position(what: str, x: Tensor, dim: int | None, keepdim: bool, largest: boo
 
 @method()
 def median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
-    """The middle element in order, the lower of two; along an axis (values, indices)."""
+    """The middle element in order, the lower of two, or NaN where there is one; along an axis (values, indices)."""
+    row = x if dim is not None and x.type.ndim else run(Reshape((x.type.size,)), x)
+    axis = 0 if dim is None else axis_of("median", x, dim)
+    check_filled("median", row.type, (axis,))
+    values, indices = run(Sort(axis), row)
+    middle, last = (_at(axis, i, values, indices) for i in ((row.type.shape[axis] - 1) // 2, row.type.shape[axis] - 1))
+    if x.type.dtype.is_float:  # NaN comes last in order
+        missing = run(NotEqual(), last[0], last[0])
+        middle = [run(Where(), missing, end, found) for end, found in zip(last, middle, strict=True)]
     if dim is None:
-        return _middle(run(Reshape((x.type.size,)), x), 0, False).values
-    return _middle(x, axis_of("median", x, dim), keepdim)
+        return run(Squeeze((0,)), middle[0])
+    gone = () if keepdim and x.type.ndim else (axis,)
+    return Extreme(*(run(Squeeze(gone), each) if gone else each for each in middle))
 
 
-def _middle(x: Tensor, axis: int, keepdim: bool) -> Extreme:
-    values, indices = run(Sort(axis), x)
-    shape = x.type.shape
-    middle = (shape[axis] - 1) // 2
-    window = Slice(
-        tuple(middle if i == axis else 0 for i in range(len(shape))),
-        tuple(middle + 1 if i == axis else n for i, n in enumerate(shape)),
-        (1,) * len(shape),
-    )
-    values, indices = run(window, values), run(window, indices)
-    return Extreme(values, indices) if keepdim else Extreme(run(Squeeze((axis,)), values), run(Squeeze((axis,)), indices))
+def _at(axis: int, position: int, *tensors: Tensor) -> list[Tensor]:
+    """What is at this position along an axis, which stays."""
+    shape = tensors[0].type.shape
+    first = tuple(position if i == axis else 0 for i in range(len(shape)))
+    behind = tuple(position + 1 if i == axis else n for i, n in enumerate(shape))
+    return [run(Slice(first, behind, (1,) * len(shape)), x) for x in tensors]
 
 
 # -------------------------------------------------------------------- truth

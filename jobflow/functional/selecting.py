@@ -15,9 +15,10 @@ from jobflow.functional.in_place import hang
 from jobflow.functional.indexing import check_mask, filled, found, listed, number_as, placed, selected, whole
 from jobflow.functional.moving import value_of
 from jobflow.functional.promotion import cast
-from jobflow.functional.shapes import axis_of, common_shape, expand, flatten, permute, reshape, sizes
+from jobflow.functional.shapes import axis_of, common_shape, expand, flatten, integer, permute, reshape, sizes
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.index import DimGather, DimScatterAdd, Gather, UnsortedSegmentSum
+from jobflow.ops.layout_ops import Identity
 from jobflow.ops.move import Roll
 from jobflow.ops.scatter import Scatter
 from jobflow.ops.slice_update import SliceUpdate, Subscript
@@ -32,7 +33,7 @@ from jobflow.ops.triangle import Tril, Triu
 def select(x: Tensor, dim: int, index: int) -> Tensor:
     """The slice of x at one position of axis `dim`; a view."""
     axis = axis_of("select", dim, x.ndim)
-    made: Tensor = x[(*(slice(None),) * axis, int(index))]
+    made: Tensor = x[(*(slice(None),) * axis, integer("select", index))]
     return made
 
 
@@ -40,8 +41,12 @@ def select(x: Tensor, dim: int, index: int) -> Tensor:
 def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
     """The slices of x along axis `dim` at the positions of a vector."""
     axis = axis_of("index_select", dim, x.ndim)
-    if index.ndim > 1:
-        raise ShapeError(f"index_select at {user_line()}: the positions are a vector, not {index.type}")
+    if index.ndim > 1 or (not x.ndim and index.type.size != 1):
+        raise ShapeError(
+            f"index_select at {user_line()}: the positions are a vector, or one number for x without axes, not {index.type} for {x.type}"
+        )
+    if not x.ndim:
+        return reshape(index_select(reshape(x, 1), 0, index), ())
     made: Tensor = run(Gather(axis), x, placed(reshape(index, index.type.size), x.shape[axis], "index_select"))
     return made
 
@@ -79,9 +84,9 @@ def _checked(what: str, x: Tensor, dim: int, index: Tensor, src: Tensor | None =
 @method()
 def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
     """y[i, j, ...] = x[i, index[i, j, ...], ...] for dim = 1, and so for any axis."""
+    if not (x.ndim and index.ndim):
+        return reshape(gather(_row(x), dim, _row(index)), index.shape)
     axis = _checked("gather", x, dim, index)
-    if not x.ndim:
-        return expand(x, index.shape)
     table = _first(x, tuple(x.shape[i] if i == axis else n for i, n in enumerate(index.shape)))
     made: Tensor = run(DimGather(axis), table, placed(index, x.shape[axis], "gather"))
     return made
@@ -98,12 +103,19 @@ def scatter(x: Tensor, dim: int, index: Tensor, src: Any = None, *, value: Any =
     return _scattered("scatter", x, dim, index, new)
 
 
+def _row(x: Tensor) -> Tensor:
+    """A tensor without axes as one of one element; others as they are."""
+    return x if x.ndim else reshape(x, 1)
+
+
 def _constant(x: Tensor, shape: Sequence[int], number: Any) -> Tensor:
     return source(Constant(tuple(shape), x.dtype, number_as(x, number)), whole(x))
 
 
 def _scattered(what: str, x: Tensor, dim: int, index: Tensor, new: Any, add: bool = False) -> Tensor:
     given = new if isinstance(new, Tensor) else _constant(x, index.shape, new)
+    if not (x.ndim and index.ndim and given.ndim):
+        return reshape(_scattered(what, _row(x), dim, _row(index), _row(given), add), x.shape)
     axis = _checked(what, x, dim, index, given)
     given = cast(_first(given, index.shape), x.dtype)
     at = placed(index, x.shape[axis], what)
@@ -125,6 +137,11 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
     """x with alpha times the slices of `source` along axis `dim` added at the positions of a vector."""
     axis = axis_of("index_add", dim, x.ndim)
+    if not x.ndim:
+        return reshape(index_add(_row(x), 0, _row(index), _row(source), alpha=alpha), ())
+    index = _row(index)
+    if tuple(source.shape) != (*x.shape[:axis], index.type.size, *x.shape[axis + 1 :]):
+        raise ShapeError(f"index_add at {user_line()}: {source.type} has not one slice of {x.type} along axis {axis} for each of {index.type}")
     at = placed(index, x.shape[axis], "index_add")
     scaled = source if alpha == 1 else source * alpha
     made: Tensor = run(Add(), x, run(UnsortedSegmentSum(axis, x.shape[axis]), cast(scaled, x.dtype), at))
@@ -135,6 +152,8 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: floa
 def index_fill(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
     """x with a number at the positions of a vector along axis `dim`."""
     axis = axis_of("index_fill", dim, x.ndim)
+    if not x.ndim:
+        return reshape(index_fill(_row(x), 0, index, value), ())
     shape = tuple(index.type.size if i == axis else n for i, n in enumerate(x.shape))
     at = expand(reshape(index, tuple(index.type.size if i == axis else 1 for i in range(x.ndim))), shape)
     return _scattered("index_fill", x, axis, at, value)
@@ -165,7 +184,8 @@ def nonzero(x: Tensor, as_tuple: bool = False) -> Any:
     """The positions of elements that are not zero, one per row, or one vector per axis.  Every rank there is calls it; not in nn.Graph.build."""
     if x.traced is not None:
         return found(x, x, "nonzero")
-    places = np.nonzero(value_of(x, "nonzero"))
+    values = value_of(x, "nonzero")
+    places = np.nonzero(np.atleast_1d(values))
     if as_tuple:
         return tuple(listed(x, each.astype(np.int64)) for each in places)
     return listed(x, np.stack(places, 1).astype(np.int64) if x.ndim else np.zeros((len(places[0]), 0), np.int64))
@@ -191,7 +211,8 @@ def where(condition: Tensor, x: Any = None, y: Any = None) -> Any:
 @method()
 def flip(x: Tensor, *dims: Any) -> Tensor:
     """x backwards along these axes."""
-    made: Tensor = run(Flip(tuple(sorted({axis_of("flip", d, x.ndim) for d in sizes(dims)}))), x)
+    axes = tuple(sorted({axis_of("flip", d, x.ndim) for d in sizes(dims)}))
+    made: Tensor = run(Flip(axes), x) if x.ndim else run(Identity(), x)
     return made
 
 

@@ -6,12 +6,13 @@ What can be a view is one: it shares memory, and writing into it is writing into
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 from jobflow.eager.run import run
 from jobflow.eager.tensor import Size, Tensor, attribute, method
-from jobflow.errors import AxisError, ShapeError, user_line
+from jobflow.errors import AxisError, DtypeError, ShapeError, user_line
 from jobflow.functional.promotion import cast
 from jobflow.ops.axes import ExpandDims, Reshape, Squeeze, Transpose
 from jobflow.ops.broadcast import BroadcastTo
@@ -22,11 +23,20 @@ def sizes(given: Sequence[Any]) -> tuple[int, ...]:
     """The numbers of f(2, 3), f((2, 3)), f([2, 3]) and f(Size)."""
     if len(given) == 1 and isinstance(given[0], Sequence):
         given = given[0]
-    return tuple(int(n) for n in given)
+    return tuple(integer("a size", n) for n in given)
+
+
+def integer(what: str, value: Any) -> int:
+    """An int, also one of NumPy or a tensor of one; DtypeError for any other number, which would lose its fraction."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise DtypeError(f"{what} at {user_line()}: {value!r} of type {type(value).__name__} is not an integer") from None
 
 
 def axis_of(what: str, dim: int, ndim: int) -> int:
     """A dim counted from the front; a tensor without axes has 0 and -1.  AxisError for one that is not there."""
+    dim = dim if type(dim) is int else integer(f"{what}(dim=...)", dim)
     room = max(ndim, 1)
     if not -room <= dim < room:
         raise AxisError(f"{what} at {user_line()}: dim {dim} is not among the dims {-room} to {room - 1} of a tensor of {ndim} axes")
@@ -171,6 +181,8 @@ def movedim(x: Tensor, source: int | Sequence[int], destination: int | Sequence[
     here, there = ([axis_of("movedim", d, x.ndim) for d in ([given] if isinstance(given, int) else given)] for given in (source, destination))
     if len(here) != len(there) or len(set(here)) != len(here) or len(set(there)) != len(there):
         raise ShapeError(f"movedim at {user_line()}: source {source} and destination {destination} do not name as many different axes each")
+    if not x.ndim:
+        return x
     order = [axis for axis in range(x.ndim) if axis not in here]
     for to, axis in sorted(zip(there, here, strict=True)):
         order.insert(to, axis)

@@ -15,7 +15,7 @@ from jobflow.functional.indexing import listed
 from jobflow.functional.moving import value_of
 from jobflow.functional.promotion import together
 from jobflow.functional.selecting import diagonal
-from jobflow.functional.shapes import axis_of, expand, permute, reshape
+from jobflow.functional.shapes import axis_of, expand, integer, permute, reshape
 from jobflow.ops.linalg import BatchMatMul, MatMul
 from jobflow.ops.reduce import ReduceSum
 from jobflow.ops.sort import Sort, TopK
@@ -45,13 +45,17 @@ def argsort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = T
 @method()
 def topk(x: Tensor, k: int, dim: int | None = None, largest: bool = True, sorted: bool = True) -> Ordered:
     """The k largest (smallest) elements along axis `dim`, the last if none is named, in order, and their positions (int64)."""
-    return Ordered(*run(TopK(axis_of("topk", -1 if dim is None else dim, x.ndim), int(k), bool(largest)), x))
+    axis = axis_of("topk", -1 if dim is None else dim, x.ndim)
+    made = Ordered(*run(TopK(axis, integer("topk", k), bool(largest)), x if x.ndim else reshape(x, 1)))
+    return made if x.ndim or k != 1 else Ordered(*(y.reshape(()) for y in made))
 
 
 @method()
 def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Ordered:
     """The k-th smallest element along axis `dim`, counted from 1, and its position."""
     axis = axis_of("kthvalue", dim, x.ndim)
+    if not x.ndim:
+        return Ordered(*(y.reshape(()) for y in kthvalue(reshape(x, 1), k)))
     if not 1 <= k <= x.shape[axis]:
         raise ShapeError(f"kthvalue at {user_line()}: k={k} is not between 1 and the {x.shape[axis]} elements along axis {axis} of {x.type}")
     values, indices = (y.narrow(axis, k - 1, 1) for y in sort(x, axis))

@@ -87,10 +87,9 @@ def _named(reduction: str, name: str | None) -> str | None:
 
 
 def BCELoss(input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean", name: str | None = None) -> Tensor:
-    """-weight (t log x + (1 - t) log(1 - x)), x being probabilities."""
+    """-weight (t log x + (1 - t) log(1 - x)), x being probabilities; logarithms are at least -100."""
     _same("BCELoss", input=input, target=target, weight=weight)
-    likelihood = ew.add(ew.multiply(target, ew.log(input)), ew.multiply(math.subtract(1.0, target), ew.log(math.subtract(1.0, input))))
-    return _weighted("BCELoss", ew.negate(likelihood), weight, reduction, name)
+    return _weighted("BCELoss", ls.binary_cross_entropy(input, target), weight, reduction, name)
 
 
 def BCEWithLogitsLoss(

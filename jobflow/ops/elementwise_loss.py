@@ -10,12 +10,16 @@ import numpy as np
 from jobflow.errors import ShapeError
 from jobflow.layout import Rule
 from jobflow.ops.activation import sigmoid
-from jobflow.ops.arithmetic import multiply, subtract
+from jobflow.ops.arithmetic import divide, multiply, subtract
 from jobflow.ops.base import LETTERS, Grads, Op, Sample, sample
+from jobflow.ops.checked import check_within
 from jobflow.ops.derivative import through
+from jobflow.ops.functions import log
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
-from jobflow.ops.scalar import cast, clip, negate, scale, sign
+from jobflow.ops.scalar import cast, clip, negate, scale, shift, sign
 from jobflow.types import Array, Tensor, TensorType, Xp
+
+_BINARY = "binary_cross_entropy"
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,39 @@ class SigmoidCrossEntropyGrad(Op):
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(), numbers(1, 4, 3), np.array([[0, 1, 1]] * 4), numbers(2, 4, 3))
         yield sample(cls(), numbers(3, 5), numbers(4, 5, low=0.0, high=1.0), numbers(5, 5))
+
+
+@dataclass(frozen=True)
+class BinaryCrossEntropy(Op):
+    """loss = -(t log x + (1 - t) log(1 - x)) of probabilities; logarithms are at least -100, and x (1 - x) in the gradient at least 1e-12"""
+
+    def infer(self, x: TensorType, target: TensorType) -> TensorType:
+        check_dtypes(_BINARY, FLOATS, x, target)
+        if target.shape != x.shape:
+            raise ShapeError(f"{_BINARY}: input {x} and target {target} differ in shape")
+        return x
+
+    def rule(self, x: TensorType, target: TensorType) -> Rule:
+        letters = LETTERS[: x.ndim]
+        return Rule(f"{letters},{letters}->{letters}")
+
+    def kernel(self, xp: Xp, x: Array, target: Array, loss: Array) -> None:
+        for name, given in (("input", x), ("target", target)):
+            check_within(_BINARY, name, given, 0.0, 1.0, nan=True)
+        yes, no = (xp.maximum(logarithm, -100) for logarithm in (xp.log(x), xp.log1p(-x)))
+        loss[...] = (target - 1) * no - target * yes
+
+    def grad(self, x: Tensor, target: Tensor, loss: Tensor, dloss: Tensor) -> Grads:
+        dtype = x.type.dtype
+        p, t, d = (cast(each, dtype.arithmetic) for each in (x, target, dloss))
+        rest = shift(negate(p), 1.0)
+        dx = multiply(d, divide(subtract(p, t), clip(multiply(p, rest), 1e-12)))
+        odds = subtract(clip(log(rest), -100.0), clip(log(p), -100.0))
+        return cast(dx, dtype), cast(multiply(d, odds), dtype)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), numbers(1, 4, 3, low=0.1, high=0.9), numbers(2, 4, 3, low=0.1, high=0.9))
 
 
 @dataclass(frozen=True)
@@ -134,6 +171,11 @@ class SmoothL1Grad(Op):
 def sigmoid_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
     """Loss per element; labels are of any type."""
     return call(SigmoidCrossEntropy(), logits, labels, name=name)
+
+
+def binary_cross_entropy(x: Tensor, target: Tensor, *, name: str | None = None) -> Tensor:
+    """Loss per element, of probabilities."""
+    return call(BinaryCrossEntropy(), x, target, name=name)
 
 
 def smooth_l1(prediction: Tensor, label: Tensor, beta: float = 1.0, *, name: str | None = None) -> Tensor:

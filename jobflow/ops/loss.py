@@ -19,6 +19,7 @@ from jobflow.ops import in_pieces
 from jobflow.ops.arithmetic import add, divide, multiply, subtract
 from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, sample
 from jobflow.ops.derivative import through
+from jobflow.ops.elementwise_loss import binary_cross_entropy as binary_cross_entropy
 from jobflow.ops.elementwise_loss import sigmoid_cross_entropy as sigmoid_cross_entropy
 from jobflow.ops.elementwise_loss import smooth_l1 as smooth_l1
 from jobflow.ops.functions import exp, log

@@ -12,16 +12,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from jobflow.errors import DtypeError, ShapeError
+from jobflow.errors import DtypeError, ShapeError, user_line
 from jobflow.layout import MAX, MIN, SUM, Partial, Reduction, Rule, Signature
-from jobflow.ops.arithmetic import add, divide, multiply, subtract
+from jobflow.ops.arithmetic import add, divide, multiply, subtract, where
 from jobflow.ops.axes import reshape
 from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, normal_axis, sample
 from jobflow.ops.broadcast import broadcast_to, sum_calls, sum_to
 from jobflow.ops.compare import equal
+from jobflow.ops.floating import isinf
 from jobflow.ops.functions import exp, log, sqrt, square
 from jobflow.ops.pointwise import FLOATS, NUMBERS, call, check_dtypes, numbers
-from jobflow.ops.scalar import cast, detach, scale
+from jobflow.ops.scalar import cast, detach, fill_like, scale
 from jobflow.ops.scan import CumProd
 from jobflow.types import Array, Tensor, TensorType, Xp, int32
 
@@ -226,8 +227,8 @@ class ArgExtreme(Op):
     largest: bool = True
 
     def infer(self, x: TensorType) -> TensorType:
-        if not 0 <= self.axis < x.ndim or (x.size and not x.shape[self.axis]):
-            raise ShapeError(f"argmax: axis {self.axis} is out of range for {x}, or empty")
+        if not 0 <= self.axis < x.ndim:
+            raise ShapeError(f"argmax: axis {self.axis} is out of range for {x}")
         return TensorType((*x.shape[: self.axis], *x.shape[self.axis + 1 :]), int32)
 
     def rule(self, x: TensorType) -> Rule:
@@ -235,7 +236,7 @@ class ArgExtreme(Op):
         return Rule(f"{''.join(marks)}->{''.join(m for m in marks if m.islower())}")
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
-        if x.size:
+        if x.shape[self.axis]:
             y[...] = (xp.argmax if self.largest else xp.argmin)(x, axis=self.axis)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
@@ -302,6 +303,13 @@ def reduce_mean(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: s
     return scale(reduce_sum(x, axes, keepdims), 1.0 / count if count else math.nan, name=name)
 
 
+def check_filled(what: str, x: TensorType, axes: Sequence[int]) -> None:
+    """ShapeError if one of the axes has no elements: there is no largest and no smallest of none."""
+    for axis in axes:
+        if not x.shape[axis]:
+            raise ShapeError(f"{what} at {user_line()}: axis {axis} of {x} is empty, so there is no element to choose")
+
+
 def reduce_max(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
     chosen = _axes("reduce_max", x, axes)
     return call(ReduceMax(chosen, keepdims), x, name=name) if chosen else x
@@ -340,12 +348,18 @@ def reduce_std(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: st
 
 def argmax(x: Tensor, axis: int = -1, *, name: str | None = None) -> Tensor:
     """The int32 position of the largest element along `axis`."""
-    return call(ArgExtreme(normal_axis("argmax", axis, x.type.ndim)), x, name=name)
+    return _position("argmax", x, axis, True, name)
 
 
 def argmin(x: Tensor, axis: int = -1, *, name: str | None = None) -> Tensor:
     """The int32 position of the smallest element along `axis`."""
-    return call(ArgExtreme(normal_axis("argmin", axis, x.type.ndim), largest=False), x, name=name)
+    return _position("argmin", x, axis, False, name)
+
+
+def _position(what: str, x: Tensor, axis: int, largest: bool, name: str | None) -> Tensor:
+    chosen = normal_axis(what, axis, x.type.ndim)
+    check_filled(what, x.type, (chosen,))
+    return call(ArgExtreme(chosen, largest), x, name=name)
 
 
 def square_sum(x: Tensor, *, name: str | None = None) -> Tensor:
@@ -359,6 +373,7 @@ def logsumexp(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str
         raise DtypeError(f"logsumexp: {x.type} is not of floating point numbers; cast it with cast(x, dtype)")
     chosen = _axes("logsumexp", x, axes)
     largest = detach(reduce_max(x, chosen, keepdims=True))
+    largest = where(isinf(largest), fill_like(largest, 0.0), largest)  # infinite ones are what they are without it
     inside = log(reduce_sum(exp(subtract(x, largest)), chosen, keepdims=True))
     whole = add(inside, largest)
     kept = tuple(n for i, n in enumerate(whole.type.shape) if keepdims or i not in chosen)

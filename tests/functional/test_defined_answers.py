@@ -1,0 +1,245 @@
+"""Values at the edges of what functions are defined for: the limit where there is one, an error where there is none."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from doors import gives, refuses, ways
+
+import jobflow as flow
+import jobflow.nn.functional as F
+from jobflow import typing as tp
+from jobflow.errors import ArgumentError, DtypeError, ShapeError
+
+NAN = float("nan")
+
+
+# Losses of probabilities --------------------------------------------------------------------------------------------
+
+P, T = np.float64([0, 1, 0, 1, 0.5]), np.float64([1, 0, 0, 1, 0.3])
+#: as PyTorch has it: logarithms are at least -100, and the gradient's divisor x (1 - x) at least 1e-12
+LOSSES, SLOPES = [100.0, 100.0, 0.0, 0.0, -math.log(0.5)], [-1e12, 1e12, 0.0, 0.0, 0.8]
+
+
+def test_binary_cross_entropy_at_0_and_1() -> None:
+    gives(lambda x, t: F.binary_cross_entropy(x, t, reduction="none"), [P, T], LOSSES, rtol=1e-12)
+    x = flow.tensor(P, requires_grad=True)
+    F.binary_cross_entropy(x, flow.tensor(T), reduction="sum").backward()
+    np.testing.assert_allclose(x.grad.numpy(), SLOPES, rtol=1e-12)
+    assert flow.nn.BCELoss()(flow.tensor([0.0, 1.0]), flow.tensor([0.0, 1.0])).item() == 0
+
+
+def test_binary_cross_entropy_at_0_and_1_in_a_job() -> None:
+    slopes: list[Any] = []
+
+    @flow.global_function(type="train")
+    def job(x: tp.Numpy.Placeholder((5,)), t: tp.Numpy.Placeholder((5,))) -> tp.Numpy:
+        w = flow.get_variable("w", (5,), initializer=flow.constant_initializer(0.0))
+        p = x + w
+        loss = flow.nn.BCELoss(p, t, reduction="none")
+        flow.watch_diff(p, lambda d: slopes.append(d.numpy()))
+        flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.0]), momentum=0).minimize(loss)
+        return loss
+
+    np.testing.assert_allclose(job(P.astype(np.float32), T.astype(np.float32)), LOSSES, rtol=1e-6)
+    np.testing.assert_allclose(slopes[0], SLOPES, rtol=1e-6)
+
+
+def test_binary_cross_entropy_of_no_probability() -> None:
+    refuses(F.binary_cross_entropy, [np.float32([0.5, 1.5]), np.float32([1, 1])], ArgumentError, "1.5", "[1]", "input")
+    refuses(F.binary_cross_entropy, [np.float32([0.5, 0.5]), np.float32([1, -1])], ArgumentError, "-1", "[1]", "target")
+
+
+def test_similarity_broadcasts() -> None:
+    a, b = (np.random.default_rng(i).normal(size=shape) for i, shape in enumerate([(4, 1, 3), (5, 3)]))
+    x, y = np.broadcast_arrays(a, b)
+    for dim in (0, 1, 2, -1):
+        expected = (x * y).sum(dim) / np.sqrt((x * x).sum(dim) * (y * y).sum(dim))
+        gives(lambda p, q, dim=dim: F.cosine_similarity(p, q, dim=dim), [a, b], expected, rtol=1e-12)
+    refuses(F.cosine_similarity, [np.ones((2, 3)), np.ones((2, 4))], ShapeError, "[2,3]", "[2,4]")
+
+
+def test_gaussian_likelihood_broadcasts() -> None:
+    x, t, v = (np.random.default_rng(i).uniform(0.5, 2, shape) for i, shape in enumerate([(2, 3), (3,), (2,)]))
+
+    def expected(var: Any) -> Any:
+        return (0.5 * (np.log(var) + (x - t) ** 2 / var)).mean()
+
+    gives(F.gaussian_nll_loss, [x, t, v], expected(v[:, None]), rtol=1e-12)
+    gives(F.gaussian_nll_loss, [x, t, v[:, None]], expected(v[:, None]), rtol=1e-12)
+    gives(lambda p, q: F.gaussian_nll_loss(p, q, 2.0), [x, t], expected(2.0), rtol=1e-12)
+    refuses(F.gaussian_nll_loss, [x, t, np.ones(3)], ShapeError, "[3]", "[2,3]")
+    refuses(F.gaussian_nll_loss, [x, t, -v], ArgumentError, "variance", "[0]" if v.ndim == 2 else "[0, 0]")
+
+
+@pytest.mark.parametrize(
+    ("pair", "expected"),
+    [
+        ((-1, 2), [1, 2, 3, 4, 1, 2]),
+        ((2, -1), [2, 3, 0, 1, 2, 3]),
+        ((-1, 4), [1, 2, 3, 4, 1, 2, 3, 4]),
+        ((-2, -1), [2, 3]),
+        ((1, 2), [4, 0, 1, 2, 3, 4, 0, 1]),
+    ],
+)
+def test_circular_borders_go_round_what_is_left(pair: tuple[int, int], expected: list[int]) -> None:
+    gives(lambda x: F.pad(x, pair, mode="circular"), [np.arange(5.0).reshape(1, 1, 5)], [[expected]])
+
+
+def test_circular_borders_that_go_round_twice() -> None:
+    for pair in ((6, 0), (-3, 3), (-3, -3)):
+        refuses(lambda x, pair=pair: F.pad(x, pair, mode="circular"), [np.arange(5.0).reshape(1, 1, 5)], ShapeError, str(pair[0]))
+
+
+# Extremes and medians -----------------------------------------------------------------------------------------------
+
+WITH_NAN = np.float64([[1, NAN, 3, 2], [4, 1, 2, 3]])
+
+
+def test_extremes_and_medians_of_what_is_no_number() -> None:
+    gives(lambda x: (x.max(), x.min(), x.median(), x.amax(), x.amin()), [WITH_NAN], *[NAN] * 5)
+    gives(lambda x: (x.amax(1), x.amin(1), x.median(1).values), [WITH_NAN], [NAN, 4], [NAN, 1], [NAN, 2])
+    gives(lambda x: (*x.max(1), *x.min(1), *x.median(1)), [WITH_NAN], [NAN, 4], [1, 0], [NAN, 1], [1, 1], [NAN, 2], [1, 2])
+    gives(lambda x: (x.argmax(1), x.argmin(1), x.maximum(x * 0 + 2), x.clamp(0, 1)), [WITH_NAN[0:1]], [1], [1], [[2, NAN, 3, 2]], [[1, NAN, 1, 1]])
+    gives(lambda x: (x.sort().values, x.topk(2).values), [WITH_NAN], np.sort(WITH_NAN), [[NAN, 3], [4, 3]])
+    gives(lambda x: (x.median(), *x.median(0)), [np.int64([3, 1, 2, 5])], 2, 2, 2)
+    gives(lambda x: x.logsumexp(1), [np.float64([[-np.inf, -np.inf], [np.inf, 0.0]])], [-np.inf, np.inf])
+
+
+@pytest.mark.parametrize("name", ["max", "min", "argmax", "argmin", "amax", "amin", "median"])
+def test_there_is_no_extreme_of_nothing(name: str) -> None:
+    empty = np.zeros((0, 3), np.float32)
+    refuses(
+        lambda x: getattr(x, name)(),
+        [empty],
+        ShapeError,
+        "test_defined_answers.py:",
+        "[0,3]" if name not in ("argmax", "argmin", "median") else "[0]",
+    )
+    refuses(lambda x: getattr(x, name)(0), [empty], ShapeError, "axis 0", "[0,3]")
+    for _, run in ways(lambda x: getattr(x, name)(1), empty):
+        made = run()
+        assert tuple((made[0] if isinstance(made, tuple) else made).shape) == (0,)
+
+
+@pytest.mark.parametrize("name", ["reduce_max", "reduce_min", "argmax"])
+def test_there_is_no_extreme_of_nothing_in_a_job(name: str) -> None:
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((2, 3))) -> tp.Numpy:
+        return getattr(flow.math, name)(flow.slice_v2(x, [(0, 0, 1)]), 0)
+
+    with pytest.raises((ShapeError, ValueError), match=r"test_defined_answers.py:\d+"):
+        job(np.ones((2, 3), np.float32))
+
+
+# Random numbers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [1.5, -0.25, NAN])
+def test_what_is_no_probability(wrong: float) -> None:
+    refuses(lambda x: x.bernoulli(), [np.float32([0.5, wrong])], ArgumentError, "[1]", f"{wrong:g}")
+    refuses(lambda x: x.bernoulli(wrong), [np.float32([0.5, 1])], ArgumentError, f"{wrong:g}")
+    with pytest.raises(ArgumentError):
+        flow.ones(3).bernoulli_(wrong)
+
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((2,))) -> tp.Numpy:
+        return flow.random.bernoulli(x)
+
+    with pytest.raises(ArgumentError, match=r"test_defined_answers.py:\d+.*\[1\]"):
+        job(np.float32([0.5, wrong]))
+    assert job(np.float32([0, 1])).tolist() == [0, 1]
+
+
+def test_weights_from_which_nothing_can_be_drawn() -> None:
+    for weights, fact in (([1, -1, 2], "-1"), ([1, NAN, 2], "nan"), ([1, np.inf, 2], "inf"), ([0, 0, 0], "0 of the weights")):
+        refuses(lambda w: flow.multinomial(w, 1), [np.float32(weights)], ArgumentError, fact)
+    refuses(lambda w: flow.multinomial(w, 2), [np.float32([[1, 1, 0], [0, 1, 0]])], ArgumentError, "row [1]", "1 of the weights", "2 are needed")
+    gives(lambda w: flow.multinomial(w, 2, replacement=True), [np.float32([0, 3, 0])], [1, 1])
+
+
+def test_deviations_and_ranges() -> None:
+    refuses(lambda m, s: flow.normal(m, s), [np.float32([0, 0]), np.float32([1, -2])], ArgumentError, "-2", "[1]")
+    for wrong in (
+        lambda: flow.normal(0.0, -1.0, 3),
+        lambda: flow.ones(3).normal_(0, -1),
+        lambda: flow.normal(flow.zeros(2), -1.0),
+        lambda: flow.ones(3).uniform_(1, 0),
+        lambda: flow.randint(0, 300, (2,), dtype=flow.uint8),
+        lambda: flow.randint(-1, 3, (2,), dtype=flow.uint8),
+        lambda: flow.randperm(-1),
+    ):
+        with pytest.raises(ArgumentError, match=r"test_defined_answers.py:\d+"):
+            wrong()
+    assert flow.normal(flow.zeros(3, 1), flow.zeros(2)).shape == (3, 2)
+    assert flow.randint(0, 256, (100,), dtype=flow.uint8).dtype is flow.uint8
+
+
+# Indices and tensors without axes -----------------------------------------------------------------------------------
+
+
+def test_bounds_and_sizes_are_integers() -> None:
+    x = np.arange(6.0)
+    for wrong in (
+        lambda x: x[0.5:],
+        lambda x: x[:2.0],
+        lambda x: x[::1.5],
+        lambda x: x.reshape(2.5, 2),
+        lambda x: x.select(0, 1.5),
+        lambda x: x.narrow(0, 0.5, 2),
+        lambda x: x.topk(2.5),
+        lambda x: x.split([2.5, 3.5]),
+        lambda x: x.sum(0.0),
+    ):
+        refuses(wrong, [x], (DtypeError, ShapeError), "test_defined_answers.py:")  # type: ignore[arg-type]
+    gives(lambda x: x[np.int64(1) : flow.tensor(3) if isinstance(x, flow.Tensor) else 3], [x], [1.0, 2.0])
+
+
+ZERO, FIRST = np.int64(0), np.int64([0])
+#: of a tensor without axes that is 2
+WITHOUT_AXES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "topk": (lambda x: x.topk(1), (2.0, 0)),
+    "kthvalue": (lambda x: x.kthvalue(1), (2.0, 0)),
+    "sort": (lambda x: x.sort(0), (2.0, 0)),
+    "median": (lambda x: x.median(), (2.0,)),
+    "median of an axis": (lambda x: x.median(0), (2.0, 0)),
+    "max": (lambda x: x.max(0), (2.0, 0)),
+    "normalize": (lambda x: F.normalize(x, dim=0), (1.0,)),
+    "normalize by 1": (lambda x: F.normalize(x, 1.0, dim=0), (1.0,)),
+    "cosine_similarity": (lambda x: F.cosine_similarity(x, x, dim=0), (1.0,)),
+    "pairwise_distance": (lambda x: F.pairwise_distance(x, x, eps=0.5), (0.5,)),
+    "index_select": (lambda x: x.index_select(0, flow.zeros_like(x, dtype=flow.int64)), (2.0,)),
+    "gather": (lambda x: x.gather(0, flow.zeros_like(x, dtype=flow.int64)), (2.0,)),
+    "gather by a vector": (lambda x: x.gather(0, flow.zeros_like(x, dtype=flow.int64).reshape(1)), ([2.0],)),
+    "scatter": (lambda x: x.scatter(0, flow.zeros_like(x, dtype=flow.int64), 3.0), (3.0,)),
+    "scatter_add": (lambda x: x.scatter_add(0, flow.zeros_like(x, dtype=flow.int64), x), (4.0,)),
+    "index_add": (lambda x: x.index_add(0, flow.zeros_like(x, dtype=flow.int64), x), (4.0,)),
+    "index_fill": (lambda x: x.index_fill(0, flow.zeros_like(x, dtype=flow.int64), 5.0), (5.0,)),
+    "take": (lambda x: x.take(flow.zeros_like(x, dtype=flow.int64)), (2.0,)),
+    "movedim": (lambda x: x.movedim(0, 0), (2.0,)),
+    "softmax": (lambda x: x.softmax(0), (1.0,)),
+    "cumsum": (lambda x: x.cumsum(0), (2.0,)),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_AXES)
+def test_without_axes(name: str) -> None:
+    function, expected = WITHOUT_AXES[name]
+    gives(function, [np.float64(2.0)], *expected)
+
+
+def test_what_needs_an_axis() -> None:
+    for wrong in (
+        lambda x: x.narrow(0, 0, 1),
+        lambda x: x.chunk(1),
+        lambda x: x.split(1),
+        lambda x: x.unbind(),
+        lambda x: x.topk(2),
+        lambda x: F.glu(x),
+    ):
+        refuses(wrong, [np.float64(2.0)], ShapeError, "test_defined_answers.py:", "float64[")
+    assert flow.tensor(2.0).nonzero().shape == (1, 0) and flow.tensor(0.0).argwhere().shape == (0, 0)
+    assert flow.tensor(2.0).nonzero(as_tuple=True)[0].tolist() == [0]
