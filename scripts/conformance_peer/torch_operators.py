@@ -1,0 +1,159 @@
+"""Records PyTorch's sample and error inputs of its operators (`op_db`), with what PyTorch answers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from conformance_format import DTYPES, EXACT
+from torch.testing._internal import common_methods_invocations
+from torch.testing._internal.common_methods_invocations import op_db
+from torch_derivatives import derivatives
+from torch_trees import Recording, copied, refusal, tensors
+
+#: their elements are whatever lies in memory
+UNWRITTEN = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"}
+#: of the dtypes but these at most so many samples are recorded, evenly chosen
+WHOLE, MOST = {"float64", "float32", "int64"}, 40
+#: where else a function may have the same name
+FACES = ("{}", "nn.functional.{}", "special.{}", "linalg.{}")
+
+
+def drawn_at_once(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """In place of the lists' own call with a seed, which hides from `torch.get_rng_state` that numbers were drawn."""
+    return op(*args, **kwargs)
+
+
+common_methods_invocations.wrapper_set_seed = drawn_at_once
+
+
+def found(path: str) -> Any:
+    """What PyTorch has at a path such as nn.functional.relu; None if it has nothing there."""
+    at: Any = torch
+    for part in path.split("."):
+        at = getattr(at, part, None)
+    return at
+
+
+def named(op: Any) -> dict[str, Any]:
+    """Under which names users call it: as functions, as methods, in place, and as operators of Python."""
+    words = [op.name, *(alias.name for alias in op.aliases)]
+    faces = [face.format(word.rpartition(".")[2]) for word in words for face in FACES]
+    functions = [path for path in dict.fromkeys([*words, *faces]) if callable(found(path))]
+    methods = [word for word in words if "." not in word and callable(getattr(torch.Tensor, word, None))]
+    in_place = [f"{word}_" for word in words if "." not in word and callable(getattr(torch.Tensor, f"{word}_", None))]
+    operators = [v.__name__ for v in (op.operator_variant, op.inplace_operator_variant) if v is not None]
+    return {
+        "name": op.name,
+        "variant": op.variant_test_name,
+        "functions": functions,
+        "methods": methods,
+        "in_place": in_place,
+        "operators": operators,
+    }
+
+
+def listed() -> list[dict[str, Any]]:
+    return [named(op) for op in op_db]
+
+
+def seed() -> None:
+    torch.manual_seed(7)
+    random.seed(7)
+    np.random.seed(7)
+
+
+class Recorder(Recording):
+    """The cases of one operator; `wanted` is its entry of the list with the names that both sides have."""
+
+    def __init__(self, op: Any, wanted: dict[str, Any]) -> None:
+        super().__init__()
+        self.op = op
+        self.wanted = wanted
+
+    def record(self, dtypes: Sequence[str]) -> None:
+        for dtype in dtypes:
+            of = getattr(torch, dtype)
+            if of in self.op.supported_dtypes("cpu"):
+                seed()
+                samples = list(enumerate(self.samples(of)))
+                step = 1 if dtype in WHOLE else -(-len(samples) // MOST)
+                for number, sample in samples[::step]:
+                    self.keep({"dtype": dtype, "number": number}, lambda sample=sample, dtype=dtype: self.answered(sample, dtype))
+        if self.op.error_inputs_func is not None:
+            seed()
+            for number, error in enumerate(self.op.error_inputs("cpu")):
+                self.keep({"dtype": "error", "number": number}, lambda error=error: self.refused(error.sample_input))
+
+    def samples(self, dtype: torch.dtype) -> Sequence[Any]:
+        asks = dtype == getattr(torch, EXACT) and self.op.supports_autograd
+        return list(self.op.sample_inputs("cpu", dtype, requires_grad=asks))
+
+    def arguments(self, sample: Any) -> dict[str, Any]:
+        return self.encode.arguments({"args": (sample.input, *sample.args), "kwargs": dict(sample.kwargs)})
+
+    def refused(self, sample: Any) -> dict[str, Any] | None:
+        """What PyTorch says about an error input; nothing if it takes it after all."""
+        line = self.arguments(sample)
+        args = copied((sample.input, *sample.args))
+        try:
+            self.op(*args, **copied(dict(sample.kwargs)))
+        except Exception as error:  # noqa: BLE001 - whatever PyTorch raises is the record
+            return line | {"out": refusal(error), "functions": self.wanted["functions"][:1]}
+        return None
+
+    def answered(self, sample: Any, dtype: str) -> dict[str, Any]:
+        line = self.arguments(sample)
+        args, kwargs = copied((sample.input, *sample.args)), copied(dict(sample.kwargs))
+        seed()
+        before = torch.get_rng_state()
+        try:
+            out = self.op(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - whatever PyTorch raises is the record
+            return line | {"out": refusal(error), "functions": self.wanted["functions"][:1]}
+        drawn = self.op.name in UNWRITTEN or not torch.equal(before, torch.get_rng_state())
+        memories = {x.untyped_storage().data_ptr() for x in tensors([args, kwargs])}
+        line |= {"out": self.encode(out), "views": [y.untyped_storage().data_ptr() in memories for y in tensors(out)]}
+        if drawn:
+            line["drawn"] = True
+        leaves = [x for x in tensors([args, kwargs]) if x.requires_grad]
+        if dtype == EXACT and leaves and not drawn:
+            line |= derivatives(out, leaves, self.op.supports_gradgrad, self.encode)
+        return line | {"functions": self.same(sample, out, drawn)} | self.in_place(sample)
+
+    def same(self, sample: Any, out: Any, drawn: bool) -> list[str]:
+        """The names under which PyTorch has a function that gives the same."""
+        return [path for path in self.wanted["functions"] if path == self.op.name or self.agrees(found(path), sample, out, drawn)]
+
+    def agrees(self, function: Any, sample: Any, out: Any, drawn: bool) -> bool:
+        seed()
+        try:
+            other = function(*copied((sample.input, *sample.args)), **copied(dict(sample.kwargs)))
+        except Exception:  # noqa: BLE001 - not its samples: another signature
+            return False
+        pairs = list(zip(tensors(other), tensors(out), strict=False))
+        return drawn or all(a.dtype == b.dtype and a.shape == b.shape and torch.allclose(a, b, equal_nan=True) for a, b in pairs)
+
+    def in_place(self, sample: Any) -> dict[str, Any]:
+        """What stands in the first argument after the in-place form, or that PyTorch refuses it."""
+        if not self.wanted["in_place"] or not isinstance(sample.input, torch.Tensor):
+            return {}
+        args, kwargs = copied(sample.args), copied(dict(sample.kwargs))
+        with torch.no_grad():
+            x = copied(sample.input)
+            seed()
+            try:
+                getattr(x, self.wanted["in_place"][0])(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - whatever PyTorch raises is the record
+                return {"in_place": refusal(error)}
+        return {"in_place": self.encode(x.detach())}
+
+
+def recorded(wanted: dict[str, Any], dtypes: Sequence[str] = DTYPES) -> Recorder:
+    (op,) = [op for op in op_db if (op.name, op.variant_test_name) == (wanted["name"], wanted["variant"])][:1]
+    recorder = Recorder(op, wanted)
+    recorder.record(dtypes)
+    return recorder

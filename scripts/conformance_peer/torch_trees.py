@@ -1,0 +1,151 @@
+"""Arguments and results of PyTorch as the cases that are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from conformance_format import DTYPES, KEPT_AS, Bytes, plain
+from torch.nn import functional
+
+#: elements of the largest tensor that is recorded
+LARGEST = 20_000
+
+
+class Unrecordable(Exception):
+    """The case has something that the other side does not know at all; says what."""
+
+
+class Encoder:
+    """Writes trees of arguments; keeps the bytes."""
+
+    def __init__(self) -> None:
+        self.numbers = Bytes()
+        #: of the arguments that are being written, by identity: which tensor it is; None while results are written
+        self.seen: dict[int, int] | None = None
+
+    def arguments(self, named: dict[str, Any]) -> dict[str, Any]:
+        """Trees of arguments by name; a tensor that comes again is {"again": number}."""
+        self.seen = {}
+        try:
+            return {name: self(tree) for name, tree in named.items()}
+        finally:
+            self.seen = None
+
+    def __call__(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if self.seen is not None and id(value) in self.seen:
+                return {"again": self.seen[id(value)]}
+            written = self.tensor(value)
+            if self.seen is not None:
+                self.seen[id(value)] = len(self.seen)
+            return written
+        if value is None or isinstance(value, bool | int | float | str):
+            return plain(value)
+        if value is Ellipsis:
+            return {"ellipsis": True}
+        if isinstance(value, slice):
+            return {"slice": [self(value.start), self(value.stop), self(value.step)]}
+        if isinstance(value, tuple):  # torch.Size and named tuples of results among them
+            return {"tuple": [self(part) for part in value]}
+        if isinstance(value, list):
+            return {"list": [self(part) for part in value]}
+        if isinstance(value, dict):
+            return {"dict": [[self(key), self(part)] for key, part in value.items()]}
+        return self.word(value)
+
+    def word(self, value: Any) -> Any:
+        if isinstance(value, torch.dtype):
+            return {"dtype": self.dtype(value)}
+        if isinstance(value, torch.device):
+            if value.type != "cpu":
+                raise Unrecordable(f"device {value.type}")
+            return {"device": "cpu"}
+        if isinstance(value, torch.memory_format | torch.layout):
+            return {type(value).__name__: str(value).removeprefix("torch.")}
+        if isinstance(value, np.generic):
+            return self(value.item())
+        if isinstance(value, np.ndarray) and value.dtype.name in DTYPES:
+            return {"array": self.tensor(torch.from_numpy(value.copy()))["tensor"]}
+        if getattr(functional, getattr(value, "__name__", ""), None) is value:
+            return {"function": f"nn.functional.{value.__name__}"}
+        raise Unrecordable(f"argument of type {type(value).__name__}")
+
+    def dtype(self, dtype: torch.dtype) -> str:
+        name = str(dtype).removeprefix("torch.")
+        if name not in DTYPES:
+            raise Unrecordable(f"dtype {name}")
+        return name
+
+    def tensor(self, x: torch.Tensor) -> dict[str, Any]:
+        name = self.dtype(x.dtype)
+        if x.layout != torch.strided:
+            raise Unrecordable(f"layout {x.layout}")
+        if x.device.type != "cpu":
+            raise Unrecordable(f"device {x.device.type}")
+        if x.numel() > LARGEST:
+            raise Unrecordable(f"a tensor of more than {LARGEST} elements")
+        if x.ndim > 64:
+            raise Unrecordable("more than 64 dimensions")
+        plain_x = x.detach().resolve_neg()
+        strides = None if x.is_contiguous() or not x.numel() else list(x.stride())
+        if strides is not None:
+            span = 1 + sum((n - 1) * s for n, s in zip(x.shape, strides, strict=True))
+            plain_x = plain_x.as_strided((span,), (1,))
+        kept = plain_x.float() if name in KEPT_AS else plain_x
+        written = {"tensor": [self.numbers.add(kept.numpy(force=True)), name, list(x.shape), strides]}
+        return written | {"grad": True} if x.requires_grad else written
+
+
+def tensors(tree: Any) -> Iterator[torch.Tensor]:
+    """Those in a tree, in order."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, tuple | list):
+        for part in tree:
+            yield from tensors(part)
+    elif isinstance(tree, dict):
+        for part in tree.values():
+            yield from tensors(part)
+
+
+def copied(tree: Any) -> Any:
+    """Tensors as leaves of their own with the same strides, the rest as it is."""
+    if isinstance(tree, torch.Tensor):
+        if tree.layout != torch.strided or tree.numel() == 0:
+            return tree.detach().clone().requires_grad_(tree.requires_grad)
+        span = 1 + sum((n - 1) * s for n, s in zip(tree.shape, tree.stride(), strict=True))
+        memory = tree.detach().as_strided((span,), (1,)).clone()
+        return memory.as_strided(tree.shape, tree.stride()).requires_grad_(tree.requires_grad)
+    if type(tree) in (tuple, list):
+        return type(tree)(copied(part) for part in tree)
+    if isinstance(tree, dict):
+        return {key: copied(part) for key, part in tree.items()}
+    return tree
+
+
+def refusal(error: Exception) -> dict[str, str]:
+    first = str(error).strip().splitlines()
+    return {"raises": type(error).__name__, "message": first[0][:200] if first else ""}
+
+
+class Recording:
+    """Lines of cases, and what is left out."""
+
+    def __init__(self) -> None:
+        self.encode = Encoder()
+        self.lines: list[dict[str, Any]] = []
+        #: reason -> how many cases are not recorded
+        self.left_out: dict[str, int] = {}
+
+    def keep(self, head: dict[str, Any], answer: Callable[[], dict[str, Any] | None]) -> None:
+        """One more case, unless there is no answer or it cannot be written."""
+        try:
+            found = answer()
+        except Unrecordable as reason:
+            self.left_out[str(reason)] = self.left_out.get(str(reason), 0) + 1
+            return
+        if found is not None:
+            self.lines.append(head | found)

@@ -1,0 +1,80 @@
+"""Replays recorded calls of functions, methods, in-place forms and operators with jobflow."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from conformance_cases import Cases, Decoder, Outcome, resolved
+from conformance_compare import Tensor, differences, layout_differences, tie_differences
+from conformance_format import tensors_in
+
+import jobflow as flow
+
+#: where the order of equal elements is nobody's promise: which argument is the axis
+TIES = {"sort": 1, "argsort": 1, "topk": 2, "kthvalue": 2}
+
+
+class Calls(Cases):
+    """Those of one operator."""
+
+    def of(self, case: dict[str, Any]) -> Iterator[Outcome]:
+        refuses = isinstance(case["out"], dict) and "raises" in case["out"]
+        for path in case["functions"]:
+            yield from self.called("errors" if refuses else "functions", path, case, lambda path=path: resolved(path))
+        if refuses:
+            return
+        for name in self.entry["methods"]:
+            yield from self.called("methods", name, case, lambda name=name: getattr(Tensor, name))
+        for name in self.entry["operators"]:
+            if not case["kwargs"]["dict"] and not name.startswith("i") and name != "invert":
+                yield from self.called("operators", name, case, lambda name=name: getattr(operator, name))
+        if "in_place" in case:
+            for name in self.entry["in_place"]:
+                yield self.in_place(name, case)
+
+    def called(self, category: str, name: str, case: dict[str, Any], find: Callable[[], Any]) -> Iterator[Outcome]:
+        """One way to call it: values, layout of views, gradients, second derivatives."""
+        decode = Decoder(self.numbers)
+        try:
+            args, kwargs = decode(case["args"]), decode(case["kwargs"])
+            flow.manual_seed(7)
+            out = find()(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - every exception is a result here
+            yield self.failed(category, name, case, error, refuses=category == "errors")
+            return
+        if category == "errors":
+            yield self.compared(category, name, case, [f"not refused: {case['out']['message']}"])
+            return
+        found = list(differences(case["out"], out, self.numbers, case.get("drawn", False)))
+        if found and self.entry["name"] in TIES:
+            found = list(tie_differences(case, TIES[self.entry["name"]], out, self.numbers))
+        yield self.compared(category, name, case, found)
+        if not found:
+            outs = [out] if isinstance(out, Tensor) else [y for y in out if isinstance(y, Tensor)] if isinstance(out, tuple | list) else []
+            yield from self.views(name, case, outs, decode)
+            yield from self.derivatives(name, case, outs, decode.leaves)
+
+    def views(self, name: str, case: dict[str, Any], outs: list[Any], decode: Decoder) -> Iterator[Outcome]:
+        if any(case["views"]):
+            rows = zip(tensors_in(case["out"]), outs, case["views"], strict=True)
+            found = [text for row, own, view in rows if view for text in layout_differences(row["tensor"], own, decode.made)]
+            yield self.compared("views", name, case, found[:2])
+
+    def in_place(self, name: str, case: dict[str, Any]) -> Outcome:
+        decode = Decoder(self.numbers)
+        refuses = "raises" in case["in_place"]
+        try:
+            with flow.no_grad():
+                (x, *args), kwargs = decode(case["args"]), decode(case["kwargs"])
+                flow.manual_seed(7)
+                given = getattr(x, name)(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - every exception is a result here
+            return self.failed("in place", name, case, error, refuses)
+        if refuses:
+            return self.compared("in place", name, case, [f"not refused: {case['in_place']['message']}"])
+        found = list(differences(case["in_place"], x, self.numbers, case.get("drawn", False)))
+        if given is not x:
+            found.append("structure: another tensor than its own is returned")
+        return self.compared("in place", name, case, found)
