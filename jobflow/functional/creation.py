@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +25,7 @@ from jobflow.ops.axes import ExpandDims
 from jobflow.ops.compare import Equal
 from jobflow.ops.functions import Power
 from jobflow.ops.scalar import FillLike
-from jobflow.ops.source import Arange, Constant
+from jobflow.ops.source import Arange, Constant, Linspace
 from jobflow.types import Array, DType, dtype_of, float64, int64, type_of
 
 
@@ -308,7 +309,7 @@ def arange(start: Number, end: Number | None = None, step: Number = 1, **options
     if end is None:
         start, end = 0, start
     start, end, step = (number(each, "arange") for each in (start, end, step))
-    if not step or (end - start) / step < 0:
+    if not all(map(math.isfinite, (start, end, step))) or not step or (end - start) / step < 0:
         raise ArgumentError(f"arange at {user_line()}: no steps of {step} lead from {start} to {end}")
     default = None if any(number_kind(each) == 2 for each in (start, end, step)) else int64
     place = Place("arange", options, default)
@@ -318,17 +319,23 @@ def arange(start: Number, end: Number | None = None, step: Number = 1, **options
 
 def linspace(start: Number, end: Number, steps: int, **options: Any) -> Tensor:
     """`steps` numbers from start to end, both included, at equal distances."""
-    place = Place("linspace", options)
-    delta = (number(end, "linspace") - number(start, "linspace")) / max(steps - 1, 1)
-    return place.finished(source(Arange((int(steps),), place.dtype, float(start), delta), place.layout(1)))
+    place, count = Place("linspace", options), _count("linspace", steps)
+    ends = [float(number(each, "linspace")) for each in (start, end)]
+    return place.finished(source(Linspace((count,), place.dtype, *ends, count), place.layout(1)))
+
+
+def _count(what: str, steps: int) -> int:
+    if not isinstance(steps, int | np.integer) or steps < 0:
+        raise ArgumentError(f"{what} at {user_line()}: steps is an integer, 0 or more; got {steps!r}")
+    return int(steps)
 
 
 def logspace(start: Number, end: Number, steps: int, base: Number = 10.0, **options: Any) -> Tensor:
     """base to the powers linspace(start, end, steps)."""
-    place = Place("logspace", options)
+    place, count = Place("logspace", options), _count("logspace", steps)
     target = place.layout(1)
     where = {"placement": place.placement, "sbp": _whole(place), "dtype": float64}
-    powers: Tensor = run(Power(), full((1,), float(base), **where), linspace(start, end, steps, **where))
+    powers: Tensor = run(Power(), full((1,), float(base), **where), linspace(start, end, count, **where))
     made = cast(powers, place.dtype)
     return place.finished(made if target is None else crossing.change(state(), made, target))
 

@@ -115,6 +115,32 @@ class Arange(Source):
         yield sample(cls((5,), float64, 0.5, -0.1))
 
 
+@dataclass(frozen=True)
+class Linspace(Source):
+    """Number offset + i of `steps` numbers from start to end at equal distances; counted from the nearer end, so that both are exact."""
+
+    start: float
+    end: float
+    steps: int
+    offset: int = 0
+
+    def kernel(self, xp: Xp, y: Array) -> None:
+        index = xp.arange(self.offset, self.offset + self.shape[0], dtype=xp.int64)
+        delta = (self.end - self.start) / max(self.steps - 1, 1)
+        forward, backward = self.start + index * delta, self.end - (self.steps - 1 - index) * delta
+        y[...] = xp.where(index < max(self.steps // 2, 1), forward, backward)
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        ((start, stop),) = outputs[0].spans
+        return replace(self, shape=(stop - start,), offset=self.offset + start)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls((7,), float64, 0.1, 0.7, 7))
+        yield sample(cls((1,), float32, 0.5, 2.0, 1))
+        yield sample(cls((4,), int64, -3.0, 3.0, 4))
+
+
 def constant(value: float | bool, shape: tuple[int, ...], dtype: DType, *, name: str | None = None) -> Tensor:
     """A tensor all of whose elements are `value`."""
     result: Tensor = apply(Constant(tuple(shape), dtype, value), name=name)

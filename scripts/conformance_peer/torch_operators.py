@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from conformance_format import DTYPES, EXACT
 from torch.testing._internal import common_methods_invocations
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import SampleInput
 from torch_derivatives import derivatives
 from torch_trees import Recording, copied, refusal, tensors
 
@@ -18,6 +20,8 @@ from torch_trees import Recording, copied, refusal, tensors
 UNWRITTEN = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"}
 #: of the dtypes but these at most so many samples are recorded, evenly chosen
 WHOLE, MOST = {"float64", "float32", "int64"}, 40
+#: operators whose samples have the arguments of the function in another order
+ORDER = {"where": (1, 0, 2), "einsum": (1, 0), "nn.functional.embedding": (1, 0), "nn.functional.embedding_bag": (1, 0), "polygamma": (1, 0)}
 #: where else a function may have the same name
 FACES = ("{}", "nn.functional.{}", "special.{}", "linalg.{}")
 
@@ -45,7 +49,7 @@ def named(op: Any) -> dict[str, Any]:
     functions = [path for path in dict.fromkeys([*words, *faces]) if callable(found(path))]
     methods = [word for word in words if "." not in word and callable(getattr(torch.Tensor, word, None))]
     in_place = [f"{word}_" for word in words if "." not in word and callable(getattr(torch.Tensor, f"{word}_", None))]
-    operators = [v.__name__ for v in (op.operator_variant, op.inplace_operator_variant) if v is not None]
+    operators = [op.operator_variant.__name__] if op.operator_variant is not None else []
     return {
         "name": op.name,
         "variant": op.variant_test_name,
@@ -60,10 +64,21 @@ def listed() -> list[dict[str, Any]]:
     return [named(op) for op in op_db]
 
 
+def alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+
+
 def seed() -> None:
     torch.manual_seed(7)
     random.seed(7)
     np.random.seed(7)
+
+
+def reordered(name: str, sample: Any) -> Any:
+    """With the arguments in the order of the function."""
+    args = (sample.input, *sample.args)
+    first, *rest = [args[place] for place in ORDER[name]] + list(args[len(ORDER[name]) :])
+    return SampleInput(first, args=tuple(rest), kwargs=dict(sample.kwargs))
 
 
 class Recorder(Recording):
@@ -82,7 +97,10 @@ class Recorder(Recording):
                 samples = list(enumerate(self.samples(of)))
                 step = 1 if dtype in WHOLE else -(-len(samples) // MOST)
                 for number, sample in samples[::step]:
-                    self.keep({"dtype": dtype, "number": number}, lambda sample=sample, dtype=dtype: self.answered(sample, dtype))
+                    head = {"dtype": dtype, "number": number}
+                    self.keep(head, lambda sample=sample, dtype=dtype: self.answered(sample, dtype, self.op))
+                    if self.op.name in ORDER:
+                        self.keep(head, lambda sample=sample, dtype=dtype: self.answered(reordered(self.op.name, sample), dtype, found(self.op.name)))
         if self.op.error_inputs_func is not None:
             seed()
             for number, error in enumerate(self.op.error_inputs("cpu")):
@@ -102,18 +120,18 @@ class Recorder(Recording):
         try:
             self.op(*args, **copied(dict(sample.kwargs)))
         except Exception as error:  # noqa: BLE001 - whatever PyTorch raises is the record
-            return line | {"out": refusal(error), "functions": self.wanted["functions"][:1]}
+            return line | {"out": refusal(error), "functions": self.refusing(sample)}
         return None
 
-    def answered(self, sample: Any, dtype: str) -> dict[str, Any]:
+    def answered(self, sample: Any, dtype: str, call: Callable[..., Any]) -> dict[str, Any]:
         line = self.arguments(sample)
         args, kwargs = copied((sample.input, *sample.args)), copied(dict(sample.kwargs))
         seed()
         before = torch.get_rng_state()
         try:
-            out = self.op(*args, **kwargs)
+            out = call(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - whatever PyTorch raises is the record
-            return line | {"out": refusal(error), "functions": self.wanted["functions"][:1]}
+            return line | {"out": refusal(error), "functions": self.refusing(sample)}
         drawn = self.op.name in UNWRITTEN or not torch.equal(before, torch.get_rng_state())
         memories = {x.untyped_storage().data_ptr() for x in tensors([args, kwargs])}
         line |= {"out": self.encode(out), "views": [y.untyped_storage().data_ptr() in memories for y in tensors(out)]}
@@ -122,20 +140,34 @@ class Recorder(Recording):
         leaves = [x for x in tensors([args, kwargs]) if x.requires_grad]
         if dtype == EXACT and leaves and not drawn:
             line |= derivatives(out, leaves, self.op.supports_gradgrad, self.encode)
-        return line | {"functions": self.same(sample, out, drawn)} | self.in_place(sample)
+        functions = [path for path in self.wanted["functions"] if self.agrees(found(path), sample, out, drawn)]
+        methods = [name for name in self.wanted["methods"] if self.agrees(getattr(torch.Tensor, name), sample, out, drawn)]
+        operators = [name for name in self.wanted["operators"] if not sample.kwargs and self.agrees(getattr(operator, name), sample, out, drawn)]
+        return line | {"functions": functions, "methods": methods, "operators": operators} | self.in_place(sample)
 
-    def same(self, sample: Any, out: Any, drawn: bool) -> list[str]:
-        """The names under which PyTorch has a function that gives the same."""
-        return [path for path in self.wanted["functions"] if path == self.op.name or self.agrees(found(path), sample, out, drawn)]
+    def refusing(self, sample: Any) -> list[str]:
+        """The names under which PyTorch refuses it."""
+        names = []
+        for path in self.wanted["functions"][:1]:
+            try:
+                found(path)(*copied((sample.input, *sample.args)), **copied(dict(sample.kwargs)))
+            except Exception:  # noqa: BLE001 - whatever PyTorch raises is a refusal
+                names.append(path)
+        return names
 
     def agrees(self, function: Any, sample: Any, out: Any, drawn: bool) -> bool:
+        """Whether PyTorch gives the same under another name, whose arguments may be in another order."""
         seed()
         try:
             other = function(*copied((sample.input, *sample.args)), **copied(dict(sample.kwargs)))
         except Exception:  # noqa: BLE001 - not its samples: another signature
             return False
+        if type(other) is not type(out):
+            return False
+        if not isinstance(out, torch.Tensor | tuple | list):
+            return other == out or other != other
         pairs = list(zip(tensors(other), tensors(out), strict=False))
-        return drawn or all(a.dtype == b.dtype and a.shape == b.shape and torch.allclose(a, b, equal_nan=True) for a, b in pairs)
+        return drawn or all(alike(a, b) for a, b in pairs)
 
     def in_place(self, sample: Any) -> dict[str, Any]:
         """What stands in the first argument after the in-place form, or that PyTorch refuses it."""

@@ -25,11 +25,10 @@ class Calls(Cases):
             yield from self.called("errors" if refuses else "functions", path, case, lambda path=path: resolved(path))
         if refuses:
             return
-        for name in self.entry["methods"]:
+        for name in case["methods"]:
             yield from self.called("methods", name, case, lambda name=name: getattr(Tensor, name))
-        for name in self.entry["operators"]:
-            if not case["kwargs"]["dict"] and not name.startswith("i") and name != "invert":
-                yield from self.called("operators", name, case, lambda name=name: getattr(operator, name))
+        for name in case["operators"]:
+            yield from self.called("operators", name, case, lambda name=name: getattr(operator, name))
         if "in_place" in case:
             for name in self.entry["in_place"]:
                 yield self.in_place(name, case)
