@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from jobflow.eager import crossing
 from jobflow.eager.run import run
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor, method
-from jobflow.errors import AxisError, ShapeError, user_line
+from jobflow.errors import ArgumentError, AxisError, ShapeError, user_line
 from jobflow.functional.promotion import together
 from jobflow.functional.shapes import axis_of, integer, reshape, squeeze, unsqueeze
 from jobflow.ops.slices import Concat, Slice
 
 
+def _all_tensors(what: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """As a list; ArgumentError unless they are tensors, at least one."""
+    if isinstance(tensors, Tensor) or not isinstance(tensors, Iterable):
+        raise ArgumentError(f"{what} at {user_line()}: takes a list or tuple of tensors; got {type(tensors).__name__}")
+    given = list(tensors)
+    for i, x in enumerate(given):
+        if not isinstance(x, Tensor):
+            raise ArgumentError(f"{what} at {user_line()}: number {i} of the list is no tensor but {x!r}")
+    if not given:
+        raise ShapeError(f"{what} at {user_line()}: needs at least one tensor")
+    return given
+
+
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors one after the other along axis `dim`, in the element type that they have together."""
-    given = list(tensors)
-    if not given:
-        raise ShapeError(f"cat at {user_line()}: needs at least one tensor")
+    given = _all_tensors("cat", tensors)
     full = [x for x in given if x.shape != (0,)] or given[:1]  # an empty list of numbers goes with any shape
     made: Tensor = run(Concat(axis_of("cat", dim, full[0].ndim)), *together("cat", *full))
     return made
@@ -30,22 +41,21 @@ concat = concatenate = cat
 
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors, of one shape, side by side along a new axis `dim`."""
-    given = list(tensors)
-    if not given or any(x.shape != given[0].shape for x in given):
-        listed = ", ".join(str(x.type) for x in given)
-        raise ShapeError(f"stack at {user_line()}: needs tensors of one shape; got {listed or 'none'}")
+    given = _all_tensors("stack", tensors)
+    if any(x.shape != given[0].shape for x in given):
+        raise ShapeError(f"stack at {user_line()}: needs tensors of one shape; got {', '.join(str(x.type) for x in given)}")
     return cat([unsqueeze(x, dim) for x in given], axis_of("stack", dim, given[0].ndim + 1))
 
 
 def hstack(tensors: Sequence[Tensor]) -> Tensor:
     """The tensors one after the other along their second axis; along the first if they have one only."""
-    given = [reshape(x, 1) if x.ndim == 0 else x for x in tensors]
-    return cat(given, 0 if given and given[0].ndim == 1 else 1)
+    given = [reshape(x, 1) if x.ndim == 0 else x for x in _all_tensors("hstack", tensors)]
+    return cat(given, 0 if given[0].ndim == 1 else 1)
 
 
 def vstack(tensors: Sequence[Tensor]) -> Tensor:
     """The tensors one below the other; those of one axis are rows."""
-    return cat([reshape(x, (1, x.type.size)) if x.ndim < 2 else x for x in tensors], 0)
+    return cat([reshape(x, (1, x.type.size)) if x.ndim < 2 else x for x in _all_tensors("vstack", tensors)], 0)
 
 
 def _window(x: Tensor, axis: int, start: int, stop: int) -> Slice:
@@ -62,7 +72,7 @@ def _axis(what: str, x: Tensor, dim: int) -> int:
 
 
 @method()
-def narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
+def narrow(x: Tensor, dim: int, start: int | Tensor, length: int) -> Tensor:
     """The `length` elements of axis `dim` from `start` on; a view."""
     axis = _axis("narrow", x, dim)
     start, length = integer("narrow", start), integer("narrow", length)

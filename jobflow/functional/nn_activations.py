@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from jobflow.eager.run import run
 from jobflow.eager.tensor import Tensor, method
-from jobflow.errors import ShapeError, user_line
+from jobflow.errors import ArgumentError, ShapeError, user_line
 from jobflow.functional.in_place import check_writable, hang, kept, written
 from jobflow.functional.nn_base import composed, one_of
 from jobflow.functional.shapes import axis_of
@@ -151,6 +151,8 @@ def _hardtanh(input: Tensor, low: float, high: float) -> Value:
 
 def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
     """x limited to [min_val, max_val]"""
+    if min_val > max_val:
+        raise ArgumentError(f"hardtanh at {user_line()}: min_val {min_val} is above max_val {max_val}")
     return over(input, "hardtanh_", _hardtanh, min_val, max_val) if inplace else _hardtanh(input, min_val, max_val)
 
 
@@ -203,6 +205,8 @@ def hardshrink(input: Tensor, lambd: float = 0.5) -> Value:
 @composed
 def softshrink(input: Tensor, lambd: float = 0.5) -> Value:
     """x brought nearer to 0 by lambd, and 0 within that"""
+    if not lambd >= 0:
+        raise ArgumentError(f"softshrink at {user_line()}: lambd {lambd} must not be negative")
     return ew.subtract(input, ew.clip(input, -lambd, lambd))
 
 
@@ -216,8 +220,8 @@ def tanhshrink(input: Tensor) -> Value:
 def prelu(input: Tensor, weight: Tensor) -> Value:
     """x where x > 0, else weight x; one weight, or one per channel, axis 1"""
     shape, count = input.type.shape, weight.type.size
-    factor: Value = weight
-    if count > 1:
+    factor = sh.reshape(weight, ())
+    if count != 1:
         if len(shape) < 2 or weight.type.shape != (shape[1],):
             raise ShapeError(
                 f"prelu at {user_line()}: weight {weight.type} is neither one number nor one for each channel, axis 1 of input {input.type}"

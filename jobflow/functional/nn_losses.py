@@ -114,13 +114,13 @@ def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> 
 
 @composed
 def hinge_embedding_loss(input: Tensor, target: Tensor, margin: float = 1.0, reduction: str = "mean") -> Value:
-    """x where t is 1, max(0, margin - x) where t is -1"""
+    """x where t is 1, max(0, margin - x) where t is -1; the sum of both elsewhere"""
     one_shape("hinge_embedding_loss", input=input, target=target)
     zero = ew.fill_like(input, 0.0)
     positive = ew.equal(target, ew.fill_like(target, 1.0))
     negative = ew.equal(target, ew.fill_like(target, -1.0))
-    near = ew.where(negative, act.relu(ew.shift(ew.negate(input), margin)), zero)
-    return reduced("hinge_embedding_loss", ew.add(ew.where(positive, input, zero), near), reduction)
+    near = ew.where(positive, zero, act.relu(ew.shift(ew.negate(input), margin)))
+    return reduced("hinge_embedding_loss", ew.add(ew.where(negative, zero, input), near), reduction)
 
 
 @composed
@@ -157,6 +157,8 @@ def triplet_margin_loss(
     reduction: str = "mean",
 ) -> Value:
     """max(0, d(a, p) - d(a, n) + margin), d being the p-norm of the difference plus eps; with `swap`, d(p, n) if that is smaller than d(a, n)"""
+    if margin <= 0:
+        raise ArgumentError(f"triplet_margin_loss at {user_line()}: margin {margin} must be positive")
     one_shape("triplet_margin_loss", anchor=anchor, positive=positive, negative=negative)
 
     def distance(x: Value, y: Value) -> Value:

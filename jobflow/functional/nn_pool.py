@@ -32,6 +32,8 @@ def _max_pool(input: Tensor, spatial: int, kernel_size: Sizes, stride: Sizes | N
     what = f"max_pool{spatial}d"
     kernel, strides, around = _windows(what, spatial, kernel_size, stride, padding)
     x = batched(what, input, spatial)
+    if 0 in x.type.shape[1:]:
+        raise ShapeError(f"{what} at {user_line()}: no axis of input {input.type} but that of the batch may be empty")
     return unbatched(pl.max_pool(x, kernel, strides, [(p, p) for p in around], ceil_mode=ceil_mode), input)
 
 
@@ -135,6 +137,8 @@ Outputs = int | Sequence[int | None] | None
 def _outputs(what: str, x: Value, given: Outputs) -> tuple[int, ...]:
     spatial = x.type.shape[2:]
     each = (given,) * len(spatial) if given is None or isinstance(given, int) else tuple(given)
+    if any(size is not None and size < 0 for size in each):
+        raise ShapeError(f"{what} at {user_line()}: output_size must not be negative; got {given!r}")
     if len(each) != len(spatial):
         raise ShapeError(f"{what} at {user_line()}: output_size takes one size, or {len(spatial)}; got {given!r}")
     return tuple(n if size is None else size for n, size in zip(spatial, each, strict=True))

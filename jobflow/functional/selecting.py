@@ -9,12 +9,12 @@ import numpy as np
 
 from jobflow.eager.run import run, source
 from jobflow.eager.tensor import Tensor, method
-from jobflow.errors import JobError, ShapeError, user_line
+from jobflow.errors import DtypeError, JobError, ShapeError, user_line
 from jobflow.functional import comparing
 from jobflow.functional.in_place import hang
 from jobflow.functional.indexing import check_mask, filled, found, listed, number_as, placed, selected, whole
 from jobflow.functional.moving import value_of
-from jobflow.functional.promotion import cast
+from jobflow.functional.promotion import cast, result_type
 from jobflow.functional.shapes import axis_of, common_shape, expand, flatten, integer, permute, reshape, sizes
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.index import DimGather, DimScatterAdd, Gather, UnsortedSegmentSum
@@ -117,6 +117,8 @@ def _scattered(what: str, x: Tensor, dim: int, index: Tensor, new: Any, add: boo
     if not (x.ndim and index.ndim and given.ndim):
         return reshape(_scattered(what, _row(x), dim, _row(index), _row(given), add), x.shape)
     axis = _checked(what, x, dim, index, given)
+    if result_type(x, given) is not x.dtype:
+        raise DtypeError(f"{what} at {user_line()}: {x.type} cannot hold the values of {given.type}; cast one of them")
     given = cast(_first(given, index.shape), x.dtype)
     at = placed(index, x.shape[axis], what)
     part = tuple(x.shape[i] if i == axis else n for i, n in enumerate(index.shape))
@@ -226,6 +228,8 @@ def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | Non
         raise ShapeError(f"roll at {user_line()}: {len(each)} shifts for {len(axes)} dims")
     by = [0] * x.ndim
     for shift, d in zip(each, axes, strict=True):
+        if x.ndim == 0:
+            raise ShapeError(f"roll at {user_line()}: {x.type} has no axes")
         by[axis_of("roll", d, x.ndim)] += shift
     made: Tensor = run(Roll(tuple(by)), x)
     return made
