@@ -220,7 +220,7 @@ def tanhshrink(input: Tensor) -> Value:
 def prelu(input: Tensor, weight: Tensor) -> Value:
     """x where x > 0, else weight x; one weight, or one per channel, axis 1"""
     shape, count = input.type.shape, weight.type.size
-    factor = sh.reshape(weight, ())
+    factor: Value = sh.reshape(weight, ()) if count == 1 else weight
     if count != 1:
         if len(shape) < 2 or weight.type.shape != (shape[1],):
             raise ShapeError(
