@@ -9,7 +9,7 @@ from conformance_format import EXACT
 from torch.testing._internal.common_modules import module_db
 from torch_derivatives import derivatives
 from torch_operators import found, seed
-from torch_trees import Recording, copied, refusal, tensors
+from torch_trees import Recording, copied, leaves_of, refusal
 
 DTYPES = ("float64", "float32")
 
@@ -68,13 +68,13 @@ class Recorder(Recording):
         if any(isinstance(p, torch.nn.parameter.UninitializedParameter) for p in module.parameters()):
             return None
         line["state"] = [[name, self.encode(x.detach())] for name, x in module.state_dict().items()]
-        args, kwargs = copied(sample.forward_input.args), copied(dict(sample.forward_input.kwargs))
+        args, kwargs = copied((sample.forward_input.args, dict(sample.forward_input.kwargs)))
         before = torch.get_rng_state()
         out = module(*args, **kwargs)
         drawn = not torch.equal(before, torch.get_rng_state())
         line |= {"out": self.encode(out), "drawn": drawn}
         parameters = dict(module.named_parameters())
-        leaves = [*(x for x in tensors([args, kwargs]) if x.requires_grad), *parameters.values()]
+        leaves = [*leaves_of([args, kwargs]), *parameters.values()]
         if dtype == EXACT and leaves and not drawn:
             line |= {"parameters": list(parameters)} | derivatives(out, leaves, self.info.supports_gradgrad, self.encode)
         return line | {"buffers": [[name, self.encode(x)] for name, x in module.named_buffers()]}

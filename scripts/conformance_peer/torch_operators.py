@@ -14,7 +14,7 @@ from torch.testing._internal import common_methods_invocations
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import SampleInput
 from torch_derivatives import derivatives
-from torch_trees import Recording, copied, refusal, tensors
+from torch_trees import Recording, copied, leaves_of, refusal, tensors
 
 #: their elements are whatever lies in memory
 UNWRITTEN = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"}
@@ -125,7 +125,7 @@ class Recorder(Recording):
 
     def answered(self, sample: Any, dtype: str, call: Callable[..., Any]) -> dict[str, Any]:
         line = self.arguments(sample)
-        args, kwargs = copied((sample.input, *sample.args)), copied(dict(sample.kwargs))
+        args, kwargs = copied(((sample.input, *sample.args), dict(sample.kwargs)))
         seed()
         before = torch.get_rng_state()
         try:
@@ -137,7 +137,7 @@ class Recorder(Recording):
         line |= {"out": self.encode(out), "views": [y.untyped_storage().data_ptr() in memories for y in tensors(out)]}
         if drawn:
             line["drawn"] = True
-        leaves = [x for x in tensors([args, kwargs]) if x.requires_grad]
+        leaves = leaves_of([args, kwargs])
         if dtype == EXACT and leaves and not drawn:
             line |= derivatives(out, leaves, self.op.supports_gradgrad, self.encode)
         functions = [path for path in self.wanted["functions"] if self.agrees(found(path), sample, out, drawn)]

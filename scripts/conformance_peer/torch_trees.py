@@ -111,19 +111,31 @@ def tensors(tree: Any) -> Iterator[torch.Tensor]:
             yield from tensors(part)
 
 
-def copied(tree: Any) -> Any:
-    """Tensors as leaves of their own with the same strides, the rest as it is."""
+def copied(tree: Any, made: dict[int, torch.Tensor] | None = None) -> Any:
+    """Tensors as leaves of their own with the same strides, one that comes again as one; the rest as it is."""
+    made = {} if made is None else made
     if isinstance(tree, torch.Tensor):
-        if tree.layout != torch.strided or tree.numel() == 0:
-            return tree.detach().clone().requires_grad_(tree.requires_grad)
-        span = 1 + sum((n - 1) * s for n, s in zip(tree.shape, tree.stride(), strict=True))
-        memory = tree.detach().as_strided((span,), (1,)).clone()
-        return memory.as_strided(tree.shape, tree.stride()).requires_grad_(tree.requires_grad)
+        if id(tree) not in made:
+            made[id(tree)] = _leaf(tree)
+        return made[id(tree)]
     if type(tree) in (tuple, list):
-        return type(tree)(copied(part) for part in tree)
+        return type(tree)(copied(part, made) for part in tree)
     if isinstance(tree, dict):
-        return {key: copied(part) for key, part in tree.items()}
+        return {key: copied(part, made) for key, part in tree.items()}
     return tree
+
+
+def _leaf(x: torch.Tensor) -> torch.Tensor:
+    if x.layout != torch.strided or x.numel() == 0:
+        return x.detach().clone().requires_grad_(x.requires_grad)
+    span = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+    memory = x.detach().as_strided((span,), (1,)).clone()
+    return memory.as_strided(x.shape, x.stride()).requires_grad_(x.requires_grad)
+
+
+def leaves_of(tree: Any) -> list[torch.Tensor]:
+    """The tensors that gradients are asked of, each once."""
+    return list({id(x): x for x in tensors(tree) if x.requires_grad}.values())
 
 
 def refusal(error: Exception) -> dict[str, str]:
