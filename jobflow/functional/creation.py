@@ -320,8 +320,8 @@ def arange(start: Number, end: Number | None = None, step: Number = 1, **options
 def linspace(start: Number, end: Number, steps: int, **options: Any) -> Tensor:
     """`steps` numbers from start to end, both included, at equal distances."""
     place, count = Place("linspace", options), _count("linspace", steps)
-    ends = [float(number(each, "linspace")) for each in (start, end)]
-    return place.finished(source(Linspace((count,), place.dtype, *ends, count), place.layout(1)))
+    first, last = (float(number(each, "linspace")) for each in (start, end))
+    return place.finished(source(Linspace((count,), place.dtype, first, last, count), place.layout(1)))
 
 
 def _count(what: str, steps: int) -> int:
