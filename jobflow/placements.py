@@ -7,7 +7,9 @@ x = flow.randn(4, 5, placement=P, sbp=[flow.sbp.split(0), flow.sbp.broadcast])
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -151,7 +153,13 @@ def _check(grid: np.ndarray[Any, Any], what: str) -> None:
     beyond = [rank for rank in ranks if not 0 <= rank < size]
     if beyond:
         there = "this program runs as one process, rank 0" if size == 1 else f"there are the ranks 0 to {size - 1}"
-        raise PlacementError(f"{what}: rank {beyond[0]} of {grid.tolist()} does not exist; {there}. Start more with mpiexec -n or distributed.launch")
+        raise PlacementError(f"{what}: rank {beyond[0]} of {grid.tolist()} does not exist; {there}. {_how_to_start(max(ranks) + 1)}")
+
+
+def _how_to_start(ranks: int) -> str:
+    """The commands that start this program with so many ranks."""
+    script = Path(sys.argv[0]).name if sys.argv[0].endswith(".py") else "script.py"
+    return f"Start {ranks} ranks: mpiexec -n {ranks} python {script}, or: jobflow launch --nproc_per_node {ranks} {script}"
 
 
 class sbp:

@@ -1,0 +1,73 @@
+"""README and docs, taken apart: the programs and commands that a reader would paste."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+#: <!-- from FILE --> before a block: its lines stand in that file
+EXCERPT = re.compile(r"<!-- from (\S+) -->\s*\Z")
+#: what a command begins with
+STARTS = ("jobflow ", "python ", "mpiexec ", "scripts/", "srun ", "eval ", "MASTER_ADDR=")
+#: of a command that is a form to fill in, not one to paste
+FORM = re.compile(r"\b(FILE|PATH|COMMAND|SHELL|SCRIPT|CHECKPOINT|SOURCE|TARGET|PREFIX|N|NAME|JOB)\b|\.\.\.| script\.py\b.*…|config\.yaml|page\.html`")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+    #: the file that it is an excerpt of
+    excerpt: str | None
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def blocks() -> Iterator[Block]:
+    for path in PAGES:
+        text = path.read_text(encoding="utf-8")
+        for found in FENCE.finditer(text):
+            before = EXCERPT.search(text[: found.start()])
+            line = text.count("\n", 0, found.start()) + 1
+            yield Block(path.name, line, found[1], found[2], before[1] if before else None)
+
+
+def programs() -> list[Block]:
+    return [block for block in blocks() if block.language == "python" and block.excerpt is None]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A line for a shell, as it stands in a block, a table or a sentence."""
+
+    page: str
+    text: str
+
+
+def commands() -> list[Command]:
+    """All that can be pasted, each once, in the order of each page."""
+    found: dict[Command, None] = {}
+    for path in PAGES:
+        text = path.read_text(encoding="utf-8")
+        for match in re.finditer(FENCE.pattern + r"|`([^`\n]+)`", text, re.MULTILINE | re.DOTALL):
+            if match[3] is not None:
+                lines = [match[3]] if match[3].startswith(STARTS) and not FORM.search(match[3]) else []
+            else:
+                lines = shell_lines(match[2]) if match[1] == "bash" else []
+            found.update({Command(path.name, line): None for line in lines})
+    return list(found)
+
+
+def shell_lines(text: str) -> list[str]:
+    """The commands of a block, without their comments."""
+    return [line for line in (re.sub(r"\s+#.*", "", line).strip() for line in text.splitlines()) if line and not line.startswith("#")]

@@ -1,0 +1,131 @@
+"""Every command of README and docs does what it says, in the order in which a page has them; with --full at full length.
+
+What a suite of minutes cannot wait for is made shorter by an option behind it; what needs a machine of another kind is listed, with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pages
+import pytest
+from pages import ROOT, Command
+from test_programs import environment, reader_folder
+
+COMMANDS = pages.commands()
+#: not run here -> why
+ELSEWHERE = {
+    r"^srun ": "needs Slurm",
+    r"^if \[ \$\? -eq 75 \]": "is the end of a batch script",
+    r"pytest -q -n auto$": "is the run of these tests",
+    r"^scripts/check$": "runs these tests",
+    r"^jobflow doctor$": "measures the machine; tests/cli/test_doctor.py runs it",
+    r"^scripts/refresh_docs$": "writes pages of the checkout; tests/docs/test_life_of_a_job.py runs it with --check",
+    r"^scripts/refresh_docs --rules": "tests/ops compares that page",
+    r"^python benchmarks/read_data\.py$": "measures for minutes",
+    r"^scripts/crash_sweep$": "runs for minutes; tests/checkpoint runs a sample of it",
+    r"^jobflow ckpt (ls runs/lenet/checkpoints|diff A B)": "names checkpoints of a run that the reader has",
+    r"^(mpiexec -n 2|jobflow predict --input)$": "is a part of a command",
+}
+#: is asked for its help: a name that stands in a sentence
+NAMED = re.compile(r"^(jobflow|python -m jobflow)( [a-z]+){0,2}$")
+STEPS = " --set training.epochs=null --set training.steps=4"
+TOKENS = " --set training.steps=2 --set evaluation.every_steps=2 --set checkpoint.every_steps=2"
+#: what stands behind a command without --full
+SHORTER = {
+    r"^python examples/gpt\.py": " --steps 1",
+    r"jobflow train configs/lenet_digits\.yaml(?!.*(lrr|dry-run))": STEPS,
+    r"jobflow train configs/char_gpt": TOKENS,
+    r"--length 200": " --length 5",
+}
+#: without --full in this way
+OTHERWISE = {
+    "scripts/verify_gpt": "scripts/verify_gpt --help",
+    "scripts/fuzz_layouts --graphs 2000": "scripts/fuzz_layouts --graphs 2",
+    "python examples/gpt.py --devices 4 --strategy tp": "python examples/gpt.py --help",
+    "python examples/gpt.py --devices 4 --strategy zero3": "python examples/gpt.py --help",
+}
+#: a command that is to fail -> its exit code
+FAILS = {r"optimizer\.lrr=0\.1$": 2}
+
+
+def matching(table: dict[str, object], text: str) -> list[object]:
+    return [value for pattern, value in table.items() if re.search(pattern, text)]
+
+
+def as_run(command: Command, full: bool) -> str:
+    """The line that is given to a shell."""
+    text = command.text
+    if NAMED.match(text) and text != "jobflow version":
+        return f"{text} --help"
+    if ".[mpi,train]" in text and not full:
+        text = text.rpartition("&& ")[2]  # all but the installation
+    if text.startswith("MASTER_ADDR"):
+        second = text.replace(" RANK=0 LOCAL_RANK=0", " RANK=1 LOCAL_RANK=1")
+        return f"{second} & first=$!; {text}; code=$?; wait $first && exit $code"
+    if full:
+        return text
+    return OTHERWISE.get(text, text) + "".join(map(str, matching(dict(SHORTER), text)))
+
+
+def prepare(page: str, folder: Path) -> None:
+    """The files that a page's commands name and its reader has."""
+    reader_folder(folder)
+    (folder / ".zfunc").mkdir()
+    owner = "README.md" if page == "README.md" else "global_tensors.md" if page == "global_tensors.md" else "job_functions.md"
+    script = [block for block in pages.programs() if block.page == owner][-1]
+    (folder / "script.py").write_text(script.text, encoding="utf-8")
+
+
+def checkout(folder: Path) -> None:
+    """A copy of what is, or would be, committed."""
+    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True).stdout
+    for name in listed.decode().split("\0"):
+        if name and (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+
+
+def shell(line: str, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    where = environment(HOME=str(folder), **more)
+    return subprocess.run(["bash", "-c", line], cwd=folder, env=where, capture_output=True, text=True, timeout=900)
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("page", dict.fromkeys(command.page for command in COMMANDS))
+def test_commands_of_a_page(page: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    full = bool(pytestconfig.getoption("--full"))
+    prepare(page, tmp_path)
+    for command in (c for c in COMMANDS if c.page == page and not matching(dict(ELSEWHERE), c.text)):
+        if full and ".venv" in command.text:
+            continue  # test_the_first_command
+        line = as_run(command, full)
+        done = shell(line, tmp_path)
+        expected = matching(dict(FAILS), command.text) or [0]
+        assert done.returncode == expected[0], f"{page}: {line}\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.full
+def test_the_first_command(tmp_path: Path) -> None:
+    """With its installation, on a fresh checkout; what follows it in the README's table finds its checkpoints."""
+    checkout(tmp_path)
+    (first,) = [c.text for c in COMMANDS if ".[mpi,train]" in c.text]
+    kept = {name: value for name, value in os.environ.items() if name.startswith("PIP_") or name in ("PATH", "SSL_CERT_FILE")}
+    line = f"{first} && jobflow ckpt ls runs/lenet_digits/checkpoints"
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env={**kept, "HOME": str(tmp_path)}, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "runs" / "lenet_digits" / "report.html").exists()
+
+
+@pytest.mark.parametrize("table", [ELSEWHERE, SHORTER, FAILS], ids=["elsewhere", "shorter", "fails"])
+def test_every_exception_is_about_a_command(table: dict[str, object]) -> None:
+    assert [pattern for pattern in table if not any(re.search(pattern, command.text) for command in COMMANDS)] == []
+
+
+def test_every_other_way_is_about_a_command() -> None:
+    assert set(OTHERWISE) <= {command.text for command in COMMANDS}
