@@ -192,3 +192,8 @@ def did_you_mean(name: str, legal: Iterable[str]) -> str:
     """`; did you mean "x"?` for the legal name closest to a wrong one, else an empty string."""
     close = difflib.get_close_matches(name, sorted(legal), n=1)
     return f'; did you mean "{close[0]}"?' if close else ""
+
+
+def counted(number: int, what: str) -> str:
+    """1 sample, 1,200 samples."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import time
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from uuid import uuid4
 
 from jobflow.checkpoint import manifest
 from jobflow.checkpoint.files import Files, files_of
+from jobflow.checkpoint.owner import host, is_alive, start_of
 from jobflow.errors import CheckpointError
 from jobflow.notices import notice
 
@@ -35,7 +34,7 @@ _abandoned: set[Path] = set()
 def new_place(target: Path) -> Path:
     """A path beside `target` that nobody else uses."""
     pid = os.getpid()
-    return target.parent / f".{target.name}.saving.{_host()}.{pid}-{_start(pid)}.{uuid4().hex[:12]}"
+    return target.parent / f".{target.name}.saving.{host()}.{pid}-{start_of(pid)}.{uuid4().hex[:12]}"
 
 
 def between(place: Path) -> Path:
@@ -139,31 +138,8 @@ def _clear(entry: Path, left: re.Match[str], files: Files) -> None:
 
 
 def _in_use(left: re.Match[str], entry: Path) -> bool:
-    if left["host"] == _host():
-        return _alive(int(left["pid"]), left["start"])
+    if left["host"] == host():
+        return is_alive(int(left["pid"]), left["start"])
     with suppress(OSError):
         return time.time() - max(path.stat().st_mtime for path in (entry, *entry.iterdir())) < STALE
     return True
-
-
-def _alive(pid: int, start: str | None) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return start in (None, _start(pid))
-
-
-def _start(pid: int) -> str:
-    """When a process began, in ticks since the machine did; "0" where that is not known."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return "0"
-
-
-@cache
-def _host() -> str:
-    return socket.gethostname().replace("/", "-") or "localhost"

@@ -14,7 +14,8 @@ from jobflow.checkpoint import manifest
 from jobflow.checkpoint.compare import Difference, differences, extra_differences, selected, type_text
 from jobflow.checkpoint.export import open_any, to_checkpoint, to_legacy, to_npz
 from jobflow.checkpoint.reading import Checkpoint, Stored, StoredShard, problems
-from jobflow.errors import CheckpointError
+from jobflow.errors import CheckpointError, counted
+from jobflow.trainer.amounts import metric_text, number_text
 from jobflow.types import TensorType
 
 #: shards of one tensor that `show` prints before it says how many more there are
@@ -64,7 +65,9 @@ def _row(path: Path, quick: bool) -> list[Any]:
     damaged = "" if quick else next(problems(path), "")
     state = f"damaged: {damaged}" if damaged else "files are there" if quick else "whole"
     step = checkpoint.extra.get("step")
-    metrics = " ".join(f"{key}={_leaf(value)}" for key, value in _below(checkpoint.extra, "metrics").items())
+    metrics = " ".join(
+        f"{key}={metric_text(key, value) if isinstance(value, float) else _leaf(value)}" for key, value in _below(checkpoint.extra, "metrics").items()
+    )
     return [step if isinstance(step, int) else float("inf"), path.name, "" if step is None else step, time, size, len(checkpoint), metrics, state]
 
 
@@ -153,7 +156,10 @@ def diff(given: argparse.Namespace) -> int:
     if found:
         heads = ["tensor", "first", "second", "elements that differ", "max |a-b|", "max |a-b|/max(|a|,|b|)"]
         print(_table([heads, *map(_difference, found)], right={3, 4, 5}))
-    extras = [[key, *("" if value is None else _leaf(value) for value in (a, b))] for key, a, b in extra_differences(first.extra, second.extra)]
+    extras = [
+        [key, *("" if value is None else value if isinstance(value, str) else json.dumps(value) for value in (a, b))]
+        for key, a, b in extra_differences(first.extra, second.extra)
+    ]
     if extras:
         print(("\n" if found else "") + _table([["beside the tensors", "first", "second"], *extras]))
     print(f"{len(found)} of {len(selected(given.names, names))} tensors differ")
@@ -178,7 +184,7 @@ def export(given: argparse.Namespace) -> int:
 
 def _export(source: Checkpoint, target: str, names: Sequence[str], replace: bool) -> int:
     became = to_npz(source, target, names, replace=replace)
-    print(f"wrote {target}: {len(selected(names, source))} tensors")
+    print(f"wrote {target}: {counted(len(selected(names, source)), 'tensor')}")
     if became:
         print(f"bfloat16 became float32, for NumPy has no such type: {', '.join(became)}")
     return 0
@@ -195,7 +201,9 @@ def convert(given: argparse.Namespace) -> int:
         to_legacy(source, given.target, given.names)
     else:
         to_checkpoint(source, given.target, given.names)
-    print(f"wrote {given.target}: {len(selected(given.names, source))} tensors, {'a legacy directory' if to == 'legacy' else 'a checkpoint'}")
+    print(
+        f"wrote {given.target}: {counted(len(selected(given.names, source)), 'tensor')}, {'a legacy directory' if to == 'legacy' else 'a checkpoint'}"
+    )
     return 0
 
 
@@ -218,7 +226,7 @@ def _size(nbytes: int) -> str:
 
 
 def _leaf(value: Any) -> str:
-    return value if isinstance(value, str) else f"{value:.6g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else number_text(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
 def _table(rows: Sequence[Sequence[Any]], right: set[int] | None = None) -> str:

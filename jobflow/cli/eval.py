@@ -25,7 +25,9 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Measure, and print the metrics on rank 0."""
+    from jobflow.errors import counted
     from jobflow.runtime.world.launch import launched
+    from jobflow.trainer.amounts import metric_text
     from jobflow.trainer.evaluate import evaluate
 
     report = evaluate(loaded_from(given), given.checkpoint, given.on)
@@ -36,6 +38,6 @@ def run(given: argparse.Namespace) -> int:
         print(json.dumps({"step": report.step, "epoch": report.epoch, "samples": report.samples, "seconds": report.seconds, **report.metrics}))
         return 0
     for name, value in report.metrics.items():
-        print(f"{name:<24} {value:.6g}")
-    print(f"{report.samples} samples in {report.seconds:.2f} s, checkpoint of step {report.step}")
+        print(f"{name:<24} {metric_text(name, value)}")
+    print(f"{counted(report.samples, 'sample')} in {report.seconds:.2f} s, checkpoint of step {report.step}")
     return 0

@@ -49,7 +49,7 @@ def temperature(text: str) -> float:
 
 def run(given: argparse.Namespace) -> int:
     """Predict, and say on rank 0 what was written."""
-    from jobflow.errors import ConfigError
+    from jobflow.errors import ConfigError, counted
     from jobflow.runtime.world.launch import launched
     from jobflow.trainer.predict import is_of_text, predict
 
@@ -62,7 +62,7 @@ def run(given: argparse.Namespace) -> int:
     found = predict(loaded, given.input, given.output, given.checkpoint)
     if first:
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in found.outputs.items())
-        print(f"{found.samples} samples: {shapes} in {found.path}")
+        print(f"{counted(found.samples, 'sample')}: {shapes} in {found.path}")
     return 0
 
 

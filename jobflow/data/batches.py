@@ -32,7 +32,7 @@ from jobflow.data.ahead import Pool
 from jobflow.data.order import Order
 from jobflow.data.samples import Samples, Stream, checked_name
 from jobflow.data.streaming import streamed
-from jobflow.errors import ArgumentError
+from jobflow.errors import ArgumentError, counted
 from jobflow.runtime.world import launch
 from jobflow.types import Array
 from jobflow.typing.lazy import Lazy, Rows
@@ -73,7 +73,7 @@ def per_device(value: Array | Lazy, count: int) -> list[Array | Lazy]:
     """An argument as a list with one part for each device, as equal as can be."""
     whole, rest = divmod(value.shape[0], count)
     if not whole:
-        raise ArgumentError(f"a batch of {value.shape[0]} samples cannot be divided among {count} devices: each needs one")
+        raise ArgumentError(f"a batch of {counted(value.shape[0], 'sample')} cannot be divided among {count} devices: each needs one")
     starts = [i * whole + min(i, rest) for i in range(count + 1)]
     return [Rows(value, a, b) if isinstance(value, Lazy) else value[a:b] for a, b in zip(starts, starts[1:], strict=False)]
 
@@ -116,7 +116,7 @@ class Batches:
             raise ArgumentError(f"Batches: the order is of {self.order.samples} samples, but there are {len(samples)}")
         if drop_last and len(samples) < batch_size:
             raise ArgumentError(
-                f"Batches: {len(samples)} samples do not fill a batch of {batch_size}, and drop_last leaves them out: there is no batch"
+                f"Batches: {counted(len(samples), 'sample')} do not fill a batch of {batch_size}, and drop_last leaves them out: there is no batch"
             )
 
     def __len__(self) -> int:
@@ -129,7 +129,7 @@ class Batches:
         """The batches from a position on, of so many epochs (counting that of the position); without end if None."""
         at = Position(*position)
         if isinstance(self.samples, Samples) and not (at.epoch >= 0 and 0 <= at.sample <= len(self.samples)):
-            raise ArgumentError(f"Batches: {at} is not in these data, whose epochs have {len(self.samples)} samples")
+            raise ArgumentError(f"Batches: {at} is not in these data, whose epochs have {counted(len(self.samples), 'sample')}")
         pool = Pool(self.threads)
         plan = self._streamed if isinstance(self.samples, Stream) else self._sharded if self.sharded else self._whole
         return Reading(plan(at, epochs, pool), self.prefetch, pool)

@@ -7,7 +7,7 @@ from itertools import islice
 
 from jobflow.data.samples import Stream
 from jobflow.data.stacking import stacked
-from jobflow.errors import DataError
+from jobflow.errors import DataError, counted
 from jobflow.types import Array
 
 At = tuple[int, int]
@@ -22,11 +22,11 @@ def streamed(
         samples = iter(stream.samples(epoch))
         skipped = sum(1 for _ in islice(samples, taken))
         if skipped < taken:
-            raise DataError(f"{stream}: epoch {epoch} has {skipped} samples, so there is no going on after {taken}")
+            raise DataError(f"{stream}: epoch {epoch} has {counted(skipped, 'sample')}, so there is no going on after {taken}")
         rows = list(islice(samples, size))
         if not taken and len(rows) < (size if drop_last else 1):
             left = f", which do not fill a batch of {size} and drop_last leaves out" if drop_last else ""
-            raise DataError(f"{stream}: epoch {epoch} has {len(rows)} samples{left}")
+            raise DataError(f"{stream}: epoch {epoch} has {counted(len(rows), 'sample')}{left}")
         while rows and not (drop_last and len(rows) < size):
             follows = list(islice(samples, size if drop_last else 1))  # whether there is another batch is told with this one
             ends = len(follows) < (size if drop_last else 1)

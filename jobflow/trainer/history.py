@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -83,11 +85,14 @@ class History(Watcher):
     step_number: int = 0
     samples: int = 0
     outcome: Ended | None = None
+    #: earlier parts of the run left no records
+    missing: bool = False
 
     def started(self, run: RunInfo) -> None:
         self.began = self.latest = perf_counter()
         self.step_number = run.first_step
-        self.read(run.output / "metrics.jsonl", run.first_step)
+        if run.first_step:
+            self.missing = not any(self.read(run.output / name, run.first_step) for name in ("metrics.jsonl", "metrics.csv"))
 
     def step(self, run: RunInfo, report: StepReport) -> None:
         self.latest = perf_counter()
@@ -120,16 +125,22 @@ class History(Watcher):
         for name, value in values.items():
             self.lines.setdefault(name, Line()).add(step, float(value))
 
-    def read(self, path: Path, before: int) -> None:
-        """Take in what a run that this one continues has written as JSON lines, up to step `before`; lines cut short by a kill are passed over."""
-        if before <= 0 or not path.is_file():
-            return
+    def read(self, path: Path, before: int) -> bool:
+        """Take in what a run that this one continues has written as JSON lines or as a table, up to step `before`; True if there was something.
+
+        Lines cut short by a kill are passed over.
+        """
+        if not path.is_file():
+            return False
         with open_regular(path) as file:
-            lines = file.read().decode(errors="replace").splitlines()
-        for text in lines:
-            record = _record(text)
-            if 0 < record.get("step", 0) <= before:
-                self._add(record["step"], {_WRITTEN.get(key, key.removeprefix(f"{TRAIN}/")): record[key] for key in record if key not in _OTHER})
+            text = file.read().decode(errors="replace")
+        found = False
+        for record in map(_record, text.splitlines()) if path.suffix == ".jsonl" else map(_row, csv.DictReader(text.splitlines())):
+            step = record.get("step", 0)
+            if isinstance(step, int) and 0 < step <= before:
+                found = True
+                self._add(step, {_WRITTEN.get(key, key.removeprefix(f"{TRAIN}/")): record[key] for key in record if key not in _OTHER})
+        return found
 
     def pictures(self) -> Iterator[tuple[str, list[Curve]]]:
         """What is drawn together: a metric of training beside the same metric of validation, the loss first; learning rate and speed last."""
@@ -179,6 +190,15 @@ def _record(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return {key: value for key, value in found.items() if isinstance(value, int | float)} if isinstance(found, dict) else {}
+
+
+def _row(texts: Mapping[str, str]) -> dict[str, Any]:
+    """The numbers of a row of a table."""
+    found: dict[str, Any] = {}
+    for name, text in texts.items():
+        with suppress(ValueError, TypeError):
+            found[name] = int(text) if name == "step" else float(text)
+    return found
 
 
 def smoothed(values: Numbers, window: int) -> Numbers:

@@ -25,7 +25,7 @@ from jobflow.compiler.trace import Tracer
 from jobflow.data.batches import per_device
 from jobflow.data.readers import open_reader
 from jobflow.data.samples import Samples, Stream
-from jobflow.errors import ConfigError, SourceLine, at_line
+from jobflow.errors import ConfigError, SourceLine, at_line, counted
 from jobflow.job import Job
 from jobflow.job_config import FunctionConfig
 from jobflow.layout import cut
@@ -322,7 +322,7 @@ def epoch_length(config: TrainConfig, samples: Samples | Stream | None) -> int:
         return 0
     count, size = len(samples), config.data.batch_size
     if config.data.drop_last and count < size:
-        raise ConfigError(f"data.batch_size: {size} samples make a batch, but data.train has {count} and data.drop_last leaves them out")
+        raise ConfigError(f"data.batch_size: {counted(size, 'sample')} make a batch, but data.train has {count} and data.drop_last leaves them out")
     return count // size if config.data.drop_last else -(-count // size)
 
 

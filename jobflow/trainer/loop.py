@@ -26,13 +26,15 @@ from jobflow.compiled import Compiled
 from jobflow.data.batches import Batch, Batches, Position, Reading
 from jobflow.data.order import Order
 from jobflow.data.samples import Samples
-from jobflow.errors import CheckpointError, ConfigError, did_you_mean
+from jobflow.errors import CheckpointError, ConfigError, counted, did_you_mean
 from jobflow.notices import notice
+from jobflow.trainer.amounts import metric_text, metrics_text
 from jobflow.trainer.config import Loaded, load
 from jobflow.trainer.config.schema import Checkpoint, Evaluation
 from jobflow.trainer.evaluate import batches_of, measure
 from jobflow.trainer.finite import first_not_finite
 from jobflow.trainer.jobs import COUNTER, HALTED, TRAIN, Means, Prepared, prepared
+from jobflow.trainer.lock import Lock
 from jobflow.trainer.optimizing import schedule_from
 from jobflow.trainer.outcome import Outcome, Stopped
 from jobflow.trainer.resume import Progress, check_alike, chosen, read, series_of, set_aside_behind, together
@@ -78,6 +80,20 @@ def make_directory(key: str, origin: object, path: Path) -> None:
         raise ConfigError(
             f"{origin}: {key}: nothing can be written to {path}: {error.strerror}; give a directory that can be made or written to"
         ) from None
+
+
+def without_failure(change: Callable[[], None], path: Path) -> None:
+    """Look at a lock, or take it; ConfigError if the file system does not let us."""
+    try:
+        change()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read and written: {error.strerror or error}") from None
+
+
+def distinct(folders: Sequence[Path]) -> list[Path]:
+    """Those of the folders that lie in none of the others."""
+    once = list(dict.fromkeys(folders))
+    return [folder for folder in once if not any(other != folder and folder.is_relative_to(other) for other in once)]
 
 
 class Before(NamedTuple):
@@ -131,8 +147,15 @@ class Loop:
         job = self.jobs.train(self._whole_batch())
         self._compiled = self.session.compiled(job, job.declared_shapes(self.session))
         self._check_metrics()
-        found = self._resume(resume)
-        info = self.info = self._info(found)
+        with self._only_one():
+            found = self._resume(resume)
+            if self._is_complete:
+                return self._complete(found)
+            return self._watched(self._info(found), first)
+
+    def _watched(self, info: RunInfo, first: bool) -> Outcome:
+        """What is left to do, under the eyes of the watchers; those of the `first` rank."""
+        self.info = info
         self.watchers = tuple(self.callbacks) if first else ()
         try:
             self._tell(lambda watcher: watcher.started(info))
@@ -143,14 +166,56 @@ class Loop:
         finally:
             self._tell(lambda watcher: watcher.closed(info))
 
+    @contextmanager
+    def _only_one(self) -> Iterator[None]:
+        """Nobody else trains in these directories."""
+        places = {"output": Path(self.config.output), "checkpoint.directory": self.series.directory}
+        for key, path in places.items():
+            together(self.session, partial(make_directory, key, self.loaded.origin(key), path))
+        output, saved = (path.resolve() for path in places.values())
+        own = distinct([output, saved])
+        taken: list[Lock] = []
+        try:
+            for lock in map(Lock, own):
+                together(self.session, partial(without_failure, lock.take, lock.path))
+                taken.append(lock)
+            # a run that saves in a directory of another one's output, or the other way round
+            for folder in {output, saved, saved.parent} - set(own):
+                other = Lock(folder)
+                together(self.session, partial(without_failure, partial(other.check, time.time()), other.path))
+            yield
+        finally:
+            for lock in taken if self._writes else ():
+                lock.release()
+
+    @property
+    def _is_complete(self) -> bool:
+        """Whether nothing is left to do: a run that was told to stop may have left out its last evaluation."""
+        over = self._over or (self.early is not None and self.early.is_over)
+        return over and self.progress.step > 0 and (self._validation is None or self.progress.evaluated == self.progress.step)
+
+    def _complete(self, found: Path | None) -> Outcome:
+        """The run was done before; nothing that it left is touched."""
+        step, steps = self.progress.step, self.prepared.steps
+        self.stopped = "end" if self._over else "early"
+        done = f"step {step:,} of {steps:,}" if step <= steps else f"it has {step:,} steps, and {steps:,} are asked for"
+        longer = "training.epochs or training.steps" if self._over else "evaluation.early_stopping.patience"
+        self.message = (
+            f"{self.config.output} is complete ({'stopped early at ' if not self._over else ''}{done}; {metrics_text(self.progress.metrics)}) and "
+            f"stays as it is; raise {longer} to go on, or begin anew with --resume never"
+        )
+        self._saved = found
+        return self._outcome()
+
     def _train(self) -> None:
-        if self._due(self.config.evaluation) or (self._over and self.progress.step):
-            self._evaluate()  # what a run that was told to stop has left out
+        if (self._due(self.config.evaluation) or (self._over and self.progress.step)) and self._evaluate():
+            self._saved_step = -1  # what a run that was told to stop has left out is saved with its checkpoint
         if self.early is not None and self.early.is_over:
             self.stopped = "early"
         if self._over:
             self.stopped = self.stopped or "end"
         if self.stopped:
+            self._save()
             return
         with self._batches().start(Position(self.progress.epoch, self.progress.sample)) as reading:
             began = time.perf_counter()
@@ -284,20 +349,18 @@ class Loop:
         count = len(samples) if isinstance(samples, Samples) else 0
         if config.data.drop_last:
             count = run.steps_per_epoch * config.data.batch_size
-        output = Path(config.output)
-        for key, path in (("output", output), ("checkpoint.directory", self.series.directory)):
-            together(self.session, partial(make_directory, key, self.loaded.origin(key), path))
         return RunInfo(
-            config.name, self.loaded, output, run.devices, run.steps, self.progress.step, run.steps_per_epoch, count, self._whole_batch(), found,
-            lambda: self._compiled,
+            config.name, self.loaded, Path(config.output), run.devices, run.steps, self.progress.step, run.steps_per_epoch, count,
+            self._whole_batch(), found, lambda: self._compiled, self.progress.seconds,
         )  # fmt: skip
 
     # ---------------------------------------------------------------- evaluation
 
-    def _evaluate(self) -> None:
+    def _evaluate(self) -> bool:
+        """Measure, unless that has been done after this step; True if it was done now."""
         batches, progress = self._validation, self.progress
         if batches is None or progress.evaluated == progress.step:
-            return
+            return False
         report = measure(self.jobs, batches, "validation", progress.step, progress.epoch)
         progress.evaluated = progress.step
         self.clock.evaluated(report.seconds)
@@ -306,8 +369,10 @@ class Loop:
         if self.early is not None:
             if self.early.heed(report.metrics[self.early.metric]):
                 self.stopped = "early"
-                self.message = f"{self.early.metric} was not better than {self.early.best:.6g} in {self.early.patience} evaluations"
+                best = metric_text(self.early.metric, self.early.best or 0.0)
+                self.message = f"{self.early.metric} was not better than {best} in {counted(self.early.patience, 'evaluation')}"
             progress.early = self.early.state()
+        return True
 
     # ---------------------------------------------------------------- saving
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from jobflow.data.samples import Samples
+from jobflow.errors import counted
 from jobflow.job import Job
 from jobflow.plan.footprint import CATEGORIES
 from jobflow.session import Session
@@ -233,7 +234,7 @@ def warnings_of(figures: Figures, schedule: Schedule, strategy: Any) -> Iterator
 
 def _batch_warnings(schedule: Schedule, strategy: Any, ranks: int) -> Iterator[str]:
     if schedule.samples is not None and schedule.batch_size > schedule.samples:
-        yield f"a batch of {schedule.batch_size} is more than the {schedule.samples} samples there are"
+        yield f"a batch of {schedule.batch_size} is more than the {counted(schedule.samples, 'sample')} there are"
     inner = (strategy.tensor or 1) * (strategy.pipeline or 1)
     cut = ranks if strategy.view == "mirrored" else strategy.data or max(ranks // inner, 1)
     parts = (strategy.accumulation or 1) * ((strategy.microbatches or 1) if (strategy.pipeline or 1) > 1 else 1)
@@ -243,4 +244,4 @@ def _batch_warnings(schedule: Schedule, strategy: Any, ranks: int) -> Iterator[s
     elif schedule.batch_size % (cut * parts):
         yield f"a batch of {schedule.batch_size} cannot be cut into {cut * parts} equal parts; some ranks wait for others"
     if schedule.last is not None and schedule.last < cut:
-        yield f"the last batch of an epoch has {schedule.last} samples for {cut} parts of the ranks; data.drop_last: true leaves it out"
+        yield f"the last batch of an epoch has {counted(schedule.last, 'sample')} for {cut} parts of the ranks; data.drop_last: true leaves it out"

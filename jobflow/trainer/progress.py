@@ -17,13 +17,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import IO, Any, Literal, TypeAlias
 
+from jobflow.errors import counted
 from jobflow.trainer.amounts import clock_text, metric_text, metrics_text, number_text, rate_text
 from jobflow.trainer.watching import Ended, EvaluationReport, RunInfo, StepReport, Watcher
 
 Mode: TypeAlias = Literal["auto", "bar", "plain", "none"]
 #: seconds between two pictures of the bar
 REDRAW = 0.2
-#: steps over which the loss of the bar and the speed are averaged
+#: steps over which the speed is averaged
 WINDOW = 50
 #: columns; a bar is at least this long, and at most
 SHORTEST, LONGEST = 8, 40
@@ -107,16 +108,6 @@ class State:
         each = (perf_counter() - self._first[0]) / (self.report.step - self._first[1])
         return max(0, self.run.steps - self.report.step) * each
 
-    def loss(self, last: int = WINDOW) -> float:
-        """Mean of the last steps."""
-        reports = list(self._recent)[-last:]
-        return sum(report.loss for report in reports) / len(reports)
-
-    def metrics(self, last: int) -> dict[str, float]:
-        """Means of the last steps."""
-        reports = list(self._recent)[-last:]
-        return {name: sum(r.metrics[name] for r in reports) / len(reports) for name in reports[-1].metrics if all(name in r.metrics for r in reports)}
-
     def epoch_text(self) -> str:
         total = math.ceil(self.run.epochs)
         epoch = (self.report.epoch if self.report else self.run.first_step // max(self.run.steps_per_epoch, 1)) + 1
@@ -126,14 +117,14 @@ class State:
         digits = len(str(self.run.steps))
         return f"{self.report.step if self.report else self.run.first_step:{digits}d}/{self.run.steps}"
 
-    def fields(self, last: int = WINDOW) -> list[str]:
+    def fields(self) -> list[str]:
         """What is said beside the bar, the most important first."""
         if self.report is None:
             return ["compiling"]
-        found = [f"loss {number_text(self.loss(last))}", f"{rate_text(self.speed)} samples/s"]
+        found = [f"loss {number_text(self.report.loss)}", f"{rate_text(self.speed)} samples/s"]
         if math.isfinite(self.left):
             found.append(f"{clock_text(self.left)} left")
-        found += [f"{name} {metric_text(name, value)}" for name, value in self.metrics(last).items()]
+        found += [f"{name} {metric_text(name, value)}" for name, value in self.report.metrics.items()]
         return [*found, f"lr {number_text(self.report.rate)}"]
 
     def summary(self, outcome: Ended) -> str:
@@ -159,23 +150,23 @@ class Display:
 
 
 class Plain(Display):
-    """A line every so many steps, with means since the line before."""
+    """A line every so many steps: the numbers of that step, as files of metrics have them."""
 
     def __init__(self, stream: IO[str], state: State, every: int) -> None:
         self._stream = stream
         self._state = state
         self._every = every
-        self._last = state.run.first_step
 
     def begin(self) -> None:
         run = self._state.run
-        self.say(f"{run.name}: {run.steps - run.first_step} steps of {run.batch_size} samples on {run.ranks} rank{'s' if run.ranks != 1 else ''}")
+        left = run.steps - run.first_step
+        if left > 0:  # else a last evaluation was left out
+            self.say(f"{run.name}: {counted(left, 'step')} of {counted(run.batch_size, 'sample')} on {counted(run.ranks, 'rank')}")
 
     def step(self, report: StepReport) -> None:
         run = self._state.run
         if report.step % self._every == 0 or report.step in (run.first_step + 1, run.steps):
-            since, self._last = report.step - self._last, report.step
-            self.say("  ".join([f"step {self._state.step_text()}", self._state.epoch_text(), *self._state.fields(min(since, WINDOW))]))
+            self.say("  ".join([f"step {self._state.step_text()}", self._state.epoch_text(), *self._state.fields()]))
 
     def say(self, text: str) -> None:
         print(text, file=self._stream, flush=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from jobflow.errors import counted
 from jobflow.plan.footprint import CATEGORIES
 from jobflow.session import current_session
 from jobflow.trainer.amounts import count_text, duration_text, metric_text, percent, rate_text, size_text
@@ -35,8 +36,6 @@ ENDS = {
 }
 #: ranks whose memory and communication are worked out; those behind are hardly different
 MOST_RANKS = 16
-#: steps whose losses are averaged to what is called the final one
-FINAL = 20
 
 
 class Report(Reading):
@@ -84,7 +83,7 @@ def report_page(
     sections = {
         "Result": result(run, history, laid_out, error),
         "Curves": curves(run, history),
-        "Time": timing(history, traced),
+        "Time": timing(run, history, traced),
         "Memory": Html("") if laid_out is None else memory(laid_out, run.ranks),
         "Communication": Html("") if laid_out is None else communication(laid_out, run.ranks),
         "Checkpoints": checkpoints(run, history),
@@ -120,6 +119,8 @@ def result(run: RunInfo, history: History, laid_out: Figures | None, error: Base
             rows.append([name.replace("/", " "), last, *(best if "/" in name else ["–", "–"])])  # the best of single steps is chance
     if rows:
         parts.append(table(["metric", "last", "best", "at step"], rows, numbers=(1, 2, 3)))
+    if run.first_step and history.missing:
+        parts.append(paragraph(f"What steps 1 to {run.first_step:,} measured was kept nowhere: logging.jsonl and logging.csv keep it."))
     return together(*parts)
 
 
@@ -130,21 +131,24 @@ def _cards(run: RunInfo, history: History, laid_out: Figures | None) -> Iterator
             yield name.replace("/", " "), last, f"best {best} at step {at}"
     loss = history.lines.get("loss")
     if loss is not None and len(loss):
-        count = min(FINAL, len(loss))
-        yield (
-            "training loss",
-            metric_text("loss", float(np.mean(loss.values[-count:]))),
-            f"mean of the last {count} steps" if count > 1 else "of one step",
-        )
+        yield "training loss", metric_text("loss", loss.last), f"of step {loss.steps[-1]:,}"
     epochs = f"; {history.step_number / run.steps_per_epoch:.3g} epochs" if run.steps_per_epoch else ""
     yield "steps", f"{history.step_number:,}", f"of {run.steps:,}{epochs}"
-    yield "time", duration_text(history.elapsed), f"{run.first_step:,} steps were done before" if run.first_step else "all in all"
+    yield "time", duration_text(history.elapsed), _before(run) or "all in all"
     speed = history.lines.get(SPEED)
     if speed is not None and len(speed):
         yield "speed", f"{rate_text(float(np.median(speed.values)))} samples/s", f"median; batches of {run.batch_size:,}"
     if laid_out is not None:
         yield "parameters", count_text(laid_out.parameters), f"{size_text(laid_out.variable_bytes)} with the optimizer's state"
         yield "memory", size_text(laid_out.largest), "of the rank with most"
+
+
+def _before(run: RunInfo) -> str:
+    """What earlier parts of the run did; "" if this is the first."""
+    if not run.first_step:
+        return ""
+    took = f" in {duration_text(run.seconds_before)}" if run.seconds_before else ""
+    return f"after {counted(run.first_step, 'step')}{took} of earlier parts of the run"
 
 
 def _last_and_best(name: str, line: Line) -> tuple[str, str, str]:
@@ -168,10 +172,11 @@ def curves(run: RunInfo, history: History) -> Html:
 # -------------------------------------------------------------------- time
 
 
-def timing(history: History, traced: Traced | None) -> Html:
+def timing(run: RunInfo, history: History, traced: Traced | None) -> Html:
     """Where the time of the run went, how long steps took, and what was recorded of single ops."""
     if not history.seconds:
         return Html("")
+    before = _before(run)
     seconds = np.array(history.seconds)
     steady = seconds[1:] if seconds.size > 1 else seconds
     spent = [(name, size) for name, size in where_time_went(history) if size > 0]
@@ -187,7 +192,8 @@ def timing(history: History, traced: Traced | None) -> Html:
             ]
         ),
     ]
-    return together(*parts, *([profile(traced)] if traced is not None else []))
+    said = [paragraph(f"Of this part of the run, {before}.")] if before else []
+    return together(*said, *parts, *([profile(traced)] if traced is not None else []))
 
 
 def where_time_went(history: History) -> Iterator[tuple[str, float]]:

@@ -59,6 +59,8 @@ class RunInfo:
     resumed_from: Path | None = None
     #: the train job as it is laid out for whole batches, once it is; None before
     compiled: Callable[[], Compiled | None] = field(default=lambda: None, repr=False)
+    #: of training, in earlier parts of the run
+    seconds_before: float = 0.0
 
     @property
     def epochs(self) -> float:

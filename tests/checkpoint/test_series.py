@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import IDS, begin, same, values
 
-from jobflow.checkpoint import places, sessions, store
+from jobflow.checkpoint import owner, places, sessions, store
 from jobflow.checkpoint.files import Files
 from jobflow.checkpoint.series import Series
 from jobflow.errors import ArgumentError, CheckpointError
@@ -144,7 +144,7 @@ def test_a_program_that_went_back(tmp_path: Path) -> None:
 
 def left_over(parent: Path, what: str = "saving", host: str | None = None, pid: int | None = None, start: str = "1") -> Path:
     """A directory as a process of several ranks leaves it."""
-    path = parent / f".step-00000002.{what}.{host or places._host()}.{pid or os.getpid()}-{start}.abc"
+    path = parent / f".step-00000002.{what}.{host or owner.host()}.{pid or os.getpid()}-{start}.abc"
     path.mkdir()
     for name in ("tensors-00000-00001.safetensors", "tensors-00001-00001.safetensors", "part-00001.json", "failed-00002.new"):
         (path / name).write_text("x")
@@ -187,7 +187,7 @@ def test_where_names_cannot_be_exchanged(tmp_path: Path, monkeypatch: pytest.Mon
     new = {"w": np.zeros(4, np.float32)}
     with pytest.raises(SystemExit):
         store.save(series.path_of(2), new, replace=True, files=Dying())
-    monkeypatch.setattr("jobflow.checkpoint.places._start", lambda pid: "another process")
+    monkeypatch.setattr("jobflow.checkpoint.owner._status", lambda pid: ["S", "another process"])
     series.clean()
     found = store.load(series.path_of(2))["w"].tolist()
     assert found == ([2] * 4 if renames < 2 else [0] * 4)

@@ -55,7 +55,7 @@ def test_epochs_are_all_samples_each_once_in_another_order(whole: tuple[Path, Ou
 def test_a_run_that_is_done_is_not_done_again(whole: tuple[Path, Outcome, Seen]) -> None:
     folder, outcome, _ = whole
     again, seen = run(loaded(folder / "run.yaml", folder / "out"))
-    assert not seen.steps and not seen.saves and seen.events == ["started", "finished", "closed"]
+    assert not seen.steps and not seen.saves and not seen.events, "nothing that a run has left is touched"
     assert (again.step, again.stopped, again.metrics, again.saved) == (STEPS, "end", outcome.metrics, outcome.saved)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 
+from jobflow.errors import counted
 from jobflow.trainer.config.problems import DEFAULT, Problems
 from jobflow.trainer.config.schema import Checkpoint, Data, Evaluation, Logging, Model, Optimizer, Piecewise, Strategy, Training
 from jobflow.trainer.config.tree import Branch, at_path, nearest, place
@@ -199,7 +200,9 @@ def _batch(strategy: Strategy, data: Data, notes: Notes) -> None:
         return
     ranks = data_ranks(strategy) or 1
     if data.batch_size // parts < ranks:
-        each = f"{data.batch_size // parts} samples (data.batch_size {data.batch_size}" + (f" in strategy.{which} {parts})" if parts > 1 else ")")
+        each = f"{counted(data.batch_size // parts, 'sample')} (data.batch_size {data.batch_size}" + (
+            f" in strategy.{which} {parts})" if parts > 1 else ")"
+        )
         notes.add(keys, f"{each} do not go round among {ranks} data ranks", f"data.batch_size: at least {ranks * parts}")
 
 

@@ -1,0 +1,74 @@
+"""Processes that something belongs to, as a file names them; and whether they still are."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A process: numbers of processes are used again, so `start` says when it began, in ticks since the machine did ("0": not known).
+
+    `space` is where its number counts: the start of the machine, and the container; "" where that is not known.
+    """
+
+    host: str
+    pid: int
+    start: str
+    space: str = ""
+
+    @classmethod
+    def here(cls) -> Owner:
+        """This process."""
+        return cls(host(), os.getpid(), start_of(os.getpid()), _space())
+
+    @property
+    def is_alive(self) -> bool | None:
+        """Whether it still runs; None if that cannot be seen from here."""
+        if self.space != _space() or self.host != host():
+            return None
+        return is_alive(self.pid, self.start)
+
+
+def is_alive(pid: int, start: str | None) -> bool:
+    """Whether a process of this machine runs that began then; `start` None: whenever it began."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    state, *_, began = _status(pid)
+    return state not in ("Z", "X") and start in (None, began)
+
+
+def start_of(pid: int) -> str:
+    """When a process began, in ticks since the machine did; "0" where that is not known."""
+    return _status(pid)[-1]
+
+
+def _status(pid: int) -> list[str]:
+    """State, then what Linux tells of a process, up to when it began."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[:20]
+    except OSError:
+        return ["?", "0"]
+
+
+@cache
+def host() -> str:
+    """What this machine is called, as part of the name of a file."""
+    return socket.gethostname().replace("/", "-") or "localhost"
+
+
+@cache
+def _space() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
