@@ -21,6 +21,7 @@ from jobflow.ops import shape as sh
 from jobflow.ops import slices as sl
 from jobflow.ops import source
 from jobflow.ops.base import apply, normal_axis
+from jobflow.ops.checked import checked
 from jobflow.ops.layout_ops import Identity
 from jobflow.ops.scalar import InHalf
 from jobflow.types import DType, Tensor, dtype_of, int32, int64
@@ -356,12 +357,13 @@ def _along(x: Tensor, axis: int, start: int, stop: int) -> Tensor:
 def gather(
     params: Tensor, indices: Tensor, validate_indices: bool | None = None, axis: int | None = None, batch_dims: int = 0, name: Name = None
 ) -> Tensor:
-    """params taken at `indices` along `axis` (default: batch_dims); an index outside gives zeros.
+    """params taken at `indices` along `axis` (default: batch_dims); an index beyond the axis gives zeros, a negative one is an error.
 
     With batch_dims > 0 the leading axes of both go together, and axis must be batch_dims.
     """
     if not indices.type.dtype.is_integer:
         raise DtypeError(f"gather at {user_line()}: indices {indices.type} must be integers; cast them")
+    indices = checked(indices, "gather", low=0, noun="index")
     along = _axis("gather", batch_dims if axis is None else axis, params.type.ndim)
     if batch_dims == 0:
         return ix.gather(params, indices, along, name=name)
@@ -372,13 +374,19 @@ def gather(
 
 def dim_gather(input: Tensor, dim: int, index: Tensor, name: Name = None) -> Tensor:
     """y[i, j, ..] = input[.., index[i, j, ..], ..], the index standing at axis `dim`."""
-    return ix.dim_gather(input, index, _axis("dim_gather", dim, input.type.ndim), name=name)
+    at = _axis("dim_gather", dim, input.type.ndim)
+    if index.type.dtype.is_integer:
+        index = checked(index, "dim_gather", low=0, high=input.type.shape[at] - 1, noun="index")
+    return ix.dim_gather(input, index, at, name=name)
 
 
 def one_hot(
     indices: Tensor, depth: int, on_value: float = 1, off_value: float = 0, axis: int = -1, dtype: DType | None = None, name: Name = None
 ) -> Tensor:
-    """on_value where a new axis of `depth` equals the index, off_value elsewhere; dtype is required."""
+    """on_value where a new axis of `depth` equals the index, off_value elsewhere; dtype is required.
+
+    An index outside [0, depth) gives off_value alone.
+    """
     kind = _dtype("one_hot", dtype)
     on, off = fitting("one_hot", on_value, kind), fitting("one_hot", off_value, kind)
     return ix.one_hot(indices, depth, dtype=kind, axis=_axis("one_hot", axis, indices.type.ndim + 1), on=on, off=off, name=name)

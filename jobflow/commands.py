@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jobflow.compiler.compile import plan_rank
-from jobflow.errors import JobError
+from jobflow.errors import JobError, JobflowError
 from jobflow.graph.ir import Graph
 from jobflow.graph.wire import Wire, physical_from_wire
 from jobflow.hatch import HATCH, Opening, hatch_of, slots_of
@@ -17,7 +17,7 @@ from jobflow.plan.traffic import Traffic
 from jobflow.plan.verify import Told, told
 from jobflow.runtime.executor import Executor, Through
 from jobflow.runtime.state import State
-from jobflow.runtime.world.base import Rank
+from jobflow.runtime.world.base import Rank, World
 from jobflow.types import Array
 
 
@@ -97,12 +97,28 @@ class Unbind:
 
 @dataclass(frozen=True)
 class Run:
-    """One step: the rank's parts of the arguments in, of the outputs out; through the hatch if no arguments are given."""
+    """One step: the rank's parts of the arguments in, of the outputs out; through the hatch if no arguments are given.
+
+    What the ranks refuse together is an answer too, see `performed`.
+    """
 
     number: int
 
-    def __call__(self, rank: Rank, feeds: Mapping[str, Array] | None) -> list[tuple[int, Array]]:
-        return executors_of(rank)[self.number].run(feeds)
+    def __call__(self, rank: Rank, feeds: Mapping[str, Array] | None) -> list[tuple[int, Array]] | JobflowError:
+        try:
+            return executors_of(rank)[self.number].run(feeds)
+        except JobflowError as error:
+            if not error.everywhere:
+                raise
+            return error
+
+
+def performed(world: World, run: Run, feeds: Sequence[Mapping[str, Array]] | None = None) -> list[list[tuple[int, Array]]]:
+    """The ranks' parts of the outputs of one step.  What they refused is raised; nothing has changed then."""
+    answers = world.call(run, feeds)
+    if isinstance(answers[0], JobflowError):
+        raise answers[0]
+    return answers
 
 
 @dataclass(frozen=True)

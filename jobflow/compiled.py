@@ -10,26 +10,15 @@ from typing import Any
 import numpy as np
 
 from jobflow.compiler.trace import RUN_COUNTER
-from jobflow.errors import ArgumentError, SourceLine, user_line
+from jobflow.errors import SourceLine, user_line
 from jobflow.graph.ir import Graph, Physical, Variable
-from jobflow.graph.training import Watch
+from jobflow.graph.training import Limit, Watch
 from jobflow.layout import Box, Layout, Local
-from jobflow.ops.base import ViewOp
 from jobflow.ops.source import Input
 from jobflow.types import Array
 from jobflow.typing.lazy import Lazy
 from jobflow.typing.results import Results
 from jobflow.typing.signature import Bound
-
-
-@dataclass(frozen=True)
-class Limit:
-    """What an argument may hold because an op indexes with it: low <= value < high."""
-
-    argument: str
-    low: int
-    high: int
-    reader: str
 
 
 @dataclass(frozen=True)
@@ -85,19 +74,26 @@ class Compiled:
         return self.graph.variables
 
     def check_limits(self, bound: Sequence[Bound]) -> None:
-        """ArgumentError if an argument holds an index that its reader cannot take; of lazy ones, `feeds` looks at what is read."""
+        """An error if an argument holds what its reader cannot take; of lazy ones, `feeds` looks at what is read."""
         values = {name: value for name, _, value in bound}
         for limit in self.limits:
-            for array in values[limit.argument] if isinstance(values[limit.argument], list) else [values[limit.argument]]:
+            given = values[limit.argument]
+            for device, array in enumerate(given if isinstance(given, list) else [given]):
                 if not isinstance(array, Lazy):
-                    self._check_limit(limit, array)
+                    self._check_limit(limit, array, f" of device {device}" if isinstance(given, list) else "")
 
-    def _check_limit(self, limit: Limit, array: Array) -> None:
-        if array.size and not (limit.low <= array.min() and array.max() < limit.high):
-            wrong = next(int(x) for x in array.flat if not limit.low <= x < limit.high)
-            raise ArgumentError(
-                f'{self.name}({limit.argument}=...) at {user_line()}: argument "{limit.argument}" holds {wrong}; '
-                f"{limit.reader} takes {limit.low} to {limit.high - 1}. Pass such numbers, or make what they point into larger."
+    def _check_limit(self, limit: Limit, array: Array, whose: str = "", first: int = 0) -> None:
+        check = limit.check
+        if check.passes(array):
+            return
+        wrong = np.argwhere(check.refuses(np, array))
+        if len(wrong):
+            at = tuple(map(int, wrong[0]))
+            shown = f" at {[at[0] + first, *at[1:]]}" if at else ""
+            takes = f"takes {check.low} to {check.high}" if check.high is not None else f"takes none below {check.low}"
+            raise check.error(
+                f'{self.name}({limit.argument}=...) at {user_line()}: argument "{limit.argument}"{whose} holds {array[at].item()}{shown}; '
+                f"{check.what} at {limit.where} {takes}. Pass such numbers, or make what they point into larger."
             )
 
     def feeds(self, bound: Sequence[Bound], run: int, here: Collection[int] | None = None) -> list[dict[str, Array]]:
@@ -121,7 +117,7 @@ class Compiled:
         if isinstance(value, Lazy):
             for limit in self.limits:
                 if limit.argument == part.argument:
-                    self._check_limit(limit, found)
+                    self._check_limit(limit, found, first=part.slices(value.shape)[0].start if value.shape else 0)
         return found
 
     def values(self, parts: Sequence[Sequence[tuple[int, Array]]]) -> list[Any]:
@@ -175,16 +171,3 @@ def argument_parts(physical: Physical, rank: int) -> tuple[Part, ...]:
             rows = slice(*op.part[1:]) if op.part is not None else None
             found.append(Part(op.key, op.argument, rows, layout.box(value.shape, rank) if isinstance(layout, Layout) else None))
     return tuple(found)
-
-
-def argument_limits(graph: Graph) -> tuple[Limit, ...]:
-    """Arguments that an op indexes with directly, and what they may hold."""
-    found: list[Limit] = []
-    for node in graph.nodes:
-        for i, (low, high) in node.op.limits(*(value.type for value in node.inputs)).items():
-            value = node.inputs[i]
-            while isinstance(value.node.op, ViewOp):
-                value = value.node.inputs[0]
-            if isinstance(value.node.op, Input):
-                found.append(Limit(value.node.op.argument, low, high, f"{node.name.partition('#')[0]} at {node.where}"))
-    return tuple(dict.fromkeys(found))

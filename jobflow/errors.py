@@ -39,6 +39,9 @@ _MODELS = os.path.join(_PACKAGE, "models") + os.sep
 class JobflowError(Exception):
     """Base of everything jobflow raises on purpose."""
 
+    #: True if every rank raises the same, and all can go on
+    everywhere = False
+
     @property
     def told(self) -> str:
         """As programs print it: kind and message."""

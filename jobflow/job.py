@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jobflow.scope as scope
-from jobflow.compiled import Compiled, Limit, argument_limits, argument_parts
+from jobflow.compiled import Compiled, argument_parts
 from jobflow.compiler.compile import distribute, logical
 from jobflow.compiler.microbatch import cut_batch, explained
 from jobflow.compiler.trace import Tracer
 from jobflow.errors import JobError, SourceLine
 from jobflow.graph.ir import Physical, Value
 from jobflow.graph.strategy import Strategy
-from jobflow.graph.training import Microbatches, Optimizer, Watch
+from jobflow.graph.training import Limit, Microbatches, Optimizer, Watch
 from jobflow.job_config import FunctionConfig
 from jobflow.layout import Placement
 from jobflow.results import deliver
@@ -159,6 +159,7 @@ class Job:
             known=session.variables,
             strategy=self.strategy,
             rows=rows,
+            looks=True,
         )
         with scope.using(interpreter=tracer, placement=placement, view=view, namespace=()):
             values = [self._argument(tracer, name, d, shape) for (name, d), shape in zip(self.signature.placeholders(), shapes, strict=True)]
@@ -174,7 +175,8 @@ class Job:
     def _lay_out(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...]) -> Version:
         tracer, results = self.trace(session, placement, shapes, rows)
         graph = logical(tracer, returned_values(results))
-        return Version(distribute(graph), results, tuple(tracer.watches), argument_limits(graph), tracer.pieces or (1,) * len(graph.outputs))
+        pieces = tracer.pieces or (1,) * len(graph.outputs)
+        return Version(distribute(graph), results, tuple(tracer.watches), tuple(dict.fromkeys(tracer.limits)), pieces)
 
     @staticmethod
     def _argument(tracer: Tracer, name: str, declared: Declared, shape: tuple[int, ...]) -> Value:

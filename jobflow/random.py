@@ -11,7 +11,7 @@ from jobflow.ops import index as ix
 from jobflow.ops import random as rn
 from jobflow.ops import softmax as sm
 from jobflow.ops.base import apply
-from jobflow.ops.checked import within
+from jobflow.ops.checked import checked
 from jobflow.ops.random import DropoutMask, RandomUniform
 from jobflow.types import DType, Tensor, float32, int8
 from jobflow.variables import current_job
@@ -39,7 +39,7 @@ coin_flip = CoinFlip
 def bernoulli(x: Tensor, seed: int | None = None, dtype: DType | None = None, name: str = "Bernoulli") -> Tensor:
     """1 with probability x, else 0, elementwise; of the type of x unless dtype is given."""
     drawn = _uniform("bernoulli", x.type.shape, x.type.dtype, seed, name)
-    return ew.cast(ew.less(drawn, within(x, "bernoulli", "probability", 0.0, 1.0)), dtype or x.type.dtype, name=name)
+    return ew.cast(ew.less(drawn, checked(x, "bernoulli", low=0.0, high=1.0, noun="probability")), dtype or x.type.dtype, name=name)
 
 
 def dropout(x: Tensor, rate: float, noise_shape: Sequence[int] | None = None, seed: int | None = None, name: str | None = None) -> Tensor:

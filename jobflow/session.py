@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 import jobflow.scope as scope
-from jobflow.commands import Bind, Meet, ReadVariables, Run, Tell, Unbind, WriteVariables, openings_of
+from jobflow.commands import Bind, Meet, ReadVariables, Run, Tell, Unbind, WriteVariables, openings_of, performed
 from jobflow.compiled import Compiled
 from jobflow.compiler.trace import RUN_COUNTER
 from jobflow.errors import ArgumentError, CheckpointError, JobError, PlacementError, SourceLine, user_line
@@ -265,10 +265,10 @@ class Session:
         run = self.runs.get(compiled.name, 0)
         opening = openings_of(self.world.ranks[0]).get(compiled.number)
         if opening is None:
-            values = compiled.values(self.world.call(Run(compiled.number), compiled.feeds(bound, run, self._here)))
+            values = compiled.values(performed(self.world, Run(compiled.number), compiled.feeds(bound, run, self._here)))
         else:
             opening.put({name: value for name, _, value in bound} | {RUN_COUNTER: run})
-            self.world.call(Run(compiled.number))
+            performed(self.world, Run(compiled.number))
             values = compiled.joined(opening.take())
         self.runs[compiled.name] = run + 1
         return values

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import jobflow.scope as scope
-from jobflow.commands import Bind, Run, state_of
+from jobflow.commands import Bind, Run, performed, state_of
 from jobflow.comparison import ROUNDING, Difference, Report, Seen, allowed, apart, by_microbatch, compare, epsilon, judged, together, whole_of
 from jobflow.compiled import Compiled
 from jobflow.compiler.box import Reroute
@@ -112,7 +112,7 @@ class Runner:
     def watched(self, arguments: Arrays, step: int) -> dict[str, Seen]:
         """One step: every tensor by name."""
         world = self.session.start()
-        parts = world.call(Run(WATCHED), self.fetched.feeds(self.bound(arguments), step))
+        parts = performed(world, Run(WATCHED), self.fetched.feeds(self.bound(arguments), step))
         found: dict[str, Seen] = {}
         for position, value in enumerate(self.fetched.graph.outputs):
             shards = {rank: dict(fetched)[position] for rank, fetched in enumerate(parts) if position in dict(fetched)}
@@ -123,7 +123,7 @@ class Runner:
     def plain(self, arguments: Arrays, step: int) -> Arrays:
         """One step as the job always runs: its results by number."""
         world = self.session.start()
-        parts = world.call(Run(self.compiled.number), self.compiled.feeds(self.bound(arguments), step))
+        parts = performed(world, Run(self.compiled.number), self.compiled.feeds(self.bound(arguments), step))
         values = self.compiled.values(parts)
         return {f"result {i}": np.concatenate(v) if isinstance(v, list) and v[0].ndim else np.asarray(v) for i, v in enumerate(values)}
 
@@ -257,7 +257,8 @@ def made_arguments(one: Runner, given: Mapping[str, Array], random: np.random.Ge
     ranges: dict[str, tuple[int, int]] = {}
     for limit in one.compiled.limits:
         low, high = ranges.get(limit.argument, (0, 1 << 30))
-        ranges[limit.argument] = max(low, limit.low), min(high, limit.high)
+        bounds = limit.check.low, limit.check.high
+        ranges[limit.argument] = low if bounds[0] is None else max(low, int(bounds[0])), high if bounds[1] is None else min(high, int(bounds[1]) + 1)
     found: Arrays = {}
     for (name, declared), shape in zip(one.job.signature.placeholders(), one.shapes, strict=True):
         sizes, dtype = shape[0] if declared.per_device else shape, declared.type.dtype

@@ -18,10 +18,11 @@ from jobflow.errors import NOWHERE, DuplicateNameError, JobError, JobflowError, 
 from jobflow.graph.ir import Graph, Node, Origin, Phase, Value, Variable
 from jobflow.graph.rewrite import Rewrite, copy_node
 from jobflow.graph.strategy import Strategy
-from jobflow.graph.training import Microbatches, Optimizer, Training, Watch
+from jobflow.graph.training import Limit, Microbatches, Optimizer, Training, Watch
 from jobflow.layout import B, Layout, Placement, S
 from jobflow.operators import NOT_A_TENSOR
-from jobflow.ops.base import Op, types_tuple
+from jobflow.ops.base import Op, ViewOp, types_tuple
+from jobflow.ops.checked import Checked
 from jobflow.ops.layout_ops import Crossing, ToGlobal, ToLocal
 from jobflow.ops.source import Constant, External, Input, ReadVariable
 from jobflow.types import DType, Tensor, TensorType, float32, int8, int64
@@ -57,6 +58,8 @@ class Tracer:
     microbatches: Microbatches | None = None
     #: the order of the stages of a pipeline by name; None leaves it to the compiler
     schedule: str | None = None
+    #: whether arguments are looked at before a run, so that what passes a check need not be checked in it
+    looks: bool = False
     #: the same body for the shorter microbatches, if there are any, and its outputs
     tail: tuple[Tracer, list[Value]] | None = None
 
@@ -70,6 +73,8 @@ class Tracer:
     regions: int = 0
     training: Training | None = None
     watches: list[Watch] = field(default_factory=list)
+    #: what arguments may hold
+    limits: list[Limit] = field(default_factory=list)
     #: per result and watch, of how many outputs of the graph it consists, one after another; empty where each is one
     pieces: tuple[int, ...] = ()
 
@@ -93,6 +98,9 @@ class Tracer:
         label = self._label(op, name, where)
         values = tuple(self._own(value, label, where) for value in inputs)
         local = here.view == "mirrored"
+        if self.looks and type(op) is Checked and (argument := _argument(values[0])) is not None:
+            self.limits.append(Limit(argument, op, where))
+            return values
         if isinstance(op, Crossing):
             op = self._parts(op, placement, where)
         elif not isinstance(op, External):
@@ -334,6 +342,13 @@ class Tracer:
             dict(self.updates),
             self.rows,
         )
+
+
+def _argument(value: Value) -> str | None:
+    """The argument of the job that a value is, looked at differently or as it is; None if it is none."""
+    while isinstance(value.node.op, ViewOp):
+        value = value.node.inputs[0]
+    return value.node.op.argument if isinstance(value.node.op, Input) else None
 
 
 def _shared(known: Variable, wanted: Variable) -> Variable:

@@ -18,7 +18,7 @@ import numpy as np
 
 import jobflow.scope as scope
 from jobflow.compiler.choose import Case, Operand, choose
-from jobflow.eager.convert import convert, empty
+from jobflow.eager.convert import agree, convert, done, empty
 from jobflow.eager.state import EagerState, mixed, state
 from jobflow.eager.tape import follow, record_op
 from jobflow.eager.tensor import Tensor
@@ -26,7 +26,9 @@ from jobflow.errors import JobError, JobflowError, PlacementError, PlanError, Sb
 from jobflow.layout import B, Layout, Partial, Placement
 from jobflow.ops import half
 from jobflow.ops.base import Op, ViewOp, types_tuple
+from jobflow.ops.checked import Checked
 from jobflow.ops.derivative import Derivative
+from jobflow.runtime.refusals import Refusal, located, raise_first
 from jobflow.types import Array, TensorType, int64
 
 #: how many ops on types and layouts a rank keeps prepared
@@ -105,11 +107,11 @@ def prepared(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> Prepared:
         try:
             found = here.prepared[key] = prepare(here, op, inputs)
         except JobflowError as error:
-            raise located(error, op) from None
+            raise with_line(error, op) from None
     return found
 
 
-def located(error: JobflowError, op: Op) -> JobflowError:
+def with_line(error: JobflowError, op: Op) -> JobflowError:
     """The same, with the user's line behind the op's word."""
     word, colon, rest = str(error).partition(":")
     text = f"{word} at {user_line()}:{rest}" if colon and " " not in word else f"{op.word()} at {user_line()}: {error}"
@@ -200,8 +202,26 @@ def _pieces(here: EagerState, found: Prepared, inputs: Sequence[Tensor]) -> tupl
             if found.wanted[0] is None:
                 inputs[0].shares(output)
             return (output,)
-    made = compute(here, op, arrays, found.pieces)
+    made = checked(here, found, op, arrays) if isinstance(op, Checked) else compute(here, op, arrays, found.pieces)
     return tuple([Tensor(type, layout, array) for type, layout, array in zip(found.types, found.layouts, made, strict=True)])
+
+
+def checked(here: EagerState, found: Prepared, op: Checked, arrays: Sequence[Array]) -> list[Array]:
+    """What passes a check; what any rank refuses is an error on all of them, for which they meet if they hold different elements."""
+    refused: Refusal | None = None
+    made: list[Array] = []
+    try:
+        made = compute(here, op, arrays, found.pieces)
+    except JobflowError as error:
+        refused = Refusal(0, here.rank.index, type(error), located(error, user_line()))
+    layout = found.layouts[0]
+    if layout is None or layout.is_whole:
+        raise_first([refused])
+        return made
+    comm = here.rank.comm.group(layout.placement.ranks)
+    agree(here, comm, here.trail(layout.placement).number, lambda: f"{op.what} at {user_line()}{done(here, layout.placement)}")
+    raise_first(comm.exchange(refused))
+    return made
 
 
 def seen(op: ViewOp, arrays: Sequence[Array]) -> Array | None:

@@ -19,6 +19,7 @@ from jobflow.ops.axes import ExpandDims, Squeeze
 from jobflow.ops.base import Op, broadcast_shapes
 from jobflow.ops.bitwise import BitwiseAnd, BitwiseNot, BitwiseOr, BitwiseXor
 from jobflow.ops.broadcast import BroadcastTo
+from jobflow.ops.checked import Checked, whole_divisor, whole_exponent
 from jobflow.ops.functions import Power, ScalarPower, Sqrt, Square
 from jobflow.ops.linalg import BatchMatMul, BroadcastMatMul, MatMul
 from jobflow.ops.scalar import DivideBy, FillLike, Negate, Scale, Shift
@@ -191,13 +192,15 @@ def div(x: Operand, other: Operand, *, rounding_mode: str | None = None) -> Tens
         return floor_divide(x, other)
     if rounding_mode != "trunc":
         raise ArgumentError(f'div at {user_line()}: rounding_mode is None, "floor" or "trunc"; got {rounding_mode!r}')
-    return _of_numbers("div", TruncateDivide(), x, other)
+    return _whole("div", TruncateDivide(), whole_divisor("div"), x, other)
 
 
-def _of_numbers(what: str, op: Op, x: Any, other: Any) -> Tensor:
-    """An op of two operands of numbers; truth values are 0 and 1."""
+def _whole(what: str, op: Op, check: Checked, x: Any, other: Any) -> Tensor:
+    """An op of two operands of numbers; truth values are 0 and 1, and integers on the right side pass a check."""
     a, b = pair(what, *sides(what, x, other))
-    made: Tensor = run(op, *((a, b) if a.type.dtype is not bool_ else (cast(a, uint8), cast(b, uint8))))
+    if a.type.dtype is bool_:
+        a, b = cast(a, uint8), cast(b, uint8)
+    made: Tensor = run(op, a, run(check, b) if b.type.dtype.is_integer else b)
     return made
 
 
@@ -218,20 +221,20 @@ true_divide = divide = div
 @operators("__floordiv__", "__rfloordiv__")
 def floor_divide(x: Operand, other: Operand) -> Tensor:
     """The largest integer not above x / other, of the operands' type."""
-    return _of_numbers("floor_divide", FloorDivide(), x, other)
+    return _whole("floor_divide", FloorDivide(), whole_divisor("floor_divide"), x, other)
 
 
 @method()
 @operators("__mod__", "__rmod__")
 def remainder(x: Operand, other: Operand) -> Tensor:
     """x - other floor(x / other), with the sign of `other`"""
-    return _of_numbers("remainder", FloorMod(), x, other)
+    return _whole("remainder", FloorMod(), whole_divisor("remainder"), x, other)
 
 
 @method()
 def fmod(x: Operand, other: Operand) -> Tensor:
     """x - other trunc(x / other), with the sign of x"""
-    return _of_numbers("fmod", Remainder(), x, other)
+    return _whole("fmod", Remainder(), whole_divisor("fmod"), x, other)
 
 
 @method()
@@ -241,7 +244,7 @@ def pow(x: Operand, exponent: Operand) -> Tensor:
     x, exponent = sides("pow", x, exponent)
     if isinstance(x, Tensor) and not isinstance(exponent, Tensor):
         return _to_the(x, exponent)  # type: ignore[arg-type]
-    return _of_numbers("pow", Power(), x, exponent)
+    return _whole("pow", Power(), whole_exponent("pow"), x, exponent)
 
 
 def _to_the(x: Tensor, exponent: Number) -> Tensor:

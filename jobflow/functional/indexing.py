@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -27,10 +27,11 @@ from jobflow.functional.in_place import check_writable, written
 from jobflow.functional.moving import value_of
 from jobflow.functional.promotion import cast, fitting, operand, together
 from jobflow.functional.shapes import common_shape, expand, integer, movedim, reshape
-from jobflow.layout import B, Layout, Partial, S, Split
-from jobflow.ops.arithmetic import Add, FloorMod, Where
+from jobflow.layout import B, Layout, Split
+from jobflow.ops.arithmetic import Add, Where
 from jobflow.ops.axes import ExpandDims, Reshape, Squeeze
 from jobflow.ops.base import Op
+from jobflow.ops.checked import positions
 from jobflow.ops.index import Gather
 from jobflow.ops.layout_ops import Identity
 from jobflow.ops.masked import MaskedFill
@@ -63,25 +64,8 @@ def placed(ids: Tensor, n: int, what: str) -> Tensor:
     """Positions along an axis of n elements, those from the end counted from the front; AxisError for others."""
     if not ids.dtype.is_integer:
         raise DtypeError(f"{what} at {user_line()}: positions are integers, or bool for a mask; got {ids.type}")
-    if ids.traced is not None:
-        made: Tensor = run(FloorMod(), ids, source(Constant((), ids.dtype, n), whole(ids)))
-        return made
-    if ids.layout is not None and ids.layout.is_partial:
-        ids = crossing.change(state(), ids, _summed(ids, ids.layout))
-    array = ids.array
-    if array.size:
-        low, high = int(array.min()), int(array.max())
-        if low < -n or high >= n:
-            raise AxisError(f"{what} at {user_line()}: position {high if high >= n else low} is not on an axis of {n} elements")
-        if low < 0:
-            return Tensor(ids.type, ids.layout, np.where(array < 0, array + array.dtype.type(n), array))
-    return ids
-
-
-def _summed(x: Tensor, layout: Layout) -> Layout:
-    """Where x is partial, pieces of its first axis, if there are enough elements."""
-    enough = x.ndim and x.shape[0] >= layout.placement.size
-    return replace(layout, sbp=tuple((S(0) if enough else B) if isinstance(sbp, Partial) else sbp for sbp in layout.sbp))
+    made: Tensor = run(positions(what, n), ids)
+    return made
 
 
 def found(mask: Tensor, like: Tensor, what: str) -> list[Tensor]:

@@ -46,9 +46,9 @@ def _label_weights(x: Tensor, target: Tensor, weight: Tensor | None, ignored: in
     return ew.where(counts, taken, ew.fill_like(taken, 0.0))
 
 
-def _likelihood(logs: Value, x: Tensor, target: Tensor, weight: Tensor | None, ignored: int, reduction: str, smoothing: float) -> Value:
+def _likelihood(what: str, logs: Value, x: Tensor, target: Tensor, weight: Tensor | None, ignored: int, reduction: str, smoothing: float) -> Value:
     axis = _axis(x)
-    loss = negative_log_likelihood(logs, target, axis, ignored)
+    loss = negative_log_likelihood(logs, target, axis, ignored, what=what)
     weights = None if weight is None and reduction != "mean" and not smoothing else _label_weights(x, target, weight, ignored)
     if weight is not None and weights is not None:
         loss = ew.multiply(loss, weights)
@@ -77,7 +77,7 @@ def nll_loss(input: Tensor, target: Tensor, weight: Tensor | None = None, ignore
     """
     one_of("nll_loss", "reduction", reduction, ("mean", "sum", "none"))
     _check("nll_loss", input, target, weight)
-    return _likelihood(input, input, target, weight, ignore_index, reduction, 0.0)
+    return _likelihood("nll_loss", input, input, target, weight, ignore_index, reduction, 0.0)
 
 
 @composed
@@ -103,7 +103,7 @@ def cross_entropy(
         _check_weight(what, input, weight)
         return _with_probabilities(log_softmax(input, axis), input, target, weight, reduction, label_smoothing)
     _check(what, input, target, weight)
-    return _likelihood(log_softmax(input, axis), input, target, weight, ignore_index, reduction, label_smoothing)
+    return _likelihood(what, log_softmax(input, axis), input, target, weight, ignore_index, reduction, label_smoothing)
 
 
 def _with_probabilities(logs: Value, x: Tensor, target: Value, weight: Tensor | None, reduction: str, smoothing: float) -> Value:

@@ -23,6 +23,7 @@ from jobflow.ops import slices as sl
 from jobflow.ops.axes import ExpandDims, Squeeze
 from jobflow.ops.base import apply, broadcast_shapes
 from jobflow.ops.broadcast import broadcast_to
+from jobflow.ops.checked import rows as row_numbers
 from jobflow.ops.index import gather
 from jobflow.ops.index import one_hot as rows_of_ones
 from jobflow.ops.linalg import BiasAdd, BroadcastMatMul, MatMul, matmul
@@ -76,16 +77,12 @@ def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None
     return sh.reshape(y, (*x1.shape[:-1], out))
 
 
-def _check_ids(what: str, ids: Tensor, count: int) -> None:
-    """ArgumentError if this rank sees a number that is no row; while a graph is built there are none to see."""
+def _row_numbers(what: str, ids: Tensor, count: int) -> Tensor:
+    """The numbers, once they are known to be those of rows; ArgumentError for others."""
     if not ids.type.dtype.is_integer:
         raise DtypeError(f"{what} at {user_line()}: the numbers of rows {ids.type} are not integers")
-    partial = ids.layout is not None and any(isinstance(sbp, Partial) for sbp in ids.layout.sbp)
-    if ids.traced is not None or partial or not ids.array.size:
-        return
-    low, high = int(ids.array.min()), int(ids.array.max())
-    if low < 0 or high >= count:
-        raise ArgumentError(f"{what} at {user_line()}: row {low if low < 0 else high} is outside [0, {count}), the rows there are")
+    made: Tensor = run(row_numbers(what, count), ids)
+    return made
 
 
 @composed
@@ -103,7 +100,7 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> 
     Raises: ArgumentError for a number that is no row.
     """
     count = weight.type.shape[0]
-    _check_ids("embedding", input, count)
+    input = _row_numbers("embedding", input, count)
     if padding_idx is not None and not -count <= padding_idx < count:
         raise ArgumentError(f"embedding at {user_line()}: padding_idx {padding_idx} is none of the {count} rows")
     return _looked_up(input, weight, None if padding_idx is None else padding_idx % count)
@@ -121,8 +118,7 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
         if not values.size:
             raise ArgumentError(f"one_hot at {user_line()}: the number of classes cannot be counted in an empty tensor; give num_classes")
         num_classes = int(np.max(values)) + 1
-    _check_ids("one_hot", tensor, num_classes)
-    return _ones_at(tensor, num_classes)
+    return _ones_at(_row_numbers("one_hot", tensor, num_classes), num_classes)
 
 
 # -------------------------------------------------------------------- dropout

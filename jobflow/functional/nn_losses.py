@@ -11,7 +11,7 @@ from jobflow.ops import elementwise as ew
 from jobflow.ops import elementwise_loss as el
 from jobflow.ops import reduce as rd
 from jobflow.ops import shape as sh
-from jobflow.ops.checked import within
+from jobflow.ops.checked import checked
 from jobflow.ops.source import constant
 from jobflow.types import Tensor as Value
 
@@ -188,7 +188,7 @@ def gaussian_nll_loss(input: Tensor, target: Tensor, var: Tensor | float, full: 
 
     `var` is of the shape of `input`, or without its last axis, or with one element there, or a number.
     """
-    given = within(_variance(input, var), "gaussian_nll_loss", "variance", 0.0, nan=True)
+    given = checked(_variance(input, var), "gaussian_nll_loss", low=0.0, nan=True, noun="variance")
     bounded = ew.add(given, ew.detach(ew.subtract(ew.clip(given, eps, None), given)))
     loss = ew.scale(ew.add(ew.log(bounded), ew.divide(ew.squared_difference(input, target), bounded)), 0.5)
     return reduced("gaussian_nll_loss", ew.shift(loss, 0.9189385332046727) if full else loss, reduction)

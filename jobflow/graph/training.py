@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from jobflow.errors import SourceLine
 from jobflow.graph.ir import Value, Variable
 from jobflow.layout import Span, cut
+from jobflow.ops.checked import Checked
 from jobflow.types import TensorType
 
 
@@ -96,6 +97,16 @@ class Microbatches:
     def sizes(self) -> tuple[int, ...]:
         """How long microbatches are: one size, or two, the longer first."""
         return tuple(dict.fromkeys(stop - start for start, stop in self.spans))
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What an argument may hold: what passes a check."""
+
+    argument: str
+    check: Checked
+    #: the line that reads it
+    where: SourceLine
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jobflow.errors import ArgumentError, DtypeError
+from jobflow.errors import DtypeError
 from jobflow.layout import Rule
 from jobflow.ops import remainders
 from jobflow.ops.base import OVER_EITHER, Binder, Call, Grads, Op, Sample, broadcast_rule, broadcast_shapes, sample
 from jobflow.ops.broadcast import sum_to
+from jobflow.ops.checked import check, whole_divisor
 from jobflow.ops.compare import greater, less
 from jobflow.ops.pointwise import ANY, FLOATS, Binary, call, check_dtypes, numbers
 from jobflow.ops.product_sum import sum_with_maker
@@ -80,26 +81,20 @@ class Divide(Binary):
         return sum_to(dx, x.type.shape), sum_to(negate(multiply(dx, z)), y.type.shape)
 
 
-def check_divisors(what: str, y: Array) -> None:
-    """ArgumentError if an integer divisor is 0; the quotient of floats is infinite there, or NaN."""
-    if y.dtype.kind in "iu" and not y.all():
-        raise ArgumentError(f"{what}: division of integers by 0, at {np.argwhere(y == 0)[0].tolist()} of the divisor")
+def divisors(what: str, y: Tensor) -> Tensor:
+    """y, of integers once none of them is 0; quotients of floats are infinite there, or NaN."""
+    return check(whole_divisor(what), y) if y.type.dtype.is_integer else y
 
 
 @dataclass(frozen=True)
 class _Whole(Binary):
-    """A division that rounds, or what it leaves; of integers an error where the divisor is 0."""
+    """A division that rounds, or what it leaves; its function lets `divisors` look at the divisor."""
 
     abstract = True
     low = 0.6
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
-        check_divisors(self.word(), arrays[1])
         getattr(remainders, self.ufunc)(xp, *arrays)
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        calls = super().bind(device, inputs, outputs)
-        return [(check_divisors, (self.word(), inputs[1])), *calls] if device.xp is np and self.ufunc else calls
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -124,7 +119,6 @@ class TruncateDivide(_Whole):
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
         x, y, z = arrays
-        check_divisors(self.word(), y)
         if z.dtype.kind in "iu":
             xp.floor_divide(x, y, out=z)
             xp.add(z, (z < 0) & (xp.remainder(x, y) != 0), out=z)
@@ -261,11 +255,11 @@ def divide(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
 
 
 def floor_divide(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
-    return call(FloorDivide(), x, y, name=name)
+    return call(FloorDivide(), x, divisors("floor_divide", y), name=name)
 
 
 def floor_mod(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
-    return call(FloorMod(), x, y, name=name)
+    return call(FloorMod(), x, divisors("floor_mod", y), name=name)
 
 
 def squared_difference(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:

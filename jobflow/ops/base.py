@@ -180,10 +180,6 @@ class Op:
         """True if the CPU calls are faster where the output, a matrix, is stored column by column (a hint to the format pass)."""
         return False
 
-    def limits(self, *types: TensorType) -> Mapping[int, tuple[int, int]]:
-        """Inputs that hold indices, and the range (low, high) they must be in, low <= index < high; checked before a job runs."""
-        return {}
-
     def __str__(self) -> str:
         """The op with the attributes that differ from their defaults: MatMul(transpose_b=True)."""
         shown = (f for f in fields(self) if f.name not in self.unshown and not (f.default is not MISSING and getattr(self, f.name) == f.default))
@@ -250,6 +246,21 @@ def all_ops() -> list[type[Op]]:
             if concrete and sub.__module__.startswith("jobflow."):
                 found[f"{sub.__module__}.{sub.__qualname__}"] = sub
     return [found[key] for key in sorted(found)]
+
+
+def placed(window: Box | None, box: Box) -> Box:
+    """Where `box` of a tensor lies if the tensor is `window` of a longer one: a microbatch of the batch.
+
+    In the mirrored view several such tensors follow each other, one per rank: each is that window of its rank's batch.
+    """
+    if window is None:
+        return box
+    (low, high), length = window.spans[0], window.whole[0]
+    rows = max(high - low, 1)
+    (start, stop), *rest = box.spans
+    before, inside = divmod(start, rows)
+    first = before * length + low + inside
+    return Box(((first, first + stop - start), *rest), (box.whole[0] // rows * length, *box.whole[1:]))
 
 
 def broadcast_shapes(what: str, *types: TensorType) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from jobflow.layout import Rule
 from jobflow.ops.activation import sigmoid
 from jobflow.ops.arithmetic import divide, multiply, subtract
 from jobflow.ops.base import LETTERS, Grads, Op, Sample, sample
-from jobflow.ops.checked import check_within
+from jobflow.ops.checked import checked
 from jobflow.ops.derivative import through
 from jobflow.ops.functions import log
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
@@ -90,8 +90,6 @@ class BinaryCrossEntropy(Op):
         return Rule(f"{letters},{letters}->{letters}")
 
     def kernel(self, xp: Xp, x: Array, target: Array, loss: Array) -> None:
-        for name, given in (("input", x), ("target", target)):
-            check_within(_BINARY, name, given, 0.0, 1.0, nan=True)
         yes, no = (xp.maximum(logarithm, -100) for logarithm in (xp.log(x), xp.log1p(-x)))
         loss[...] = (target - 1) * no - target * yes
 
@@ -175,7 +173,8 @@ def sigmoid_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = 
 
 def binary_cross_entropy(x: Tensor, target: Tensor, *, name: str | None = None) -> Tensor:
     """Loss per element, of probabilities."""
-    return call(BinaryCrossEntropy(), x, target, name=name)
+    given = [checked(each, _BINARY, low=0.0, high=1.0, nan=True, noun=noun) for noun, each in (("input", x), ("target", target))]
+    return call(BinaryCrossEntropy(), *given, name=name)
 
 
 def smooth_l1(prediction: Tensor, label: Tensor, beta: float = 1.0, *, name: str | None = None) -> Tensor:

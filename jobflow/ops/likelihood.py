@@ -2,19 +2,21 @@
 
     loss[n...] = -x[n, label[n...], ...]        0 where the label is `ignored`
 
-A label that is neither a class nor `ignored` is an ArgumentError.  Classes may be split: a rank then answers for those it has.
+The function refuses a label that is neither a class nor `ignored` (`ops.checked`).  Classes may be split: a rank then answers for
+those it has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jobflow.errors import ArgumentError, DtypeError, ShapeError
+from jobflow.errors import DtypeError, ShapeError
 from jobflow.layout import B, Box, Rule, S, Signature
 from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, normal_axis, sample
+from jobflow.ops.checked import check, classes
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
 from jobflow.types import Array, Tensor, TensorType, Xp, int64
 
@@ -25,15 +27,6 @@ def _marks(ndim: int, axis: int) -> tuple[str, str]:
     """Letters of the labels' axes, and of the log-probabilities'."""
     whole = LETTERS[:ndim]
     return whole[:axis] + whole[axis + 1 :], whole
-
-
-def _check(labels: Array, classes: int, ignored: int | None) -> None:
-    wrong = (labels < 0) | (labels >= classes)
-    if ignored is not None:
-        wrong &= labels != ignored
-    if wrong.any():
-        other = "" if ignored is None else f", nor is it the ignored {ignored}"
-        raise ArgumentError(f"{WHAT}: label {int(labels[wrong][0])} is outside [0, {classes}), the range of the {classes} classes{other}")
 
 
 def _flat(axis: int, whole: Array, *rows: Array) -> bool:
@@ -98,12 +91,8 @@ class NegativeLogLikelihood(Op):
         (start, stop), classes = inputs[0].spans[self.axis], inputs[0].whole[self.axis]
         return self if stop - start == classes else replace(self, offset=start, classes=classes)
 
-    def limits(self, x: TensorType, labels: TensorType) -> Mapping[int, tuple[int, int]]:  # type: ignore[override]
-        return {1: (0, x.shape[self.axis])} if self.ignored is None else {}
-
     def kernel(self, xp: Xp, x: Array, labels: Array, loss: Array) -> None:
         size = x.shape[self.axis]
-        _check(labels, size if self.classes is None else self.classes, self.ignored)
         loss.fill(0)
         if not x.size:
             return
@@ -155,7 +144,6 @@ class NegativeLogLikelihoodGrad(Op):
         return self if stop - start == self.size else replace(self, size=stop - start, offset=start, classes=self.size)
 
     def kernel(self, xp: Xp, labels: Array, dloss: Array, dx: Array) -> None:
-        _check(labels, self.size if self.classes is None else self.classes, self.ignored)
         classes = xp.arange(self.offset, self.offset + self.size).reshape((-1,) + (1,) * (labels.ndim - self.axis))
         hit = xp.expand_dims(labels, self.axis) == classes
         if self.ignored is not None and 0 <= self.ignored - self.offset < self.size:
@@ -178,6 +166,11 @@ class NegativeLogLikelihoodGrad(Op):
         yield sample(cls(0, 4), np.array(2), numbers(3))
 
 
-def negative_log_likelihood(x: Tensor, labels: Tensor, axis: int = 1, ignored: int | None = None, *, name: str | None = None) -> Tensor:
-    """Loss per label from log-probabilities x with the classes on `axis`; 0 where the label is `ignored`."""
-    return call(NegativeLogLikelihood(normal_axis(WHAT, axis, x.type.ndim), ignored), x, labels, name=name)
+def negative_log_likelihood(
+    x: Tensor, labels: Tensor, axis: int = 1, ignored: int | None = None, *, what: str = WHAT, name: str | None = None
+) -> Tensor:
+    """Loss per label from log-probabilities x with the classes on `axis`; 0 where the label is `ignored`.  Other labels are refused for `what`."""
+    at = normal_axis(WHAT, axis, x.type.ndim)
+    if labels.type.dtype.is_integer:
+        labels = check(classes(what, x.type.shape[at], ignored), labels)
+    return call(NegativeLogLikelihood(at, ignored), x, labels, name=name)

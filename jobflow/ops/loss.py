@@ -1,23 +1,24 @@
 """Losses: one number per sample; averaging them is not theirs.  Losses per element are in elementwise_loss.
 
 p = softmax(logits) along the last axis.  Probabilities enter logarithms as max(p, 1e-20).  The sparse losses take labels of any
-integer type, one per sample, and raise ArgumentError for a label outside [0, number of classes).
+integer type, one per sample; their functions have labels checked (`ops.checked`), and the ops take labels to be classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
 
-from jobflow.errors import ArgumentError, DtypeError, ShapeError
+from jobflow.errors import DtypeError, ShapeError
 from jobflow.layout import Box, Rule
 from jobflow.ops import in_pieces
 from jobflow.ops.arithmetic import add, divide, multiply, subtract
 from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, sample
+from jobflow.ops.checked import check, classes
 from jobflow.ops.derivative import through
 from jobflow.ops.elementwise_loss import binary_cross_entropy as binary_cross_entropy
 from jobflow.ops.elementwise_loss import sigmoid_cross_entropy as sigmoid_cross_entropy
@@ -36,15 +37,6 @@ TINY = 1e-20
 WHAT = "sparse_softmax_cross_entropy"
 
 
-def check_range(what: str, labels: Array, classes: int) -> None:
-    """ArgumentError unless all labels are in [0, classes)."""
-    if not labels.size:
-        return
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= classes:
-        raise ArgumentError(f"{what}: label {low if low < 0 else high} is outside [0, {classes}), the range of the {classes} classes")
-
-
 def _check_labels(what: str, values: str, x: TensorType, labels: TensorType) -> None:
     check_dtypes(what, FLOATS, x)
     if not labels.dtype.is_integer:
@@ -55,7 +47,8 @@ def _check_labels(what: str, values: str, x: TensorType, labels: TensorType) -> 
 
 def _pick(xp: Xp, x: Array, labels: Array) -> Array:
     """x[..., label]"""
-    return xp.take_along_axis(x, labels[..., None].astype(xp.int64), axis=-1)[..., 0]
+    at = xp.clip(labels[..., None].astype(xp.int64), 0, x.shape[-1] - 1)
+    return xp.take_along_axis(x, at, axis=-1)[..., 0]
 
 
 def _classes(x: TensorType) -> tuple[str, str]:
@@ -95,11 +88,7 @@ class SparseSoftmaxCrossEntropy(Op):
         rows, whole = _classes(logits)
         return Rule(f"{whole},{rows}->{rows},{whole}")
 
-    def limits(self, logits: TensorType, labels: TensorType) -> Mapping[int, tuple[int, int]]:  # type: ignore[override]
-        return {1: (0, logits.shape[-1])}
-
     def kernel(self, xp: Xp, logits: Array, labels: Array, loss: Array, prob: Array) -> None:
-        check_range(WHAT, labels, logits.shape[-1])
         e = xp.exp(logits - logits.max(axis=-1, keepdims=True)) if logits.size else logits
         prob[...] = e / e.sum(axis=-1, keepdims=True)
         loss[...] = -xp.log(xp.maximum(_pick(xp, prob, labels), TINY))
@@ -130,7 +119,6 @@ class SparseSoftmaxCrossEntropy(Op):
 
 def _pick_loss(start: Array, labels: Array, classes: int, prob: Array, index: Array, loss: Array) -> None:
     """loss[n] = -log max(prob[n, label[n]], TINY) on flat arrays."""
-    check_range(WHAT, labels, classes)
     np.add(start, labels, index)
     prob.take(index, out=loss, mode="clip")
     np.maximum(loss, loss.dtype.type(TINY), out=loss)
@@ -161,7 +149,6 @@ class SparseSoftmaxCrossEntropyGrad(Op):
         return _own_classes(self, outputs[0])
 
     def kernel(self, xp: Xp, prob: Array, labels: Array, dloss: Array, dx: Array) -> None:
-        check_range(WHAT, labels, prob.shape[-1] if self.classes is None else self.classes)
         hit = xp.arange(self.offset, self.offset + prob.shape[-1]) == labels[..., None]
         dx[...] = (prob - hit) * dloss[..., None]
 
@@ -196,11 +183,10 @@ def _own_classes(op: Split, box: Box) -> Split:
 
 def _subtract_at_labels(start: Array, labels: Array, classes: int, dx: Array, dloss: Array, index: Array, part: Array) -> None:
     """dx[n, label[n]] -= dloss[n] on flat arrays."""
-    check_range(WHAT, labels, classes)
     np.add(start, labels, index)
     dx.take(index, out=part, mode="clip")
     np.subtract(part, dloss, part)
-    dx.put(index, part)
+    dx.put(index, part, mode="clip")
 
 
 @dataclass(frozen=True)
@@ -248,11 +234,7 @@ class SplitCrossEntropy(Op):
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         return _own_classes(self, outputs[1])
 
-    def limits(self, logits: TensorType, *rows: TensorType) -> Mapping[int, tuple[int, int]]:  # type: ignore[override]
-        return {1: (0, logits.shape[-1])}
-
     def kernel(self, xp: Xp, logits: Array, labels: Array, top: Array, total: Array, loss: Array, prob: Array) -> None:
-        check_range(WHAT, labels, logits.shape[-1] if self.classes is None else self.classes)
         prob[...] = xp.exp(logits - top[..., None]) / total[..., None]
         hit = xp.arange(self.offset, self.offset + logits.shape[-1]) == labels[..., None]
         loss[...] = xp.where(hit, -xp.log(xp.maximum(prob, TINY)), 0).sum(axis=-1)
@@ -346,11 +328,7 @@ class SparseCrossEntropy(Op):
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         return _own_classes(self, inputs[0])
 
-    def limits(self, prob: TensorType, labels: TensorType) -> Mapping[int, tuple[int, int]]:  # type: ignore[override]
-        return {1: (0, prob.shape[-1])}
-
     def kernel(self, xp: Xp, prob: Array, labels: Array, loss: Array) -> None:
-        check_range("sparse_cross_entropy", labels, prob.shape[-1] if self.classes is None else self.classes)
         hit = xp.arange(self.offset, self.offset + prob.shape[-1]) == labels[..., None]
         loss[...] = xp.where(hit, -xp.log(xp.maximum(prob, TINY)), 0).sum(axis=-1)
 
@@ -393,15 +371,20 @@ class SparseCrossEntropyGrad(Op):
         yield sample(cls(), numbers(1, 3, 4, low=0.1, high=1.0), np.array([0, 3, 1]), numbers(2, 3))
 
 
+def _checked(what: str, labels: Tensor, scores: Tensor) -> Tensor:
+    """The labels, once they are known to be classes; left to the op where they are not even labels for these scores."""
+    return check(classes(what, scores.type.shape[-1]), labels) if labels.type.dtype.is_integer and scores.type.ndim else labels
+
+
 def sparse_softmax_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
     """Loss per label; labels are integers, one per row of logits."""
-    loss: Tensor = apply(SparseSoftmaxCrossEntropy(), logits, labels, name=name)[0]
+    loss: Tensor = apply(SparseSoftmaxCrossEntropy(), logits, _checked(WHAT, labels, logits), name=name)[0]
     return loss
 
 
 def split_sparse_softmax_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
     """The same loss by ops that let the classes be split: the ranks exchange a maximum and a sum per row instead of the logits."""
-    return by_classes(logits, labels, name=name)[0]
+    return by_classes(logits, _checked(WHAT, labels, logits), name=name)[0]
 
 
 def by_classes(logits: Tensor, labels: Tensor, *, name: str | None = None) -> tuple[Tensor, Tensor]:
@@ -419,4 +402,4 @@ def softmax_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = 
 
 def sparse_cross_entropy(prob: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
     """Loss per label, of probabilities; labels are integers."""
-    return call(SparseCrossEntropy(), prob, labels, name=name)
+    return call(SparseCrossEntropy(), prob, _checked("sparse_cross_entropy", labels, prob), name=name)

@@ -16,7 +16,7 @@ from jobflow.errors import ArgumentError, ShapeError
 from jobflow.layout import B, Box, Rule, S, Signature, whole_box
 from jobflow.ops import philox
 from jobflow.ops.arithmetic import multiply
-from jobflow.ops.base import LETTERS, Grads, Op, Sample, apply, sample
+from jobflow.ops.base import LETTERS, Grads, Op, Sample, apply, placed, sample
 from jobflow.ops.source import Source
 from jobflow.types import Array, Tensor, TensorType, Xp, float32, float64, int32, int64
 
@@ -31,21 +31,6 @@ def _check_counter(what: str, counter: TensorType) -> None:
 
 def _stream(counter: Array) -> int:
     return int(counter[0])
-
-
-def _placed(window: Box | None, box: Box) -> Box:
-    """Where `box` of a tensor lies if the tensor is `window` of a longer one: a microbatch of the batch.
-
-    In the mirrored view several such tensors follow each other, one per rank: each is that window of its rank's batch.
-    """
-    if window is None:
-        return box
-    (low, high), length = window.spans[0], window.whole[0]
-    rows = max(high - low, 1)
-    (start, stop), *rest = box.spans
-    before, inside = divmod(start, rows)
-    first = before * length + low + inside
-    return Box(((first, first + stop - start), *rest), (box.whole[0] // rows * length, *box.whole[1:]))
 
 
 @dataclass(frozen=True)
@@ -72,7 +57,7 @@ class RandomSource(Source):
         return (None,) * (len(tensors) - 2)
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
-        return replace(self, shape=outputs[0].shape, box=_placed(self.box, outputs[0]))
+        return replace(self, shape=outputs[0].shape, box=placed(self.box, outputs[0]))
 
     def fill(self, xp: Xp, *arrays: Array) -> None:
         *counter, y = arrays
@@ -203,7 +188,7 @@ class DropoutMask(Op):
         return Rule(f"{letters},1->{letters}")
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
-        return replace(self, box=_placed(self.box, outputs[0]))
+        return replace(self, box=placed(self.box, outputs[0]))
 
     def kernel(self, xp: Xp, x: Array, counter: Array, mask: Array) -> None:
         box = whole_box(mask.shape) if self.box is None else self.box

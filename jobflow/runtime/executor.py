@@ -3,6 +3,9 @@
 Every instruction becomes one or a few prepared calls on views of the rank's buffers.  The body runs before the epilogue, and no
 rank begins its epilogue before all have met at the end of their bodies or at a collective with nothing behind it: if a body
 raises on any rank, no variable has changed anywhere.
+
+Where ops of a body check what they are given (`ops.checked`), a rank that finds something wrong goes on to the end of its body, and
+the ranks tell each other there: all of them raise the first error, and can run on.
 """
 
 from __future__ import annotations
@@ -16,11 +19,13 @@ import numpy as np
 from jobflow.errors import AbortedError, JobflowError
 from jobflow.ops import half
 from jobflow.ops.base import Call
+from jobflow.ops.checked import Checked
 from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Slot, Transfer, Wait
 from jobflow.plan.storage import is_common
 from jobflow.runtime.arrays import window
 from jobflow.runtime.comm.base import Communicator
 from jobflow.runtime.device.base import Device
+from jobflow.runtime.refusals import Note, Refusal, checks, raise_first, refusal
 from jobflow.runtime.state import State
 from jobflow.types import Array
 
@@ -46,6 +51,7 @@ class Executor:
         self.buffers = {**state.buffers, **common, "arena": device.allocate(plan.buffers["arena"]), "shared": comm.allocate(plan.buffers["shared"])}
         self.feeds = {feed.name: (self.view(feed.slot), feed.box) for feed in plan.feeds}
         self._waits: dict[int, list[Call]] = {}
+        self._notes: list[Note] = []
         bound = [(i, self._bind(i, comm)) for i in plan.body]
         late = [(i, self._bind(i, comm)) for i in plan.epilogue]
         comm.seal()
@@ -59,6 +65,10 @@ class Executor:
         #: others may read what this rank puts in place
         self._fed = comm.barrier if any(comm.exchange(bool(in_place))) else None
         self.meet = comm.barrier if self._must_meet(comm) else None
+        #: tells all ranks what each has refused, and is told, if any of them checks anything
+        self._told = comm.exchange if any(comm.exchange(checks(plan.body))) else None
+        self.meet = self.meet if self._told is None else None
+        self._rank = comm.members[comm.rank]
         #: nobody begins the next run before all have written what they have in common
         self.depart = comm.barrier if comm.size > 1 and any(comm.exchange(_writes_common(plan))) else None
 
@@ -76,6 +86,10 @@ class Executor:
 
     def _bind(self, instruction: Instruction, comm: Communicator) -> list[Call]:
         match instruction:
+            case Compute(Checked() as op, inputs, outputs) if self.device.tag == "gpu":
+                note = Note(op, instruction, self.device)
+                self._notes.append(note)
+                return [(op.note, (self.device.xp, self.view(inputs[0]), self.view(outputs[0]), note.at, note.value))]
             case Compute(op, inputs, outputs):
                 self.device.begin_instruction()
                 return half.bind(op, self.device, [self.view(s) for s in inputs], [self.view(s) for s in outputs])
@@ -98,11 +112,15 @@ class Executor:
         else:
             self.feed(arguments)
         with np.errstate(all="ignore"):
-            self._perform(self.body, 0)
-            if self.meet is not None:
+            refused = self._perform(self.body, 0)
+            if self._told is not None:
+                self._agree(refused)
+            elif self.meet is not None:
                 self.device.synchronize()
                 self.meet()
-            self._perform(self.epilogue, len(self.body))
+            late = self._perform(self.epilogue, len(self.body))
+            if late is not None:
+                raise late.error(late.text)
             if self.depart is not None:
                 self.depart()
         self.device.synchronize()
@@ -119,21 +137,40 @@ class Executor:
         if self._fed is not None:
             self._fed()
 
-    def _perform(self, calls: list[Call], first: int) -> None:
+    def _perform(self, calls: list[Call], first: int) -> Refusal | None:
+        """Make the calls; what the first check that failed said."""
         f: Callable[..., Any]
         a: tuple[Any, ...]
-        try:
-            for f, a in calls:
-                f(*a)
-        except AbortedError:
-            raise
-        except Exception as error:
-            instruction = self.origin[first + next(i for i, call in enumerate(calls) if call[1] is a and call[0] is f)]
-            where = f"{instruction.name} at {instruction.where}"
-            if isinstance(error, JobflowError):
-                error.args = (f"{where}: {error}",)
+        refused: Refusal | None = None
+        rest = iter(calls)
+        while True:
+            try:
+                for f, a in rest:
+                    f(*a)
+                return refused
+            except AbortedError:
                 raise
-            raise JobflowError(f"{where}: {error} ({type(error).__name__})") from error
+            except Exception as error:
+                instruction = self.origin[first + next(i for i, call in enumerate(calls) if call[1] is a and call[0] is f)]
+                if isinstance(instruction, Compute) and isinstance(instruction.op, Checked) and isinstance(error, instruction.op.error):
+                    refused = refused or refusal(self.plan.body, instruction, self._rank, error)
+                    continue
+                if refused is not None:  # garbage in, garbage out
+                    raise refused.error(refused.text) from error
+                where = f"{instruction.name} at {instruction.where}"
+                if isinstance(error, JobflowError):
+                    error.args = (f"{where}: {error}",)
+                    raise
+                raise JobflowError(f"{where}: {error} ({type(error).__name__})") from error
+
+    def _agree(self, refused: Refusal | None) -> None:
+        """Raise the first refusal of any rank, on all of them."""
+        assert self._told is not None
+        if self._notes:
+            self.device.synchronize()
+            found = [(note.instruction, error) for note in self._notes if (error := note.refusal(self.device)) is not None]
+            refused = refusal(self.plan.body, found[0][0], self._rank, found[0][1]) if found else None
+        raise_first(self._told(refused))
 
 
 def _writes_common(plan: Plan) -> bool:

@@ -155,9 +155,9 @@ def test_what_is_no_probability(wrong: float) -> None:
 
 
 def test_weights_from_which_nothing_can_be_drawn() -> None:
-    for weights, fact in (([1, -1, 2], "-1"), ([1, NAN, 2], "nan"), ([1, np.inf, 2], "inf"), ([0, 0, 0], "0 of the weights")):
+    for weights, fact in (([1, -1, 2], "-1"), ([1, NAN, 2], "nan"), ([1, np.inf, 2], "inf"), ([0, 0, 0], "few of the weights")):
         refuses(lambda w: flow.multinomial(w, 1), [np.float32(weights)], ArgumentError, fact)
-    refuses(lambda w: flow.multinomial(w, 2), [np.float32([[1, 1, 0], [0, 1, 0]])], ArgumentError, "row [1]", "1 of the weights", "2 are needed")
+    refuses(lambda w: flow.multinomial(w, 2), [np.float32([[1, 1, 0], [0, 1, 0]])], ArgumentError, "row [1]", "few of the weights", "2 are needed")
     gives(lambda w: flow.multinomial(w, 2, replacement=True), [np.float32([0, 3, 0])], [1, 1])
 
 

@@ -88,14 +88,16 @@ WRONG: dict[str, tuple[str, Any, Any, str]] = {
         "labels",
         X,
         np.array([0, 1, 2, 3]),
-        'holds 3; softmax_loss at «loss = flow.nn.sparse_softmax_cross_entropy_with_logits(labels, logits, name="softmax_loss")» takes 0 to 2. '
+        "holds 3 at [3]; sparse_softmax_cross_entropy at "
+        '«loss = flow.nn.sparse_softmax_cross_entropy_with_logits(labels, logits, name="softmax_loss")» takes 0 to 2. '
         "Pass such numbers, or make what they point into larger.",
     ),
     "a negative label": (
         "labels",
         X,
         np.array([0, -1, 2, 0]),
-        'holds -1; softmax_loss at «loss = flow.nn.sparse_softmax_cross_entropy_with_logits(labels, logits, name="softmax_loss")» takes 0 to 2. '
+        "holds -1 at [1]; sparse_softmax_cross_entropy at "
+        '«loss = flow.nn.sparse_softmax_cross_entropy_with_logits(labels, logits, name="softmax_loss")» takes 0 to 2. '
         "Pass such numbers, or make what they point into larger.",
     ),
 }

@@ -8,7 +8,7 @@ import pytest
 
 from jobflow import scope
 from jobflow.errors import ArgumentError, DtypeError, ShapeError
-from jobflow.ops.likelihood import NegativeLogLikelihood, negative_log_likelihood
+from jobflow.ops.likelihood import negative_log_likelihood
 
 
 def test_classes_on_any_axis() -> None:
@@ -29,5 +29,5 @@ def test_classes_on_any_axis() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(x: np.ndarray, labels: np.ndarray, error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
-        laws.run(NegativeLogLikelihood(1, -100), [x, labels])
+    with pytest.raises(error, match=words), scope.using(interpreter=laws.Immediate()):
+        negative_log_likelihood(laws.Result(x), laws.Result(labels), 1, -100)

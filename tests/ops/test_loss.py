@@ -43,14 +43,20 @@ def test_large_logits_of_sigmoid() -> None:
 @pytest.mark.parametrize("label", [-1, 3])
 @pytest.mark.parametrize("kind", [np.int8, np.int32, np.int64])
 def test_label_out_of_range(label: int, kind: type) -> None:
-    labels, expected = np.array([0, label], kind), rf"label {label} is outside \[0, 3\)"
+    labels, expected = np.array([0, label], kind), rf"label {label} at \[1\] is outside \[0, 3\)"
+    for function in (loss.sparse_softmax_cross_entropy, loss.split_sparse_softmax_cross_entropy, loss.sparse_cross_entropy):
+        with pytest.raises(ArgumentError, match=expected), scope.using(interpreter=laws.Immediate()):
+            function(laws.Result(abs(LOGITS)), laws.Result(labels))
+
+
+@pytest.mark.parametrize("label", [-1, 3, 1000])
+def test_what_was_refused_does_no_harm(label: int) -> None:
+    """A rank goes on to where all meet."""
+    labels = np.array([0, label])
     for op in (loss.SparseSoftmaxCrossEntropy(), loss.SparseCrossEntropy()):
-        with pytest.raises(ArgumentError, match=expected):
-            laws.run(op, [abs(LOGITS), labels])
-    with pytest.raises(ArgumentError, match=expected):
-        bound(loss.SparseSoftmaxCrossEntropy(), [LOGITS, labels], [np.empty(2), np.empty((2, 3))])
-    with pytest.raises(ArgumentError, match=expected):
-        bound(loss.SparseSoftmaxCrossEntropyGrad(), [LOGITS, labels, np.ones(2)], [np.empty((2, 3))])
+        laws.run(op, [abs(LOGITS), labels])
+    bound(loss.SparseSoftmaxCrossEntropy(), [LOGITS, labels], [np.empty(2), np.empty((2, 3))])
+    bound(loss.SparseSoftmaxCrossEntropyGrad(), [LOGITS, labels, np.ones(2)], [np.empty((2, 3))])
 
 
 def test_labels_that_do_not_fit() -> None:

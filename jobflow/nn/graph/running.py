@@ -249,13 +249,22 @@ class Bound:
             for x, array, layout in self.shared:
                 if x.array is not array:
                     self._take(x, array, layout)
-            made = dict(self.executor.run(arrays | self.constant))
+            made = self._step(self.executor, arrays)
             for storage in self.storages:
                 storage.version += 1
         for schedule in self.built.schedules:
             schedule.step()
         found = (self._output(meta, made.get(i), origin + i) for i, meta in enumerate(self.outputs))
         return filled(self.built.given, found)
+
+    def _step(self, executor: Executor, arrays: Mapping[str, Array]) -> dict[int, Array]:
+        """This rank's parts of the outputs by number.  A run that fails has drawn nothing."""
+        try:
+            return dict(executor.run({**arrays, **self.constant}))
+        except BaseException:
+            for draw in self.built.draws:
+                draw.generator.draws -= 1
+            raise
 
     def _agreed(self, tensors: Sequence[Tensor]) -> int:
         """Make sure that all ranks run this graph now, on the same; a number for that."""
