@@ -1,9 +1,15 @@
-"""flow.autograd: gradients of tensors, what is recorded for them, and functions that bring their own."""
+"""flow.autograd: gradients of tensors, what is recorded for them, functions that bring their own, and checks of them."""
 
 from jobflow.functional.autograd import Function as Function
 from jobflow.functional.autograd import backward as backward
+from jobflow.functional.gradcheck import GradcheckError as GradcheckError
+from jobflow.functional.gradcheck import gradcheck as gradcheck
+from jobflow.functional.gradcheck import gradgradcheck as gradgradcheck
+from jobflow.functional.gradients import detect_anomaly as detect_anomaly
 from jobflow.functional.gradients import enable_grad as enable_grad
 from jobflow.functional.gradients import grad as grad
+from jobflow.functional.gradients import is_anomaly_enabled as is_anomaly_enabled
 from jobflow.functional.gradients import is_grad_enabled as is_grad_enabled
 from jobflow.functional.gradients import no_grad as no_grad
+from jobflow.functional.gradients import set_detect_anomaly as set_detect_anomaly
 from jobflow.functional.gradients import set_grad_enabled as set_grad_enabled

@@ -8,33 +8,36 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 import jobflow.scope as scope
-from jobflow.eager.convert import convert
+from jobflow.eager.convert import convert, convert_array
 from jobflow.eager.run import Running
-from jobflow.eager.state import EagerState, state
-from jobflow.eager.tape import Edge, Gradients, OpGradient, TapeNode, record
+from jobflow.eager.state import EagerState, gradients, state
+from jobflow.eager.tape import Edge, Gradients, Hook, OpGradient, TapeNode, anomalies, record
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import JobError, ShapeError, user_line
-from jobflow.layout import B, Layout, Partial
+from jobflow.errors import ArgumentError, JobError, ShapeError, user_line
+from jobflow.layout import MAX, B, Layout, Partial
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.base import apply
 from jobflow.ops.source import Constant
+from jobflow.types import type_of
 
 
 def backward(
-    roots: Sequence[Tensor], gradients: Sequence[Tensor | None], *, keep: bool = False, create: bool = False, only: Sequence[Tensor] | None = None
+    roots: Sequence[Tensor], given: Sequence[Tensor | None], *, keep: bool = False, create: bool = False, only: Sequence[Tensor] | None = None
 ) -> Any:
     """Add the gradients of `roots` to the leaves; with `only`, return those of these tensors instead.
 
     `keep` lets the graph be gone through again, `create` records the gradients too.
     """
     here = state()
-    with scope.using(interpreter=Running(here, None, create)):
-        seeds = [_seed(root, gradient) for root, gradient in zip(roots, gradients, strict=True)]
+    with scope.using(interpreter=Running(here, None, create)), gradients(create):
+        seeds = [_seed(root, gradient) for root, gradient in zip(roots, given, strict=True)]
         return Sweep(here, keep or create, only).run(roots, seeds)
 
 
@@ -69,7 +72,8 @@ class Sweep:
     def __init__(self, here: EagerState, keep: bool, only: Sequence[Tensor] | None) -> None:
         self.here = here
         self.keep = keep
-        self.only = None if only is None else [_place(x) for x in only]
+        self.asked = () if only is None else only
+        self.only = None if only is None else {_place(x) for x in only}
         self.found: dict[Any, Tensor] = {}
         #: per node that has been reached, the gradients of its outputs so far
         self.waiting: dict[TapeNode, list[Tensor | None]] = {}
@@ -92,7 +96,10 @@ class Sweep:
             self.leaf(x)
         while self.only is None and self.here.own.after_backward:
             self.here.own.after_backward.pop(0)()
-        return [] if self.only is None else [self.found.get(place) for place in self.only]
+        found = [self.found.get(_place(x)) for x in self.asked]
+        return [
+            gradient if gradient is None or x.layout is None else laid(self.here, gradient, x) for gradient, x in zip(found, self.asked, strict=True)
+        ]
 
     def count(self, edges: Sequence[Edge]) -> None:
         """How many edges lead to each leaf."""
@@ -136,12 +143,29 @@ class Sweep:
                 f"{_here()}: the graph behind {node!r} has been gone through before, and what it kept is gone; "
                 f"call backward(retain_graph=True) the first time"
             )
-        results = node.backward(node.kept(_running().records), gradients)
+        results = self.results(node, node.backward, gradients)
         own = node.backward.own(len(node.edges)) if isinstance(node.backward, OpGradient) else (False,) * len(node.edges)
         if not self.keep:
             node.drop()
         for edge, result, alone in zip(node.edges, results, own, strict=True):
             self.pass_on(edge, result, alone)
+
+    def results(self, node: TapeNode, backward: Callable[..., Gradients], gradients: list[Tensor | None]) -> Gradients:
+        """The gradients of a node's inputs; where anomalies are looked for, an error of theirs says where the node was made."""
+        if not anomalies.enabled:
+            return backward(node.kept(_running().records), gradients)
+        try:
+            found = backward(node.kept(_running().records), gradients)
+        except Exception as error:
+            error.add_note(f"in the gradient of {node.name} at {_made_at(node)}")
+            raise
+        for i, gradient in enumerate(found):
+            if anomalies.check_nan and gradient is not None and node.edges[i] is not None and _has_nan(self.here, gradient):
+                raise JobError(
+                    f"{_here()}: NaN in the gradient of input {i}, {gradient.type}, of {node.name} at {_made_at(node)}; "
+                    f"the gradient of its output was {', '.join(map(_told, gradients))}"
+                )
+        return found
 
     def shown(self, node: TapeNode, index: int, gradient: Tensor) -> Tensor:
         """The gradient after the hooks of the tensor, kept if it asked for that."""
@@ -154,12 +178,13 @@ class Sweep:
             self.accumulate(tensor, gradient)
         return gradient
 
-    def hooked(self, hooks: Any, gradient: Tensor) -> Tensor:
+    def hooked(self, hooks: dict[int, Hook] | None, gradient: Tensor) -> Tensor:
         if hooks:
             with scope.using(interpreter=None):
                 for hook in tuple(hooks.values()):
                     changed = hook(gradient)
-                    gradient = gradient if changed is None else changed
+                    if changed is not None:
+                        gradient = like(gradient, changed, "what a hook of a tensor returns")
         return gradient
 
     def leaf(self, x: Tensor) -> None:
@@ -185,6 +210,33 @@ class Sweep:
                 x.grad = _sum(x.grad, gradient)
 
 
+def like(gradient: Tensor, given: Any, what: str) -> Tensor:
+    """What a hook gives in place of a gradient, which is as that was."""
+    if not isinstance(given, Tensor):
+        raise ArgumentError(f"{_here()}: {what} is a tensor {gradient.type}, or None to leave it so; it is {type(given).__name__}")
+    if given.type != gradient.type or (given.layout is None) != (gradient.layout is None):
+        raise ShapeError(f"{_here()}: {what} is {_told(given)} in place of {_told(gradient)}")
+    return given
+
+
+def _told(x: Tensor | None) -> str:
+    return "nothing" if x is None else f"{x.type} {'local' if x.layout is None else x.layout}"
+
+
+def _made_at(node: TapeNode) -> str:
+    return "a line from before anomalies were looked for" if node.line is None else str(node.line)
+
+
+def _has_nan(here: EagerState, x: Tensor) -> bool:
+    """Whether NaN is in a gradient; all ranks that have some of it give one answer."""
+    found = bool(np.isnan(x.array.astype(np.float64) if x.array.dtype.kind == "V" else x.array).any())
+    if x.layout is None or x.layout.placement.size == 1:
+        return found
+    flag = np.array([found], np.int32)
+    where = [replace(x.layout, sbp=(sbp,) * len(x.layout.sbp)) for sbp in (Partial(MAX), B)]
+    return bool(convert_array(here, flag, type_of(flag), where[0], where[1], "looking for NaN").any())
+
+
 def _copied(x: Tensor) -> Tensor:
     made = Tensor(x.type, x.layout, x.array.copy())
     made.origin = x.origin
@@ -207,26 +259,36 @@ def _place(x: Tensor) -> Any:
 def laid(here: EagerState, gradient: Tensor, like: Tensor) -> Tensor:
     """The gradient as the tensor lies."""
     assert like.layout is not None
-    if gradient.layout == like.layout:
+    return relaid(here, gradient, like.layout)
+
+
+def relaid(here: EagerState, gradient: Tensor, layout: Layout) -> Tensor:
+    """A gradient in another layout, recorded where gradients are."""
+    if gradient.layout == layout:
         return gradient
-    one = gradient.layout is not None and gradient.layout.placement is like.layout.placement and like.layout.placement.size == 1
-    array = gradient.array if one else convert(here, gradient, like.layout, "a gradient")  # on one rank all layouts are the same
-    made = Tensor(gradient.type, like.layout, array)
-    if gradient.requires_grad and _running().records:
-        assert gradient.layout is not None
-        record("to_global", (gradient,), (made,), _LaidGradient(here, unsummed(gradient.layout)))
+    assert gradient.layout is not None
+    one = gradient.layout.placement is layout.placement and layout.placement.size == 1
+    array = gradient.array if one else convert(here, gradient, layout, "a gradient")  # on one rank all layouts are the same
+    made = Tensor(gradient.type, layout, array)
+    if gradient.requires_grad and here.grad_enabled:
+        record("to_global", (gradient,), (made,), Relaid(here, unsummed(gradient.layout)))
     return made
 
 
 @dataclass(frozen=True, slots=True)
-class _LaidGradient:
+class Relaid:
+    """The gradient of a change of layout: first as the result lay, if that is asked for, then as what was changed lay."""
+
     here: EagerState
-    layout: Layout
+    source: Layout
+    asked: Layout | None = None
 
     def __call__(self, kept: Sequence[Tensor], gradients: Gradients) -> Gradients:
         (gradient,) = gradients
         assert gradient is not None
-        return (Tensor(gradient.type, self.layout, convert(self.here, gradient, self.layout, "the gradient of a gradient")),)
+        if self.asked is not None:
+            gradient = relaid(self.here, gradient, self.asked)
+        return (relaid(self.here, gradient, self.source),)
 
 
 def unsummed(layout: Any) -> Any:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import jobflow.scope as scope
-from jobflow.eager.backward import unsummed
+from jobflow.eager.backward import Relaid, relaid, unsummed
 from jobflow.eager.collectives import stacked
 from jobflow.eager.convert import agree, convert, convert_array, empty
 from jobflow.eager.run import prepared, recorder
@@ -24,8 +24,10 @@ from jobflow.eager.tape import Gradients, record
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import ShapeError, user_line
 from jobflow.layout import Broadcast, Layout, Placement, Sbp, Split
-from jobflow.ops.base import Op
+from jobflow.ops.base import Op, apply
+from jobflow.ops.broadcast import BroadcastTo, SumTo
 from jobflow.ops.layout_ops import dual
+from jobflow.ops.scalar import Scale
 from jobflow.types import DTYPES, TensorType
 
 #: the most axes that NumPy's arrays have
@@ -46,7 +48,7 @@ def change(here: EagerState, x: Tensor, target: Layout, back: Sequence[Sbp] | No
     if here.grad_enabled and x.requires_grad:
         assert x.layout is not None
         asked = None if back is None else Layout(target.placement, tuple(back))
-        record("to_global", (x,), (output,), _ChangeGradient(here, x.layout, asked))
+        record("to_global", (x,), (output,), Relaid(here, unsummed(x.layout), asked))
     return output
 
 
@@ -56,21 +58,6 @@ def as_read(here: EagerState, op: Op, x: Tensor) -> Tensor:
         return x
     wanted = prepared(here, op, (x,)).wanted
     return x if not wanted or wanted[0] is None else change(here, x, wanted[0])
-
-
-@dataclass(frozen=True, slots=True)
-class _ChangeGradient:
-    here: EagerState
-    source: Layout
-    asked: Layout | None
-
-    def __call__(self, kept: Sequence[Tensor], gradients: Gradients) -> Gradients:
-        (gradient,) = gradients
-        assert gradient is not None
-        for layout in (self.asked, unsummed(self.source)):
-            if layout is not None and gradient.layout != layout:
-                gradient = Tensor(gradient.type, layout, convert(self.here, gradient, layout, "the gradient of to_global"))
-        return (gradient,)
 
 
 def enter(here: EagerState, x: Tensor, target: Layout, *, check: bool = True, copy: bool = False) -> Tensor:
@@ -166,15 +153,14 @@ class _EnterGradient:
     def __call__(self, kept: Sequence[Tensor], gradients: Gradients) -> Gradients:
         (gradient,) = gradients
         assert gradient is not None
-        rank = self.here.rank.index
-        lies = unsummed(self.layout)
-        array = convert(self.here, gradient, lies, "the gradient of to_global")
-        if rank not in self.layout.placement.ranks:
-            return (Tensor(self.local, None, np.zeros(self.local.shape, self.local.dtype.numpy)),)
-        at = self.layout.placement.coordinates(rank)
-        if any(isinstance(sbp, Broadcast) and i > 0 for sbp, i in zip(self.layout.sbp, at, strict=True)):
-            array = np.zeros_like(array)
-        return (Tensor(self.local, None, array),)
+        piece = leave(self.here, relaid(self.here, gradient, unsummed(self.layout)))
+        rank, placement = self.here.rank.index, self.layout.placement
+        if rank not in placement.ranks:  # zeros, but made of the piece: gradients of gradients are taken on all ranks alike
+            zeros: Tensor = apply(BroadcastTo(self.local.shape), apply(SumTo(()), piece))
+            return (zeros,)
+        first = all(i == 0 for sbp, i in zip(self.layout.sbp, placement.coordinates(rank), strict=True) if isinstance(sbp, Broadcast))
+        counted: Tensor = piece if first else apply(Scale(0.0), piece)
+        return (counted,)
 
 
 def leave(here: EagerState, x: Tensor, *, copy: bool = False) -> Tensor:
@@ -200,4 +186,7 @@ class _LeaveGradient:
         assert gradient is not None
         back = Layout(self.layout.placement, tuple(map(dual, self.layout.sbp)))
         array = gradient.array if self.here.rank.index in back.placement.ranks else empty(self.type)
-        return (Tensor(self.type, back, array),)
+        made = Tensor(self.type, back, array)
+        if self.here.grad_enabled and gradient.requires_grad:
+            record("to_global", (gradient,), (made,), _EnterGradient(self.here, back, gradient.type))
+        return (made,)

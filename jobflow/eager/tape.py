@@ -8,6 +8,7 @@ too, the kept tensors stand where these were in the graph.
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 
 import jobflow.scope as scope
 from jobflow.eager.tensor import Storage, Tensor
-from jobflow.errors import JobError, user_line
+from jobflow.errors import JobError, SourceLine, user_line
 from jobflow.layout import Placement
 from jobflow.ops.base import Op
 from jobflow.ops.derivative import Derivative, derivative
@@ -28,10 +29,20 @@ Hook = Callable[[Tensor], Tensor | None]
 _numbers = itertools.count()
 
 
+class Anomalies(threading.local):
+    """Whether the nodes that a Python thread records remember the user's line, and whether NaN in gradients is an error that names it."""
+
+    enabled = False
+    check_nan = True
+
+
+anomalies = Anomalies()
+
+
 class TapeNode:
     """One recorded step.  `backward(saved tensors, gradients of the outputs)` gives the gradients of the inputs."""
 
-    __slots__ = ("__weakref__", "backward", "edges", "hooks", "name", "number", "outputs", "retained", "saved")
+    __slots__ = ("__weakref__", "backward", "edges", "hooks", "line", "name", "number", "outputs", "retained", "saved")
 
     def __init__(
         self, name: str, edges: tuple[Edge, ...], outputs: int, backward: Callable[..., Gradients], saved: Sequence[Tensor | None] = ()
@@ -45,6 +56,8 @@ class TapeNode:
         #: by output
         self.hooks: dict[int, dict[int, Hook]] = {}
         self.retained: dict[int, weakref.ref[Tensor]] = {}
+        #: where the user's program made the step, while anomalies are looked for
+        self.line: SourceLine | None = user_line() if anomalies.enabled else None
 
     def __repr__(self) -> str:
         return f"<{self.name}Backward>"
@@ -145,7 +158,7 @@ class OpGradient:
 
 def record(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], backward: Callable[..., Gradients], saved: Sequence[Tensor] = ()) -> None:
     """Note how the outputs were made; those of floats require gradients from now on."""
-    _note(TapeNode(name, tuple(map(edge_of, inputs)), len(outputs), backward, saved), outputs)
+    note(TapeNode(name, tuple(map(edge_of, inputs)), len(outputs), backward, saved), outputs)
 
 
 def record_op(
@@ -163,7 +176,7 @@ def record_op(
     if program is not None:
         reads = program.reads
         values = [x if i in reads else None for i, x in enumerate(values)]
-    _note(TapeNode(op.word(), edges, len(outputs), OpGradient(op, placement, program), values), outputs)
+    note(TapeNode(op.word(), edges, len(outputs), OpGradient(op, placement, program), values), outputs)
 
 
 def _program(op: Op, types: tuple[TensorType, ...], wanted: tuple[bool, ...]) -> Derivative | None:
@@ -173,7 +186,8 @@ def _program(op: Op, types: tuple[TensorType, ...], wanted: tuple[bool, ...]) ->
         return None
 
 
-def _note(node: TapeNode, outputs: Sequence[Tensor]) -> None:
+def note(node: TapeNode, outputs: Sequence[Tensor | None]) -> None:
+    """The outputs of floats were made by this node; None stands for one without a gradient."""
     for index, output in enumerate(outputs):
-        if output.type.dtype.is_float:
+        if output is not None and output.type.dtype.is_float:
             output.requires_grad, output.node, output.index = True, node, index

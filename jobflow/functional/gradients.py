@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 from jobflow.eager import backward as passes
 from jobflow.eager.run import recorder, run
 from jobflow.eager.state import state
+from jobflow.eager.tape import anomalies
 from jobflow.eager.tensor import Tensor, method
 from jobflow.errors import ArgumentError, DtypeError, JobError, user_line
 from jobflow.ops.layout_ops import Copy
@@ -140,6 +141,47 @@ def _decorated(function: Callable[Parameters, Result], mode: bool) -> Callable[P
 def is_grad_enabled() -> bool:
     """Whether what is done now is recorded for backward."""
     return state().grad_enabled
+
+
+# -------------------------------------------------------------------- NaN in gradients
+
+
+class set_detect_anomaly:
+    """Look for NaN in gradients from now on, or do not; as a `with` block only inside.
+
+    What is recorded meanwhile remembers the user's line.  A gradient that has NaN, or that fails, is then an error that names the
+    operation and the line of its forward call, on every rank that has some of the gradient.  With `check_nan=False` only failing ones.
+    """
+
+    def __init__(self, mode: bool, check_nan: bool = True) -> None:
+        self.before = anomalies.enabled, anomalies.check_nan
+        anomalies.enabled, anomalies.check_nan = bool(mode), bool(check_nan)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        anomalies.enabled, anomalies.check_nan = self.before
+
+
+class detect_anomaly:
+    """`with detect_anomaly():` is set_detect_anomaly(True) inside."""
+
+    def __init__(self, check_nan: bool = True) -> None:
+        self.check_nan = check_nan
+        self.inside: list[set_detect_anomaly] = []
+
+    def __enter__(self) -> Self:
+        self.inside.append(set_detect_anomaly(True, self.check_nan))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.inside.pop().__exit__(kind, error, trace)
+
+
+def is_anomaly_enabled() -> bool:
+    """Whether NaN in gradients is looked for."""
+    return anomalies.enabled
 
 
 # -------------------------------------------------------------------- tensors and the graph of gradients

@@ -39,6 +39,10 @@ class Case:
         """What output i is weighed with before its sum, the loss."""
         return self.random(f"out{i}").standard_normal(shape)
 
+    def weights_of_gradient(self, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        """What the gradient of a tensor is weighed with before the gradients are differentiated."""
+        return self.random(f"second/{name}").standard_normal(shape)
+
     def parameter(self, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         return self.random(name).uniform(0.2, 1.0, shape) * self.random(name + "+").choice([-1.0, 1.0], shape)
 
@@ -355,3 +359,10 @@ ATTENTION = [
     ),
 ]
 CASES = [*ACTIVATIONS, *AT_ZERO, *WRITTEN, *LAYERS, *NORMS, *POOLS, *LOSSES, *CLASSES, *ATTENTION]
+_ATTENTION_TWICE = ("sdpa", "sdpa_causal", "sdpa_mask", "sdpa_blind", "attention", "attention_padding", "attention_blind", "encoder_blind")
+#: whose second derivatives are recorded too
+TWICE = [
+    case
+    for case in CASES
+    if case in NORMS or case.name in _ATTENTION_TWICE or case.name.startswith(("Softmax", "LogSoftmax", "Softmin", "cross_entropy", "bce"))
+]

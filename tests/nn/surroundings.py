@@ -14,6 +14,7 @@ from nn_cases import GRADIENTS, Case, _Called
 
 import jobflow.nn.functional as F
 from jobflow.functional.creation import cut, tensor
+from jobflow.functional.gradients import grad
 from jobflow.layout import Layout
 from jobflow.nn.modules import activation, attention, container, conv, linear, loss, module, norm, pool
 from jobflow.nn.modules.module import Module
@@ -29,9 +30,9 @@ Lay = Callable[[int, int], Layout] | None
 
 
 @cache
-def references() -> dict[str, np.ndarray[Any, Any]]:
+def references(file: str = "references.npz") -> dict[str, np.ndarray[Any, Any]]:
     """What PyTorch gave, by case and name."""
-    with np.load(Path(__file__).parent / "references" / "references.npz") as kept:
+    with np.load(Path(__file__).parent / "references" / file) as kept:
         numbers, found, at = kept["numbers"], {}, 0
         for name, shape in json.loads(str(kept["index"])).items():
             size = int(np.prod(shape))
@@ -40,9 +41,9 @@ def references() -> dict[str, np.ndarray[Any, Any]]:
     return found
 
 
-def reference(case: Case) -> dict[str, np.ndarray[Any, Any]]:
+def reference(case: Case, file: str = "references.npz") -> dict[str, np.ndarray[Any, Any]]:
     """Those of one case."""
-    return {name.split("/", 1)[1]: x for name, x in references().items() if name.split("/", 1)[0] == case.name}
+    return {name.split("/", 1)[1]: x for name, x in references(file).items() if name.split("/", 1)[0] == case.name}
 
 
 def lain(array: np.ndarray[Any, Any], layout: Layout | None) -> Any:
@@ -50,8 +51,8 @@ def lain(array: np.ndarray[Any, Any], layout: Layout | None) -> Any:
     return tensor(array) if layout is None else cut("test", np.array(array), layout)
 
 
-def run_case(case: Case, inputs: Lay = None, weights: Lay = None) -> dict[str, np.ndarray[Any, Any]]:
-    """Outputs, gradients and buffers, as `record.py` names them; `inputs(i, ndim)` and `weights(i, ndim)` say how things lie."""
+def called(case: Case, inputs: Lay, weights: Lay) -> tuple[Any, list[Any], dict[str, Any], dict[str, Any], tuple[Any, ...]]:
+    """The weighed sum of the outputs, the inputs, parameters and buffers, and the outputs."""
     made = case.make(nn, F)
     module = made.module if isinstance(made, _Called) else made
     parameters: dict[str, Any] = {}
@@ -75,6 +76,12 @@ def run_case(case: Case, inputs: Lay = None, weights: Lay = None) -> dict[str, n
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     weighed = [lain(case.weights(i, tuple(y.shape)), None if inputs is None else inputs(-1, 0)) for i, y in enumerate(outputs)]
     total = sum(((y * w).sum() for y, w in zip(outputs, weighed, strict=True)), start=0.0)
+    return total, tensors, parameters, buffers, outputs
+
+
+def run_case(case: Case, inputs: Lay = None, weights: Lay = None) -> dict[str, np.ndarray[Any, Any]]:
+    """Outputs, gradients and buffers, as `record.py` names them; `inputs(i, ndim)` and `weights(i, ndim)` say how things lie."""
+    total, tensors, parameters, buffers, outputs = called(case, inputs, weights)
     if total.requires_grad:
         total.backward()
     found = {f"out/{i}": y for i, y in enumerate(outputs)}
@@ -82,6 +89,17 @@ def run_case(case: Case, inputs: Lay = None, weights: Lay = None) -> dict[str, n
     found |= {f"parameter/{name}": p.grad for name, p in parameters.items() if p.grad is not None}
     found |= {f"buffer/{name}": x for name, x in buffers.items()}
     return {name: np.array(x.detach().numpy()) for name, x in found.items()}
+
+
+def run_twice(case: Case, inputs: Lay = None, weights: Lay = None) -> dict[str, np.ndarray[Any, Any]]:
+    """Gradients of a weighed sum of the gradients."""
+    total, tensors, parameters, _, _ = called(case, inputs, weights)
+    wanted = {f"input/{i}": x for i, x in enumerate(tensors) if x.requires_grad} | {f"parameter/{name}": p for name, p in parameters.items()}
+    first = grad(total, list(wanted.values()), create_graph=True)
+    whole = None if inputs is None else inputs(-1, 0)
+    weighed = [(g * lain(case.weights_of_gradient(name, tuple(g.shape)), whole)).sum() for name, g in zip(wanted, first, strict=True)]
+    second = grad(sum(weighed, start=0.0), list(wanted.values()), allow_unused=True)
+    return {name: np.zeros(tuple(x.shape)) if g is None else g.numpy() for (name, x), g in zip(wanted.items(), second, strict=True)}
 
 
 def forward(case: Case, dtype: DType) -> tuple[Any, ...]:
@@ -104,9 +122,9 @@ def forward(case: Case, dtype: DType) -> tuple[Any, ...]:
     return outputs
 
 
-def check(case: Case, found: dict[str, np.ndarray[Any, Any]], how: str = "") -> None:
+def check(case: Case, found: dict[str, np.ndarray[Any, Any]], how: str = "", file: str = "references.npz") -> None:
     """What was found is what PyTorch gave."""
-    wanted = reference(case)
+    wanted = reference(case, file)
     tolerance = 1e-7 if case.name.startswith("Hardsigmoid") else 1e-9  # PyTorch's gradient has 1/6 as a float32
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():

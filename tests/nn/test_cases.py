@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nn_cases import ACTIVATIONS, AT_ZERO, CASES, LOSSES, POOLS, WRITTEN, Case
+from nn_cases import ACTIVATIONS, AT_ZERO, CASES, LOSSES, POOLS, TWICE, WRITTEN, Case
 from ranks import on_ranks
-from surroundings import check, forward, reference, run_case
+from surroundings import check, forward, reference, run_case, run_twice
 
 from jobflow.layout import B, Layout, P, Placement, S
 from jobflow.types import bfloat16, float16, float32
@@ -66,6 +66,15 @@ def test_on_two_ranks(case: Case) -> None:
     for found in on_ranks(2, program):
         for how, each in found.items():
             check(case, each, how)
+
+
+@pytest.mark.parametrize("case", TWICE, ids=lambda case: case.name)
+def test_second_gradients(case: Case) -> None:
+    (alone,) = on_ranks(1, lambda rank: run_twice(case))
+    check(case, alone, "alone", "second.npz")
+    for found in on_ranks(2, lambda rank: {how: run_twice(case, *lay) for how, lay in LAYOUTS.items() if how != "sums"}):
+        for how, each in found.items():
+            check(case, each, how, "second.npz")
 
 
 #: element by element, or image by image, a mesh is as good as a line

@@ -13,6 +13,7 @@ from jobflow.faces import in_job
 from jobflow.functional.gradients import RemovableHandle
 from jobflow.functional.promotion import cast
 from jobflow.nn.modules import moving, saving
+from jobflow.nn.modules.backward_hooks import HookedCall
 from jobflow.nn.parameter import Parameter
 from jobflow.types import DType, bfloat16, float16, float32, float64
 
@@ -51,6 +52,8 @@ class Module:
             _passing=set(),
             _before=OrderedDict(),
             _after=OrderedDict(),
+            _back_before=OrderedDict(),
+            _back_after=OrderedDict(),
         )
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -66,11 +69,25 @@ class Module:
             if changed is not None:
                 inputs = changed if isinstance(changed, tuple) else (changed,)
         building = building_now()
+        backward = self._hooked_call(building)
+        if backward is not None:
+            inputs = backward.enter(inputs)
         output = self.forward(*inputs, **named) if building is None else building.called(self, self.forward, inputs, named)
         for hook in tuple(own["_after"].values()):
             changed = hook(self, inputs, output)
             output = output if changed is None else changed
-        return output
+        return output if backward is None else backward.leave(output)
+
+    def _hooked_call(self, building: Any) -> HookedCall | None:
+        """This call, if gradients of it go through hooks."""
+        before, after = self.__dict__["_back_before"], self.__dict__["_back_after"]
+        if not before and not after:
+            return None
+        if building is not None:
+            raise JobError(
+                f"{type(self).__name__} at {user_line()}: a module with backward hooks cannot be part of nn.Graph.build; remove() them first"
+            )
+        return HookedCall(self, tuple(before.values()), tuple(after.values()))
 
     def _unready(self, what: str) -> ModuleError:
         name = type(self).__name__
@@ -281,6 +298,15 @@ class Module:
     def register_forward_hook(self, hook: Callable[[Module, tuple[Any, ...], Any], Any]) -> RemovableHandle:
         """Call hook(module, inputs, output) after forward; what it returns, if not None, is the output."""
         return _hung(vars(self)["_after"], hook)
+
+    def register_full_backward_pre_hook(self, hook: Callable[[Module, tuple[Any, ...]], Any]) -> RemovableHandle:
+        """Call hook(module, grad_output) when backward gets to the outputs; what it returns, if not None, are their gradients."""
+        return _hung(vars(self)["_back_before"], hook)
+
+    def register_full_backward_hook(self, hook: Callable[[Module, tuple[Any, ...], tuple[Any, ...]], Any]) -> RemovableHandle:
+        """Call hook(module, grad_input, grad_output) when backward has gone through the module; what it returns, if not None, are the
+        gradients of the positional arguments.  None stands for what has no gradient; where no argument has one, for all."""
+        return _hung(vars(self)["_back_after"], hook)
 
     # ---------------------------------------------------------------- element types, devices, layouts
 

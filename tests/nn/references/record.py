@@ -1,4 +1,7 @@
-"""Write references.npz: what PyTorch gives for the cases, in float64.  Run with a Python that has torch: `python tests/nn/references/record.py`."""
+"""Write references.npz, and second.npz with second derivatives: what PyTorch gives for the cases, in float64.
+
+Run with a Python that has torch: `python tests/nn/references/record.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,12 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from nn_cases import CASES, GRADIENTS, Case, _Called
+from nn_cases import CASES, GRADIENTS, TWICE, Case, _Called
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
-def recorded(case: Case) -> dict[str, Any]:
-    """Outputs, gradients of inputs and parameters, and buffers after one call."""
+def loss_of(case: Case) -> tuple[Any, list[Any], dict[str, Any], dict[str, Any], tuple[Any, ...]]:
+    """The weighed sum of the outputs, the inputs, parameters and buffers, and the outputs."""
     made = case.make(torch.nn, torch.nn.functional)
     module = made.module if isinstance(made, _Called) else made
     parameters: dict[str, Any] = {}
@@ -32,6 +36,12 @@ def recorded(case: Case) -> dict[str, Any]:
     outputs = made(*tensors)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     loss = sum((y * torch.from_numpy(np.array(case.weights(i, tuple(y.shape))))).sum() for i, y in enumerate(outputs))
+    return loss, tensors, parameters, buffers, outputs
+
+
+def recorded(case: Case) -> dict[str, Any]:
+    """Outputs, gradients of inputs and parameters, and buffers after one call."""
+    loss, tensors, parameters, buffers, outputs = loss_of(case)
     found = {f"out/{i}": y for i, y in enumerate(outputs)}
     if loss.requires_grad:
         loss.backward()
@@ -41,15 +51,28 @@ def recorded(case: Case) -> dict[str, Any]:
     return {f"{case.name}/{name}": x.detach().numpy() for name, x in found.items()}
 
 
+def recorded_twice(case: Case) -> dict[str, Any]:
+    """The gradients of a weighed sum of the gradients; zeros where it does not depend on a tensor."""
+    with sdpa_kernel(SDPBackend.MATH):
+        loss, tensors, parameters, _, _ = loss_of(case)
+    wanted = {f"input/{i}": x for i, x in enumerate(tensors) if x.requires_grad} | {f"parameter/{name}": p for name, p in parameters.items()}
+    first = torch.autograd.grad(loss, list(wanted.values()), create_graph=True)
+    weighed = [(g * torch.from_numpy(case.weights_of_gradient(name, tuple(g.shape)))).sum() for name, g in zip(wanted, first, strict=True)]
+    second = torch.autograd.grad(sum(weighed), list(wanted.values()), allow_unused=True)
+    return {f"{case.name}/{name}": np.zeros(tuple(x.shape)) if g is None else g.numpy() for (name, x), g in zip(wanted.items(), second, strict=True)}
+
+
+def write(file: str, everything: dict[str, Any]) -> None:
+    index = json.dumps({name: list(x.shape) for name, x in everything.items()})
+    numbers = np.concatenate([x.astype(np.float64).ravel() for x in everything.values()])
+    np.savez_compressed(Path(__file__).with_name(file), index=np.array(index), numbers=numbers)
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.backends.mha.set_fastpath_enabled(False)
-    everything: dict[str, Any] = {}
-    for case in CASES:
-        everything |= recorded(case)
-    index = json.dumps({name: list(x.shape) for name, x in everything.items()})
-    numbers = np.concatenate([x.astype(np.float64).ravel() for x in everything.values()])
-    np.savez_compressed(Path(__file__).with_name("references.npz"), index=np.array(index), numbers=numbers)
+    write("references.npz", {name: x for case in CASES for name, x in recorded(case).items()})
+    write("second.npz", {name: x for case in TWICE for name, x in recorded_twice(case).items()})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,116 @@
+"""Hooks of modules on the way back: one call of a module, between a node that its inputs and one that its outputs go through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jobflow.scope as scope
+from jobflow.eager.backward import like
+from jobflow.eager.state import state
+from jobflow.eager.tape import Gradients, edge_of, record
+from jobflow.eager.tensor import Tensor
+from jobflow.errors import ArgumentError, JobError, user_line
+
+if TYPE_CHECKING:
+    from jobflow.nn.modules.module import Module
+
+Hook = Callable[..., Any]
+
+
+class HookedCall:
+    """A call of a module with hooks `before` (module, gradients of the outputs) and `after` (module, those of the inputs, of the outputs)."""
+
+    def __init__(self, module: Module, before: Sequence[Hook], after: Sequence[Hook]) -> None:
+        self.module = module
+        self.before = before
+        self.after = after
+        self.inputs = self.outputs = 0
+        #: which of the positional arguments, and of the outputs, have gradients
+        self.entered: list[int] = []
+        self.left: list[int] = []
+        self.of_outputs: tuple[Tensor | None, ...] | None = None
+
+    def enter(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The positional arguments that forward gets."""
+        self.inputs, self.entered = len(inputs), _with_gradients(inputs)
+        return tuple(self._passed(inputs, self.entered, self._to_inputs))
+
+    def leave(self, output: Any) -> Any:
+        """What the module gives."""
+        several = isinstance(output, tuple | list)
+        outputs: Sequence[Any] = output if several else [output]
+        if not all(x is None or isinstance(x, Tensor) for x in outputs):
+            raise JobError(
+                f"{self._name()} at {user_line()}: backward hooks are for modules that give a tensor or a tuple of them, not {_told(output)}"
+            )
+        self.outputs, self.left = len(outputs), _with_gradients(outputs)
+        passed = self._passed(outputs, self.left, self._from_outputs)
+        return type(output)(passed) if several else passed[0]
+
+    def _passed(self, tensors: Sequence[Any], chosen: Sequence[int], backward: Callable[..., Gradients]) -> list[Any]:
+        """The tensors, the chosen ones as others in the same memory, which one node made."""
+        passed = list(tensors)
+        if chosen:
+            for i in chosen:
+                passed[i] = tensors[i].detach()
+            record(f"{self._name()}Hooks", [tensors[i] for i in chosen], [passed[i] for i in chosen], backward)
+        return passed
+
+    def _from_outputs(self, kept: Sequence[Tensor], gradients: Gradients) -> Gradients:
+        found = _spread(gradients, self.left, self.outputs)
+        for hook in self.before:
+            found = self._changed(found, self._called(hook, found), "full_backward_pre_hook")
+        self.of_outputs = found
+        if not self.entered:
+            for hook in self.after:
+                self._changed((None,) * self.inputs, self._called(hook, (None,) * self.inputs, found), "full_backward_hook")
+        return [found[i] for i in self.left]
+
+    def _to_inputs(self, kept: Sequence[Tensor], gradients: Gradients) -> Gradients:
+        if self.of_outputs is None:  # what comes past the outputs: a gradient of this module's gradients
+            return gradients
+        found, given = _spread(gradients, self.entered, self.inputs), self.of_outputs
+        for hook in self.after:
+            found = self._changed(found, self._called(hook, found, given), "full_backward_hook")
+        self.of_outputs = None
+        return [found[i] for i in self.entered]
+
+    def _called(self, hook: Hook, *gradients: Any) -> Any:
+        with scope.using(interpreter=None):
+            return hook(self.module, *gradients)
+
+    def _changed(self, before: tuple[Tensor | None, ...], given: Any, kind: str) -> tuple[Tensor | None, ...]:
+        """The gradients after a hook, which may have returned others."""
+        if given is None:
+            return before
+        listed = tuple(given) if isinstance(given, tuple | list) else (given,)
+        what = f"what a {kind} of {self._name()} returns"
+        if len(listed) != len(before):
+            raise ArgumentError(f"backward at {user_line()}: {what} are {len(listed)} gradients in place of {len(before)}")
+        for old, new in zip(before, listed, strict=True):
+            if old is None and new is not None:
+                raise ArgumentError(f"backward at {user_line()}: {what} is a gradient for what has none")
+        return tuple(new if old is None or new is None else like(old, new, what) for old, new in zip(before, listed, strict=True))
+
+    def _name(self) -> str:
+        return type(self.module).__name__
+
+
+def _with_gradients(tensors: Sequence[Any]) -> list[int]:
+    enabled = state().grad_enabled
+    return [i for i, x in enumerate(tensors) if enabled and isinstance(x, Tensor) and x.dtype.is_float and edge_of(x) is not None]
+
+
+def _spread(gradients: Gradients, where: Sequence[int], count: int) -> tuple[Tensor | None, ...]:
+    """One per position, None for those without a gradient."""
+    found: list[Tensor | None] = [None] * count
+    for i, gradient in zip(where, gradients, strict=True):
+        found[i] = gradient
+    return tuple(found)
+
+
+def _told(output: Any) -> str:
+    if isinstance(output, tuple | list):
+        return f"a {type(output).__name__} with {', '.join(sorted({type(x).__name__ for x in output if not isinstance(x, Tensor)}))}"
+    return f"a {type(output).__name__}"

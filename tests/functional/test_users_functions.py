@@ -1,0 +1,253 @@
+"""flow.autograd.Function: what its backward is given, what it may give, and what is an error; on local and on split tensors."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from ranks import on_ranks
+
+import jobflow as flow
+
+X = np.array([[-1.0, 2.0, 3.0], [0.5, -2.0, 1.0], [4.0, 1.5, -0.5], [1.0, 1.0, 2.0]])
+
+
+def ways(n: int) -> list[dict[str, Any]]:
+    """Where a tensor may lie on n ranks: locally, and in every layout."""
+    here = flow.placement("cpu", range(n))
+    return [{}, *({"placement": here, "sbp": how} for how in (flow.sbp.split(0), flow.sbp.split(1), flow.sbp.broadcast, flow.sbp.partial_sum))]
+
+
+def everywhere(program: Any) -> None:
+    """Run `program(place)` on one and on two ranks for every place."""
+    for n in (1, 2):
+        on_ranks(n, lambda rank, n=n: [program(place) for place in ways(n)])
+
+
+class Split(flow.autograd.Function):  # type: ignore[misc]
+    """x^2, where it is positive, and 3 x: of three outputs one has no gradient, and one is no tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, scale: float) -> Any:
+        y, positive, z = x * x, flow.gt(x, 0).to(x.dtype), x * 3
+        ctx.save_for_backward(x, y)
+        ctx.mark_non_differentiable(positive)
+        ctx.scale = scale
+        return y, positive, "words", z
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any, dpositive: Any, dwords: Any, dz: Any) -> Any:
+        x, y = ctx.saved_tensors
+        assert ctx.needs_input_grad == (True, False) and dwords is None
+        assert dpositive.shape == x.shape and not dpositive.numpy().any()
+        assert np.array_equal(y.detach().numpy(), x.detach().numpy() ** 2)
+        return dy * x * ctx.scale + flow.where(flow.gt(x, 0), dz * 10, dz), None
+
+
+def test_outputs_with_and_without_gradients() -> None:
+    def program(place: Any) -> None:
+        x = flow.tensor(X, requires_grad=True, **place)
+        y, positive, words, z = Split.apply(x, 5.0)
+        assert words == "words" and y.requires_grad and z.requires_grad and not positive.requires_grad and positive.is_leaf
+        np.testing.assert_array_equal(positive.numpy(), X > 0)
+        (y.sum() * 2).backward(retain_graph=True)
+        np.testing.assert_allclose(x.grad.numpy(), 10 * X)  # nobody made use of z: its gradient is zeros
+        x.grad = None
+        ((y + positive).sum() + z.sum()).backward()
+        np.testing.assert_allclose(x.grad.numpy(), 5 * X + np.where(X > 0, 10, 1))
+        assert x.grad.is_global == bool(place) and (not place or x.grad.sbp == x.sbp)
+
+    everywhere(program)
+
+
+class Lazy(flow.autograd.Function):  # type: ignore[misc]
+    """Two outputs; backward is told which of them nobody made use of."""
+
+    seen: ClassVar[list[tuple[bool, bool]]] = []
+
+    @staticmethod
+    def forward(x: Any, y: Any) -> Any:
+        return x + y, x * y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, da: Any, db: Any) -> Any:
+        x, y = ctx.saved_tensors
+        Lazy.seen.append((da is None, db is None))
+        none = None
+        dx = da if db is None else db * y if da is None else da + db * y
+        return dx if ctx.needs_input_grad[0] else none, (da if db is None else db * x) if ctx.needs_input_grad[1] else none
+
+
+def test_gradients_that_are_not_made_are_none() -> None:
+    def program(place: Any) -> None:
+        x, y = flow.tensor(X, requires_grad=True, **place), flow.tensor(2 * X, **place)
+        a, b = Lazy.apply(x, y)
+        Lazy.seen.clear()
+        b.sum().backward()
+        assert Lazy.seen[0] == (True, False) and y.grad is None
+        np.testing.assert_allclose(x.grad.numpy(), 2 * X)
+        x.grad = None
+        a, b = Lazy.apply(x, y)
+        a.sum().backward()
+        np.testing.assert_allclose(x.grad.numpy(), np.ones_like(X))
+
+    for place in ways(1):
+        program(place)
+
+
+class Cube(flow.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        y = x**3
+        ctx.save_for_backward(x, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any) -> Any:
+        x, y = ctx.saved_tensors
+        return dy * 3 * y / x
+
+
+def test_gradients_of_its_gradient_go_through_inputs_and_outputs() -> None:
+    def program(place: Any) -> None:
+        x = flow.tensor(X, requires_grad=True, **place)
+        (first,) = flow.autograd.grad(Cube.apply(x).sum(), x, create_graph=True)
+        (second,) = flow.autograd.grad(first.sum(), x, create_graph=True)
+        (third,) = flow.autograd.grad(second.sum(), x)
+        for found, value in ((first, 3 * X**2), (second, 6 * X), (third, np.full_like(X, 6))):
+            np.testing.assert_allclose(found.detach().numpy(), value, atol=1e-12)
+
+    everywhere(program)
+
+
+class Fitted(flow.autograd.Function):  # type: ignore[misc]
+    """x + row, whose gradient for the row is left broadcast."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, row: Any) -> Any:
+        return x + row
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any) -> Any:
+        return dy, dy.to(flow.float32), None, None
+
+
+def test_a_broadcast_gradient_is_summed_and_more_nones_do_no_harm() -> None:
+    def program(place: Any) -> None:
+        x = flow.tensor(X, **place)
+        row = flow.tensor(X[0], requires_grad=True, **({**place, "sbp": flow.sbp.broadcast} if place else {}))
+        Fitted.apply(x, row).sum().backward()
+        assert row.grad.dtype is flow.float64
+        np.testing.assert_allclose(row.grad.numpy(), [4, 4, 4])
+
+    everywhere(program)
+
+
+class Filled(flow.autograd.Function):  # type: ignore[misc]
+    """Writes over its argument."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        x.mul_(2)
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any) -> Any:
+        return dy * ctx.saved_tensors[0]
+
+
+def test_an_argument_that_is_written_over_is_the_result() -> None:
+    def program(place: Any) -> None:
+        x = flow.tensor(X, requires_grad=True, **place)
+        y = x * 1
+        z = Filled.apply(y)
+        assert z is y
+        np.testing.assert_allclose(y.detach().numpy(), 2 * X)
+        y.sum().backward()
+        np.testing.assert_allclose(x.grad.numpy(), 2 * X)
+        with pytest.raises(flow.JobError, match=r"Filled at test_users_functions.py:\d+: a leaf"):
+            Filled.apply(x)
+
+    for place in ways(1)[:-1]:
+        program(place)
+
+
+def made(given: Any, keeps: bool = False) -> Any:
+    """A function of one tensor whose backward gives what `given(dy)` does."""
+
+    class Made(flow.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, dy: Any) -> Any:
+            return given(ctx.saved_tensors[0] if keeps else dy)
+
+    return Made
+
+
+@pytest.mark.parametrize(
+    ("given", "facts"),
+    [
+        (lambda dy: (dy, dy), ["2 gradients for 1 argument"]),
+        (lambda dy: (), ["0 gradients for 1 argument"]),
+        (lambda dy: 3.0, ["gradient 0", "float", "float64[4,3]"]),
+        (lambda dy: dy[:2], ["gradient 0", "float64[2,3]", "float64[4,3]"]),
+        (lambda dy: dy.to_global(placement=flow.placement("cpu", [0]), sbp=flow.sbp.broadcast), ["gradient 0", "local"]),
+    ],
+)
+def test_gradients_that_do_not_fit_are_errors(given: Any, facts: list[str]) -> None:
+    x = flow.tensor(X, requires_grad=True)
+    with pytest.raises((flow.ArgumentError, flow.ShapeError)) as raised:
+        made(given).apply(x).sum().backward()
+    for fact in ["Made.backward", "test_users_functions.py", *facts]:
+        assert fact in str(raised.value)
+
+
+def test_a_gradient_for_what_is_no_tensor_is_an_error() -> None:
+    class Scaled(flow.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, x: Any, factor: float) -> Any:
+            return x * factor
+
+        @staticmethod
+        def backward(ctx: Any, dy: Any) -> Any:
+            return dy, dy
+
+    with pytest.raises(flow.ArgumentError, match=r"gradient 1 .*no tensor"):
+        Scaled.apply(flow.tensor(X, requires_grad=True), 2.0).sum().backward()
+
+
+def test_what_was_saved_and_written_over_is_an_error() -> None:
+    x = flow.tensor(X, requires_grad=True)
+    y = x * 1
+    z = made(lambda saved: saved, keeps=True).apply(y)
+    y.add_(1)
+    with pytest.raises(flow.JobError, match=r"Made saved for its backward was written over"):
+        z.sum().backward()
+
+
+def test_nothing_is_recorded_in_a_hook_or_backward_unless_it_is_asked_for() -> None:
+    seen: list[bool] = []
+    w = flow.tensor(X, requires_grad=True)
+
+    def noted(dy: Any) -> Any:
+        seen.append(flow.autograd.is_grad_enabled() or (dy * w).requires_grad)
+        return dy * w
+
+    x = flow.tensor(X, requires_grad=True)
+    x.register_hook(noted)
+    made(noted).apply(x).sum().backward()
+    assert seen == [False, False] and not x.grad.requires_grad
+    (first,) = flow.autograd.grad(made(noted).apply(x).sum(), x, create_graph=True)
+    assert seen[2:] == [True, True] and first.requires_grad
