@@ -17,7 +17,9 @@ from pathlib import Path
 from jobflow.distributed.output import Screen
 from jobflow.distributed.processes import Processes, end_service, say
 from jobflow.errors import ConfigError, JobflowError
+from jobflow.runtime.world.joining import job_secret
 from jobflow.runtime.world.rendezvous import listen, start_service
+from jobflow.runtime.world.service.proof import SECRET, made_up
 from jobflow.runtime.world.variables import LAUNCHER, LOCAL_SIZE, inherited
 
 DESCRIPTION = """\
@@ -34,6 +36,9 @@ examples:
   two nodes with two ranks each; 192.168.1.1 is node 0:
     jobflow launch --nnodes 2 --node_rank 0 --nproc_per_node 2 --master_addr 192.168.1.1 --master_port 7788 train.py   # there
     jobflow launch --nnodes 2 --node_rank 1 --nproc_per_node 2 --master_addr 192.168.1.1 --master_port 7788 train.py   # on the other
+
+  and in both terminals the same secret, by which the ranks know each other:
+    export JOBFLOW_SECRET=$(cat secret)      # made by: python -c "import secrets; print(secrets.token_hex())" > secret
 
   python -m jobflow.distributed.launch takes the same options."""
 
@@ -128,10 +133,12 @@ def command(given: argparse.Namespace) -> int:
     common = common_environment(given.nproc_per_node)
     if size == 1 and logdir is None:
         return _alone(command_line(given), environments(given, host, given.master_port or PORT, common)[0])
-    port, listener = _place(given, host, size)
+    secret = made_up().encode() if given.nnodes == 1 else job_secret()
+    common[SECRET] = secret.decode(errors="surrogateescape")
+    port, listener = _place(given, host, size, secret)
     # the service's connection may begin only when nothing can go wrong any more: its end ends the ranks
     screen = Screen([given.node_rank * given.nproc_per_node + i for i in range(given.nproc_per_node)], logdir, given.redirect_stdout_and_stderr)
-    service, connection = start_service(listener, size) if listener is not None else (None, None)
+    service, connection = start_service(listener, size, secret) if listener is not None else (None, None)
     processes = Processes(screen, given.grace, connection)
     try:
         return processes.run(command_line(given), environments(given, host, port, common))
@@ -143,12 +150,12 @@ def command(given: argparse.Namespace) -> int:
             end_service(service)
 
 
-def _place(given: argparse.Namespace, host: str, size: int) -> tuple[int, socket.socket | None]:
+def _place(given: argparse.Namespace, host: str, size: int, secret: bytes) -> tuple[int, socket.socket | None]:
     """The port, and the socket that listens there, if ranks meet on this node."""
     port = given.master_port or (PORT if given.nnodes > 1 else 0)
     if size == 1 or given.node_rank > 0:
         return port or PORT, None
-    listener = listen(f"{host}:{port}")
+    listener = listen(f"{host}:{port}", secret)
     return int(listener.getsockname()[1]), listener
 
 

@@ -46,7 +46,7 @@ def ending(code: int) -> str:
 
 
 class Processes:
-    """Those of this node; `service` is the connection to the service of pmi.py, where this node has it."""
+    """Those of this node; `service` is the connection to the service, where this node has it."""
 
     def __init__(self, screen: Screen, grace: float, service: socket.socket | None) -> None:
         self._screen, self._grace, self._service = screen, grace, service

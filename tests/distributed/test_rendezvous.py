@@ -26,7 +26,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch, vendor: str, initialized: bool, s
     )
     monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(rc=SimpleNamespace()))  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", mpi)  # type: ignore[arg-type]
-    return SimpleNamespace(started=STARTED, need=lambda: seen.update(needed=True))
+    return SimpleNamespace(started=STARTED, ticket=4711, need=lambda: seen.update(needed=True))
 
 
 def test_another_mpi_is_told_to_use_mpiexec(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +46,7 @@ def test_variables_for_mpi_are_there_while_it_starts_only(monkeypatch: pytest.Mo
     monkeypatch.setenv("PMI_FD", "3")
     monkeypatch.delenv("PMI_RANK", raising=False)
     rendezvous.start_mpi(pretended(monkeypatch, "MPICH", False, seen))
-    assert seen == {"needed": True, "PMI_PORT": "127.0.0.1:17789", "PMI_ID": "1", "PMI_RANK": "1", "PMI_SIZE": "2"}
+    assert seen == {"needed": True, "PMI_PORT": "127.0.0.1:17789", "PMI_ID": "4711", "PMI_RANK": "1", "PMI_SIZE": "2"}
     assert os.environ["PMI_FD"] == "3" and "PMI_RANK" not in os.environ
 
 
@@ -65,9 +65,9 @@ def test_a_process_whose_variables_came_too_late() -> None:
 )
 def test_addresses(master: str, text: str) -> None:
     with pytest.raises(JobError, match=text):
-        rendezvous.listen(master)
+        rendezvous.listen(master, b"0123456789abcdef")
 
 
 def test_it_listens_nowhere_else() -> None:
-    with rendezvous.listen("localhost:0") as found:
+    with rendezvous.listen("localhost:0", b"") as found:
         assert found.getsockname()[0] == "127.0.0.1"

@@ -93,7 +93,26 @@ def test_the_end_of_one_of_several_terminals_ends_all(case: str, text: str) -> N
     assert ended[0].err.rstrip().endswith(text), ended[0].err
 
 
+@pytest.mark.parametrize(("way", "length"), [("launcher", 64), ("by hand", 0)])
+def test_strangers_at_the_port_do_not_disturb(way: str, length: int) -> None:
+    lines, ended = run(way, "attacked", 2)
+    assert lines == [f"rank {rank} of 2: secret of {length} characters" for rank in range(2)], ended
+    assert [(one.code, one.err) for one in ended] == [(0, "")] * len(ended)
+
+
 class TestByHand:
+    def test_another_secret_is_refused_and_the_job_starts(self) -> None:
+        port = free_port()
+        with crowd() as jobs:
+            for secret, rank in (("right", 0), ("wrong", 1), ("right", 1)):
+                told = {**variables(rank, 2, port), "JOBFLOW_SECRET": f"{secret} and long enough"}
+                jobs.start([sys.executable, str(PROGRAM), "exchange"], told)
+                if secret == "wrong":
+                    assert jobs.jobs[1][0].wait(starting.LIMIT) == 1
+            ended = jobs.wait()
+        assert [one.code for one in ended] == [0, 1, 0], ended
+        assert "JOBFLOW_SECRET" in ended[1].err and "long enough" not in "".join(one.err for one in ended)
+
     def test_in_odd_order_and_with_delays(self) -> None:
         ended = by_hand("exchange", 3, order=[1, 2, 0], pause=0.7)
         everybody = [[0, 10, 20]] * 3

@@ -1,6 +1,6 @@
 """How ranks that no mpiexec started find each other, start MPI together, and learn of each other's end.
 
-The process with RANK=0 (or `jobflow launch` before it) listens at MASTER_ADDR:MASTER_PORT and starts the service of pmi.py there.
+The process with RANK=0 (or `jobflow launch` before it) listens at MASTER_ADDR:MASTER_PORT and starts the service there (service/main.py).
 Every rank, from `import jobflow` on, keeps a connection to it, on a thread that connects with patience and then listens:
 
     Membership.need      wait until all ranks have come and are about to start MPI; says who is missing
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import ipaddress
 import json
 import os
 import socket
@@ -24,17 +25,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from jobflow.errors import JobError, RankError
-from jobflow.runtime.world import pmi, variables
+from jobflow.runtime.world import service, variables
+from jobflow.runtime.world.joining import MAKE, SILENCES, introduce, job_secret, silent
+from jobflow.runtime.world.service.members import node_name
+from jobflow.runtime.world.service.proof import SECRET
 from jobflow.runtime.world.variables import Launch
 
 #: seconds of waiting after which a rank says for whom; then after thrice that time, and so on, but no more rarely than RARE
 PATIENCE = 5.0
 RARE = 300.0
-#: seconds between attempts to connect, at first and later
+#: seconds between attempts to connect, at first and later, and for one of them
 RETRIES = (0.02, 0.5)
+CONNECT = 10.0
 #: seconds in which the service of an earlier job, which is about to end, may still hold the port
 LINGER = 1.5
 #: seconds in which a rank that fails looks for the service, so that all have ended within two
@@ -65,9 +71,14 @@ def resolve(master: str) -> tuple[str, int]:
     return str(found[0][4][0]), port
 
 
-def listen(master: str) -> socket.socket:
-    """A socket that listens at MASTER_ADDR:MASTER_PORT, and nowhere else; JobError if it cannot.  Port 0 is any free one."""
+def listen(master: str, secret: bytes) -> socket.socket:
+    """A socket that listens at MASTER_ADDR:MASTER_PORT, and nowhere else; JobError if it cannot.  Port 0 is any free one.
+
+    JobError too if other machines can reach it and there is no secret by which to tell this job's ranks from others.
+    """
     where = resolve(master)
+    if not secret and not ipaddress.ip_address(where[0]).is_loopback:
+        raise JobError(f"MASTER_ADDR={where[0]} can be reached from other machines, so ranks have to know a secret of the job: {MAKE}")
     found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -84,21 +95,24 @@ def listen(master: str) -> socket.socket:
     return found
 
 
-def start_service(listener: socket.socket, size: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def start_service(listener: socket.socket, size: int, secret: bytes) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """The service as a process, and the connection on which it depends: it ends the ranks when the other end closes."""
     mine, its = socket.socketpair()
+    folder = Path(service.__file__).parent
+    # by its path and isolated: it needs none of the package, and nothing in the environment shall reach into it
+    program = f"import sys; sys.path.append({str(folder.parent)!r}); from {folder.name}.main import main; main()"
+    command = [sys.executable, "-I", "-S", "-c", program, str(size), str(listener.fileno())]
+    environment = {**os.environ, SECRET: secret.decode(errors="surrogateescape")}
     with listener, its:
-        # by its path and isolated: it needs none of the package, and nothing in the environment shall reach into it
-        command = [sys.executable, "-I", "-S", pmi.__file__, str(size), str(listener.fileno())]
         process = subprocess.Popen(
-            command, stdin=its.fileno(), stdout=subprocess.DEVNULL, pass_fds=[listener.fileno()], start_new_session=True, cwd="/"
+            command, env=environment, stdin=its.fileno(), stdout=subprocess.DEVNULL, pass_fds=[listener.fileno()], start_new_session=True, cwd="/"
         )
     return process, mine
 
 
 def about(started: Launch) -> dict[str, Any]:
     """What a rank says of itself."""
-    node, pid = pmi.node_name(), os.getpid()
+    node, pid = node_name(), os.getpid()
     screen = f"{node} {os.getppid()}" if started.supervised else f"{node} {pid} own"
     return {"rank": started.rank, "size": started.size, "pid": pid, "node": node, "host": socket.gethostname(), "screen": screen}
 
@@ -108,7 +122,10 @@ class Membership:
 
     def __init__(self, started: Launch, ended: Callable[[str, bool], None]) -> None:
         self.started = started
+        #: what its MPI library shows to the service
+        self.ticket = 0
         self._ended = ended
+        self._secret = job_secret()
         self._news = threading.Condition()
         self._sock: socket.socket | None = None
         self._state: dict[str, Any] | None = None
@@ -126,7 +143,7 @@ class Membership:
         deadline = time.monotonic() + LINGER
         while True:
             try:
-                listener = listen(self.started.master)
+                listener = listen(self.started.master, self._secret)
                 break
             except PortTakenError:
                 refusal = self._ask()
@@ -135,63 +152,61 @@ class Membership:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(RETRIES[0])
-        process, parent = start_service(listener, self.started.size)
+        process, parent = start_service(listener, self.started.size, self._secret)
         process.returncode = 0  # nobody waits for it, since it may outlive this process; so Popen need not warn at the end
         return parent
 
     def _ask(self) -> str | None:
         """Why the service of another rank 0 would not have this one."""
-        with suppress(OSError, StopIteration), socket.create_connection(resolve(self.started.master), timeout=LINGER) as sock:
-            sock.sendall(json.dumps({**about(self.started), "second": True}).encode() + b"\n")
-            lines = _lines(sock)
-            if next(lines) == pmi.GREETING.encode():
-                return str(json.loads(next(lines))["refused"])
+        master = self.started.master
+        with suppress(OSError, JobError, StopIteration), socket.create_connection(resolve(master), timeout=LINGER) as sock:
+            _, lines = introduce(sock, {**about(self.started), "second": True}, self._secret, master)
+            return str(json.loads(next(lines))["refused"])
         return None
 
     # ---------------------------------------------------------------- the thread
 
     def _run(self) -> None:
         try:
-            sock = self._connect()
+            lines = self._connect()
         except JobError as error:
             self._set(_error=error)
             return
-        if all(self._take(json.loads(line)) for line in _lines(sock)) and not self._done:
+        with suppress(OSError):
+            if not all(self._take(json.loads(line)) for line in lines):
+                return
+        if not self._done:
             self._ended(f"the process with RANK=0, or the service that it started at {self.started.master}, has died", True)
 
-    def _connect(self) -> socket.socket:
-        """A connection on which the service has greeted this rank."""
+    def _connect(self) -> Iterator[str]:
+        """What the service says on a connection on which it has greeted this rank."""
         where = resolve(self.started.master)
-        pause = RETRIES[0]
+        pause, silences = RETRIES[0], 0
         while True:
+            sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             try:
-                sock = socket.create_connection(where, timeout=10.0)
-                if self._greeted(sock):
-                    return sock
+                sock.settimeout(CONNECT)
+                sock.connect(where)
+                return self._greeted(sock)
+            except TimeoutError as error:
+                silences += _is_connected(sock)
+                if silences == SILENCES:
+                    raise silent(self.started.master) from error
+                self._trouble = "no answer"
             except OSError as error:
                 self._trouble = error.strerror or str(error)
+            except JobError:
+                sock.close()
+                raise
+            sock.close()
             time.sleep(pause)
             pause = min(2 * pause, RETRIES[1])
 
-    def _greeted(self, sock: socket.socket) -> bool:
-        """False if the connection ended: a service that is about to end does not greet."""
+    def _greeted(self, sock: socket.socket) -> Iterator[str]:
         _keep_alive(sock)
-        sock.sendall(json.dumps(about(self.started)).encode() + b"\n")
-        found = b""
-        while not found.endswith(b"\n"):
-            byte = sock.recv(1)
-            found += byte
-            if not byte or len(found) > 200:
-                break
-        if found.decode(errors="replace").rstrip() == pmi.GREETING:
-            sock.settimeout(None)
-            self._set(_sock=sock)
-            return True
-        sock.close()
-        if found:
-            raise JobError(f"what listens at {self.started.master} is no jobflow program; choose another MASTER_PORT for all ranks")
-        self._trouble = "the connection was closed"
-        return False
+        ticket, lines = introduce(sock, about(self.started), self._secret, self.started.master)
+        self._set(_sock=sock, ticket=ticket)
+        return lines
 
     def _take(self, said: dict[str, Any]) -> bool:
         """Heed a message; False if it was the last one."""
@@ -294,16 +309,14 @@ class Membership:
 
     def _how(self, rank: int) -> str:
         host, port = split(self.started.master)
-        return f"MASTER_ADDR={host} MASTER_PORT={port} WORLD_SIZE={self.started.size} RANK={rank}"
+        same = f" and the same {SECRET}" if self._secret else ""
+        return f"MASTER_ADDR={host} MASTER_PORT={port} WORLD_SIZE={self.started.size} RANK={rank}{same}"
 
 
-def _lines(sock: socket.socket) -> Iterator[bytes]:
-    """What comes, line by line, until the connection ends."""
-    heard = b""
+def _is_connected(sock: socket.socket) -> bool:
     with suppress(OSError):
-        while data := sock.recv(1 << 16):
-            *lines, heard = (heard + data).split(b"\n")
-            yield from lines
+        return bool(sock.getpeername())
+    return False
 
 
 def _ranks(numbers: Sequence[int]) -> str:
@@ -340,14 +353,14 @@ def start_mpi(member: Membership) -> Any:
             f'"mpiexec -n {member.started.size} python script.py", or install an MPICH with: pip install "jobflow-sbp[mpi]"'
         )
     member.need()
-    _initialize(mpi, member.started)
+    _initialize(mpi, member.started, member.ticket)
     return mpi
 
 
-def _initialize(mpi: Any, started: Launch) -> None:
+def _initialize(mpi: Any, started: Launch, ticket: int) -> None:
     """MPI's start, with the variables that lead it to the service; processes that this one starts shall not have them."""
     host, port = resolve(started.master)
-    wanted = {"PMI_PORT": f"{host}:{port}", "PMI_ID": str(started.rank), "PMI_RANK": str(started.rank), "PMI_SIZE": str(started.size)}
+    wanted = {"PMI_PORT": f"{host}:{port}", "PMI_ID": str(ticket), "PMI_RANK": str(started.rank), "PMI_SIZE": str(started.size)}
     before = {name: os.environ.pop(name, None) for name in (*wanted, "PMI_FD")}
     os.environ.update(wanted)
     try:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -160,6 +163,21 @@ def noisy() -> None:
             time.sleep(0.05)
     time.sleep(0.2)
     fail("raise")
+
+
+def attacked() -> None:
+    """Strangers speak to the service while the ranks work; rank 1 writes to the terminal as ever."""
+    ranks = world()
+    ranks.call(swap)
+    where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    first = json.dumps({"jobflow": 2, "challenge": "a"}).encode()
+    about = json.dumps({"rank": 1, "size": size, "pid": os.getppid(), "node": "a", "host": "b", "screen": "c"})
+    proof = json.dumps({"about": about, "proof": "0"}).encode()
+    for noise in (b'{"rank": 1e400, "size": 2}', b"[" * 200_000, b"cmd=abort exitcode=7", first + b"\n" + proof):
+        with contextlib.suppress(OSError), socket.create_connection(where) as sock:
+            sock.sendall(noise + b"\n")
+    ranks.call(swap)
+    say(f"secret of {len(os.environ.get('JOBFLOW_SECRET', ''))} characters")
 
 
 def stubborn() -> None:

@@ -1,0 +1,85 @@
+"""The keys and barriers by which MPI libraries find their peers: PMI-1, the protocol of MPICH's `simple` PMI client.
+
+src/pmi in MPICH's sources has the client; Hydra's and gforker's mpiexec speak the same.  Lines `cmd=NAME key=value ...`:
+
+    cmd=initack pmiid=T        cmd=initack, then cmd=set size=N, cmd=set rank=R, cmd=set debug=0: only where PMI_PORT is used
+    cmd=init pmi_version=1     cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0
+    cmd=get_maxes              cmd=maxes kvsname_max=.. keylen_max=.. vallen_max=..
+    cmd=get_appnum             cmd=appnum appnum=0
+    cmd=get_universe_size      cmd=universe_size size=N
+    cmd=get_my_kvsname         cmd=my_kvsname kvsname=NAME
+    cmd=put key=K value=V      cmd=put_result rc=0 msg=success
+    cmd=get key=K              cmd=get_result rc=0 msg=success value=V, or rc=-1 msg=key_not_found
+    cmd=barrier_in             cmd=barrier_out to all, when all are in
+    cmd=finalize               cmd=finalize_ack
+    cmd=abort exitcode=C       all ranks end
+
+`pmiid`, PMI_ID in the environment, is the ticket that a rank was given (proof.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+#: characters of a name, a key and a value; a longer one is refused
+KEY, VALUE = 256, 1024
+MAXES = f"kvsname_max={KEY} keylen_max={KEY} vallen_max={VALUE}"
+#: keys that a rank may put
+MOST = 1000
+
+
+def words_of(line: str) -> dict[str, str]:
+    """`cmd=put key=a value=b c` as a dictionary; a value, which comes last, may have spaces."""
+    head, found, value = line.partition(" value=")
+    words = dict(word.split("=", 1) for word in head.split() if "=" in word)
+    return {**words, "value": value} if found else words
+
+
+class Pmi:
+    """The keys and barriers of PMI-1, without any connections."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        #: no other world on this machine may have the same: MPICH names its shared memory after it
+        self.name = f"jobflow-{os.urandom(16).hex()}"
+        self.values: dict[str, str] = {}
+        self._inside: list[int] = []
+
+    def answer(self, rank: int, line: str) -> Iterator[tuple[int, str]]:
+        """What to send to which rank when `rank` has sent `line`; ValueError if that is nothing an MPI library sends."""
+        words = words_of(line)
+        command = words.get("cmd", words.get("mcmd", ""))
+        simple = {
+            "init": "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0",
+            "get_maxes": f"cmd=maxes {MAXES}",
+            "get_appnum": "cmd=appnum appnum=0",
+            "get_universe_size": f"cmd=universe_size size={self.size}",
+            "get_my_kvsname": f"cmd=my_kvsname kvsname={self.name}",
+            "finalize": "cmd=finalize_ack",
+        }
+        if command == "barrier_in":
+            yield from self._barrier(rank)
+        elif command in simple:
+            yield rank, simple[command]
+        elif command == "put":
+            self._put(words.get("key", ""), words.get("value", ""))
+            yield rank, "cmd=put_result rc=0 msg=success"
+        elif command == "get":
+            value = self.values.get(words.get("key", ""))
+            yield rank, "cmd=get_result rc=-1 msg=key_not_found value=unknown" if value is None else f"cmd=get_result rc=0 msg=success value={value}"
+        elif command:  # names for other jobs, spawning
+            yield rank, f"cmd={command}_result rc=-1 msg=not_supported"
+
+    def _put(self, key: str, value: str) -> None:
+        if not 0 < len(key) <= KEY or len(value) > VALUE or len(self.values) >= MOST * self.size:
+            raise ValueError("a key or a value that is too long, or too many of them")
+        self.values[key] = value
+
+    def _barrier(self, rank: int) -> Iterator[tuple[int, str]]:
+        if rank in self._inside:
+            raise ValueError("inside already")
+        self._inside.append(rank)
+        if len(self._inside) == self.size:
+            inside, self._inside = self._inside, []
+            yield from ((other, "cmd=barrier_out") for other in inside)

@@ -1,0 +1,354 @@
+"""The service: it brings ranks that no mpiexec started into one MPI world, and ends them together.
+
+A program of its own, started by `start` (rendezvous.py): MPI's start holds the interpreter lock of a rank, so a thread of rank 0 could not
+answer.  It speaks to two kinds of clients over one port, which are told apart by their first line: MPI libraries (keys.py), and ranks, which
+keep a connection for as long as they live.  A rank shows that it belongs to the job (proof.py), is given a ticket for its MPI library, and sends
+
+    {"need": true}     it is about to start MPI          {"leave": true}     its script has ended
+    {"failed": text}   it ends by an error
+
+and is sent {"missing": ranks, "idle": ranks, "left": ranks, "nodes": ..} whenever that changes, {"refused": text} if the ranks'
+variables contradict each other, {"end": text, "rank": .., "show": ..} when a rank has failed.  A rank whose connection closes, or
+whose process ends, before it said that it leaves has failed.  Those that do not end when told to are ended by signals, if they
+are on this node.  The third connection, standard input, is a socket to the process that started the service; when it closes the
+ranks have nobody who waits for them, and end.
+
+Whoever does not speak as agreed on is not listened to any more; the job goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from .keys import Pmi, words_of
+from .lines import LONG, Line, fields, within
+from .members import About, Member, is_own, node_name, watch
+from .proof import secret_of, ticket
+from .strangers import WRONG, NotProvedError, Stranger, Strangers
+
+#: seconds after a failure at which ranks of this node that still live get a signal, and after which the service ends itself
+ENDS = ((0.3, signal.SIGTERM), (0.8, signal.SIGKILL), (1.2, None))
+#: what a rank may say
+_WORDS = {"need": bool, "leave": bool, "failed": str}
+
+
+class Service:
+    """All connections, in one thread; `parent` is the process that started it."""
+
+    def __init__(self, size: int, listener: socket.socket, parent: socket.socket, secret: bytes) -> None:
+        self.size = size
+        self.pmi = Pmi(size)
+        self.members: dict[int, Member] = {}
+        #: ranks that ended without having come: the launcher saw their end
+        self.absent: set[int] = set()
+        self._secret = secret
+        self._strangers = Strangers(size)
+        self._selector = selectors.DefaultSelector()
+        self._listener: socket.socket | None = listener
+        self._parent: Line | None = Line(parent, LONG)
+        self._node = node_name()
+        self._ends: list[tuple[float, int | None]] = []
+        self._over = False
+        self._refusal = ""
+        #: other processes with RANK=0, which ask who the first is
+        self._asking: list[Member] = []
+        #: by connection, who hears what comes over it, and whose it is
+        self._ears: dict[Line, Callable[[str], None]] = {self._parent: self._from_parent}
+        self._owners: dict[Line, Member] = {}
+        self._register(listener, self._accept)
+        self._register(parent, partial(self._from, self._parent))
+
+    def run(self) -> None:
+        """Until the ranks have ended."""
+        while not (self._over or self._finished()):
+            for key, _ in self._selector.select(self._patience()):
+                # an earlier event of this round may have closed what this one is about
+                if self._selector.get_map().get(key.fd) is key:
+                    key.data()
+            self._end_late_strangers()
+            self._end_slow_ones()
+        for line in list(self._ears):  # what is still to be sent, to whoever takes it at once
+            self._close(line)
+
+    def _finished(self) -> bool:
+        alive = any(not member.gone for member in self.members.values())
+        return not alive and (self._parent is None or bool(self._ends) or len(self.members) + len(self.absent) == self.size)
+
+    def _patience(self) -> float | None:
+        now = time.monotonic()
+        waits = [0.05] if any(line.unsent for line in self._ears) else []
+        return min([*waits, *(max(0.0, when - now) for when in [*(when for when, _ in self._ends), *self._strangers.next])], default=None)
+
+    # ---------------------------------------------------------------- connections
+
+    def _register(self, file: Any, act: Callable[[], None]) -> None:
+        self._selector.register(file, selectors.EVENT_READ, act)
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return  # it has gone again
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if not self._secret and not is_own(sock):
+            sock.close()
+            return
+        stranger, oldest = self._strangers.add(sock)
+        self._ears[stranger.line] = partial(self._from_stranger, stranger)
+        self._register(sock, partial(self._from, stranger.line))
+        self._close(oldest)
+
+    def _close(self, line: Line | None) -> None:
+        if line is None or line not in self._ears:
+            return
+        del self._ears[line]
+        self._strangers.remove(line)
+        if line.sock in self._selector.get_map():
+            self._selector.unregister(line.sock)
+        with suppress(OSError):
+            line.flush()
+        line.sock.close()
+
+    def _send(self, line: Line | None, text: str | Mapping[str, Any]) -> None:
+        if line is not None and line in self._ears:
+            with suppress(OSError):  # who does not listen any more is noticed when its connection is read
+                line.say(text)
+
+    def _from(self, line: Line) -> None:
+        try:
+            for text in line.lines():
+                if line in self._ears:
+                    self._ears[line](text)
+        except (EOFError, OSError, ValueError):  # whoever does not speak as agreed on is not listened to
+            self._lost_line(line)
+
+    def _lost_line(self, line: Line) -> None:
+        self._close(line)
+        member = self._owners.get(line)
+        if line is self._parent:
+            self._parent = None
+            self._stop_listening()
+            if any(not (member.left or member.gone) for member in self.members.values()):
+                self._fail(-1, "the process that started the ranks has died")
+        elif member is not None and not self._expected(line, member):
+            self._lost(member)
+
+    def _expected(self, line: Line, member: Member) -> bool:
+        """May this connection of a rank end before the rank does?  At an orderly end MPI's is the last."""
+        return member.finalized if line is member.pmi else member.left and member.pmi in self._ears
+
+    def _from_parent(self, text: str) -> None:
+        """The launcher saw the end of a rank's process; most have said so themselves."""
+        said = fields(text, {"gone": int, "code": int})
+        rank, code = said["gone"], said["code"]
+        if code != 0:
+            self._fail(rank, f"rank {rank} ended with exit code {code}" if code > 0 else f"rank {rank} was ended by signal {-code}")
+        if rank not in self.members:
+            self.absent.add(rank)
+            self._tell()
+
+    def _stop_listening(self) -> None:
+        if self._listener is not None:
+            self._selector.unregister(self._listener)
+            self._listener.close()
+            self._listener = None
+
+    # ---------------------------------------------------------------- strangers
+
+    def _from_stranger(self, stranger: Stranger, text: str) -> None:
+        if stranger.wrong:
+            return
+        try:
+            if text.startswith("cmd="):
+                self._mpi_comes(stranger, text)
+                return
+            about = stranger.hear(self._secret, text)
+        except NotProvedError:
+            self._strangers.distrust(stranger)
+            self._selector.unregister(stranger.line.sock)
+            return
+        if about is not None:
+            self._rank_comes(stranger, About.read(about))
+
+    def _end_late_strangers(self) -> None:
+        for stranger in self._strangers.late():
+            if stranger.wrong:
+                self._send(stranger.line, {"refused": WRONG})
+            self._close(stranger.line)
+
+    # ---------------------------------------------------------------- MPI libraries
+
+    def _mpi_comes(self, stranger: Stranger, text: str) -> None:
+        words = words_of(text)
+        shown = words.get("pmiid", "")
+        member = next((member for member in self.members.values() if shown == str(member.ticket) and member.ticket), None)
+        if words["cmd"] != "initack" or member is None or member.pmi is not None or member.gone:
+            raise NotProvedError
+        line, member.ticket = stranger.line, 0
+        self._know(line, member, partial(self._from_mpi, member))
+        member.pmi = line
+        for answer in ("cmd=initack", f"cmd=set size={self.size}", f"cmd=set rank={member.rank}", "cmd=set debug=0"):
+            self._send(line, answer)
+
+    def _know(self, line: Line, member: Member, ear: Callable[[str], None]) -> None:
+        """A connection is that of a rank from now on."""
+        self._strangers.remove(line)
+        self._owners[line], self._ears[line] = member, ear
+
+    def _from_mpi(self, member: Member, text: str) -> None:
+        if text.startswith("cmd=abort"):
+            self._fail(member.rank, f"rank {member.rank} ({member}): MPI aborted, with exit code {words_of(text).get('exitcode', '?')}")
+        for rank, answer in self.pmi.answer(member.rank, text):
+            self._send(self.members[rank].pmi, answer)
+        member.finalized |= text.startswith("cmd=finalize")
+
+    # ---------------------------------------------------------------- ranks
+
+    def _rank_comes(self, stranger: Stranger, about: About) -> None:
+        line, given = stranger.line, ticket()
+        stranger.welcome(self._secret, given)
+        line.longest = LONG
+        member = Member(about, line, given)
+        if about.second and 0 not in self.members:  # the first one is about to come
+            self._know(line, member, lambda text: None)
+            self._asking.append(member)
+            member.left = True
+        elif wrong := self._refusal or self._contradiction(member):
+            self._refuse(line, wrong)
+        else:
+            self._join(line, member)
+
+    def _join(self, line: Line, member: Member) -> None:
+        if member.about.node == self._node:
+            try:
+                member.watch = watch(line.sock, member.about.pid)
+            except ValueError as error:
+                told = f"RANK={member.rank} says that it is process {member.about.pid} of this machine: {error}"
+                self._send(line, {"refused": told})
+                self._close(line)
+                return
+        self.members[member.rank] = member
+        self._know(line, member, partial(self._from_rank, member))
+        if member.watch is not None:
+            self._register(member.watch, partial(self._lost, member))  # a child of it may keep its connections open
+        self._tell()
+        while self._asking and 0 in self.members:
+            asking = self._asking.pop()
+            self._refuse(asking.line, self._contradiction(asking))
+
+    def _contradiction(self, new: Member) -> str:
+        rank, old = new.rank, self.members.get(new.rank)
+        if new.about.size != self.size:
+            first = f" ({self.members[0]})" if 0 in self.members else ""
+            sizes = f"RANK=0{first} has WORLD_SIZE={self.size}, RANK={rank} ({new}) has WORLD_SIZE={new.about.size}"
+            return f"{sizes}: give every rank the same WORLD_SIZE"
+        within(rank, 0, self.size - 1)
+        if new.about.second:
+            return f"two processes have RANK=0: {old}, and {new}; give each process a RANK of its own"
+        if old is None:
+            return f"RANK={rank} ({new}) comes after that rank had ended: start all ranks anew" if rank in self.absent else ""
+        if old.left or old.gone:
+            return f"RANK={rank} ({new}) comes after that rank ({old}) had ended: start all ranks anew"
+        return f"two processes have RANK={rank}: {old}, and {new}; give each process a RANK of its own, 0 to {self.size - 1}"
+
+    def _refuse(self, line: Line, text: str) -> None:
+        """Nobody knows which of the two is wrong, so nobody starts; but who comes too late does not disturb a job that runs."""
+        self._send(line, {"refused": text})
+        self._close(line)
+        if len(self.members) < self.size:
+            self._refusal = text  # for those who come later, until the process that started this one has ended too
+            for member in self.members.values():
+                self._send(member.line, {"refused": text})
+                self._forget(member)
+
+    def _from_rank(self, member: Member, text: str) -> None:
+        said = fields(text, {}, _WORDS)
+        if "failed" in said:
+            self._fail(member.rank, said["failed"])
+        member.needs |= "need" in said
+        member.left |= "leave" in said
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell everybody who is here."""
+        members = self.members
+        complete = len(members) == self.size
+        nodes = list(dict.fromkeys(members[rank].about.node for rank in sorted(members)))
+        state = {
+            "missing": [rank for rank in range(self.size) if rank not in members and rank not in self.absent],
+            "idle": sorted({rank for rank, member in members.items() if not member.needs} | self.absent),
+            "left": sorted({rank for rank, member in members.items() if member.left} | self.absent),
+            "nodes": [nodes.index(members[rank].about.node) for rank in range(self.size)] if complete else None,
+        }
+        text = json.dumps(state)
+        for member in members.values():
+            self._send(member.line, text)
+
+    def _lost(self, member: Member) -> None:
+        """Its connection has closed or its process has ended."""
+        if member.gone:
+            return
+        self._forget(member)
+        if not member.left or not (member.pmi is None or member.finalized):
+            self._fail(member.rank, f"rank {member.rank} ({member}) died without a word: it was killed, or called os._exit")
+
+    def _forget(self, member: Member) -> None:
+        member.gone = True
+        if member.watch is not None:
+            self._selector.unregister(member.watch)
+            os.close(member.watch)
+            member.watch = None
+        self._close(member.line)
+        self._close(member.pmi)
+
+    # ---------------------------------------------------------------- ends
+
+    def _fail(self, rank: int, text: str) -> None:
+        """The first failure ends all ranks; one rank of every screen shows it, except where it has been shown.  `rank` -1 is nobody."""
+        if self._ends:
+            return
+        now = time.monotonic()
+        self._ends = [(now + after, number) for after, number in ENDS]
+        self._send(self._parent, {"failed": rank})  # before anybody ends because of it, so that it is known who was the first
+        seen = {self.members[rank].about.screen} if rank in self.members else set()
+        for member in self.members.values():
+            screen = member.about.screen
+            if member.rank != rank:
+                self._send(member.line, {"end": text, "rank": rank, "show": screen not in seen})
+                seen.add(screen)
+        self._stop_listening()
+
+    def _end_slow_ones(self) -> None:
+        while self._ends and self._ends[0][0] <= time.monotonic():
+            _, number = self._ends.pop(0)
+            if number is None:
+                self._over = True
+            else:
+                for member in self.members.values():
+                    member.signal(number)
+
+
+def main() -> None:
+    """Arguments: the number of ranks, and the file number of a socket that listens."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the ranks
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # three for each rank, and those of strangers
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    listener = socket.socket(fileno=int(sys.argv[2]))
+    parent = socket.socket(fileno=0)
+    for sock in (listener, parent):
+        sock.setblocking(False)
+    Service(int(sys.argv[1]), listener, parent, secret_of()).run()
