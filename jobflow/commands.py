@@ -86,13 +86,15 @@ def _check_apart(state: State, own: Collection[str], graph: Graph) -> None:
 
 @dataclass(frozen=True)
 class Unbind:
-    """Forget a job's plan and its memory."""
+    """Forget a job's plan and its memory, as far as there are any, and these variables."""
 
     number: int
+    variables: tuple[str, ...] = ()
 
     def __call__(self, rank: Rank, _: Any) -> None:
-        del executors_of(rank)[self.number]
+        executors_of(rank).pop(self.number, None)
         openings_of(rank).pop(self.number, None)
+        state_of(rank).forget(self.variables)
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,10 @@ class Run:
     """
 
     number: int
+    job: str = ""
+
+    def __str__(self) -> str:
+        return f"a call of job {self.job}"
 
     def __call__(self, rank: Rank, feeds: Mapping[str, Array] | None) -> list[tuple[int, Array]] | JobflowError:
         try:
@@ -164,6 +170,10 @@ class Tell:
     """Every rank's own item, so that clients can compare."""
 
     item: Any
+    about: str = "what the clients have"
+
+    def __str__(self) -> str:
+        return f"a comparison of {self.about}"
 
     def __call__(self, rank: Rank, _: Any) -> Any:
         return self.item

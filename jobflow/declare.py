@@ -51,7 +51,9 @@ def global_function(type: str | FunctionConfig = "predict", function_config: Fun
                 raise ArgumentError(f"{job.name}({', '.join(named)}=...) at {user_line()}: arguments of a job are passed by position")
             if scope.current().interpreter is not None:
                 raise JobError(f"job {job.name} was called at {user_line()} in the body of another job; put what both compute into a plain function")
-            return current_session().call(job, args)
+            with scope.lock():  # nobody closes the session meanwhile
+                give = current_session().performed(job, args)
+            return give()
 
         call.job = job  # type: ignore[attr-defined]
         return call

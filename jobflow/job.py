@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jobflow.scope as scope
@@ -195,18 +196,21 @@ class Job:
 
     # ---------------------------------------------------------------- running
 
-    def run(self, session: Session, args: tuple[Any, ...]) -> Any:
-        """One call with arguments from the program."""
+    def run(self, session: Session, args: tuple[Any, ...]) -> Callable[[], Any]:
+        """One call with arguments from the program; what then shows what is watched, and gives the result."""
         bound = self.signature.bind(args, self.placement(session).size)
         if not session.multi and any(is_lazy(value) for _, _, value in bound):
             bound = [(name, declared, whole(value)) for name, declared, value in bound]
         compiled = session.compiled(self, tuple(_shape(declared, value) for _, declared, value in bound))
         compiled.check_limits(bound)
         session.compare_arguments(self, {name: value if declared.per_device else [value] for name, declared, value in bound})
-        values = session.run(compiled, bound)
-        returned = len(compiled.results.leaves)
-        compiled.show_watched(values[returned:])
-        return deliver(compiled.results, values[:returned])
+        return partial(_given, compiled, session.run(compiled, bound))
+
+
+def _given(compiled: Compiled, values: list[Any]) -> Any:
+    returned = len(compiled.results.leaves)
+    compiled.show_watched(values[returned:])
+    return deliver(compiled.results, values[:returned])
 
 
 def returned_values(results: Results) -> list[Value]:

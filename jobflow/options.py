@@ -157,7 +157,8 @@ class _Options:
 
         def set_option(val: Any = option.default) -> bool:
             self._check(full, option, val)
-            return self._store(full, option, val)
+            with scope.lock():
+                return self._store(full, option, val)
 
         return set_option
 
@@ -218,14 +219,15 @@ class EnvOptions(_Options):
 
     def init(self) -> bool:
         """Start the environment now rather than at its first use; False if it had been started."""
-        settings = self._settings()
-        if settings.started:
-            notice("env.init() comes too late and changes nothing: the environment has started")
-            return False
-        if self._start is not None:
-            self._start()
-        settings.started = True
-        return True
+        with scope.lock():
+            settings = self._settings()
+            if settings.started:
+                notice("env.init() comes too late and changes nothing: the environment has started")
+                return False
+            if self._start is not None:
+                self._start()
+            settings.started = True
+            return True
 
     @staticmethod
     def get_rank() -> int:

@@ -82,6 +82,17 @@ def lock() -> AbstractContextManager[bool]:
     return current().root.lock
 
 
+def alone(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """`function` with the lock held while it runs."""
+
+    @wraps(function)
+    def holding(*arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
+        with lock():
+            return function(*arguments, **named)
+
+    return holding
+
+
 def caller() -> str:
     """Which Python thread this is, for ranks to compare: "" for a rank's own, the name of any other.
 

@@ -2,6 +2,8 @@
 
 It starts at the first need: a job call, a checkpoint, a look at variables.  Then all registered jobs are traced in the order of
 their declaration, so that their variables exist and have their first values, and the ranks bind their plans.
+
+Python threads may call jobs at once: what concerns the session runs with `scope.lock` held, one thread at a time.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import hashlib
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -49,7 +51,7 @@ class Declared(Protocol):
     def where(self) -> SourceLine: ...
     def declared_shapes(self, session: Session) -> Any: ...
     def compile(self, session: Session, shapes: Any, number: int) -> Compiled: ...
-    def run(self, session: Session, args: tuple[Any, ...]) -> Any: ...
+    def run(self, session: Session, args: tuple[Any, ...]) -> Callable[[], Any]: ...
 
 
 class Unfinished(Protocol):
@@ -74,6 +76,8 @@ class Session:
         #: a checkpoint that is being written
         self.unfinished: Unfinished | None = None
         self._compiled: dict[tuple[Declared, Any], Compiled] = {}
+        #: programs of jobs that others have taken the place of; given back when the next one is compiled, which all clients do together
+        self._replaced: list[tuple[Declared, Any]] = []
         self._number = 0
         #: how many calls of a job have been compared; `runs` go on where a checkpoint ended
         self._compared: Counter[str] = Counter()
@@ -177,34 +181,39 @@ class Session:
     # ---------------------------------------------------------------- jobs
 
     def register(self, job: Declared) -> None:
-        """A job with the name of an earlier one takes its place."""
-        self.jobs[job.name] = job
+        """A job with the name of an earlier one takes its place, whose programs are given back."""
+        with scope.lock():
+            self.jobs[job.name] = job
+            self._replaced = [key for key in self._compiled if (key[0].name == job.name and key[0] is not job) or key in self._replaced]
 
     def start(self) -> World:
         """Bring up the world; once."""
-        if self.world is None:
-            multi = environment().client == "multi"
-            self.world = start_world(self.device_tag, self.asked_devices, multi=multi)
-            self.settings.started = environment().started = True
-        return self.world
+        with scope.lock():
+            if self.world is None:
+                multi = environment().client == "multi"
+                self.world = start_world(self.device_tag, self.asked_devices, multi=multi)
+                self.settings.started = environment().started = True
+            return self.world
 
     def prepare_all(self) -> None:
         """Trace, compile and bind every registered job that is not yet."""
         if not self.jobs:
             raise JobError(f"at {user_line()}: there is no job yet; declare one with @global_function before variables are used")
-        self.start()
-        for job in list(self.jobs.values()):
-            self.compiled(job, job.declared_shapes(self))
+        with scope.lock():
+            self.start()
+            for job in list(self.jobs.values()):
+                self.compiled(job, job.declared_shapes(self))
 
     def compiled(self, job: Declared, shapes: Any) -> Compiled:
         """The job for arguments of these shapes, bound on every rank."""
         key = (job, shapes)
-        found = self._compiled.get(key)
-        if found is None:
-            found = self._compile(job, shapes)
-            self._compiled[key] = found
-            self._forget_oldest(job)
-        return found
+        with scope.lock():
+            found = self._compiled.get(key)
+            if found is None:
+                found = self._compile(job, shapes)
+                self._compiled[key] = found
+                self._forget(job)
+            return found
 
     def _compile(self, job: Declared, shapes: Any) -> Compiled:
         world = self.start()
@@ -212,20 +221,28 @@ class Session:
         self._number += 1
         if world.multi:
             self._compare_programs(world, job, compiled)
+        new = {name: variable for name, variable in compiled.variables.items() if name not in self.variables}
+        try:
+            self._bind(world, compiled)
+        except BaseException:
+            if world.ranks:  # under MPI, the job has ended
+                world.call(Unbind(compiled.number, tuple(new)))
+            raise
+        self.variables |= new
+        return compiled
+
+    def _bind(self, world: World, compiled: Compiled) -> None:
         tables = {id(program): physical_to_wire(program) for program in compiled.programs}
         hatch = world.size > 1 and not world.multi and len(tables) == 1
         plans = world.call(
             Bind(compiled.number, share=self.settings.share_variables, hatch=hatch), [tables[id(program)] for program in compiled.programs]
         )
-        compare_plans(job.name, plans)
-        for name, variable in compiled.variables.items():
-            self.variables.setdefault(name, variable)
-        return compiled
+        compare_plans(compiled.name, plans)
 
     def _compare_programs(self, world: World, job: Declared, compiled: Compiled) -> None:
         """JobError unless every client has traced the same program."""
         texts = [physical_text(program) for program in compiled.programs]
-        for rank, other in enumerate(world.call(Tell(digest(*texts)))):
+        for rank, other in enumerate(world.call(Tell(digest(*texts), f"the programs of job {job.name}"))):
             if other != digest(*texts):
                 raise JobError(
                     f"job {job.name} ({job.where}): rank {rank} has traced another program than rank {world.ranks[0].index}; "
@@ -239,7 +256,7 @@ class Session:
             return
         self._compared[job.name] += 1
         mine = {name: digest(*map(_print, values)) for name, values in arrays.items()}
-        for rank, others in enumerate(world.call(Tell(mine))):
+        for rank, others in enumerate(world.call(Tell(mine, f"the arguments of job {job.name}"))):
             different = [name for name in mine if others.get(name) != mine[name]]
             if different:
                 raise ArgumentError(
@@ -247,28 +264,35 @@ class Session:
                     f"{world.ranks[0].index}; as multi client every rank passes the same whole arrays: seed random inputs alike"
                 )
 
-    def _forget_oldest(self, job: Declared) -> None:
-        mine = [key for key in self._compiled if key[0] is job]
-        if len(mine) > SHAPES_KEPT:
-            assert self.world is not None
-            self.world.call(Unbind(self._compiled.pop(mine[0]).number))
+    def _forget(self, job: Declared) -> None:
+        """Give back the programs of replaced jobs, and the oldest of this name if there are many."""
+        assert self.world is not None
+        mine = [key for key in self._compiled if key[0].name == job.name and key not in self._replaced]
+        for key in [*self._replaced, *mine[:-SHAPES_KEPT]]:
+            self.world.call(Unbind(self._compiled.pop(key).number))
+        self._replaced.clear()
 
     def call(self, job: Declared, args: tuple[Any, ...]) -> Any:
         """Run a job; its result as the return annotation says."""
-        if self.world is None:
-            self.prepare_all()
-        return job.run(self, args)
+        return self.performed(job, args)()
+
+    def performed(self, job: Declared, args: tuple[Any, ...]) -> Callable[[], Any]:
+        """Run a job; what gives its result, which calls functions of the program and so is called without the lock."""
+        with scope.lock():
+            if self.world is None:
+                self.prepare_all()
+            return job.run(self, args)
 
     def run(self, compiled: Compiled, bound: Sequence[Bound]) -> list[Any]:
-        """One step on all ranks; what it gives, as `Compiled.values` has it."""
+        """One step on all ranks; what it gives, as `Compiled.values` has it.  Called with the lock held since `compiled` was looked up."""
         assert self.world is not None
         run = self.runs.get(compiled.name, 0)
         opening = openings_of(self.world.ranks[0]).get(compiled.number)
         if opening is None:
-            values = compiled.values(performed(self.world, Run(compiled.number), compiled.feeds(bound, run, self._here)))
+            values = compiled.values(performed(self.world, Run(compiled.number, compiled.name), compiled.feeds(bound, run, self._here)))
         else:
             opening.put({name: value for name, _, value in bound} | {RUN_COUNTER: run})
-            performed(self.world, Run(compiled.number))
+            performed(self.world, Run(compiled.number, compiled.name))
             values = compiled.joined(opening.take())
         self.runs[compiled.name] = run + 1
         return values
@@ -277,8 +301,9 @@ class Session:
 
     def read(self, names: Sequence[str]) -> dict[str, Array]:
         """The current values of variables, whole."""
-        assert self.world is not None
-        parts = self.world.call(ReadVariables(tuple(names)))
+        with scope.lock():
+            assert self.world is not None
+            parts = self.world.call(ReadVariables(tuple(names)))
         values: dict[str, Array] = {}
         for name in names:
             variable = self.variables[name]
@@ -288,6 +313,10 @@ class Session:
 
     def write(self, values: Mapping[str, Array]) -> None:
         """Set variables; shape and element type must be theirs (CheckpointError)."""
+        with scope.lock():
+            self._write(values)
+
+    def _write(self, values: Mapping[str, Array]) -> None:
         assert self.world is not None
         each: list[dict[str, Array]] = [{} for _ in range(self.world.size)]
         for name, value in values.items():
@@ -308,29 +337,33 @@ class Session:
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
-        assert self.world is not None
-        self.world.call(Meet())
+        with scope.lock():
+            assert self.world is not None
+            self.world.call(Meet())
 
     def finish(self) -> None:
         """Wait for what is unfinished, and raise what went wrong with it; collective."""
-        if self.unfinished is not None:
-            self.unfinished.wait()
+        with scope.lock():
+            if self.unfinished is not None:
+                self.unfinished.wait()
 
     def close(self) -> None:
         """Finish, and end the ranks.  Jobs and variables are gone with them.
 
         Who leaves by an exception, as one of several clients, waits for nobody: others may wait for it elsewhere, and would not hear of it.
         """
-        try:
-            if self.world is None or not self.world.parting:
-                self.finish()
-            elif self.unfinished is not None:
-                self.unfinished.part()
-        finally:
-            if self.world is not None:
-                self.world.close()
-                self.world = None
-            self._compiled.clear()
+        with scope.lock():
+            try:
+                if self.world is None or not self.world.parting:
+                    self.finish()
+                elif self.unfinished is not None:
+                    self.unfinished.part()
+            finally:
+                if self.world is not None:
+                    self.world.close()
+                    self.world = None
+                self._compiled.clear()
+                self._replaced.clear()
 
 
 def _print(value: Array | Lazy) -> str | memoryview:
@@ -364,28 +397,31 @@ def _how_many(size: int) -> str:
 def environment() -> EnvSettings:
     """What the program said about its environment; it outlives sessions."""
     root = scope.current().root
-    if root.environment is None:
-        root.environment = EnvSettings()
-    settings: EnvSettings = root.environment
-    return settings
+    with root.lock:
+        if root.environment is None:
+            root.environment = EnvSettings()
+        settings: EnvSettings = root.environment
+        return settings
 
 
 def current_session() -> Session:
     """The session of this program (or of this test)."""
     root = scope.current().root
-    if root.session is None:
-        root.session = Session()
-    session: Session = root.session
-    return session
+    with root.lock:
+        if root.session is None:
+            root.session = Session()
+        session: Session = root.session
+        return session
 
 
 def clear_default_session() -> None:
     """Close the current session: jobs, variables and settings are forgotten."""
     _refuse_in_jobs("clear_default_session")
     root = scope.current().root
-    if root.session is not None:
-        root.session.close()
-    root.session = Session()
+    with root.lock:
+        if root.session is not None:
+            root.session.close()
+        root.session = Session()
 
 
 def sync_default_session() -> None:
@@ -395,9 +431,10 @@ def sync_default_session() -> None:
 def started_session() -> Session:
     """The current session, with all registered jobs prepared."""
     _refuse_in_jobs("what needs all variables")
-    session = current_session()
-    session.prepare_all()
-    return session
+    with scope.lock():
+        session = current_session()
+        session.prepare_all()
+        return session
 
 
 def _refuse_in_jobs(what: str) -> None:

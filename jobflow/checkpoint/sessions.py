@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 from weakref import WeakSet
 
+import jobflow.scope as scope
 from jobflow.checkpoint import parts, ranks, safetensors
 from jobflow.checkpoint.manifest import Spans, check_extra
 from jobflow.checkpoint.writing import name_of
@@ -77,10 +78,11 @@ class Saving:
 
         AfterSavingError, which is one too, if it is there but something after that went wrong.
         """
-        if self._answer is None:
-            self._answer = self._own() if self._parted else self._ask()
-        if self._session.unfinished is self:
-            self._session.unfinished = None
+        with scope.lock():
+            if self._answer is None:
+                self._answer = self._own() if self._parted else self._ask()
+            if self._session.unfinished is self:
+                self._session.unfinished = None
         if self._answer:
             raise (CheckpointError if self._failed else AfterSavingError)(self._answer[0])
 
@@ -109,6 +111,7 @@ class Saving:
         return [f"checkpoint {self.path} could not be saved{self._where}, and nothing was changed there: {named}{outcomes[rank].failure}"]
 
 
+@scope.alone
 def save(
     session: Session,
     path: Where,
@@ -240,6 +243,7 @@ def _tell_the_shell() -> None:
 # ---- loading -------------------------------------------------------------------------------------------------------------------------
 
 
+@scope.alone
 def load(
     session: Session, path: Where, names: Sequence[str] = ("*",), strict: bool | Literal["variables"] = True, *, what: str = "load"
 ) -> dict[str, Any]:
@@ -315,6 +319,7 @@ def _runs(extra: Mapping[str, Any], here: str) -> dict[str, int] | None:
 # ---- files that one rank looks at or writes ------------------------------------------------------------------------------------------
 
 
+@scope.alone
 def on_first(session: Session, what: Callable[[], T]) -> T:
     """The result of `what`, which is picklable and knows only files, called by rank 0; collective.  CheckpointError, on all ranks, if it fails."""
     world = session.world or session.start()
@@ -325,6 +330,7 @@ def on_first(session: Session, what: Callable[[], T]) -> T:
     return answer
 
 
+@scope.alone
 def save_on_first(session: Session, path: Where, arrays: Mapping[str, Array], extra: Mapping[str, Any]) -> None:
     """Arrays that every client has, written by rank 0; collective."""
     finish(session)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+import jobflow.scope as scope
 from jobflow.checkpoint import sessions
 from jobflow.checkpoint import store as checkpoint
 from jobflow.checkpoint.reading import Stored
@@ -54,12 +55,14 @@ class FileArray:
         return self._stored.type.dtype
 
 
+@scope.alone
 def get_all_variables() -> dict[str, StoredVariable]:
     """Every variable of the session by name: parameters, optimizer slots, train steps."""
     session = started_session()
     return {name: StoredVariable(session, name) for name in session.variables}
 
 
+@scope.alone
 def load_variables(value_dict: Mapping[str, Any], ignore_mismatch: bool = True) -> None:
     """Set variables from arrays, or from what `checkpoint.get` or `get_all_variables` gave.
 
@@ -76,12 +79,14 @@ def load_variables(value_dict: Mapping[str, Any], ignore_mismatch: bool = True) 
     session.write(values)
 
 
+@scope.alone
 def initialize() -> None:
     """Give every variable its first value."""
     session = started_session()
     session.start().call(Initialize(tuple(session.variables)))
 
 
+@scope.alone
 def save(path: str, var_dict: Mapping[str, Any] | None = None) -> None:
     """Write variables (all of the session unless `var_dict` names some) to the directory `path`, whole or not at all."""
     session = started_session()

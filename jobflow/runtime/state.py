@@ -27,6 +27,8 @@ class State:
         self.buffers: dict[str, Array] = {}
         self.slots: dict[str, Slot] = {}
         self.variables: dict[str, Variable] = {}
+        #: how many buffers there have been; no two have one name
+        self._made = 0
 
     def declare(self, variables: Iterable[Variable], share: bool = False, own: Collection[str] = ()) -> None:
         """Give memory and a first value to every variable that is new.
@@ -36,10 +38,11 @@ class State:
         """
         new = [v for v in variables if v.name not in self.variables and self.rank in v.placement.ranks]
         sharing = tuple(range(self.comm.size)) if share and self.on_hosts() else ()
-        slots, sizes = place_variables(new, self.rank, len(self.buffers), sharing, own)
+        slots, sizes = place_variables(new, self.rank, self._made, sharing, own)
         found = self._common({name: nbytes for name, nbytes in sizes.items() if is_common(name)})
         if found is None:
-            slots, sizes = place_variables(new, self.rank, len(self.buffers))
+            slots, sizes = place_variables(new, self.rank, self._made)
+        self._made += len(sizes)
         self.slots.update(slots)
         self.buffers.update({name: self.device.allocate(nbytes) for name, nbytes in sizes.items() if not is_common(name)} | (found or {}))
         self.variables.update({variable.name: variable for variable in new})
@@ -47,9 +50,18 @@ class State:
             if not is_common(slots[variable.name].buffer) or self.rank == 0:
                 self.initialize(variable.name)
 
+    def forget(self, names: Iterable[str]) -> None:
+        """As if these variables had not been declared; memory goes with the last variable in it."""
+        for name in names:
+            self.variables.pop(name, None)
+            self.slots.pop(name, None)
+        used = {slot.buffer for slot in self.slots.values()}
+        self.buffers = {name: buffer for name, buffer in self.buffers.items() if name in used}
+
     def adopt(self, variable: Variable, buffer: Array, offset: int = 0) -> None:
         """Have a variable lie in memory that exists: `offset` bytes into flat bytes, with the numbers that are there."""
-        name = next((name for name, known in self.buffers.items() if known is buffer), f"{OWN}{len(self.buffers)}:{variable.group}")
+        name = next((name for name, known in self.buffers.items() if known is buffer), f"{OWN}{self._made}:{variable.group}")
+        self._made += name not in self.buffers
         type = variable.layout.local_type(variable.type, self.rank)
         self.buffers[name] = buffer
         self.slots[variable.name] = Slot(name, offset, type, contiguous_strides(type.shape, type.dtype.itemsize))

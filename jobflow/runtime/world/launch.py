@@ -3,7 +3,8 @@
 Nothing here imports MPI: `launched` reads the environment, and `guard` is cheap enough for every import of jobflow.  After `guard`
 
 * ranks above 0 that mpiexec or srun started print nothing on standard output, until `unmute`;
-* an uncaught exception on any rank is printed once, with the rank, and ends the whole job with exit code 1;
+* an uncaught exception on any rank is printed once, with the rank, and ends the whole job with exit code 1; so does an error of
+  jobflow in any other of its Python threads;
 * a rank that comes to the end of its script tells the others, so that none waits for it in vain.
 """
 
@@ -15,6 +16,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -22,7 +24,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import NoReturn
 
-from jobflow.errors import AbortedError, DivergedError
+from jobflow.errors import AbortedError, DivergedError, JobflowError
 from jobflow.runtime.world.variables import Launch as Launch
 from jobflow.runtime.world.variables import launched as launched
 
@@ -73,6 +75,7 @@ def guard(launch: Launch, leave: Callable[[], None], fail: Callable[[str], None]
     if launch.rank > 0 and not launch.multi:
         _mute()
     sys.excepthook = _uncaught
+    threading.excepthook = _uncaught_in_thread
     atexit.register(_leave)
 
 
@@ -86,8 +89,21 @@ def leave_now() -> NoReturn:
 
     A program may catch everything around a call of a job; a rank that left by an exception would go on with it then.
     """
+    if threading.current_thread() is not threading.main_thread():
+        _exit_beside_others()
     ctypes.pythonapi.Py_Exit(0)  # ends threads, calls what atexit has, and MPI's end, in the interpreter's own order
     raise AssertionError("unreachable")
+
+
+def _exit_beside_others() -> NoReturn:
+    """The end of a process that another thread than the main one brings about: the interpreter's own would wait for all of them."""
+    _leave()
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _mute() -> None:
@@ -114,6 +130,14 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
         sys.__excepthook__(kind, error, trace)
     else:
         end_job(error.with_traceback(trace), launch)
+
+
+def _uncaught_in_thread(about: threading.ExceptHookArgs) -> None:
+    """What a Python thread of the program did with other ranks failed, and they may wait for it; other errors are the thread's own."""
+    if isinstance(about.exc_value, JobflowError):
+        _uncaught(about.exc_type, about.exc_value, about.exc_traceback)
+    else:
+        threading.__excepthook__(about)
 
 
 def guarded() -> Launch | None:

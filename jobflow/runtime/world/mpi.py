@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from jobflow.errors import JobError
+import jobflow.scope as scope
+from jobflow.errors import JobError, user_line
 from jobflow.runtime.comm.mpi import MpiCommunicator, Site
 from jobflow.runtime.comm.nccl import device_communicator
 from jobflow.runtime.comm.post import LEAVING, Control, Post, write
@@ -204,8 +205,17 @@ def guard() -> Launch | None:
 
 
 def kind_of(command: Command) -> int:
-    """A number that commands have in common which all ranks may perform together: what else they say may be a rank's own."""
-    return zlib.crc32(f"{getattr(command, '__qualname__', type(command).__qualname__)} {getattr(command, 'number', '')}".encode())
+    """A number that commands have in common which all ranks may perform together: what else they say may be a rank's own.
+
+    Those of different Python threads have none: they belong to different calls.
+    """
+    word = getattr(command, "__qualname__", type(command).__qualname__)
+    return zlib.crc32(f"{word} {getattr(command, 'number', '')}{_in_thread()}".encode())
+
+
+def _in_thread() -> str:
+    caller = scope.caller()
+    return f" in Python thread {caller!r}" if caller else ""
 
 
 def name_of(command: Command) -> str:
@@ -309,7 +319,7 @@ class MpiWorld:
 
     def _together(self, command: Command, items: Sequence[Any]) -> list[Any]:
         # commands of different kinds would meet in the same flags and letters, and take each other's numbers
-        self._rank.comm.agree(kind_of(command), lambda: name_of(command))
+        self._rank.comm.agree(kind_of(command), lambda: f"{name_of(command)} at {user_line()}{_in_thread()}")
         result = command(self._rank, items[self._rank.index])
         return self._station.post.exchange(result, lambda: f"{name_of(command)} of all ranks")
 

@@ -1,0 +1,63 @@
+"""A notebook's cell, run again and again: a job is defined anew under its name, and called.  Prints by how many MiB each rank grew.
+
+redefined.py FOLDER DEVICES, or under mpiexec with "single" or "multi" as DEVICES.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import jobflow as flow
+import jobflow.typing as tp
+
+folder, devices = Path(sys.argv[1]), sys.argv[2]
+(folder / f"{os.getpid()}.pid").touch()
+if devices == "multi":
+    flow.env.client("multi")
+elif devices != "single":
+    flow.config.cpu_device_num(int(devices))
+
+MIB = 1 << 20
+ROWS = 512  # 2 MiB for each of the job's tensors
+
+
+def cell(number: int) -> Any:
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((ROWS, 1024))) -> tp.Numpy:
+        w = flow.get_variable("w", shape=(1024, 1024), initializer=flow.ones_initializer())
+        y = flow.matmul(x, w) + float(number)
+        return flow.matmul(y, flow.transpose(w, perm=(1, 0)))
+
+    return job
+
+
+def sizes() -> dict[int, int]:
+    """Bytes of memory that belong to each rank."""
+    found = {}
+    for file in folder.glob("*.pid"):
+        resident = Path(f"/proc/{file.stem}/statm").read_text().split()[1]
+        found[int(file.stem)] = int(resident) * os.sysconf("SC_PAGE_SIZE")
+    return found
+
+
+def run(numbers: range) -> None:
+    for number in numbers:
+        made = cell(number)(np.ones((ROWS, 1024), np.float32))
+        assert made.min() == made.max() == 1024.0 * (1024.0 + number)
+
+
+if __name__ == "__main__":
+    kept = cell(1)
+    run(range(4))
+    before = sizes()
+    run(range(4, 34))
+    after = sizes()
+    # who kept the first may call it still
+    assert kept(np.ones((ROWS, 1024), np.float32)).max() == 1024.0 * 1025.0
+    if flow.env.get_rank() == 0:
+        print(*(round((after[pid] - before[pid]) / MIB) for pid in before))

@@ -1,0 +1,29 @@
+"""Jobs that take the place of others of their name: what the others left is gone, in the session and on all ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fresh import run
+
+
+@pytest.mark.parametrize("devices", ["1", "2"])
+def test_a_job_that_could_not_be_bound_leaves_no_variables(devices: str) -> None:
+    ended = run("bad_binds.py", devices)
+    lines = ["refused: True", "[3.0, 3.0]", "[7.0, 7.0, 7.0]", "{'kept': [3.0, 3.0], 'w': [7.0, 7.0, 7.0]}"]
+    assert (ended.returncode, ended.stdout.splitlines()) == (0, lines), ended.stderr
+
+
+#: MiB that thirty definitions of a job with 8 MiB of tensors may take
+GROWTH = 40
+
+
+@pytest.mark.parametrize(
+    ("devices", "ranks"), [("1", 1), ("2", 1), pytest.param("single", 2, marks=pytest.mark.mpi), pytest.param("multi", 2, marks=pytest.mark.mpi)]
+)
+def test_programs_of_a_job_that_is_defined_again_and_again_are_given_back(tmp_path: Path, devices: str, ranks: int) -> None:
+    ended = run("redefined.py", str(tmp_path), devices, ranks=ranks)
+    assert ended.returncode == 0, ended.stderr
+    grown = [int(word) for word in ended.stdout.split()]
+    assert len(grown) == ranks and max(grown) < GROWTH
