@@ -39,6 +39,8 @@ class Settings:
     enable_debug_mode: bool = False
     #: how convolutions are computed: "auto", "direct" or "winograd"
     conv_algorithm: str = "auto"
+    #: for how many shapes of arguments one job, or one graph, stays compiled
+    compiled_shapes: int = 16
     #: of all random numbers that have no seed of their own
     seed: int | None = None
     #: whether variables that the ranks of a node hold whole are stored there once, each rank updating its part
@@ -81,6 +83,7 @@ _CONFIG: dict[str, _Option] = {
     "machine_num": _Option(int, used=True, least=1),
     "enable_legacy_model_io": _Option(bool, True, used=True),
     "enable_debug_mode": _Option(bool, True, used=True),
+    "compiled_shapes": _Option(int, used=True, least=1),
     "conv_algorithm": _Option(str, used=True, choices=CONV_ALGORITHMS),
     "seed": _Option(int, used=True, least=0),
     "share_variables": _Option(bool, True, used=True),

@@ -38,8 +38,6 @@ from jobflow.typing.signature import Bound
 
 #: In how many calls of a job clients compare their arguments.
 CALLS_COMPARED = 3
-#: How many shapes of arguments of one job stay compiled.
-SHAPES_KEPT = 16
 
 
 class Declared(Protocol):
@@ -208,10 +206,10 @@ class Session:
         """The job for arguments of these shapes, bound on every rank."""
         key = (job, shapes)
         with scope.lock():
-            found = self._compiled.get(key)
-            if found is None:
-                found = self._compile(job, shapes)
-                self._compiled[key] = found
+            found = self._compiled.pop(key, None)
+            fresh = found is None
+            self._compiled[key] = found = found or self._compile(job, shapes)  # the last used is the last to be forgotten
+            if fresh:
                 self._forget(job)
             return found
 
@@ -265,10 +263,12 @@ class Session:
                 )
 
     def _forget(self, job: Declared) -> None:
-        """Give back the programs of replaced jobs, and the oldest of this name if there are many."""
+        """Give back the programs of replaced jobs, and of this name, if there are many, those used longest ago."""
         assert self.world is not None
-        mine = [key for key in self._compiled if key[0].name == job.name and key not in self._replaced]
-        for key in [*self._replaced, *mine[:-SHAPES_KEPT]]:
+        mine, most = [key for key in self._compiled if key[0].name == job.name and key not in self._replaced], self.settings.compiled_shapes
+        if len(mine) > most:
+            notice(many_shapes(f"job {job.name}", most))
+        for key in [*self._replaced, *mine[:-most]]:
             self.world.call(Unbind(self._compiled.pop(key).number))
         self._replaced.clear()
 
@@ -364,6 +364,14 @@ class Session:
                     self.world = None
                 self._compiled.clear()
                 self._replaced.clear()
+
+
+def many_shapes(what: str, kept: int) -> str:
+    """What is said when a program for an earlier shape is dropped."""
+    return (
+        f"{what} has been called with more than {kept} shapes of arguments: programs for those used longest ago are dropped, "
+        f"and compiled again when they are needed; config.compiled_shapes(n) keeps n"
+    )
 
 
 def _print(value: Array | Lazy) -> str | memoryview:

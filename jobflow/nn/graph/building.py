@@ -54,6 +54,8 @@ class Building:
     zero: Zero | None = None
     #: True if the graph has an optimizer
     trains: bool = False
+    #: tensors that became variables in programs of the graph for other shapes, by name
+    kept: Mapping[str, Tensor] = field(default_factory=dict)
     #: tensors that became variables, by name
     tensors: dict[str, Tensor] = field(default_factory=dict)
     draws: list[Draw] = field(default_factory=list)
@@ -181,7 +183,7 @@ class Building:
         return made
 
     def _unused(self, word: str) -> str:
-        return f"{word}{sum(name.startswith(word) for name in self.tensors)}"
+        return f"{word}{sum(name.startswith(word) for name in {*self.tensors, *self.kept})}"
 
     def _gathered(self, value: Value, lies: Layout, stored: tuple[Sbp, ...], zero: Zero) -> Value:
         """A variable of which each rank stores a part, as it is read."""

@@ -11,8 +11,8 @@
             loss.backward()
             return loss
 
-`build` runs at the first call, with tensors that have no numbers yet; this and every later call run what it recorded.  All ranks
-make and call the same graphs.
+`build` runs at the first call, with tensors that have no numbers yet; this and every later call run what it recorded.  For inputs of
+other shapes it runs again, and the programs share parameters, optimizers and random numbers.  All ranks make and call the same graphs.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ from jobflow.layout import Placement
 from jobflow.nn.graph.building import Building
 from jobflow.nn.graph.modules import ProxyModule, is_module
 from jobflow.nn.graph.optimizers import Added, Scaler, Steps
-from jobflow.nn.graph.running import Bound, Built, Meta
+from jobflow.nn.graph.running import Bound, Built, Memory, Meta
 from jobflow.nn.graph.settings import GraphConfig, GraphModule
 from jobflow.nn.graph.structures import filled, leaves
+from jobflow.notices import notice
 from jobflow.optim.optimizer import Optimizer
+from jobflow.session import current_session, many_shapes
 from jobflow.types import TensorType
 
 #: the name of the count of steps in state_dict
@@ -59,6 +61,8 @@ class Graph:
             "_added": [],
             "_scaler": None,
             "_bound": None,
+            "_bounds": {},
+            "_memory": Memory(),
             "_loaded": {},
             "_verbosity": None,
             "_made_at": user_line(),
@@ -118,17 +122,29 @@ class Graph:
     def __call__(self, *args: Any, **options: Any) -> Any:
         given = (*args, options) if options else args
         with scope.lock():
-            bound = self._bound
-            if bound is None:
-                bound = self._compiled(args, options, given)
-            return bound(given)
+            bound: Bound | None = self._bound
+            tensors = [x for _, x in self._leaves(args, options)] if bound is None else bound.tensors(given)
+            shapes = tuple([x.type.shape for x in tensors])
+            if bound is None or shapes != bound.shapes:
+                bound = self._bounds.pop(shapes, None) or self._compiled(args, options, given)
+                self._keep(shapes, bound)
+            return bound(tensors)
+
+    def _keep(self, shapes: tuple[Any, ...], bound: Bound) -> None:
+        """Have a program at hand; of too many, those used longest ago are dropped."""
+        self._bounds[shapes] = bound
+        object.__setattr__(self, "_bound", bound)
+        most = current_session().settings.compiled_shapes
+        while len(self._bounds) > most:
+            del self._bounds[next(iter(self._bounds))]
+            notice(many_shapes(f"graph {self.name}", most))
 
     def _compiled(self, args: tuple[Any, ...], options: dict[str, Any], given: tuple[Any, ...]) -> Bound:
         here = state()
         if here.building is not None:
             raise JobError(f"{self.name} at {user_line()}: a graph inside the build of another; call its modules there")
         built = self._built(here, args, options, given)
-        bound = Bound(here, built, self._loaded)
+        bound = Bound(here, built, self._loaded, self._memory)
         object.__setattr__(self, "_bound", bound)
         if self._verbosity is not None:
             print(repr(self) if self._verbosity == 0 else bound.text())
@@ -139,7 +155,9 @@ class Graph:
         cut = self._microbatches(metas)
         tracer = Tracer(self.name, _together(here, metas), self._made_at, bool(self._added), half=self.config.half, schedule=self.config.schedule)
         tracer.microbatches = cut
-        building = Building(here, tracer, {id(x): name for name, x in self._tensors()}, self._settings, self.config.zero, bool(self._added))
+        kept = self._memory.tensors
+        names = {id(x): name for name, x in (*kept.items(), *self._tensors())}
+        building = Building(here, tracer, names, self._settings, self.config.zero, bool(self._added), kept)
         with building.in_force():
             stand_ins = iter([_stand_in(tracer, building, meta, cut) for meta in metas])
             taken = filled(given, stand_ins)
@@ -189,10 +207,10 @@ class Graph:
         found: dict[str, Any] = {name: module.state_dict() for name, module in self._modules.items()}
         if self._bound is None:
             return {**found, **self._loaded}
-        bound: Bound = self._bound
-        for name in bound.built.graph.variables:
-            if name not in bound.built.tensors:
-                found[STEP if name == f"{STEP}-{self.name}" else name] = bound.variable(name)
+        for bound in self._bounds.values():
+            for name in bound.built.graph.variables:
+                if name not in bound.built.tensors:
+                    found[STEP if name == f"{STEP}-{self.name}" else name] = bound.variable(name)
         return found
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:

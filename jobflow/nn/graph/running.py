@@ -7,7 +7,7 @@ ranks are numbered from 0 among themselves.  Tensors of the program and variable
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 from zlib import crc32
@@ -98,13 +98,27 @@ class Numbering:
         return Layout(self.outside[layout.placement], layout.sbp)
 
 
+@dataclass
+class Memory:
+    """What the programs of one graph, one for each shape of its inputs, have in common."""
+
+    #: the ranks they run on, and this rank's variables, if it is one of them
+    ranks: tuple[int, ...] | None = None
+    state: State | None = None
+    #: tensors that are variables, by name, and where they lie
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    arrays: dict[str, Array] = field(default_factory=dict)
+
+
 class Bound:
     """A graph that is ready to run."""
 
-    def __init__(self, here: EagerState, built: Built, loaded: Mapping[str, Tensor]) -> None:
+    def __init__(self, here: EagerState, built: Built, loaded: Mapping[str, Tensor], memory: Memory) -> None:
         self.here = here
         self.built = built
+        self.memory = memory
         self.numbering = Numbering(built.graph)
+        self._check_memory()
         self.physical = distribute(self.numbering.graph(built.graph))
         self.lines = physical_text(self.physical).splitlines()
         self.digest = crc32("\n".join(map(_bare, self.lines)).encode())
@@ -124,6 +138,7 @@ class Bound:
             self._bind(loaded)
         else:
             self._follow()
+        self.shapes = tuple(meta.type.shape for meta in built.inputs)
         self.constant = {draw.key: draw.array for draw in built.draws} | {rate.key: rate.array for rate in built.rates}
 
     def _meta(self, value: Value) -> Meta:
@@ -140,13 +155,22 @@ class Bound:
 
     # ---------------------------------------------------------------- memory
 
+    def _check_memory(self) -> None:
+        """JobError unless the program can work on the memory of those for other shapes."""
+        memory, tensors = self.memory, self.built.tensors
+        memory.ranks = memory.ranks or self.numbering.ranks
+        other = next((name for name, x in tensors.items() if memory.tensors.setdefault(name, x) is not x), None)
+        if other is not None or memory.ranks != self.numbering.ranks:
+            what = f"runs on other ranks, {list(self.numbering.ranks)}," if other is None else f"has another tensor as {other}"
+            raise JobError(f"{self.built.name} at {user_line()}: the graph {what} than for the shapes of its earlier calls; make another graph")
+
     def _bind(self, loaded: Mapping[str, Tensor]) -> None:
         here, ranks = self.here, self.numbering.ranks
         comm, index = here.rank.comm.group(ranks), ranks.index(here.rank.index)
         what = self._described()
         agree(here, comm, crc32(what.encode()), lambda: what)
         self._compare(comm)
-        self.state = State(index, here.device, comm)
+        self.state = self.memory.state = self.memory.state or State(index, here.device, comm)
         self._place(self.state, index, loaded)
         plan = plan_rank(self.physical, index, self.state.slots, True)
         compare_schedules(self.built.name, comm.exchange(plan.schedule))
@@ -182,7 +206,9 @@ class Bound:
         fresh: list[Variable] = []
         for variable in self.physical.graph.variables.values():
             x = self.built.tensors.get(variable.name)
-            if index not in variable.placement.ranks:
+            if variable.name in state.variables:
+                self._check_stored(state.variables[variable.name], variable)
+            elif index not in variable.placement.ranks:
                 if x is not None:
                     self._relaid(x, variable)
             elif not (x is not None and not self._relaid(x, variable) and _adopted(state, variable, x)):
@@ -196,6 +222,13 @@ class Bound:
         for name, x in self.built.tensors.items():
             if name in state.slots:
                 self._share(state, name, x)
+
+    def _check_stored(self, stored: Variable, variable: Variable) -> None:
+        if (stored.type, stored.layout) != (variable.type, variable.layout):
+            raise JobError(
+                f"{self.built.name} at {user_line()}: {variable.name} is {stored.type} {stored.layout} in the program for an earlier shape "
+                f"and {variable.type} {variable.layout} in that for this one; make another graph"
+            )
 
     def _relaid(self, x: Tensor, variable: Variable) -> bool:
         """Whether the graph stores a tensor otherwise than it lies; it lies so from now on."""
@@ -223,21 +256,23 @@ class Bound:
         return self.numbering.layout(variable.layout)
 
     def _share(self, state: State, name: str, x: Tensor) -> None:
-        x.array = state.array(name)
-        slot = state.slots[name]
-        x.__dict__[HOME] = x.array, state.buffers[slot.buffer], slot.offset
-        self.shared.append((x, x.array, x.layout))
+        array = self.memory.arrays.get(name)
+        if array is None:
+            array = x.array = self.memory.arrays[name] = state.array(name)
+            slot = state.slots[name]
+            x.__dict__[HOME] = array, state.buffers[slot.buffer], slot.offset
+        self.shared.append((x, array, x.layout))
         if name in self.built.graph.updates:
             self.storages.append(x.memory)
 
     # ---------------------------------------------------------------- running
 
-    def __call__(self, given: tuple[Any, ...]) -> Any:
+    def __call__(self, tensors: Sequence[Tensor]) -> Any:
+        """One run, on tensors of the shapes that it is for."""
         with scope.lock():  # every run uses the same memory
-            return self._run(given)
+            return self._run(tensors)
 
-    def _run(self, given: tuple[Any, ...]) -> Any:
-        tensors = self._checked(given)
+    def _run(self, tensors: Sequence[Tensor]) -> Any:
         arrays = {meta.name: x.array for meta, x in zip(self.built.inputs, tensors, strict=True)}
         for draw in self.built.draws:
             draw.array[0] = draw.generator.next()
@@ -302,8 +337,8 @@ class Bound:
         made.origin = origin
         return made
 
-    def _checked(self, given: tuple[Any, ...]) -> Sequence[Tensor]:
-        """The tensors of a call.  JobError unless they are as those of the first call were."""
+    def tensors(self, given: tuple[Any, ...]) -> Sequence[Tensor]:
+        """The tensors of a call.  JobError unless they are as those of the first call were, but for their shapes."""
         expected = self.built.inputs
         if len(given) == len(expected) and all(type(x) is Tensor for x in given):
             found: Sequence[Tensor] = given
@@ -311,10 +346,10 @@ class Bound:
             self._check_form(given)
             found = [x for _, x in leaves(given, "input")]
         for meta, x in zip(expected, found, strict=True):
-            if x.type != meta.type or x.layout != meta.layout:
+            if x.type.dtype is not meta.type.dtype or x.layout != meta.layout:
                 actual = Meta(meta.name, x.type, x.layout)
                 raise JobError(
-                    f"{self.built.name} at {user_line()}: a graph takes inputs of the shape, dtype, placement and sbp of its first call; "
+                    f"{self.built.name} at {user_line()}: a graph takes inputs of the dtype, placement and sbp of its first call; "
                     f"{meta.name} was expected as {meta} and is {actual}. Make another graph for it, or bring it over with to_global"
                 )
         return found
