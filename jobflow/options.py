@@ -39,12 +39,12 @@ class Settings:
     enable_debug_mode: bool = False
     #: how convolutions are computed: "auto", "direct" or "winograd"
     conv_algorithm: str = "auto"
-    #: for how many shapes of arguments one job, or one graph, stays compiled
-    compiled_shapes: int = 16
     #: of all random numbers that have no seed of their own
     seed: int | None = None
     #: whether variables that the ranks of a node hold whole are stored there once, each rank updating its part
     share_variables: bool = True
+    #: for how many shapes of arguments one job, or one graph, stays compiled
+    compiled_shapes: int = 16
     #: options that mean nothing here
     ignored: dict[str, Any] = field(default_factory=dict)
     started: bool = False
