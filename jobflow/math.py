@@ -21,6 +21,7 @@ from jobflow.ops import reduce as rd
 from jobflow.ops import shape as sh
 from jobflow.ops.base import normal_axis
 from jobflow.ops.pointwise import call
+from jobflow.ops.rounding import rounded_once
 from jobflow.random import fused_scale_tril_softmax_dropout as fused_scale_tril_softmax_dropout
 from jobflow.types import DType, Tensor, bool_, int8, int32
 
@@ -358,6 +359,7 @@ def reduce_all(x: Tensor, axis: Axes = None, keepdims: bool = False, name: str |
     return ew.cast(_reduced(rd.reduce_all, "reduce_all", truth(x), axis, keepdims, None), int8, name=name)
 
 
+@rounded_once
 def reduce_euclidean_norm(input_tensor: Tensor, axis: Axes = None, keepdims: bool = False, name: str | None = None) -> Tensor:
     """sqrt(sum of x^2 over `axis`)."""
     return ew.sqrt(reduce_sum(ew.square(input_tensor), axis, keepdims), name=name)
@@ -373,6 +375,7 @@ def reduce_variance(input_tensor: Tensor, axis: Axes = None, keepdims: bool = Fa
     return _reduced(rd.reduce_variance, "reduce_variance", input_tensor, axis, keepdims, name)
 
 
+@rounded_once
 def reduce_std(input_tensor: Tensor, axis: Axes = None, keepdims: bool = False, name: str | None = None) -> Tensor:
     """sqrt(E[(x - E[x])^2]) over `axis`."""
     return ew.sqrt(reduce_variance(input_tensor, axis, keepdims), name=name)

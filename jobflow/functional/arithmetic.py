@@ -13,7 +13,7 @@ from jobflow.eager.run import run
 from jobflow.eager.tensor import Tensor, method
 from jobflow.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.functional import in_place
-from jobflow.functional.promotion import Number, Operand, as_float, cast, fitting, is_operand, kind, operand, pair, with_number
+from jobflow.functional.promotion import Number, Operand, as_float, cast, fitting, is_operand, kind, operand, pair, rounded_once, with_number
 from jobflow.ops.arithmetic import Add, Divide, FloorDivide, FloorMod, Maximum, Minimum, Multiply, Remainder, Subtract, TruncateDivide
 from jobflow.ops.axes import ExpandDims, Squeeze
 from jobflow.ops.base import Op, broadcast_shapes
@@ -71,7 +71,8 @@ def sides(what: str, x: Any, y: Any) -> tuple[Any, Any]:
 def add(x: Operand, other: Operand, *, alpha: Number = 1) -> Tensor:
     """x + alpha other"""
     x, other = sides("add", x, other)
-    other = other if alpha == 1 else _times(other, alpha)
+    if alpha != 1:
+        return _plus_times(x, other, alpha)
     if isinstance(x, Tensor) and isinstance(other, Tensor):
         x, other = pair("add", x, other)
         made: Tensor = run(_ADD if x.type.dtype is not bool_ else BitwiseOr(), x, other)
@@ -81,6 +82,16 @@ def add(x: Operand, other: Operand, *, alpha: Number = 1) -> Tensor:
 
 def _times(other: Any, alpha: Number) -> Any:
     return mul(other, alpha) if isinstance(other, Tensor) else other * alpha
+
+
+@rounded_once
+def _plus_times(x: Any, other: Any, alpha: Number) -> Tensor:
+    return add(x, _times(other, alpha))
+
+
+@rounded_once
+def _minus_times(x: Any, other: Any, alpha: Number) -> Tensor:
+    return sub(x, _times(other, alpha))
 
 
 def _shifted(x: Tensor, number: Number) -> Tensor:
@@ -108,7 +119,8 @@ def _from(number: Number, x: Tensor) -> Tensor:
 def sub(x: Operand, other: Operand, *, alpha: Number = 1) -> Tensor:
     """x - alpha other"""
     x, other = sides("sub", x, other)
-    other = other if alpha == 1 else _times(other, alpha)
+    if alpha != 1:
+        return _minus_times(x, other, alpha)
     if isinstance(x, Tensor) and isinstance(other, Tensor):
         return both("sub", _SUBTRACT, x, other)
     return _less(x, other) if isinstance(x, Tensor) else _from(x, other)  # type: ignore[arg-type]
@@ -140,18 +152,21 @@ def positive(x: Tensor) -> Tensor:
 
 
 @method()
+@rounded_once
 def addcmul(x: Tensor, first: Tensor, second: Tensor, *, value: Number = 1) -> Tensor:
     """x + value first second"""
     return add(x, mul(first, second), alpha=value)
 
 
 @method()
+@rounded_once
 def addcdiv(x: Tensor, first: Tensor, second: Tensor, *, value: Number = 1) -> Tensor:
     """x + value first / second"""
     return add(x, div(first, second), alpha=value)
 
 
 @method()
+@rounded_once
 def lerp(x: Tensor, end: Tensor, weight: Operand) -> Tensor:
     """x + weight (end - x)"""
     return add(x, mul(sub(end, x), weight))
@@ -393,6 +408,7 @@ def outer(a: Tensor, b: Tensor) -> Tensor:
 
 
 @method()
+@rounded_once
 def addmm(x: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
     """beta x + alpha a b"""
     product = mm(a, b)
@@ -400,6 +416,7 @@ def addmm(x: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 
 
 
 @method()
+@rounded_once
 def baddbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
     """beta x + alpha a b, of rows of matrices"""
     product = bmm(a, b)

@@ -10,7 +10,7 @@ from jobflow.eager.run import run
 from jobflow.eager.tensor import Tensor, method
 from jobflow.errors import DtypeError, user_line
 from jobflow.functional.arithmetic import both, operators, sides
-from jobflow.functional.promotion import Number, constant, operand, pair, result_type
+from jobflow.functional.promotion import Number, constant, operand, pair, result_type, rounded_once
 from jobflow.functional.promotion import cast as as_dtype
 from jobflow.ops import compare
 from jobflow.ops.arithmetic import Subtract, Where
@@ -61,6 +61,7 @@ def equal(x: Tensor, other: Tensor) -> bool:
 
 
 @method()
+@rounded_once
 def isclose(x: Tensor, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
     """|x - other| <= atol + rtol |other|, or both the same infinity; NaN is close to nothing unless `equal_nan`."""
     a, b = pair("isclose", x, other)

@@ -11,7 +11,7 @@ from jobflow.eager.tensor import Tensor, method
 from jobflow.errors import ArgumentError, user_line
 from jobflow.functional import arithmetic, in_place, nn_activations
 from jobflow.functional.comparing import eq, where
-from jobflow.functional.promotion import Number, as_float, cast, constant, pair, result_type
+from jobflow.functional.promotion import Number, as_float, cast, constant, pair, result_type, rounded_once
 from jobflow.ops import functions, scalar
 from jobflow.ops.base import Op
 from jobflow.ops.compare import Equal, Less, NotEqual
@@ -83,6 +83,7 @@ for _name, _function in (("relu_", nn_activations.relu), ("sigmoid_", nn_activat
 
 
 @method()
+@rounded_once
 def log2(x: Tensor) -> Tensor:
     """The logarithm to the base 2"""
     made: Tensor = run(Scale(1 / math.log(2)), log(x))
@@ -90,6 +91,7 @@ def log2(x: Tensor) -> Tensor:
 
 
 @method()
+@rounded_once
 def log10(x: Tensor) -> Tensor:
     """The logarithm to the base 10"""
     made: Tensor = run(Scale(1 / math.log(10)), log(x))
@@ -103,6 +105,7 @@ def exp2(x: Tensor) -> Tensor:
 
 
 @method()
+@rounded_once
 def round(x: Tensor, *, decimals: int = 0) -> Tensor:
     """The nearest integer, the even one of two; with `decimals` so many places behind the point."""
     if not x.type.dtype.is_float:
@@ -112,6 +115,7 @@ def round(x: Tensor, *, decimals: int = 0) -> Tensor:
 
 
 @method()
+@rounded_once
 def frac(x: Tensor) -> Tensor:
     """x without its integer part"""
     return arithmetic.sub(x, trunc(x))

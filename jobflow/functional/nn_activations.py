@@ -9,6 +9,7 @@ from jobflow.eager.tensor import Tensor, method
 from jobflow.errors import ArgumentError, ShapeError, user_line
 from jobflow.functional.in_place import check_writable, hang, kept, written
 from jobflow.functional.nn_base import composed, one_of
+from jobflow.functional.promotion import rounded_once
 from jobflow.functional.shapes import axis_of
 from jobflow.ops import activation as act
 from jobflow.ops import elementwise as ew
@@ -70,12 +71,14 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     return exact
 
 
+@rounded_once
 @composed
 def quick_gelu(input: Tensor) -> Value:
     """x sigmoid(1.702 x)"""
     return act.swish(input, 1.702)
 
 
+@rounded_once
 @composed
 def _relu6(input: Tensor) -> Value:
     return ew.clip(act.relu(input), None, 6.0)  # no gradient at 0, as relu
@@ -102,6 +105,7 @@ def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     return y
 
 
+@rounded_once
 @composed
 def _selu(input: Tensor) -> Value:
     return act.selu(input)
@@ -112,6 +116,7 @@ def selu(input: Tensor, inplace: bool = False) -> Tensor:
     return over(input, "selu_", _selu) if inplace else _selu(input)
 
 
+@rounded_once
 @composed
 def _celu(input: Tensor, alpha: float) -> Value:
     return ew.scale(act.elu(ew.scale(input, 1.0 / alpha)), alpha)
@@ -122,6 +127,7 @@ def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     return over(input, "celu_", _celu, alpha) if inplace else _celu(input, alpha)
 
 
+@rounded_once
 @composed
 def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Value:
     """ln(1 + e^(beta x)) / beta; x itself where beta x > threshold"""
@@ -132,18 +138,21 @@ def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Value
     return ew.where(ew.greater(inner, ew.fill_like(x, threshold)), x, soft)
 
 
+@rounded_once
 @composed
 def softsign(input: Tensor) -> Value:
     """x / (1 + |x|)"""
     return act.softsign(input)
 
 
+@rounded_once
 @composed
 def logsigmoid(input: Tensor) -> Value:
     """-ln(1 + e^-x)"""
     return act.log_sigmoid(input)
 
 
+@rounded_once
 @composed
 def _hardtanh(input: Tensor, low: float, high: float) -> Value:
     return act.hard_tanh(input, low, high)
@@ -156,6 +165,7 @@ def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace
     return over(input, "hardtanh_", _hardtanh, min_val, max_val) if inplace else _hardtanh(input, min_val, max_val)
 
 
+@rounded_once
 @composed
 def _hardsigmoid(input: Tensor) -> Value:
     return act.hard_sigmoid(input)
@@ -166,6 +176,7 @@ def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     return over(input, "hardsigmoid_", _hardsigmoid) if inplace else _hardsigmoid(input)
 
 
+@rounded_once
 @composed
 def _hardswish(input: Tensor) -> Value:
     return act.hard_swish(input)
@@ -176,6 +187,7 @@ def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
     return over(input, "hardswish_", _hardswish) if inplace else _hardswish(input)
 
 
+@rounded_once
 @composed
 def _mish(input: Tensor) -> Value:
     return act.mish(input)
@@ -186,6 +198,7 @@ def mish(input: Tensor, inplace: bool = False) -> Tensor:
     return over(input, "mish_", _mish) if inplace else _mish(input)
 
 
+@rounded_once
 @composed
 def _threshold(input: Tensor, threshold: float, value: float) -> Value:
     return ew.where(ew.greater(input, ew.fill_like(input, threshold)), input, ew.fill_like(input, value))
@@ -196,12 +209,14 @@ def threshold(input: Tensor, threshold: float, value: float, inplace: bool = Fal
     return over(input, "threshold_", _threshold, threshold, value) if inplace else _threshold(input, threshold, value)
 
 
+@rounded_once
 @composed
 def hardshrink(input: Tensor, lambd: float = 0.5) -> Value:
     """x where |x| > lambd, else 0"""
     return ew.where(ew.greater(ew.absolute(input), ew.fill_like(input, lambd)), input, ew.fill_like(input, 0.0))
 
 
+@rounded_once
 @composed
 def softshrink(input: Tensor, lambd: float = 0.5) -> Value:
     """x brought nearer to 0 by lambd, and 0 within that"""
@@ -210,12 +225,14 @@ def softshrink(input: Tensor, lambd: float = 0.5) -> Value:
     return ew.subtract(input, ew.clip(input, -lambd, lambd))
 
 
+@rounded_once
 @composed
 def tanhshrink(input: Tensor) -> Value:
     """x - tanh x"""
     return ew.subtract(input, act.tanh(input))
 
 
+@rounded_once
 @composed
 def prelu(input: Tensor, weight: Tensor) -> Value:
     """x where x > 0, else weight x; one weight, or one per channel, axis 1"""
@@ -230,6 +247,7 @@ def prelu(input: Tensor, weight: Tensor) -> Value:
     return ew.where(ew.greater(input, ew.fill_like(input, 0.0)), input, ew.multiply(input, factor))
 
 
+@rounded_once
 @composed
 def glu(input: Tensor, dim: int = -1) -> Value:
     """a sigmoid(b), a and b being the halves of x along `dim`"""

@@ -14,6 +14,7 @@ from jobflow.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.functional.in_place import check_writable, kept, written
 from jobflow.functional.moving import value_of
 from jobflow.functional.nn_base import composed, draw_for
+from jobflow.functional.promotion import rounded_once
 from jobflow.functional.shapes import axis_of
 from jobflow.layout import B, Layout, Partial, S
 from jobflow.ops import elementwise as ew
@@ -59,6 +60,7 @@ def beside(y: Tensor, bias: Tensor) -> Tensor:
     return crossing.change(state(), bias, Layout(bias.layout.placement, sbp)) if bias.layout.placement == y.layout.placement else bias
 
 
+@rounded_once
 @composed
 def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Value:
     """y[..., o] = sum over i, j of x1[..., i] w[o, i, j] x2[..., j], plus b[o]"""
@@ -197,6 +199,7 @@ def length(x: Value, axes: tuple[int, ...], p: float, keepdims: bool) -> Value:
     return ew.scalar_power(rd.reduce_sum(ew.scalar_power(ew.absolute(x), p), axes, keepdims), 1.0 / p)
 
 
+@rounded_once
 @composed
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Value:
     """x / max(|x|, eps), with the p-norm along `dim`"""
@@ -217,12 +220,14 @@ def cosine(x1: Value, x2: Value, dim: int, eps: float) -> Value:
     return ew.divide(product, ew.multiply(*lengths))
 
 
+@rounded_once
 @composed
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Value:
     """x1 . x2 / (max(|x1|, eps) max(|x2|, eps)) along `dim`"""
     return cosine(x1, x2, dim, eps)
 
 
+@rounded_once
 @composed
 def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Value:
     """The p-norm of x1 - x2 + eps along the last axis"""

@@ -6,6 +6,7 @@ from jobflow.eager.tensor import Tensor
 from jobflow.errors import ArgumentError, ShapeError, user_line
 from jobflow.functional.nn_base import composed, one_of
 from jobflow.functional.nn_linear import cosine, last_axis, length
+from jobflow.functional.promotion import rounded_once
 from jobflow.ops import activation as act
 from jobflow.ops import elementwise as ew
 from jobflow.ops import elementwise_loss as el
@@ -33,18 +34,21 @@ def one_shape(what: str, **operands: Tensor | None) -> None:
         raise ShapeError(f"{what} at {user_line()}: {' and '.join(f'{name} {type}' for name, type in given.items())} are not of one shape")
 
 
+@rounded_once
 @composed
 def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
     """(x - t)^2"""
     return reduced("mse_loss", ew.squared_difference(input, target), reduction)
 
 
+@rounded_once
 @composed
 def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
     """|x - t|"""
     return reduced("l1_loss", ew.absolute(ew.subtract(input, target)), reduction)
 
 
+@rounded_once
 @composed
 def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Value:
     """d^2 / (2 beta) where d = |x - t| < beta, else d - beta / 2"""
@@ -56,6 +60,7 @@ def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta:
     return reduced("smooth_l1_loss", el.smooth_l1(input, target, beta), reduction)
 
 
+@rounded_once
 @composed
 def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0) -> Value:
     """d^2 / 2 where d = |x - t| < delta, else delta (d - delta / 2)"""
@@ -69,6 +74,7 @@ def _weighted(loss: Value, weight: Tensor | None) -> Value:
     return loss if weight is None else ew.multiply(loss, weight)
 
 
+@rounded_once
 @composed
 def binary_cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean") -> Value:
     """-weight (t log x + (1 - t) log(1 - x)), x being probabilities; logarithms are at least -100"""
@@ -76,6 +82,7 @@ def binary_cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = 
     return reduced("binary_cross_entropy", _weighted(el.binary_cross_entropy(input, target), weight), reduction)
 
 
+@rounded_once
 @composed
 def binary_cross_entropy_with_logits(
     input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean", pos_weight: Tensor | None = None
@@ -89,6 +96,7 @@ def binary_cross_entropy_with_logits(
     return reduced("binary_cross_entropy_with_logits", _weighted(loss, weight), reduction)
 
 
+@rounded_once
 @composed
 def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", *, log_target: bool = False) -> Value:
     """t (log t - x), 0 where t is; e^t (t - x) if the target is logarithms.  "batchmean" is the sum divided by the first size."""
@@ -105,6 +113,7 @@ def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", *, log_target
     return reduced("kl_div", loss, reduction)
 
 
+@rounded_once
 @composed
 def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
     """ln(1 + e^(-t x)), t being 1 or -1"""
@@ -112,6 +121,7 @@ def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> 
     return reduced("soft_margin_loss", act.softplus(ew.negate(ew.multiply(target, input))), reduction)
 
 
+@rounded_once
 @composed
 def hinge_embedding_loss(input: Tensor, target: Tensor, margin: float = 1.0, reduction: str = "mean") -> Value:
     """x where t is 1, max(0, margin - x) where t is -1; the sum of both elsewhere"""
@@ -123,6 +133,7 @@ def hinge_embedding_loss(input: Tensor, target: Tensor, margin: float = 1.0, red
     return reduced("hinge_embedding_loss", ew.add(ew.where(negative, zero, input), near), reduction)
 
 
+@rounded_once
 @composed
 def margin_ranking_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean") -> Value:
     """max(0, margin - t (x1 - x2))"""
@@ -131,6 +142,7 @@ def margin_ranking_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: 
     return reduced("margin_ranking_loss", act.relu(distance), reduction)
 
 
+@rounded_once
 @composed
 def cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean") -> Value:
     """1 - c where t is 1, max(0, c - margin) where t is -1; c = the cosine along the last axis"""
@@ -145,6 +157,7 @@ def cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin
     return reduced("cosine_embedding_loss", ew.add(near, far), reduction)
 
 
+@rounded_once
 @composed
 def triplet_margin_loss(
     anchor: Tensor,
@@ -182,6 +195,7 @@ def _variance(input: Tensor, var: Tensor | float) -> Value:
     return var
 
 
+@rounded_once
 @composed
 def gaussian_nll_loss(input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> Value:
     """(log v + (x - t)^2 / v) / 2 with v = max(var, eps), whose lower bound has no gradient; plus log(2 pi) / 2 if `full`.
@@ -194,6 +208,7 @@ def gaussian_nll_loss(input: Tensor, target: Tensor, var: Tensor | float, full: 
     return reduced("gaussian_nll_loss", ew.shift(loss, 0.9189385332046727) if full else loss, reduction)
 
 
+@rounded_once
 @composed
 def poisson_nll_loss(input: Tensor, target: Tensor, log_input: bool = True, full: bool = False, eps: float = 1e-8, reduction: str = "mean") -> Value:
     """e^x - t x, or x - t log(x + eps) if not `log_input`; plus Stirling's t log t - t + log(2 pi t) / 2 where t > 1 if `full`"""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from jobflow.eager import crossing
@@ -12,7 +13,7 @@ from jobflow.eager.state import gradients, state
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import ShapeError, user_line
 from jobflow.functional.nn_base import composed, composing
-from jobflow.functional.promotion import cast
+from jobflow.functional.promotion import cast, rounded_once
 from jobflow.ops import batch_norm as bn
 from jobflow.ops import elementwise as ew
 from jobflow.ops import norm as nm
@@ -22,11 +23,16 @@ from jobflow.ops.base import Op
 from jobflow.ops.scalar import Scale
 from jobflow.ops.source import constant
 from jobflow.ops.update import MovingAverage
+from jobflow.types import DType
 from jobflow.types import Tensor as Value
 
 
 def _vector(p: Tensor | None, size: int, like: Tensor, value: float) -> Value:
     return constant(value, (size,), like.type.dtype) if p is None else p
+
+
+def _wide(p: Tensor | None, dtype: DType) -> Tensor | None:
+    return None if p is None else cast(p, dtype)
 
 
 def update(op: Op, *inputs: Value) -> None:
@@ -72,6 +78,10 @@ def batch_norm(
             raise ShapeError(f"{what} at {user_line()}: {name} {p.type} has not one number for each of the {channels} channels of input {t}")
     if not training and (running_mean is None or running_var is None):
         raise ShapeError(f"{what} at {user_line()}: without training=True it needs running_mean and running_var")
+    if t.dtype.is_half:  # statistics of such numbers may be beyond them
+        wide = partial(_wide, dtype=t.dtype.arithmetic)
+        averages = (running_mean, running_var) if training else (wide(running_mean), wide(running_var))  # those in training are written over
+        return cast(batch_norm(cast(input, t.dtype.arithmetic), *averages, wide(weight), wide(bias), training, momentum, eps), t.dtype)
     with composing(input):
         gamma, beta = _vector(weight, channels, input, 1.0), _vector(bias, channels, input, 0.0)
         if not training:
@@ -96,6 +106,7 @@ def _move(average: Tensor, value: Tensor, momentum: float) -> None:
     update(MovingAverage(1.0 - momentum), average, value)
 
 
+@rounded_once
 @composed
 def layer_norm(
     input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
@@ -115,6 +126,7 @@ def layer_norm(
     return sh.squeeze(y, (0,))
 
 
+@rounded_once
 @composed
 def rms_norm(input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Value:
     """x / sqrt(mean x^2 + eps) * weight, over the last axes; eps is that of the element type if None."""
@@ -150,6 +162,7 @@ def _per_channel(what: str, y: Value, weight: Tensor | None, bias: Tensor | None
     return y if bias is None else ew.add(y, sh.reshape(bias, wide))
 
 
+@rounded_once
 @composed
 def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Value:
     """[n, c, ...] with mean 0 and variance 1 in each of `num_groups` groups of channels, times weight plus bias per channel."""
@@ -178,6 +191,9 @@ def instance_norm(
         raise ShapeError(f"{what} at {user_line()}: input {t} is [n, channels, ...] with more than one value per channel")
     if not use_input_stats:
         return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    if t.dtype.is_half:
+        wide = partial(_wide, dtype=t.dtype.arithmetic)
+        return cast(instance_norm(cast(input, t.dtype.arithmetic), running_mean, running_var, wide(weight), wide(bias), True, momentum, eps), t.dtype)
     with composing(input):
         y = _per_channel("instance_norm", _rows(input, t.shape[:2], eps), weight, bias)
     if running_mean is not None and running_var is not None:

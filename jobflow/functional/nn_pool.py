@@ -8,6 +8,7 @@ from jobflow.eager.tensor import Tensor
 from jobflow.errors import ShapeError, user_line
 from jobflow.functional.nn_base import Sizes, composed, sizes
 from jobflow.functional.nn_conv import batched, unbatched
+from jobflow.functional.promotion import rounded_once
 from jobflow.ops import adaptive_pool as ap
 from jobflow.ops import elementwise as ew
 from jobflow.ops import pool as pl
@@ -144,6 +145,7 @@ def _outputs(what: str, x: Value, given: Outputs) -> tuple[int, ...]:
     return tuple(n if size is None else size for n, size in zip(spatial, each, strict=True))
 
 
+@rounded_once
 @composed
 def _adaptive_avg(input: Tensor, spatial: int, output_size: Outputs) -> Value:
     x = batched(f"adaptive_avg_pool{spatial}d", input, spatial)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import ShapeError, user_line
 from jobflow.functional.nn_base import Sizes, composed, one_of, sizes
+from jobflow.functional.promotion import rounded_once
 from jobflow.ops import elementwise as ew
 from jobflow.ops import shape as sh
 from jobflow.ops import slices as sl
@@ -145,6 +146,7 @@ def _linear(x: Value, axis: int, out: int, ratio: float, corners: bool) -> Value
 _LINEAR = {"linear": 1, "bilinear": 2, "trilinear": 3}
 
 
+@rounded_once
 @composed
 def interpolate(
     input: Tensor,

@@ -20,6 +20,7 @@ from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import DtypeError, PlacementError, user_line
 from jobflow.layout import B, Layout
+from jobflow.ops.rounding import rounding_once
 from jobflow.ops.scalar import Cast
 from jobflow.ops.source import Constant
 from jobflow.types import DType, bfloat16, bool_, char, dtype_of, float16, float32, float64, int8, int32, int64, type_of, uint8
@@ -82,6 +83,10 @@ def cast(x: Tensor, dtype: DType) -> Tensor:
     """x as this type; x itself if it has it."""
     made: Tensor = x if x.type.dtype is dtype else run(Cast(dtype), x)
     return made
+
+
+#: of functions of tensors: computed in float32 and rounded once where they are of two bytes
+rounded_once = rounding_once(cast)
 
 
 def as_float(x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor, method
 from jobflow.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.functional import arithmetic
-from jobflow.functional.promotion import as_float, cast, constant
+from jobflow.functional.promotion import as_float, cast, constant, rounded_once
 from jobflow.ops.arithmetic import Add, Subtract, Where
 from jobflow.ops.axes import ExpandDims, Reshape, Squeeze
 from jobflow.ops.compare import Equal, NotEqual
@@ -90,7 +90,11 @@ def sum(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: DType | Non
 @method()
 def mean(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
     """The sum divided by the number of elements of the logical tensor."""
-    x = _floats("mean", cast(x, dtype) if dtype else x)
+    return _mean(_floats("mean", cast(x, dtype) if dtype else x), dim, keepdim)
+
+
+@rounded_once
+def _mean(x: Tensor, dim: Dim, keepdim: bool) -> Tensor:
     axes = axes_of("mean", x, dim)
     count = math.prod(x.type.shape[i] for i in axes)
     total = _reduced(ReduceSum, x, axes, keepdim)
@@ -252,6 +256,7 @@ def any(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
 
 
 @method()
+@rounded_once
 def var(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: int | None = None) -> Tensor:
     """The sum of the squared distances from the mean, divided by the number of elements less 1 if `unbiased`."""
     if isinstance(dim, bool):
@@ -267,6 +272,7 @@ def var(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False
 
 
 @method()
+@rounded_once
 def std(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: int | None = None) -> Tensor:
     """The square root of the variance."""
     made: Tensor = run(Sqrt(), var(x, dim, unbiased, keepdim, correction=correction))
@@ -274,18 +280,21 @@ def std(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False
 
 
 @method()
+@rounded_once
 def var_mean(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """The variance, and the mean."""
     return var(x, dim, unbiased, keepdim), mean(x, None if isinstance(dim, bool) else dim, keepdim)
 
 
 @method()
+@rounded_once
 def std_mean(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """The deviation, and the mean."""
     return std(x, dim, unbiased, keepdim), mean(x, None if isinstance(dim, bool) else dim, keepdim)
 
 
 @method()
+@rounded_once
 def logsumexp(x: Tensor, dim: Dim, keepdim: bool = False) -> Tensor:
     """log(sum(exp(x))), computed so that exp does not overflow."""
     x = as_float(x)
@@ -304,7 +313,11 @@ def logsumexp(x: Tensor, dim: Dim, keepdim: bool = False) -> Tensor:
 @method()
 def norm(x: Tensor, p: float | str | None = "fro", dim: Dim = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
     """(sum |x|^p)^(1/p); "fro" is 2, inf the largest |x|, -inf the smallest, 0 the number of elements that are not 0."""
-    x = cast(x, dtype) if dtype else _floats("norm", x)
+    return _norm(cast(x, dtype) if dtype else _floats("norm", x), p, dim, keepdim)
+
+
+@rounded_once
+def _norm(x: Tensor, p: float | str | None, dim: Dim, keepdim: bool) -> Tensor:
     axes = axes_of("norm", x, dim)
     p = 2 if p in (None, "fro") else float("inf") if p == "inf" else p
     if not isinstance(p, int | float):

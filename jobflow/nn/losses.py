@@ -12,6 +12,7 @@ from jobflow.ops import elementwise as ew
 from jobflow.ops import loss as ls
 from jobflow.ops import reduce as rd
 from jobflow.ops import shape as sh
+from jobflow.ops.rounding import rounded_once
 from jobflow.types import Tensor, TensorType
 
 
@@ -86,12 +87,14 @@ def _named(reduction: str, name: str | None) -> str | None:
     return name if reduction == "none" else None
 
 
+@rounded_once
 def BCELoss(input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean", name: str | None = None) -> Tensor:
     """-weight (t log x + (1 - t) log(1 - x)), x being probabilities; logarithms are at least -100."""
     _same("BCELoss", input=input, target=target, weight=weight)
     return _weighted("BCELoss", ls.binary_cross_entropy(input, target), weight, reduction, name)
 
 
+@rounded_once
 def BCEWithLogitsLoss(
     input: Tensor,
     target: Tensor,
@@ -115,6 +118,7 @@ def _weighted(what: str, loss: Tensor, weight: Tensor | None, reduction: str, na
     return _reduced(what, weighted, reduction, name)
 
 
+@rounded_once
 def KLDivLoss(input: Tensor, target: Tensor, log_target: bool = False, reduction: str = "mean", name: str | None = None) -> Tensor:
     """t (log t - x), and 0 where t <= 0; e^t (t - x) if the target is given as logarithms."""
     _same("KLDivLoss", input=input, target=target)
@@ -129,18 +133,21 @@ def KLDivLoss(input: Tensor, target: Tensor, log_target: bool = False, reduction
     return _reduced("KLDivLoss", loss, reduction, name)
 
 
+@rounded_once
 def L1Loss(input: Tensor, target: Tensor, reduction: str = "mean", name: str | None = None) -> Tensor:
     """|t - x|."""
     _same("L1Loss", input=input, target=target)
     return _reduced("L1Loss", ew.absolute(ew.subtract(target, input), name=_named(reduction, name)), reduction, name)
 
 
+@rounded_once
 def MSELoss(input: Tensor, target: Tensor, reduction: str = "mean", name: str | None = None) -> Tensor:
     """(t - x)^2."""
     _same("MSELoss", input=input, target=target)
     return _reduced("MSELoss", ew.squared_difference(target, input, name=_named(reduction, name)), reduction, name)
 
 
+@rounded_once
 def MarginRankingLoss(
     input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean", name: str | None = None
 ) -> Tensor:
@@ -150,6 +157,7 @@ def MarginRankingLoss(
     return _reduced("MarginRankingLoss", ew.clip(distance, 0.0, None, name=_named(reduction, name)), reduction, name)
 
 
+@rounded_once
 def TripletMarginLoss(
     anchor: Tensor,
     positive: Tensor,

@@ -12,10 +12,12 @@ from jobflow.ops import elementwise as ew
 from jobflow.ops import norm as nm
 from jobflow.ops import shape as sh
 from jobflow.ops.base import normal_axis
+from jobflow.ops.rounding import rounded_once
 from jobflow.types import Tensor
 from jobflow.variables import current_job, get_variable, layer_name
 
 
+@rounded_once
 def moments(x: Tensor, axes: Sequence[int], keepdims: bool = False, name: str | None = None) -> tuple[Tensor, Tensor]:
     """(mean, E[x^2] - mean^2) over the axes listed."""
     if not isinstance(axes, list | tuple):

@@ -22,7 +22,7 @@ from jobflow.ops.arithmetic import add, multiply, subtract
 from jobflow.ops.axes import reshape
 from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, apply, normal_axis, sample
 from jobflow.ops.blocks import BLOCK, blocks, memory_order
-from jobflow.ops.broadcast import sum_calls
+from jobflow.ops.broadcast import lead_sum_calls, sum_calls
 from jobflow.ops.derivative import through
 from jobflow.ops.functions import rsqrt
 from jobflow.ops.linalg import along, axis_sum
@@ -122,7 +122,7 @@ class CenteredSquares(ChannelOp):
             (m,) = self._wide(x, mean[at[self.axis]])
             calls += [(np.subtract, (x[at], m, work)), (np.multiply, (work, work, work))]
             calls += sum_calls(device, work, self._others(x), total)
-        return [*calls, (np.add.reduce, (sums, 0, None, s))]
+        return [*calls, *lead_sum_calls(device, sums, s)]
 
     def grad(self, x: Tensor, mean: Tensor, s: Tensor, ds: Tensor) -> Grads:
         dx = call(CenteredSquaresGrad(self.axis), x, mean, ds)
@@ -267,7 +267,7 @@ class NormalizeSums(ChannelOp):
             calls += [(np.subtract, (x[at], m, work)), (np.multiply, (work, dy[at], work))]
             for what, total in zip((work, dy[at]), totals, strict=True):
                 calls += sum_calls(device, what, self._others(x), total)
-        calls += [(np.add.reduce, (weighted, 0, None, dgamma)), (np.add.reduce, (plain, 0, None, dbeta))]
+        calls += [*lead_sum_calls(device, weighted, dgamma), *lead_sum_calls(device, plain, dbeta)]
         return [*calls, (_factor_in_place, (variance, self.epsilon, dgamma))]
 
     def grad(self, dy: Tensor, x: Tensor, mean: Tensor, variance: Tensor, *rest: Tensor | None) -> Grads:

@@ -149,7 +149,8 @@ def sum_calls(device: Binder, x: Array, axes: Sequence[int], y: Array) -> list[C
     Where x is dense in some order of its axes, and that order has the summed axes first, last, or both, the sum is a
     product with a vector of ones: BLAS reads memory once, in order, where a strided ufunc reduction does not.
     """
-    plain: list[Call] = [(np.add.reduce, (x, tuple(axes), None, y))]
+    long = x.dtype == np.float32 and math.prod(x.shape[i] for i in axes) > RUN and y.ndim > 0  # which NumPy adds one after another
+    plain: list[Call] = [(np.add.reduce, (x, tuple(axes), np.float64 if long else None, y))]
     if x.dtype.kind != "f" or x.dtype.itemsize < 4 or not x.size:
         return plain
     wide = [i for i in range(x.ndim) if x.shape[i] != 1]
@@ -171,14 +172,46 @@ def sum_calls(device: Binder, x: Array, axes: Sequence[int], y: Array) -> list[C
     return _gemv(device, flat, column) if dense else plain
 
 
+#: how many numbers are added one after another; sums of more are sums of such sums, since in float32 30,000 times 0.1 is 3000.1 else
+RUN = 256
+#: the same along a row, where BLAS adds in several lanes
+ROW = 1024
+
+
 def _gemv(device: Binder, x: Array, y: Array) -> list[Call]:
     """y[k] = sum_ij x[i,k,j] for dense x and y."""
     n, m, k = x.shape
-    ones = np.ones(max(n, k), x.dtype)
     if k == 1:
-        return [(np.dot, (ones[:n], x.reshape(n, m), y))]
+        return lead_sum_calls(device, x.reshape(n, m), y)
     part = y if n == 1 else device.scratch((n * m,), dtype_of(x.dtype))
-    calls: list[Call] = [(np.dot, (x.reshape(n * m, k), ones[:k], part))]
-    if n > 1:
-        calls.append((np.dot, (ones[:n], part.reshape(n, m), y)))
-    return calls
+    calls = _row_sums(device, x.reshape(n * m, k), part)
+    return calls if n == 1 else calls + lead_sum_calls(device, part.reshape(n, m), y)
+
+
+def lead_sum_calls(device: Binder, x: Array, y: Array) -> list[Call]:
+    """y[k] = sum_i x[i,k] for a dense matrix x."""
+    n, m = x.shape
+    run = max(RUN, ROW // max(m, 1))
+    whole, rest = divmod(n, run)
+    ones = np.ones(min(n, run), x.dtype)
+    if whole < 2:
+        return [(np.dot if y.flags.c_contiguous else np.matmul, (np.ones(n, x.dtype), x, y))]
+    part = device.scratch((whole + bool(rest), m), dtype_of(x.dtype))
+    calls: list[Call] = [(np.matmul, (ones, x[: whole * run].reshape(whole, run, m), part[:whole]))]
+    if rest:
+        calls.append((np.dot, (ones[:rest], x[whole * run :], part[whole])))
+    return calls + lead_sum_calls(device, part, y)
+
+
+def _row_sums(device: Binder, x: Array, y: Array) -> list[Call]:
+    """y[k] = sum_j x[k,j] likewise."""
+    m, k = x.shape
+    whole, rest = divmod(k, ROW)
+    ones = np.ones(min(k, ROW), x.dtype)
+    if not whole or (whole == 1 and not rest):
+        return [(np.dot, (x, ones, y))]
+    part = device.scratch((m, whole + bool(rest)), dtype_of(x.dtype))
+    calls: list[Call] = [(np.matmul, (x[:, : whole * ROW].reshape(m, whole, ROW), ones, part[:, :whole]))]
+    if rest:
+        calls.append((np.matmul, (x[:, whole * ROW :], ones[:rest], part[:, whole])))
+    return [*calls, (np.add.reduce, (part, 1, None, y))]  # by pairs

@@ -16,6 +16,7 @@ from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sampl
 from jobflow.ops.batch_norm import batch_norm_infer as batch_norm_infer
 from jobflow.ops.batch_norm import batch_norm_train as batch_norm_train
 from jobflow.ops.blocks import BLOCK
+from jobflow.ops.broadcast import lead_sum_calls
 from jobflow.ops.derivative import through
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
 from jobflow.ops.scalar import fill_like
@@ -166,42 +167,36 @@ class LayerNormGrad(RowNorm):
         step = min(rows, max(1, BLOCK // width))
         dtype, count = dtype_of(x.dtype), -(-rows // step)
         product, factor = device.scratch((step, width), dtype), device.scratch((step, width), dtype)
-        columns, sums = device.scratch((4, step), dtype), device.scratch((3, count, width), dtype)
-        minus_share, ones = np.asarray(-1 / width, x.dtype), np.ones(max(step, count, width), x.dtype)
+        columns, sums = device.scratch((2, step), dtype), device.scratch((2, count, width), dtype)
+        minus_share, ones = np.asarray(-1 / width, x.dtype), np.ones(max(step, width), x.dtype)
         calls: list[Call] = []
         for k, at in enumerate(slice(i, i + step) for i in range(0, rows, step)):
             g, u, v = (m[at] for m in matrices)
             m, s = mean[at], inv_std[at]
             n = len(u)
-            t, f, (p, q, r, c) = product[:n], factor[:n], columns[:, :n]
+            t, f, (p, q) = product[:n], factor[:n], columns[:, :n]
             calls += [
-                (np.multiply, (g, u, t)),
-                (np.multiply, (m, s, r)),
-                (np.dot, (s, t, sums[0, k])),  # dgamma of the block with x for x - mean: inv_std weighs the rows
-                (np.dot, (r, g, sums[1, k])),  # what that is too much
-                (np.dot, (ones[:n], g, sums[2, k])),
+                (np.subtract, (u, m[:, None], f)),  # first of all: sums of products with x cancel where the mean is far from 0
+                (np.multiply, (g, f, t)),
+                (np.dot, (s, t, sums[0, k])),  # dgamma of the block: inv_std weighs the rows
+                (np.dot, (ones[:n], g, sums[1, k])),
                 (np.dot, (g, gamma, p)),
                 (np.dot, (t, gamma, q)),
-                # dx = inv_std gamma dy + q' x + p', with q' = inv_std^3 (p mean - q) / width and p' = -(inv_std p / width + q' mean)
-                (np.multiply, (p, m, c)),
-                (np.subtract, (q, c, q)),
+                # dx = inv_std gamma dy + q' (x - mean) + p', with q' = -inv_std^3 q / width and p' = -inv_std p / width
                 (np.multiply, (q, minus_share, q)),
                 (np.multiply, (q, s, q)),
                 (np.multiply, (q, s, q)),
                 (np.multiply, (q, s, q)),
                 (np.multiply, (p, s, p)),
                 (np.multiply, (p, minus_share, p)),
-                (np.multiply, (q, m, c)),
-                (np.subtract, (p, c, p)),
                 blas.outer_product(q, ones[:width], t),
-                (np.multiply, (u, t, t)),
+                (np.multiply, (f, t, t)),
                 blas.outer_product(s, gamma, f),
                 (np.multiply, (g, f, v)),
                 (np.add, (v, t, v)),
                 blas.add_to_rows(v, p),
             ]
-        calls.append((np.subtract, (sums[0], sums[1], sums[0])))
-        return [*calls, (np.dot, (ones[:count], sums[0], dgamma)), (np.dot, (ones[:count], sums[2], dbeta))]
+        return [*calls, *lead_sum_calls(device, sums[0], dgamma), *lead_sum_calls(device, sums[1], dbeta)]
 
     def smaller(self, dy: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, inv_std: Tensor) -> tuple[Tensor, ...]:
         return in_pieces.layer_norm_grad(dy, x, gamma, mean, inv_std, self.begin)

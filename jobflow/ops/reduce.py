@@ -22,9 +22,13 @@ from jobflow.ops.compare import equal
 from jobflow.ops.floating import isinf
 from jobflow.ops.functions import exp, log, sqrt, square
 from jobflow.ops.pointwise import FLOATS, NUMBERS, call, check_dtypes, numbers
+from jobflow.ops.rounding import rounded_once
 from jobflow.ops.scalar import cast, detach, fill_like, scale
 from jobflow.ops.scan import CumProd
-from jobflow.types import Array, Tensor, TensorType, Xp, int32
+from jobflow.types import Array, Tensor, TensorType, Xp, dtype_of, int32
+
+#: how many squares `SquareSum` adds in one go
+RUN = 4096
 
 __all__ = [
     "argmax",
@@ -268,7 +272,15 @@ class SquareSum(Op):
         if device.xp is not np or x.dtype.itemsize < 4 or not turned.flags.c_contiguous:
             return super().bind(device, inputs, outputs)
         flat = turned.reshape(-1)
-        return [(np.dot, (flat, flat, y))]
+        whole, rest = divmod(flat.size, RUN)
+        if whole < 2:
+            return [(np.dot, (flat, flat, y))]
+        part = device.scratch((whole + bool(rest),), dtype_of(x.dtype))  # added by pairs: one sum after another would lose what is small
+        rows, left = flat[: whole * RUN].reshape(whole, RUN), flat[whole * RUN :]
+        calls: list[Call] = [(np.vecdot, (rows, rows, part[:whole]))]
+        if rest:
+            calls.append((np.dot, (left, left, part[whole:].reshape(()))))
+        return [*calls, (np.add.reduce, (part, 0, None, y))]
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (scale(multiply(x, dy), 2.0),)
@@ -277,6 +289,7 @@ class SquareSum(Op):
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(), numbers(1, 5, 3))
         yield sample(cls(), numbers(2, 4))
+        yield sample(cls(), numbers(3, 3 * RUN + 5), differentiable=(), note=" long")
 
 
 # What users call ----------------------------------------------------------------------------------------------------
@@ -297,6 +310,7 @@ def reduce_sum(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: st
     return call(ReduceSum(chosen, keepdims), x, name=name) if chosen else x
 
 
+@rounded_once
 def reduce_mean(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
     """The sum times 1/count, where count is that of the logical tensor: so it is linear, and splits as a sum does."""
     count = math.prod(x.type.shape[i] for i in _axes("reduce_mean", x, axes))
@@ -335,12 +349,14 @@ def reduce_all(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: st
     return call(ReduceAll(chosen, keepdims), x, name=name) if chosen else x
 
 
+@rounded_once
 def reduce_variance(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
     """The mean of the squared distances from the mean (biased)."""
     distance = subtract(x, reduce_mean(x, axes, keepdims=True))
     return reduce_mean(square(distance), axes, keepdims, name=name)
 
 
+@rounded_once
 def reduce_std(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
     """The square root of the biased variance."""
     return sqrt(reduce_variance(x, axes, keepdims), name=name)
@@ -367,6 +383,7 @@ def square_sum(x: Tensor, *, name: str | None = None) -> Tensor:
     return call(SquareSum(), x, name=name)
 
 
+@rounded_once
 def logsumexp(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
     """log(sum(exp(x))), computed so that exp does not overflow."""
     if not x.type.dtype.is_float:

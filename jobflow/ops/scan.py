@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -56,7 +56,7 @@ class Scan(Op):
         source, target = self._operands(x, y)
         self._turned(y)[:1] = self.of_nothing
         if source.size:
-            target[...] = running(source, axis=0, dtype=y.dtype)
+            target[...] = running(source, axis=0, dtype=self._wide(y))
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         (x,), (y,) = inputs, outputs
@@ -64,7 +64,12 @@ class Scan(Op):
             return super().bind(device, inputs, outputs)
         source, target = self._operands(x, y)
         first: list[Call] = [(self._turned(y)[:1].fill, (self.of_nothing,))] if self.exclusive else []
-        return [*first, (self.ufunc.accumulate, (source, 0, None, target))]
+        return [*first, (self.ufunc.accumulate, (source, 0, self._wide(y), target))]
+
+    def _wide(self, y: Array) -> np.dtype[Any]:
+        """The type of the running value: rounding of float32 would add up along the axis."""
+        wide: np.dtype[Any] = np.dtype(np.float64) if y.dtype == np.float32 else y.dtype
+        return wide
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -9,10 +9,12 @@ from jobflow.ops.arithmetic import where
 from jobflow.ops.compare import equal, not_equal
 from jobflow.ops.functions import absolute, scalar_power, sqrt, square
 from jobflow.ops.reduce import reduce_max, reduce_min, reduce_sum
+from jobflow.ops.rounding import rounded_once
 from jobflow.ops.scalar import cast, fill_like
 from jobflow.types import Tensor
 
 
+@rounded_once
 def vector_norm(x: Tensor, order: float = 2.0, axes: Sequence[int] | int | None = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
     """(sum |x|^order)^(1/order); the largest or smallest |x| for order inf or -inf, the number of elements that are not 0 for 0.
 
