@@ -149,7 +149,7 @@ def sum_calls(device: Binder, x: Array, axes: Sequence[int], y: Array) -> list[C
     Where x is dense in some order of its axes, and that order has the summed axes first, last, or both, the sum is a
     product with a vector of ones: BLAS reads memory once, in order, where a strided ufunc reduction does not.
     """
-    long = x.dtype == np.float32 and math.prod(x.shape[i] for i in axes) > RUN and y.ndim > 0  # which NumPy adds one after another
+    long = x.dtype == np.float32 and math.prod(x.shape[i] for i in axes) > SHORT and y.ndim > 0  # which NumPy adds one after another
     plain: list[Call] = [(np.add.reduce, (x, tuple(axes), np.float64 if long else None, y))]
     if x.dtype.kind != "f" or x.dtype.itemsize < 4 or not x.size:
         return plain
@@ -172,8 +172,9 @@ def sum_calls(device: Binder, x: Array, axes: Sequence[int], y: Array) -> list[C
     return _gemv(device, flat, column) if dense else plain
 
 
-#: how many numbers are added one after another; sums of more are sums of such sums, since in float32 30,000 times 0.1 is 3000.1 else
-RUN = 256
+#: so many numbers are added one after another where there are more than SHORT; else 30,000 times 0.1 would be 3000.1 in float32
+RUN = 128
+SHORT = 2048
 #: the same along a row, where BLAS adds in several lanes
 ROW = 1024
 
@@ -191,16 +192,14 @@ def _gemv(device: Binder, x: Array, y: Array) -> list[Call]:
 def lead_sum_calls(device: Binder, x: Array, y: Array) -> list[Call]:
     """y[k] = sum_i x[i,k] for a dense matrix x."""
     n, m = x.shape
-    run = max(RUN, ROW // max(m, 1))
-    whole, rest = divmod(n, run)
-    ones = np.ones(min(n, run), x.dtype)
-    if whole < 2:
+    if n <= SHORT:
         return [(np.dot if y.flags.c_contiguous else np.matmul, (np.ones(n, x.dtype), x, y))]
-    part = device.scratch((whole + bool(rest), m), dtype_of(x.dtype))
-    calls: list[Call] = [(np.matmul, (ones, x[: whole * run].reshape(whole, run, m), part[:whole]))]
+    whole, rest = divmod(n, RUN)
+    ones, part = np.ones(RUN, x.dtype), device.scratch((whole + bool(rest), m), dtype_of(x.dtype))
+    calls: list[Call] = [(np.matmul, (ones, x[: whole * RUN].reshape(whole, RUN, m), part[:whole]))]
     if rest:
-        calls.append((np.dot, (ones[:rest], x[whole * run :], part[whole])))
-    return calls + lead_sum_calls(device, part, y)
+        calls.append((np.dot, (ones[:rest], x[whole * RUN :], part[whole])))
+    return [*calls, (np.add.reduce, (part, 0, np.float64, y))]
 
 
 def _row_sums(device: Binder, x: Array, y: Array) -> list[Call]:
@@ -214,4 +213,4 @@ def _row_sums(device: Binder, x: Array, y: Array) -> list[Call]:
     calls: list[Call] = [(np.matmul, (x[:, : whole * ROW].reshape(m, whole, ROW), ones, part[:, :whole]))]
     if rest:
         calls.append((np.matmul, (x[:, whole * ROW :], ones[:rest], part[:, whole])))
-    return [*calls, (np.add.reduce, (part, 1, None, y))]  # by pairs
+    return [*calls, (np.add.reduce, (part, 1, np.float64, y))]

@@ -21,7 +21,7 @@ from jobflow.ops.base import LETTERS, Binder, Call, Op, Sample, apply, sample
 from jobflow.ops.linalg import MatMul
 from jobflow.ops.product_update import SgdProduct
 from jobflow.ops.scalar import scale, shift
-from jobflow.types import Array, Tensor, TensorType, Xp, dtype_of, float32, float64, int64
+from jobflow.types import Array, DType, Tensor, TensorType, Xp, dtype_of, float32, float64, int64
 
 #: elements per block: the arrays of one block of Adam (w, m, v, g and two scratch) stay in a second-level cache of 1 MB
 BLOCK = 32 * 1024
@@ -456,14 +456,15 @@ class Increment(Updated):
 
 @dataclass(frozen=True)
 class LearningRate(Op):
-    """rate = schedule.rate(step): the float32 learning rate of an int64 step, computed in float64."""
+    """rate = schedule.rate(step): the learning rate of an int64 step, computed in float64, of the type of who reads it."""
 
     schedule: Schedule
+    dtype: DType = float32
 
     def infer(self, step: TensorType) -> TensorType:
         if step != TensorType((1,), int64):
             raise ShapeError(f"learningrate: the step {step} is not int64[1]")
-        return TensorType((1,), float32)
+        return TensorType((1,), self.dtype)
 
     def rule(self, step: TensorType) -> Rule:
         return Rule("1->1")
@@ -474,12 +475,18 @@ class LearningRate(Op):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(ConstantRate(0.1)), np.array([3]))
+        yield sample(cls(ConstantRate(0.1), float64), np.array([3]))
 
 
-def learning_rate(schedule: Schedule, step: Tensor, *, name: str | None = None) -> Tensor:
+def learning_rate(schedule: Schedule, step: Tensor, dtype: DType = float32, *, name: str | None = None) -> Tensor:
     """The learning rate at `step`, an int64 tensor of one element."""
-    result: Tensor = apply(LearningRate(schedule), step, name=name)
+    result: Tensor = apply(LearningRate(schedule, dtype), step, name=name)
     return result
+
+
+def rate_dtype(parameter: DType) -> DType:
+    """The type of the learning rate of a parameter of this type."""
+    return float64 if parameter is float64 else float32
 
 
 def _some(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:

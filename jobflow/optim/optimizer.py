@@ -16,8 +16,9 @@ from jobflow.errors import CheckpointError, ConfigError, did_you_mean, user_line
 from jobflow.layout import B, Layout
 from jobflow.nn.utils import clip_grad_norm_
 from jobflow.ops.source import Constant
+from jobflow.ops.update import rate_dtype
 from jobflow.optim.rule import StepRule
-from jobflow.types import TensorType, float32, int64
+from jobflow.types import type_of
 
 Group = dict[str, Any]
 #: what an option must be: a predicate, and the same in words
@@ -112,7 +113,7 @@ class Optimizer:
 
     def _step(self, here: EagerState, p: Tensor, gradient: Tensor, rule: StepRule, rate: float) -> None:
         mine = self._slots(p, rule)
-        scalars = (_number(p, np.array([rate], np.float32)), _number(p, np.array([mine["step"]], np.int64)))
+        scalars = (_number(p, np.array([rate], rate_dtype(p.type.dtype).numpy)), _number(p, np.array([mine["step"]], np.int64)))
         run.update(here, rule.op, (p, *(mine[name] for name, _ in rule.slots), gradient, *scalars))
         mine["step"] += 1
 
@@ -163,9 +164,8 @@ class Optimizer:
 
 def _number(p: Tensor, value: np.ndarray[Any, Any]) -> Tensor:
     """A number for the update of a parameter, where that is."""
-    dtype = float32 if value.dtype == np.float32 else int64
     layout = None if p.layout is None else Layout(p.layout.placement, (B,) * len(p.layout.sbp))
-    made = Tensor(TensorType((1,), dtype), layout, value)
+    made = Tensor(type_of(value), layout, value)
     made.origin = zlib.crc32(value.tobytes())
     return made
 

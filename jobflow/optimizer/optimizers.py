@@ -15,7 +15,7 @@ from jobflow.graph.training import DynamicScale, Halting, Parameter, Slots
 from jobflow.layout import Broadcast
 from jobflow.losses import TrainJob, check_loss, job_in_force
 from jobflow.ops.base import Op, apply
-from jobflow.ops.update import AdamUpdate, LambUpdate, LarsUpdate, MomentumUpdate, RmsPropUpdate, SgdUpdate, learning_rate
+from jobflow.ops.update import AdamUpdate, LambUpdate, LarsUpdate, MomentumUpdate, RmsPropUpdate, SgdUpdate, learning_rate, rate_dtype
 from jobflow.optimizer.clipping import Clipping
 from jobflow.optimizer.loss_scale import DynamicLossScale, HaltWhereNotFinite, LossScale, StaticLossScale
 from jobflow.types import Tensor
@@ -140,10 +140,11 @@ class Single(Minimizer):
             return {}
         if self.grad_clipping is not None:
             parameters = self.grad_clipping.clipped(parameters)
-        rate = learning_rate(self.lr_scheduler, step)
+        dtypes = {parameter.variable.name: rate_dtype(parameter.variable.type.dtype) for parameter in parameters}
+        rates = {dtype: learning_rate(self.lr_scheduler, step, dtype) for dtype in dict.fromkeys(dtypes.values())}
         new: dict[str, Value] = {}
         for parameter in parameters:
-            new.update(self._updated(parameter, rate, step, slots))
+            new.update(self._updated(parameter, rates[dtypes[parameter.variable.name]], step, slots))
         return new
 
     def _updated(self, parameter: Parameter, rate: Tensor, step: Value, slots: Slots) -> dict[str, Value]:

@@ -35,7 +35,7 @@ def gradients(w: dict[str, Array], step: int) -> dict[str, Array]:
 
 
 def rate(step: int) -> float:
-    return float(np.float32(0.1 * 0.5 ** (step / 10)))  # rates are float32
+    return 0.1 * 0.5 ** (step / 10)
 
 
 @dataclass

@@ -19,8 +19,9 @@ from jobflow.ops import elementwise as ew
 from jobflow.ops.base import apply
 from jobflow.ops.layout_ops import ToLayout
 from jobflow.ops.reduce import SquareSum, reduce_max
+from jobflow.ops.update import rate_dtype
 from jobflow.optim.optimizer import Group, Optimizer
-from jobflow.types import Array, Tensor, TensorType, float32, float64
+from jobflow.types import Array, DType, Tensor, TensorType, float32, float64
 
 #: what is added to a norm before it divides
 EPSILON = 1e-6
@@ -109,10 +110,13 @@ class Steps:
         return new
 
     def _stepped(self, optimizer: Optimizer, group: Group, parameters: Sequence[Parameter], step: Value, slots: Slots) -> dict[str, Value]:
-        rule, rate = optimizer.rule(group), self._rate(group)
+        rule = optimizer.rule(group)
+        dtypes = {parameter.variable.name: rate_dtype(parameter.variable.type.dtype) for parameter in parameters}
+        rates = {dtype: self._rate(group, dtype) for dtype in dict.fromkeys(dtypes.values())}
         new: dict[str, Value] = {}
         for parameter in parameters:
             variable = parameter.variable
+            rate = rates[dtypes[variable.name]]
             own = {f"{variable.name}-{name.removesuffix('_buf')}": initial for name, initial in rule.slots}
             values = [slots(name, variable.type, initial, variable) for name, initial in own.items()]
             stepless = rule.op.stepless()
@@ -122,10 +126,10 @@ class Steps:
             self.slots[variable.name] = list(own)
         return new
 
-    def _rate(self, group: Group) -> Value:
+    def _rate(self, group: Group, dtype: DType) -> Value:
         key, where = f"#rate{len(self.rates)}", self.tracer.placement
-        self.rates.append(Rate(key, np.zeros(1, np.float32), group))
-        return self.tracer.input(key, TensorType((1,), float32), lies=Layout(where, (B,) * len(where.mesh)))
+        self.rates.append(Rate(key, np.zeros(1, dtype.numpy), group))
+        return self.tracer.input(key, TensorType((1,), dtype), lies=Layout(where, (B,) * len(where.mesh)))
 
 
 def clipped(parameters: Sequence[Parameter], group: Group) -> Sequence[Parameter]:
