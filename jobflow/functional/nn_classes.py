@@ -104,6 +104,10 @@ def cross_entropy(
     axis = _axis(input)
     if target.type.dtype.is_float and target.type.shape == input.type.shape:
         _check_weight(what, input, weight)
+        if ignore_index >= 0:
+            raise ArgumentError(
+                f"{what} at {user_line()}: ignore_index {ignore_index} is for numbers of classes; target {target.type} has probabilities"
+            )
         return _with_probabilities(log_softmax(input, axis), input, target, weight, reduction, label_smoothing)
     _check(what, input, target, weight)
     return _likelihood(what, log_softmax(input, axis), input, target, weight, ignore_index, reduction, label_smoothing)

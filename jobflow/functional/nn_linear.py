@@ -194,8 +194,10 @@ def length(x: Value, axes: tuple[int, ...], p: float, keepdims: bool) -> Value:
         return ew.sqrt(rd.reduce_sum(ew.square(x), axes, keepdims))
     if p == 1.0:
         return rd.reduce_sum(ew.absolute(x), axes, keepdims)
-    if p == math.inf:
-        return rd.reduce_max(ew.absolute(x), axes, keepdims)
+    if abs(p) == math.inf:
+        return (rd.reduce_max if p > 0 else rd.reduce_min)(ew.absolute(x), axes, keepdims)
+    if p == 0.0:  # how many are not 0
+        return rd.reduce_sum(ew.cast(ew.not_equal(x, ew.fill_like(x, 0.0)), x.type.dtype), axes, keepdims)
     return ew.scalar_power(rd.reduce_sum(ew.scalar_power(ew.absolute(x), p), axes, keepdims), 1.0 / p)
 
 

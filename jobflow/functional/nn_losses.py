@@ -105,11 +105,11 @@ def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", *, log_target
         loss = ew.multiply(ew.exp(target), ew.subtract(target, input))
     else:
         zero, one = (constant(number, (), target.type.dtype) for number in (0.0, 1.0))
-        positive = ew.greater(target, zero)
-        logarithm = ew.log(ew.where(positive, target, one))  # 1 where t is not positive keeps the gradient there finite
-        loss = ew.subtract(ew.where(positive, ew.multiply(target, logarithm), zero), ew.multiply(target, input))
+        something = ew.not_equal(target, zero)
+        logarithm = ew.log(ew.where(something, target, one))  # 1 where t is 0 keeps the gradient there finite
+        loss = ew.subtract(ew.where(something, ew.multiply(target, logarithm), zero), ew.multiply(target, input))
     if reduction == "batchmean":
-        return ew.scale(rd.reduce_sum(loss), 1.0 / max(input.type.shape[0], 1))
+        return ew.scale(rd.reduce_sum(loss), 1.0 / max(input.type.shape[0] if input.type.ndim else 1, 1))
     return reduced("kl_div", loss, reduction)
 
 

@@ -11,7 +11,7 @@ from jobflow.eager import crossing
 from jobflow.eager import run as running
 from jobflow.eager.state import gradients, state
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ShapeError, user_line
+from jobflow.errors import ArgumentError, ShapeError, user_line
 from jobflow.functional.nn_base import composed, composing
 from jobflow.functional.promotion import cast, rounded_once
 from jobflow.ops import batch_norm as bn
@@ -76,6 +76,8 @@ def batch_norm(
     for name, p in (("running_mean", running_mean), ("running_var", running_var), ("weight", weight), ("bias", bias)):
         if p is not None and p.type.shape != (channels,):
             raise ShapeError(f"{what} at {user_line()}: {name} {p.type} has not one number for each of the {channels} channels of input {t}")
+    if training and not eps > 0:
+        raise ArgumentError(f"{what} at {user_line()}: eps {eps} must be positive")
     if not training and (running_mean is None or running_var is None):
         raise ShapeError(f"{what} at {user_line()}: without training=True it needs running_mean and running_var")
     if t.dtype.is_half:  # statistics of such numbers may be beyond them

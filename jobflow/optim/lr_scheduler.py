@@ -14,6 +14,20 @@ from jobflow.errors import ConfigError, user_line
 from jobflow.optim.optimizer import Optimizer
 
 
+def _unit(what: str, **factors: float) -> None:
+    """ConfigError unless the factors are in [0, 1]."""
+    for name, factor in factors.items():
+        if not 0 <= factor <= 1:
+            raise ConfigError(f"{what}: {name} must be in [0, 1]; got {factor}")
+
+
+def _steps(what: str, **counts: int) -> None:
+    """ConfigError unless they are at least 1."""
+    for name, count in counts.items():
+        if not count >= 1:
+            raise ConfigError(f"lr_scheduler.{what} at {user_line()}: {name} must be at least 1; got {count}")
+
+
 class LRScheduler:
     """A schedule over the groups of `optimizer`; `last_epoch` is the number of steps made, -1 before any."""
 
@@ -87,6 +101,7 @@ class StepLR(LRScheduler):
     """base gamma^(t // step_size)."""
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1) -> None:
+        _steps("StepLR", step_size=step_size)
         self.step_size, self.gamma = step_size, gamma
         super().__init__(optimizer, last_epoch)
 
@@ -120,6 +135,7 @@ class ConstantLR(LRScheduler):
     """base factor for t < total_iters, then base."""
 
     def __init__(self, optimizer: Optimizer, factor: float = 1.0 / 3, total_iters: int = 5, last_epoch: int = -1) -> None:
+        _unit(f"lr_scheduler.ConstantLR at {user_line()}", factor=factor)
         self.factor, self.total_iters = factor, total_iters
         super().__init__(optimizer, last_epoch)
 
@@ -133,6 +149,11 @@ class LinearLR(LRScheduler):
     def __init__(
         self, optimizer: Optimizer, start_factor: float = 1.0 / 3, end_factor: float = 1.0, total_iters: int = 5, last_epoch: int = -1
     ) -> None:
+        _steps("LinearLR", total_iters=total_iters)
+        what = f"lr_scheduler.LinearLR at {user_line()}"
+        _unit(what, start_factor=start_factor, end_factor=end_factor)
+        if start_factor == 0:
+            raise ConfigError(f"{what}: start_factor must be above 0")
         self.start_factor, self.end_factor, self.total_iters = start_factor, end_factor, total_iters
         super().__init__(optimizer, last_epoch)
 
@@ -146,6 +167,7 @@ class PolynomialLR(LRScheduler):
     def __init__(
         self, optimizer: Optimizer, steps: int, end_learning_rate: float = 0.0001, power: float = 1.0, cycle: bool = False, last_epoch: int = -1
     ) -> None:
+        _steps("PolynomialLR", steps=steps)
         self.steps, self.end_learning_rate, self.power, self.cycle = steps, end_learning_rate, power, cycle
         super().__init__(optimizer, last_epoch)
 
@@ -159,6 +181,7 @@ class CosineDecayLR(LRScheduler):
     """base ((1 - alpha) (1 + cos(pi t / n)) / 2 + alpha), n = decay_steps; base alpha from there on."""
 
     def __init__(self, optimizer: Optimizer, decay_steps: int, alpha: float = 0.0, last_epoch: int = -1) -> None:
+        _steps("CosineDecayLR", decay_steps=decay_steps)
         self.decay_steps, self.alpha = decay_steps, alpha
         super().__init__(optimizer, last_epoch)
 
@@ -171,6 +194,7 @@ class CosineAnnealingLR(LRScheduler):
     """eta_min + (base - eta_min) (1 + cos(pi t / T_max)) / 2 (Loshchilov and Hutter 2017, without restarts)."""
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1) -> None:
+        _steps("CosineAnnealingLR", T_max=T_max)
         self.T_max, self.eta_min = T_max, eta_min
         super().__init__(optimizer, last_epoch)
 

@@ -14,7 +14,7 @@ from torch.testing._internal import common_methods_invocations
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import SampleInput
 from torch_derivatives import derivatives
-from torch_trees import Recording, copied, leaves_of, refusal, tensors
+from torch_trees import HALVES, Recording, copied, leaves_of, refusal, tensors, widened
 
 #: their elements are whatever lies in memory
 UNWRITTEN = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"}
@@ -137,6 +137,8 @@ class Recorder(Recording):
         line |= {"out": self.encode(out), "views": [y.untyped_storage().data_ptr() in memories for y in tensors(out)]}
         if drawn:
             line["drawn"] = True
+        elif getattr(torch, dtype) in HALVES:
+            line |= self.exact(sample, call)
         leaves = leaves_of([args, kwargs])
         if dtype == EXACT and leaves and not drawn:
             line |= derivatives(out, leaves, self.op.supports_gradgrad, self.encode)
@@ -144,6 +146,13 @@ class Recorder(Recording):
         methods = [name for name in self.wanted["methods"] if self.agrees(getattr(torch.Tensor, name), sample, out, drawn)]
         operators = [name for name in self.wanted["operators"] if not sample.kwargs and self.agrees(getattr(operator, name), sample, out, drawn)]
         return line | {"functions": functions, "methods": methods, "operators": operators} | self.in_place(sample)
+
+    def exact(self, sample: Any, call: Callable[..., Any]) -> dict[str, Any]:
+        """What comes out in float64, which says how far results in halves are off."""
+        try:
+            return {"exact": self.encode(call(*widened((sample.input, *sample.args)), **widened(dict(sample.kwargs))))}
+        except Exception:  # noqa: BLE001 - whatever PyTorch raises: there is none
+            return {}
 
     def refusing(self, sample: Any) -> list[str]:
         """The names under which PyTorch refuses it."""

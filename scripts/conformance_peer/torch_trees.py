@@ -12,6 +12,7 @@ from torch.nn import functional
 
 #: elements of the largest tensor that is recorded
 LARGEST = 20_000
+HALVES = (torch.float16, torch.bfloat16)
 
 
 class Unrecordable(Exception):
@@ -131,6 +132,19 @@ def _leaf(x: torch.Tensor) -> torch.Tensor:
     span = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
     memory = x.detach().as_strided((span,), (1,)).clone()
     return memory.as_strided(x.shape, x.stride()).requires_grad_(x.requires_grad)
+
+
+def widened(tree: Any) -> Any:
+    """Halves as float64."""
+    if isinstance(tree, torch.Tensor):
+        return tree.detach().to(torch.float64) if tree.dtype in HALVES else tree
+    if isinstance(tree, torch.dtype):
+        return torch.float64 if tree in HALVES else tree
+    if type(tree) in (tuple, list):
+        return type(tree)(widened(part) for part in tree)
+    if isinstance(tree, dict):
+        return {key: widened(part) for key, part in tree.items()}
+    return tree
 
 
 def leaves_of(tree: Any) -> list[torch.Tensor]:

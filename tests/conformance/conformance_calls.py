@@ -46,7 +46,7 @@ class Calls(Cases):
         if category == "errors":
             yield self.compared(category, name, case, [f"not refused: {case['out']['message']}"])
             return
-        found = list(differences(case["out"], out, self.numbers, case.get("drawn", False)))
+        found = list(differences(case["out"], out, self.numbers, case.get("drawn", False), exact=case.get("exact")))
         if found and self.entry["name"] in TIES:
             found = list(tie_differences(case, TIES[self.entry["name"]], out, self.numbers))
         yield self.compared(category, name, case, found)
@@ -73,7 +73,8 @@ class Calls(Cases):
             return self.failed("in place", name, case, error, refuses)
         if refuses:
             return self.compared("in place", name, case, [f"not refused: {case['in_place']['message']}"])
-        found = list(differences(case["in_place"], x, self.numbers, case.get("drawn", False)))
+        exact = case.get("exact") if case["in_place"].get("tensor", [0, 0])[1] == case["dtype"] else None
+        found = list(differences(case["in_place"], x, self.numbers, case.get("drawn", False), exact=exact))
         if given is not x:
             found.append("structure: another tensor than its own is returned")
         return self.compared("in place", name, case, found)

@@ -17,6 +17,7 @@ import jobflow as flow
 
 PACKAGE = str(Path(flow.__file__).parent)
 #: exceptions that a public function raises on purpose for its arguments
+SIGNATURE = re.compile(r"\w\(\) (got an unexpected keyword|got multiple values|takes \d|takes from \d|missing \d|got some positional-only)")
 DELIBERATE = re.compile(r"^\s*(raise|assert)\b")
 
 
@@ -111,7 +112,7 @@ def failure(error: BaseException) -> tuple[str, str]:
     if isinstance(error, Unknown):
         return "unknown argument", text
     frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, TypeError) and not frames[-1].filename.startswith(PACKAGE) and "argument" in text:
+    if isinstance(error, TypeError) and SIGNATURE.search(text):
         return "unknown argument", text
     if isinstance(error, TypeError | ValueError | IndexError) and frames[-1].filename.startswith(PACKAGE):
         public = [frame for frame in frames if frame.filename.startswith(PACKAGE)]
