@@ -20,7 +20,7 @@ from jobflow.eager.run import Running
 from jobflow.eager.state import EagerState, gradients, state
 from jobflow.eager.tape import Edge, Gradients, Hook, OpGradient, TapeNode, anomalies, record
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ArgumentError, JobError, ShapeError, user_line
+from jobflow.errors import ArgumentError, JobError, PlacementError, ShapeError, user_line
 from jobflow.layout import MAX, B, Layout, Partial
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.base import apply
@@ -29,16 +29,27 @@ from jobflow.types import type_of
 
 
 def backward(
-    roots: Sequence[Tensor], given: Sequence[Tensor | None], *, keep: bool = False, create: bool = False, only: Sequence[Tensor] | None = None
+    roots: Sequence[Tensor],
+    given: Sequence[Tensor | None],
+    *,
+    keep: bool = False,
+    create: bool = False,
+    only: Sequence[Tensor] | None = None,
+    into: Sequence[Tensor] | None = None,
 ) -> Any:
-    """Add the gradients of `roots` to the leaves; with `only`, return those of these tensors instead.
+    """Add the gradients of `roots` to the leaves, or to `into` alone; with `only`, return those of these tensors instead.
 
     `keep` lets the graph be gone through again, `create` records the gradients too.
     """
     here = state()
     with scope.using(interpreter=Running(here, None, create)), gradients(create):
         seeds = [_seed(root, gradient) for root, gradient in zip(roots, given, strict=True)]
-        return Sweep(here, keep or create, only).run(roots, seeds)
+        sweep = Sweep(here, keep or create, only if into is None else into)
+        found = sweep.run(roots, seeds)
+        for x, gradient in zip(into or (), found, strict=False):
+            if gradient is not None:
+                sweep.accumulate(x, gradient)
+        return found
 
 
 def _seed(root: Tensor, gradient: Tensor | None) -> Tensor:
@@ -51,6 +62,10 @@ def _seed(root: Tensor, gradient: Tensor | None) -> Tensor:
         _running().placement = None if root.layout is None else root.layout.placement
         made: Tensor = apply(Constant(root.type.shape, root.type.dtype, 1.0))
         return made
+    if not isinstance(gradient, Tensor):
+        raise ArgumentError(f"{_here()}: the gradient of a {root.type} tensor is a tensor, or None for 1.0, not {type(gradient).__name__}")
+    if (gradient.layout and gradient.layout.placement) != (root.layout and root.layout.placement):
+        raise PlacementError(f"{_here()}: the gradient {_told(gradient)} does not lie where the tensor {_told(root)} does; use to_global")
     if gradient.type != root.type:
         raise ShapeError(f"{_here()}: the gradient {gradient.type} is not of the type of the tensor, {root.type}")
     return gradient
@@ -235,6 +250,11 @@ def _has_nan(here: EagerState, x: Tensor) -> bool:
     flag = np.array([found], np.int32)
     where = [replace(x.layout, sbp=(sbp,) * len(x.layout.sbp)) for sbp in (Partial(MAX), B)]
     return bool(convert_array(here, flag, type_of(flag), where[0], where[1], "looking for NaN").any())
+
+
+def zeros(x: Tensor) -> Tensor:
+    """Zeros that lie as x does."""
+    return Tensor(x.type, x.layout, np.zeros(x.array.shape, x.type.dtype.numpy))
 
 
 def _copied(x: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from jobflow.eager.state import state
 from jobflow.eager.tape import Gradients, TapeNode, edge_of, note
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import ArgumentError, JobError, ShapeError, user_line
-from jobflow.functional.gradients import enable_grad, grad, no_grad, set_grad_enabled
+from jobflow.functional.gradients import enable_grad, grad, no_grad, seeds_of, set_grad_enabled, tensors_of
 from jobflow.functional.promotion import cast
 from jobflow.layout import Layout
 from jobflow.ops.base import apply
@@ -26,17 +26,18 @@ __all__ = ["Function", "backward", "enable_grad", "grad", "no_grad", "set_grad_e
 
 
 def backward(
-    tensors: Tensor | Sequence[Tensor],
+    tensors: Tensor | Iterable[Tensor],
     grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
+    *,
+    inputs: Tensor | Iterable[Tensor] | None = None,
 ) -> None:
-    """Add the gradients of the tensors' sum to the `grad` of the leaves."""
-    roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-    seeds = [None] * len(roots) if grad_tensors is None else [grad_tensors] if isinstance(grad_tensors, Tensor) else list(grad_tensors)
-    if len(seeds) != len(roots):
-        raise ArgumentError(f"backward at {user_line()}: {len(seeds)} grad_tensors for {len(roots)} tensors")
-    passes.backward(roots, seeds, keep=bool(retain_graph), create=create_graph)
+    """Add the gradients of the tensors' sum to the `grad` of the leaves, or of the `inputs` only."""
+    roots = tensors_of("backward", "tensors", tensors)
+    given = seeds_of("backward", "grad_tensors", grad_tensors, roots)
+    into = None if inputs is None else tensors_of("backward", "inputs", inputs)
+    passes.backward(roots, given, keep=bool(retain_graph), create=create_graph, into=into)
 
 
 class Saved:
@@ -96,9 +97,17 @@ class Function:
     out, if there is a `setup_context(ctx, inputs, output)`.
     """
 
-    forward: Any
-    backward: Any
     setup_context: Any = None
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        """What the function computes; nothing of it is recorded."""
+        raise JobError(f"apply at {user_line()}: a function with a gradient of its own has a static method forward(ctx, ...)")
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        """The gradients of forward's arguments, from those of its outputs."""
+        raise JobError(f"backward at {user_line()}: a function with a gradient of its own has a static method backward(ctx, ...)")
 
     @classmethod
     def apply(cls, *arguments: Any) -> Any:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
+
+import numpy as np
 
 from jobflow.eager import backward as passes
 from jobflow.eager.run import recorder, run
@@ -15,6 +17,7 @@ from jobflow.eager.state import state
 from jobflow.eager.tape import anomalies
 from jobflow.eager.tensor import Tensor, method
 from jobflow.errors import ArgumentError, DtypeError, JobError, user_line
+from jobflow.operators import TensorOperators
 from jobflow.ops.layout_ops import Copy
 from jobflow.ops.scalar import Detach
 
@@ -27,46 +30,82 @@ _hooks = itertools.count()
 
 
 @method()
-def backward(x: Tensor, gradient: Tensor | None = None, retain_graph: bool | None = None, create_graph: bool = False) -> None:
-    """Add the gradient of x, times `gradient`, to the `grad` of every leaf that it was made of.
+def backward(
+    x: Tensor,
+    gradient: Tensor | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Tensor | Iterable[Tensor] | None = None,
+) -> None:
+    """Add the gradient of x, times `gradient`, to the `grad` of every leaf that it was made of, or of the `inputs` only.
 
     A tensor of one element has 1.0 as gradient.  The graph is gone after that unless `retain_graph`, which is on with `create_graph`:
     this records the gradients' own computation, for gradients of gradients.
     """
     if x.traced is not None:
+        if create_graph or inputs is not None:
+            raise JobError(f"backward at {user_line()}: create_graph and inputs are for gradients that are taken at once; {NOT_IN_GRAPHS}")
         recorder(state(), "backward").backward(x, gradient)
         return
-    passes.backward([x], [gradient], keep=bool(retain_graph), create=create_graph)
+    into = None if inputs is None else tensors_of("backward", "inputs", inputs)
+    passes.backward([x], [gradient], keep=bool(retain_graph), create=create_graph, into=into)
+
+
+#: why some of this is an error while a graph is built
+NOT_IN_GRAPHS = "in nn.Graph.build, loss.backward() and the graph's optimizers say what gradients are for"
+
+
+def tensors_of(what: str, name: str, given: Any) -> list[Tensor]:
+    """A tensor, or several, as a list; ArgumentError for anything else, JobError for those of a graph that is being built."""
+    several = isinstance(given, Iterable) and not isinstance(given, Tensor | TensorOperators | np.ndarray)
+    found = list(given) if several else [given]
+    for x in found:
+        if isinstance(x, TensorOperators):
+            raise JobError(f"{what} at {user_line()}: {x.type} is a tensor of a job, where an optimizer's minimize says what gradients are for")
+        if not isinstance(x, Tensor):
+            raise ArgumentError(f"{what} at {user_line()}: {name} must be a tensor, or several; got {type(x).__name__}")
+        if x.traced is not None:
+            raise JobError(f"{what} at {user_line()}: {x.type} is a tensor of a graph that is being built; {NOT_IN_GRAPHS}")
+    return found
+
+
+def seeds_of(what: str, name: str, given: Any, roots: Sequence[Tensor]) -> list[Tensor | None]:
+    """The gradients that are given for `roots`, None where 1.0 is meant."""
+    if given is None:
+        return [None] * len(roots)
+    found = [given] if isinstance(given, Tensor) else list(given)
+    if len(found) != len(roots):
+        raise ArgumentError(f"{what} at {user_line()}: {len(found)} {name} for {len(roots)} tensors")
+    return found
 
 
 def grad(
-    outputs: Tensor | Sequence[Tensor],
-    inputs: Tensor | Sequence[Tensor],
+    outputs: Tensor | Iterable[Tensor],
+    inputs: Tensor | Iterable[Tensor],
     grad_outputs: Tensor | Sequence[Tensor | None] | None = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
     allow_unused: bool = False,
+    *,
+    materialize_grads: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of the outputs' sum with respect to the inputs; no `grad` changes.
+    """The gradients of the outputs' sum with respect to the inputs, lying as these; no `grad` changes.
 
-    Raises: JobError for an input that the outputs do not depend on, unless `allow_unused`, which gives None there.
+    Raises: JobError for an input that the outputs do not depend on, unless `allow_unused`, which gives None there, or
+    `materialize_grads`, which gives zeros.
     """
-    roots, wanted = _listed(outputs), _listed(inputs)
-    seeds: Sequence[Tensor | None] = [None] * len(roots) if grad_outputs is None else _listed(grad_outputs)
-    if len(seeds) != len(roots):
-        raise ArgumentError(f"grad at {user_line()}: {len(seeds)} grad_outputs for {len(roots)} outputs")
+    roots, wanted = tensors_of("grad", "outputs", outputs), tensors_of("grad", "inputs", inputs)
+    given = seeds_of("grad", "grad_outputs", grad_outputs, roots)
     for i, x in enumerate(wanted):
         if not x.requires_grad:
             raise JobError(f"grad at {user_line()}: input {i}, {x.type}, does not require gradients")
-    found = passes.backward(roots, seeds, keep=bool(retain_graph), create=create_graph, only=wanted)
+    found = passes.backward(roots, given, keep=bool(retain_graph), create=create_graph, only=wanted)
     for i, gradient in enumerate(found):
-        if gradient is None and not allow_unused:
+        if gradient is None and materialize_grads:
+            found[i] = passes.zeros(wanted[i])
+        elif gradient is None and not allow_unused:
             raise JobError(f"grad at {user_line()}: the outputs do not depend on input {i}, {wanted[i].type}; allow_unused=True gives None for it")
     return tuple(found)
-
-
-def _listed(given: Any) -> list[Any]:
-    return [given] if isinstance(given, Tensor) else list(given)
 
 
 # -------------------------------------------------------------------- what is recorded
@@ -229,6 +268,7 @@ def clone(x: Tensor) -> Tensor:
 @method()
 def retain_grad(x: Tensor) -> None:
     """Keep the gradient that backward finds for x, though others made it."""
+    tensors_of("retain_grad", "x", x)
     if not x.requires_grad:
         raise JobError(f"retain_grad at {user_line()}: the tensor {x.type} does not require gradients")
     if x.node is not None:
@@ -250,6 +290,9 @@ class RemovableHandle:
 @method()
 def register_hook(x: Tensor, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
     """Call `hook` with the gradient of x when backward gets there; what it returns, if not None, goes on instead."""
+    tensors_of("register_hook", "x", x)
+    if not callable(hook):
+        raise ArgumentError(f"register_hook at {user_line()}: a hook is a function of the gradient, not {type(hook).__name__}")
     if not x.requires_grad:
         raise JobError(f"register_hook at {user_line()}: the tensor {x.type} does not require gradients")
     if x.node is not None:

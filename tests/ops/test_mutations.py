@@ -15,8 +15,10 @@ from jobflow.ops.base import Op
 from jobflow.ops.elementwise import divide, fill_like, multiply, negate, scale, square
 from jobflow.ops.move import Roll
 from jobflow.ops.pointwise import call
+from jobflow.ops.scalar import detach
 from jobflow.ops.scan import cumsum
 from jobflow.ops.shape import transpose
+from jobflow.ops.softmax import SoftmaxGrad
 
 OPS = {cls.__name__: cls for cls in reversed(laws.concrete_ops())}
 Change = Callable[[Any], Any]
@@ -56,6 +58,11 @@ def grad(op: str, what: str, wrong_of: Callable[..., Any]) -> Mistake:
         return lambda self, *tensors: wrong_of(list(right(self, *tensors)), tensors)
 
     return Mistake(op, "grad", change, (laws.gradient_is_right,), what)
+
+
+def second(op: str, what: str, wrong_of: Callable[..., Any]) -> Mistake:
+    """The same for gradients that are right, but wrong to differentiate."""
+    return replace(grad(op, what, wrong_of), noticed_by=(laws.second_gradient_is_right,))
 
 
 def kernel(op: str, what: str, after: Callable[..., None], *noticed_by: Callable[[Any], None]) -> Mistake:
@@ -175,6 +182,14 @@ MISTAKES = [
     grad("PadEdges", "the elements beyond forgotten", lambda grads, tensors: [fill_like(grads[0], 1.0)]),
     grad("AdaptiveAvgPool", "not divided", lambda grads, tensors: [scale(grads[0], 2.0)]),
     grad("NegativeLogLikelihood", "a sign lost", lambda grads, tensors: [negate(grads[0]), None]),
+    grad("SoftmaxGrad", "y taken for a constant", lambda grads, tensors: [None, grads[1]]),
+    grad("LayerNormGrad", "the statistics taken for constants", lambda grads, tensors: [*grads[:3], None, None]),
+    grad("BatchNormalizeGrad", "gamma taken for a constant", lambda grads, tensors: [*grads[:4], None, *grads[5:]]),
+    grad("SiluGrad", "the slope in place of the bend", lambda grads, tensors: [grads[1], grads[1]]),
+    grad("CumProdTail", "in the same direction", lambda grads, tensors: [grads[0], cumsum(tensors[3], 1)]),
+    second("Square", "x taken for a constant", lambda grads, tensors: [multiply(tensors[2], scale(detach(tensors[0]), 2.0))]),
+    second("Softmax", "y taken for a constant", lambda grads, tensors: [call(SoftmaxGrad(1), detach(tensors[1]), tensors[2])]),
+    second("MatMul", "the gradient of the result cut off", lambda grads, tensors: [detach(grads[0]), grads[1]]),
     # kernels
     kernel("ReduceSum", "an element left out", halve_first, laws.shards_agree, laws.gradient_is_right),
     kernel("Add", "the last row not computed", forget_last, laws.bind_agrees),

@@ -170,6 +170,11 @@ class Building:
         name = self.names.get(id(x)) or self._unused("parameter" if x.requires_grad and x.is_leaf else "tensor")
         lies = x.layout or self.alone
         trained = self.trains and x.requires_grad and x.is_leaf
+        if trained and x.hooks:
+            raise JobError(
+                f"nn.Graph.build at {user_line()}: {name} {x.type} has hooks for its gradient, which a graph does not call; remove() them, or "
+                f"train without a graph"
+            )
         stored = lies.sbp if self.zero is None or not trained else self.zero.stored(x.type, lies)
         first = Constant(x.type.shape, x.type.dtype, 0)
         variable = Variable(name, x.type, first, lies.placement, stored, trained, group="parameter" if trained else "buffer")
