@@ -241,7 +241,8 @@ def task_of(rank: Rank) -> Task | None:
 class Contents:
     """What a checkpoint has, as rank 0 sees it; or what is wrong with it."""
 
-    types: Mapping[str, TensorType] = field(default_factory=dict)
+    #: None of a legacy tensor that does not say its type, and that nobody asked for
+    types: Mapping[str, TensorType | None] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
     digest: str = ""
     failure: str | None = None
@@ -259,7 +260,8 @@ class Look:
             return None
         try:
             found = reading.load(self.path, self.types, check=False)
-            return Contents({name: stored.type for name, stored in found.stored.items()}, found.extra, found.digest)
+            types = {name: stored.type if name in self.types or stored.says_type else None for name, stored in found.stored.items()}
+            return Contents(types, found.extra, found.digest)
         except (CheckpointError, OSError) as error:
             return Contents(failure=str(error))
 

@@ -48,6 +48,11 @@ class Stored(ABC):
     @abstractmethod
     def type(self) -> TensorType: ...
 
+    @property
+    def says_type(self) -> bool:
+        """Whether its files say what its type is."""
+        return True
+
     @abstractmethod
     def numpy(self) -> Array:
         """Its numbers, read now; CheckpointError if they are damaged."""
@@ -177,9 +182,13 @@ class LegacyTensor(Stored):
     given: TensorType | None = None
 
     @property
+    def says_type(self) -> bool:
+        return (self.file_path.parent / "meta").exists()
+
+    @property
     def type(self) -> TensorType:
         meta = self.file_path.parent / "meta"
-        if meta.exists():
+        if self.says_type:
             return _legacy_type(meta)
         if self.given is None:
             raise CheckpointError(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from jobflow.checkpoint.writing import name_of
 from jobflow.checkpoint.writing import save as save_arrays
 from jobflow.errors import CheckpointError, did_you_mean, user_line
 from jobflow.graph.ir import Variable
+from jobflow.notices import notice
 from jobflow.runtime.world import launch
 from jobflow.runtime.world.base import World
 from jobflow.session import Session
@@ -245,13 +246,15 @@ def _tell_the_shell() -> None:
 
 @scope.alone
 def load(
-    session: Session, path: Where, names: Sequence[str] = ("*",), strict: bool | Literal["variables"] = True, *, what: str = "load"
+    session: Session, path: Where, names: Sequence[str] = ("*",), strict: bool | Literal["variables", "some"] = True, *, what: str = "load"
 ) -> dict[str, Any]:
     """Give the variables whose names match one of the patterns `names` the values that a checkpoint has; what was saved beside them.
 
     strict=True: the variables and the tensors that match are the same; "variables": every variable that matches has a tensor;
-    False: what is in both is loaded.  If everything is loaded (names=("*",)), jobs go on with the counts of runs that were saved.
-    Raises: CheckpointError, the same on all ranks, if something is missing or damaged or has another type; nothing has changed then.
+    "some": what is in both is loaded, and a notice names the rest; False: the same without a notice.
+    If everything is loaded (names=("*",)), jobs go on with the counts of runs that were saved.
+    Raises: CheckpointError, the same on all ranks, if something is missing or damaged or has another type, or if no variable is in the
+    checkpoint; nothing has changed then.
     """
     world = _world_of(session)
     finish(session)
@@ -268,20 +271,26 @@ def load(
     world.call(ranks.Take(failed is None))
     if failed is not None:
         raise CheckpointError(f"{here}, no variable was changed: {failed}")
+    if strict == "some":
+        tell_the_rest(session, here, chosen, own, found.types)
     if tuple(names) == ("*",):
         session.runs.update({job: runs.get(job, 0) for job in {*session.runs, *runs}} if runs is not None else {})
     return dict(found.extra)
 
 
 def _chosen(
-    own: Mapping[str, TensorType], there: Mapping[str, TensorType], names: Sequence[str], strict: bool | Literal["variables"], here: str
+    own: Mapping[str, TensorType],
+    there: Mapping[str, TensorType | None],
+    names: Sequence[str],
+    strict: bool | Literal["variables", "some"],
+    here: str,
 ) -> dict[str, TensorType]:
     """The variables to load; CheckpointError if the checkpoint does not fit them."""
     variables, tensors = _matching(own, names), _matching(there, names)
     for pattern in names:
         if pattern != "*" and not _matching(own, [pattern]):
             raise CheckpointError(f'{here}: no variable is called "{pattern}"{did_you_mean(pattern, own)}')
-    missing = [name for name in variables if name not in there] if strict else []
+    missing = [name for name in variables if name not in there] if strict in (True, "variables") else []
     beyond = [name for name in tensors if name not in own] if strict is True else []
     if missing:
         raise CheckpointError(f"{here}: the checkpoint has no {_listed(missing)}{did_you_mean(missing[0], there)}")
@@ -291,11 +300,28 @@ def _chosen(
             f'strict="variables" loads what the program has, strict=False what both have'
         )
     both = {name: own[name] for name in variables if name in there}
+    if variables and not both:
+        raise CheckpointError(nothing_in_common(here, own, there))
     for name, type in both.items():
         other = there[name]
+        assert other is not None, "legacy tensors that do not say their type have that of the variable"
         if (other.shape, other.dtype.numpy) != (type.shape, type.dtype.numpy):
             raise CheckpointError(f'{here}: variable "{name}" is {type}, but the value there is {other}')
     return both
+
+
+def nothing_in_common(here: str, own: Iterable[str], there: Iterable[str]) -> str:
+    """Why nothing can be loaded: the names on both sides."""
+    sides = [_listed(list(names), 3) or "none" for names in (own, there)]
+    return f"{here}: no variable has a value there, and none was changed; the variables are called {sides[0]}, the values {sides[1]}"
+
+
+def tell_the_rest(session: Session, here: str, loaded: Collection[str], own: Iterable[str], there: Iterable[str]) -> None:
+    """A notice, if not all variables that are meant have values, or not all values variables."""
+    lacking, beyond = ([name for name in names if name not in loaded] for names in (own, there))
+    rest = [f"no value there for {_listed(lacking)}" if lacking else "", f"no variable called {_listed(beyond)}" if beyond else ""]
+    if any(rest) and session.writes_files:
+        notice(f"{here}: loaded {len(loaded)} of the values; {'; '.join(filter(None, rest))}")
 
 
 def _matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:

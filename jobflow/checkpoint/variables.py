@@ -66,17 +66,24 @@ def get_all_variables() -> dict[str, StoredVariable]:
 def load_variables(value_dict: Mapping[str, Any], ignore_mismatch: bool = True) -> None:
     """Set variables from arrays, or from what `checkpoint.get` or `get_all_variables` gave.
 
-    A name that no variable has is skipped, or raises CheckpointError (also RuntimeError) with ignore_mismatch=False.  Shape and
-    element type must be the variable's (CheckpointError, also AssertionError); then nothing has been changed.
+    Names that no variable has are skipped, with one notice, or raise CheckpointError (also RuntimeError) with ignore_mismatch=False;
+    so do names none of which any variable has.  Shape and element type must be the variable's (CheckpointError, also AssertionError).
+    Nothing has been changed then.
     """
     session = started_session()
-    values: dict[str, Array] = {}
-    for name, value in value_dict.items():
-        if name in session.variables:
-            values[name] = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
-        elif not ignore_mismatch:
-            raise CheckpointError(f'load_variables at {user_line()}: there is no variable "{name}"{did_you_mean(name, session.variables)}')
-    session.write(values)
+    here = f"load_variables at {user_line()}"
+    unknown = [name for name in value_dict if name not in session.variables]
+    if unknown and not ignore_mismatch:
+        raise CheckpointError(f'{here}: there is no variable "{unknown[0]}"{did_you_mean(unknown[0], session.variables)}')
+    known = [name for name in value_dict if name in session.variables]
+    if session.variables and not known:
+        raise CheckpointError(sessions.nothing_in_common(here, session.variables, value_dict))
+    session.write({name: _array(value_dict[name]) for name in known})
+    sessions.tell_the_rest(session, here, known, known, value_dict)
+
+
+def _array(value: Any) -> Array:
+    return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
 
 
 @scope.alone
@@ -93,7 +100,7 @@ def save(path: str, var_dict: Mapping[str, Any] | None = None) -> None:
     if var_dict is None:
         sessions.save(session, path)
         return
-    arrays = {name: np.asarray(value.numpy() if hasattr(value, "numpy") else value) for name, value in var_dict.items()}
+    arrays = {name: _array(value) for name, value in var_dict.items()}
     sessions.save_on_first(session, path, arrays, {"seed": session.settings.seed, "runs": dict(session.runs)})
 
 
@@ -103,5 +110,8 @@ def get(path: str) -> dict[str, FileArray]:
 
 
 def restore(path: str) -> None:
-    """Set the variables that a checkpoint has, and go on with its counts of runs, so that dropout goes on too."""
-    sessions.load(started_session(), path, strict=False)
+    """Set the variables that a checkpoint has, and go on with its counts of runs, so that dropout goes on too.
+
+    A notice names what only one of both has.  Raises: CheckpointError if `path` is no checkpoint, or has no variable of the session.
+    """
+    sessions.load(started_session(), path, strict="some")

@@ -34,6 +34,7 @@ from jobflow.nn.graph.optimizers import Added, Scaler, Steps
 from jobflow.nn.graph.running import Bound, Built, Memory, Meta
 from jobflow.nn.graph.settings import GraphConfig, GraphModule
 from jobflow.nn.graph.structures import filled, leaves
+from jobflow.nn.modules import saving
 from jobflow.notices import notice
 from jobflow.optim.optimizer import Optimizer
 from jobflow.session import current_session, many_shapes
@@ -64,6 +65,7 @@ class Graph:
             "_bounds": {},
             "_memory": Memory(),
             "_loaded": {},
+            "_loads_all": True,
             "_verbosity": None,
             "_made_at": user_line(),
             "name": f"{kind}_{number}",
@@ -144,6 +146,8 @@ class Graph:
         if here.building is not None:
             raise JobError(f"{self.name} at {user_line()}: a graph inside the build of another; call its modules there")
         built = self._built(here, args, options, given)
+        if self._loads_all:
+            self._check_loaded(built)
         bound = Bound(here, built, self._loaded, self._memory)
         object.__setattr__(self, "_bound", bound)
         if self._verbosity is not None:
@@ -171,6 +175,16 @@ class Graph:
         local = all(layout is None for layout in layouts)
         schedules = [one.schedule for one in self._added if one.schedule is not None]
         return Built(self.name, graph, metas, given, returned, building.tensors, building.draws, steps.rates, schedules, local)
+
+    def _check_loaded(self, built: Built) -> None:
+        """CheckpointError for a tensor of the state that was loaded which the graph has no place for."""
+        for name in self._loaded:
+            if name not in built.graph.variables:
+                known = [variable for variable in built.graph.variables if variable not in built.tensors]
+                raise CheckpointError(
+                    f'{self.name} at {user_line()}: the state that was loaded has "{name}", which the graph does not have'
+                    f"{did_you_mean(name, known)}; add the optimizer that it belongs to, or load with strict=False"
+                )
 
     @staticmethod
     def _leaves(args: tuple[Any, ...], options: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
@@ -216,18 +230,27 @@ class Graph:
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Take over what `state_dict` gave; before the first call only.
 
-        Raises: JobError after it, CheckpointError for a module that is missing unless `strict` is False.
+        With strict=False, modules and tensors that only one of both has are left out.
+        Raises: JobError after the first call, CheckpointError for a state that does not fit; nothing is changed then.  Whether tensors of
+        the state have a place in the graph is known, and checked, at the first call.
         """
         what = f"{self.name}.load_state_dict at {user_line()}"
         if self._bound is not None:
             raise JobError(f"{what}: the graph has been called; load before its first call, or load into its modules")
-        for name, module in self._modules.items():
-            if name in state_dict:
-                module.load_state_dict(state_dict[name])
-            elif strict:
-                raise CheckpointError(f'{what}: nothing is saved for module "{name}"{did_you_mean(name, state_dict)}')
         saved = {name: x for name, x in state_dict.items() if isinstance(x, Tensor)}
+        lacking = [name for name in self._modules if name not in state_dict]
+        beyond = [name for name in state_dict if name not in self._modules and name not in saved]
+        if strict and lacking:
+            raise CheckpointError(f'{what}: nothing is saved for module "{lacking[0]}"{did_you_mean(lacking[0], state_dict)}')
+        if beyond and (strict or len(lacking) == len(self._modules)):
+            raise CheckpointError(f'{what}: the graph has no module "{beyond[0]}"{did_you_mean(beyond[0], self._modules)}')
+        both = [(module, state_dict[name]) for name, module in self._modules.items() if name in state_dict]
+        for module, given in both:
+            saving.compared(module, given, strict)
+        for module, given in both:
+            module.load_state_dict(given, strict)
         object.__setattr__(self, "_loaded", {f"{STEP}-{self.name}" if name == STEP else name: x for name, x in saved.items()})
+        object.__setattr__(self, "_loads_all", strict)
 
     # ---------------------------------------------------------------- looking at it
 

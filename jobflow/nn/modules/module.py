@@ -381,7 +381,7 @@ class Module:
         """Take over what `state_dict` of such a module gave; global tensors may lie in other layouts.  Every rank calls it.
 
         Returns the names that are missing and those that are not known, which are errors if `strict`.
-        Raises: CheckpointError, which lists all that does not fit; nothing is changed then.
+        Raises: CheckpointError, which lists all that does not fit, or says that nothing does; nothing is changed then.
         """
         return saving.load(self, state_dict, strict)
 

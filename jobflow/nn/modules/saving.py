@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -54,21 +54,33 @@ def plain(x: Tensor) -> Tensor:
 
 def load(module: Module, given: Mapping[str, Any], strict: bool) -> Differences:
     """See Module.load_state_dict."""
+    found = compared(module, given, strict)
+    here = state()
+    with gradients(False):
+        for name, part in named(module):
+            if name in given:
+                take(here, part, given[name])
+    return found
+
+
+def compared(module: Module, given: Mapping[str, Any], strict: bool) -> Differences:
+    """What differs between a module and a state; CheckpointError if it does not fit, or has nothing that the module has."""
     own = dict(named(module))
     found = Differences([name for name in own if name not in given], [name for name in given if name not in own])
     wrong = [text for name in own if name in given and (text := difference(name, own[name], given[name]))]
     if strict:
         wrong += [f"missing: {name}" for name in found.missing_keys]
         wrong += [f"not known: {name}{did_you_mean(name, found.missing_keys)}" for name in found.unexpected_keys]
+    elif own and given and len(found.missing_keys) == len(own):
+        wrong.append(f"nothing in common: the module has {_some(found.missing_keys)}, the state {_some(found.unexpected_keys)}")
     if wrong:
         listed = "".join(f"\n    {text}" for text in wrong)
         raise CheckpointError(f"load_state_dict of {type(module).__name__} at {user_line()}: the state does not fit:{listed}")
-    here = state()
-    with gradients(False):
-        for name, part in own.items():
-            if name in given:
-                take(here, part, given[name])
     return found
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def difference(name: str, x: Tensor, value: Any) -> str:
