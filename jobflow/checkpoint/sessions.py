@@ -263,7 +263,7 @@ def load(
     own = {name: variable.type for name, variable in session.variables.items()}
     found: ranks.Contents = world.call(ranks.Look(source, own))[0]
     if found.failure is not None:
-        raise CheckpointError(found.failure)
+        raise CheckpointError(f"{found.failure} ({what} at {user_line()})")
     chosen = _chosen(own, found.types, names, strict, here)
     runs = _runs(found.extra, here)
     failures = world.call(ranks.Stage(source, found.digest, chosen))
@@ -316,12 +316,12 @@ def nothing_in_common(here: str, own: Iterable[str], there: Iterable[str]) -> st
     return f"{here}: no variable has a value there, and none was changed; the variables are called {sides[0]}, the values {sides[1]}"
 
 
-def tell_the_rest(session: Session, here: str, loaded: Collection[str], own: Iterable[str], there: Iterable[str]) -> None:
+def tell_the_rest(session: Session, here: str, loaded: Collection[str], own: Iterable[str], there: Collection[str]) -> None:
     """A notice, if not all variables that are meant have values, or not all values variables."""
     lacking, beyond = ([name for name in names if name not in loaded] for names in (own, there))
     rest = [f"no value there for {_listed(lacking)}" if lacking else "", f"no variable called {_listed(beyond)}" if beyond else ""]
     if any(rest) and session.writes_files:
-        notice(f"{here}: loaded {len(loaded)} of the values; {'; '.join(filter(None, rest))}")
+        notice(f"{here}: {len(loaded)} of {len(there)} values loaded; {'; '.join(filter(None, rest))}")
 
 
 def _matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
