@@ -115,9 +115,10 @@ class Softmax(AxisOp):
         yield sample(cls(0, True), numbers(7, 5, 4))
 
 
-def lowest(x: Array) -> Array:
+def lowest(x: Array) -> float:
     """The lowest finite number of the element type."""
-    return np.asarray(-dtype_of(x.dtype).largest, x.dtype)
+    number: float = x.dtype.type(-dtype_of(x.dtype).largest)
+    return number
 
 
 def softmax_calls(device: Binder, blocks: Sequence[tuple[Array, ...]], masked: bool = False) -> list[Call]:
