@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.compiler.trace import RUN_COUNTER
-from jobflow.errors import SourceLine, user_line
+from jobflow.errors import JobflowError, SourceLine, user_line
 from jobflow.graph.ir import Graph, Physical, Variable
 from jobflow.graph.training import Limit, Watch
 from jobflow.layout import Box, Layout, Local
@@ -78,9 +78,15 @@ class Compiled:
         values = {name: value for name, _, value in bound}
         for limit in self.limits:
             given = values[limit.argument]
+            start = 0
             for device, array in enumerate(given if isinstance(given, list) else [given]):
                 if not isinstance(array, Lazy):
-                    self._check_limit(limit, array, f" of device {device}" if isinstance(given, list) else "")
+                    try:
+                        self._check_limit(limit, array, f" of device {device}" if isinstance(given, list) else "")
+                    except JobflowError as error:
+                        error.row = None if error.row is None else start + error.row
+                        raise
+                start += array.shape[0] if array.shape else 0
 
     def _check_limit(self, limit: Limit, array: Array, whose: str = "", first: int = 0) -> None:
         check = limit.check
@@ -91,10 +97,12 @@ class Compiled:
             at = tuple(map(int, wrong[0]))
             shown = f" at {[at[0] + first, *at[1:]]}" if at else ""
             takes = f"takes {check.low} to {check.high}" if check.high is not None else f"takes none below {check.low}"
-            raise check.error(
+            error = check.error(
                 f'{self.name}({limit.argument}=...) at {user_line()}: argument "{limit.argument}"{whose} holds {array[at].item()}{shown}; '
                 f"{check.what} at {limit.where} {takes}. Pass such numbers, or make what they point into larger."
             )
+            error.row = at[0] + first if at else None
+            raise error
 
     def feeds(self, bound: Sequence[Bound], run: int, here: Collection[int] | None = None) -> list[dict[str, Array]]:
         """Per rank its parts of the arguments of run number `run`: views of the caller's arrays.

@@ -33,6 +33,8 @@ from types import FrameType
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 #: ready models are programs like those of users
+#: Python's standard library
+_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _MODELS = os.path.join(_PACKAGE, "models") + os.sep
 
 
@@ -41,6 +43,8 @@ class JobflowError(Exception):
 
     #: True if every rank raises the same, and all can go on
     everywhere = False
+    #: the row of the batch that it is about, if it is about one
+    row: int | None = None
 
     @property
     def told(self) -> str:
@@ -182,13 +186,29 @@ def user_line() -> SourceLine:
     while frame is not None:
         if frame is standing:
             return line
-        file = frame.f_code.co_filename
-        generated = file == "<string>" and frame.f_globals.get("__name__", "").startswith("jobflow.")  # a dataclass's own __init__
-        own = file.startswith(_PACKAGE) and not file.startswith(_MODELS)
-        if not (generated or own or file.startswith("<frozen ")):
-            return SourceLine(file, frame.f_lineno)
+        if is_users(frame):
+            return SourceLine(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
     return NOWHERE
+
+
+def is_users(frame: FrameType) -> bool:
+    """Whether a frame is neither jobflow's own, nor the interpreter's, nor of its standard library."""
+    return not is_ours(frame) and not _is_standard(frame.f_code.co_filename)
+
+
+def is_ours(frame: FrameType) -> bool:
+    """Whether a frame is jobflow's own, or the interpreter's; `bin/jobflow`, which the installer writes, is too."""
+    file, module = frame.f_code.co_filename, frame.f_globals.get("__name__", "")
+    generated = file == "<string>" and module.startswith("jobflow.")  # a dataclass's own __init__
+    own = file.startswith(_PACKAGE) and not file.startswith(_MODELS)
+    command = module == "__main__" and getattr(frame.f_globals.get("main"), "__module__", "") == "jobflow.cli"
+    return generated or own or command or file.startswith("<frozen ")
+
+
+def _is_standard(file: str) -> bool:
+    """Whether a file is of Python's standard library, which calls back who gave it a function."""
+    return file.startswith(_LIBRARY) and not any(file.startswith(_LIBRARY + name) for name in ("site-packages", "dist-packages"))
 
 
 def did_you_mean(name: str, legal: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ import jobflow.nn as nn
 import jobflow.scope as scope
 from jobflow.arrays import constant
 from jobflow.distribute import Distribute, current_placement, is_local
-from jobflow.errors import ArgumentError, ShapeError, user_line
+from jobflow.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.initializers import Initializer, constant_initializer, xavier_uniform_initializer
 from jobflow.layout import P
 from jobflow.nn.convolution import Padding, Sizes, channels_last
@@ -94,6 +94,12 @@ def _parameter(
     model_distribute: Distribute | None = None,
 ) -> Tensor:
     """A variable of the element type of `like` that no other layer of this job has."""
+    if not like.type.dtype.is_float:
+        layer = "-".join(scope.current().namespace)
+        raise DtypeError(
+            f'{user_line()} (layer "{layer}"): the inputs {like.type} are not floating point numbers, and a layer\'s {name} is of their type; '
+            f"cast them with cast(x, jobflow.float32)"
+        )
     return get_variable(name, shape, like.type.dtype, initializer, regularizer, trainable, distribute=model_distribute, reuse=False)
 
 

@@ -21,6 +21,24 @@ NOT_A_TENSOR = "arrays become tensors as arguments of the job, as variables (get
 _USE_OURS = "use jobflow's own functions, or return it from the job"
 
 
+#: what NumPy calls for an operator with an array or scalar on its left
+_REFLECTED = {
+    np.add: "__radd__",
+    np.subtract: "__rsub__",
+    np.multiply: "__rmul__",
+    np.true_divide: "__rtruediv__",
+    np.floor_divide: "__rfloordiv__",
+    np.remainder: "__rmod__",
+    np.power: "__rpow__",
+    np.less: "__gt__",
+    np.less_equal: "__ge__",
+    np.greater: "__lt__",
+    np.greater_equal: "__le__",
+    np.equal: "__eq__",
+    np.not_equal: "__ne__",
+}
+
+
 class TensorOperators:
     """Operators over `type`; a mixin without state.
 
@@ -31,8 +49,6 @@ class TensorOperators:
     """
 
     __slots__ = ()
-    #: NumPy arrays and scalars on the left leave the operation to us
-    __array_ufunc__ = None
     type: TensorType
 
     @property
@@ -49,6 +65,38 @@ class TensorOperators:
 
     def __bool__(self) -> bool:
         raise JobError(f"{user_line()}: the truth of a {self.type} tensor is not known while a job is traced; use where(condition, x, y)")
+
+    def _no_number(self, *_: Any) -> Any:
+        raise JobError(
+            f"{user_line()}: no number can be made of a {self.type} tensor: it has no values while a job is traced; "
+            f"{_USE_OURS}, such as flow.math.exp"
+        )
+
+    __float__ = __int__ = __complex__ = __round__ = __trunc__ = __floor__ = __ceil__ = _no_number
+
+    def __index__(self) -> int:
+        raise JobError(f"{user_line()}: a {self.type} tensor is no number that counts: it has no values while a job is traced; x.shape has its sizes")
+
+    def __len__(self) -> int:
+        raise JobError(f"{user_line()}: len() of a {self.type} tensor; while a job is traced its sizes are x.shape")
+
+    def __format__(self, how: str) -> str:
+        if how:
+            raise JobError(
+                f"{user_line()}: a {self.type} tensor cannot be written as {how!r}: it has no values while a job is traced; watch(x) shows them"
+            )
+        return str(self)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        """NumPy arrays and scalars on the left of an operator leave it to us; NumPy's functions cannot be called."""
+        left = inputs[0]
+        if method == "__call__" and not options and len(inputs) == 2 and isinstance(left, np.ndarray | np.generic) and ufunc in _REFLECTED:
+            answer = getattr(self, _REFLECTED[ufunc])(left)
+            return ufunc is np.not_equal if answer is NotImplemented else answer  # only of == and !=, which compare identity then
+        raise JobError(
+            f"{user_line()}: np.{ufunc.__name__} cannot take a {self.type} tensor: it has no values while a job is traced; {_USE_OURS}, "
+            f"such as flow.math.{ufunc.__name__}"
+        )
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise JobError(f"{user_line()}: NumPy cannot take the {self.type} tensor {self!r}: it has no values while a job is traced; {_USE_OURS}")

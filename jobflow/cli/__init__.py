@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 
+from jobflow.cli import failure
 from jobflow.cli.table import COMMANDS, GROUPS, Command
 from jobflow.errors import ConfigError, JobflowError, did_you_mean
 from jobflow.runtime.world.launch import end_job, guarded, say_once
@@ -94,16 +95,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _drop_output()
         return 141
     except JobflowError as error:
-        return _failed(error, error.told, 2 if isinstance(error, ConfigError) else 1, shown)
+        return _failed(error, f"{failure.of_cause(error)}{error.told}", 2 if isinstance(error, ConfigError) else 1, shown)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in TRAIN:
+        text = f'{package} is not installed: pip install "jobflow-sbp[train]"' if package in TRAIN else failure.of_users(error)
+        if text is None:
             raise
-        return _failed(error, f'{package} is not installed: pip install "jobflow-sbp[train]"', 1, shown)
+        return _failed(error, text, 1, shown)
     except OSError as error:
-        if error.filename is None:
-            raise
+        if error.filename is None or failure.lines(error.__traceback__):
+            return _others(error, shown)
         return _failed(error, f"{error.filename}: {error.strerror} (--traceback shows where)", 1, shown)
+    except Exception as error:  # noqa: BLE001 - it is raised again unless it is somebody else's
+        return _others(error, shown)
+
+
+def _others(error: Exception, shown: bool) -> int:
+    """Print an error of somebody else's code; raise it if it is jobflow's own."""
+    text = failure.of_users(error)
+    if text is None:
+        raise error
+    return _failed(error, text, 1, shown)
 
 
 def _run(words: Sequence[str]) -> int:

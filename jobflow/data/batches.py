@@ -21,6 +21,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
@@ -32,7 +33,7 @@ from jobflow.data.ahead import Pool
 from jobflow.data.order import Order
 from jobflow.data.samples import Samples, Stream, checked_name
 from jobflow.data.streaming import streamed
-from jobflow.errors import ArgumentError, counted
+from jobflow.errors import ArgumentError, JobflowError, counted
 from jobflow.runtime.world import launch
 from jobflow.types import Array
 from jobflow.typing.lazy import Lazy, Rows
@@ -58,6 +59,19 @@ class Batch:
     position: Position
     position_after: Position
     number: Callable[[], Array]
+    #: for messages: which sample a row is, and where it lies
+    where: Callable[[int], str] = "row {}".format
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """An error in the block that is about a row of this batch names the sample."""
+        try:
+            yield
+        except JobflowError as error:
+            if error.row is not None and 0 <= error.row < self.size:
+                error.args = (f"{error} This is {self.where(error.row)}.", *error.args[1:])
+                error.row = None
+            raise
 
     @cached_property
     def numbers(self) -> Array:
@@ -150,7 +164,12 @@ class Batches:
     def _batch(self, arguments: Mapping[str, Any], stretch: tuple[Position, Position, int]) -> Batch:
         begin, after, stop = stretch
         assert self.order is not None
-        return Batch(arguments, stop - begin.sample, begin, after, partial(self.order.indices, begin.epoch, begin.sample, stop))
+        numbers = partial(self.order.indices, begin.epoch, begin.sample, stop)
+        return Batch(arguments, stop - begin.sample, begin, after, numbers, partial(self._where, numbers))
+
+    def _where(self, numbers: Callable[[], Array], row: int) -> str:
+        assert isinstance(self.samples, Samples)
+        return self.samples.where(int(numbers()[row]))
 
     def _whole(self, at: Position, epochs: int | None, pool: Pool) -> Iterator[Pending]:
         for stretch in self._stretches(at, epochs):
@@ -175,15 +194,16 @@ class Batches:
         assert isinstance(self.samples, Stream)
         found = streamed(self.samples, self.fields, self.batch_size, self.drop_last, at, epochs)
         while True:
-            yield pool.ask(partial(_next_streamed, found))
+            yield pool.ask(partial(_next_streamed, found, self.samples))
 
 
-def _next_streamed(found: Iterator[tuple[dict[str, Array], int, tuple[int, int], tuple[int, int]]]) -> Batch | None:
+def _next_streamed(found: Iterator[tuple[dict[str, Array], int, tuple[int, int], tuple[int, int]]], samples: Stream) -> Batch | None:
     read = next(found, None)
     if read is None:
         return None
     arguments, size, begin, after = read
-    return Batch(arguments, size, Position(*begin), Position(*after), partial(np.arange, begin[1], begin[1] + size))
+    numbers = partial(np.arange, begin[1], begin[1] + size)
+    return Batch(arguments, size, Position(*begin), Position(*after), numbers, lambda row: f"{samples}: epoch {begin[0]}, sample {begin[1] + row}")
 
 
 def order_of(samples: Samples | Stream, seed: int, shuffle: bool) -> Order | None:

@@ -104,6 +104,9 @@ class CsvTable(Samples):
 
     # ---------------------------------------------------------------- reading
 
+    def where(self, number: int) -> str:
+        return f"{self._where(self.number_in_file(number) + self._first)}: sample {number}"
+
     def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
         table = self._split((numbers + self._first).tolist())
         found: dict[str, Array] = {}

@@ -79,6 +79,9 @@ class ImageFolders(Samples):
     def __str__(self) -> str:
         return f"{WHAT}: {self._folder}"
 
+    def where(self, number: int) -> str:
+        return f"{WHAT}: {self._files[self.number_in_file(number)]}: sample {number}"
+
     def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
         found: dict[str, Array] = {}
         if "images" in names:

@@ -69,6 +69,9 @@ class OfRecord(Samples):
     def __str__(self) -> str:
         return self._what
 
+    def where(self, number: int) -> str:
+        return f"{self._place(self.number_in_file(number))}: sample {number}"
+
     def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
         found = {name: np.empty((len(numbers), *self.fields[name].shape), self.fields[name].dtype.numpy) for name in names}
         for row, number in enumerate(numbers.tolist()):

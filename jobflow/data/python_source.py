@@ -6,16 +6,18 @@ import importlib
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from jobflow.data.samples import Columns, Field, Samples, Stream
 from jobflow.data.stacking import fields_of, stacked
-from jobflow.errors import ArgumentError, DataError, did_you_mean
+from jobflow.errors import ArgumentError, DataError, JobflowError, did_you_mean
 from jobflow.types import Array
 
 WHAT = 'reader "python"'
+_END = object()
 
 
 def python_source(function: str, arguments: dict[str, Any] | None = None, names: list[str] | None = None) -> Samples | Stream:
@@ -31,7 +33,8 @@ def python_source(function: str, arguments: dict[str, Any] | None = None, names:
     what = f"{WHAT}: {function}"
 
     def make(epoch: int) -> Any:
-        return made(**given, epoch=epoch) if counts else made(**given)
+        with calling(what):
+            return made(**given, epoch=epoch) if counts else made(**given)
 
     return samples_of(make(0), names, what, make)
 
@@ -47,6 +50,17 @@ def samples_of(data: Any, names: Sequence[str] | None = None, what: str = "sampl
     if isinstance(data, Iterable):
         return Iterated(data, names, what, again)
     raise DataError(f"{what} is a {type(data).__name__}; give a dict of arrays, a sequence of samples, or something to iterate")
+
+
+@contextmanager
+def calling(what: str) -> Iterator[None]:
+    """What somebody else's code raises in the block is told as an error of these samples."""
+    try:
+        yield
+    except JobflowError:
+        raise
+    except Exception as error:
+        raise DataError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 class Listed(Samples):
@@ -65,7 +79,10 @@ class Listed(Samples):
         return stacked(samples, self.fields, names, f"{self._what}: sample", found)
 
     def _sample(self, number: int) -> Mapping[str, Any]:
-        return _named(self._data[number], self._names, f"{self._what}: sample {number}")
+        what = f"{self._what}: sample {number}"
+        with calling(what):
+            sample = self._data[number]
+        return _named(sample, self._names, what)
 
     def __str__(self) -> str:
         return self._what
@@ -78,8 +95,9 @@ class Iterated(Stream):
         self._what, self._names, self._again = what, names, again
         self._once: Iterator[Any] | None = None
         self._data: Iterable[Any] = data
-        first = iter(data)
-        sample = next(first, None)
+        with calling(f"{what}: sample 0"):
+            first = iter(data)
+            sample = next(first, None)
         if sample is None:
             raise DataError(f"{what}: there are no samples")
         self.fields: Mapping[str, Field] = fields_of(_named(sample, names, f"{what}: sample 0"), f"{what}: sample 0")
@@ -87,8 +105,15 @@ class Iterated(Stream):
             self._once = _chained(sample, first)
 
     def samples(self, epoch: int) -> Iterator[Mapping[str, Array]]:
-        for number, sample in enumerate(self._elements(epoch)):
-            yield _named(sample, self._names, f"{self._what}: epoch {epoch}, sample {number}")
+        elements, number = iter(self._elements(epoch)), 0
+        while True:
+            what = f"{self._what}: epoch {epoch}, sample {number}"
+            with calling(what):
+                sample = next(elements, _END)
+            if sample is _END:
+                return
+            yield _named(sample, self._names, what)
+            number += 1
 
     def _elements(self, epoch: int) -> Iterable[Any]:
         if self._again is not None:

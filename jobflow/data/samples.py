@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from jobflow.errors import ArgumentError, DataError, did_you_mean
+from jobflow.errors import ArgumentError, DataError, JobflowError, did_you_mean
 from jobflow.types import DTYPES, Array, DType, TensorType, dtype_named, dtype_of
 
 #: Which samples of a file that is not split itself: all, or those that are kept for validation, or the others.
@@ -57,7 +57,33 @@ class Samples(ABC):
             wrong = next(int(i) for i in asked if not 0 <= i < len(self))
             raise ArgumentError(f"{self}: there is no sample {wrong}; there are {len(self)}")
         names = list(self.fields) if fields is None else [checked_name(name, self.fields, f"{self}: field") for name in fields]
-        return self.rows(self._keep.numbers(asked), epoch, names)
+        try:
+            return self.rows(self._keep.numbers(asked), epoch, names)
+        except JobflowError as error:
+            number = self._first_unreadable(asked, epoch, names)
+            if f"sample {number}" not in str(error):
+                error.args = (f"{error}; it is sample {number}", *error.args[1:])
+            raise
+        except Exception as error:
+            number = self._first_unreadable(asked, epoch, names)
+            raise DataError(f"{self.where(number)}: {type(error).__name__}: {error}") from error
+
+    def _first_unreadable(self, asked: Array, epoch: int, names: Sequence[str]) -> int:
+        """Of samples that cannot be read together the first that cannot be read alone; the first of all if each can."""
+        for number in asked.tolist():
+            try:
+                self.rows(self._keep.numbers(np.array([number])), epoch, names)
+            except Exception:  # noqa: BLE001 - it is told by who asks
+                return int(number)
+        return int(asked[0]) if asked.size else 0
+
+    def where(self, number: int) -> str:
+        """For messages: which sample this is, and where it lies."""
+        return f"{self}: sample {number}"
+
+    def number_in_file(self, number: int) -> int:
+        """The number that a sample has in the file, all parts of which are counted."""
+        return int(self._keep.numbers(np.array([number]))[0])
 
     @abstractmethod
     def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
@@ -181,6 +207,9 @@ class Subset(Samples):
 
     def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
         return self._samples.read(self._numbers[numbers], epoch, names)
+
+    def where(self, number: int) -> str:
+        return self._samples.where(int(self._numbers[number]))
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -10,11 +10,12 @@ from typing import Any
 from jobflow.checkpoint import sessions, store
 from jobflow.data.batches import Batches
 from jobflow.data.samples import Samples, Stream
-from jobflow.errors import CheckpointError, ConfigError
+from jobflow.errors import CheckpointError, ConfigError, at_line
 from jobflow.job import Job
 from jobflow.notices import notice
 from jobflow.trainer.config import Loaded
 from jobflow.trainer.jobs import Jobs, Means, Prepared, open_place, prepared
+from jobflow.trainer.network import line_of
 from jobflow.trainer.resume import chosen, series_of, together
 from jobflow.trainer.watching import EvaluationReport
 
@@ -30,7 +31,9 @@ def measure(jobs: Jobs, batches: Batches, place: str, step: int = 0, epoch: int 
     began, means = time.perf_counter(), Means()
     with batches.start(epochs=1) as reading:
         for batch in reading:
-            means.add(jobs.call(jobs.evaluation(batch.size), batch.arguments), batch.size, jobs.pieces(batch.size))
+            with batch.told():
+                outputs = jobs.call(jobs.evaluation(batch.size), batch.arguments)
+            means.add(outputs, batch.size, jobs.pieces(batch.size))
     metrics = {f"{place}/{name}": value for name, value in means.values().items()}
     return EvaluationReport(step, epoch, metrics, time.perf_counter() - began, means.samples)
 
@@ -43,7 +46,7 @@ def evaluate(loaded: Loaded, checkpoint: str | Path | None = None, place: str | 
     wanted = place or next((p for p in ("test", "validation") if getattr(loaded.config.data, p) is not None), "test")
     if getattr(loaded.config.data, wanted) is None:
         raise ConfigError(f"data.{wanted}: the configuration has no such samples to measure on")
-    with prepared(loaded, only=()) as run:
+    with at_line(line_of(loaded, "")), prepared(loaded, only=()) as run:
         path, extra = newest(run, checkpoint)
         samples = open_place(run.config, wanted, extra.get("facts", {}))
         run.take(wanted, samples)

@@ -134,6 +134,29 @@ class Jobs:
             count = least - 1  # parts of one row each cannot be told from a mean where ranks differ in length
         return max(1, min(count, least))
 
+    def check_lengths(self, whole: int, train: Sequence[int], evaluation: Sequence[int]) -> None:
+        """ConfigError if the model, which can be made for `whole` batches, cannot be made for one of the other lengths that come."""
+        names = list(self.network.taken(self.fields))
+        types = {name: self.fields[name] for name in names}
+        kinds: tuple[tuple[str, Body, bool, Sequence[int]], ...] = (
+            (TRAIN, self._train, True, train),
+            ("evaluation", self._measured, False, evaluation),
+        )
+        for name, body, trainable, lengths in kinds:
+            for rows in dict.fromkeys(rows for rows in lengths if rows != whole):
+                job = self._declared(name, rows, types, body, trainable)
+                named = zip(job.signature.placeholders(), job.declared_shapes(self.session), strict=True)
+                try:
+                    job.trace(
+                        self.session, job.placement(self.session), [shape[0] if declared.per_device else shape for (_, declared), shape in named]
+                    )
+                except Exception as error:
+                    raise ConfigError(
+                        f"{self.network.where}: {self.network.what} can be made for batches of {counted(whole, 'sample')}, but not for one of "
+                        f"{rows:,}, which comes in {'training' if trainable else 'an evaluation'}: a number of samples seems to be written in it. "
+                        f"Take the length of what it is given, such as x.shape[0]. What went wrong: {error}"
+                    ) from error
+
     # ---------------------------------------------------------------- making
 
     def _job(self, name: str, rows: int, names: tuple[str, ...], body: Body, *, trainable: bool = False, fields: Fields | None = None) -> Job:
@@ -141,6 +164,7 @@ class Jobs:
         if key not in self._made:
             types = {field: (fields or self.fields)[field] for field in names}
             self._made[key] = self._declared(name, rows, types, body, trainable)
+            self.session.register(self._made[key])
         return self._made[key]
 
     def _declared(self, name: str, rows: int, types: Fields, body: Body, trainable: bool) -> Job:
@@ -165,9 +189,7 @@ class Jobs:
         half = half_of(self.config)
         if half is not None:
             config.mixed_precision(half)
-        job = Job(function, trainable, config, self.network.where, optimizer_of)
-        self.session.register(job)
-        return job
+        return Job(function, trainable, config, self.network.where, optimizer_of)
 
     def _train(self, batch: dict[str, Any]) -> dict[str, Any]:
         outputs = self._outputs(batch)
@@ -184,7 +206,8 @@ class Jobs:
         outputs = self.network(batch)
         if "loss" not in outputs:
             raise ConfigError(
-                f'model: {self.network.what} returned {", ".join(outputs) or "nothing"}, for {", ".join(batch)}; training needs a "loss"'
+                f"{self.network.where}: {self.network.what} returned {', '.join(outputs) or 'an empty dict'}, for {', '.join(batch)}; "
+                f'training needs a "loss"'
             )
         self.metrics = tuple(outputs)
         return outputs
@@ -310,6 +333,22 @@ def _opened(loaded: Loaded, session: Session, only: Sequence[str]) -> Prepared:
     steps = config.training.steps or (config.training.epochs or 0) * per_epoch
     jobs = Jobs(config, session, layered(network_of(loaded), fields), fields, steps, partial(line_of, loaded))
     return Prepared(config, session, jobs, samples, steps, per_epoch)
+
+
+def lengths(samples: Samples | Stream | None, size: int, drop_last: bool) -> list[int]:
+    """How long the batches of these samples are, longest first; of streams nobody knows the last."""
+    if not isinstance(samples, Samples):
+        return [] if samples is None else [size]
+    whole, rest = divmod(len(samples), size)
+    return ([size] if whole else []) + ([rest] if rest and not (drop_last and whole) else [])
+
+
+def check_lengths(run: Prepared) -> None:
+    """ConfigError if the model cannot be made for every length of batch that training and its evaluations have."""
+    data = run.config.data
+    train = lengths(run.samples["train"], data.batch_size, data.drop_last)
+    if train:
+        run.jobs.check_lengths(train[0], train, lengths(run.samples.get("validation"), data.evaluation_batch_size, False))
 
 
 def epoch_length(config: TrainConfig, samples: Samples | Stream | None) -> int:

@@ -26,15 +26,16 @@ from jobflow.compiled import Compiled
 from jobflow.data.batches import Batch, Batches, Position, Reading
 from jobflow.data.order import Order
 from jobflow.data.samples import Samples
-from jobflow.errors import CheckpointError, ConfigError, counted, did_you_mean
+from jobflow.errors import CheckpointError, ConfigError, at_line, counted, did_you_mean
 from jobflow.notices import notice
 from jobflow.trainer.amounts import metric_text, metrics_text
 from jobflow.trainer.config import Loaded, load
 from jobflow.trainer.config.schema import Checkpoint, Evaluation
 from jobflow.trainer.evaluate import batches_of, measure
 from jobflow.trainer.finite import first_not_finite
-from jobflow.trainer.jobs import COUNTER, HALTED, TRAIN, Means, Prepared, prepared
+from jobflow.trainer.jobs import COUNTER, HALTED, TRAIN, Means, Prepared, check_lengths, prepared
 from jobflow.trainer.lock import Lock
+from jobflow.trainer.network import line_of
 from jobflow.trainer.optimizing import schedule_from
 from jobflow.trainer.outcome import Outcome, Stopped
 from jobflow.trainer.resume import Progress, check_alike, chosen, read, series_of, set_aside_behind, together
@@ -59,7 +60,7 @@ def train(
     Raises: ConfigErrors, before anything starts; ConfigError if the run cannot go on from its checkpoint; what training itself meets.
     """
     loaded = loaded_from(loaded)
-    with Signals() as signals, prepared(loaded, only=("train", "validation")) as run:
+    with at_line(line_of(loaded, "")), Signals() as signals, prepared(loaded, only=("train", "validation")) as run:
         return Loop(run, loaded, callbacks, Clock.of(time_limit), signals, tracing).run(resume or loaded.config.checkpoint.resume)
 
 
@@ -147,6 +148,7 @@ class Loop:
         job = self.jobs.train(self._whole_batch())
         self._compiled = self.session.compiled(job, job.declared_shapes(self.session))
         self._check_metrics()
+        check_lengths(self.prepared)
         with self._only_one():
             found = self._resume(resume)
             if self._is_complete:
@@ -233,7 +235,8 @@ class Loop:
         if self.tracing is not None:
             self.tracing.before(step)
         self._steps = (*self._steps[-1:], Before(replace(self.progress, metrics=dict(self.progress.metrics)), self.session.runs.get(TRAIN, 0), batch))
-        outputs = self.jobs.call(self.jobs.train(batch.size), batch.arguments)
+        with batch.told(), at_line(line_of(self.loaded, "data.train")):
+            outputs = self.jobs.call(self.jobs.train(batch.size), batch.arguments)
         if self.tracing is not None:
             self.tracing.after(step)
         halted = int(outputs.pop(HALTED)[0])
@@ -336,7 +339,8 @@ class Loop:
         found = together(self.session, lambda: chosen(self.series, wish, notice))
         if found is None:
             return None
-        self.progress = read(self.session, found, self.loaded)
+        with at_line(line_of(self.loaded, "checkpoint")):
+            self.progress = read(self.session, found, self.loaded)
         together(self.session, lambda: set_aside_behind(self.series, self.progress.step, notice))
         self._saved, self._saved_step = found, self.progress.step
         if self.early is not None and self.progress.early is not None:

@@ -40,7 +40,9 @@ class Network:
         """Outputs for a batch; ConfigError if there is no loss where labels are, or what it returns is no dict."""
         outputs = self.function(**batch)
         if not isinstance(outputs, Mapping) or not all(isinstance(getattr(value, "type", None), TensorType) for value in outputs.values()):
-            raise ConfigError(f'model: {self.what} returned {outputs!r}; a builder returns a dict of tensors, such as {{"loss": ...}}')
+            wrong = "nothing: it has no return" if outputs is None else repr(outputs)
+            what = f"{self.where}: the builder {self.what} returned {wrong}, for {', '.join(batch)}"
+            raise ConfigError(f'{what}; a builder returns a dict of tensors, such as {{"loss": loss}} or, without labels, {{"scores": scores}}')
         return outputs
 
     def taken(self, fields: Mapping[str, TensorType]) -> dict[str, TensorType]:

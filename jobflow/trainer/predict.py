@@ -16,11 +16,12 @@ from jobflow.data.batches import Batches
 from jobflow.data.readers import READERS, open_reader
 from jobflow.data.samples import Samples, Stream
 from jobflow.data.vocabulary import Vocabulary, vocabulary_of
-from jobflow.errors import ArgumentError, ConfigError
+from jobflow.errors import ArgumentError, ConfigError, at_line
 from jobflow.models.generate import tokens_after
 from jobflow.trainer.config import Loaded, TrainConfig
 from jobflow.trainer.evaluate import newest, restore, rows_of
 from jobflow.trainer.jobs import Prepared, open_place, prepared
+from jobflow.trainer.network import line_of
 from jobflow.types import Array, TensorType, int32
 
 #: the places of a configuration's samples, which may stand for a file of input
@@ -51,7 +52,7 @@ def predict(loaded: Loaded, source: str | Path, output: str | Path | None = None
     """
     if output is not None and Path(output).suffix not in OUTPUTS:
         raise ArgumentError(f"--output {output}: predictions are written as {' or '.join(OUTPUTS)}")
-    with prepared(loaded, only=()) as run:
+    with at_line(line_of(loaded, "")), prepared(loaded, only=()) as run:
         path, extra = newest(run, checkpoint)
         samples = opened(run, source, extra.get("facts", {}))
         run.take("input", samples)
@@ -69,7 +70,9 @@ def run_over(run: Prepared, samples: Samples | Stream, path: Path) -> dict[str, 
     found: dict[str, list[Array]] = {}
     with Batches(samples, None, size, False, run.config.data.prefetch, fields=list(jobs.network.inputs(jobs.fields))).start(epochs=1) as reading:
         for batch in reading:
-            for name, array in jobs.call(jobs.prediction(batch.size), batch.arguments).items():
+            with batch.told():
+                outputs = jobs.call(jobs.prediction(batch.size), batch.arguments)
+            for name, array in outputs.items():
                 found.setdefault(name, []).append(array)
     return {name: np.concatenate(arrays) for name, arrays in found.items()}
 
@@ -173,7 +176,7 @@ def generate(
     if not is_of_text(config):
         raise ConfigError(f"data.train.reader is {config.data.train.reader}; only models that were trained on text can continue a prompt")
     length = int(config.data.train.arguments.get("length", inspect.signature(READERS["text"]).parameters["length"].default))
-    with prepared(loaded, only=()) as run:
+    with at_line(line_of(loaded, "")), prepared(loaded, only=()) as run:
         path, extra = newest(run, checkpoint)
         words = vocabulary_of(extra.get("facts", {}))
         job = run.jobs.prediction(1, {TOKENS: TensorType((length,), int32)})

@@ -17,7 +17,7 @@ from jobflow.session import Session
 from jobflow.trainer import figures as made
 from jobflow.trainer.amounts import count_text, size_text
 from jobflow.trainer.figures import Figures, figures_in
-from jobflow.trainer.jobs import Prepared, prepared
+from jobflow.trainer.jobs import Prepared, check_lengths, prepared
 
 #: rows of a batch that a rank gets at a time, under which its kernels hardly pay
 FEW_ROWS = 4
@@ -96,6 +96,7 @@ def preview_of(run: Prepared, config: Any) -> Preview:
     schedule = schedule_of(run, config)
     rows = schedule.batch_size if schedule.samples is None else min(schedule.batch_size, schedule.samples)
     figures = laid_out(run.jobs.train(rows), run.session)
+    check_lengths(run)
     words = strategy_text(config.strategy, len(figures.ranks))
     return Preview(config.name, words, schedule, figures, tuple(warnings_of(figures, schedule, config.strategy)))
 

@@ -140,7 +140,8 @@ class _Reader:
             return [self.read(tree.arm, branch, f"{path}[{i}]") for i, branch in enumerate(value)]
         self._container(tuple, value, path)
         if len(value) != len(tree.arms):
-            raise JobError(f"{self.what}: {path} is a tuple of {len(value)}; the annotation says {len(tree.arms)}")
+            remedy = f"annotate it -> {_annotation(value)}"
+            raise JobError(f"{self.what}: {path} is a tuple of {len(value)}; the annotation says {len(tree.arms)}; {remedy}")
         return tuple(self.read(arm, branch, f"{path}[{i}]") for i, (arm, branch) in enumerate(zip(tree.arms, value, strict=True)))
 
     def _any(self, tree: _Any, value: Any, path: str) -> Any:
@@ -154,11 +155,13 @@ class _Reader:
 
     def _container(self, kind: type, value: Any, path: str) -> None:
         if type(value) is not kind:
-            raise JobError(f"{self.what}: {path} is {_kind(value)}; the annotation says that it is a {kind.__name__}")
+            remedy = f"; annotate it -> {_annotation(value)}" if _is_tensor(value) or isinstance(value, tuple | list | dict) else ""
+            raise JobError(f"{self.what}: {path} is {_kind(value)}; the annotation says that it is a {kind.__name__}{remedy}")
 
     def _leaf(self, kind: Kind, value: Any, path: str) -> int:
         if not _is_tensor(value):
-            raise JobError(f"{self.what}: {path} is {_kind(value)}; it must be a tensor that the body computed")
+            remedy = f"; annotate it -> {_annotation(value, kind)}" if isinstance(value, tuple | list | dict) and value else ""
+            raise JobError(f"{self.what}: {path} is {_kind(value)}; it must be a tensor that the body computed{remedy}")
         self.leaves.append(value)
         self.kinds.append(kind)
         return len(self.leaves) - 1
@@ -166,6 +169,18 @@ class _Reader:
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(getattr(value, "type", None), TensorType)
+
+
+def _annotation(value: Any, kind: Kind = "numpy") -> str:
+    """The annotation that fits what a body returned."""
+    leaf = "tp.ListNumpy" if kind == "list" else "tp.Numpy"
+    if isinstance(value, tuple):
+        return f"tuple[{', '.join(_annotation(entry, kind) for entry in value)}]"
+    if isinstance(value, list):
+        return f"list[{_annotation(value[0], kind)}]" if value else f"list[{leaf}]"
+    if isinstance(value, dict):
+        return f"dict[{type(next(iter(value))).__name__}, {_annotation(next(iter(value.values())), kind)}]" if value else f"dict[str, {leaf}]"
+    return leaf
 
 
 def _kind(value: Any) -> str:

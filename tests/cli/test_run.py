@@ -42,7 +42,7 @@ def script(tmp_path: Path) -> Path:
     return file
 
 
-class Became(Exception):
+class Became(BaseException):
     """What `os.execve` was given."""
 
     def __init__(self, words: list[str], environment: dict[str, str]) -> None:

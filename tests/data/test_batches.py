@@ -128,7 +128,7 @@ def test_reading_goes_on_while_a_batch_is_used() -> None:
 def test_an_error_is_raised_where_the_batch_would_have_come(prefetch: int) -> None:
     with Batches(Squares(30, bad=17), None, 5, prefetch=prefetch).start() as reading:
         assert [next(reading).position.sample for _ in range(3)] == [0, 5, 10]
-        with pytest.raises(OSError, match="sample 17 is torn"):
+        with pytest.raises(DataError, match="sample 17: OSError: sample 17 is torn"):
             next(reading)
         assert next(reading, None) is None
 

@@ -1,0 +1,45 @@
+"""Errors for people: their own lines first, and jobflow's only where they are asked for."""
+
+from __future__ import annotations
+
+import linecache
+import traceback
+from collections.abc import Iterator
+from types import FrameType, TracebackType
+
+from jobflow.errors import is_ours, is_users
+
+HEAD = "Traceback of your code (--traceback shows jobflow's lines, too):\n"
+
+
+def of_users(error: BaseException) -> str | None:
+    """An error that somebody else's code has raised, with the lines of that code alone; None if there are none, so that it is jobflow's own."""
+    frames = lines(error.__traceback__)
+    if not frames:
+        return None
+    return f"{HEAD}{''.join(frames)}{''.join(traceback.format_exception_only(error)).rstrip()}"
+
+
+def of_cause(error: BaseException) -> str:
+    """The lines of somebody else's code in which the cause of an error was raised, to stand before it; "" if there are none."""
+    cause = error.__cause__
+    frames = lines(cause.__traceback__) if cause is not None else []
+    return f"{HEAD}{''.join(frames)}" if frames else ""
+
+
+def lines(trace: TracebackType | None) -> list[str]:
+    """The frames from the first of the user's on, without jobflow's."""
+    found = [(frame, line) for frame, line in _frames(trace) if not is_ours(frame)]
+    first = next((i for i, (frame, _) in enumerate(found) if is_users(frame)), len(found))
+    return [_text(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in found[first:]]
+
+
+def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
+    while trace is not None:
+        yield trace.tb_frame, trace.tb_lineno
+        trace = trace.tb_next
+
+
+def _text(file: str, line: int, name: str) -> str:
+    source = linecache.getline(file, line).strip()
+    return f'  File "{file}", line {line}, in {name}\n' + (f"    {source}\n" if source else "")

@@ -1,0 +1,139 @@
+"""Mistakes in somebody's builder, reader or callback: their own lines, and what would work; jobflow's lines only where they are asked for."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jobflow.distributed import mpiexec
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+LINES = (HERE / "failing.py").read_text().splitlines()
+MPIEXEC = mpiexec.find() or "mpiexec"
+LIMIT = 120
+CONFIG = """
+model: {builder: "failing:plain"}
+data:
+  train: {reader: digits, split: validation, edge: 8}
+  batch_size: 50
+  shuffle: false
+optimizer: {name: adam, lr: 0.01}
+training: {steps: 6}
+logging: {every_steps: 2, progress: plain, report: false}
+"""
+
+
+def line(name: str) -> int:
+    """The line of failing.py that is marked so."""
+    return next(i for i, text in enumerate(LINES, 1) if text.endswith(f"# line of {name}"))
+
+
+def trained(folder: Path, *settings: str, ranks: tuple[object, ...] = (), more: tuple[str, ...] = ()) -> str:
+    """What the console script says of a run that fails; on ranks, if their launcher is given."""
+    file = folder / "run.yaml"
+    file.write_text(CONFIG)
+    script = [sys.executable, "-m", "jobflow"] if "launch" in ranks else [str(Path(sys.executable).with_name("jobflow"))]
+    words = [*script, *map(str, ranks), "-m", "jobflow"] if "launch" in ranks else [*map(str, ranks), *script]
+    words += ["train", str(file), "--output", str(folder / "out"), *(word for setting in settings for word in ("--set", setting)), *more]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert done.returncode in (1, 2), done.stdout + done.stderr
+    assert "jobflow:8" not in done.stderr and "<jobflow>" not in done.stderr
+    return done.stderr
+
+
+def own(told: str) -> bool:
+    """Whether jobflow's own lines are shown."""
+    return f"{ROOT}/jobflow/" in told
+
+
+def test_lines_of_builders_come_first(tmp_path: Path) -> None:
+    told = trained(tmp_path, "model.builder=failing:deep")
+    assert f'failing.py", line {line("deep")}, in wrong' in told and "in deep" in told and "KeyError: 'lss'" in told and not own(told)
+    told = trained(tmp_path, "model.builder=failing:deep", more=("--traceback",))
+    assert f'failing.py", line {line("deep")}, in wrong' in told and own(told)
+
+
+def test_lines_of_callbacks_come_first(tmp_path: Path) -> None:
+    told = trained(tmp_path, "model.builder=failing:watches")
+    assert f'failing.py", line {line("watches")}, in seen' in told and "LookupError: nobody there" in told and not own(told)
+
+
+@pytest.mark.parametrize(
+    ("builder", "facts"),
+    [
+        ("forgetful", ("failing:forgetful", "returned nothing", '{"loss": ')),
+        ("numpys", ("np.exp", "flow.math.exp")),
+        ("floats", ("float32[50,1,8,8]", "has no values")),
+        ("asks", ("truth", "where(")),
+    ],
+)
+def test_builders_that_cannot_be(tmp_path: Path, builder: str, facts: tuple[str, ...]) -> None:
+    told = trained(tmp_path, f"model.builder=failing:{builder}")
+    place = "failing.py:" if builder == "forgetful" else f"failing.py:{line(builder)}"
+    assert place in told and not own(told) and not [fact for fact in facts if fact not in told], told
+
+
+def test_a_number_of_samples_that_is_written_in_a_builder_is_told_before_the_first_step(tmp_path: Path) -> None:
+    for more in ((), ("--dry-run",)):
+        told = trained(tmp_path, "model.builder=failing:counts", "data.train.split=test", more=more)  # 297 samples: the last batch has 47
+        assert "batches of 50 samples" in told and "one of 47" in told and "x.shape[0]" in told and f"failing.py:{line('counts')}" in told
+    validation = "data.validation={reader: digits, split: validation, edge: 8}"
+    told = trained(tmp_path, "model.builder=failing:counts", validation, "data.evaluation_batch_size=40")
+    assert "one of 40" in told and "evaluation" in told
+    assert not (tmp_path / "out" / "metrics.jsonl").exists()
+
+
+READER = "data.train={{reader: python, function: 'failing:{}', arguments: {}}}"
+LAUNCHERS = {
+    "alone": (),
+    "mpiexec": (MPIEXEC, "-n", "2"),
+    "launch": ("launch", "--nproc_per_node", "2"),
+}
+
+
+def without_arguments(reader: str) -> tuple[str, ...]:
+    return ("data.train=null", reader)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("how", LAUNCHERS)
+def test_the_sample_is_named_however_ranks_were_started(tmp_path: Path, how: str) -> None:
+    broken = tmp_path / "pictures"
+    Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    for number in range(100):
+        folder = broken / f"class{number % 10}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8), number, np.uint8)).save(folder / f"{number:03d}.png")
+    torn = broken / "class9" / "009.png"  # the last tenth begins with it: number 90, in the half of rank 1
+    torn.write_bytes(torn.read_bytes()[:40])
+    images = f"data.train={{reader: images, path: {broken}, size: 8, channels: 1}}"
+    cases = {
+        images: ('reader "images"', str(torn), "sample 90"),
+        READER.format("torn", "{at: 88}"): (
+            'reader "python"',
+            "failing:torn",
+            "sample 88",
+            "ArithmeticError: the file is torn",
+            f"line {line('torn')}",
+        ),
+        READER.format("torn", "{label: 77}"): ('"labels"', "10 at [27]", "0 to 9", 'reader "python"', "failing:torn", "sample 77", "failing.py:"),
+    }
+    for number, (reader, facts) in enumerate(cases.items()):
+        (tmp_path / str(number)).mkdir()
+        told = trained(tmp_path / str(number), *without_arguments(reader), ranks=LAUNCHERS[how])
+        assert not [fact for fact in facts if fact not in told], told
+        assert how == "alone" or re.search(r"rank [01]", told), told
+        assert not own(told), told
+
+
+def test_streams_name_epoch_and_sample(tmp_path: Path) -> None:
+    told = trained(tmp_path, *without_arguments(READER.format("stream", "{}")))
+    assert "failing:stream: epoch 0, sample 60" in told and f"line {line('stream')}, in stream" in told and not own(told)
