@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jobflow.errors import did_you_mean
+from jobflow.errors import no_attribute
 
 #: public name -> the module where it is, and its name there; "" if it is that module
 Homes = dict[str, tuple[str, str]]
@@ -40,7 +40,7 @@ def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
 
     def find(name: str) -> Any:
         if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}{did_you_mean(name, homes)}")
+            raise no_attribute(name, f"module {package!r} has no attribute {name!r}", homes)
         home, inside = homes[name]
         module = importlib.import_module(home)
         found = getattr(module, inside) if inside else module

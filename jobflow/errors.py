@@ -217,6 +217,11 @@ def did_you_mean(name: str, legal: Iterable[str]) -> str:
     return f'; did you mean "{close[0]}"?' if close else ""
 
 
+def no_attribute(name: str, message: str, legal: Iterable[str] = ()) -> AttributeError:
+    """The error for an attribute that is not there, with our own hint alone: Python would add another one to what it prints."""
+    return AttributeError(f"{message}{did_you_mean(name, legal)}", name=name, obj=None)
+
+
 def counted(number: int, what: str) -> str:
     """1 sample, 1,200 samples."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"

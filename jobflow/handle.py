@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from jobflow.distribute import Distribute, broadcast, distribute_of, parallel_cast, split, with_distribute
-from jobflow.errors import JobError, did_you_mean, user_line
+from jobflow.errors import JobError, no_attribute, user_line
 from jobflow.operators import TensorOperators
 from jobflow.types import Tensor
 
@@ -96,5 +96,5 @@ class Handle(TensorOperators):
             raise AttributeError(name)
         what = f'{user_line()}: the tensor {self.name} {self.type} of a job has no "{name}"'
         if name in _OF_RESULTS:
-            raise AttributeError(f"{what}: its values are known when the job has run; return it, or watch(x)")
-        raise AttributeError(f"{what}{did_you_mean(name, [known for known in dir(type(self)) if not known.startswith('_')])}")
+            raise no_attribute(name, f"{what}: its values are known when the job has run; return it, or watch(x)")
+        raise no_attribute(name, what, [known for known in dir(type(self)) if not known.startswith("_")])

@@ -51,7 +51,11 @@ class LRScheduler:
 
     def rates(self) -> list[float]:
         """Those of all groups now."""
-        return [self.rate(base, self.last_epoch) for base in self.base_lrs]
+        return self.rates_after(self.last_epoch)
+
+    def rates_after(self, t: int) -> list[float]:
+        """Those of all groups after t steps."""
+        return [self.rate(base, t) for base in self.base_lrs]
 
     def step(self) -> None:
         """One step on."""
@@ -93,8 +97,8 @@ class LambdaLR(LRScheduler):
             raise ConfigError(f"lr_scheduler.LambdaLR at {user_line()}: {len(self.lambdas)} functions for {count} groups")
         super().__init__(optimizer, last_epoch)
 
-    def rates(self) -> list[float]:
-        return [base * f(self.last_epoch) for base, f in zip(self.base_lrs, self.lambdas, strict=True)]
+    def rates_after(self, t: int) -> list[float]:
+        return [base * f(t) for base, f in zip(self.base_lrs, self.lambdas, strict=True)]
 
 
 class StepLR(LRScheduler):
@@ -223,13 +227,15 @@ class WarmUpLR(LRScheduler):
         assert isinstance(optimizer, Optimizer)
         super().__init__(optimizer, last_epoch)
 
-    def rate(self, base: float, t: int) -> float:
+    def rates_after(self, t: int) -> list[float]:
+        bases = self.base_lrs
+        if t < self.warmup_iters and self.warmup_method == "constant":
+            return [base * self.warmup_factor for base in bases]
+        ends = bases if self.inner is None else self.inner.rates_after(max(t, self.warmup_iters))
         if t >= self.warmup_iters:
-            return base if self.inner is None else self.inner.rate(base, t)
-        if self.warmup_method == "constant":
-            return base * self.warmup_factor
-        end = base if self.inner is None else self.inner.rate(base, self.warmup_iters)
-        return base * self.warmup_factor + (end - base * self.warmup_factor) * t / self.warmup_iters
+            return ends
+        starts = [base * self.warmup_factor for base in bases]
+        return [start + (end - start) * t / self.warmup_iters for start, end in zip(starts, ends, strict=True)]
 
 
 class ReduceLROnPlateau:

@@ -1,5 +1,7 @@
 """Mistakes that are easily made in the body of a job, where tensors look like arrays: what is said about them, and where."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -208,3 +210,19 @@ def test_what_jobs_must_not_do(fresh: None, act: Callable[[], Any], what: str) -
 def test_ranks_that_serve_end_whatever_the_program_catches(fresh: None) -> None:
     ended = run_ranks(PROGRAMS / "catches.py", ranks=2, limit=30)
     assert (ended.code, ended.out) == (0, "1 12.0\nbehind 1\n2 12.0\nbehind 2\n"), ended.err
+
+
+@pytest.mark.parametrize("program", ["flow.zeross", "job(flow)(np.ones(3, np.float32))"])
+def test_one_hint_is_enough(program: str) -> None:
+    """Python prints hints of its own behind messages of attributes that are missing."""
+    lines = [
+        "import numpy as np, jobflow as flow, jobflow.typing as tp",
+        "def job(flow):",
+        "    @flow.global_function()",
+        "    def inner(x: tp.Numpy.Placeholder((3,))) -> tp.Numpy:",
+        "        return x.shap",
+        "    return inner",
+        program,
+    ]
+    ended = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1 and ended.stderr.lower().count("did you mean") == 1, ended.stderr

@@ -11,6 +11,7 @@ import pytest
 from optim_cases import EPOCHS, METRICS, OPTIMIZERS, SCHEDULES, SHAPE, STEPS
 from ranks import on_ranks
 
+import jobflow as flow
 from jobflow import optim
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import CheckpointError, ConfigError
@@ -195,3 +196,22 @@ def test_partial_parameters_are_not_stepped() -> None:
             optim.Adam([p]).step()
 
     on_ranks(2, program)
+
+
+def test_warm_up_before_functions_of_the_step() -> None:
+    """Each group has its function; the rates while warming up lead to what the function has where that ends."""
+    first, second = flow.nn.Parameter(flow.zeros(1)), flow.nn.Parameter(flow.zeros(1))
+    optimizer = flow.optim.SGD([{"params": [first], "lr": 0.4}, {"params": [second], "lr": 2.0}], lr=0.1)
+    inner = flow.optim.lr_scheduler.LambdaLR(optimizer, [lambda t: 1 / (1 + t), lambda t: 0.5**t])
+    schedule = flow.optim.lr_scheduler.WarmUpLR(inner, warmup_factor=0.5, warmup_iters=2)
+    found = [schedule.get_last_lr()]
+    for _ in range(4):
+        schedule.step()
+        found.append(schedule.get_last_lr())
+    ends = (0.4 / 3, 0.5)
+    starts = (0.2, 1.0)
+    halfway = [(start + end) / 2 for start, end in zip(starts, ends, strict=True)]
+    expected = [list(starts), halfway, list(ends), [0.1, 0.25], [0.08, 0.125]]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    constant = flow.optim.lr_scheduler.WarmUpLR(inner, warmup_factor=0.5, warmup_iters=2, warmup_method="constant")
+    np.testing.assert_allclose(constant.get_last_lr(), starts, rtol=1e-12)
