@@ -8,6 +8,7 @@ added; the optimizer clips and updates.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,14 +17,17 @@ from jobflow.compiler.loss_scale import Scaling
 from jobflow.compiler.trace import Tracer
 from jobflow.errors import JobError, PlanError
 from jobflow.graph.ir import End, Graph, Node, Value, Variable
-from jobflow.graph.training import Optimizer, Parameter, Training
+from jobflow.graph.training import DynamicScale, Optimizer, Parameter, Training
 from jobflow.layout import B, P, Split
 from jobflow.ops import elementwise as ew
+from jobflow.ops.axes import Reshape, Squeeze
 from jobflow.ops.base import apply
 from jobflow.ops.layout_ops import ToGlobal, ToLayout, ToLocal
+from jobflow.ops.reduce import ReduceSum
+from jobflow.ops.scalar import Cast, DivideBy, Scale
 from jobflow.ops.source import Constant, ReadVariable
 from jobflow.ops.update import Increment
-from jobflow.types import DType, Tensor, TensorType, int64
+from jobflow.types import DType, Tensor, TensorType, float16, int64
 
 #: Gradients so far, by the value they belong to.
 Contributions = dict[Value, list[Value]]
@@ -33,11 +37,13 @@ Contributions = dict[Value, list[Value]]
 class Weight:
     """What the losses of a body count in the losses of the batch.
 
-    Their mean is over `elements` elements (in the mirrored view: per rank, so many), and `share` of it is this body's.
+    Their mean is over `elements` elements (in the mirrored view: per rank, so many), and `share` of it is this body's.  Until they are
+    those of variables, gradients are `raised` times as large: see `raised_by`.
     """
 
     elements: int
     share: float = 1.0
+    raised: float = 1.0
 
 
 def differentiate(tracer: Tracer, outputs: Sequence[Value]) -> Graph:
@@ -47,8 +53,9 @@ def differentiate(tracer: Tracer, outputs: Sequence[Value]) -> Graph:
         return tracer.graph((*outputs, *watched(tracer, {}, Weight(1))))
     check_losses(tracer, training)
     weight = Weight(training.losses[0].type.size)
+    weight = replace(weight, raised=raised_by(tracer, training, weight))
     gradients = backpropagate(tracer, training, weight)
-    update_variables(tracer, training, gradients_of_variables(tracer, gradients))
+    update_variables(tracer, training, gradients_of_variables(tracer, gradients), weight.raised)
     return tracer.graph((*outputs, *watched(tracer, gradients, weight)))
 
 
@@ -58,19 +65,54 @@ def gradients_of_variables(tracer: Tracer, gradients: Mapping[Value, Value]) -> 
     return {name: gradients[tracer.reads[name]] for name in names}
 
 
-def update_variables(tracer: Tracer, training: Training, gradients: Mapping[str, Value]) -> None:
-    """Record the step that writes variables and counts steps."""
+#: a loss of so many elements, and no more, has slopes that float16 can take without help
+FEW = 1024
+#: ops between a loss and the mean that makes it
+_OF_MEANS = (Cast, DivideBy, Reshape, ReduceSum, Scale, Squeeze)
+
+
+def raised_by(tracer: Tracer, training: Training, weight: Weight) -> float:
+    """How many times larger the gradients are made that go into float16, so that the 1 / N of a mean over millions of elements does not vanish.
+
+    A power of two, so that no digit of a float32 changes: of the loss's elements, and of those of the means that make it, as many as
+    are more than FEW.  A loss scale counts: what it does need not be done.  One that follows the gradients begins where it is told to.
+    """
+    optimizer = training.optimizers[0]
+    half = any(value.dtype is float16 for node in tracer.nodes for value in node.outputs)
+    if not half or any(loss.dtype.is_half for loss in training.losses):
+        return 1.0
+    dynamic = optimizer.dynamic_loss_scale
+    scale = dynamic.initial if isinstance(dynamic, DynamicScale) else optimizer.loss_scale
+    count = min(_on_all_ranks(loss, weight) * _mean_over(loss) for loss in training.losses) / (FEW * scale * weight.share)
+    return float(2 ** math.floor(math.log2(count))) if 2 <= count < math.inf else 1.0
+
+
+def _mean_over(loss: Value) -> float:
+    """By how much sums have been divided to make a loss, in float32: the number of elements that it is the mean of."""
+    count, value = 1.0, loss
+    while isinstance(value.node.op, _OF_MEANS) and not value.node.inputs[0].dtype.is_half:
+        if isinstance(value.node.op, Scale) and 0 < abs(value.node.op.number) < 1:
+            count /= abs(value.node.op.number)
+        if isinstance(value.node.op, DivideBy) and 1 < abs(value.node.op.number) < math.inf:
+            count *= abs(value.node.op.number)
+        value = value.node.inputs[0]
+    return count
+
+
+def update_variables(tracer: Tracer, training: Training, gradients: Mapping[str, Value], raised: float = 1.0) -> None:
+    """Record the step that writes variables and counts steps; the gradients are `raised` times as large as they are."""
     names = list(gradients)
     scaling = Scaling.of(tracer, training.optimizers[0].dynamic_loss_scale)
     with tracer.updating(training.where):
         if scaling is not None:
             gradients = {name: _in_layout_of(tracer.variables[name], gradient) for name, gradient in gradients.items()}
             tracer.updates.update(scaling.judge(list(gradients.values())))
-            gradients = {name: _traced(scaling.unscaled(gradient)) for name, gradient in gradients.items()}
+            gradients = {name: _traced(scaling.unscaled(gradient, raised)) for name, gradient in gradients.items()}
         step = tracer.slot(f"System-Train-TrainStep-{tracer.name}", TensorType((1,), int64), 0, None)
         for optimizer in training.optimizers:
             chosen = [name for name in names if name in set(optimizer.selects(names))]
-            parameters = [_parameter(tracer, name, gradients[name], optimizer) for name in chosen]
+            scale = optimizer.loss_scale if isinstance(scaling, Scaling) else optimizer.loss_scale * raised
+            parameters = [_parameter(tracer, name, gradients[name], optimizer, scale) for name in chosen]
             tracer.updates.update(optimizer.update(parameters, step, tracer.slot))
         tracer.updates[step.name] = apply(Increment(), step)
 
@@ -87,11 +129,13 @@ def _undivided(tracer: Tracer, value: Value, gradient: Value, weight: Weight) ->
     loss = tracer.training.losses[0]
     if not _ragged(tracer, loss):
         with tracer.gradients_of(value.node):
-            return _traced(ew.scale(gradient, _on_all_ranks(loss, weight)))
+            return _traced(ew.scale(gradient, _on_all_ranks(loss, weight) / weight.raised))
     with tracer.gradients_of(loss.node):
-        counted = _counted(weight, gradient.dtype)
+        counted = _counted(weight, gradient.dtype.arithmetic)
+        counted = counted if weight.raised == 1 else ew.scale(counted, 1 / weight.raised)
     with tracer.gradients_of(value.node):
-        return _traced(ew.multiply(gradient, apply(ToLocal((B,)), counted) if value.local else counted))
+        single = ew.cast(gradient, gradient.dtype.arithmetic)
+        return _traced(ew.cast(ew.multiply(single, apply(ToLocal((B,)), counted) if value.local else counted), gradient.dtype))
 
 
 def check_losses(tracer: Tracer, training: Training) -> None:
@@ -120,8 +164,9 @@ def backpropagate(tracer: Tracer, training: Training, weight: Weight) -> dict[Va
         if loss not in needed:
             raise JobError(f"job {tracer.name} at {training.where}: loss {loss.name} does not depend on any trainable variable")
         with tracer.gradients_of(loss.node):
-            seed = _seed(tracer, loss, scale * weight.share, weight)
-            found.setdefault(loss, []).append(seed if scaling is None else _traced(scaling.scaled(seed)))
+            seed = _seed(tracer, loss, scale * weight.share * weight.raised, weight)
+            seed = seed if scaling is None else _traced(scaling.scaled(seed))
+            found.setdefault(loss, []).append(_traced(ew.cast(seed, loss.dtype)))
     gradients: dict[Value, Value] = {}
     for node in reversed(nodes):
         if not any(output in found for output in node.outputs):
@@ -144,10 +189,12 @@ def _reached_from_variables(tracer: Tracer, nodes: Sequence[Node]) -> set[Value]
 
 
 def _seed(tracer: Tracer, loss: Value, scale: float, weight: Weight) -> Value:
-    """d(sum of means) / d loss: the scale over the number of elements of the loss on all ranks."""
+    """d(sum of means) / d loss: the scale over the number of elements of the loss on all ranks; of a loss of two-byte floats in float32."""
+    dtype = loss.dtype.arithmetic
+    wider = None if dtype is loss.dtype else dtype
     if _ragged(tracer, loss):
-        return _traced(ew.divide(ew.fill_like(loss, scale), apply(ToLocal((B,)), _counted(weight, loss.dtype))))
-    return _traced(ew.fill_like(loss, scale / max(_on_all_ranks(loss, weight), 1)))
+        return _traced(ew.divide(ew.fill_like(loss, scale, dtype=wider), apply(ToLocal((B,)), _counted(weight, dtype))))
+    return _traced(ew.fill_like(loss, scale / max(_on_all_ranks(loss, weight), 1), dtype=wider))
 
 
 def _ragged(tracer: Tracer, loss: Value) -> bool:
@@ -209,15 +256,15 @@ def _in_layout_of(variable: Variable, gradient: Tensor) -> Value:
     return _traced(apply(ToLayout(variable.sbp), gradient))
 
 
-def _parameter(tracer: Tracer, name: str, gradient: Value, optimizer: Optimizer) -> Parameter:
+def _parameter(tracer: Tracer, name: str, gradient: Value, optimizer: Optimizer, scale: float) -> Parameter:
     variable, value = tracer.variables[name], tracer.reads[name]
     assert isinstance(value.node.op, ReadVariable), "gradients belong to reads of variables"
     total: Tensor = gradient
     with scope.using(placement=variable.placement):
         if any(isinstance(sbp, Split) for sbp in variable.sbp):
             total = _in_layout_of(variable, total)  # each rank gets the part of the gradient that it will use
-        if optimizer.loss_scale != 1:
-            total = ew.scale(total, 1.0 / optimizer.loss_scale)
+        if scale != 1:
+            total = ew.scale(total, 1.0 / scale)
         if variable.l1:
             total = ew.add(total, ew.scale(ew.sign(value), variable.l1))
         if variable.l2:

@@ -57,8 +57,12 @@ class Scaling:
         """The gradient that a loss starts with, times the scale."""
         return ew.multiply(seed, ew.cast(reshape(self.scale, ()), seed.type.dtype))
 
-    def unscaled(self, gradient: Tensor) -> Tensor:
-        return ew.multiply(gradient, ew.cast(reshape(ew.reciprocal(self.scale), ()), gradient.type.dtype))
+    def unscaled(self, gradient: Tensor, raised: float) -> Tensor:
+        """The gradient without the scale, and without what it was `raised` by besides."""
+        factor = ew.reciprocal(self.scale) if raised == 1 else ew.scale(ew.reciprocal(self.scale), 1 / raised)
+        dtype = gradient.type.dtype
+        factor = ew.cast(reshape(factor, ()), dtype.arithmetic)  # which may be no number of two bytes
+        return ew.cast(ew.multiply(ew.cast(gradient, dtype.arithmetic), factor), dtype)
 
     def judge(self, gradients: Sequence[Tensor]) -> dict[str, Value]:
         """What the variables become, for these gradients of all variables; each read in the layout of its variable."""
@@ -77,8 +81,8 @@ class Stopping:
         """As it is."""
         return seed
 
-    def unscaled(self, gradient: Tensor) -> Tensor:
-        """As it is."""
+    def unscaled(self, gradient: Tensor, raised: float) -> Tensor:
+        """As it is; the optimizer takes out what it was `raised` by."""
         return gradient
 
     def judge(self, gradients: Sequence[Tensor]) -> dict[str, Value]:

@@ -31,7 +31,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
-from jobflow.compiler.differentiate import Weight, backpropagate, check_losses, gradients_of_variables, update_variables, watched
+from jobflow.compiler.differentiate import Weight, backpropagate, check_losses, gradients_of_variables, raised_by, update_variables, watched
 from jobflow.compiler.trace import Tracer
 from jobflow.errors import ArgumentError, JobError, ShapeError, SourceLine
 from jobflow.graph.ir import End, Graph, Node, Origin, Value
@@ -102,6 +102,8 @@ class _Body:
     gradients: dict[str, Value]
     #: the values that variables take
     updates: dict[str, Value]
+    #: by how much the gradients are larger than they are
+    raised: float
     #: of nodes whose result depends on the position of the rows: how many elements per row the first axis of that has
     times: dict[Node, int | None] = field(default_factory=dict)
     #: values that differ from microbatch to microbatch
@@ -117,11 +119,13 @@ def _bodies(traced: Sequence[Traced], microbatches: Microbatches) -> list[_Body]
     """Differentiate what was traced."""
     trainings = [_training(tracer) for tracer, _ in traced]
     weights = _weights([training.losses[0] for training in trainings], microbatches)
+    raised = min(raised_by(tracer, training, weight) for (tracer, _), training, weight in zip(traced, trainings, weights, strict=True))
+    weights = [replace(weight, raised=raised) for weight in weights]
     found: list[_Body] = []
     for (tracer, outputs), training, weight, rows in zip(traced, trainings, weights, microbatches.sizes, strict=True):
         gradients = backpropagate(tracer, training, weight)
         shown = [*outputs, *watched(tracer, gradients, weight)]
-        found.append(_Body(rows, tuple(tracer.nodes), shown, gradients_of_variables(tracer, gradients), dict(tracer.updates)))
+        found.append(_Body(rows, tuple(tracer.nodes), shown, gradients_of_variables(tracer, gradients), dict(tracer.updates), raised))
     positioned = [[node for node in body.nodes if node.op.by_position] for body in found]
     alike = len(set(map(len, positioned))) == 1
     for body, nodes in zip(found, positioned, strict=True):
@@ -228,7 +232,8 @@ class _Unrolling:
         tracer.inputs, tracer.reads, tracer.updates = self.inputs, self.reads, dict(self.state)
         tracer.pieces = tuple(map(len, results))
         tracer.rows = ()  # those of the ranks' arguments are not those of their microbatches
-        update_variables(tracer, self.training, {name: self.totals[name] for name in self.bodies[0].gradients})
+        first = self.bodies[0]
+        update_variables(tracer, self.training, {name: self.totals[name] for name in first.gradients}, first.raised)
         return tracer.graph([value for result in results for value in result])
 
     def _find_copied(self, body: _Body) -> None:

@@ -213,3 +213,66 @@ def test_rates_are_as_precise_as_the_variables(optimizer: str) -> None:
 
     job(np.ones(1))
     np.testing.assert_allclose(flow.get_all_variables()["w"].numpy(), -0.1 * step, rtol=1e-13)
+
+
+# Losses that are means over millions of elements, in float16 ------------------------------------------------------------
+
+ROWS = 2000  # the loss has ROWS^2 elements: 1 / 4e6 is four times the smallest float16, and another number there
+
+
+@pytest.mark.parametrize("scale", ["none", "static", "dynamic", "mean", "microbatches"])
+def test_the_slope_of_a_large_loss_in_a_job_of_mixed_precision(scale: str) -> None:
+    config = flow.function_config()
+    config.enable_auto_mixed_precision(True)
+    if scale == "microbatches":
+        config.train.num_gradient_accumulation_steps(2)
+    policy = {"static": flow.optimizer.loss_scale.static_loss_scale(8.0), "dynamic": flow.optimizer.loss_scale.dynamic_loss_scale(16.0)}.get(scale)
+
+    @flow.global_function(type="train", function_config=config)
+    def job(x: tp.Numpy.Placeholder((ROWS, 1))) -> tp.Numpy:
+        w = flow.get_variable("w", (1, ROWS), initializer=flow.constant_initializer(1.0))
+        loss = flow.math.tanh(flow.matmul(x, w))
+        loss = flow.math.reduce_mean(loss) if scale == "mean" else loss
+        flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [1.0]), momentum=0, loss_scale_policy=policy).minimize(loss)
+        return flow.math.reduce_mean(loss)
+
+    job(np.full((ROWS, 1), 0.25, np.float32))
+    slope = 0.25 * (1 - np.tanh(0.25) ** 2) / ROWS  # of each w, summed over the rows: below float16, too
+    np.testing.assert_allclose(1 - flow.get_all_variables()["w"].numpy().astype(np.float64), slope, rtol=5e-3)
+
+
+def test_the_slope_of_a_large_loss_in_a_graph_of_mixed_precision() -> None:
+    layer = flow.nn.Linear(1, ROWS, bias=False)
+    with flow.no_grad():
+        layer.weight.fill_(1.0)
+
+    class Training(flow.nn.Graph):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+            self.config.enable_amp(True)
+            self.add_optimizer(flow.optim.SGD(layer.parameters(), lr=1.0))
+
+        def build(self, x: Any) -> Any:
+            loss = self.layer(x).tanh().mean()
+            loss.backward()
+            return loss
+
+    Training()(flow.full((ROWS, 1), 0.25))
+    slope = 0.25 * (1 - np.tanh(0.25) ** 2) / ROWS
+    np.testing.assert_allclose(1 - layer.weight.detach().numpy().astype(np.float64), slope, rtol=5e-3)
+
+
+def test_a_dynamic_scale_of_a_loss_that_is_half_itself() -> None:
+    """1 / N is hardly a float16; the product with the scale is."""
+
+    @flow.global_function(type="train")
+    def job(x: tp.Numpy.Placeholder((4_000_000,), dtype=flow.float16)) -> tp.Numpy:
+        w = flow.get_variable("w", (1,), dtype=flow.float16, initializer=flow.constant_initializer(1.0))
+        loss = x * w
+        policy = flow.optimizer.loss_scale.dynamic_loss_scale(2.0**12)
+        flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.25]), momentum=0, loss_scale_policy=policy).minimize(loss)
+        return loss
+
+    job(np.ones(4_000_000, np.float16))
+    assert flow.get_all_variables()["w"].numpy().tolist() == [0.75]
