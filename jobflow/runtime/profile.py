@@ -1,7 +1,7 @@
 """Where the time of a step goes: every prepared call of an executor timed over some steps.
 
-The steps are real ones: variables change as they do in a run.  Collectives wait for the other ranks, so all ranks of a job
-profile together, and what is measured at a collective includes the waiting.
+The steps are the executor's own, with its meetings of all ranks, and variables change as they do in a run.  Collectives wait for the
+other ranks, so all ranks of a job profile together, and what is measured at a collective includes the waiting.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from time import perf_counter
 
 import numpy as np
 
-from jobflow.ops.base import Call
-from jobflow.plan.plan import Collective, Compute, Instruction
 from jobflow.runtime.executor import Executor
+from jobflow.runtime.timing import Timed, TimedExecutor
 from jobflow.types import Array
 
 
@@ -32,52 +31,23 @@ class Row:
 
 
 def profiled(executor: Executor, arguments: Mapping[str, Array], steps: int = 10) -> list[Row]:
-    """The instructions of a plan in the order of their execution, after one step that is not counted."""
+    """The instructions of a plan, and the meetings of all ranks, in the order of their execution, after one step that is not counted."""
     executor.run(arguments)
-    calls = [*executor.body, *executor.epilogue]
-    clock = _clock_seconds()
-    each: list[list[float]] = []
-    with np.errstate(all="ignore"):
-        for _ in range(steps):
-            executor.feed(arguments)
-            each.append(_timed(calls))
-    seconds = [max(0.0, min(times) - clock) for times in zip(*each, strict=True)]
-    found: dict[int, tuple[Instruction, list[float]]] = {}
-    for instruction, time in zip(executor.origin, seconds, strict=True):
-        found.setdefault(id(instruction), (instruction, []))[1].append(time)
-    return [_row(instruction, times) for instruction, times in found.values()]
-
-
-def _timed(calls: Sequence[Call]) -> list[float]:
-    times = []
-    for f, a in calls:
-        start = perf_counter()
-        f(*a)
-        times.append(perf_counter() - start)
-    return times
+    timed = TimedExecutor(executor)
+    for _ in range(steps):
+        timed.run(arguments)
+    least = np.min([ran.times[:, 1] - ran.times[:, 0] for ran in timed.ran], axis=0) - _clock_seconds()
+    found: dict[int, tuple[Timed, list[float]]] = {}
+    for call, seconds in zip(timed.calls, least.tolist(), strict=True):
+        found.setdefault(id(call), (call, []))[1].append(max(0.0, seconds))
+    return [Row(call.name, call.kernel, call.what, call.where, sum(times), len(times)) for call, times in found.values()]
 
 
 def _clock_seconds() -> float:
     """What timing a call adds to it."""
-    nothing: Call = (_nothing, ())
-    return median(_timed([nothing] * 200))
-
-
-def _nothing() -> None:
-    return None
-
-
-def _row(instruction: Instruction, times: list[float]) -> Row:
-    match instruction:
-        case Compute(op, inputs, outputs, name, where):
-            kernel = op.word()
-            shapes = " ".join("x".join(map(str, slot.type.shape)) or "()" for slot in (*inputs, *outputs))
-        case Collective(kind, _, slot, _, _, _, _, _, name, where):
-            kernel, shapes = kind, f"{slot.type}"
-        case _:
-            kernel, shapes = "send" if instruction.sends else "receive", f"{instruction.slot.type}"
-            name, where = instruction.name, instruction.where
-    return Row(name, kernel, shapes, str(where), sum(times), len(times))
+    clock = perf_counter
+    moments = [clock() for _ in range(400)]
+    return median(after - before for before, after in zip(moments, moments[1:], strict=False))
 
 
 def by_kernel(rows: Iterable[Row]) -> dict[str, float]:

@@ -72,7 +72,8 @@ class TimedExecutor(Executor):
         self.ran: list[Ran] = []
         self._times: list[float] = []
         sync = self.device.synchronize if self.device.tag == "gpu" else None
-        names = [described(instruction) for instruction in plain.origin]
+        words = {id(instruction): described(instruction) for instruction in plain.origin}
+        names = [words[id(instruction)] for instruction in plain.origin]  # the calls of one instruction have one object
         meeting = Timed("all ranks meet before variables change", "meet", "communication", "")
         parting = Timed("all ranks meet after variables changed", "meet", "communication", "")
         middle = [] if plain.meet is None else [meeting]

@@ -27,3 +27,10 @@ def test_programs_of_a_job_that_is_defined_again_and_again_are_given_back(tmp_pa
     assert ended.returncode == 0, ended.stderr
     grown = [int(word) for word in ended.stdout.split()]
     assert len(grown) == ranks and max(grown) < GROWTH
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.full)])
+def test_what_closed_sessions_gave_stays_as_it_was(ranks: int) -> None:
+    ended = run("reopened.py", ranks=ranks)
+    assert (ended.returncode, ended.stdout) == (0, "right\n"), ended.stderr

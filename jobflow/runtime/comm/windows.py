@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import weakref
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -25,6 +26,31 @@ PAGE = 4096
 SPARE = 1 << 20
 
 
+class Window:
+    """One shared window, and all that this rank has lent of it: arrays of their own, which views of them keep alive."""
+
+    def __init__(self, memory: Any, parts: dict[int, Array]) -> None:
+        self.memory = memory
+        #: by rank, its part
+        self._parts = parts
+        self._lent: list[weakref.ref[Array]] = []
+        self._many = 64
+
+    def lend(self, rank: int, start: int, nbytes: int) -> Array:
+        """Some bytes of a rank's part; nothing else of this class leads into the memory."""
+        array = np.frombuffer(memoryview(self._parts[rank])[start : start + nbytes], np.uint8)
+        if len(self._lent) >= self._many:
+            self._lent = [lent for lent in self._lent if lent() is not None]
+            self._many = max(64, 2 * len(self._lent))
+        self._lent.append(weakref.ref(array))
+        return array
+
+    @property
+    def is_lent(self) -> bool:
+        """True while anything of it is in use."""
+        return any(lent() is not None for lent in self._lent)
+
+
 class Windows:
     """This rank's part of the shared windows of its node, handed out first fit; what nobody points into is handed out again."""
 
@@ -35,10 +61,7 @@ class Windows:
         self._control = control
         #: counts what the node has agreed on
         self._way = way
-        self._windows: list[Any] = []
-        #: by window and rank: its part, and the array whose references tell whether anything points into it
-        self._parts: list[dict[int, Array]] = []
-        self._bases: list[list[Array]] = []
+        self._windows: list[Window] = []
         self._regions = Regions()
         #: (window, start, stop) in this rank's parts
         self._free: list[tuple[int, int, int]] = []
@@ -77,8 +100,7 @@ class Windows:
         window, start, stop = self._free.pop(i)
         if stop - start > wanted:
             self._free.append((window, start + wanted, stop))
-        mine = memoryview(self._parts[window][self._control.rank])
-        array = np.frombuffer(mine[start : start + nbytes], np.uint8)  # an array of its own, which its views keep alive
+        array = self._windows[window].lend(self._control.rank, start, nbytes)
         array[:] = 0
         self._regions.add(Place(window, start, nbytes), array, partial(self._returned.append, (window, start, start + wanted)))
         return array
@@ -100,38 +122,35 @@ class Windows:
         bases = [np.frombuffer(window.Shared_query(i)[0], np.uint8) for i in range(len(self._members))]
         # pages are mapped whole, so that all processes skip the same number of bytes
         parts = {rank: base[-address(base) % ALIGNMENT :][:size] for rank, base in zip(self._members, bases, strict=True)}
-        self._free.append((len(self._parts), 0, size))
-        self._windows.append(window)
-        self._parts.append(parts)
-        self._bases.append(bases)
+        self._free.append((len(self._windows), 0, size))
+        self._windows.append(Window(window, parts))
         self._total += size
 
     def locate(self, array: Array) -> Place | None:
         return self._regions.locate(array)
 
     def look(self, rank: int, place: Place) -> Array:
-        return self._parts[place.region][rank][place.offset : place.offset + place.nbytes]
+        return self._windows[place.region].lend(rank, place.offset, place.nbytes)
 
     def sync(self) -> None:
         """Order memory accesses, where the machine does not."""
         for window in self._windows:
-            window.Sync()
+            window.memory.Sync()
 
     def close(self) -> None:
-        """Free the windows into which no array of any rank points any more; the others last as long as the process."""
-        gc.collect()
+        """Free the windows of which no rank uses anything any more; the others last as long as the process."""
+        gc.collect()  # what only cycles hold is not used
         self._regions.clear()
-        self._parts.clear()
         self._free.clear()
         while self._windows:
-            window, bases = self._windows.pop(), self._bases.pop()
-            used = any(sys.getrefcount(base) > 3 for base in bases)  # the list, the loop, the call
-            if self.agree(int(used), self._mpi.MAX):
+            window = self._windows.pop()
+            if self.agree(int(window.is_lent), self._mpi.MAX):
                 _kept.append(window)
             else:
-                bases.clear()
-                window.Unlock_all()
-                window.Free()
+                memory = window.memory
+                del window
+                memory.Unlock_all()
+                memory.Free()
 
 
 def _merged(stretches: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
@@ -145,8 +164,8 @@ def _merged(stretches: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]
     return merged
 
 
-#: windows that cannot be freed since arrays still point into them
-_kept: list[Any] = []
+#: windows that cannot be freed, since some of their memory is still lent
+_kept: list[Window] = []
 
 
 def _free_shared_memory() -> int:

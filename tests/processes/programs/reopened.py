@@ -1,0 +1,27 @@
+"""Sessions one after another on the same ranks: what they gave stays as it was, whatever becomes of the memory that ranks shared."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import jobflow as flow
+import jobflow.typing as tp
+
+SIZE = 300_000
+kept = []
+for number in range(4):
+
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((SIZE,))) -> tp.Numpy:
+        w = flow.get_variable("w", shape=(SIZE,), initializer=flow.constant_initializer(float(number)))
+        return flow.math.reduce_sum(x * w) + w
+
+    kept.append(job(np.ones(SIZE, np.float32)))
+    kept.append(flow.get_all_variables()["w"].numpy())
+    flow.clear_default_session()
+
+for number in range(4):
+    given, variable = kept[2 * number : 2 * number + 2]
+    assert given.tolist() == [number * SIZE + float(number)] * SIZE
+    assert variable.tolist() == [float(number)] * SIZE
+print("right")

@@ -1,0 +1,62 @@
+"""Profiled steps are steps: variables are afterwards what as many calls would have made of them, on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jobflow as flow
+import jobflow.typing as tp
+from jobflow import scope
+from jobflow.commands import executors_of
+from jobflow.runtime.profile import Row, profile_text, profiled
+from jobflow.runtime.world.base import Rank
+from jobflow.session import current_session
+
+STEPS = 30
+
+
+@dataclass(frozen=True)
+class Profile:
+    number: int
+
+    def __call__(self, rank: Rank, feeds: Mapping[str, Any]) -> list[Row]:
+        return profiled(executors_of(rank)[self.number], feeds, STEPS)
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    with scope.using(root=scope.Root()):
+        yield
+        flow.clear_default_session()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("share", [True, False])
+def test_variables_are_those_of_as_many_steps(fresh: None, ranks: int, share: bool) -> None:
+    flow.config.cpu_device_num(ranks)
+    flow.config.share_variables(share)
+
+    @flow.global_function(type="train")
+    def train(x: tp.Numpy.Placeholder((6, 3))) -> tp.Numpy:
+        w = flow.get_variable("w", shape=(3, 2), initializer=flow.zeros_initializer())
+        loss = flow.math.reduce_mean(flow.matmul(x, w))
+        flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [1.0]), momentum=0).minimize(loss)
+        return loss
+
+    ones = np.ones((6, 3), np.float32)
+    session = current_session()
+    assert train(ones) == 0
+    compiled = session.compiled(train.job, ((6, 3),))
+    bound = train.job.signature.bind((ones,), ranks)
+    assert session.world is not None
+    found = session.world.call(Profile(compiled.number), compiled.feeds(bound, 1))
+    assert train(ones) == -1.5 * (1 + 1 + STEPS)
+    for rows in found:
+        assert any(row.kernel == "matmul" and row.where.startswith("test_profile.py:") for row in rows)
+        assert all(0 <= row.seconds < 1 and row.calls >= 1 for row in rows)
+        assert "matmul" in profile_text(rows)
