@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 import jobflow as flow
 import jobflow.typing as tp
 
 SIZE = 300_000
-kept = []
-for number in range(4):
 
+
+def cell(number: int) -> Any:
     @flow.global_function()
     def job(x: tp.Numpy.Placeholder((SIZE,))) -> tp.Numpy:
         w = flow.get_variable("w", shape=(SIZE,), initializer=flow.constant_initializer(float(number)))
         return flow.math.reduce_sum(x * w) + w
 
-    kept.append(job(np.ones(SIZE, np.float32)))
+    return job
+
+
+kept = []
+for number in range(4):
+    kept.append(cell(number)(np.ones(SIZE, np.float32)))
     kept.append(flow.get_all_variables()["w"].numpy())
     flow.clear_default_session()
 
