@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from jobflow.layout import Rule
-from jobflow.ops.base import LETTERS, Grads, Sample, ViewOp, sample
-from jobflow.types import Array, Tensor, TensorType
+from jobflow.ops.base import LETTERS, Sample, ViewOp, sample
+from jobflow.types import Array, TensorType
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,6 @@ class Rows(ViewOp):
 
     def view(self, x: Array) -> Array:
         return x[self.start : self.stop]
-
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (None,)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
