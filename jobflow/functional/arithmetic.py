@@ -283,13 +283,20 @@ def float_power(x: Operand, exponent: Operand) -> Tensor:
 @method()
 def maximum(x: Operand, other: Operand) -> Tensor:
     """The larger of two, element by element."""
-    return both("maximum", Maximum(), *sides("maximum", x, other))
+    return _of_two("maximum", Maximum(), BitwiseOr(), x, other)
 
 
 @method()
 def minimum(x: Operand, other: Operand) -> Tensor:
     """The smaller of two, element by element."""
-    return both("minimum", Minimum(), *sides("minimum", x, other))
+    return _of_two("minimum", Minimum(), BitwiseAnd(), x, other)
+
+
+def _of_two(what: str, op: Op, of_truth: Op, x: Any, other: Any) -> Tensor:
+    """An extreme of two operands; of truth values by logic."""
+    a, b = pair(what, *sides(what, x, other))
+    made: Tensor = run(op if a.type.dtype is not bool_ else of_truth, a, b)
+    return made
 
 
 # -------------------------------------------------------------------- bits

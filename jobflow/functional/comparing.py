@@ -8,7 +8,7 @@ from typing import Any
 
 from jobflow.eager.run import run
 from jobflow.eager.tensor import Tensor, method
-from jobflow.errors import DtypeError, user_line
+from jobflow.errors import ArgumentError, DtypeError, user_line
 from jobflow.functional.arithmetic import both, operators, sides
 from jobflow.functional.promotion import Number, constant, operand, pair, result_type, rounded_once
 from jobflow.functional.promotion import cast as as_dtype
@@ -64,6 +64,8 @@ def equal(x: Tensor, other: Tensor) -> bool:
 @rounded_once
 def isclose(x: Tensor, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
     """|x - other| <= atol + rtol |other|, or both the same infinity; NaN is close to nothing unless `equal_nan`."""
+    if not (rtol >= 0 and atol >= 0):
+        raise ArgumentError(f"isclose at {user_line()}: tolerances must not be negative; got rtol={rtol} and atol={atol}")
     a, b = pair("isclose", x, other)
     a, b = (as_dtype(each, result_type(each, 1.0)) for each in (a, b))
     distance, size = run(Absolute(), run(Subtract(), a, b)), run(Absolute(), b)

@@ -23,6 +23,7 @@ from jobflow.errors import ArgumentError, DtypeError, user_line
 from jobflow.functional.arithmetic import add, mul
 from jobflow.functional.creation import Place, full_like, number, shape_of, whole
 from jobflow.functional.promotion import as_float, cast
+from jobflow.functional.shapes import integer
 from jobflow.layout import Layout
 from jobflow.ops.checked import Checked
 from jobflow.ops.checked import weights as enough_weights
@@ -199,7 +200,7 @@ def randint_like(x: Tensor, low: int, high: int | None = None, *, generator: Any
 
 
 def _integers(place: Place, shape: tuple[int, ...], low: int, high: int, generator: Any) -> Tensor:
-    low, high = int(low), int(high)
+    low, high = integer(place.what, low), integer(place.what, high)
     if low >= high:
         raise ArgumentError(f"{place.what} at {user_line()}: there is no integer in [{low}, {high})")
     smallest, largest = place.dtype.span
@@ -283,7 +284,7 @@ def multinomial(x: Tensor, num_samples: int, replacement: bool = False, *, gener
 
     Keys log(u) / weight in descending order are a draw without replacement; with it, every sample is a draw of its own.
     """
-    weights = as_float(x.detach())
+    weights, num_samples = as_float(x.detach()), integer("multinomial", num_samples)
     if weights.ndim not in (1, 2) or not num_samples > 0 or (not replacement and num_samples > weights.shape[-1]):
         raise ArgumentError(f"multinomial at {user_line()}: {num_samples} samples, replacement={replacement}, of weights {x.type}")
     if x.layout is not None:

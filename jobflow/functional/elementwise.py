@@ -8,7 +8,7 @@ from typing import Any
 
 from jobflow.eager.run import run
 from jobflow.eager.tensor import Tensor, method
-from jobflow.errors import ArgumentError, user_line
+from jobflow.errors import ArgumentError, DtypeError, user_line
 from jobflow.functional import arithmetic, in_place, nn_activations
 from jobflow.functional.comparing import eq, where
 from jobflow.functional.promotion import Number, as_float, cast, constant, pair, result_type, rounded_once
@@ -154,6 +154,8 @@ clip = clamp
 
 def _number(value: Any) -> Number:
     found: Number = value.item() if hasattr(value, "item") else value
+    if not isinstance(found, int | float):
+        raise DtypeError(f"clamp at {user_line()}: a bound is a number or a tensor; got {value!r} of type {type(value).__name__}")
     return found
 
 

@@ -9,6 +9,7 @@ from jobflow.eager.tensor import Tensor
 from jobflow.errors import ShapeError, user_line
 from jobflow.functional.nn_base import Sizes, composed, one_of, sizes
 from jobflow.functional.promotion import rounded_once
+from jobflow.functional.shapes import integer
 from jobflow.ops import elementwise as ew
 from jobflow.ops import shape as sh
 from jobflow.ops import slices as sl
@@ -52,9 +53,10 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
     """
     t, what = input.type, "pad"
     one_of("pad", "mode", mode, _MODES)
-    if len(pad) % 2 or len(pad) > 2 * t.ndim:
-        raise ShapeError(f"{what} at {user_line()}: {list(pad)} are not pairs (before, after) for at most the {t.ndim} axes of input {t}")
-    pairs = {t.ndim - 1 - i: (int(pad[2 * i]), int(pad[2 * i + 1])) for i in range(len(pad) // 2)}
+    if not isinstance(pad, Sequence) or len(pad) % 2 or len(pad) > 2 * t.ndim:
+        raise ShapeError(f"{what} at {user_line()}: {pad!r} are not pairs (before, after) for at most the {t.ndim} axes of input {t}")
+    widths = [integer("pad", width) for width in pad]
+    pairs = {t.ndim - 1 - i: (widths[2 * i], widths[2 * i + 1]) for i in range(len(widths) // 2)}
     for axis, (before, after) in pairs.items():
         left = t.shape[axis] + min(before, 0) + min(after, 0)
         most = {"reflect": t.shape[axis] - 1, "circular": left}.get(mode, math.inf)

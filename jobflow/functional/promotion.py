@@ -113,7 +113,10 @@ def operand(what: str, beside: Tensor, other: Any) -> Tensor | Number:
             f"{what} at {user_line()}: a NumPy array of shape {list(other.shape)} beside a global tensor {beside.type}; "
             f"make a tensor of it: jobflow.tensor(array, placement=..., sbp=...)"
         )
-    return Tensor(type_of(other), None, other)
+    try:
+        return Tensor(type_of(other), None, other)
+    except KeyError:
+        raise DtypeError(f"{what} at {user_line()}: a NumPy array of {other.dtype} is of none of jobflow's element types; cast it") from None
 
 
 def constant(like: Tensor, number: Number, dtype: DType) -> Tensor:

@@ -25,7 +25,7 @@ from jobflow.ops.scalar import Detach, DivideBy, FillLike, Scale
 from jobflow.ops.scan import CumProd, CumSum
 from jobflow.ops.slices import Slice
 from jobflow.ops.sort import Sort
-from jobflow.types import DType, bool_, int64
+from jobflow.types import DType, bool_, int64, uint8
 
 Dim: TypeAlias = int | Sequence[int] | None
 
@@ -72,10 +72,10 @@ def _reduced(op: type[Any], x: Tensor, axes: tuple[int, ...], keepdim: bool) -> 
 
 
 def _largest(what: str, op: type[Any], x: Tensor, dim: Dim, keepdim: bool) -> Tensor:
-    """An extreme; truth values have none of their own."""
+    """An extreme; of truth values by way of 0 and 1."""
     axes = axes_of(what, x, dim)
     check_filled(what, x.type, axes)
-    return _reduced(op, cast(x, int64) if x.type.dtype is bool_ else x, axes, keepdim)
+    return cast(_reduced(op, cast(x, uint8), axes, keepdim), bool_) if x.type.dtype is bool_ else _reduced(op, x, axes, keepdim)
 
 
 # -------------------------------------------------------------------- sums and products

@@ -114,6 +114,7 @@ def _constant(x: Tensor, shape: Sequence[int], number: Any) -> Tensor:
 
 def _scattered(what: str, x: Tensor, dim: int, index: Tensor, new: Any, add: bool = False) -> Tensor:
     given = new if isinstance(new, Tensor) else _constant(x, index.shape, new)
+    given = given if given.ndim or not index.ndim else expand(given, index.shape)
     if not (x.ndim and index.ndim and given.ndim):
         return reshape(_scattered(what, _row(x), dim, _row(index), _row(given), add), x.shape)
     axis = _checked(what, x, dim, index, given)

@@ -77,7 +77,7 @@ def _lead(numbers: Tensor, x: Tensor) -> Tensor:
 
 
 def _mean(x: Tensor, axes: Sequence[int]) -> Tensor:
-    return scale(reduce_sum(x, axes), 1.0 / math.prod(x.type.shape[i] for i in axes))
+    return scale(reduce_sum(x, axes), 1.0 / max(math.prod(x.type.shape[i] for i in axes), 1))
 
 
 def layer_norm(x: Tensor, gamma: Tensor, beta: Tensor, begin: int, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -243,3 +243,34 @@ def test_what_needs_an_axis() -> None:
         refuses(wrong, [np.float64(2.0)], ShapeError, "test_defined_answers.py:", "float64[")
     assert flow.tensor(2.0).nonzero().shape == (1, 0) and flow.tensor(0.0).argwhere().shape == (0, 0)
     assert flow.tensor(2.0).nonzero(as_tuple=True)[0].tolist() == [0]
+
+
+# Arguments of other kinds -------------------------------------------------------------------------------------------
+
+
+def test_truth_values_have_extremes() -> None:
+    truth = np.array([[True, False], [False, False]])
+    gives(lambda x: (x.max(), x.amin(1), x.amax(0), x.max(1).values), [truth], True, [False, False], [True, False], [True, False], dtype=flow.bool)
+    gives(lambda x: (x.maximum(x.logical_not()), x.minimum(x.logical_not())), [truth], np.ones((2, 2), bool), np.zeros((2, 2), bool))
+
+
+def test_values_without_axes_go_everywhere() -> None:
+    gives(lambda x: x.index_fill(0, flow.zeros_like(x[:1], dtype=flow.int64), x.sum() * 0 + 5), [np.float64([1, 2])], [5.0, 2.0])
+    gives(lambda x: x.scatter(0, flow.zeros_like(x[:1], dtype=flow.int64) + 1, x.sum()), [np.float64([1, 2])], [1.0, 3.0])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda x: x + np.ones(3, np.int16),
+        lambda x: x.clamp("1"),
+        lambda x: x.isclose(x, rtol=-0.1),
+        lambda x: F.pad(x, 1),
+        lambda x: F.pad(x, (0.5, 1)),
+        lambda x: x.multinomial("2"),
+        lambda x: flow.randint(0.5, 2, (2,)),
+    ],
+)
+def test_arguments_of_another_kind(wrong: Any) -> None:
+    with pytest.raises((DtypeError, ShapeError, ArgumentError), match=r"test_defined_answers.py:\d+"):
+        wrong(flow.ones(3))
