@@ -10,11 +10,13 @@ Functions of `jobflow.functional` that are methods too hang themselves on this c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
+from inspect import signature
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
-from jobflow.errors import JobError, user_line
+from jobflow.errors import DtypeError, JobError, user_line
 from jobflow.layout import Layout, Sbp
 from jobflow.placements import placement as public_placement
 from jobflow.types import Array, DType, TensorType
@@ -178,14 +180,33 @@ class Tensor(Methods):
 
 
 def method(*names: str) -> Callable[[Function], Function]:
-    """The function is also a method of Tensor: by its own name, or by these."""
+    """The function is also a method of Tensor: by its own name, or by these.  What it declares as tensors must be tensors."""
 
     def hang(function: Function) -> Function:
+        checked = with_tensors(function)
         for name in names or (function.__name__,):
-            setattr(Tensor, name, function)
-        return function
+            setattr(Tensor, name, checked)
+        return checked
 
     return hang
+
+
+def with_tensors(function: Function) -> Function:
+    """The function, which takes nothing but tensors for the parameters behind the first that are annotated so."""
+    declared = list(signature(function).parameters.values())
+    wanted = [(i, each.name) for i, each in enumerate(declared) if i and each.annotation == "Tensor"]
+    if not wanted:
+        return function
+
+    @wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        for i, name in wanted if args and isinstance(args[0], Tensor) else ():
+            given = args[i] if i < len(args) else named.get(name)
+            if not isinstance(given, Tensor) and (i < len(args) or name in named):
+                raise DtypeError(f"{function.__name__} at {user_line()}: {name} is a tensor, not {given!r}")
+        return function(*args, **named)
+
+    return call  # type: ignore[return-value]
 
 
 def attribute(name: str, setter: Callable[[Any, Any], None] | None = None) -> Callable[[Function], Function]:

@@ -108,6 +108,8 @@ def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 def unflatten(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     """Axis `dim` as several, of these sizes; one may be -1."""
     at = axis_of("unflatten", dim, x.ndim)
+    if not x.ndim:
+        raise ShapeError(f"unflatten at {user_line()}: {x.type} has no axis to make several of")
     given = tuple(int(n) for n in sizes)
     if -1 in given:
         known = math.prod(n for n in given if n != -1)

@@ -1,0 +1,135 @@
+"""What the laws of ops run on, as data: names that users type, and arguments that nobody chose.
+
+Each name has the function of NumPy that says what is right, if NumPy has it; it is computed in float64 from what the tensor holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+NAN, INF = math.nan, math.inf
+RANDOM = np.random.default_rng(5)
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+_erfc = np.vectorize(math.erfc, otypes=[np.float64])
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.where(x >= 0, 1 / (1 + np.exp(-np.abs(x))), np.exp(-np.abs(x)) / (1 + np.exp(-np.abs(x))))
+
+
+def _softplus(x: Array) -> Array:
+    return np.logaddexp(x, 0)
+
+
+#: of one tensor, element by element
+UNARY: Mapping[str, Callable[[Array], Array] | None] = {
+    "abs": np.abs, "absolute": np.abs, "neg": np.negative, "negative": np.negative, "positive": np.array, "sign": np.sign, "sgn": np.sign,
+    "ceil": np.ceil, "floor": np.floor, "round": np.round, "trunc": np.trunc, "fix": np.trunc, "frac": lambda x: x - np.trunc(x),
+    "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p,
+    "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x), "square": np.square, "reciprocal": lambda x: 1 / x,
+    "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "arcsin": np.arcsin, "arccos": np.arccos,
+    "arctan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
+    "arcsinh": np.arcsinh, "arccosh": np.arccosh, "arctanh": np.arctanh, "erf": _erf, "erfc": _erfc, "sigmoid": _sigmoid,
+    "relu": lambda x: np.where(np.isnan(x), x, np.maximum(x, 0)), "softplus": None, "softsign": None, "silu": None, "mish": None, "gelu": None,
+    "selu": None, "celu": None, "hardtanh": None, "elu": None, "relu6": None, "hardsigmoid": None, "hardswish": None, "hardshrink": None,
+    "softshrink": None, "tanhshrink": None, "logsigmoid": None, "leaky_relu": None, "quick_gelu": None,
+    "isnan": np.isnan, "isinf": np.isinf, "isfinite": np.isfinite, "logical_not": np.logical_not, "bitwise_not": np.bitwise_not,
+    "nan_to_num": None, "clone": np.array, "detach": np.array, "zeros_like": np.zeros_like, "ones_like": np.ones_like,
+}  # fmt: skip
+
+#: of two tensors that broadcast
+BINARY: Mapping[str, Callable[[Array, Array], Array] | None] = {
+    "add": np.add, "sub": np.subtract, "subtract": np.subtract, "mul": np.multiply, "multiply": np.multiply, "div": np.true_divide,
+    "divide": np.true_divide, "true_divide": np.true_divide, "floor_divide": np.floor_divide, "remainder": np.remainder, "fmod": np.fmod,
+    "pow": np.power, "float_power": np.float_power, "maximum": np.maximum, "minimum": np.minimum, "atan2": np.arctan2, "eq": np.equal,
+    "ne": np.not_equal, "gt": np.greater, "ge": np.greater_equal, "lt": np.less, "le": np.less_equal, "greater": np.greater, "less": np.less,
+    "greater_equal": np.greater_equal, "less_equal": np.less_equal, "not_equal": np.not_equal, "logical_and": np.logical_and,
+    "logical_or": np.logical_or, "logical_xor": np.logical_xor, "bitwise_and": np.bitwise_and, "bitwise_or": np.bitwise_or,
+    "bitwise_xor": np.bitwise_xor, "matmul": np.matmul, "dot": None, "mm": None, "mv": None, "bmm": None, "outer": None,
+}  # fmt: skip
+
+#: of one tensor and axes: names, and options to call them with
+REDUCTIONS: Mapping[str, Callable[..., Any] | None] = {
+    "sum": np.sum, "mean": np.mean, "prod": np.prod, "max": np.max, "min": np.min, "amax": np.max, "amin": np.min, "all": np.all, "any": np.any,
+    "argmax": np.argmax, "argmin": np.argmin, "std": None, "var": None, "norm": None, "logsumexp": None, "nansum": np.nansum, "median": None,
+    "count_nonzero": np.count_nonzero, "softmax": None, "log_softmax": None, "cumsum": None, "cumprod": None, "sort": None, "argsort": None,
+}  # fmt: skip
+AXES: Sequence[Mapping[str, Any]] = ({}, {"dim": 0}, {"dim": -1}, {"dim": 7})
+
+#: what else is called with a tensor and numbers: name, arguments
+SHAPED: Sequence[tuple[str, tuple[Any, ...]]] = (
+    ("reshape", ((-1,),)), ("reshape", ((3, -1),)), ("reshape", ((7, 2),)), ("flatten", ()), ("flatten", (1,)), ("squeeze", ()), ("squeeze", (0,)),
+    ("unsqueeze", (0,)), ("unsqueeze", (9,)), ("transpose", (0, 1)), ("transpose", (0, 5)), ("permute", ((1, 0),)), ("flip", ((0,),)),
+    ("roll", (1, 0)), ("roll", (2,)), ("tile", ((2, 2),)), ("repeat", (2, 2)), ("expand", ((2, 3),)), ("expand", ((2, 2, 3),)), ("chunk", (2,)),
+    ("chunk", (0,)), ("split", (2,)), ("split", (0,)), ("narrow", (0, 0, 1)), ("narrow", (0, 1, 9)), ("select", (0, 0)), ("select", (0, 9)),
+    ("select", (0, -9)), ("diag", ()), ("diagonal", ()), ("tril", ()), ("triu", (1,)),
+    ("topk", (1,)), ("topk", (99,)), ("topk", (-1,)), ("kthvalue", (1,)), ("kthvalue", (0,)), ("kthvalue", (99,)), ("repeat_interleave", (2,)),
+    ("repeat_interleave", (-1,)), ("unbind", (0,)), ("unbind", (4,)), ("movedim", (0, 1)), ("swapaxes", (0, 1)), ("unflatten", (0, (1, -1))),
+    ("one_hot", (3,)), ("one_hot", (0,)), ("masked_fill", (True, 1.0)), ("index_select", (0, 1)), ("take", (2,)),
+    ("mv", (1,)),
+    ("swapdims", (0, 1)), ("moveaxis", (0, -1)), ("t", ()), ("unique", ()), ("concat", ()), ("stack", ()),
+)  # fmt: skip
+
+FLOATS = RANDOM.uniform(-2, 2, (2, 3))
+INTEGERS = np.array([[3, -2, 1], [5, 4, -7]])
+
+
+def limits(dtype: Any) -> Array:
+    can = np.iinfo(dtype)
+    return np.array([can.min, can.min + 1, 0, 1, can.max - 1, can.max], dtype)
+
+
+#: name, array, and how the tensor lies in memory
+ARGUMENTS: Sequence[tuple[str, Array, str]] = (
+    ("float32", FLOATS.astype(np.float32), ""),
+    ("float64", FLOATS, ""),
+    ("float16", FLOATS.astype(np.float16), ""),
+    ("int64", INTEGERS, ""),
+    ("int8 limits", limits(np.int8), ""),
+    ("uint8 limits", limits(np.uint8), ""),
+    ("int32 limits", limits(np.int32), ""),
+    ("int64 limits", limits(np.int64), ""),
+    ("bool", FLOATS > 0, ""),
+    ("0-d", np.array(1.5, np.float32), ""),
+    ("0-d integer", np.array(3), ""),
+    ("one element", np.array([[0.5]], np.float32), ""),
+    ("empty", np.zeros((0, 3), np.float32), ""),
+    ("empty vector", np.zeros(0, np.float32), ""),
+    ("empty integers", np.zeros((2, 0), np.int64), ""),
+    ("not finite", np.array([[NAN, INF, -INF], [0.0, -0.0, 1.0]], np.float32), ""),
+    ("large", np.array([[3e38, -3e38, 1e-40], [1e20, -1e20, 88.8]], np.float32), ""),
+    ("transposed", FLOATS.astype(np.float32), "transposed"),
+    ("stepped", FLOATS.astype(np.float32), "stepped"),
+    ("backwards", FLOATS.astype(np.float32), "backwards"),
+)
+
+#: pairs of the above, and others that only go together
+PAIRS: Sequence[tuple[str, Array, Array]] = (
+    ("float32", FLOATS.astype(np.float32), FLOATS[::-1].astype(np.float32)),
+    ("float16", FLOATS.astype(np.float16), FLOATS[::-1].astype(np.float16)),
+    ("int64", INTEGERS, np.array([[2, 3, -4], [-5, 1, 3]])),
+    ("int8 limits", limits(np.int8), limits(np.int8)[::-1].copy()),
+    ("uint8 and int8", limits(np.uint8), limits(np.int8)),
+    ("int64 limits", limits(np.int64), limits(np.int64)[::-1].copy()),
+    ("int64 and float32", INTEGERS, FLOATS.astype(np.float32)),
+    ("float32 and float64", FLOATS.astype(np.float32), FLOATS[::-1].copy()),
+    ("bool", FLOATS > 0, FLOATS < 1),
+    ("bool and int8", FLOATS > 0, INTEGERS.astype(np.int8)),
+    ("zeros below", INTEGERS, np.array([[2, 0, -4], [0, 1, 3]])),
+    ("float zeros below", np.array([[NAN, 1.0, -1.0], [0.0, INF, -2.0]]), np.array([[0.0, 0.0, -0.0], [0.0, INF, 0.7]])),
+    ("0-d", np.array(2.5, np.float32), FLOATS.astype(np.float32)),
+    ("two 0-d", np.array(2.5, np.float32), np.array(0.5, np.float32)),
+    ("one element", np.array([[2.0]]), FLOATS),
+    ("empty", np.zeros((0, 3)), np.zeros((1, 3))),
+    ("empty and 0-d", np.zeros((0, 3)), np.array(1.0)),
+    ("other shapes", FLOATS, FLOATS.T.copy()),
+    ("no broadcast", FLOATS, np.ones(4)),
+    ("vectors", FLOATS[0], FLOATS[1]),
+    ("batches", RANDOM.uniform(-1, 1, (2, 2, 3)), RANDOM.uniform(-1, 1, (2, 3, 2))),
+)

@@ -1,0 +1,112 @@
+"""The ways of running a function that users have - at once, in a graph, in a job - and how it ends there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import jobflow as flow
+import jobflow.typing as tp
+from jobflow import scope
+from jobflow.errors import JobflowError
+
+Array = np.ndarray[Any, Any]
+Function = Callable[..., Any]
+
+
+def alike(a: Array, b: Array, rounding: float = 0.0) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if rounding and a.dtype.kind == "f":
+        return np.allclose(a, b, rtol=rounding, atol=rounding, equal_nan=True)
+    return np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a call ended: with arrays, or with an error."""
+
+    values: tuple[Array, ...] = ()
+    error: Exception | None = None
+
+    def __str__(self) -> str:
+        if self.error is not None:
+            return f"{type(self.error).__name__}: {self.error}"
+        return ", ".join(f"{a.dtype}{list(a.shape)} {a.tolist()}" for a in self.values)
+
+    def same(self, other: Ended, rounding: float = 0.0) -> bool:
+        """Alike to the last bit, or but for rounding in float32; or both errors."""
+        if self.error is not None or other.error is not None:
+            return self.error is not None and other.error is not None
+        return len(self.values) == len(other.values) and all(alike(a, b, rounding) for a, b in zip(self.values, other.values, strict=True))
+
+
+def proper(error: Exception, file: str) -> bool:
+    """Whether an error is one of jobflow's that names a line of the file; or Python's own, about the arguments of a call that stands there."""
+    if isinstance(error, JobflowError):
+        return re.search(rf"{re.escape(file)}:\d+", str(error)) is not None
+    of_a_call = r"missing \d+ required|takes .* arguments? but|unexpected keyword argument|multiple values for argument"
+    return isinstance(error, TypeError) and re.search(of_a_call, str(error)) is not None
+
+
+def flat(made: Any) -> Iterator[Array]:
+    if isinstance(made, tuple | list):
+        for part in made:
+            yield from flat(part)
+    elif isinstance(made, flow.Tensor):
+        yield made.detach().numpy()
+    else:
+        yield np.asarray(made)
+
+
+def ended(run: Callable[[], Any]) -> Ended:
+    try:
+        return Ended(tuple(flat(run())))
+    except Exception as error:  # noqa: BLE001 - whatever it is, the law looks at it
+        return Ended(error=error)
+
+
+class OfFunction(flow.nn.Graph):  # type: ignore[misc]
+    """A graph of one function."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.function = [function]
+
+    def build(self, *tensors: Any) -> Any:
+        return self.function[0](*tensors)
+
+
+def at_once(function: Function, tensors: Sequence[Any]) -> Ended:
+    return ended(lambda: function(*tensors))
+
+
+def in_graph(function: Function, tensors: Sequence[Any]) -> Ended:
+    return ended(lambda: OfFunction(function)(*tensors))
+
+
+def in_job(function: Function, arrays: Sequence[Array], devices: int = 1) -> Ended:
+    """A job of its own, in a session of its own."""
+
+    def body(*given: Any) -> Any:
+        return function(*given)
+
+    one, two, three = lambda a: body(a), lambda a, b: body(a, b), lambda a, b, c: body(a, b, c)
+    job = (one, two, three)[len(arrays) - 1]
+    job.__name__ = "job"
+
+    def run() -> Any:
+        kinds = {name: tp.Numpy.Placeholder(a.shape, dtype=flow.tensor(a[:0] if a.ndim else a).dtype) for name, a in zip("abc", arrays, strict=False)}
+        job.__annotations__ = {**kinds, "return": tp.Numpy}
+        flow.config.cpu_device_num(devices)
+        return flow.global_function()(job)(*arrays)
+
+    with scope.using(root=scope.Root()):
+        try:
+            return ended(run)
+        finally:
+            flow.clear_default_session()

@@ -1,0 +1,191 @@
+"""Laws of every function, through what users type: `flow.x`, `flow.nn.functional.x`, `flow.math.x` and methods, at once, in graphs and in jobs.
+
+Whatever the arguments: every door and every way gives the same, bits, type and shape; what NumPy knows is what NumPy gives; and what
+cannot be is an error of jobflow's that names the user's line.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from op_cases import ARGUMENTS, AXES, BINARY, PAIRS, REDUCTIONS, SHAPED, UNARY
+from ranks import on_ranks
+from running import Array, Ended, Function, at_once, in_graph, in_job, proper
+
+import jobflow as flow
+
+HERE = Path(__file__).name
+F = flow.nn.functional
+#: functions of jobs that are others on purpose: why
+OTHERS_IN_JOBS = {"leaky_relu": "the slope below 0 is 0.2 unless said", "argmax": "along the last axis unless said"}
+#: functions whose results have another type in jobs, on purpose: int8 for truth values, int32 for positions
+TYPES_OF_JOBS = {"eq", "ne", "gt", "ge", "lt", "le", "equal", "not_equal", "greater", "greater_equal", "less", "less_equal", "logical_and"}
+#: what has as many elements as the numbers say is an error in a graph
+UNKNOWN_SIZES = {"unique"}
+
+
+def doors(name: str) -> Iterator[tuple[str, Function]]:
+    """Where a function of tensors is found."""
+    if hasattr(flow, name):
+        yield f"flow.{name}", getattr(flow, name)
+    if hasattr(F, name):
+        yield f"functional.{name}", getattr(F, name)
+    if hasattr(flow.Tensor, name):
+        yield f"Tensor.{name}", lambda x, *more, **options: getattr(x, name)(*more, **options)
+
+
+def tensor_of(array: Array, lies: str = "", **options: Any) -> Any:
+    if lies == "transposed":
+        return flow.tensor(array.T.copy(), **options).t()
+    if lies == "stepped":
+        return flow.tensor(np.repeat(array, 2, axis=-1), **options)[..., ::2]
+    if lies == "backwards":
+        return flow.tensor(array[::-1].copy(), **options).flip((0,))
+    return flow.tensor(array, **options)
+
+
+def agree(name: str, function: Callable[[Function], Function], arrays: list[Array], lies: str = "") -> list[str]:
+    """What is wrong: a way that differs from the first, or an error that does not say where."""
+    found: list[str] = []
+    first: Ended | None = None
+    for number, (door, public) in enumerate(doors(name)):
+        call = function(public)
+        for way, run in (("at once", at_once), ("graph", in_graph))[: 1 if number else 2]:
+            end = run(call, [tensor_of(a, lies) for a in arrays])
+            if way == "graph" and name in UNKNOWN_SIZES:
+                if end.error is None or not proper(end.error, HERE):
+                    found.append(f"{door} {way}: {end}")
+                continue
+            if end.error is not None and not proper(end.error, HERE):
+                found.append(f"{door} {way}: {end}")
+            first = first or end
+            if not first.same(end, 1e-6 if lies else 0.0):  # sums run through memory in its order
+                found.append(f"{door} {way}: {end}\n      but first: {first}")
+    return found
+
+
+def right(name: str, expected: Any, arrays: list[Array], **options: Any) -> list[str]:
+    """What differs from NumPy, of values."""
+    _, public = next(doors(name))
+    end = at_once(lambda *tensors: public(*tensors, **options), [tensor_of(a) for a in arrays])
+    if end.error is not None or expected is None:
+        return []
+    made = end.values[0]
+    wide = [(a.astype(made.dtype) if a.dtype.kind in "iub" else a).astype(np.float64) if made.dtype.kind == "f" else a for a in arrays]
+    axis = {"axis": options["dim"]} if "dim" in options else {}
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        try:
+            value = np.asarray(expected(*wide, **axis))
+        except (ValueError, TypeError) as error:
+            return [f"{name}: NumPy says {error}; ours {end}"]
+        value = value.astype(made.dtype) if made.dtype.kind == "f" else value
+    tolerance = {2: 2e-3, 4: 2e-6, 8: 1e-12}[made.dtype.itemsize] if made.dtype.kind == "f" else 0
+    same = made.shape == value.shape and np.allclose(
+        made.astype(np.float64), value.astype(np.float64), rtol=tolerance, atol=tolerance, equal_nan=True
+    )
+    if made.dtype.kind in "iu" and value.dtype.kind in "iu":
+        same = made.shape == value.shape and bool((made.astype(value.dtype) == value).all())
+    return [] if same else [f"{name}: {end}\n      NumPy: {value.dtype}{list(value.shape)} {value.tolist()}"]
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_functions_of_one_tensor(name: str) -> None:
+    wrong = [f"{label}: {text}" for label, array, lies in ARGUMENTS for text in agree(name, lambda public: lambda x: public(x), [array], lies)]
+    wrong += [f"{label}: {text}" for label, array, _ in ARGUMENTS for text in right(name, UNARY[name], [array])]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_functions_of_two_tensors(name: str) -> None:
+    wrong = [f"{label}: {text}" for label, a, b in PAIRS for text in agree(name, lambda public: lambda x, y: public(x, y), [a, b])]
+    wrong += [f"{label}: {text}" for label, a, b in PAIRS for text in right(name, BINARY[name], [a, b])]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_functions_of_axes(name: str) -> None:
+    wrong = []
+    for label, array, lies in ARGUMENTS:
+        for options in AXES:
+            wrong += [f"{label} {options}: {text}" for text in agree(name, lambda public, o=options: lambda x: public(x, **o), [array], lies)]
+            wrong += [f"{label} {options}: {text}" for text in right(name, REDUCTIONS[name], [array], **options) if array.ndim and label != "large"]
+    assert not wrong, "\n".join(wrong)
+
+
+IN_JOBS_TOO = [n for n in (*UNARY, *BINARY, *REDUCTIONS) if any(hasattr(where, n) for where in (flow.math, flow.nn)) and n not in OTHERS_IN_JOBS]
+
+
+@pytest.mark.parametrize("name", IN_JOBS_TOO)
+def test_jobs_give_what_tensors_give(name: str) -> None:
+    """Where the job's function takes the arguments at all."""
+    wrong = []
+    for label, *arrays in [(label, a) for label, a, lies in ARGUMENTS if not lies] if name not in BINARY else PAIRS:
+        if any(not a.ndim or not a.size for a in arrays):
+            continue
+        _, public = next(doors(name))
+        expected = at_once(lambda *x, public=public: public(*x), [tensor_of(a) for a in arrays])
+        for where in (flow, flow.math, flow.nn):
+            if not hasattr(where, name):
+                continue
+            end = in_job(lambda *x, where=where: getattr(where, name)(*x), arrays)
+            if end.error is not None and not proper(end.error, HERE):
+                wrong.append(f"{label} {where.__name__}: {end}")
+            if expected.error is not None and end.error is None and "floating point" in str(expected.error):
+                continue  # integers are taken there
+            if name in TYPES_OF_JOBS and expected.error is None and end.error is None:
+                expected = Ended(tuple(a.astype(b.dtype) for a, b in zip(expected.values, end.values, strict=True)))
+            if end.error is None and not expected.same(end, 2e-3 if "float16" in label else 1e-6):
+                wrong.append(f"{label} {where.__name__}: {end}\n      but at once: {expected}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("case", SHAPED, ids=str)
+def test_functions_of_numbers(case: Any) -> None:
+    name, given = case
+    wrong = []
+    for label, array, lies in ARGUMENTS:
+        wrong += [f"{label}: {text}" for text in agree(name, lambda public: lambda x: public(x, *given), [array], lies)]
+    assert not wrong, "\n".join(wrong)
+
+
+def on(n: int, name: str, pairs: Any) -> list[str]:
+    """What of global tensors in each layout is not what local ones give, or not the same error on all ranks."""
+
+    def program(rank: int) -> list[str]:
+        where = flow.placement("cpu", list(range(n)))
+        wrong = []
+        for label, options, arrays in pairs:
+            _, public = next(doors(name))
+            call = lambda *x, o=options, public=public: public(*x, **o)  # noqa: E731
+            local = at_once(call, [flow.tensor(a) for a in arrays])
+            for how in (flow.sbp.broadcast, *(flow.sbp.split(i) for i in range(min(a.ndim for a in arrays)))):
+                spread = [flow.tensor(a, placement=where, sbp=how) for a in arrays]
+                for way, run in (("at once", at_once), ("graph", in_graph)):
+                    end = run(call, spread)
+                    if end.error is not None and not proper(end.error, HERE):
+                        wrong.append(f"{label} {options} {how} {way}: {end}")
+                    if not local.same(end, 2e-3 if "float16" in label else 1e-5):
+                        wrong.append(f"{label} {options} {how} {way}: {end}\n      but local: {local}")
+        return wrong
+
+    return on_ranks(n, program)[0]
+
+
+@pytest.mark.parametrize("n", [1, *(pytest.param(n, marks=pytest.mark.full) for n in (2, 3, 4))])
+@pytest.mark.parametrize(
+    "name", ["exp", "abs", "relu", "add", "floor_divide", "maximum", "matmul", "sum", "max", "argmax", "sort", "softmax", "cumsum"]
+)
+def test_ranks_give_what_one_gives(name: str, n: int) -> None:
+    if name in BINARY:
+        pairs = [(label, {}, [a, b]) for label, a, b in PAIRS if a.shape == b.shape or name == "matmul"]
+    else:
+        options = [{"dim": 0}, {"dim": -1}] if name in REDUCTIONS else [{}]
+        pairs = [(label, o, [a]) for label, a, lies in ARGUMENTS for o in options if not lies]
+    wrong = on(n, name, pairs)
+    assert not wrong, "\n".join(wrong)
