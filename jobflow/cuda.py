@@ -1,4 +1,4 @@
-"""flow.cuda: whether there are GPUs.  Jobs run on them; tensors at once live on the host, whatever their device is called."""
+"""flow.cuda: whether there are GPUs.  Jobs run on them; tensors and graphs refuse the device "cuda" there, and without a GPU live on the host."""
 
 from jobflow.runtime.device import cuda
 

@@ -56,7 +56,7 @@ class placement:
         _check(grid, what)
         self.core = Placement(tag, tuple(grid.ravel().tolist()), tuple(grid.shape))
         if tag == "cuda":
-            on_host()
+            on_host(what)
 
     @classmethod
     def of(cls, core: Placement) -> placement:
@@ -107,9 +107,14 @@ def say(text: str) -> None:
         notice(text)
 
 
-def on_host() -> None:
-    """Say that what is said to be on a GPU is not."""
-    say(f"{'' if cuda.available() else 'there is no GPU: '}tensors on cuda devices live in the memory of the host")
+def on_host(what: str) -> None:
+    """Tensors are to lie on a GPU.  Where there is none they lie on the host, which is said; where there is one, PlacementError."""
+    if cuda.available():
+        raise PlacementError(
+            f'{what}: tensors and graphs cannot use the GPU of this machine yet, only jobs can; use "cpu", or put what shall run on the GPU in a '
+            f"job (global_function, with config.gpu_device_num)"
+        )
+    say("there is no GPU: tensors on cuda devices live in the memory of the host")
 
 
 def world_size() -> int:

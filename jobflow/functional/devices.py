@@ -1,6 +1,7 @@
 """Devices of local tensors: device("cpu"), device("cuda:0").
 
-Tensors of programs written for GPUs keep their device's name where there is no GPU, and live on the host, with one notice.
+Tensors of programs written for GPUs keep their device's name where there is no GPU, and live on the host, with one notice.  Where there is
+one they are refused, because nothing would use it: `placements.on_host`.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ def is_device(given: Any) -> bool:
 def marked(x: Tensor, where: device | None) -> Tensor:
     """x, said to live there."""
     if where is not None and x.layout is None:
-        if where.type == "cuda" and state().device.tag == "cpu":
-            on_host()
+        if where.type == "cuda":
+            on_host(f"device={str(where)!r} at {user_line()}")
         x._device = None if where == device("cpu") else where
     return x
 

@@ -21,8 +21,8 @@ from jobflow.functional.values import numpy as numpy
 from jobflow.functional.values import value_of as value_of
 from jobflow.layout import Layout
 from jobflow.ops.layout_ops import Copy
+from jobflow.placements import on_host, sbp_tuple
 from jobflow.placements import placement as public_placement
-from jobflow.placements import sbp_tuple
 
 
 def layout_of(what: str, placement: public_placement | None, sbp: Any, ndim: int) -> Layout | None:
@@ -151,6 +151,8 @@ def _of_type(x: Tensor, given: Any, what: str) -> Tensor:
             f'{what} at {user_line()}: a global tensor is on a placement, not on {given!r}; use "cpu", "cuda" or to_global(placement=...)'
         )
     place = x.layout.placement
+    if tag == "cuda":
+        on_host(f"{what} at {user_line()}")
     return x if tag == place.tag else crossing.change(state(), x, replace(x.layout, placement=replace(place, tag=tag)))
 
 
@@ -282,6 +284,8 @@ def rebuilt(kind: type[Tensor], *parts: Any) -> Tensor:
     Tensor.__init__(made, *parts[:3])
     made.requires_grad, made._device = parts[3:5]
     made.__dict__.update(parts[5])
+    if is_cuda(made):
+        on_host(f"a copy or a pickle of a tensor at {user_line()}")
     return made
 
 

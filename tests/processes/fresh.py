@@ -18,9 +18,10 @@ PROGRAMS = Path(__file__).with_name("programs")
 LIMIT = 120.0
 
 
-def run(program: str, *arguments: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
-    """The program's end; the test fails if it does not come."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+def run(program: str, *arguments: str, ranks: int = 1, path: str = "") -> subprocess.CompletedProcess[str]:
+    """The program's end; the test fails if it does not come.  Modules in the folder `path` come before others."""
+    folders = os.pathsep.join(filter(None, (path, str(ROOT))))
+    environment = {**os.environ, "PYTHONPATH": folders, "PYTHONWARNINGS": "error", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     command: Sequence[str] = [*_launcher(ranks), sys.executable, str(PROGRAMS / program), *arguments]
     job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
     try:
