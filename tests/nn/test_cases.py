@@ -112,7 +112,9 @@ def test_in_other_precisions(case: Case) -> None:
     for (dtype, tolerance), outputs in zip(PRECISIONS, found, strict=True):
         for i, (made, value) in enumerate(outputs):
             assert made is dtype
-            np.testing.assert_allclose(value, reference(case)[f"out/{i}"], rtol=tolerance, atol=tolerance, err_msg=dtype.name)
+            wanted = reference(case)[f"out/{i}"]
+            size = float(np.sqrt(np.mean(np.square(wanted)))) if wanted.size else 0.0  # sums lose as much as their terms are large
+            np.testing.assert_allclose(value, wanted, rtol=tolerance, atol=tolerance * max(1.0, size), err_msg=dtype.name)
 
 
 PRECISIONS = ((float16, 1e-2), (bfloat16, 8e-2), (float32, 1e-5))
