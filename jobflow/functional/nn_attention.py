@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import DtypeError, ShapeError, user_line
 from jobflow.functional.nn_base import composed
 from jobflow.functional.nn_linear import dropout
+from jobflow.functional.promotion import rounded_once
 from jobflow.ops import elementwise as ew
 from jobflow.ops import shape as sh
 from jobflow.ops import slices as sl
+from jobflow.ops.broadcast import broadcast_to
 from jobflow.ops.linalg import matmul
 from jobflow.ops.softmax import causal_softmax, softmax
 from jobflow.ops.triangle import tril
@@ -22,21 +26,27 @@ from jobflow.types import Tensor as Value
 from jobflow.types import bool_
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:
+def _check(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[int, ...]:
+    """The axes before the last two that the three have together."""
     q, k, v = query.type, key.type, value.type
     what = "scaled_dot_product_attention"
-    if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[:-2] != k.shape[:-2] or k.shape[:-1] != v.shape[:-1] or q.shape[-1] != k.shape[-1]:
+    try:
+        lead = np.broadcast_shapes(*(t.shape[:-2] for t in (q, k, v)))
+    except ValueError:
+        lead = None
+    if lead is None or min(q.ndim, k.ndim, v.ndim) < 2 or k.shape[-2] != v.shape[-2] or q.shape[-1] != k.shape[-1]:
         raise ShapeError(f"{what} at {user_line()}: query {q} [..., l, e], key {k} [..., s, e] and value {v} [..., s, f] do not fit together")
     if mask is None:
-        return
+        return lead
     if mask.type.dtype is not bool_ and mask.type.dtype is not q.dtype:
         raise DtypeError(
             f"{what} at {user_line()}: attn_mask {mask.type} is neither bool, True where a key is seen, nor of the type of query {q}, to be added"
         )
-    scores, shape = (*q.shape[:-1], k.shape[-2]), mask.type.shape
+    scores, shape = (*lead, q.shape[-2], k.shape[-2]), mask.type.shape
     missing = len(scores) - len(shape)
     if missing < 0 or any(n not in (1, m) for n, m in zip(shape, scores[missing:], strict=True)):
         raise ShapeError(f"{what} at {user_line()}: attn_mask {mask.type} does not broadcast to the weights {list(scores)}, [..., queries, keys]")
+    return lead
 
 
 @composed
@@ -56,11 +66,18 @@ def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, causal: b
 
 
 @composed
+def _repeated(x: Tensor, lead: tuple[int, ...]) -> Value:
+    """x with these axes before its last two."""
+    return broadcast_to(x, (*lead, *x.type.shape[-2:]))
+
+
+@composed
 def answers(weights: Tensor, value: Tensor) -> Value:
     """What the weights take of the values."""
     return matmul(weights, value)
 
 
+@rounded_once
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -73,10 +90,11 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """softmax(scale q k^T + mask) v, with `dropout_p` on the weights; scale is 1 / sqrt(the last size of q) if None.
 
-    A mask of truth values is True where a key is seen; another is added.  `is_causal`: query i sees the keys up to i.  The answer to
-    a query that sees no key is zero.
+    Axes before the last two broadcast.  A mask of truth values is True where a key is seen; another is added.  `is_causal`: query i
+    sees the keys up to i.  The answer to a query that sees no key is zero.
     """
-    _check(query, key, value, attn_mask)
+    lead = _check(query, key, value, attn_mask)
+    query, key, value = (_repeated(x, lead) for x in (query, key, value))
     factor = 1.0 / math.sqrt(query.type.shape[-1]) if scale is None else scale
     weights = attention_weights(query, key, attn_mask, is_causal, factor)
     return answers(dropout(weights, dropout_p), value)

@@ -101,3 +101,29 @@ def test_a_mask_that_would_stretch_the_weights_is_refused() -> None:
     for shape in ((7, 2, 4, 4), (3, 4, 4), (4, 2), (4, 1, 4)):
         with pytest.raises(flow.ShapeError, match=r"attn_mask.*broadcast.*\[2, 4, 4\]"):
             flow.nn.functional.scaled_dot_product_attention(q, q, q, flow.ones(*shape, dtype=flow.bool))
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_axes_before_the_last_two_broadcast(n: int) -> None:
+    q, k, v = (RANDOM.standard_normal(shape) for shape in ((4, 2, 6), (3, 1, 5, 6), (4, 5, 2)))
+    mask = RANDOM.standard_normal((3, 1, 2, 5))
+
+    def program(rank: int) -> None:
+        here = flow.placement("cpu", range(n))
+        laid = [flow.tensor(a, placement=here, sbp=flow.sbp.split(0), requires_grad=True) for a in (q, k, v)]
+        found = flow.nn.functional.scaled_dot_product_attention(*laid, flow.tensor(mask, placement=here, sbp=flow.sbp.split(0)))
+        scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(6) + mask
+        weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+        np.testing.assert_allclose(found.detach().numpy(), weights @ v)
+        found.sum().backward()
+        np.testing.assert_allclose(laid[2].grad.numpy(), np.broadcast_to(weights.sum(-2)[..., None], (3, 4, 5, 2)).sum(0))
+
+    on_ranks(n, program)
+
+
+def test_halves_are_rounded_once() -> None:
+    q, k, v = (RANDOM.standard_normal((2, 9, 16)).astype(np.float16) for _ in range(3))
+    wide = flow.nn.functional.scaled_dot_product_attention(*(flow.tensor(a.astype(np.float32)) for a in (q, k, v)))
+    found = flow.nn.functional.scaled_dot_product_attention(*map(flow.tensor, (q, k, v)))
+    assert found.dtype is flow.float16
+    np.testing.assert_array_equal(found.numpy(), wide.numpy().astype(np.float16))
