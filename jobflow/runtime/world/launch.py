@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from jobflow.errors import AbortedError, DivergedError, JobflowError
+from jobflow.runtime.world import watcher
 from jobflow.runtime.world.variables import Launch as Launch
 from jobflow.runtime.world.variables import launched as launched
 
@@ -51,6 +52,8 @@ class _Guard:
     failing = False
     #: what `say_once` holds until this process ends
     token: socket.socket | None = None
+    #: to the process that watches this one
+    watcher: socket.socket | None = None
 
 
 def starts_ranks(command: Sequence[str] = sys.orig_argv) -> bool:
@@ -72,6 +75,8 @@ def guard(launch: Launch, leave: Callable[[], None], fail: Callable[[str], None]
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(line_buffering=True, write_through=False)  # whole lines, so that those of two ranks do not mix
+    if not launch.master:
+        _Guard.watcher = watcher.start(launch.rank, _token_of(launch))
     if launch.rank > 0 and not launch.multi:
         _mute()
     sys.excepthook = _uncaught
@@ -82,6 +87,16 @@ def guard(launch: Launch, leave: Callable[[], None], fail: Callable[[str], None]
 def _leave() -> None:
     if _Guard.leave is not None and _Guard.pid == os.getpid():
         _Guard.leave()
+        _say_goodbye()
+
+
+def _say_goodbye() -> None:
+    """Whoever watches this process need not tell of its end: it is orderly, or the process tells of it itself."""
+    if _Guard.watcher is not None:
+        with suppress(OSError):
+            _Guard.watcher.send(watcher.GOODBYE)
+        _Guard.watcher.close()
+        _Guard.watcher = None
 
 
 def leave_now() -> NoReturn:
@@ -197,19 +212,23 @@ def ended_elsewhere(text: str, show: bool) -> None:
     os._exit(1)
 
 
+def _token_of(launch: Launch) -> str:
+    """What the ranks of a job on a node have in common."""
+    step = os.environ.get("SLURM_JOB_ID", "") + "." + os.environ["SLURM_STEP_ID"] if "SLURM_STEP_ID" in os.environ else ""
+    return f"jobflow-{os.getuid()}-{launch.master or step or os.getppid()}"
+
+
 def _claim(launch: Launch) -> socket.socket | None:
     """A token that one process of a job on a node can hold at a time; it ends with the process.
 
     An abstract socket name needs no file that someone would have to remove, and cannot be taken twice.  Where there are
     none, everybody gets the token.
     """
-    step = os.environ.get("SLURM_JOB_ID", "") + "." + os.environ["SLURM_STEP_ID"] if "SLURM_STEP_ID" in os.environ else ""
-    job = launch.master or step or str(os.getppid())
     token = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     if not sys.platform.startswith("linux") or (launch.master and not launch.supervised):  # each has a terminal of its own
         return token
     try:
-        token.bind(f"\0jobflow-{os.getuid()}-{job}")
+        token.bind(f"\0{_token_of(launch)}")
     except OSError:
         token.close()
         return None
@@ -218,6 +237,7 @@ def _claim(launch: Launch) -> socket.socket | None:
 
 def abort(launch: Launch) -> NoReturn:
     """End all ranks of the job with exit code 1."""
+    _say_goodbye()
     if _Guard.fail is not None:
         _Guard.fail(f"rank {launch.rank} failed")
         os._exit(1)

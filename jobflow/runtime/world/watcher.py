@@ -1,0 +1,182 @@
+"""The end of a rank that mpiexec started, seen by a process beside it.
+
+When a process ends without having ended MPI but with exit code 0, MPICH's process managers end the others, and the job with exit code 0, without
+a word; one that has not started MPI is not missed at all, nor is one whose children hold its connections; and when their own proxy on a node
+dies, its ranks live on.  So each rank has a watcher:
+
+    the rank ends, and has not said that it leaves      the watcher says so, and has the process manager end the job with exit code 1
+    the process manager is gone, and the rank lives     it ends the rank, and removes the names of its shared memory
+
+A program of its own, started by `start` with isolated Python, that imports the standard library only: `python watcher.py RANK NAME LINE PROCESS
+MANAGER`.  The numbers are files: a socket to the rank; a descriptor of its process; and a copy of its connection to the process manager, which
+therefore does not see that end before the watcher does.  NAME is that of the token which the rank of a node holds that has told of an error.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+#: what a rank says before it ends in a way that needs no telling
+GOODBYE = b"."
+#: seconds in which the end of a job, which may have had this rank end, ends the process manager's connection too
+SETTLE = 0.3
+#: seconds that a rank which has lost its process manager has to end by itself
+GRACE = 0.5
+#: files of MPICH in /dev/shm
+SHARED = "/dev/shm/mpich_shm_"
+
+
+def start(rank: int, token: str) -> socket.socket | None:
+    """Have this process watched; what to say `GOODBYE` on.  None where nothing but the system's own means are there: no MPICH, no pidfds."""
+    manager = os.environ.get("PMI_FD", "")
+    if not manager.isdigit() or not hasattr(os, "pidfd_open") or not sys.executable:
+        return None
+    mine, its = socket.socketpair()
+    process = os.pidfd_open(os.getpid())
+    numbers = (its.fileno(), process, int(manager))
+    command = [sys.executable, "-I", "-S", __file__, str(rank), token, *map(str, numbers)]
+    try:
+        with its:
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=numbers, start_new_session=True, cwd="/")
+    except OSError:
+        mine.close()  # such as a PMI_FD left over from some other process
+        return None
+    finally:
+        os.close(process)
+    child.returncode = 0  # it outlives this process; so Popen need not warn at the end
+    return mine
+
+
+def poller(*wanted: tuple[int, int]) -> select.poll:
+    """Something to wait with for these files and events."""
+    found = select.poll()
+    for number, events in wanted:
+        found.register(number, events)
+    return found
+
+
+def is_over(process: int, seconds: float) -> bool:
+    """True if a process has ended, or does so within that time."""
+    return bool(poller((process, select.POLLIN)).poll(1000 * seconds))
+
+
+def is_closed(manager: int, seconds: float) -> bool:
+    """The same of the process manager's end of its connection."""
+    return bool(poller((manager, select.POLLRDHUP)).poll(1000 * seconds))
+
+
+def watch(line: int, process: int, manager: int) -> str:
+    """Wait for the end; "rank" or "manager", whichever came first without being announced, or "" if nothing is to be told."""
+    waiting = poller((line, select.POLLIN), (process, select.POLLIN), (manager, select.POLLRDHUP))
+    while True:
+        ready = {number for number, _ in waiting.poll()}
+        if line in ready:
+            if os.read(line, 1) == GOODBYE:
+                return ""
+            # it has ended; or has become another program, which has a watcher of its own if it is a rank
+            if not is_over(process, 1.0):
+                return ""
+        if process in ready or line in ready:
+            return "" if is_closed(manager, SETTLE) else "rank"
+        if manager in ready:
+            return "manager"
+
+
+def names_of(pid: int) -> set[str]:
+    """The files of MPICH that a process shares."""
+    with suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
+        return {word for line in maps for word in line.split()[5:6] if word.startswith(SHARED)}
+    return set()
+
+
+def pid_of(process: int) -> int:
+    """The number of a process that has not ended; 0 if it has."""
+    with open(f"/proc/self/fdinfo/{process}", encoding="ascii") as info:
+        found = next((int(line.split()[1]) for line in info if line.startswith("Pid:")), 0)
+    return max(found, 0)
+
+
+def brothers(manager: int) -> list[int]:
+    """The processes that the process manager has started on this node."""
+    peer = socket.socket(fileno=os.dup(manager))
+    with peer, suppress(OSError):
+        pid = int.from_bytes(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
+        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as children:
+            return [int(word) for word in children.read().split()]
+    return []
+
+
+def told(token: str) -> bool:
+    """True if this process is the first of the job on this node that tells of an error."""
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        claim.bind(f"\0{token}")
+    except OSError:
+        return False
+    _held.append(claim)
+    return True
+
+
+_held: list[socket.socket] = []
+
+
+def say(text: str) -> None:
+    """Print; whoever read it may be gone."""
+    with suppress(OSError):
+        os.write(2, f"jobflow: {text}\n".encode())
+
+
+def end_job(rank: int, token: str, manager: int) -> None:
+    """The rank has ended without a word: say so, and have the job ended."""
+    if told(token):
+        say(f"rank {rank} died without a word: it was killed, or called os._exit; all others are ended")
+        time.sleep(SETTLE)  # what has not been passed on when a job is aborted is dropped
+    names = {name for pid in brothers(manager) for name in names_of(pid)}
+    with suppress(OSError):
+        os.write(manager, b"cmd=abort exitcode=1\n")  # PMI-1, the process manager's own protocol
+    is_closed(manager, 2.0)
+    forget(names)
+
+
+def end_rank(rank: int, token: str, process: int) -> None:
+    """The process manager has ended while the rank lives."""
+    if is_over(process, GRACE):
+        return
+    names = names_of(pid_of(process))
+    if told(token):
+        say(f"rank {rank} ends: the process manager of this node, which mpiexec had started, has died")
+    with suppress(OSError):
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+    is_over(process, 2.0)
+    forget(names)
+
+
+def forget(names: set[str]) -> None:
+    """Remove the names of shared memory; the memory itself lasts as long as a process maps it."""
+    for name in names:
+        with suppress(OSError):
+            os.unlink(name)
+
+
+def main() -> None:
+    """See above."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)  # they are for the rank
+    rank, token = int(sys.argv[1]), sys.argv[2]
+    line, process, manager = map(int, sys.argv[3:])
+    ended = watch(line, process, manager)
+    if ended == "rank":
+        end_job(rank, token, manager)
+    elif ended == "manager":
+        end_rank(rank, token, process)
+
+
+if __name__ == "__main__":
+    main()
