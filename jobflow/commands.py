@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 from jobflow.compiler.compile import plan_rank
 from jobflow.errors import JobError, JobflowError
@@ -63,7 +64,9 @@ class Bind:
         memory = None if hatch is None else rank.comm.allocate_common(hatch.nbytes)
         if hatch is None or memory is None:
             plan = plan_rank(physical, rank.index, state.slots, self.copies)
-            executors_of(rank)[self.number] = Executor(plan, rank.device, rank.comm, state)
+            executors_of(rank)[self.number] = executor = Executor(plan, rank.device, rank.comm, state)
+            if rank.compare is not None:
+                executor.begin = partial(rank.compare, Run(self.number, plan.job))
             return told(plan)
         feeds = hatch.feeds(physical, rank.index, memory)
         plan = plan_rank(physical, rank.index, state.slots, self.copies, slots_of(feeds, memory))
@@ -106,6 +109,8 @@ class Run:
 
     number: int
     job: str = ""
+    #: ranks compare it in the run, so that the time this takes is the run's
+    compares: ClassVar[bool] = True
 
     def __str__(self) -> str:
         return f"a call of job {self.job}"

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ def ls(given: argparse.Namespace) -> int:
     rows = sorted((_row(path, given.quick) for path in checkpoints_in(directory)), key=lambda row: row[:2])
     heads = ["name", "step", "time", "size", "tensors", "metrics", "quick look" if given.quick else "state"]
     print(_table([heads, *([name, *rest] for _, name, *rest in rows)], right={1, 3, 4}))
+    if unfinished := _unfinished(directory):
+        print(unfinished)
     left = [entry.name for entry in directory.iterdir() if entry.name.startswith(".") and ".saving." in entry.name]
     if left:
         print(f"{len(left)} unfinished: {', '.join(sorted(left))}; the next saving removes what no process is writing any more")
@@ -69,6 +72,20 @@ def _row(path: Path, quick: bool) -> list[Any]:
         f"{key}={metric_text(key, value) if isinstance(value, float) else _leaf(value)}" for key, value in _below(checkpoint.extra, "metrics").items()
     )
     return [step if isinstance(step, int) else float("inf"), path.name, "" if step is None else step, time, size, len(checkpoint), metrics, state]
+
+
+def _unfinished(directory: Path) -> str:
+    """That a training has not come to its end, by the newest of its checkpoints; "" if it has, or if that is not known."""
+    newest: dict[str, Any] = {}
+    for path in checkpoints_in(directory):
+        with suppress(CheckpointError):  # its row says that it is damaged
+            extra = dict(open_any(path).extra)
+            if isinstance(extra.get("step"), int) and extra["step"] >= newest.get("step", 0):
+                newest = extra
+    own = _below(newest, "trainer")
+    if own.get("ended", True):
+        return ""
+    return f"the training is unfinished: step {newest['step']:,} of {own.get('steps', '?')}; `jobflow train` with the same file goes on with it"
 
 
 def _below(tree: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -47,6 +47,8 @@ class Executor:
     def __init__(self, plan: Plan, device: Device, comm: Communicator, state: State, through: Through | None = None) -> None:
         self.plan = plan
         self.device = device
+        #: called before anything else of a run
+        self.begin: Callable[[], None] | None = None
         common = {} if through is None else through.buffers
         self.buffers = {**state.buffers, **common, "arena": device.allocate(plan.buffers["arena"]), "shared": comm.allocate(plan.buffers["shared"])}
         self.feeds = {feed.name: (self.view(feed.slot), feed.box) for feed in plan.feeds}
@@ -106,6 +108,8 @@ class Executor:
 
         Without arguments they lie in what the ranks have in common, where the outputs go too.
         """
+        if self.begin is not None:
+            self.begin()
         if arguments is None:
             for target, value in self._takes:
                 self.device.upload(target, value)

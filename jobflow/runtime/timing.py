@@ -78,10 +78,12 @@ class TimedExecutor(Executor):
         parting = Timed("all ranks meet after variables changed", "meet", "communication", "")
         middle = [] if plain.meet is None else [meeting]
         last = [] if plain.depart is None else [parting]
+        first = [] if plain.begin is None else [Timed("all ranks begin the same job", "meet", "communication", "")]
         cut = len(plain.body)
-        self.calls: tuple[Timed, ...] = (*names[:cut], *middle, *names[cut:], *last)
+        self.calls: tuple[Timed, ...] = (*first, *names[:cut], *middle, *names[cut:], *last)
         self.body = [self._timed(call, sync) for call in plain.body]
         self.epilogue = [self._timed(call, sync) for call in plain.epilogue]
+        self.begin = None if plain.begin is None else self._timed((plain.begin, ()), None)[0]
         self.meet = None if plain.meet is None else self._timed((plain.meet, ()), None)[0]
         self.depart = None if plain.depart is None else self._timed((plain.depart, ()), None)[0]
 

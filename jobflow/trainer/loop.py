@@ -387,6 +387,7 @@ class Loop:
             return
         self._settle()
         extra = self.progress.extra(self.loaded.plain, self.prepared.samples["train"].facts)
+        extra["trainer"] |= {"steps": self.prepared.steps, "ended": self.stopped in ("end", "early")}
         later = self.config.checkpoint.asynchronous and not self.stopped
         with self._may_fail(step):
             began = time.perf_counter()

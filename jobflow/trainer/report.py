@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from html import escape
@@ -36,11 +37,15 @@ ENDS = {
 }
 #: ranks whose memory and communication are worked out; those behind are hardly different
 MOST_RANKS = 16
+#: seconds after which the page of a run that goes on is written anew, when a checkpoint is
+REFRESH = 30.0
+UNFINISHED = "The run has not come to its end: it goes on, or was ended without a word. `jobflow train` with the same file goes on with it."
 
 
 class Report(Reading):
     """Writes the page when a run ends, however it ends; into the run's output unless a path is given.
 
+    While the run goes on there is one too, which says that it is unfinished: of a process that is killed nothing else tells.
     `traced` gives what `--profile` recorded; `announce` is told where the page is.
     """
 
@@ -56,7 +61,21 @@ class Report(Reading):
         self._announce = announce
         self._traced = traced or (lambda: None)
         self._written = False
+        self._latest = float("-inf")
         self._when = datetime.now().astimezone()
+
+    def started(self, run: RunInfo) -> None:
+        super().started(run)
+        self._unfinished(run)
+
+    def saved(self, run: RunInfo, path: Path) -> None:
+        super().saved(run, path)
+        if time.monotonic() > self._latest + REFRESH and self.history.outcome is None:
+            self._unfinished(run)
+
+    def _unfinished(self, run: RunInfo) -> None:
+        self._latest = time.monotonic()
+        leave(self._path or run.output / "report.html", report_page(run, self.history, self._when, unfinished=True).encode())
 
     def closed(self, run: RunInfo) -> None:
         if self._written:
@@ -69,19 +88,26 @@ class Report(Reading):
 
 
 def report_page(
-    run: RunInfo, history: History, when: datetime | None = None, traced: Traced | None = None, error: BaseException | None = None
+    run: RunInfo,
+    history: History,
+    when: datetime | None = None,
+    traced: Traced | None = None,
+    error: BaseException | None = None,
+    *,
+    unfinished: bool = False,
 ) -> str:
-    """The page of a run as far as it has come."""
-    compiled = run.compiled()
+    """The page of a run as far as it has come.  An `unfinished` one lacks what takes long to work out."""
+    compiled = None if unfinished else run.compiled()
     laid_out = None
     if compiled is not None:
         laid_out = figures_in(current_session(), compiled.programs, MOST_RANKS)
-    badge = ("failed", "bad") if history.outcome is None else ENDS.get(history.outcome.stopped, (history.outcome.stopped, "plain"))
+    unended = ("unfinished", "plain") if unfinished else ("failed", "bad")
+    badge = unended if history.outcome is None else ENDS.get(history.outcome.stopped, (history.outcome.stopped, "plain"))
     date = "" if when is None else f"{when:%Y-%m-%d %H:%M}, "
     strategy = run.loaded.plain.get("strategy")
     how = strategy_text(Plain(strategy), run.ranks) if isinstance(strategy, Mapping) else f"{run.ranks} ranks"
     sections = {
-        "Result": result(run, history, laid_out, error),
+        "Result": result(run, history, laid_out, UNFINISHED if unfinished else _message(history, error)),
         "Curves": curves(run, history),
         "Time": timing(run, history, traced),
         "Memory": Html("") if laid_out is None else memory(laid_out, run.ranks),
@@ -106,12 +132,18 @@ class Plain:
 # -------------------------------------------------------------------- result
 
 
-def result(run: RunInfo, history: History, laid_out: Figures | None, error: BaseException | None) -> Html:
+def _message(history: History, error: BaseException | None) -> str:
+    """How a run ended, for people; "" if there is nothing to say."""
+    if history.outcome is not None:
+        return str(getattr(history.outcome, "message", ""))
+    return "" if error is None else f"{type(error).__name__}: {error}"
+
+
+def result(run: RunInfo, history: History, laid_out: Figures | None, message: str) -> Html:
     """Cards, and every metric with its last and its best value."""
     parts = [cards(list(_cards(run, history, laid_out)))]
-    message = getattr(history.outcome, "message", "") if history.outcome is not None else error and f"{type(error).__name__}: {error}"
     if message:
-        parts.insert(0, paragraph(str(message)))
+        parts.insert(0, paragraph(message))
     rows = []
     for name, line in history.lines.items():
         if name not in (RATE, SPEED) and len(line):

@@ -59,3 +59,25 @@ def test_ctrl_c_from_outside(tmp_path: Path) -> None:
     (saved,) = (output / "checkpoints").iterdir()
     last = (output / "metrics.jsonl").read_text().splitlines()[-1]
     assert f'"step": {int(saved.name[5:])},' in last, "the checkpoint is of the last step that was done"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "dies"), [(1, 0), pytest.param(2, 0, marks=pytest.mark.mpi), pytest.param(2, 1, marks=[pytest.mark.mpi, pytest.mark.full])]
+)
+def test_what_ends_without_a_word_is_unfinished(tmp_path: Path, ranks: int, dies: int) -> None:
+    """By its exit code, if a process is left that can give one; by its report and by `ckpt ls` always, and no more once it is finished."""
+    text = CONFIG.replace("report: false", "report: true").replace("evaluation: {every_epochs: 1}", "evaluation: {every_steps: 100}")
+    file, output = write_config(tmp_path, text.replace("every_steps: 1, keep_last: 99", "every_steps: 2")), tmp_path / "out"
+    program = [sys.executable, str(Path(__file__).with_name("dies_in_step.py")), str(dies), str(file), f"output={output}"]
+    command = program if ranks == 1 else [str(MPIEXEC), "-n", str(ranks), *program]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LIMIT, check=False)
+    if ranks > 1:
+        assert done.returncode == 1 and f"rank {dies} died without a word" in done.stderr, done
+    assert ">unfinished<" in (output / "report.html").read_text()
+    ls = [sys.executable, "-m", "jobflow", "ckpt", "ls", str(output / "checkpoints")]
+    listed = subprocess.run(ls, env=environment(), capture_output=True, text=True, timeout=LIMIT, check=True).stdout
+    assert "unfinished: step 4 of 9" in listed, listed
+    train = [sys.executable, "-m", "jobflow", "train", str(file), "--set", f"output={output}"]
+    assert subprocess.run(train, env=environment(), capture_output=True, timeout=LIMIT, check=False).returncode == 0
+    assert "unfinished" not in (output / "report.html").read_text()
+    assert "unfinished" not in subprocess.run(ls, env=environment(), capture_output=True, text=True, timeout=LIMIT, check=True).stdout

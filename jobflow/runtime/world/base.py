@@ -27,6 +27,8 @@ class Rank:
     size: int
     device: Device
     comm: Communicator
+    #: where several clients call: see that all of them call this; DivergedError on all ranks if they do not
+    compare: Callable[[Command], None] | None = None
     #: whatever upper floors keep between commands: states, executors; emptied when the world closes
     memory: dict[str, Any] = field(default_factory=dict)
 

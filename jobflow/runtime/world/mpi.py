@@ -277,10 +277,12 @@ class MpiWorld:
         mine = device(here.local)
         mine.activate()
         self._rank = Rank(here.control.rank, self.size, mine, device_communicator(comm, mine, comm.exchange(mine.identity)))
+        self._rank.compare = self._compare if self.multi else None
         self.ranks: Sequence[Rank] = (self._rank,)
 
     def _shut(self) -> None:
         self.ranks = ()
+        self._rank.compare = None
         self._rank.memory.clear()
         if self._mailbox is not None:
             self._mailbox.close()
@@ -319,9 +321,13 @@ class MpiWorld:
 
     def _together(self, command: Command, items: Sequence[Any]) -> list[Any]:
         # commands of different kinds would meet in the same flags and letters, and take each other's numbers
-        self._rank.comm.agree(kind_of(command), lambda: f"{name_of(command)} at {user_line()}{_in_thread()}")
+        if not getattr(command, "compares", False):
+            self._compare(command)
         result = command(self._rank, items[self._rank.index])
         return self._station.post.exchange(result, lambda: f"{name_of(command)} of all ranks")
+
+    def _compare(self, command: Command) -> None:
+        self._rank.comm.agree(kind_of(command), lambda: f"{name_of(command)} at {user_line()}{_in_thread()}")
 
     def serve(self) -> NoReturn:
         """Perform what rank 0 sends until its program ends; then end this process."""

@@ -7,9 +7,10 @@ dies, its ranks live on.  So each rank has a watcher:
     the rank ends, and has not said that it leaves      the watcher says so, and has the process manager end the job with exit code 1
     the process manager is gone, and the rank lives     it ends the rank, and removes the names of its shared memory
 
-A program of its own, started by `start` with isolated Python, that imports the standard library only: `python watcher.py RANK NAME LINE PROCESS
-MANAGER`.  The numbers are files: a socket to the rank; a descriptor of its process; and a copy of its connection to the process manager, which
-therefore does not see that end before the watcher does.  NAME is that of the token which the rank of a node holds that has told of an error.
+A program of its own, started by `start` with isolated Python, that imports the standard library only:
+`python watcher.py RANK NAME LINE PROCESS STARTER`.  The last three are numbers of files: a socket to the rank; a descriptor of its process; and a
+copy of its connection to the process manager, its starter, which therefore does not see that end before the watcher does.  NAME is that of the
+token which the rank of a node holds that has told of an error.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ SHARED = "/dev/shm/mpich_shm_"
 
 def start(rank: int, token: str) -> socket.socket | None:
     """Have this process watched; what to say `GOODBYE` on.  None where nothing but the system's own means are there: no MPICH, no pidfds."""
-    manager = os.environ.get("PMI_FD", "")
-    if not manager.isdigit() or not hasattr(os, "pidfd_open") or not sys.executable:
+    starter = os.environ.get("PMI_FD", "")
+    if not starter.isdigit() or not hasattr(os, "pidfd_open") or not sys.executable:
         return None
     mine, its = socket.socketpair()
     process = os.pidfd_open(os.getpid())
-    numbers = (its.fileno(), process, int(manager))
+    numbers = (its.fileno(), process, int(starter))
     command = [sys.executable, "-I", "-S", __file__, str(rank), token, *map(str, numbers)]
     try:
         with its:
@@ -67,14 +68,14 @@ def is_over(process: int, seconds: float) -> bool:
     return bool(poller((process, select.POLLIN)).poll(1000 * seconds))
 
 
-def is_closed(manager: int, seconds: float) -> bool:
+def is_closed(starter: int, seconds: float) -> bool:
     """The same of the process manager's end of its connection."""
-    return bool(poller((manager, select.POLLRDHUP)).poll(1000 * seconds))
+    return bool(poller((starter, select.POLLRDHUP)).poll(1000 * seconds))
 
 
-def watch(line: int, process: int, manager: int) -> str:
-    """Wait for the end; "rank" or "manager", whichever came first without being announced, or "" if nothing is to be told."""
-    waiting = poller((line, select.POLLIN), (process, select.POLLIN), (manager, select.POLLRDHUP))
+def watch(line: int, process: int, starter: int) -> str:
+    """Wait for the end; "rank" or "starter", whichever came first without being announced, or "" if nothing is to be told."""
+    waiting = poller((line, select.POLLIN), (process, select.POLLIN), (starter, select.POLLRDHUP))
     while True:
         ready = {number for number, _ in waiting.poll()}
         if line in ready:
@@ -84,9 +85,9 @@ def watch(line: int, process: int, manager: int) -> str:
             if not is_over(process, 1.0):
                 return ""
         if process in ready or line in ready:
-            return "" if is_closed(manager, SETTLE) else "rank"
-        if manager in ready:
-            return "manager"
+            return "" if is_closed(starter, SETTLE) else "rank"
+        if starter in ready:
+            return "starter"
 
 
 def names_of(pid: int) -> set[str]:
@@ -103,9 +104,9 @@ def pid_of(process: int) -> int:
     return max(found, 0)
 
 
-def brothers(manager: int) -> list[int]:
+def brothers(starter: int) -> list[int]:
     """The processes that the process manager has started on this node."""
-    peer = socket.socket(fileno=os.dup(manager))
+    peer = socket.socket(fileno=os.dup(starter))
     with peer, suppress(OSError):
         pid = int.from_bytes(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
         with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as children:
@@ -133,15 +134,15 @@ def say(text: str) -> None:
         os.write(2, f"jobflow: {text}\n".encode())
 
 
-def end_job(rank: int, token: str, manager: int) -> None:
+def end_job(rank: int, token: str, starter: int) -> None:
     """The rank has ended without a word: say so, and have the job ended."""
     if told(token):
         say(f"rank {rank} died without a word: it was killed, or called os._exit; all others are ended")
         time.sleep(SETTLE)  # what has not been passed on when a job is aborted is dropped
-    names = {name for pid in brothers(manager) for name in names_of(pid)}
+    names = {name for pid in brothers(starter) for name in names_of(pid)}
     with suppress(OSError):
-        os.write(manager, b"cmd=abort exitcode=1\n")  # PMI-1, the process manager's own protocol
-    is_closed(manager, 2.0)
+        os.write(starter, b"cmd=abort exitcode=1\n")  # PMI-1, the process manager's own protocol
+    is_closed(starter, 2.0)
     forget(names)
 
 
@@ -170,11 +171,11 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)  # they are for the rank
     rank, token = int(sys.argv[1]), sys.argv[2]
-    line, process, manager = map(int, sys.argv[3:])
-    ended = watch(line, process, manager)
+    line, process, starter = map(int, sys.argv[3:])
+    ended = watch(line, process, starter)
     if ended == "rank":
-        end_job(rank, token, manager)
-    elif ended == "manager":
+        end_job(rank, token, starter)
+    elif ended == "starter":
         end_rank(rank, token, process)
 
 
