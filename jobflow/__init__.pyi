@@ -59,7 +59,6 @@ from jobflow.arrays import (
 )
 from jobflow.checkpoint.variables import get_all_variables, load_variables
 from jobflow.declare import global_function
-from jobflow.distribute import hierarchical_parallel_cast, parallel_cast
 from jobflow.eager.tensor import Size as Size
 from jobflow.errors import (
     AbortedError,
@@ -77,27 +76,6 @@ from jobflow.errors import (
     RankError,
     SbpError,
     ShapeError,
-)
-from jobflow.faces import (
-    cast,
-    clamp,
-    clip,
-    concat,
-    expand,
-    flatten,
-    gather,
-    masked_fill,
-    matmul,
-    one_hot,
-    ones,
-    ones_like,
-    reshape,
-    squeeze,
-    stack,
-    transpose,
-    where,
-    zeros,
-    zeros_like,
 )
 from jobflow.functional import BFloat16Tensor as BFloat16Tensor
 from jobflow.functional import BoolTensor as BoolTensor
@@ -384,6 +362,29 @@ from jobflow.saving import load as load
 from jobflow.saving import save as save
 from jobflow.scope import checkpointed
 from jobflow.session import clear_default_session, config, env, sync_default_session
+from jobflow.shared_names import (
+    cast,
+    clamp,
+    clip,
+    concat,
+    expand,
+    flatten,
+    gather,
+    hierarchical_parallel_cast,
+    masked_fill,
+    matmul,
+    one_hot,
+    ones,
+    ones_like,
+    parallel_cast,
+    reshape,
+    squeeze,
+    stack,
+    transpose,
+    where,
+    zeros,
+    zeros_like,
+)
 from jobflow.spellings import (
     cast_to_current_logical_view,
     convert_oneflow_dtype_to_numpy_dtype,

@@ -14,7 +14,8 @@ from functools import reduce
 
 import jobflow.scope as scope
 from jobflow.distribute import current_placement
-from jobflow.errors import PlacementError, ShapeError, user_line
+from jobflow.errors import ArgumentError, PlacementError, ShapeError, user_line
+from jobflow.faces import all_of, of_jobs
 from jobflow.layout import B, P, Placement, S, cut
 from jobflow.ops.base import apply, normal_axis
 from jobflow.ops.elementwise import add
@@ -60,6 +61,8 @@ def distribute_add(xs: Sequence[Tensor], name: str | None = None) -> Tensor:
 
 def distribute_map(xs: Tensor, f: Callable[[Tensor], Tensor], axis: int = 0) -> Tensor:
     """f of each piece of xs along `axis`, on the device that holds it, one after another again."""
+    if not callable(f):
+        raise ArgumentError(f"distribute_map at {user_line()}: f is a function of a tensor, not {f!r}")
     whole = _devices("distribute_map")
     results = []
     for rank, piece in zip(whole.ranks, distribute_split(xs, axis), strict=True):
@@ -76,6 +79,8 @@ def _devices(what: str) -> Placement:
 
 
 def _check_count(what: str, xs: Sequence[Tensor], whole: Placement) -> None:
+    if not isinstance(xs, list | tuple):
+        raise ArgumentError(f"{what} at {user_line()}: it takes a list of tensors, one for each of the {whole.size} devices, not {xs!r}")
     if len(xs) != whole.size:
         raise ShapeError(f"{what} at {user_line()}: {len(xs)} tensors for the {whole.size} devices of {whole}; pass one per device")
 
@@ -84,3 +89,14 @@ def _sum(parts: Sequence[Tensor], whole: Placement, name: str | None) -> Tensor:
     with scope.using(placement=whole):
         total: Tensor = apply(Identity(), reduce(add, parts), name=name)
     return total
+
+
+#: what tensors have instead
+_OF_TENSORS = {
+    "distribute_split": "to_global(sbp=flow.sbp.split(axis)) and to_local()",
+    "distribute_clone": "to_global(sbp=flow.sbp.broadcast) and to_local()",
+    "distribute_concat": "to_global(sbp=flow.sbp.split(axis))",
+    "distribute_add": "to_global(sbp=flow.sbp.partial_sum)",
+    "distribute_map": "global tensors, whose pieces are computed where they lie",
+}
+globals().update(all_of(__name__, globals(), __name__, of_jobs, _OF_TENSORS))

@@ -12,6 +12,7 @@ from numbers import Integral
 from typing import Any
 
 from jobflow.errors import ArgumentError, DtypeError, JobError, ShapeError, user_line
+from jobflow.faces import all_of, of_jobs
 from jobflow.math import Operand, fitting, tensors, truth
 from jobflow.ops import broadcast as bc
 from jobflow.ops import elementwise as ew
@@ -47,7 +48,7 @@ def _dtype(what: str, dtype: Any) -> DType:
     """An element type, however NumPy would spell it; ArgumentError for anything else."""
     try:
         return dtype_of(dtype if dtype is not None else "?none")  # np.dtype(None) would be float64
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):
         raise ArgumentError(f"{what} at {user_line()}: dtype must be an element type, for example jobflow.float32, not {dtype!r}") from None
 
 
@@ -291,6 +292,8 @@ def pad(x: Tensor, paddings: Sequence[Sequence[int]], constant_value: float = 0,
 
 def pad_grad(x: Tensor, paddings: Sequence[Sequence[int]], constant_value: float = 0, name: Name = None) -> Tensor:
     """x without (before, after) elements on each axis."""
+    if not isinstance(paddings, list | tuple) or len(paddings) != x.type.ndim or any(len(pair) != 2 for pair in paddings):
+        raise ArgumentError(f"pad_grad at {user_line()}: paddings {paddings!r} must have one (before, after) for each of the {x.type.ndim} axes")
     return slice(x, [before for before, _ in paddings], [n - sum(pair) for n, pair in zip(x.type.shape, paddings, strict=True)], name)
 
 
@@ -429,3 +432,6 @@ def matmul(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = 
     plain = alpha == 1.0
     y = la.matmul(a, b, transpose_a=bool(transpose_a), transpose_b=bool(transpose_b), name=name if plain else None)
     return y if plain else ew.scale(y, alpha, name=name)
+
+
+globals().update(all_of(__name__, globals(), __name__, of_jobs))

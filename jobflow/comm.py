@@ -16,6 +16,7 @@ from jobflow.eager.convert import meeting
 from jobflow.eager.state import EagerState, state
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import ArgumentError, JobError, user_line
+from jobflow.faces import all_of, of_tensors
 from jobflow.layout import Reduction
 from jobflow.types import Array, TensorType
 
@@ -151,3 +152,6 @@ def _other(here: EagerState, what: str, rank: int) -> None:
 def _count(what: str, tensors: Sequence[Tensor], here: EagerState) -> None:
     if len(tensors) != here.rank.size:
         raise ArgumentError(f"comm.{what} at {user_line()}: a list of {here.rank.size} tensors is needed, one for each rank; got {len(tensors)}")
+
+
+globals().update(all_of(__name__, globals(), __name__, of_tensors, Tensor))

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jobflow.scope as scope
 from jobflow.errors import ArgumentError, JobError, SbpError, user_line
@@ -99,7 +99,7 @@ def current_placement(what: str) -> Placement:
 
 def mesh_sbp(what: str, wish: Distribute | str | ParallelDistribution, type: TensorType, placement: Placement) -> tuple[Sbp, ...]:
     """S/B/P per mesh dimension: one wish holds for all of them, a list has one for each; free ones are B.  Axes are checked."""
-    each = [wish] if isinstance(wish, Distribute | str) else list(wish)
+    each: list[Any] = list(wish) if isinstance(wish, list | tuple) else [wish]
     if len(each) == 1:
         each *= len(placement.mesh)
     if len(each) != len(placement.mesh):

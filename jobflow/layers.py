@@ -19,6 +19,7 @@ import jobflow.scope as scope
 from jobflow.arrays import constant
 from jobflow.distribute import Distribute, current_placement, is_local
 from jobflow.errors import ArgumentError, DtypeError, ShapeError, user_line
+from jobflow.faces import all_of, of_jobs
 from jobflow.initializers import Initializer, constant_initializer, xavier_uniform_initializer
 from jobflow.layout import P
 from jobflow.nn.convolution import Padding, Sizes, channels_last
@@ -404,3 +405,18 @@ def prelu(
         shape[axis - 1] = 1
     alpha = _parameter(f"{own}-alpha", shape, inputs, alpha_initializer or constant_initializer(0), alpha_regularizer, trainable, model_distribute)
     return ew.subtract(nn.relu(inputs), ew.multiply(alpha, nn.relu(ew.negate(inputs))), name=own)
+
+
+#: what tensors have instead
+_MODULES = {
+    "dense": "flow.nn.Linear",
+    "conv1d": "flow.nn.Conv1d",
+    "conv2d": "flow.nn.Conv2d",
+    "conv3d": "flow.nn.Conv3d",
+    "batch_normalization": "flow.nn.BatchNorm2d",
+    "batch_normalization_relu": "flow.nn.BatchNorm2d and flow.relu",
+    "batch_normalization_add_relu": "flow.nn.BatchNorm2d and flow.relu",
+    "layer_norm": "flow.nn.LayerNorm",
+    "prelu": "flow.nn.PReLU",
+}
+globals().update(all_of(__name__, globals(), __name__, of_jobs, _MODULES))

@@ -11,6 +11,7 @@ from typing import TypeAlias, cast
 import numpy as np
 
 from jobflow.errors import ArgumentError, DtypeError, ShapeError, user_line
+from jobflow.faces import all_of, of_jobs
 from jobflow.ops import activation as ac
 from jobflow.ops import broadcast as bc
 from jobflow.ops import elementwise as ew
@@ -470,3 +471,6 @@ def in_top_k(targets: Tensor, predictions: Tensor, k: int, name: str | None = No
     own = ix.batch_gather(predictions, sh.expand_dims(targets, 1), 1)
     larger = ew.cast(ew.greater(predictions, own), int32)
     return less(reduce_sum(larger, 1), k, name)
+
+
+globals().update(all_of(__name__, globals(), __name__, of_jobs))

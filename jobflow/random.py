@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 
 import jobflow.scope as scope
 from jobflow.errors import ArgumentError, JobError, user_line
+from jobflow.faces import all_of, of_jobs
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix
 from jobflow.ops import random as rn
@@ -27,6 +29,8 @@ def _uniform(what: str, shape: tuple[int, ...], dtype: DType, seed: int | None, 
 
 def CoinFlip(batch_size: int = 1, seed: int | None = None, probability: float = 0.5, name: str = "CoinFlip") -> Tensor:
     """int8 (batch_size,): 1 with `probability`, else 0."""
+    if not isinstance(batch_size, Integral) or batch_size < 1:
+        raise ArgumentError(f"CoinFlip at {user_line()}: batch_size is a positive int, not {batch_size!r}")
     if not 0 <= probability <= 1:
         raise ArgumentError(f"CoinFlip at {user_line()}: probability {probability} is not in [0, 1]")
     drawn = _uniform("CoinFlip", (batch_size,), float32, seed, name)
@@ -90,3 +94,15 @@ def random_mask_like(like: Tensor, rate: float, seed: int | None = None, noise_s
     key = job.unique_name("mask") if name is None else scope.current().full_name(name)
     mask = apply(DropoutMask(float(rate), key, job.seed if seed is None else seed), like, job.run_counter())
     return ew.cast(ew.sign(mask), int8, name=name)
+
+
+#: what tensors have instead
+_OF_TENSORS = {
+    "CoinFlip": "flow.bernoulli",
+    "coin_flip": "flow.bernoulli",
+    "bernoulli": "flow.bernoulli",
+    "dropout": "flow.nn.functional.dropout",
+    "fused_scale_tril_softmax_dropout": "flow.tril, flow.nn.functional.softmax and flow.nn.functional.dropout",
+    "random_mask_like": "flow.rand_like(x) >= rate",
+}
+globals().update(all_of(__name__, globals(), __name__, of_jobs, _OF_TENSORS))

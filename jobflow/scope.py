@@ -65,6 +65,8 @@ class Scope:
 
     def full_name(self, name: str) -> str:
         """`name` behind the namespaces, joined with "-" as the legacy face spells it."""
+        if not isinstance(name, str):
+            raise JobError(f"{user_line()}: the name of an op or a variable is a text, not {name!r} of type {type(name).__name__}")
         return "-".join((*self.namespace, name))
 
 

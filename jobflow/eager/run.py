@@ -324,7 +324,9 @@ def addend(array: Array, layout: Layout, rank: int) -> Array:
 
 
 class Running:
-    """The interpreter while an op's own Python runs: its gradient, or the smaller ops it stands aside for."""
+    """The interpreter while Python calls ops on tensors: a gradient, the smaller ops that one stands aside for, or a function of jobs."""
+
+    takes_tensors = True
 
     def __init__(self, here: EagerState, placement: Placement | None, records: bool) -> None:
         self.here = here

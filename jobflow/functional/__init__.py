@@ -3,6 +3,10 @@
 This is the table of contents of what `flow.<name>` means outside of jobs; `jobflow.nn.functional` has the functions of modules.
 """
 
+from jobflow.eager.tensor import Tensor as _Tensor
+from jobflow.faces import Roles as _Roles
+from jobflow.faces import all_of as _all_of
+from jobflow.faces import of_tensors as _of_tensors
 from jobflow.functional import filling as _filling  # noqa: F401 - methods only, as the next two
 from jobflow.functional import indexing as _indexing  # noqa: F401
 from jobflow.functional import values as _values  # noqa: F401
@@ -275,5 +279,10 @@ from jobflow.functional.sorting import searchsorted as searchsorted
 from jobflow.functional.sorting import sort as sort
 from jobflow.functional.sorting import topk as topk
 from jobflow.functional.sorting import unique as unique
+
+globals().update(_all_of(__name__, globals(), __name__, _of_tensors, _Tensor))
+for _name, _method in _all_of(__name__, vars(_Tensor), __name__, _of_tensors, _Tensor).items():
+    if len([role for role in _Roles(_name, _method).by_name.values() if role]) > 1:  # x.sort() is not called without a tensor
+        setattr(_Tensor, _name, _method)
 
 __all__ = [name for name, value in globals().items() if callable(value) and not name.startswith("_")]

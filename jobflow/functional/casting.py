@@ -25,7 +25,7 @@ def named(what: str, dtype: Any) -> DType:
     """The element type that is meant; DtypeError if there is none."""
     try:
         return dtype_of(dtype)
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):
         raise DtypeError(f"{what} at {user_line()}: {dtype!r} is none of jobflow's element types") from None
 
 

@@ -78,7 +78,7 @@ class Place:
 def _dtype(what: str, given: Any) -> DType:
     try:
         return dtype_of(given)
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):
         raise DtypeError(f"{what} at {user_line()}: dtype={given!r} is none of jobflow's element types") from None
 
 
@@ -130,7 +130,7 @@ def full(size: Any, fill_value: Any, **options: Any) -> Tensor:
 
 def number(value: Any, what: str) -> Number:
     """A number of Python from whatever is one."""
-    if isinstance(value, Tensor | np.ndarray | np.generic):
+    if isinstance(value, Tensor | np.ndarray | np.generic) and value.shape in ((), (1,)):
         value = value.item()
     if not isinstance(value, int | float):
         raise DtypeError(f"{what} at {user_line()}: a number is needed; got {value!r}")

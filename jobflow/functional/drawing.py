@@ -215,7 +215,8 @@ def _integers(place: Place, shape: tuple[int, ...], low: int, high: int, generat
 
 def randperm(n: int, *, generator: Any = None, **options: Any) -> Tensor:
     """The integers 0 to n - 1 in random order: that of random keys.  A global one is drawn by every rank of the placement."""
-    if int(n) < 0:
+    n = integer("randperm", n)
+    if n < 0:
         raise ArgumentError(f"randperm at {user_line()}: there are no {n} integers to order")
     place = Place("randperm", options, int64)
     target = place.drawn(1)

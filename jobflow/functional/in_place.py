@@ -7,6 +7,7 @@ value stands in the graph of gradients.  So x.mul_(y) needs no old values of its
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 from jobflow.eager import crossing, writing
@@ -14,6 +15,7 @@ from jobflow.eager.state import state
 from jobflow.eager.tape import follow
 from jobflow.eager.tensor import Tensor, method
 from jobflow.errors import DtypeError, PlacementError, ShapeError, user_line
+from jobflow.faces import called_as
 from jobflow.functional.promotion import cast, kind
 
 
@@ -70,9 +72,11 @@ def kept(x: Tensor, others: Sequence[Any] = ()) -> Tensor:
 def hang(name: str, function: Callable[..., Tensor], *also: str) -> Callable[..., Tensor]:
     """The method `name` of Tensor, and other names of it, that writes what `function` gives over its first argument."""
 
+    value: Callable[..., Tensor] = called_as(function, name) if isinstance(function, FunctionType) else function
+
     def form(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
         check_writable(x, name)
-        return written(x, name, function(kept(x, arguments), *arguments, **options))
+        return written(x, name, value(kept(x, arguments), *arguments, **options))
 
     form.__wrapped__ = function  # type: ignore[attr-defined]
     form.__name__ = form.__qualname__ = name

@@ -30,6 +30,8 @@ Sizes = int | Sequence[int]
 class Composing:
     """The interpreter, while a graph is built, of a function composed of ops' functions: each op is recorded as it would be alone."""
 
+    takes_tensors = True
+
     def __init__(self, outer: scope.Interpreter | None, placement: Placement | None) -> None:
         self.outer = outer
         self.placement = placement

@@ -18,7 +18,7 @@ import numpy as np
 from jobflow.eager.run import run, source
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import DtypeError, PlacementError, user_line
+from jobflow.errors import ArgumentError, DtypeError, PlacementError, user_line
 from jobflow.layout import B, Layout
 from jobflow.ops.rounding import rounding_once
 from jobflow.ops.scalar import Cast
@@ -59,6 +59,8 @@ def wider(a: DType, b: DType) -> DType:
 
 def result_type(*operands: Operand) -> DType:
     """The type that these have together."""
+    if not operands:
+        raise ArgumentError(f"result_type at {user_line()}: nothing whose type could be told")
     known = [_judged(operand) for operand in operands]
     highest = max(kind(dtype) for _, dtype in known)
     chosen = [(weight, dtype) for weight, dtype in known if kind(dtype) == highest]

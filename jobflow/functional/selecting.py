@@ -185,9 +185,13 @@ def masked_select(x: Tensor, mask: Tensor) -> Tensor:
 @method()
 def nonzero(x: Tensor, as_tuple: bool = False) -> Any:
     """The positions of elements that are not zero, one per row, or one vector per axis.  Every rank there is calls it; not in nn.Graph.build."""
+    return _positions(x, "nonzero", as_tuple)
+
+
+def _positions(x: Tensor, what: str, as_tuple: bool = False) -> Any:
     if x.traced is not None:
-        return found(x, x, "nonzero")
-    values = value_of(x, "nonzero")
+        return found(x, x, what)
+    values = value_of(x, what)
     places = np.nonzero(np.atleast_1d(values))
     if as_tuple:
         return tuple(listed(x, each.astype(np.int64)) for each in places)
@@ -197,7 +201,7 @@ def nonzero(x: Tensor, as_tuple: bool = False) -> Any:
 @method()
 def argwhere(x: Tensor) -> Tensor:
     """The positions of elements that are not zero, one per row."""
-    made: Tensor = nonzero(x)
+    made: Tensor = _positions(x, "argwhere")
     return made
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from jobflow.eager.run import run
 from jobflow.eager.tensor import Size, Tensor, attribute, method
-from jobflow.errors import AxisError, DtypeError, ShapeError, user_line
+from jobflow.errors import ArgumentError, AxisError, DtypeError, JobError, ShapeError, user_line
 from jobflow.functional.promotion import cast
 from jobflow.ops.axes import ExpandDims, Reshape, Squeeze, Transpose
 from jobflow.ops.broadcast import BroadcastTo
@@ -28,6 +28,11 @@ def sizes(given: Sequence[Any]) -> tuple[int, ...]:
 
 def integer(what: str, value: Any) -> int:
     """An int, also one of NumPy or a tensor of one; DtypeError for any other number, which would lose its fraction."""
+    if isinstance(value, Tensor) and value.traced is not None:
+        raise JobError(
+            f"{what} at {user_line()}: the number in the tensor {value.type} is not known while nn.Graph.build runs; "
+            "give an int, or take the elements with index_select or gather"
+        )
     try:
         return operator.index(value)
     except TypeError:
@@ -220,6 +225,8 @@ def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
 
 def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors repeated to the shape that they have together."""
+    if not tensors:
+        raise ArgumentError(f"broadcast_tensors at {user_line()}: no tensors")
     shape = common_shape("broadcast_tensors", *(x.shape for x in tensors))
     return tuple(expand(x, shape) for x in tensors)
 

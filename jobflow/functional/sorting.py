@@ -10,7 +10,7 @@ import numpy as np
 
 from jobflow.eager.run import run
 from jobflow.eager.tensor import Tensor, method
-from jobflow.errors import JobError, ShapeError, user_line
+from jobflow.errors import DtypeError, JobError, ShapeError, user_line
 from jobflow.functional.indexing import listed
 from jobflow.functional.moving import value_of
 from jobflow.functional.promotion import together
@@ -96,6 +96,8 @@ def einsum(equation: str, *operands: Any) -> Tensor:
     Operands are multiplied from the left, two at a time, as one batched product of matrices each: axes that both have and that are
     still needed are batches, axes that both have and nobody needs are summed over.
     """
+    if not isinstance(equation, str):
+        raise DtypeError(f"einsum at {user_line()}: the equation is a text such as 'ij,jk->ik', not of type {type(equation).__name__}")
     given = list(operands[0]) if len(operands) == 1 and isinstance(operands[0], list | tuple) else list(operands)
     words, result = _parsed(equation, given)
     xs = list(together("einsum", *given))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import jobflow.math as math
 from jobflow.arrays import matmul, reshape, slice, transpose
 from jobflow.errors import ArgumentError, ShapeError, user_line
+from jobflow.faces import all_of, of_jobs
 from jobflow.ops import activation as ac
 from jobflow.ops import elementwise as ew
 from jobflow.ops import linalg as la
@@ -117,3 +118,8 @@ def fused_self_attention_query_mul_key_and_value(x: Tensor, head_size: int, alph
     apart = transpose(reshape(x, (s, b, heads, 3, head_size)), (3, 1, 2, 0, 4))
     query, key, value = (reshape(slice(apart, [i, 0, 0, 0, 0], [1, -1, -1, -1, -1]), (b, heads, s, head_size)) for i in (0, 1, 2))
     return matmul(query, key, transpose_b=True, alpha=alpha, name=name), value
+
+
+#: what tensors have instead of what draws
+_OF_TENSORS = {"fused_bias_add_dropout": "flow.nn.functional.dropout"}
+globals().update(all_of(__name__, globals(), __name__, of_jobs, _OF_TENSORS))

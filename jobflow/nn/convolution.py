@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias, cast
 
 from jobflow.errors import ArgumentError, JobError, ShapeError, did_you_mean, user_line
+from jobflow.faces import all_of, of_jobs
 from jobflow.ops import conv as cv
 from jobflow.ops import pool as pl
 from jobflow.ops import shape as sh
@@ -263,3 +264,6 @@ def PixelShufflev2(input: Tensor, h_upscale_factor: int, w_upscale_factor: int, 
     n, c, h, w = t.shape
     apart = sh.reshape(input, (n, c // (tall * wide), tall, wide, h, w))
     return sh.reshape(sh.transpose(apart, (0, 1, 4, 2, 5, 3)), (n, c // (tall * wide), h * tall, w * wide), name=name)
+
+
+globals().update(all_of(__name__, globals(), __name__, of_jobs))

@@ -12,8 +12,9 @@ from jobflow.eager.backward import unsummed
 from jobflow.eager.run import source
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ArgumentError, JobError, ShapeError, did_you_mean, user_line
-from jobflow.functional.creation import cut
+from jobflow.errors import ArgumentError, DtypeError, JobError, ShapeError, did_you_mean, user_line
+from jobflow.faces import all_of, of_tensors
+from jobflow.functional.creation import cut, number
 from jobflow.functional.drawing import DRAW, generator_of
 from jobflow.functional.nn_base import assign
 from jobflow.functional.promotion import cast
@@ -71,7 +72,8 @@ def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any 
 
 def constant_(tensor: Tensor, val: float) -> Tensor:
     """One value everywhere."""
-    return _made("init.constant_", tensor, Constant(tuple(tensor.shape), tensor.dtype, val if tensor.dtype.is_float else int(val)))
+    value = number(val, "init.constant_")
+    return _made("init.constant_", tensor, Constant(tuple(tensor.shape), tensor.dtype, value if tensor.dtype.is_float else int(value)))
 
 
 def zeros_(tensor: Tensor) -> Tensor:
@@ -124,6 +126,8 @@ _LINEAR = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
 
 def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
     """How much wider values may be before an activation than 1 / sqrt(size); `param` is the slope of leaky_relu, 0.01 if None."""
+    if not isinstance(nonlinearity, str):
+        raise DtypeError(f"calculate_gain at {user_line()}: the nonlinearity is a name such as 'relu', not of type {type(nonlinearity).__name__}")
     if nonlinearity == "leaky_relu":
         slope = 0.01 if param is None else float(param)
         return math.sqrt(2.0 / (1.0 + slope * slope))
@@ -234,3 +238,6 @@ def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: Any =
     order = np.argsort(_values(tensor, tuple(tensor.shape), RandomUniform, generator), axis=0, kind="stable")
     np.put_along_axis(array, order[: math.ceil(sparsity * tensor.shape[0])], 0.0, axis=0)
     return _written("init.sparse_", tensor, array)
+
+
+globals().update(all_of(__name__, globals(), __name__, of_tensors, Tensor))

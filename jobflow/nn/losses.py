@@ -8,6 +8,7 @@ from __future__ import annotations
 import jobflow.math as math
 from jobflow.distribute import distribute_of, split, with_distribute
 from jobflow.errors import ArgumentError, ConfigError, DtypeError, JobError, ShapeError, did_you_mean, user_line
+from jobflow.faces import all_of, of_jobs
 from jobflow.ops import elementwise as ew
 from jobflow.ops import loss as ls
 from jobflow.ops import reduce as rd
@@ -191,3 +192,6 @@ def smooth_l1_loss(prediction: Tensor, label: Tensor, beta: float = 1.0, name: s
         raise ArgumentError(f"smooth_l1_loss at {user_line()}: beta {beta} must not be negative")
     _same("smooth_l1_loss", prediction=prediction, label=label)
     return ls.smooth_l1(prediction, label, beta, name=name)
+
+
+globals().update(all_of(__name__, globals(), __name__, of_jobs))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import jobflow.math as math
 from jobflow.errors import ArgumentError, ShapeError, user_line
+from jobflow.faces import all_of, of_jobs
 from jobflow.initializers import constant_initializer
 from jobflow.ops import elementwise as ew
 from jobflow.ops import norm as nm
@@ -129,3 +130,6 @@ def InstanceNorm2d(x: Tensor, eps: float = 1e-5, affine: bool = True, name: str 
 def InstanceNorm3d(x: Tensor, eps: float = 1e-5, affine: bool = True, name: str | None = None) -> Tensor:
     """InstanceNorm1d for x [n,c,d,h,w]."""
     return _instance_norm("InstanceNorm3d", 5, x, eps, affine, name)
+
+
+globals().update(all_of(__name__, globals(), __name__, of_jobs))

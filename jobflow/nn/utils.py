@@ -12,6 +12,7 @@ from jobflow.eager.run import run
 from jobflow.eager.state import EagerState, gradients, state
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import ArgumentError, JobError, PlacementError, ShapeError, user_line
+from jobflow.faces import all_of, of_tensors
 from jobflow.functional.joining import cat, split
 from jobflow.functional.nn_base import composing
 from jobflow.functional.promotion import cast
@@ -140,3 +141,6 @@ def vector_to_parameters(vec: Tensor, parameters: Iterable[Tensor]) -> None:
     with gradients(False):
         for p, part in zip(given, split(vec, sizes, 0), strict=True):
             take(state(), p, reshape(part, tuple(p.shape)))
+
+
+globals().update(all_of(__name__, globals(), __name__, of_tensors, Tensor))

@@ -26,8 +26,8 @@ def published() -> list[tuple[str, str]]:
 
 def ours(name: str) -> Any:
     space, _, word = name.rpartition(".")
-    if space == "nn" and word in nn.BOTH:  # in the body of a job
-        return nn.BOTH[word]
+    if space == "nn" and isinstance(getattr(nn, word), type):  # in the body of a job
+        return getattr(nn, word).job_function
     homes = (SPACES[space],) if space else TOP
     return next(getattr(home, word) for home in homes if hasattr(home, word))
 

@@ -1,5 +1,7 @@
 """Modules of `jobflow.nn`; the functions beside them, of the job face, are in the folder above."""
 
+from jobflow.eager.tensor import Tensor as _Tensor
+from jobflow.faces import of_tensors as _of_tensors
 from jobflow.nn import convolution as _convolution
 from jobflow.nn import losses as _losses
 from jobflow.nn import normalization as _normalization
@@ -122,3 +124,8 @@ InstanceNorm1d.job_function = _normalization.InstanceNorm1d
 InstanceNorm2d.job_function = _normalization.InstanceNorm2d
 InstanceNorm3d.job_function = _normalization.InstanceNorm3d
 PixelShuffle.job_function = _convolution.PixelShuffle
+
+# what they are called with is checked as it is of functions
+for _name, _class in list(globals().items()):
+    if isinstance(_class, type) and issubclass(_class, Module) and _class.forward is not Module.forward:
+        setattr(_class, "forward", _of_tensors(_class.forward, _name, _Tensor))  # noqa: B010 - a class attribute to the type checker

@@ -9,9 +9,9 @@ import jobflow.math as math
 import jobflow.optimizer as optimizer
 import jobflow.typing as tp
 from jobflow.declare import global_function
-from jobflow.faces import matmul
 from jobflow.initializers import ones_initializer
 from jobflow.session import config
+from jobflow.shared_names import matmul
 from jobflow.variables import get_variable
 
 ROWS, RATE, STEPS = 8, 0.1, 2
