@@ -259,7 +259,7 @@ def _check_in_job(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any
                 "give the job its array as an argument, or make it a variable (get_variable)"
             )
         if roles.wrong(name, given, numbers=True):
-            raise DtypeError(f"{roles.what} at {user_line()}: {name} is {_told(given)}, not {roles.must_be(name)} of this job; {NOT_A_TENSOR}")
+            raise JobError(f"{roles.what} at {user_line()}: {name} is {_told(given)}, not {roles.must_be(name)} of this job; {NOT_A_TENSOR}")
 
 
 def _elsewhere(function: Callable[..., Any], roles: Roles, instead: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:

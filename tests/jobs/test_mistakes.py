@@ -21,7 +21,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "an array beside a tensor": (lambda x: x + ROW, DtypeError, rf"{HERE}: a tensor beside a NumPy array float32\[6\]; arrays become tensors as"),
     "a tensor beside an array": (lambda x: ROW * x, DtypeError, rf"{HERE}: a tensor beside a NumPy array float32\[6\]; arrays become tensors as"),
     "an array compared": (lambda x: x < ROW, DtypeError, rf"{HERE}: a tensor beside a NumPy array"),
-    "an array for a tensor": (lambda x: flow.math.relu(X), JobError, rf"relu_0 at {HERE}: float32\[4, 6\] array is not a tensor of this job"),
+    "an array for a tensor": (lambda x: flow.math.relu(X), JobError, rf"relu at {HERE}: x is a NumPy array float32\[4,6\], not a tensor of this job"),
     "NumPy's own function": (np.sum, JobError, r"np\.sum cannot take a float32\[4,6\] tensor: it has no values while a job is traced; use jobflow's"),
     "conversion to an array": (np.array, JobError, r"NumPy cannot take the float32\[4,6\] tensor <tensor x float32\[4,6\]>: it has no values"),
     "indexing": (lambda x: x[0], JobError, rf"{HERE}: a tensor of a job has no \[\.\.\.\]; use slice"),
