@@ -5,7 +5,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from collections.abc import Iterable
 from jobflow.eager.tensor import Size, Tensor
 from jobflow.functional.devices import device
 from jobflow.functional.gradients import RemovableHandle
