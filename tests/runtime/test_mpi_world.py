@@ -28,7 +28,7 @@ def case(name: str, ranks: int = 2, limit: float = 30.0) -> Ended:
 def test_laws(ranks: int, how: str) -> None:
     ended = run("comm_laws.py", how, ranks=ranks, limit=300)
     assert ended.code == 0, ended.err
-    assert ended.out.strip() == f"201 laws hold on {ranks} ranks"
+    assert ended.out.strip() == f"213 laws hold on {ranks} ranks"
     assert ended.err == ""
 
 

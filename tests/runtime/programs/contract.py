@@ -120,6 +120,21 @@ def reduce_scatter(rank: Rank, case: tuple[int, str, str, Reduction]) -> None:
             np.testing.assert_array_equal(target, expected[piece])
 
 
+def no_number(rank: Rank, case: tuple[str, str, Reduction]) -> None:
+    """What is no number on one rank is none in the extremes of all, on every rank."""
+    dtype, place, reduce = case
+    for ranks in groups(rank.size):
+        source, target = (Arrays(rank, place).make(37 if rank.index in ranks else 0, dtype) for _ in range(2))
+        calls = rank.comm.bind_all_reduce(ranks, source, target, reduce) if rank.index in ranks else []
+        rank.comm.seal()
+        for step, r in enumerate(ranks if calls else ()):
+            source[:] = data(rank.index, step, 37, dtype)
+            if rank.index == r:
+                source[5] = np.nan
+            run(calls)
+            assert np.flatnonzero(np.isnan(target.astype(np.float64))).tolist() == [5], f"rank {rank.index}, where rank {r} of {ranks} has none"
+
+
 def all_to_all(rank: Rank, case: tuple[int, str, str]) -> None:
     total, dtype, place = case
     for ranks in groups(rank.size):
@@ -433,6 +448,8 @@ def all_cases() -> Iterator[tuple[Any, Any]]:
             for reduce in (SUM, MAX, MIN) if place == "shared" and total == 37 else (SUM,):
                 yield all_reduce, (total, dtype, place, reduce)
                 yield reduce_scatter, (total, dtype, place, reduce)
+    for dtype, place, reduce in itertools.product(("float16", "float32", "float64"), ("shared", "private"), (MAX, MIN)):
+        yield no_number, (dtype, place, reduce)
     for total, place in itertools.product(SIZES, ("shared", "private")):
         yield transfers_and_sums, (total, place)
     yield no_race, 50
