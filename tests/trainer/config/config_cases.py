@@ -61,7 +61,9 @@ class Case:
 
 def cases(folder: str) -> Iterator[Case]:
     """All cases of the files of a folder."""
-    for path in sorted((HERE / folder).glob("*.txt")):
+    paths = sorted((HERE / folder).glob("*.txt"))
+    assert paths, f"there are no cases in {folder}"
+    for path in paths:
         case: Case | None = None
         for line in path.read_text(encoding="utf-8").splitlines():
             if line.startswith("=== "):
