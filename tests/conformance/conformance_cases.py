@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from conformance_compare import differences
-from conformance_format import array_of, read, weights
+from conformance_format import array_of, weights
 
 import jobflow as flow
 
@@ -132,8 +132,8 @@ def weighted(outputs: Sequence[Any], first: int) -> Any:
 class Cases:
     """The cases of one recorded file."""
 
-    def __init__(self, path: Path) -> None:
-        (self.entry, *self.cases), self.numbers = read(path)
+    def __init__(self, lines: Sequence[dict[str, Any]], numbers: bytes) -> None:
+        (self.entry, *self.cases), self.numbers = lines, numbers
         variant = self.entry.get("variant")
         self.suffix = f":{variant}" if variant else ""
 
@@ -161,10 +161,7 @@ class Cases:
         second = isinstance(case.get("grads2"), list)
         try:
             loss = weighted(outs, 0)
-            if loss is None:
-                yield self.compared("gradients", name, case, ["no output requires a gradient"])
-                return
-            grads = flow.autograd.grad(loss, leaves, create_graph=second, allow_unused=True)
+            grads = [None] * len(leaves) if loss is None else flow.autograd.grad(loss, leaves, create_graph=second, allow_unused=True)
         except Exception as error:  # noqa: BLE001 - every exception is a result here
             yield self.failed("gradients", name, case, error)
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,10 @@ def plain(value: Any) -> Any:
     return value
 
 
-def write(path: Path, lines: Sequence[dict[str, Any]], numbers: Bytes) -> None:
+Lines = Sequence[dict[str, Any]]
+
+
+def write(path: Path, lines: Lines, numbers: Bytes) -> None:
     path.with_suffix(".jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     path.with_suffix(".bin").write_bytes(b"".join(numbers.parts))
 
@@ -53,6 +57,34 @@ def write(path: Path, lines: Sequence[dict[str, Any]], numbers: Bytes) -> None:
 def read(path: Path) -> tuple[list[dict[str, Any]], bytes]:
     lines = [json.loads(line) for line in path.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()]
     return lines, path.with_suffix(".bin").read_bytes()
+
+
+def write_kept(path: Path, kept: dict[str, list[dict[str, Any]]], numbers: Bytes) -> None:
+    """All records as one file."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, text in (("cases.json", json.dumps(kept, separators=(",", ":")).encode()), ("numbers.bin", b"".join(numbers.parts))):
+            archive.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)  # the date of a ZipInfo is always the same
+
+
+def read_kept(path: Path) -> tuple[dict[str, list[dict[str, Any]]], bytes]:
+    with zipfile.ZipFile(path) as archive:
+        return json.loads(archive.read("cases.json")), archive.read("numbers.bin")
+
+
+def moved(tree: Any, numbers: bytes, to: Bytes) -> Any:
+    """A tree with its arrays elsewhere."""
+    if isinstance(tree, list):
+        return [moved(part, numbers, to) for part in tree]
+    if not isinstance(tree, dict):
+        return tree
+    parts = {word: moved(part, numbers, to) for word, part in tree.items() if word not in ("tensor", "array")}
+    for word in ("tensor", "array"):
+        if word in tree:
+            start, dtype, shape, strides = tree[word]
+            span = math.prod(shape) if strides is None or 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+            memory = np.frombuffer(numbers, np.dtype(KEPT_AS.get(dtype, dtype)), span, start)
+            parts = {word: [to.add(memory), dtype, shape, strides], **parts}
+    return parts
 
 
 def array_of(numbers: bytes, tensor: Sequence[Any]) -> np.ndarray:

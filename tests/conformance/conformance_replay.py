@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from conformance_calls import Calls
@@ -33,6 +33,6 @@ def common(listing: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[str]
     return wanted, {kind: sorted(names) for kind, names in missing.items()}
 
 
-def replay_of(path: Path) -> Cases:
-    """By the kind that the file is named for."""
-    return KINDS[path.name.partition("-")[0]](path)
+def replay_of(name: str, lines: Sequence[dict[str, Any]], numbers: bytes) -> Cases:
+    """By the kind that the record is named for."""
+    return KINDS[name.partition("-")[0]](lines, numbers)
