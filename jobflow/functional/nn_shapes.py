@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ShapeError, user_line
+from jobflow.errors import DtypeError, ShapeError, user_line
 from jobflow.functional.nn_base import Sizes, composed, one_of, sizes
 from jobflow.functional.promotion import rounded_once
 from jobflow.functional.shapes import integer
@@ -16,7 +16,7 @@ from jobflow.ops import slices as sl
 from jobflow.ops.index import gather
 from jobflow.ops.source import arange
 from jobflow.types import Tensor as Value
-from jobflow.types import float64, int64
+from jobflow.types import float32, float64, int64, uint8
 
 _MODES = ("constant", "reflect", "replicate", "circular")
 
@@ -178,10 +178,12 @@ def interpolate(
         ratios = [n / m if recompute_scale_factor else 1.0 / f for n, m, f in zip(t.shape[2:], wanted, factors, strict=True)]
     if min(wanted) < 1:
         raise ShapeError(f"{what} at {user_line()}: the image would be of size {list(wanted)}")
-    x: Value = input
+    if mode != "nearest" and not t.dtype.is_float and t.dtype is not uint8:
+        raise DtypeError(f'{what} at {user_line()}: mode "{mode}" gives fractions; cast input {t} to floats')
+    x: Value = input if mode == "nearest" or t.dtype.is_float else ew.cast(input, float32)
     for axis, (out, ratio) in enumerate(zip(wanted, ratios, strict=True), 2):
         if mode == "nearest":
             x = _nearest(x, axis, out, ratio)
         else:
             x = _linear(x, axis, out, ratio, bool(align_corners))
-    return x
+    return x if x.type.dtype is t.dtype else ew.cast(ew.floor(ew.shift(x, 0.5)), t.dtype)

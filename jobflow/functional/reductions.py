@@ -14,18 +14,21 @@ from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor, method
 from jobflow.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.functional import arithmetic
+from jobflow.functional.nn_base import composed
 from jobflow.functional.promotion import as_float, cast, constant, rounded_once
 from jobflow.ops.arithmetic import Add, Subtract, Where
 from jobflow.ops.axes import ExpandDims, Reshape, Squeeze
 from jobflow.ops.compare import Equal, NotEqual
-from jobflow.ops.functions import Absolute, Exp, Log, ScalarPower, Sqrt, Square
+from jobflow.ops.functions import Absolute, Exp, Log, Sqrt, Square
 from jobflow.ops.index import DimGather
 from jobflow.ops.reduce import ArgExtreme, ReduceAll, ReduceAny, ReduceMax, ReduceMin, ReduceProd, ReduceSum, check_filled
 from jobflow.ops.scalar import Detach, DivideBy, FillLike, Scale
 from jobflow.ops.scan import CumProd, CumSum
 from jobflow.ops.slices import Slice
 from jobflow.ops.sort import Sort
+from jobflow.ops.vector_norm import vector_norm
 from jobflow.types import DType, bool_, int64, uint8
+from jobflow.types import Tensor as Value
 
 Dim: TypeAlias = int | Sequence[int] | None
 
@@ -313,32 +316,16 @@ def logsumexp(x: Tensor, dim: Dim, keepdim: bool = False) -> Tensor:
 @method()
 def norm(x: Tensor, p: float | str | None = "fro", dim: Dim = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
     """(sum |x|^p)^(1/p); "fro" is 2, inf the largest |x|, -inf the smallest, 0 the number of elements that are not 0."""
-    return _norm(cast(x, dtype) if dtype else _floats("norm", x), p, dim, keepdim)
-
-
-@rounded_once
-def _norm(x: Tensor, p: float | str | None, dim: Dim, keepdim: bool) -> Tensor:
+    x = cast(x, dtype) if dtype else _floats("norm", x)
     axes = axes_of("norm", x, dim)
     p = 2 if p in (None, "fro") else float("inf") if p == "inf" else p
     if not isinstance(p, int | float):
         raise ArgumentError(f'norm at {user_line()}: p={p!r} is no order of a norm; use a number, "fro" or inf')
-    if p == 2:
-        return _root(_reduced(ReduceSum, run(Square(), x), axes, keepdim), 2)
-    if p == 0:
-        return cast(_reduced(ReduceSum, cast(_true(x), x.type.dtype), axes, keepdim), x.type.dtype)
-    size = run(Absolute(), x)
     if math.isinf(p):
-        return _reduced(ReduceMax if p > 0 else ReduceMin, size, axes, keepdim)
-    if p == 1:
-        return _reduced(ReduceSum, size, axes, keepdim)
-    return _root(_reduced(ReduceSum, run(ScalarPower(p), size), axes, keepdim), p)
+        check_filled("norm", x.type, axes)
+    return _norm(x, float(p), axes, keepdim)
 
 
-def _root(total: Tensor, p: float) -> Tensor:
-    """total^(1/p), whose gradient at 0 is 0."""
-    zero = constant(total, 0, total.type.dtype)
-    nothing = run(Equal(), total, zero)
-    safe = run(Where(), nothing, constant(total, 1, total.type.dtype), total)
-    root = run(Sqrt() if p == 2 else ScalarPower(1.0 / p), safe)
-    made: Tensor = run(Where(), nothing, zero, root)
-    return made
+@composed
+def _norm(x: Tensor, p: float, axes: tuple[int, ...], keepdim: bool) -> Value:
+    return vector_norm(x, p, axes, keepdim)

@@ -26,7 +26,15 @@ def vector_norm(x: Tensor, order: float = 2.0, axes: Sequence[int] | int | None 
         return reduce_sum(cast(not_equal(x, fill_like(x, 0.0)), x.type.dtype), axes, keepdims, name=name)
     if order == 1:
         return reduce_sum(absolute(x), axes, keepdims, name=name)
-    total = reduce_sum(square(x) if order == 2 else scalar_power(absolute(x), order), axes, keepdims)
+    total = reduce_sum(square(x) if order == 2 else _powers(x, order), axes, keepdims)
     zero = equal(total, fill_like(total, 0.0))
     safe = where(zero, fill_like(total, 1.0), total)
     return where(zero, total, sqrt(safe) if order == 2 else scalar_power(safe, 1 / order), name=name)
+
+
+def _powers(x: Tensor, order: float) -> Tensor:
+    """|x|^order, whose gradient at 0 is 0 also where that of the power is infinite."""
+    if order >= 1:
+        return scalar_power(absolute(x), order)
+    zero = equal(x, fill_like(x, 0.0))
+    return where(zero, fill_like(x, 0.0 if order > 0 else math.inf), scalar_power(absolute(where(zero, fill_like(x, 1.0), x)), order))
