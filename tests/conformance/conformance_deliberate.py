@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ class Deliberate:
         return bool(self.key.fullmatch(outcome.key) and self.difference.search(outcome.reason))
 
 
+@cache
 def read() -> list[Deliberate]:
     entries = yaml.safe_load(FILE.read_text(encoding="utf-8")) or []
     return [Deliberate(re.compile(e["key"]), re.compile(e.get("difference", "")), e["reason"]) for e in entries]
