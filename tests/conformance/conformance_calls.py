@@ -53,7 +53,13 @@ class Calls(Cases):
         if not found:
             outs = [out] if isinstance(out, Tensor) else [y for y in out if isinstance(y, Tensor)] if isinstance(out, tuple | list) else []
             yield from self.views(name, case, outs, decode)
-            yield from self.derivatives(name, case, outs, decode.leaves)
+            if not self.lent(name):
+                yield from self.derivatives(name, case, outs, decode.leaves)
+
+    def lent(self, name: str) -> bool:
+        """Whether the function is another of the same name, such as `norm` for `linalg.norm`: here with the same values, but gradients of its own."""
+        own = self.entry["name"]
+        return "." in own and name != own and name.rpartition(".")[2] == own.rpartition(".")[2]
 
     def views(self, name: str, case: dict[str, Any], outs: list[Any], decode: Decoder) -> Iterator[Outcome]:
         if any(case["views"]):
