@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.errors import AbortedError, JobflowError
+from jobflow.errors import NOWHERE, AbortedError, JobflowError
 from jobflow.ops import half
 from jobflow.ops.base import Call
 from jobflow.ops.checked import Checked
@@ -96,12 +96,16 @@ class Executor:
                 self.device.begin_instruction()
                 return half.bind(op, self.device, [self.view(s) for s in inputs], [self.view(s) for s in outputs])
             case Transfer(peer, sends, slot, order):
-                calls, self._waits[order] = (comm.bind_send if sends else comm.bind_receive)(peer, self.view(slot), name=instruction.name)
+                calls, self._waits[order] = (comm.bind_send if sends else comm.bind_receive)(
+                    peer, self.view(slot), name=told_name(instruction, self.plan)
+                )
                 return calls
             case Wait(_, _, _, order):
                 return self._waits.pop(order)
             case Collective():
-                return _bind_collective(instruction, self.view(instruction.input), self.view(instruction.output), comm)
+                return _bind_collective(
+                    instruction, self.view(instruction.input), self.view(instruction.output), comm, told_name(instruction, self.plan)
+                )
 
     def run(self, arguments: Mapping[str, Array] | None) -> list[tuple[int, Array]]:
         """One step: this rank's parts of the arguments in, its parts of the outputs (position, NumPy copy) out.
@@ -181,8 +185,13 @@ def _writes_common(plan: Plan) -> bool:
     return any(isinstance(i, Compute) and any(is_common(slot.buffer) for slot in i.outputs) for i in plan.epilogue)
 
 
-def _bind_collective(instruction: Collective, source: Array, target: Array, comm: Communicator) -> list[Call]:
-    ranks, counts, name = instruction.ranks, instruction.counts, instruction.name
+def told_name(instruction: Collective | Transfer, plan: Plan) -> str:
+    """What messages call a communication: the op, its job or graph, and the user's line."""
+    return f"{instruction.name} of {plan.job}{'' if instruction.where == NOWHERE else f' at {instruction.where}'}"
+
+
+def _bind_collective(instruction: Collective, source: Array, target: Array, comm: Communicator, name: str) -> list[Call]:
+    ranks, counts = instruction.ranks, instruction.counts
     match instruction.kind:
         case "all_reduce":
             return comm.bind_all_reduce(ranks, source, target, instruction.reduce, name=name)

@@ -123,6 +123,12 @@ class TestRanks:
         found = ranks.started(self.made(launcher, "echo 'not enough slots' >&2; exit 1"), "Open MPI")
         assert found.status == PROBLEM and found.text.endswith("failed: it ended with exit code 1: not enough slots")
 
+    def test_it_refuses_root(self, launcher: Path) -> None:
+        said = "mpirun has detected an attempt to run as root.\\nadd the --allow-run-as-root option, or set\\n  OMPI_ALLOW_RUN_AS_ROOT=1\\n-----"
+        found = ranks.started(self.made(launcher, f"printf '{said}' >&2; exit 1"), "Open MPI")
+        assert found.status == PROBLEM and "root" in found.text and "--allow-run-as-root" in found.text
+        assert "OMPI_ALLOW_RUN_AS_ROOT=1" in found.command and "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1" in found.command
+
     @pytest.mark.parametrize(
         ("shared", "status", "words"),
         [(9e9, OK, "shared windows 9.0 GB/s"), (1e8, NOTE, "slow"), (0.0, NOTE, "no shared windows (why)")],

@@ -29,3 +29,4 @@ def test_what_a_rank_does_on_its_way_out_hides_nothing(way: str, last: str, tmp_
     code, _, err = started(way, 2, str(PROGRAM), f"loop:{last}", str(tmp_path))
     assert code == 1, err
     assert "rank 1 failed with ValueError: picture 60 cannot be read (at first_cause.py:" in err, err
+    assert any("rank 0" in line and "job total" in line for line in err.splitlines()), f"where rank 0 was: {err}"

@@ -30,6 +30,8 @@ class Answer:
 
     data: dict[str, Any]
     failure: str = ""
+    #: all that it printed, if it failed
+    said: str = ""
 
 
 def probe(name: str, *words: str) -> list[str]:
@@ -73,7 +75,7 @@ def _read(out: str, err: str, code: int) -> Answer:
     if code == 0 and answers:
         return Answer(json.loads(answers[-1]))
     said = [line.strip() for line in (err or out).splitlines() if line.strip()]
-    return Answer({}, f"it {ending(code)}" + (f": {_telling(said)}" if said else ""))
+    return Answer({}, f"it {ending(code)}" + (f": {_telling(said)}" if said else ""), f"{err}\n{out}")
 
 
 def _telling(lines: Sequence[str]) -> str:

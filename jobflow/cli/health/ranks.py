@@ -16,6 +16,8 @@ INSTALL = 'pip install "jobflow-sbp[mpi]"'
 LIMIT, ALARM = 40.0, "30"
 #: bytes in a second below which ranks wait for their tensors rather than compute
 SLOW = 0.5e9
+#: what Open MPI's mpirun says to root, and what has it start programs all the same
+NOT_AS_ROOT, ALLOW_ROOT = "allow-run-as-root", "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
 #: so that two ranks do not fight for the cores
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -47,6 +49,9 @@ def started(path: str, vendor: str) -> Finding:
         text = f"{path} is of {kind}, but mpi4py uses {vendor}: ranks would not find each other"
         return Finding("mpiexec", PROBLEM, text, f"put the mpiexec of {vendor} first in PATH, or install one that belongs to this Python", INSTALL)
     answer = ask(mpiexec.ranks(path, 2, probe("ranks", ALARM)), limit=LIMIT, more=THREADS)
+    if NOT_AS_ROOT in answer.said:
+        text = f"{path} refuses to run as root, as Open MPI does unless it is told otherwise (--allow-run-as-root)"
+        return Finding("mpiexec", PROBLEM, text, "be another user, or allow it, which is usual in containers", ALLOW_ROOT)
     if answer.failure:
         again = " ".join(mpiexec.ranks(path, 2, [sys.executable, "-c", "'from mpi4py import MPI; print(MPI.COMM_WORLD.size)'"]))
         fix = "see what it says; a host name that is not in /etc/hosts and firewalls on the loopback device are frequent causes"
