@@ -267,7 +267,7 @@ class TestFailure:
         job(X, right)
         before = values()
         for _ in range(2):
-            with pytest.raises(ArgumentError, match=r"label 4 is outside \[0, 3\)"):
+            with pytest.raises(ArgumentError, match=r"label 4 at \[3\] is outside \[0, 3\)"):
                 job(X, wrong)
             after = values()
             for name, value in before.items():
