@@ -1,4 +1,4 @@
-"""Checkpoints in other clothes: NumPy's .npz and directories of the legacy system, out and in; one tensor in memory at a time.
+"""Checkpoints in other clothes: NumPy's .npz, .safetensors, and directories of the legacy system, out and in; one tensor in memory at a time.
 
 A .npz is a zip file with one .npy file per tensor.  A legacy directory has one directory per variable with its raw little-endian
 numbers in `out` and, as text, its type in `meta`.  Both hold tensors only: what was saved beside them (step, position, ...) is not in them.
@@ -10,6 +10,7 @@ import os
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from jobflow.checkpoint.compare import selected
 from jobflow.checkpoint.files import files_of
 from jobflow.checkpoint.places import DONE
 from jobflow.checkpoint.reading import Checkpoint, LegacyTensor, Stored, load
-from jobflow.checkpoint.safetensors import bytes_of
+from jobflow.checkpoint.safetensors import Place, bytes_of, header_of, read_header, read_tensor, storable
 from jobflow.checkpoint.writing import save
 from jobflow.errors import CheckpointError
 from jobflow.npy import FileArray, in_archive
@@ -44,12 +45,32 @@ _NPY = ".npy"
 
 def to_npz(source: Checkpoint, path: str | os.PathLike[str], patterns: Sequence[str] = ("*",), *, replace: bool = False) -> list[str]:
     """Write tensors to one .npz file, whole or not at all; the names of those that became float32 because NumPy has no bfloat16."""
-    target = Path(os.path.abspath(path))
     names = selected(patterns, source)
+    _to_file(path, replace, lambda file: _write_npz(file, source, names))
+    return [name for name in names if source.stored[name].type.dtype is bfloat16]
+
+
+def to_safetensors(source: Checkpoint, path: str | os.PathLike[str], patterns: Sequence[str] = ("*",), *, replace: bool = False) -> list[str]:
+    """Write tensors to one .safetensors file, whole or not at all; every type is kept."""
+    names = selected(patterns, source)
+    _to_file(path, replace, lambda file: _write_safetensors(file, source, names))
+    return []
+
+
+def _write_safetensors(path: Path, source: Checkpoint, names: Sequence[str]) -> None:
+    """One tensor in memory at a time: the header needs types only."""
+    types = {name: source.stored[name].type for name in names}
+    empty = {name: np.broadcast_to(np.zeros((), type.dtype.numpy), type.shape) for name, type in types.items()}
+    header, order = header_of(empty)
+    files_of().write(path, chain([header], (bytes_of(storable(name, source[name])) for name in order)))
+
+
+def _to_file(path: str | os.PathLike[str], replace: bool, write: Callable[[Path], None]) -> None:
+    """A file that is written beside its place and takes it in one step."""
+    target = Path(os.path.abspath(path))
     if target.is_dir() or (target.exists() and not replace):
         raise CheckpointError(f"export to {target}: there is something already; give another name, or --force to replace a file")
-    _beside(target, lambda place: _write_npz(place / target.name, source, names), lambda place: os.replace(place / target.name, target))
-    return [name for name in names if source.stored[name].type.dtype is bfloat16]
+    _beside(target, lambda place: write(place / target.name), lambda place: os.replace(place / target.name, target))
 
 
 def _write_npz(path: Path, source: Checkpoint, names: Sequence[str]) -> None:
@@ -144,9 +165,34 @@ class NpzTensor(Stored):
 
 
 def open_any(path: str | os.PathLike[str], types: Mapping[str, TensorType] | None = None) -> Checkpoint:
-    """A checkpoint, a legacy directory or a .npz file; `types` are those of legacy variables without `meta`."""
+    """A checkpoint, a legacy directory, a .npz or a .safetensors file; `types` are those of legacy variables without `meta`."""
     source = Path(path)
-    return _open_npz(source) if source.is_file() else load(source, types)
+    if source.is_file():
+        return _open_safetensors(source) if source.suffix == ".safetensors" else _open_npz(source)
+    return load(source, types)
+
+
+@dataclass(frozen=True)
+class SafeTensor(Stored):
+    """A tensor in a .safetensors file, which has no hashes."""
+
+    name: str
+    file_path: Path
+    place: Place
+
+    @property
+    def type(self) -> TensorType:
+        try:
+            return TensorType(self.place.shape, dtype_of(self.place.dtype.newbyteorder("=")))
+        except (KeyError, TypeError):
+            raise CheckpointError(f'{self.file_path}: tensor "{self.name}" is of type {self.place.dtype}, which no variable can have') from None
+
+    def numpy(self) -> Array:
+        return read_tensor(self.file_path, self.place)
+
+
+def _open_safetensors(path: Path) -> Checkpoint:
+    return Checkpoint(path, {name: SafeTensor(name, path, place) for name, place in read_header(path).items()}, {})
 
 
 def _open_npz(path: Path) -> Checkpoint:

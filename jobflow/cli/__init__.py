@@ -130,8 +130,21 @@ def _run(words: Sequence[str]) -> int:
     given, unknown = parser([COMMANDS[name]]).parse_known_args(words)
     if unknown:
         legal = [option for below in parsers(given.parser) for action in below._actions for option in action.option_strings]
-        given.parser.error(f"there is no {unknown[0]}{did_you_mean(unknown[0], legal) or ' here'}")
+        exact, close = (setting_for(unknown, exactly) if "--set" in legal else "" for exactly in (True, False))
+        near = exact or did_you_mean(unknown[0].partition("=")[0], legal) or close or " here"
+        given.parser.error(f"there is no {unknown[0]}{near}")
     return int(given.run(given))
+
+
+def setting_for(words: Sequence[str], exactly: bool) -> str:
+    """`; did you mean --set optimizer.lr=3?` for `--lr 3`; "" if there is no such key in configurations, or none that is close."""
+    from jobflow.trainer.config.keys import place_of
+
+    option, sign, value = words[0].partition("=")
+    if not sign:
+        value = next((word for word in words[1:2] if not word.startswith("--")), "...")
+    place = place_of(option.lstrip("-"), exactly)
+    return f"; did you mean --set {place}={value}?" if place and option.startswith("--") else ""
 
 
 def parsers(top: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from jobflow.checkpoint import manifest
 from jobflow.checkpoint.compare import Difference, differences, extra_differences, selected, type_text
-from jobflow.checkpoint.export import open_any, to_checkpoint, to_legacy, to_npz
+from jobflow.checkpoint.export import open_any, to_checkpoint, to_legacy, to_npz, to_safetensors
 from jobflow.checkpoint.reading import Checkpoint, Stored, StoredShard, problems
 from jobflow.errors import CheckpointError, counted
 from jobflow.trainer.amounts import metric_text, number_text
@@ -193,14 +193,14 @@ def _difference(found: Difference) -> list[str]:
 
 
 def export(given: argparse.Namespace) -> int:
-    """Tensors to a .npz file."""
-    if Path(given.file).suffix != ".npz":
-        raise CheckpointError(f"export to {given.file}: only .npz files are written; give a name that ends in .npz")
+    """Tensors to a .npz or a .safetensors file."""
+    if Path(given.file).suffix not in FILES:
+        raise CheckpointError(f"export to {given.file}: give a name that ends in {' or '.join(FILES)}; no other files are written")
     return _export(_open(given.checkpoint, given.types_from), given.file, given.names, given.force)
 
 
 def _export(source: Checkpoint, target: str, names: Sequence[str], replace: bool) -> int:
-    became = to_npz(source, target, names, replace=replace)
+    became = FILES[Path(target).suffix](source, target, names, replace=replace)
     print(f"wrote {target}: {counted(len(selected(names, source)), 'tensor')}")
     if became:
         print(f"bfloat16 became float32, for NumPy has no such type: {', '.join(became)}")
@@ -211,8 +211,16 @@ def convert(given: argparse.Namespace) -> int:
     """From any format to any."""
     source = _open(given.source, given.types_from)
     is_ours = (source.path / manifest.NAME).is_file()
-    to = given.to or ("npz" if given.target.endswith(".npz") else "legacy" if is_ours else "jobflow")
-    if to == "npz":
+    suffix = Path(given.target).suffix
+    if given.to in ("npz", "safetensors") and suffix != f".{given.to}":
+        raise CheckpointError(f"convert to {given.target}: give a name that ends in .{given.to}")
+    if given.to is None and suffix not in FILES and any(map(str.isalpha, suffix)):
+        raise CheckpointError(
+            f"convert to {given.target}: there is no way to write a {suffix} file; a name that ends in {' or '.join(FILES)} is a file, "
+            f"one without an ending a directory (with --to jobflow or --to legacy it may end as it likes)"
+        )
+    to = given.to or (suffix[1:] if suffix in FILES else "legacy" if is_ours else "jobflow")
+    if f".{to}" in FILES:
         return _export(source, given.target, given.names, False)
     if to == "legacy":
         to_legacy(source, given.target, given.names)
@@ -228,6 +236,9 @@ def _open(path: str, types_from: str | None) -> Checkpoint:
     types = {name: stored.type for name, stored in open_any(types_from).stored.items()} if types_from else None
     return open_any(path, types)
 
+
+#: the files that are written, by the end of their names
+FILES: dict[str, Callable[..., list[str]]] = {".npz": to_npz, ".safetensors": to_safetensors}
 
 # ---- words ---------------------------------------------------------------------------------------------------------------------------
 

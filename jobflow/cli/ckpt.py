@@ -8,7 +8,8 @@ from typing import Any
 DESCRIPTION = """\
 List, show, verify, compare, export and convert checkpoints.
 
-A checkpoint is a directory with a manifest.json; directories of the legacy system (one directory per variable) and .npz files are read, too.
+A checkpoint is a directory with a manifest.json; directories of the legacy system (one directory per variable), .npz and
+.safetensors files are read, too.
 No command changes a checkpoint that exists."""
 
 EXAMPLES = """\
@@ -23,7 +24,7 @@ examples:
 
 exit codes: 0 done; 1 an error, a damaged checkpoint (verify), or checkpoints that differ (diff); 2 a wrong command line"""
 
-ANY = "a checkpoint, a legacy directory or a .npz file"
+ANY = "a checkpoint, a legacy directory, a .npz or a .safetensors file"
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
@@ -64,22 +65,28 @@ def _fill_reading(commands: Any) -> None:
 
 
 def _fill_writing(commands: Any) -> None:
-    exporting = _add(commands, "export", "write tensors to a .npz file", "Write tensors to a NumPy .npz file; bfloat16 becomes float32.")
+    exporting = _add(
+        commands,
+        "export",
+        "write tensors to a .npz or .safetensors file",
+        "Write tensors to a NumPy .npz file, where bfloat16 becomes float32, or to a .safetensors file.",
+    )
     exporting.add_argument("checkpoint", help="a checkpoint or a legacy directory")
-    exporting.add_argument("file", help="the .npz file to write")
+    exporting.add_argument("file", help="the .npz or .safetensors file to write")
     _add_names(exporting)
     exporting.add_argument("--force", action="store_true", help="replace the file if it exists")
     _add_types(exporting)
     converting = _add(
         commands,
         "convert",
-        "convert between checkpoints, legacy directories and .npz files",
-        "The source's format is recognised.  Without --to the target is a .npz file if it is called so, else a legacy directory if the source is\n"
+        "convert between checkpoints, legacy directories, .npz and .safetensors files",
+        "The source's format is recognised.  Without --to the target is a .npz or .safetensors file if it is called so, else\n"
+        "a legacy directory if the source is\n"
         "a checkpoint, else a checkpoint.",
     )
     converting.add_argument("source", help=ANY)
     converting.add_argument("target", help="what to write; it must not exist")
-    converting.add_argument("--to", choices=("jobflow", "legacy", "npz"), help="the target's format")
+    converting.add_argument("--to", choices=("jobflow", "legacy", "npz", "safetensors"), help="the target's format")
     _add_names(converting)
     _add_types(converting)
 

@@ -28,6 +28,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", metavar="DIR", help="which one, or a directory of them (default: the newest good one of the output)")
     parser.add_argument("--input", metavar="FILE", help="samples: a file or folder, or train, validation or test; of models of text: a prompt")
     parser.add_argument("--output", metavar="FILE", help="where to write: .npz or .csv; of text: any file (default: print the text)")
+    parser.add_argument("--probabilities", action="store_true", help="write the scores of classes as probabilities")
     text = parser.add_argument_group("models of text")
     text.add_argument("--prompt", metavar="TEXT", help="how the text begins")
     text.add_argument("--length", type=at_least_one, default=200, metavar="N", help="characters to write (default 200)")
@@ -59,7 +60,7 @@ def run(given: argparse.Namespace) -> int:
         return write_text(given, loaded, first)
     if given.input is None or given.output is None:
         raise ConfigError("jobflow predict needs --input FILE and --output FILE; only models of text take a prompt")
-    found = predict(loaded, given.input, given.output, given.checkpoint)
+    found = predict(loaded, given.input, given.output, given.checkpoint, probabilities=given.probabilities)
     if first:
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in found.outputs.items())
         print(f"{counted(found.samples, 'sample')}: {shapes} in {found.path}")

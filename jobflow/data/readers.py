@@ -44,10 +44,20 @@ def open_reader(name: str, facts: Mapping[str, Any] | None = None, **arguments: 
     for argument in arguments:
         if argument not in legal:
             raise ArgumentError(f'reader "{name}" has no argument "{argument}"{did_you_mean(argument, legal) or "."} It has {", ".join(legal)}.')
-    learned = {key: value for key, value in (facts or {}).items() if key in legal and arguments.get(key) is None}
+    learned = {key: _learned(value, arguments.get(key)) for key, value in (facts or {}).items() if key in legal}
+    learned = {key: value for key, value in learned.items() if value is not None}
     given = {**arguments, **learned}
     missing = [key for key, parameter in legal.items() if parameter.default is parameter.empty and key not in given]
     if missing:
         raise ArgumentError(f'reader "{name}" needs {" and ".join(missing)}')
     found: Samples | Stream = READERS[name](**given)
     return found
+
+
+def _learned(fact: Any, given: Any) -> Any:
+    """What is taken of a fact where an argument is given: nothing; but where names are given, what was learned of these."""
+    if given is None:
+        return fact
+    if isinstance(fact, Mapping) and isinstance(given, list) and all(name in fact for name in given):
+        return {name: fact[name] for name in given}
+    return None

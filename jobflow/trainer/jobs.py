@@ -25,7 +25,7 @@ from jobflow.compiler.trace import Tracer
 from jobflow.data.batches import per_device
 from jobflow.data.readers import open_reader
 from jobflow.data.samples import Samples, Stream
-from jobflow.errors import ConfigError, SourceLine, at_line, counted
+from jobflow.errors import ConfigError, SourceLine, at_line, counted, did_you_mean
 from jobflow.job import Job
 from jobflow.job_config import FunctionConfig
 from jobflow.layout import cut
@@ -341,6 +341,19 @@ def lengths(samples: Samples | Stream | None, size: int, drop_last: bool) -> lis
         return [] if samples is None else [size]
     whole, rest = divmod(len(samples), size)
     return ([size] if whole else []) + ([rest] if rest and not (drop_last and whole) else [])
+
+
+def check_metrics(run: Prepared, loaded: Loaded) -> None:
+    """ConfigError, with its line, if a metric is waited for that the model, which has been traced, does not give."""
+    known, config = [f"validation/{name}" for name in run.jobs.metrics], run.config
+    early = config.evaluation.early_stopping
+    for key, metric in (
+        ("evaluation.early_stopping.metric", early.metric if early else None),
+        ("checkpoint.best_metric", config.checkpoint.best_metric),
+    ):
+        if metric is not None and metric not in known:
+            told = f'{loaded.origin(key)}: {key}: the model does not give "{metric}"{did_you_mean(metric, known) or "."}'
+            raise ConfigError(f"{told} There are {', '.join(known)}")
 
 
 def check_lengths(run: Prepared) -> None:

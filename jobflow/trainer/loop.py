@@ -26,17 +26,17 @@ from jobflow.compiled import Compiled
 from jobflow.data.batches import Batch, Batches, Position, Reading
 from jobflow.data.order import Order
 from jobflow.data.samples import Samples
-from jobflow.errors import CheckpointError, ConfigError, at_line, counted, did_you_mean
+from jobflow.errors import CheckpointError, ConfigError, at_line, counted
 from jobflow.notices import notice
 from jobflow.trainer.amounts import metric_text, metrics_text
 from jobflow.trainer.config import Loaded, load
 from jobflow.trainer.config.schema import Checkpoint, Evaluation
 from jobflow.trainer.evaluate import batches_of, measure
 from jobflow.trainer.finite import first_not_finite
-from jobflow.trainer.jobs import COUNTER, HALTED, TRAIN, Means, Prepared, check_lengths, prepared
+from jobflow.trainer.jobs import COUNTER, HALTED, TRAIN, Means, Prepared, check_lengths, check_metrics, prepared
 from jobflow.trainer.lock import Lock
 from jobflow.trainer.network import line_of
-from jobflow.trainer.optimizing import schedule_from
+from jobflow.trainer.optimizing import schedule_from, slow_start
 from jobflow.trainer.outcome import Outcome, Stopped
 from jobflow.trainer.resume import Progress, check_alike, chosen, read, series_of, set_aside_behind, together
 from jobflow.trainer.signals import Signals
@@ -147,8 +147,10 @@ class Loop:
         first = self._writes
         job = self.jobs.train(self._whole_batch())
         self._compiled = self.session.compiled(job, job.declared_shapes(self.session))
-        self._check_metrics()
+        check_metrics(self.prepared, self.loaded)
         check_lengths(self.prepared)
+        for warning in slow_start(self.loaded, self.prepared.steps):
+            self._notice(warning)
         with self._only_one():
             found = self._resume(resume)
             if self._is_complete:
@@ -325,16 +327,6 @@ class Loop:
         prints = {f"data.{place}": samples.fingerprint for place, samples in self.prepared.samples.items() if isinstance(samples, Samples)}
         check_alike(self.session, {"configuration": plain, **prints})
 
-    def _check_metrics(self) -> None:
-        """ConfigError if a metric is waited for that the model does not give."""
-        known = [f"validation/{name}" for name in self.jobs.metrics]
-        for key, metric in (
-            ("evaluation.early_stopping.metric", self.early.metric if self.early else None),
-            ("checkpoint.best_metric", self.config.checkpoint.best_metric),
-        ):
-            if metric is not None and metric not in known:
-                raise ConfigError(f'{key}: the model does not give "{metric}"{did_you_mean(metric, known)} There are {", ".join(known)}')
-
     def _resume(self, wish: str) -> Path | None:
         found = together(self.session, lambda: chosen(self.series, wish, notice))
         if found is None:
@@ -386,7 +378,7 @@ class Loop:
         if self._saved_step == step:
             return
         self._settle()
-        extra = self.progress.extra(self.loaded.plain, self.prepared.samples["train"].facts)
+        extra = self.progress.extra(self.loaded.plain, self.prepared.samples["train"])
         extra["trainer"] |= {"steps": self.prepared.steps, "ended": self.stopped in ("end", "early")}
         later = self.config.checkpoint.asynchronous and not self.stopped
         with self._may_fail(step):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from jobflow.errors import counted
 from jobflow.optimizer import clipping, loss_scale, warmup
 from jobflow.optimizer import optimizers as kinds
 from jobflow.optimizer import schedules as of
 from jobflow.optimizer.optimizers import Minimizer
-from jobflow.trainer.config import schema
+from jobflow.trainer.config import Loaded, schema
 
 #: with float16, what the loss is multiplied by at first; it shrinks where gradients overflow, and each time costs a step
 FIRST_SCALE = 2.0**15
@@ -31,6 +33,14 @@ def schedule_from(wish: schema.Optimizer, steps: int) -> of.Schedule:
             return of.ExponentialScheduler(lr, plan.steps, plan.decay_rate, plan.staircase, warmup=rising)
         case schema.Piecewise():
             return of.PiecewiseScalingScheduler(lr, list(plan.boundaries), list(plan.scales), warmup=rising)
+
+
+def slow_start(loaded: Loaded, steps: int) -> Iterator[str]:
+    """A warning if the learning rate of a run never comes to what it should be."""
+    wish = loaded.config.optimizer
+    if wish.warmup_steps >= steps > 0:
+        key = "optimizer.warmup_steps"
+        yield f"{loaded.origin(key)}: {key} is {wish.warmup_steps:,}, and the run has {counted(steps, 'step')}: the rate does not come to {wish.lr:g}"
 
 
 def optimizer_from(config: schema.TrainConfig, steps: int) -> Minimizer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from jobflow.models.generate import tokens_after
 from jobflow.trainer.config import Loaded, TrainConfig
 from jobflow.trainer.evaluate import newest, restore, rows_of
 from jobflow.trainer.jobs import Prepared, open_place, prepared
-from jobflow.trainer.network import line_of
+from jobflow.trainer.network import LABELS, line_of
 from jobflow.types import Array, TensorType, int32
 
 #: the places of a configuration's samples, which may stand for a file of input
@@ -45,21 +45,26 @@ class Predicted:
     path: Path | None
 
 
-def predict(loaded: Loaded, source: str | Path, output: str | Path | None = None, checkpoint: str | Path | None = None) -> Predicted:
+def predict(
+    loaded: Loaded, source: str | Path, output: str | Path | None = None, checkpoint: str | Path | None = None, *, probabilities: bool = False
+) -> Predicted:
     """Run a checkpoint's predict job on samples: a file or folder, or "train", "validation" or "test" for those of the configuration.
 
-    Written by rank 0 to `output`, an .npz or .csv file, if that is given.
+    Written by rank 0 to `output`, an .npz or .csv file, if that is given.  With `probabilities` the scores of classes are given as such.
     """
     if output is not None and Path(output).suffix not in OUTPUTS:
         raise ArgumentError(f"--output {output}: predictions are written as {' or '.join(OUTPUTS)}")
     with at_line(line_of(loaded, "")), prepared(loaded, only=()) as run:
         path, extra = newest(run, checkpoint)
         samples = opened(run, source, extra.get("facts", {}))
+        check_fields(run, samples, extra.get("fields"), source)
         run.take("input", samples)
         outputs = run_over(run, samples, path)
+        if probabilities:
+            outputs = {"probabilities" if name == "scores" else name: array for name, array in with_probabilities(run, outputs).items()}
         count = len(next(iter(outputs.values())))
         if output is not None and run.session.writes_files:
-            write(Path(output), outputs, extra.get("facts", {}))
+            write(Path(output), outputs, classes_of(run, extra.get("facts", {})))
         return Predicted(outputs, count, None if output is None else Path(output))
 
 
@@ -86,7 +91,53 @@ def opened(run: Prepared, source: str | Path, facts: Mapping[str, Any]) -> Sampl
         return open_place(run.config, str(source), facts)
     name = reader_for(run.config, Path(source))
     given = run.config.data.train.arguments if run.config.data.train.reader == name else {}
-    return open_reader(name, dict(facts) or None, **arguments_for(name, Path(source), given, run.jobs.network.needed))
+    kept = arguments_for(name, Path(source), given, run.jobs.network.needed)
+    known = dict(facts)
+    if isinstance(facts.get("categories"), Mapping) and isinstance(kept.get("fields"), Mapping):  # those of columns that are read
+        columns = {column for named in kept["fields"].values() for column in ([named] if isinstance(named, str) else named)}
+        known["categories"] = {column: texts for column, texts in facts["categories"].items() if column in columns}
+    return open_reader(name, known or None, **kept)
+
+
+def check_fields(run: Prepared, samples: Samples | Stream, trained: Any, source: str | Path) -> None:
+    """ArgumentError if samples are of other shapes or types than those that the model was trained on, as the checkpoint says."""
+    if not isinstance(trained, Mapping):
+        return  # a checkpoint of an earlier release
+    for name, field in samples.fields.items():
+        if name in trained and name not in labels_of(run, trained):
+            shape, dtype = trained[name]
+            if [list(field.shape), field.dtype.name] != [list(shape), dtype]:
+                raise ArgumentError(
+                    f'--input {source}: a sample\'s field "{name}" is {field}, and the model was trained on {dtype}{list(shape)}; '
+                    f"give samples of that shape and type (the arguments of data.train.reader may make them)"
+                )
+
+
+def labels_of(run: Prepared, fields: Iterable[str]) -> list[str]:
+    """The fields that a prediction lacks."""
+    network = run.jobs.network
+    return [name for name in fields if (name not in network.needed if network.needed else name == LABELS)]
+
+
+def classes_of(run: Prepared, facts: Mapping[str, Any]) -> list[str]:
+    """The names of the classes, where the reader of the training samples knows them: folders, or the categories of the column of labels."""
+    if facts.get("classes"):
+        return list(facts["classes"])
+    fields, categories = run.config.data.train.arguments.get("fields"), facts.get("categories")
+    if not isinstance(fields, Mapping) or not isinstance(categories, Mapping):
+        return []
+    columns = [fields[name] for name in labels_of(run, fields) if isinstance(fields[name], str) and fields[name] in categories]
+    return list(categories[columns[0]]) if len(columns) == 1 else []
+
+
+def with_probabilities(run: Prepared, outputs: Mapping[str, Array]) -> dict[str, Array]:
+    """The outputs with the softmax of the scores in their place; ConfigError if they are no scores of classes."""
+    scores = outputs.get("scores")
+    if scores is None or scores.ndim != 2 or scores.shape[1] < 2 or run.config.model.loss == "mean_squared_error":
+        found = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
+        raise ConfigError(f"--probabilities: the model gives no scores of classes, float[samples, classes] from a cross entropy, but {found}")
+    wide = np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True))
+    return {**outputs, "scores": (wide / wide.sum(axis=1, keepdims=True)).astype(np.float32)}
 
 
 def reader_for(config: TrainConfig, source: Path) -> str:
@@ -108,9 +159,10 @@ def arguments_for(name: str, source: Path, given: Mapping[str, Any], needed: tup
     """The arguments of a reader for a file of input: those of training, without what speaks of labels and of parts of the data."""
     legal = inspect.signature(READERS[name]).parameters
     kept = {key: value for key, value in given.items() if key in legal and key not in ("split", "validation_every", "classes", "labels", "flip")}
-    for key in ("fields", "dtypes", "scale", "columns", "features", "categories"):
-        if isinstance(kept.get(key), Mapping) and needed:
-            kept[key] = {field: value for field, value in kept[key].items() if field in needed}
+    for key in ("fields", "dtypes", "scale", "columns", "features"):
+        if isinstance(kept.get(key), Mapping):
+            kept[key] = {field: value for field, value in kept[key].items() if (field in needed if needed else field != LABELS)}
+    kept.pop("categories", None)  # what was learned of them is among the facts
     kept["path"] = str(source)
     if name == "images":
         kept |= {"labels": False, "crop": "center"} if "crop" in legal else {"labels": False}
@@ -120,33 +172,34 @@ def arguments_for(name: str, source: Path, given: Mapping[str, Any], needed: tup
 # -------------------------------------------------------------------- output
 
 
-def write(path: Path, outputs: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
+def write(path: Path, outputs: Mapping[str, Array], classes: Sequence[str]) -> None:
     """The outputs as a file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{os.getpid()}{path.suffix}")
     try:
         if path.suffix == ".npz":
-            np.savez(fresh, **outputs)
+            arrays: dict[str, Any] = {**outputs, **({"classes": np.array(classes)} if classes else {})}
+            np.savez(fresh, **arrays)
         else:
             with open(fresh, "w", encoding="utf-8", newline="") as file:
-                csv.writer(file).writerows(rows(outputs, facts))
+                csv.writer(file).writerows(rows(outputs, classes))
         os.replace(fresh, path)
     finally:
         fresh.unlink(missing_ok=True)
 
 
-def rows(outputs: Mapping[str, Array], facts: Mapping[str, Any]) -> Iterator[list[Any]]:
+def rows(outputs: Mapping[str, Array], classes: Sequence[str]) -> Iterator[list[Any]]:
     """A table: a column for each number of a sample; where scores are of classes, the best one first."""
     names, flat = [], []
-    scores = outputs.get("scores")
+    scores = outputs.get("scores", outputs.get("probabilities"))
     if scores is not None and scores.ndim == 2 and scores.shape[1] > 1:
         best = scores.argmax(axis=1)
-        classes = facts.get("classes")
         names.append("class")
         flat.append([classes[i] for i in best] if classes and len(classes) == scores.shape[1] else best.tolist())
     for name, array in outputs.items():
         wide = array.reshape(len(array), -1)
-        names += [name] if wide.shape[1] == 1 else [f"{name}_{i}" for i in range(wide.shape[1])]
+        each = classes if array is scores and len(classes) == wide.shape[1] else range(wide.shape[1])
+        names += [name] if wide.shape[1] == 1 else [f"{name}_{i}" for i in each]
         flat += wide.T.tolist()
     yield names
     yield from map(list, zip(*flat, strict=True))

@@ -6,7 +6,7 @@ The train job is compiled for whole batches; no rank starts, nothing is written.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from jobflow.data.samples import Samples
@@ -17,7 +17,8 @@ from jobflow.session import Session
 from jobflow.trainer import figures as made
 from jobflow.trainer.amounts import count_text, size_text
 from jobflow.trainer.figures import Figures, figures_in
-from jobflow.trainer.jobs import Prepared, check_lengths, prepared
+from jobflow.trainer.jobs import Prepared, check_lengths, check_metrics, prepared
+from jobflow.trainer.optimizing import slow_start
 
 #: rows of a batch that a rank gets at a time, under which its kernels hardly pay
 FEW_ROWS = 4
@@ -88,7 +89,9 @@ class Preview:
 def preview(loaded: Any) -> Preview:
     """What a configuration would run; ranks are counted as a run here would have them."""
     with prepared(loaded, only=("train", "validation")) as run:
-        return preview_of(run, loaded.config)
+        found = preview_of(run, loaded.config)
+        check_metrics(run, loaded)
+        return replace(found, warnings=(*found.warnings, *slow_start(loaded, run.steps)))
 
 
 def preview_of(run: Prepared, config: Any) -> Preview:

@@ -16,6 +16,7 @@ from jobflow.checkpoint import sessions, store
 from jobflow.checkpoint.series import Series
 from jobflow.commands import Tell
 from jobflow.compiler.loss_scale import NOT_FINITE
+from jobflow.data.samples import Samples, Stream
 from jobflow.errors import CheckpointError, ConfigError, JobflowError
 from jobflow.session import Session
 from jobflow.trainer.config import Loaded, TrainConfig
@@ -45,14 +46,15 @@ class Progress:
     #: seconds of training, over all runs
     seconds: float = 0.0
 
-    def extra(self, plain: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-        """What a checkpoint says beside the variables, the seed, counts of runs and the layout; `facts` are those of the training samples."""
+    def extra(self, plain: Mapping[str, Any], samples: Samples | Stream) -> dict[str, Any]:
+        """What a checkpoint says beside the variables, the seed, counts of runs and the layout; `samples` are those of training."""
         return {
             "step": self.step,
             "position": {"epoch": self.epoch, "sample": self.sample},
             "config": plainly(plain),
             "metrics": dict(self.metrics),
-            "facts": plainly(facts),
+            "facts": plainly(samples.facts),
+            "fields": {name: [list(field.shape), field.dtype.name] for name, field in samples.fields.items()},
             "trainer": {"evaluated": self.evaluated, "early": self.early, "seconds": self.seconds},
         }
 

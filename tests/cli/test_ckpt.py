@@ -120,7 +120,7 @@ def test_types_of_another_checkpoint(series: Path, capsys: pytest.CaptureFixture
         (["ls", "nowhere"], "nowhere: there is no such directory"),
         (["ls", "."], "there is no checkpoint in it"),
         (["show", "nowhere"], "there is no such directory"),
-        (["export", "nowhere", "x.txt"], "only .npz files are written"),
+        (["export", "nowhere", "x.txt"], "ends in .npz or .safetensors"),
     ],
 )
 def test_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], text: str) -> None:

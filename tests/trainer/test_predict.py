@@ -56,12 +56,12 @@ def test_a_prediction_does_not_depend_on_devices_or_batches(trained: Loaded) -> 
 
 def test_tables_name_classes() -> None:
     scores = {"scores": np.array([[0.0, 1.0], [3.0, 2.0]]), "length": np.array([7, 8])}
-    assert list(rows(scores, {"classes": ["cat", "dog"]})) == [
-        ["class", "scores_0", "scores_1", "length"],
+    assert list(rows(scores, ["cat", "dog"])) == [
+        ["class", "scores_cat", "scores_dog", "length"],
         ["dog", 0.0, 1.0, 7],
         ["cat", 3.0, 2.0, 8],
     ]
-    assert list(rows({"scores": np.array([0.5])}, {})) == [["scores"], [0.5]]
+    assert list(rows({"scores": np.array([0.5])}, [])) == [["scores"], [0.5]]
 
 
 def test_what_cannot_be_predicted(trained: Loaded, tmp_path: Path) -> None:

@@ -126,8 +126,16 @@ def _missing(finding: _Finding, tree: Branch, problems: Problems) -> None:
         problems.add(others[name].name_at or others[name].at, below(finding.above, name), told)
         return
     meaning = f": {field.description}" if field is not None and field.description else ""
-    owner = finding.above or "the configuration"
-    problems.add(place(nearest(tree, finding.above)), finding.path, f'{owner} needs the key "{finding.key}"{meaning}')
+    owner, taken = finding.above or "the configuration", problems.taken.get(finding.path)
+    away = "; null takes it away" if taken is not None else ""
+    told = f'{owner} needs the key "{finding.key}"{meaning}{away}'
+    problems.add(taken or place(nearest(tree, finding.above)), finding.path, told, _such_as(finding.path, tree))
+
+
+def _such_as(path: str, tree: Tree) -> str:
+    """A section that could stand under a path; "" if it is none, or one of those that speak for themselves."""
+    names = [name for section in section_at(steps_of(path), tree) if (name := tag_of(section))]
+    return f"such as: {split(path)[1]}: {{name: {names[0]}, ...}}; name: {', '.join(names)}" if names else ""
 
 
 def _wrong(path: str, several: Sequence[_Finding], tree: Branch, problems: Problems) -> None:
@@ -165,7 +173,7 @@ def _probably(path: str, several: Sequence[_Finding], tree: Branch) -> str:
     if near:
         return near
     if any(kind.startswith(("model", "dict")) for kind in kinds):
-        return section_hint(given, section_at(steps_of(path), tree))
+        return section_hint(given, section_at(steps_of(path), tree), split(path)[1])
     return hint(given, kinds, next((str(finding.numbers["pattern"]) for finding in several if "pattern" in finding.numbers), ""))
 
 

@@ -19,15 +19,17 @@ from jobflow.trainer.config.tree import Branch, Leaf, Listing, Tree, with_entry
 from jobflow.untrusted import CONFIGURATION, content
 
 
-def merged(below: Branch, above: Branch) -> Branch:
-    """`above` over `below`."""
-    entries = dict(below.entries)
+def merged(base: Branch, above: Branch, taken: dict[str, Origin] | None = None, path: str = "") -> Branch:
+    """`above` over `base`; `taken`, if given, gets the keys below `path` that a null takes away."""
+    entries = dict(base.entries)
     for name, entry in above.entries.items():
         old = entries.get(name)
         if old is not None and isinstance(entry, Leaf) and entry.value is None:
             del entries[name]
+            if taken is not None:
+                taken[below(path, name)] = entry.at
         elif isinstance(old, Branch) and isinstance(entry, Branch):
-            entries[name] = merged(old, entry)
+            entries[name] = merged(old, entry, taken, below(path, name))
         else:
             entries[name] = entry
     return Branch(entries, above.at, above.name_at)
@@ -61,7 +63,7 @@ class Files:
             bases = self.bases(own, file, (*chain, real))
             tree = Branch({}, own.at)
             for layer in (*bases, replace(own, entries={name: entry for name, entry in own.entries.items() if name != "extends"})):
-                tree = merged(tree, layer)
+                tree = merged(tree, layer, self.problems.taken)
             self.trees[real] = tree
         return self.trees[real]
 
@@ -150,4 +152,4 @@ def _with_setting(tree: Branch, path: str, value: Tree, problems: Problems) -> B
         return tree
     if any(step.isdecimal() for step in steps_of(path)):
         return changed  # lists are not merged
-    return merged(tree, with_entry(Branch({}, tree.at), path, value))
+    return merged(tree, with_entry(Branch({}, tree.at), path, value), problems.taken)

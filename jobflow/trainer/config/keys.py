@@ -174,3 +174,13 @@ def _under(places: Sequence[str]) -> str:
 
 def _listed(words: Sequence[str], last: str) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
+
+
+def place_of(word: str, exactly: bool) -> str:
+    """The path of the key that a word is, or comes closest to: of several that which is nearest to the top; "" if none is close."""
+    plain = word.replace("-", "_")
+    known = [name for name, places in homes().items() if any("layers" not in steps_of(place) for place, _ in places)]
+    key = (plain if plain in known else SYNONYMS.get(plain, "")) if exactly else close_key(word, known)
+    found = [below(place, key) for place, _ in homes().get(key, ()) if "layers" not in steps_of(place)]
+    order = ("training", "optimizer", "data", "strategy", "checkpoint")
+    return min(found, key=lambda path: (path.count("."), *(path.partition(".")[0] != first for first in order)), default="")

@@ -21,7 +21,7 @@ from jobflow.trainer.config.combinations import Sections
 from jobflow.trainer.config.problems import Origin, Problems
 from jobflow.trainer.config.schema import IMPORTED, Reader
 from jobflow.trainer.config.tree import Branch, Leaf, Listing, Tree, at_path, place
-from jobflow.trainer.config.wording import PATTERNS, shown
+from jobflow.trainer.config.wording import PATTERNS, meant_function, shown
 
 #: arguments of readers that are names of files or folders, which must be there
 FILES = ("path", "paths", "file", "files", "folder", "directory", "root")
@@ -82,7 +82,9 @@ def _imported(target: str, at: Origin, key: str, problems: Problems) -> Callable
             problems.add(at, key, f"{module_name} cannot be imported: {_failure(error)}")
         else:
             advice = "modules are looked for in the folder of the configuration, in the current one, and among what is installed"
-            problems.add(at, key, f"there is no module {error.name}{_near_module(error.name)}", advice)
+            meant = meant_function(target) if module_name.endswith(".py") else ""
+            near = f'; did you mean "{meant}"?' if meant else _near_module(error.name)
+            problems.add(at, key, f"there is no module {error.name}{near}", advice)
         return None
     except Exception as error:  # noqa: BLE001 - somebody else's code runs here; whatever goes wrong in it is reported
         problems.add(at, key, f"{module_name} cannot be imported: {_failure(error)}")

@@ -64,6 +64,8 @@ class Problems:
 
     def __init__(self) -> None:
         self.found: dict[tuple[Origin, str], Problem] = {}
+        #: keys that a null has taken away, and where it stands
+        self.taken: dict[str, Origin] = {}
 
     def add(self, at: Origin, key: str, message: str, legal: str = "") -> None:
         told = message if len(message) <= MOST else f"{message[: MOST - 100]} ... {message[-100:]}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from jobflow.trainer.config.loading import Loaded
@@ -19,10 +21,27 @@ _OLD_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 
 def show(loaded: Loaded) -> str:
-    """All values, as a file that gives the same configuration; behind each, in a comment, where it is from."""
+    """All values, as a file that gives the same configuration; behind each, in a comment, where it is from.
+
+    What the builder takes and nobody wrote stands there as comments.
+    """
     lines = list(_map(loaded.plain, "", "", loaded))
     width = min(WIDEST, max(len(text) for text, origin in lines if origin))
     return "\n".join(f"{text:<{width}}  # {origin}" if origin else text for text, origin in lines) + "\n"
+
+
+def builder_defaults(loaded: Loaded) -> dict[str, Any]:
+    """What stands behind the * of the builder's signature with a default that a file can hold, and is given by nobody."""
+    try:
+        parameters = {} if loaded.builder is None else inspect.signature(loaded.builder).parameters
+    except (TypeError, ValueError):
+        return {}
+    given, found = loaded.plain["model"]["arguments"], {}
+    for name, one in parameters.items():
+        if one.kind is one.KEYWORD_ONLY and one.default is not one.empty and name not in given and name != "recompute":
+            with suppress(TypeError, ValueError):
+                found[name] = json.loads(json.dumps(one.default))
+    return found
 
 
 def show_json(loaded: Loaded) -> str:
@@ -34,7 +53,11 @@ def show_json(loaded: Loaded) -> str:
 def _map(values: dict[str, Any], indent: str, path: str, loaded: Loaded) -> Iterator[tuple[str, str]]:
     """Lines with the origins of the values in them; none for what is only a heading."""
     for name, value in values.items():
-        yield from _entry(f"{indent}{word(name)}:", value, f"{indent}  ", below(path, name), loaded)
+        inside = below(path, name)
+        yield from _entry(f"{indent}{word(name)}:", value, f"{indent}  ", inside, loaded)
+        if inside == "model.arguments":
+            owner = f"default of {loaded.config.model.builder}"
+            yield from ((f"{indent}  # {key}: {word(default)}", owner) for key, default in builder_defaults(loaded).items())
 
 
 def _entry(begin: str, value: Any, indent: str, path: str, loaded: Loaded) -> Iterator[tuple[str, str]]:

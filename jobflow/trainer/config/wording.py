@@ -87,18 +87,40 @@ def short(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:50]} ... {text[-20:]}"
 
 
-def section_hint(given: Any, sections: Sequence[type[Section]]) -> str:
-    """What was probably meant, where a section is wanted."""
+def section_hint(given: Any, sections: Sequence[type[Section]], key: str = "") -> str:
+    """What was probably meant, where a section is wanted; `key` is its own."""
     if given is None:
-        return "; give it keys, or leave it out"
+        names = [tag for section in sections if (tag := tag_of(section))]
+        return (
+            f"; write such as {key}: {{name: {names[0]}, ...}}, with name one of {', '.join(names)}" if names else "; give it keys, or leave it out"
+        )
     if not isinstance(given, str):
         return ""
     if given in [tag_of(section) for section in sections]:
         return f"; write {{name: {given}}}"
     if any("reader" in section.model_fields for section in sections):
         return f"; write {{reader: {given}}}"
-    key = re.fullmatch(r"(\w+)(:|\s+)(\S+)", given)
-    return f"; write {key[1]}: {key[3]}, with a colon and a space" if key else ""
+    if any("zero" in section.model_fields for section in sections) and (keys := _strategy(given)):
+        return f"; did you mean {{{keys}}}?"
+    pair = re.fullmatch(r"(\w+)(:|\s+)(\S+)", given)
+    return f"; write {pair[1]}: {pair[3]}, with a colon and a space" if pair else ""
+
+
+def _strategy(given: str) -> str:
+    """The keys of a strategy that is given as the commands `explain` and `verify` take it, zero3, 2x2, or data=2,tensor=2; "" if it is none."""
+    word = given.strip().lower()
+    mesh = re.fullmatch(r"(\d+)x(\d+)(?:x(\d+))?", word)
+    if mesh:
+        return ", ".join(f"{name}: {size}" for name, size in zip(("data", "tensor", "pipeline"), mesh.groups(), strict=True) if size)
+    short = {"dp": "data", "tp": "tensor", "pp": "pipeline", "ddp": "data", "fsdp": "zero"}
+    found = []
+    for part in word.split(","):
+        one = re.fullmatch(r"\s*([a-z]+)[-_=]?(\d*)\s*", part)
+        name = "" if one is None else short.get(one[1], one[1])
+        if one is None or name not in ("data", "tensor", "pipeline", "zero", "microbatches"):
+            return ""
+        found.append(f"{name}: {one[2] or ('3' if name == 'zero' else '2')}")
+    return ", ".join(found)
 
 
 #: what other programs call a choice
@@ -116,6 +138,8 @@ _YES_NO = {**dict.fromkeys(("yes", "on", "y"), "true"), **dict.fromkeys(("no", "
 
 def hint(given: Any, kinds: set[str], pattern: str) -> str:
     """What was probably meant, where a number, a bool, or a text of a certain form is wanted; begins with "; "."""
+    if pattern == IMPORTED and isinstance(given, str) and (function := meant_function(given)):
+        return f'; did you mean "{function}"?'
     if pattern == METRIC and isinstance(given, str) and re.fullmatch(r"([a-z_]+/)?[a-z_]\w*", given):
         return f'; did you mean "validation/{given.rpartition("/")[2]}"?'
     if "bool_type" in kinds and isinstance(given, str):
@@ -125,6 +149,15 @@ def hint(given: Any, kinds: set[str], pattern: str) -> str:
     if isinstance(given, float) and given.is_integer() and abs(given) < 2**53 and kinds & {"int_type", "int_from_float"}:
         return f"; write {int(given)}"
     return _number_hint(given) if isinstance(given, str) and any(kind.startswith(("int_", "float_")) for kind in kinds) else ""
+
+
+def meant_function(given: str) -> str:
+    """module:function for own.py:f, folder/own.py:f and own.f; "" for what is no way to write a function."""
+    file = re.fullmatch(r"(?:\./)?((?:\w+/)*\w+)\.py:+(\w+(?:\.\w+)*)", given)
+    if file:
+        return f"{file[1].replace('/', '.')}:{file[2]}"
+    dotted = re.fullmatch(r"([A-Za-z_]\w*(?:\.\w+)*)\.([A-Za-z_]\w*)", given)
+    return f"{dotted[1]}:{dotted[2]}" if dotted and dotted[2] != "py" else ""
 
 
 def _number_hint(given: str) -> str:

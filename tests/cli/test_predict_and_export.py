@@ -1,0 +1,134 @@
+"""Predictions for files that lack the labels, as tables with the names of classes; and tensors in files of other kinds."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobflow.cli import main
+
+KINDS = ("ash", "beech", "cedar")
+CONFIG = """
+model:
+  loss: softmax_cross_entropy
+  layers: [{{dense: {{units: 3}}}}]
+data:
+  train:
+    reader: csv
+    path: {path}
+    fields: {{x: [length, width], labels: kind}}
+    categories: [kind]
+  batch_size: 20
+optimizer: {{name: adam, lr: 0.1}}
+training: {{epochs: 20}}
+logging: {{report: false, progress: none}}
+output: {output}
+"""
+
+
+def table(path: Path, rows: int, seed: int, kinds: bool = True) -> Any:
+    """A table of leaves, whose kind follows from their length; what kind each is."""
+    random = np.random.default_rng(seed)
+    kind = random.integers(0, 3, rows)
+    length, width = 4.0 * kind + random.normal(0, 0.1, rows), random.normal(size=rows)
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["length", "width", *(["kind"] if kinds else [])])
+        writer.writerows([a, b, *([KINDS[k]] if kinds else [])] for a, b, k in zip(length, width, kind, strict=True))
+    return kind
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("leaves")
+    table(folder / "train.csv", 300, 0)
+    (folder / "run.yaml").write_text(CONFIG.format(path=folder / "train.csv", output=folder / "out"))
+    assert main(["train", str(folder / "run.yaml")]) == 0
+    return folder / "run.yaml"
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+@pytest.mark.parametrize("kinds", [True, False])
+def test_a_label_that_is_a_category_need_not_be_there(run: Path, tmp_path: Path, kinds: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    kind = table(tmp_path / "new.csv", 40, 1, kinds=kinds)
+    words = ["predict", str(run), "--input", str(tmp_path / "new.csv"), "--output"]
+    assert main([*words, str(tmp_path / "scores.csv")]) == 0
+    assert "40 samples" in capfd.readouterr().out
+    rows = read(tmp_path / "scores.csv")
+    assert list(rows[0]) == ["class", "scores_ash", "scores_beech", "scores_cedar"]
+    assert np.mean([row["class"] == KINDS[k] for row, k in zip(rows, kind, strict=True)]) > 0.9
+    assert main([*words, str(tmp_path / "shares.csv"), "--probabilities"]) == 0
+    shares = [[float(row[f"probabilities_{name}"]) for name in KINDS] for row in read(tmp_path / "shares.csv")]
+    assert np.allclose(np.sum(shares, axis=1), 1, atol=1e-6) and np.min(shares) >= 0
+    assert [row["class"] for row in read(tmp_path / "shares.csv")] == [row["class"] for row in rows]
+    assert main([*words, str(tmp_path / "scores.npz")]) == 0
+    with np.load(tmp_path / "scores.npz") as found:
+        assert found["classes"].tolist() == list(KINDS) and found["scores"].shape == (40, 3)
+
+
+def test_one_sample_is_one(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    table(tmp_path / "one.csv", 1, 2, kinds=False)
+    assert main(["predict", str(run), "--input", str(tmp_path / "one.csv"), "--output", str(tmp_path / "one.npz")]) == 0
+    assert "1 sample:" in capfd.readouterr().out
+
+
+def test_categories_of_other_files_are_those_of_training(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A file that has only some of the kinds: its own alphabet would be another."""
+    (tmp_path / "test.csv").write_text("length,width,kind\n" + "8.0,0.1,cedar\n8.1,0.2,cedar\n4.0,0.3,beech\n")
+    test = f"data.test={{reader: csv, path: {tmp_path / 'test.csv'}, fields: {{x: [length, width], labels: kind}}, categories: [kind]}}"
+    assert main(["eval", str(run), "--set", test]) == 0
+    assert "test/accuracy            100.0 %" in capfd.readouterr().out
+
+
+def test_the_wrong_shape_is_named(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "wide.npz", x=np.zeros((5, 20), np.float32))
+    assert main(["predict", str(run), "--input", str(tmp_path / "wide.npz"), "--output", str(tmp_path / "s.npz")]) == 1
+    told = capfd.readouterr().err
+    assert "wide.npz" in told and '"x"' in told and "float32[20]" in told and "float32[2]" in told and "trained" in told
+    np.savez(tmp_path / "double.npz", x=np.zeros((5, 2)))
+    assert main(["predict", str(run), "--input", str(tmp_path / "double.npz"), "--output", str(tmp_path / "s.npz")]) == 1
+    assert "float64[2]" in capfd.readouterr().err
+
+
+def test_probabilities_are_of_classes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "train.npz", x=np.ones((4, 3), np.float32), labels=np.ones((4, 2), np.float32))
+    text = CONFIG[: CONFIG.index("data:")].replace("softmax_cross_entropy", "mean_squared_error").replace("units: 3", "units: 2").format()
+    text += f"data: {{train: {{reader: numpy, path: {tmp_path / 'train.npz'}}}, batch_size: 2}}\n"
+    text += f"optimizer: {{name: sgd, lr: 0.1}}\ntraining: {{steps: 1}}\nlogging: {{report: false}}\noutput: {tmp_path / 'out'}\n"
+    (tmp_path / "run.yaml").write_text(text)
+    np.savez(tmp_path / "new.npz", x=np.ones((4, 3), np.float32))
+    words = ["predict", str(tmp_path / "run.yaml"), "--input", str(tmp_path / "new.npz"), "--output", str(tmp_path / "s.npz")]
+    assert main(["train", str(tmp_path / "run.yaml")]) == 0 == main(words)
+    assert main([*words, "--probabilities"]) == 2
+    assert "--probabilities" in capfd.readouterr().err
+
+
+def test_safetensors_out_and_in(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    checkpoint = str(sorted((run.parent / "out" / "checkpoints").iterdir())[-1])
+    file = tmp_path / "weights.safetensors"
+    assert main(["ckpt", "export", checkpoint, str(file)]) == 0
+    assert main(["ckpt", "export", checkpoint, str(file)]) == 1, "it is there already"
+    assert main(["ckpt", "export", checkpoint, str(file), "--force", "--names", "dense*"]) == 0
+    assert main(["ckpt", "diff", checkpoint, str(file), "--names", "dense*"]) == 0
+    assert main(["ckpt", "convert", str(file), str(tmp_path / "back")]) == 0
+    capfd.readouterr()
+    assert main(["ckpt", "verify", str(tmp_path / "back")]) == 0 == main(["ckpt", "diff", str(file), str(tmp_path / "back")])
+    header = file.read_bytes()[8:].split(b"}}")[0]
+    assert b'"dtype":"F32"' in header
+
+
+def test_files_that_nobody_writes_are_refused(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    checkpoint = str(sorted((run.parent / "out" / "checkpoints").iterdir())[-1])
+    for action in ("convert", "export"):
+        assert main(["ckpt", action, checkpoint, str(tmp_path / "y.onnx")]) == 1
+        told = capfd.readouterr().err
+        assert "y.onnx" in told and ".npz" in told and ".safetensors" in told
+    assert not (tmp_path / "y.onnx").exists()
+    assert main(["ckpt", "convert", checkpoint, str(tmp_path / "snapshot.v2"), "--to", "legacy"]) == 0
