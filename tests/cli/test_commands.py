@@ -37,12 +37,11 @@ def below(command: Command) -> argparse.ArgumentParser:
 
 
 def fails(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """Let `jobflow version` raise `error`."""
-
-    def run(given: argparse.Namespace) -> int:
-        raise error
-
-    monkeypatch.setattr(importlib.import_module("jobflow.cli.version"), "run", run)
+    """Let `jobflow version` raise `error`, on a line of its own module."""
+    module = importlib.import_module("jobflow.cli.version")
+    own = {"__name__": module.__name__, "error": error}
+    exec(compile("def run(given):\n    raise error", str(module.__file__), "exec"), own)
+    monkeypatch.setattr(module, "run", own["run"])
 
 
 class TestHelp:
