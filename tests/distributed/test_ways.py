@@ -209,5 +209,16 @@ class TestByHand:
         assert "is taken by another program" in ended[0].err, ended[0].err
 
 
+@pytest.mark.full
+def test_ranks_whose_first_cannot_listen_end_too() -> None:
+    """Another program holds the port, and says nothing: rank 0 ends at once, rank 1 once it has waited for an answer."""
+    with starting.socket.create_server(("127.0.0.1", 0)) as other, crowd() as jobs:
+        for rank in range(2):
+            jobs.start([sys.executable, str(PROGRAM), "exchange"], variables(rank, 2, other.getsockname()[1]))
+        ended = jobs.wait()
+    assert [one.code for one in ended] == [1, 1], ended
+    assert "is taken by another program" in ended[0].err and "another MASTER_PORT" in ended[1].err, ended
+
+
 def test_the_accident_is_read_from_prefixed_lines() -> None:
     assert accident([Ended(1, "", "[rank 1] accident 2.5\nno accident\n", 3.0)]) == 2.5
