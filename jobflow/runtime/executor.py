@@ -145,21 +145,21 @@ class Executor:
         if self._fed is not None:
             self._fed()
 
-    def _perform(self, calls: list[Call], first: int) -> Refusal | None:
+    def _perform(self, prepared: list[Call], first: int) -> Refusal | None:
         """Make the calls; what the first check that failed said."""
         f: Callable[..., Any]
         a: tuple[Any, ...]
         refused: Refusal | None = None
-        rest = iter(calls)
+        calls = iter(prepared)
         while True:
             try:
-                for f, a in rest:
+                for f, a in calls:
                     f(*a)
                 return refused
             except AbortedError:
                 raise
             except Exception as error:
-                instruction = self.origin[first + next(i for i, call in enumerate(calls) if call[1] is a and call[0] is f)]
+                instruction = self.origin[first + next(i for i, call in enumerate(prepared) if call[1] is a and call[0] is f)]
                 if isinstance(instruction, Compute) and isinstance(instruction.op, Checked) and isinstance(error, instruction.op.error):
                     refused = refused or refusal(self.plan.body, instruction, self._rank, error)
                     continue
