@@ -42,7 +42,7 @@ def test_the_examples_of_the_page_are_good(lenet: str) -> None:
     Path("four.yaml").write_text(EXAMPLES[1])
     loaded = load("four.yaml", ["training.epochs=null", "training.steps=100", "optimizer.lr=0.1"])
     assert loaded.config.training.steps == 100 and loaded.config.strategy.zero == 1 and loaded.files == ("four.yaml", "lenet.yaml")
-    assert str(loaded.origin("optimizer.lr")) == "--set optimizer.lr=0.1" and str(loaded.origin("data.batch_size")) == "lenet.yaml:6"
+    assert str(loaded.origin("optimizer.lr")) == "--set optimizer.lr=0.1" and str(loaded.origin("data.batch_size")) == "lenet.yaml:7"
 
 
 def test_the_messages_of_the_page_are_those_of_the_program(lenet: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,14 +62,14 @@ def test_every_value_is_shown_with_its_origin(lenet: str) -> None:
     shown = show(load(lenet, ["seed=3"]))
     assert all(line.endswith(":") or "  # " in line for line in shown.splitlines())
     assert (
-        re.search(r"lr: 0.001 +# lenet.yaml:9\n", shown)
+        re.search(r"lr: 0.001 +# lenet.yaml:10\n", shown)
         and re.search(r"seed: 3 +# --set seed=3\n", shown)
         and re.search(r"steps: null +# default\n", shown)
     )
     # a reader of YAML 1.1 understands it alike
     assert yaml.safe_load(shown) == load(lenet, ["seed=3"]).plain
     as_json = json.loads(show_json(load(lenet)))
-    assert as_json["origins"]["optimizer.lr"] == {"file": "lenet.yaml", "line": 9, "column": 7} and as_json["config"]["optimizer"]["name"] == "adam"
+    assert as_json["origins"]["optimizer.lr"] == {"file": "lenet.yaml", "line": 10, "column": 7} and as_json["config"]["optimizer"]["name"] == "adam"
 
 
 def test_the_command_shows_checks_and_describes(lenet: str, capsys: pytest.CaptureFixture[str]) -> None:
