@@ -235,7 +235,7 @@ def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | Non
     for shift, d in zip(each, axes, strict=True):
         if x.ndim == 0:
             raise ShapeError(f"roll at {user_line()}: {x.type} has no axes")
-        by[axis_of("roll", d, x.ndim)] += shift
+        by[axis_of("roll", d, x.ndim)] += integer("roll(shifts=...)", shift)
     made: Tensor = run(Roll(tuple(by)), x)
     return made
 

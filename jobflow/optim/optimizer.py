@@ -28,6 +28,14 @@ POSITIVE: Legal = (lambda x: x >= 0, "a number of at least 0")
 COMMON: dict[str, Any] = {"clip_grad_max_norm": None, "clip_grad_norm_type": None}
 
 
+def _is(legal: Callable[[Any], bool], value: Any) -> bool:
+    """Whether a value is legal; what cannot be compared with numbers is not."""
+    try:
+        return bool(legal(value))
+    except TypeError:
+        return False
+
+
 class Optimizer:
     """Steps parameters against their gradients.
 
@@ -43,6 +51,8 @@ class Optimizer:
         self.defaults = {**COMMON, **defaults}
         self.param_groups: list[Group] = []
         self.state: dict[Tensor, dict[str, Any]] = {}
+        if isinstance(params, Tensor):
+            raise ConfigError(f"{self._word} at {user_line()}: parameters are a list of tensors; got one {params.type}: pass [parameter]")
         given = list(params)
         if not given:
             raise ConfigError(f"{self._word} at {user_line()}: there are no parameters; pass module.parameters()")
@@ -73,7 +83,7 @@ class Optimizer:
 
     def _check(self, group: Group, what: str) -> None:
         for name, (legal, words) in {"lr": POSITIVE, "weight_decay": POSITIVE, **self.LEGAL}.items():
-            if name in group and not legal(group[name]):
+            if name in group and not _is(legal, group[name]):
                 raise ConfigError(f"{what}: {name} is {words}; got {group[name]!r}")
 
     # ---------------------------------------------------------------- steps

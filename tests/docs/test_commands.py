@@ -40,6 +40,7 @@ SHORTER = {
     r"^python examples/gpt\.py": " --steps 1",
     r"jobflow train configs/lenet_digits\.yaml(?!.*(lrr|dry-run))": STEPS,
     r"jobflow train configs/char_gpt": TOKENS,
+    r"jobflow train rounding\.yaml": " --set training.steps=3",
     r"--length 200": " --length 5",
 }
 #: without --full in this way
@@ -79,6 +80,10 @@ def prepare(page: str, folder: Path) -> None:
     owner = "README.md" if page == "README.md" else "global_tensors.md" if page == "global_tensors.md" else "job_functions.md"
     script = [block for block in pages.programs() if block.page == owner][-1]
     (folder / "script.py").write_text(script.text, encoding="utf-8")
+    for block in pages.blocks():
+        first = block.text.partition("\n")[0]
+        if block.page == page and block.language == "yaml" and first.endswith(".yaml"):
+            (folder / first.removeprefix("# ")).write_text(block.text, encoding="utf-8")
 
 
 def checkout(folder: Path) -> None:

@@ -107,7 +107,7 @@ def test_excerpts_stand_in_their_files(block: Block) -> None:
     assert any([line for line in lines[i:] if line][: len(wanted)] == wanted for i in starts), f"{block.excerpt} has other lines"
 
 
-@pytest.mark.parametrize("page", ["README.md", "configuration.md"])
+@pytest.mark.parametrize("page", ["README.md", "configuration.md", "training.md"])
 def test_configurations_are_whole(page: str, tmp_path: Path) -> None:
     """Those that begin with a file name are files beside each other; a part of one stands in configs/."""
     found = [b for b in pages.blocks() if b.page == page and b.language == "yaml"]

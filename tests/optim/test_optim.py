@@ -215,3 +215,14 @@ def test_warm_up_before_functions_of_the_step() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     constant = flow.optim.lr_scheduler.WarmUpLR(inner, warmup_factor=0.5, warmup_iters=2, warmup_method="constant")
     np.testing.assert_allclose(constant.get_last_lr(), starts, rtol=1e-12)
+
+
+def test_arguments_of_another_kind_are_named() -> None:
+    weight = flow.nn.Parameter(flow.zeros(2))
+    for params, options, said in (
+        (weight, {"lr": 0.1}, r"test_optim.py:\d+: parameters are a list of tensors; got one float32\[2\]"),
+        ([weight], {"lr": "a"}, r"test_optim.py:\d+: lr is a number of at least 0; got 'a'"),
+        ([weight], {"lr": None}, r"test_optim.py:\d+: lr is a number of at least 0; got None"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            flow.optim.SGD(params, **options)
