@@ -25,6 +25,7 @@ from jobflow.ops.slice_update import SliceUpdate, Subscript
 from jobflow.ops.slices import Flip, Slice
 from jobflow.ops.source import Constant
 from jobflow.ops.triangle import Tril, Triu
+from jobflow.types import bool_, int8
 
 # ------------------------------------------------------------------------ by position
 
@@ -157,9 +158,9 @@ def index_fill(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
     axis = axis_of("index_fill", dim, x.ndim)
     if not x.ndim:
         return reshape(index_fill(_row(x), 0, index, value), ())
-    shape = tuple(index.type.size if i == axis else n for i, n in enumerate(x.shape))
-    at = expand(reshape(index, tuple(index.type.size if i == axis else 1 for i in range(x.ndim))), shape)
-    return _scattered("index_fill", x, axis, at, value)
+    none = source(Constant((x.shape[axis],), int8, 0), whole(x))
+    named = _scattered("index_fill", none, 0, reshape(index, index.type.size), 1)  # once, however often it is named
+    return filled(x, cast(reshape(named, tuple(n if i == axis else 1 for i, n in enumerate(x.shape))), bool_), value)
 
 
 # ------------------------------------------------------------------------ by a mask

@@ -11,6 +11,7 @@ from jobflow.ops.functions import absolute, scalar_power, sqrt, square
 from jobflow.ops.reduce import reduce_max, reduce_min, reduce_sum
 from jobflow.ops.rounding import rounded_once
 from jobflow.ops.scalar import cast, fill_like
+from jobflow.ops.source import constant
 from jobflow.types import Tensor
 
 
@@ -27,9 +28,10 @@ def vector_norm(x: Tensor, order: float = 2.0, axes: Sequence[int] | int | None 
     if order == 1:
         return reduce_sum(absolute(x), axes, keepdims, name=name)
     total = reduce_sum(square(x) if order == 2 else _powers(x, order), axes, keepdims)
-    zero = equal(total, fill_like(total, 0.0))
-    safe = where(zero, fill_like(total, 1.0), total)
-    return where(zero, total, sqrt(safe) if order == 2 else scalar_power(safe, 1 / order), name=name)
+    zero, one = (constant(number, (), x.type.dtype) for number in (0.0, 1.0))
+    nothing = equal(total, zero)
+    safe = where(nothing, one, total)
+    return where(nothing, zero, sqrt(safe) if order == 2 else scalar_power(safe, 1 / order), name=name)
 
 
 def _powers(x: Tensor, order: float) -> Tensor:

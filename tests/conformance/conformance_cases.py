@@ -17,6 +17,7 @@ import jobflow as flow
 
 PACKAGE = str(Path(flow.__file__).parent)
 #: exceptions that a public function raises on purpose for its arguments
+LOCATED = re.compile(r" at \S+:\d+: ")
 SIGNATURE = re.compile(r"\w\(\) (got an unexpected keyword|got multiple values|takes \d|takes from \d|missing \d|got some positional-only)")
 DELIBERATE = re.compile(r"^\s*(raise|assert)\b")
 
@@ -116,7 +117,7 @@ def failure(error: BaseException) -> tuple[str, str]:
         return "unknown argument", text
     if isinstance(error, TypeError | ValueError | IndexError) and frames[-1].filename.startswith(PACKAGE):
         public = [frame for frame in frames if frame.filename.startswith(PACKAGE)]
-        if len(public) <= 2 and DELIBERATE.match(public[-1].line or ""):
+        if (len(public) <= 2 or LOCATED.search(text)) and DELIBERATE.match(public[-1].line or ""):
             return "refused", f"{type(error).__name__}: {text}"
     at = frames[-1]
     return "internal exception", f"{type(error).__name__}: {text} [{Path(at.filename).name}:{at.lineno}]"
