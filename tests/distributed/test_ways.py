@@ -209,6 +209,37 @@ class TestByHand:
         assert "is taken by another program" in ended[0].err, ended[0].err
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_ranks_do_not_wait_for_ever_for_one_that_never_comes(first: int) -> None:
+    port = free_port()
+    with crowd() as jobs:
+        jobs.start([sys.executable, str(PROGRAM), "exchange"], variables(first, 2, port) | {"JOBFLOW_JOIN_SECONDS": "0.8"})
+        (ended,) = jobs.wait()
+    missing = ("rank 1", "RANK=1") if first == 0 else ("Connection refused", f"127.0.0.1:{port}", "RANK=0")
+    assert ended.code == 1 and ended.out == "", ended
+    for text in (f"rank {first} of 2", "0.8 s", "MASTER_ADDR=127.0.0.1", f"MASTER_PORT={port}", "JOBFLOW_JOIN_SECONDS", *missing):
+        assert text in ended.err, ended
+
+
+def test_ranks_whose_first_has_no_such_address_end_too() -> None:
+    """192.0.2.1 is nobody's; rank 0 ends at once, the other when it has waited long enough, though it is not told."""
+    with crowd() as jobs:
+        for rank in range(2):
+            address = {"MASTER_ADDR": "127.0.0.1" if rank else "192.0.2.1", "JOBFLOW_SECRET": "0123456789abcdef" * 2}
+            jobs.start([sys.executable, str(PROGRAM), "exchange"], variables(rank, 2, free_port()) | address | {"JOBFLOW_JOIN_SECONDS": "0.8"})
+        ended = jobs.wait()
+    assert [one.code for one in ended] == [1, 1], ended
+    assert "no address of this machine" in ended[0].err and "Connection refused" in ended[1].err, ended
+
+
+@pytest.mark.parametrize("wrong", ["soon", "0", "-3", "nan"])
+def test_the_time_to_wait_is_a_number(wrong: str) -> None:
+    with crowd() as jobs:
+        jobs.start([sys.executable, str(PROGRAM), "exchange"], variables(1, 2, free_port()) | {"JOBFLOW_JOIN_SECONDS": wrong})
+        (ended,) = jobs.wait()
+    assert ended.code == 1 and "JOBFLOW_JOIN_SECONDS" in ended.err and repr(wrong) in ended.err, ended
+
+
 @pytest.mark.full
 def test_ranks_whose_first_cannot_listen_end_too() -> None:
     """Another program holds the port, and says nothing: rank 0 ends at once, rank 1 once it has waited for an answer."""

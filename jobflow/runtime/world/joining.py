@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,6 +15,8 @@ from jobflow.runtime.world.service.proof import RANK, SECRET, SERVICE, SHORTEST,
 
 #: seconds for an answer of whoever listens, and how often it may be silent for so long
 ANSWER, SILENCES = 10.0, 2
+#: the variable that says for how many seconds ranks wait for others that have not come, and how many it is else
+WAIT, LONGEST_WAIT = "JOBFLOW_JOIN_SECONDS", 300.0
 #: how to make a secret up, for people
 MAKE = f'export {SECRET}=... with one value in every terminal, which `python -c "import secrets; print(secrets.token_hex())"` makes up'
 
@@ -29,6 +33,18 @@ def job_secret() -> bytes:
     found = secret_of()
     if 0 < len(found) < SHORTEST:
         raise ConfigError(f"{SECRET} has {len(found)} characters; it needs at least {SHORTEST}: {MAKE}")
+    return found
+
+
+def longest_wait() -> float:
+    """Seconds for which a rank waits for those that have not come.  ConfigError unless the variable holds a number above 0."""
+    text = os.environ.get(WAIT, "").strip()
+    try:
+        found = float(text) if text else LONGEST_WAIT
+    except ValueError:
+        found = math.nan
+    if not found > 0:
+        raise ConfigError(f"{WAIT} is {text!r}; give the seconds for which ranks wait for others to come, such as {LONGEST_WAIT:g}, or inf for ever")
     return found
 
 

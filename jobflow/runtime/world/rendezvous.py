@@ -30,7 +30,7 @@ from typing import Any
 
 from jobflow.errors import JobError, RankError
 from jobflow.runtime.world import service, variables
-from jobflow.runtime.world.joining import MAKE, SILENCES, introduce, job_secret, silent
+from jobflow.runtime.world.joining import MAKE, SILENCES, WAIT, introduce, job_secret, longest_wait, silent
 from jobflow.runtime.world.service.members import node_name
 from jobflow.runtime.world.service.proof import SECRET
 from jobflow.runtime.world.variables import Launch
@@ -126,6 +126,7 @@ class Membership:
         self.ticket = 0
         self._ended = ended
         self._secret = job_secret()
+        self._longest = longest_wait()
         self._news = threading.Condition()
         self._sock: socket.socket | None = None
         self._state: dict[str, Any] | None = None
@@ -181,8 +182,10 @@ class Membership:
     def _connect(self) -> Iterator[str]:
         """What the service says on a connection on which it has greeted this rank."""
         where = resolve(self.started.master)
-        pause, silences = RETRIES[0], 0
+        pause, silences, deadline = RETRIES[0], 0, time.monotonic() + self._longest
         while True:
+            if time.monotonic() > deadline:
+                raise JobError(self._in_vain(self._lacking_first(self._longest)))
             sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             try:
                 sock.settimeout(CONNECT)
@@ -290,22 +293,35 @@ class Membership:
             if left <= 0:
                 self._announce(patience, awaited)
                 patience += min(2 * patience, RARE)
+            if self._state is not None and self._state["missing"] and time.monotonic() - began > self._longest:
+                raise JobError(self._in_vain(self._lacking(self._longest, self._state["missing"])))
 
     def _announce(self, waited: float, awaited: Callable[[dict[str, Any]], Sequence[int]]) -> None:
-        started, state = self.started, self._state
+        state = self._state
         if state is None:
-            print(
-                f"jobflow: rank {started.rank} of {started.size} has waited {waited:g} s for RANK=0 at {started.master} ({self._trouble}); "
-                f"is it running, with {self._how(0)}?",
-                file=sys.stderr,
-                flush=True,
-            )
-        elif awaited(state):
-            missing = state["missing"]
-            them = "it" if len(missing) == 1 else "each"
-            how = f"start {them} with {self._how(missing[0])}" if missing else "it runs, but has not yet needed other ranks"
-            who = _ranks(missing or awaited(state))
-            print(f"jobflow: rank {started.rank} of {started.size} has waited {waited:g} s for {who}; {how}", file=sys.stderr, flush=True)
+            print(f"jobflow: {self._lacking_first(waited)}", file=sys.stderr, flush=True)
+        elif state["missing"]:
+            print(f"jobflow: {self._lacking(waited, state['missing'])}", file=sys.stderr, flush=True)
+        elif idle := awaited(state):
+            print(f"jobflow: {self._waited(waited, _ranks(idle))}; it runs, but has not yet needed other ranks", file=sys.stderr, flush=True)
+
+    def _waited(self, seconds: float, whom: str) -> str:
+        return f"rank {self.started.rank} of {self.started.size} has waited {seconds:g} s for {whom}"
+
+    def _lacking_first(self, seconds: float) -> str:
+        """Nobody has answered."""
+        return f"{self._waited(seconds, f'RANK=0 at {self.started.master}')} ({self._trouble}); start it with {self._how(0)}"
+
+    def _lacking(self, seconds: float, missing: Sequence[int]) -> str:
+        """These ranks have not come."""
+        them = "it" if len(missing) == 1 else "each"
+        return f"{self._waited(seconds, _ranks(missing))}; start {them} with {self._how(missing[0])}"
+
+    def _in_vain(self, told: str) -> str:
+        """The error of a rank that has waited long enough."""
+        return (
+            f"{told}. This rank gives up: if the other was started, its own output says why it is not there. {WAIT} sets how many seconds ranks wait"
+        )
 
     def _how(self, rank: int) -> str:
         host, port = split(self.started.master)
