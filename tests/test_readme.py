@@ -19,8 +19,8 @@ def command(mark: str) -> str:
 
 
 def test_extras_exist() -> None:
-    offered = set(re.findall(r'^        "(\w+)": ', (ROOT / "setup.py").read_text(encoding="utf-8"), re.MULTILINE))
-    asked = {extra for group in re.findall(r'"\.\[([\w,]+)\]"', README) for extra in group.split(",")}
+    offered = set(re.findall(r'^        "([\w-]+)": ', (ROOT / "setup.py").read_text(encoding="utf-8"), re.MULTILINE))
+    asked = {extra for group in re.findall(r'"\.\[([\w,-]+)\]"', README) for extra in group.split(",")}
     assert asked and asked <= offered
 
 
