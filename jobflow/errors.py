@@ -181,14 +181,18 @@ class at_line:
 
 def user_line() -> SourceLine:
     """The innermost line on the stack that is not jobflow's own, nor the interpreter's; or what stands for it, see `at_line`."""
-    frame = sys._getframe(1)
     standing, line = _STANDING.get() or (None, NOWHERE)
+    return line_of(sys._getframe(1), standing, line)
+
+
+def line_of(frame: FrameType | None, standing: FrameType | None = None, line: SourceLine = NOWHERE) -> SourceLine:
+    """The same of a frame and those that called it, up to `standing`, for which `line` stands."""
     while frame is not None:
         if frame is standing:
             return line
         if is_users(frame):
             return SourceLine(frame.f_code.co_filename, frame.f_lineno)
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return NOWHERE
 
 

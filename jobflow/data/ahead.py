@@ -6,8 +6,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any, TypeVar
+
+from jobflow.data.waiting import Coming, told_if_long
 
 T = TypeVar("T")
 
@@ -22,21 +23,22 @@ class Pool:
     """
 
     def __init__(self, threads: int) -> None:
-        self._wanted: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._wanted: queue.SimpleQueue[tuple[Coming[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._threads = [threading.Thread(target=_work, args=(self._wanted,), name=f"reader-{i}", daemon=True) for i in range(threads)]
         self._closed = False
         for thread in self._threads:
             thread.start()
 
-    def ask(self, call: Callable[[], T]) -> Future[T]:
-        """What `call()` gives, once it is there."""
-        future: Future[T] = Future()
+    def ask(self, call: Callable[[], T], what: Callable[[], str]) -> Coming[T]:
+        """What `call()` gives, once it is there; `what` it reads, for messages."""
+        future: Coming[T] = Coming(what)
         if self._closed:
             future.cancel()
         elif self._threads:
             self._wanted.put((future, call))
         else:
-            _perform(future, call)
+            with told_if_long(what):
+                _perform(future, call)
         return future
 
     def close(self) -> None:
@@ -56,14 +58,15 @@ class Pool:
                 thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _work(wanted: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
+def _work(wanted: queue.SimpleQueue[tuple[Coming[Any], Callable[[], Any]] | None]) -> None:
     while (waiting := wanted.get()) is not None:
         _perform(*waiting)
         del waiting  # what was read belongs to whom it was read for
 
 
-def _perform(future: Future[T], call: Callable[[], T]) -> None:
+def _perform(future: Coming[T], call: Callable[[], T]) -> None:
     if future.set_running_or_notify_cancel():
+        future.thread = threading.get_ident()
         try:
             future.set_result(call())
         except BaseException as error:  # noqa: BLE001 - it is raised where the result is taken

@@ -20,7 +20,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -33,6 +32,7 @@ from jobflow.data.ahead import Pool
 from jobflow.data.order import Order
 from jobflow.data.samples import Samples, Stream, checked_name
 from jobflow.data.streaming import streamed
+from jobflow.data.waiting import Coming, told_if_long
 from jobflow.errors import ArgumentError, JobflowError, counted
 from jobflow.runtime.world import launch
 from jobflow.types import Array
@@ -173,7 +173,12 @@ class Batches:
 
     def _whole(self, at: Position, epochs: int | None, pool: Pool) -> Iterator[Pending]:
         for stretch in self._stretches(at, epochs):
-            yield pool.ask(partial(self._read, stretch))
+            yield pool.ask(partial(self._read, stretch), partial(self._text, stretch))
+
+    def _text(self, stretch: tuple[Position, Position, int]) -> str:
+        assert isinstance(self.samples, Samples) and self.order is not None
+        begin, _, stop = stretch
+        return read_of(self.samples, self.order.indices(begin.epoch, begin.sample, stop), begin.epoch)
 
     def _read(self, stretch: tuple[Position, Position, int]) -> Batch:
         assert isinstance(self.samples, Samples) and self.order is not None
@@ -194,7 +199,9 @@ class Batches:
         assert isinstance(self.samples, Stream)
         found = streamed(self.samples, self.fields, self.batch_size, self.drop_last, at, epochs)
         while True:
-            yield pool.ask(partial(_next_streamed, found, self.samples))
+            yield pool.ask(
+                partial(_next_streamed, found, self.samples), partial(str, f"the next {counted(self.batch_size, 'sample')} of {self.samples}")
+            )
 
 
 def _next_streamed(found: Iterator[tuple[dict[str, Array], int, tuple[int, int], tuple[int, int]]], samples: Stream) -> Batch | None:
@@ -204,6 +211,12 @@ def _next_streamed(found: Iterator[tuple[dict[str, Array], int, tuple[int, int],
     arguments, size, begin, after = read
     numbers = partial(np.arange, begin[1], begin[1] + size)
     return Batch(arguments, size, Position(*begin), Position(*after), numbers, lambda row: f"{samples}: epoch {begin[0]}, sample {begin[1] + row}")
+
+
+def read_of(samples: Samples, numbers: Array, epoch: int, most: int = 5) -> str:
+    """For messages: these samples of an epoch."""
+    more = f" and {len(numbers) - most} more" if len(numbers) > most else ""
+    return f"sample{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:most]))}{more} of {samples}, epoch {epoch}"
 
 
 def order_of(samples: Samples | Stream, seed: int, shuffle: bool) -> Order | None:
@@ -332,8 +345,14 @@ class Window:
                 shards.prepare(rows, frozenset((name,)))
 
     def read(self, begin: Position, rows: Stretch, names: frozenset[str]) -> dict[str, Array]:
-        start = begin.sample
-        return self.samples.read(self.order.indices(begin.epoch, start + rows[0], start + rows[1]), begin.epoch, names)
+        return self.samples.read(self.numbers(begin, rows), begin.epoch, names)
+
+    def numbers(self, begin: Position, rows: Stretch) -> Array:
+        return self.order.indices(begin.epoch, begin.sample + rows[0], begin.sample + rows[1])
+
+    def text(self, begin: Position, rows: Stretch) -> str:
+        """For messages: what `read` reads."""
+        return read_of(self.samples, self.numbers(begin, rows), begin.epoch)
 
 
 class Shards:
@@ -342,13 +361,14 @@ class Shards:
     def __init__(self, window: Window, begin: Position, size: int) -> None:
         self.window, self.begin, self.size = window, begin, size
         self.asked: dict[Stretch, set[str]] = {}
-        self._coming: dict[tuple[Stretch, str], Future[dict[str, Array]]] = {}
+        self._coming: dict[tuple[Stretch, str], Coming[dict[str, Array]]] = {}
 
     def prepare(self, rows: Stretch, names: frozenset[str]) -> None:
         """Begin to read rows of fields, unless that has begun."""
         missing = frozenset(name for name in names if (rows, name) not in self._coming)
         if missing:
-            future = self.window.pool.ask(partial(self.window.read, self.begin, rows, missing))
+            window, begin = self.window, self.begin
+            future = window.pool.ask(partial(window.read, begin, rows, missing), partial(window.text, begin, rows))
             self._coming.update({(rows, name): future for name in missing})
 
     def take(self, rows: Stretch, name: str) -> Array:
@@ -361,7 +381,8 @@ class Shards:
             future = self._coming[rows, name]
             if not future.cancelled():  # the reading was closed with this batch in use
                 return future.result()[name]
-        return self.window.read(self.begin, rows, frozenset((name,)))[name]
+        with told_if_long(partial(self.window.text, self.begin, rows)):
+            return self.window.read(self.begin, rows, frozenset((name,)))[name]
 
     def fingerprint(self, name: str) -> str:
         window, start = self.window, self.begin.sample

@@ -20,6 +20,7 @@ import numpy as np
 from jobflow.data import protobuf
 from jobflow.data.protobuf import Damaged
 from jobflow.data.samples import Field, Keep, Samples, Split, checked_name, named_dtype, own_dtype
+from jobflow.data.waiting import one_by_one
 from jobflow.errors import ArgumentError, DataError, did_you_mean
 from jobflow.types import Array
 from jobflow.untrusted import RECORD, mapped
@@ -74,7 +75,7 @@ class OfRecord(Samples):
 
     def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
         found = {name: np.empty((len(numbers), *self.fields[name].shape), self.fields[name].dtype.numpy) for name in names}
-        for row, number in enumerate(numbers.tolist()):
+        for row, number in one_by_one(numbers, self._place):
             record = self._record(number)
             for name in names:
                 feature, shape = self._features[name], self.fields[name].shape

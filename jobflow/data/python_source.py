@@ -7,12 +7,14 @@ import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from jobflow.data.samples import Columns, Field, Samples, Stream
 from jobflow.data.stacking import fields_of, stacked
+from jobflow.data.waiting import at, one_by_one
 from jobflow.errors import ArgumentError, DataError, JobflowError, did_you_mean
 from jobflow.types import Array
 
@@ -75,7 +77,7 @@ class Listed(Samples):
     def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
         found = numbers.tolist()
         with self._lock:  # whoever wrote the sequence need not have thought of threads
-            samples = [self._sample(number) for number in found]
+            samples = [self._sample(number) for _, number in one_by_one(numbers, "sample {}".format)]
         return stacked(samples, self.fields, names, f"{self._what}: sample", found)
 
     def _sample(self, number: int) -> Mapping[str, Any]:
@@ -107,7 +109,9 @@ class Iterated(Stream):
     def samples(self, epoch: int) -> Iterator[Mapping[str, Array]]:
         elements, number = iter(self._elements(epoch)), 0
         while True:
-            what = f"{self._what}: epoch {epoch}, sample {number}"
+            where = f"epoch {epoch}, sample {number}"
+            what = f"{self._what}: {where}"
+            at(partial(str, where))
             with calling(what):
                 sample = next(elements, _END)
             if sample is _END:

@@ -1,0 +1,82 @@
+"""Reads that take long: who waits for one says so, with the samples, the place and the user's line where it stands."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
+
+from jobflow.errors import NOWHERE, line_of
+from jobflow.notices import notice
+from jobflow.runtime.world import launch
+from jobflow.types import Array
+
+T = TypeVar("T")
+
+#: seconds of waiting for a read after which it is told: as many as of waiting for another rank
+PATIENCE = 10.0
+#: by thread, what says which sample it is reading
+_reading: dict[int, Callable[[], str]] = {}
+
+
+class Coming(Future[T]):
+    """What a read will give; `what` it reads, for messages."""
+
+    def __init__(self, what: Callable[[], str]) -> None:
+        super().__init__()
+        self.what = what
+        #: that reads it, once it has begun
+        self.thread: int | None = None
+
+    def result(self, timeout: float | None = None) -> T:
+        if timeout is None and not self.done() and not wait([self], PATIENCE).done:
+            _tell(self.what, self.thread)
+        return super().result(timeout)
+
+
+@contextmanager
+def told_if_long(what: Callable[[], str]) -> Iterator[None]:
+    """The block reads for its caller, who waits for it."""
+    timer = threading.Timer(PATIENCE, _tell, (what, threading.get_ident()))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def at(place: Callable[[], str]) -> None:
+    """From now on this thread reads the sample of which `place()` says where it lies."""
+    _reading[threading.get_ident()] = place
+
+
+def one_by_one(numbers: Array, place: Callable[[int], str]) -> Iterator[tuple[int, int]]:
+    """(row, number) of samples that are read one after another."""
+    for row, number in enumerate(numbers.tolist()):
+        at(partial(place, number))
+        yield row, number
+    _reading.pop(threading.get_ident(), None)
+
+
+def _tell(what: Callable[[], str], thread: int | None) -> None:
+    started = launch.launched()
+    who = "the program" if started is None or started.size == 1 else f"rank {started.rank}"
+    notice("; ".join([f"{who} has waited {PATIENCE:g} s for {what()}", *_standing(thread)]))
+
+
+def _standing(thread: int | None) -> list[str]:
+    """Where the read stands; where others do, if it waits for them or has not begun."""
+    found = _stands(thread)
+    return [found] if found else [text for other in list(_reading) if (text := _stands(other))]
+
+
+def _stands(thread: int | None) -> str:
+    if thread is None:
+        return ""
+    place, line = _reading.get(thread), line_of(sys._current_frames().get(thread))
+    return " ".join(filter(None, [place and f"it reads {place()}", f"at {line}" if line != NOWHERE else ""]))
