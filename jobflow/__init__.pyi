@@ -74,6 +74,7 @@ from jobflow.errors import (
     PlacementError,
     PlanError,
     RankError,
+    ReplacedError,
     SbpError,
     ShapeError,
 )
@@ -430,6 +431,7 @@ __all__ = [
     "PlacementError",
     "PlanError",
     "RankError",
+    "ReplacedError",
     "SbpError",
     "ShapeError",
     "amp_white_identity",

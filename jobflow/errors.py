@@ -12,6 +12,7 @@
     ├── DuplicateNameError  two things of one job have one name              (also AssertionError)
     ├── PlanError           a plan is inconsistent: a defect of jobflow or ranks that disagree
     ├── CheckpointError     a checkpoint is missing, damaged or does not fit (also AssertionError, RuntimeError)
+    │   └── ReplacedError   it was replaced or removed while it was being read
     ├── DataError           a data file is missing, damaged or not as told   (also ValueError)
     ├── FileError           what is given as a file is none that can be read (also OSError)
     ├── DivergedError       ranks that should do the same do different things (also RuntimeError)
@@ -94,6 +95,10 @@ class PlanError(JobflowError):
 
 class CheckpointError(JobflowError, AssertionError, RuntimeError):
     """A checkpoint is missing, damaged, or does not fit the variables."""
+
+
+class ReplacedError(CheckpointError):
+    """A checkpoint was replaced or removed while it was being read, by a process that saves or tidies up: what is there now may be whole."""
 
 
 class DataError(JobflowError, ValueError):

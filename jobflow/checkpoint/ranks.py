@@ -18,7 +18,7 @@ from jobflow.checkpoint.files import Files, files_of
 from jobflow.checkpoint.manifest import Entry, Manifest, Shard, Spans, gap
 from jobflow.checkpoint.parts import Part, Piece
 from jobflow.commands import state_of
-from jobflow.errors import CheckpointError
+from jobflow.errors import CheckpointError, ReplacedError
 from jobflow.plan.storage import is_common
 from jobflow.runtime.state import State
 from jobflow.runtime.world.base import Rank
@@ -245,7 +245,7 @@ class Contents:
     types: Mapping[str, TensorType | None] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
     digest: str = ""
-    failure: str | None = None
+    failure: CheckpointError | None = None
 
 
 @dataclass(frozen=True)
@@ -262,8 +262,10 @@ class Look:
             found = reading.load(self.path, self.types, check=False)
             types = {name: stored.type if name in self.types or stored.says_type else None for name, stored in found.stored.items()}
             return Contents(types, found.extra, found.digest)
-        except (CheckpointError, OSError) as error:
-            return Contents(failure=str(error))
+        except CheckpointError as error:
+            return Contents(failure=error)
+        except OSError as error:
+            return Contents(failure=CheckpointError(str(error)))
 
 
 @dataclass(frozen=True)
@@ -277,17 +279,19 @@ class Stage:
     digest: str
     types: Mapping[str, TensorType]
 
-    def __call__(self, rank: Rank, _: Any) -> str | None:
+    def __call__(self, rank: Rank, _: Any) -> CheckpointError | None:
         state, staged = state_of(rank), dict[str, Array]()
         try:
             found = reading.load(self.path, self.types, check=False)
             if found.digest != self.digest:
-                return f"{self.path} was replaced while it was being loaded; load it again"
+                return ReplacedError(f"checkpoint {self.path} was replaced by another one while it was being read; load it again")
             for i, (name, type) in enumerate(self.types.items()):
                 if name in state.slots and (i % rank.size == rank.index or not is_common(state.slots[name].buffer)):
                     staged[name] = found.stored[name].read(state.variables[name].layout.box(type.shape, rank.index))
-        except (CheckpointError, OSError, MemoryError) as error:
-            return str(error)
+        except CheckpointError as error:
+            return error
+        except (OSError, MemoryError) as error:
+            return CheckpointError(str(error))
         rank.memory[_STAGED] = staged
         return None
 

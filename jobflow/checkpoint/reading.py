@@ -12,6 +12,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import numpy as np
 
 from jobflow.checkpoint import manifest, safetensors
 from jobflow.checkpoint.manifest import Manifest, Spans, box_text
-from jobflow.errors import CheckpointError, did_you_mean
+from jobflow.errors import CheckpointError, ReplacedError, did_you_mean
 from jobflow.layout import Box, whole_box
 from jobflow.types import TensorType, dtype_named, dtype_of
 from jobflow.untrusted import HEADER, content, open_regular, shape_of
@@ -66,9 +67,10 @@ class Stored(ABC):
 class Opened:
     """The files of a checkpoint; each one's header is read and checked when it is first needed."""
 
-    def __init__(self, root: Path, found: Manifest) -> None:
+    def __init__(self, root: Path, found: Manifest, mark: Mark | None) -> None:
         self.root = root
         self.manifest = found
+        self._mark = mark
         self._headers: dict[str, safetensors.Header] = {}
         #: what each file should hold: name -> boxes
         self._parts: dict[str, dict[str, list[Spans]]] = {file: {} for file in found.files}
@@ -79,15 +81,33 @@ class Opened:
     def header(self, file: str) -> safetensors.Header:
         """CheckpointError if the file is missing, shorter or longer than it was, or begins in another way."""
         if file not in self._headers:
-            found = safetensors.opened(self.root / file)
-            self._check_tensors(file, found)
-            entry = self.manifest.files.get(file)
-            if entry is not None and found.size != entry.bytes:
-                raise CheckpointError(f"{self.root / file} is damaged: it has {found.size} bytes, but had {entry.bytes}")
-            if entry is not None and found.sha256 != entry.header:
-                raise CheckpointError(f"{self.root / file} is damaged: its header, from byte 0 on, does not match its hash")
-            self._headers[file] = found
+            with self.reading():
+                self._headers[file] = self._header(file)
         return self._headers[file]
+
+    def _header(self, file: str) -> safetensors.Header:
+        found = safetensors.opened(self.root / file)
+        self._check_tensors(file, found)
+        entry = self.manifest.files.get(file)
+        if entry is not None and found.size != entry.bytes:
+            raise CheckpointError(f"{self.root / file} is damaged: it has {found.size} bytes, but had {entry.bytes}")
+        if entry is not None and found.sha256 != entry.header:
+            raise CheckpointError(f"{self.root / file} is damaged: its header, from byte 0 on, does not match its hash")
+        return found
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """The block reads a file: what is wrong with it is no damage if there is another checkpoint by now, or none.  ReplacedError then."""
+        try:
+            yield
+        except ReplacedError:
+            raise
+        except (CheckpointError, OSError) as error:
+            now = _mark(self.root)
+            if now == self._mark:
+                raise
+            what = "removed" if now is None else "replaced by another one"
+            raise ReplacedError(f"checkpoint {self.root} was {what} while it was being read; load it, or the newest, again") from error
 
     def _check_tensors(self, file: str, found: safetensors.Header) -> None:
         """The file must hold just the parts that the manifest says."""
@@ -127,7 +147,10 @@ class StoredShard:
 
     def numpy(self) -> Array:
         """Its numbers; CheckpointError if they do not match their hash."""
-        place = self.place
+        with self.opened.reading():
+            return self._numpy(self.place)
+
+    def _numpy(self, place: safetensors.Place) -> Array:
         try:
             found = safetensors.read_tensor(self.file_path, place)
         except OSError as error:
@@ -246,9 +269,23 @@ def load(path: str | os.PathLike[str], types: Mapping[str, TensorType] | None = 
     return _load_legacy(root, types or {})
 
 
+#: what tells a manifest from one that has taken its place
+Mark = tuple[int, int, int]
+
+
+def _mark(root: Path) -> Mark | None:
+    """That of the checkpoint that is there now; None if there is none."""
+    try:
+        found = os.stat(root / manifest.NAME)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 def _load(root: Path, check: bool) -> Checkpoint:
+    mark = _mark(root)  # before it is read: one that comes in between is another one
     found = Manifest.read(root / manifest.NAME)
-    opened = Opened(root, found)
+    opened = Opened(root, found, mark)
     if check:
         opened.check()
     stored: dict[str, Stored] = {}
@@ -259,9 +296,14 @@ def _load(root: Path, check: bool) -> Checkpoint:
 
 
 def problems(path: str | os.PathLike[str]) -> Iterator[str]:
-    """What is wrong with a checkpoint, tensor by tensor, after every byte of it has been read; nothing if it is whole."""
+    """What is wrong with a checkpoint, tensor by tensor, after every byte of it has been read; nothing if it is whole.
+
+    Raises: ReplacedError, which says nothing of what is there now.
+    """
     try:
         found = load(path)
+    except ReplacedError:
+        raise
     except (CheckpointError, OSError) as error:
         yield str(error)
         return
@@ -269,6 +311,8 @@ def problems(path: str | os.PathLike[str]) -> Iterator[str]:
         for part in stored.shards if isinstance(stored, StoredTensor) else (stored,):
             try:
                 part.numpy()
+            except ReplacedError:
+                raise
             except (CheckpointError, OSError) as error:
                 yield str(error)
             except MemoryError:
@@ -278,7 +322,10 @@ def problems(path: str | os.PathLike[str]) -> Iterator[str]:
 def _load_legacy(root: Path, types: Mapping[str, TensorType]) -> Checkpoint:
     if (root / "out").is_file():
         return Checkpoint(root, {root.name: LegacyTensor(root.name, root / "out", types.get(root.name))}, {}, single=True)
-    names = sorted(entry.name for entry in root.iterdir() if (entry / "out").is_file())
+    try:
+        names = sorted(entry.name for entry in root.iterdir() if (entry / "out").is_file())
+    except FileNotFoundError:  # it has gone since
+        raise CheckpointError(f"checkpoint {root}: there is no such directory") from None
     if not names:
         raise CheckpointError(f"checkpoint {root}: there is neither a {manifest.NAME} nor a directory per variable in it")
     return Checkpoint(root, {name: LegacyTensor(name, root / name / "out", types.get(name)) for name in names}, {})

@@ -12,6 +12,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,9 +21,11 @@ from typing import Any, Literal
 from jobflow.checkpoint import manifest, places, reading, sessions
 from jobflow.checkpoint.files import files_of
 from jobflow.checkpoint.manifest import Manifest
-from jobflow.errors import ArgumentError, CheckpointError
+from jobflow.errors import ArgumentError, CheckpointError, ReplacedError
 from jobflow.session import Session
 
+#: how often the newest is looked for, where another process saves and removes at the same time
+TRIES = 10
 _STEP = re.compile(r"step-(\d+)")
 
 
@@ -84,7 +87,16 @@ class Series:
         return sorted(step for step in (int(match[1]) for match in found if match) if self.path_of(step).is_dir())
 
     def newest_good(self) -> Newest:
-        """Every byte of the newest is read; if one is damaged, the next older follows."""
+        """Every byte of the newest is read; if one is damaged, the next older follows.
+
+        If one goes meanwhile, since another process saves here, all is looked at anew.  ReplacedError if that does not end.
+        """
+        for _ in range(TRIES - 1):
+            with suppress(ReplacedError):
+                return self._newest_good()
+        return self._newest_good()
+
+    def _newest_good(self) -> Newest:
         skipped: list[Skipped] = []
         for step in reversed(self._all()):
             path = self.path_of(step)
@@ -121,7 +133,7 @@ class Series:
         kept = {*keep, *(steps[-self.keep_last :] if self.keep_last else steps), *(self.best()[: self.keep_best] if self.keep_best else ())}
         going = [step for step in steps if step not in kept]
         if going:
-            good = next((step for step in reversed(steps) if _wrong(self.path_of(step)) is None), None)
+            good = next((step for step in reversed(steps) if _is_good(self.path_of(step))), None)
             going = [step for step in going if step != good]
         files = files_of()
         for step in going:
@@ -138,7 +150,21 @@ class Series:
 
 
 def _wrong(path: Path) -> str | None:
-    """The first thing that is wrong with a checkpoint."""
+    """The first thing that is wrong with a checkpoint.  ReplacedError if it is another one by now, or has gone."""
+    found = _first_wrong(path)
+    if found is not None and not path.is_dir():
+        raise ReplacedError(f"checkpoint {path} was removed while it was being read")
+    return found
+
+
+def _first_wrong(path: Path) -> str | None:
     if not (path / manifest.NAME).is_file():
         return f"{path / manifest.NAME} is missing"
     return next(reading.problems(path), None)
+
+
+def _is_good(path: Path) -> bool:
+    try:
+        return _wrong(path) is None
+    except ReplacedError:
+        return False

@@ -28,7 +28,7 @@ from jobflow.checkpoint import parts, ranks, safetensors
 from jobflow.checkpoint.manifest import Spans, check_extra
 from jobflow.checkpoint.writing import name_of
 from jobflow.checkpoint.writing import save as save_arrays
-from jobflow.errors import CheckpointError, did_you_mean, user_line
+from jobflow.errors import CheckpointError, ReplacedError, did_you_mean, user_line
 from jobflow.graph.ir import Variable
 from jobflow.notices import notice
 from jobflow.runtime.world import launch
@@ -263,19 +263,26 @@ def load(
     own = {name: variable.type for name, variable in session.variables.items()}
     found: ranks.Contents = world.call(ranks.Look(source, own))[0]
     if found.failure is not None:
-        raise CheckpointError(f"{found.failure} ({what} at {user_line()})")
+        raise type(found.failure)(f"{found.failure} ({what} at {user_line()})")
     chosen = _chosen(own, found.types, names, strict, here)
     runs = _runs(found.extra, here)
-    failures = world.call(ranks.Stage(source, found.digest, chosen))
-    failed = next((f"rank {rank}: {text}" if world.size > 1 else text for rank, text in enumerate(failures) if text), None)
+    failures: list[CheckpointError | None] = world.call(ranks.Stage(source, found.digest, chosen))
+    failed = _first(failures)
     world.call(ranks.Take(failed is None))
     if failed is not None:
-        raise CheckpointError(f"{here}, no variable was changed: {failed}")
+        raise type(failed)(f"{here}, no variable was changed: {failed}")
     if strict == "some":
         tell_the_rest(session, here, chosen, own, found.types)
     if tuple(names) == ("*",):
         session.runs.update({job: runs.get(job, 0) for job in {*session.runs, *runs}} if runs is not None else {})
     return dict(found.extra)
+
+
+def _first(failures: Sequence[CheckpointError | None]) -> CheckpointError | None:
+    """What to tell of what ranks met: that the checkpoint was replaced, or else what the first of them says."""
+    told = [(rank, error) for rank, error in enumerate(failures) if error is not None]
+    rank, error = next((one for one in told if isinstance(one[1], ReplacedError)), told[0]) if told else (0, None)
+    return error if error is None or len(failures) == 1 else type(error)(f"rank {rank}: {error}")
 
 
 def _chosen(

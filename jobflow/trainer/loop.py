@@ -38,7 +38,7 @@ from jobflow.trainer.lock import Lock
 from jobflow.trainer.network import line_of
 from jobflow.trainer.optimizing import schedule_from, slow_start
 from jobflow.trainer.outcome import Outcome, Stopped
-from jobflow.trainer.resume import Progress, check_alike, chosen, read, series_of, set_aside_behind, together
+from jobflow.trainer.resume import Progress, check_alike, chosen, follow, read, series_of, set_aside_behind, together
 from jobflow.trainer.signals import Signals
 from jobflow.trainer.stopping import Agreement, Clock, Early
 from jobflow.trainer.trace import Tracing
@@ -328,16 +328,18 @@ class Loop:
         check_alike(self.session, {"configuration": plain, **prints})
 
     def _resume(self, wish: str) -> Path | None:
-        found = together(self.session, lambda: chosen(self.series, wish, notice))
+        with at_line(line_of(self.loaded, "checkpoint")):
+            found = follow(self.session, lambda: chosen(self.series, wish, notice), self._read)
         if found is None:
             return None
-        with at_line(line_of(self.loaded, "checkpoint")):
-            self.progress = read(self.session, found, self.loaded)
         together(self.session, lambda: set_aside_behind(self.series, self.progress.step, notice))
         self._saved, self._saved_step = found, self.progress.step
         if self.early is not None and self.progress.early is not None:
             self.early.restore(self.progress.early)
         return found
+
+    def _read(self, path: Path) -> None:
+        self.progress = read(self.session, path, self.loaded)
 
     def _info(self, found: Path | None) -> RunInfo:
         run, config = self.prepared, self.config

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jobflow.checkpoint import sessions, store
-from jobflow.checkpoint.series import Series
+from jobflow.checkpoint.series import TRIES, Series
 from jobflow.commands import Tell
 from jobflow.compiler.loss_scale import NOT_FINITE
 from jobflow.data.samples import Samples, Stream
-from jobflow.errors import CheckpointError, ConfigError, JobflowError
+from jobflow.errors import CheckpointError, ConfigError, JobflowError, ReplacedError
+from jobflow.notices import notice
 from jobflow.session import Session
 from jobflow.trainer.config import Loaded, TrainConfig
 from jobflow.untrusted import whole
@@ -149,6 +150,26 @@ def _newest(series: Series, say: Callable[[str], None]) -> Path | None:
     return found.path
 
 
+def follow(session: Session, choose: Callable[[], Path | None], use: Callable[[Path], None]) -> Path | None:
+    """The checkpoint that rank 0 chooses, used by all ranks; None if it chooses none.
+
+    Another one is chosen if somebody replaces or removes it before all of it has been read, as a training does that saves and tidies up there.
+    """
+    for left in reversed(range(TRIES)):
+        found = together(session, choose)
+        if found is None:
+            return None
+        try:
+            use(found)
+            return found
+        except CheckpointError as error:
+            if not left or not (isinstance(error, ReplacedError) or not together(session, found.is_dir)):
+                raise
+            if session.writes_files:
+                notice(f"{error}; the newest is looked for again")
+    raise AssertionError("unreachable")
+
+
 def set_aside(directory: Path, say: Callable[[str], None]) -> None:
     """Give a directory of checkpoints another name, so that those of the run that begins are not mixed with them."""
     if not directory.is_dir() or not any(directory.iterdir()):
@@ -209,24 +230,28 @@ def _at(tree: Any, key: str) -> Any:
 
 
 def read(session: Session, path: Path, loaded: Loaded) -> Progress:
-    """Give the session's variables the values of a checkpoint, and say where its run was.  On all ranks."""
+    """Give the session's variables the values of a checkpoint, and say where its run was.  On all ranks.
+
+    Raises: ReplacedError if the variables are not of the checkpoint that says so, since there is another one by now.
+    """
     found = together(session, lambda: dict(store.load(path).extra))
     progress = Progress.of(found, path)
     check_same(path, found["config"], loaded)
-    _load(session, path, same=_at(found["config"], PRECISION) == loaded.config.strategy.precision)
+    taken = _load(session, path, same=_at(found["config"], PRECISION) == loaded.config.strategy.precision)
+    if json.dumps(taken, sort_keys=True) != json.dumps(found, sort_keys=True):
+        raise ReplacedError(f"checkpoint {path} was replaced by another one while it was being read")
     return progress
 
 
-def _load(session: Session, path: Path, same: bool) -> None:
+def _load(session: Session, path: Path, same: bool) -> dict[str, Any]:
     """Variables as the checkpoint has them; in another precision, those of the loss scale begin anew."""
     if same:
-        sessions.load(session, path, what="--resume")
-        return
+        return sessions.load(session, path, what="--resume")
     there = together(session, lambda: set(store.load(path)))
     lacking = [name for name in session.variables if name not in there and not name.startswith((NOT_FINITE, "System-Train-DynamicLossScale"))]
     if lacking:
         raise CheckpointError(f"{path} lacks the variable {lacking[0]}, so training cannot go on from it; --resume never begins anew")
-    sessions.load(session, path, strict=False, what="--resume")
+    return sessions.load(session, path, strict=False, what="--resume")
 
 
 def series_of(config: TrainConfig) -> Series:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from short_runs import Seen, check_same, loaded, run, write_config
 
+from jobflow.checkpoint import sessions
 from jobflow.errors import CheckpointError, ConfigError
 from jobflow.trainer.outcome import Outcome
 from jobflow.trainer.resume import Progress, check_alike, differences
@@ -42,6 +43,35 @@ def test_a_run_goes_on_from_any_step_as_if_it_had_not_stopped(step: int, whole: 
     assert sorted(rest.steps) == list(range(step + 1, STEPS + 1))
     check_same(rest, seen, list(rest.steps))
     assert again.metrics == pytest.approx(outcome.metrics, rel=1e-6)
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_a_checkpoint_that_goes_while_it_is_read_is_looked_for_again(
+    how: str, whole: tuple[Path, Outcome, Seen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another training, which saves and tidies up, owns the directory that --resume names."""
+    folder, _, seen = whole
+    theirs = tmp_path / "theirs"
+    for step in (3, 6):
+        shutil.copytree(folder / "out" / "checkpoints" / f"step-{step:08d}", theirs / f"step-{step:08d}")
+    load = sessions.load
+
+    def late(session: Any, path: Path, **rest: Any) -> Any:
+        newest = theirs / "step-00000006"
+        if newest.exists() and not (tmp_path / "gone").exists():
+            newest.rename(tmp_path / "gone")
+            if how == "replaced":
+                shutil.copytree(theirs / "step-00000003", newest)
+        return load(session, path, **rest)
+
+    monkeypatch.setattr(sessions, "load", late)
+    _, rest = run(loaded(folder / "run.yaml", tmp_path / "out", "checkpoint.resume=" + str(theirs)))
+    assert rest.info is not None and (rest.info.first_step, rest.info.resumed_from) == (
+        3,
+        theirs / ("step-00000003" if how == "removed" else "step-00000006"),
+    )
+    check_same(rest, seen, list(rest.steps))
+    assert "step-00000006" in capsys.readouterr().err
 
 
 def test_epochs_are_all_samples_each_once_in_another_order(whole: tuple[Path, Outcome, Seen]) -> None:

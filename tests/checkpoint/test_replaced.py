@@ -1,0 +1,98 @@
+"""A checkpoint that another process replaces or removes while it is read is told as such, and never as damaged."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jobflow as flow
+from jobflow.checkpoint import store
+from jobflow.checkpoint.series import Series
+
+SAVER = """
+import sys, time
+from pathlib import Path
+import numpy as np
+from jobflow.checkpoint import store
+from jobflow.checkpoint.series import Series
+
+series = Series(Path(sys.argv[1]), keep_last=1)
+ending, step = time.monotonic() + 3, 1
+while time.monotonic() < ending:
+    step += 1
+    store.save(series.path_of(step), {"a": np.full(200_000, step, np.float32), "b": np.full(9, step)}, {"step": step})
+    series.prune()
+    if step == 2:
+        print("ready", flush=True)
+"""
+
+
+def saved(path: Path, value: float) -> Path:
+    store.save(path, {"w": np.full(4, value, np.float32)}, {"value": value})
+    return path
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_replaced(tmp_path: Path, check: bool) -> None:
+    path = saved(tmp_path / "c", 1)
+    found = store.load(path, check=check)
+    store.save(path, {"w": np.full(4, 2, np.float32)}, replace=True)
+    with pytest.raises(flow.ReplacedError, match="replaced") as told:
+        found["w"]
+    assert str(path) in str(told.value) and "damaged" not in str(told.value)
+    assert store.load(path)["w"].tolist() == [2] * 4
+
+
+def test_removed(tmp_path: Path) -> None:
+    series = Series(tmp_path, keep_last=1)
+    found = store.load(saved(series.path_of(1), 1))
+    saved(series.path_of(2), 2)
+    assert series.prune() == [1]
+    with pytest.raises(flow.ReplacedError, match="removed") as told:
+        found["w"]
+    assert str(series.path_of(1)) in str(told.value) and "damaged" not in str(told.value)
+
+
+def test_damage_is_still_damage(tmp_path: Path) -> None:
+    path = saved(tmp_path / "c", 1)
+    found = store.load(path)
+    (file,) = path.glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-1] + b"\x7f")
+    with pytest.raises(flow.CheckpointError, match="damaged") as told:
+        found["w"]
+    file.unlink()
+    with pytest.raises(flow.CheckpointError) as gone:
+        found["w"]
+    assert not isinstance(told.value, flow.ReplacedError) and not isinstance(gone.value, flow.ReplacedError)
+
+
+def test_who_reads_where_another_process_saves_and_removes_always_finds_one(tmp_path: Path) -> None:
+    series = Series(tmp_path, keep_last=1)
+    store.save(series.path_of(1), {"a": np.full(200_000, 1, np.float32), "b": np.full(9, 1)}, {"step": 1})
+    saver = subprocess.Popen([sys.executable, "-c", SAVER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    looked = read = 0
+    try:
+        assert saver.stdout is not None and saver.stdout.readline() == "ready\n"
+        while saver.poll() is None:
+            newest = series.newest_good()
+            assert newest.path is not None and newest.skipped == (), newest
+            looked += 1
+            try:
+                found = store.load(newest.path)
+                values = {float(found["a"].max()), float(found["a"].min()), float(found["b"][0]), float(found.extra["step"])}
+            except flow.ReplacedError:
+                continue
+            except flow.CheckpointError:
+                assert not newest.path.is_dir(), "it had gone before it was opened"
+                continue
+            read += 1
+            assert values == {float(newest.step or 0)}
+    finally:
+        code = saver.wait()
+        assert saver.stdout is not None
+        saver.stdout.close()
+    assert code == 0 and looked and read, (looked, read)
