@@ -80,20 +80,20 @@ def load(path: Path, global_src_rank: int | None = None, map_location: Any = Non
 def _from_one(here: EagerState, path: Path, what: str, source: int, where: Any) -> Any:
     """One rank reads and says what there is; the tensors are global."""
     arrays: dict[str, Array] = {}
-    letter: tuple[Any, Any, str | None] = (None, None, None)
+    letter: tuple[Any, Any, CheckpointError | None] = (None, None, None)
     if here.rank.index == source:
         try:
             found = store.load(path)
             arrays = {name: found[name] for name in found}
             letter = _tree_of(found, what), {name: type_of(array) for name, array in arrays.items()}, None
         except CheckpointError as error:
-            letter = None, None, str(error)
+            letter = None, None, error
     tree, types, failure = letter
     if here.rank.size > 1:
         with meeting(here, here.rank.comm, zlib.crc32(f"load {source}".encode()), lambda: f"{what}, read by rank {source}"):
             tree, types, failure = here.rank.comm.exchange(letter)[source]
     if failure is not None:
-        raise CheckpointError(failure)
+        raise failure
     there = Layout(Placement("cpu", (source,)), (B,))
 
     def tensor(name: str) -> Tensor:

@@ -8,16 +8,20 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jobflow.checkpoint import manifest
 from jobflow.checkpoint.compare import Difference, differences, extra_differences, selected, type_text
 from jobflow.checkpoint.export import open_any, to_checkpoint, to_legacy, to_npz, to_safetensors
 from jobflow.checkpoint.reading import Checkpoint, Stored, StoredShard, problems
-from jobflow.errors import CheckpointError, counted
+from jobflow.checkpoint.series import TRIES
+from jobflow.errors import CheckpointError, ReplacedError, counted
 from jobflow.trainer.amounts import metric_text, number_text
 from jobflow.types import TensorType
+
+T = TypeVar("T")
 
 #: shards of one tensor that `show` prints before it says how many more there are
 MOST_SHARDS = 8
@@ -29,7 +33,8 @@ MOST_SHARDS = 8
 def ls(given: argparse.Namespace) -> int:
     """A table of the checkpoints in a directory, by step."""
     directory = Path(given.directory)
-    rows = sorted((_row(path, given.quick) for path in checkpoints_in(directory)), key=lambda row: row[:2])
+    looked = (_calmly(path, partial(_row, path, given.quick)) for path in checkpoints_in(directory))
+    rows = sorted((row for row in looked if row is not None), key=lambda row: row[:2])
     heads = ["name", "step", "time", "size", "tensors", "metrics", "quick look" if given.quick else "state"]
     print(_table([heads, *([name, *rest] for _, name, *rest in rows)], right={1, 3, 4}))
     if unfinished := _unfinished(directory):
@@ -38,6 +43,22 @@ def ls(given: argparse.Namespace) -> int:
     if left:
         print(f"{len(left)} unfinished: {', '.join(sorted(left))}; the next saving removes what no process is writing any more")
     return 0
+
+
+def _calmly(path: Path, look: Callable[[], T]) -> T | None:
+    """What `look` finds at `path`, where a training may save and tidy up at the same time; None if that has removed it."""
+    there = path.exists()
+    for left in reversed(range(TRIES)):
+        try:
+            found = look()
+        except (ReplacedError, FileNotFoundError):
+            if not left:
+                raise
+        else:
+            return None if there and not path.exists() else found
+        if not path.exists():
+            break
+    return None
 
 
 def checkpoints_in(directory: Path) -> list[Path]:
@@ -63,6 +84,8 @@ def _row(path: Path, quick: bool) -> list[Any]:
     time = datetime.fromtimestamp(newest.lstat().st_mtime).isoformat(" ", "seconds")
     try:
         checkpoint = open_any(path)
+    except ReplacedError:
+        raise
     except CheckpointError as error:
         return [float("inf"), path.name, "?", time, size, "?", "", f"damaged: {error}"]
     damaged = "" if quick else next(problems(path), "")
@@ -147,22 +170,25 @@ def verify(given: argparse.Namespace) -> int:
     """Every hash of every checkpoint; 1 if one does not match."""
     bad = 0
     for path in (path for start in given.checkpoints for path in (checkpoints_in(Path(start)) if Path(start).is_dir() else [Path(start)])):
-        found = list(_damages(path))
+        found = _calmly(path, partial(_damages, path))
+        if found is None:
+            print(f"{path}: removed while it was being read")
+            continue
         bad += bool(found)
         print(f"{path}: " + ("whole" if not found else "DAMAGED" + "".join(f"\n  {line}" for line in found)))
     return int(bool(bad))
 
 
-def _damages(path: Path) -> Iterator[str]:
+def _damages(path: Path) -> list[str]:
     """What is wrong with a checkpoint, or with a .npz file."""
     if not path.is_file():
-        yield from problems(path)
-        return
+        return list(problems(path))
     try:
         for stored in open_any(path).stored.values():
             stored.numpy()
     except CheckpointError as error:
-        yield str(error)
+        return [str(error)]
+    return []
 
 
 def diff(given: argparse.Namespace) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import jobflow as flow
+from jobflow.checkpoint import reading
 from jobflow.checkpoint.store import load, save
 from jobflow.cli import main
 
@@ -166,3 +168,24 @@ def test_whatever_lies_beside_the_tensors_is_shown(tmp_path: Path, capsys: pytes
     save(tmp_path / "d", {"w": np.zeros(1)}, {"step": 3})
     assert main(["ckpt", "ls", str(tmp_path)]) == 0 and main(["ckpt", "show", str(tmp_path / "c")]) == 0
     assert capsys.readouterr().out.endswith("\nstep: last\nlayout: free\nmetrics:\n  [0]: 1\n  [1]: null\non: true\n")
+
+
+@pytest.mark.parametrize("command", ["ls", "verify"])
+def test_a_checkpoint_that_a_training_removes_or_replaces_meanwhile_is_not_damaged(
+    command: str, series: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a training does between the look at the manifest and that at the numbers."""
+    opened = reading.Opened.check
+
+    def late(self: reading.Opened) -> None:
+        opened(self)
+        if self.root.name == "step-3" and self.root.exists():
+            shutil.rmtree(self.root)
+        if self.root.name == "step-20" and not (series / "once").exists():
+            (series / "once").touch()
+            save(self.root, {"bias": np.full(3, 7.0)}, {"step": 20}, replace=True)
+
+    monkeypatch.setattr(reading.Opened, "check", late)
+    assert main(["ckpt", command, str(series)]) == 0
+    told = capsys.readouterr().out
+    assert "amaged" not in told and "DAMAGED" not in told and "whole" in next(line for line in told.splitlines() if "step-20" in line)
