@@ -282,9 +282,13 @@ def reverse(input: Tensor, axis: int | Sequence[int], name: Name = None) -> Tens
     return sl.flip(input, (axis,) if isinstance(axis, int) else _ints("reverse", "axis", axis), name=name)
 
 
+def _two(pair: object) -> bool:
+    return isinstance(pair, list | tuple) and len(pair) == 2
+
+
 def pad(x: Tensor, paddings: Sequence[Sequence[int]], constant_value: float = 0, name: Name = None) -> Tensor:
     """(before, after) elements of constant_value around each axis."""
-    if not isinstance(paddings, list | tuple) or len(paddings) != x.type.ndim or any(len(pair) != 2 for pair in paddings):
+    if not isinstance(paddings, list | tuple) or len(paddings) != x.type.ndim or not all(map(_two, paddings)):
         raise ArgumentError(f"pad at {user_line()}: paddings {paddings!r} must have one (before, after) for each of the {x.type.ndim} axes")
     pairs = [_ints("pad", "each of paddings", tuple(pair)) for pair in paddings]
     return sl.pad(x, [(before, after) for before, after in pairs], fitting("pad", constant_value, x.type.dtype), name=name)
@@ -292,7 +296,7 @@ def pad(x: Tensor, paddings: Sequence[Sequence[int]], constant_value: float = 0,
 
 def pad_grad(x: Tensor, paddings: Sequence[Sequence[int]], constant_value: float = 0, name: Name = None) -> Tensor:
     """x without (before, after) elements on each axis."""
-    if not isinstance(paddings, list | tuple) or len(paddings) != x.type.ndim or any(len(pair) != 2 for pair in paddings):
+    if not isinstance(paddings, list | tuple) or len(paddings) != x.type.ndim or not all(map(_two, paddings)):
         raise ArgumentError(f"pad_grad at {user_line()}: paddings {paddings!r} must have one (before, after) for each of the {x.type.ndim} axes")
     return slice(x, [before for before, _ in paddings], [n - sum(pair) for n, pair in zip(x.type.shape, paddings, strict=True)], name)
 

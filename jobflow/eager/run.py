@@ -111,11 +111,12 @@ def prepared(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> Prepared:
     return found
 
 
-def with_line(error: JobflowError, op: Op) -> JobflowError:
-    """The same, with the user's line behind the op's word."""
+def with_line(error: JobflowError, op: Op | None = None) -> JobflowError:
+    """The same, with the user's line behind the op's word; an error without that word is given the op's, if there is one."""
     word, colon, rest = str(error).partition(":")
-    text = f"{word} at {user_line()}:{rest}" if colon and " " not in word else f"{op.word()} at {user_line()}: {error}"
-    return type(error)(text)
+    if colon and " " not in word:
+        return type(error)(f"{word} at {user_line()}:{rest}")
+    return error if op is None else type(error)(f"{op.word()} at {user_line()}: {error}")
 
 
 def prepare(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> Prepared:

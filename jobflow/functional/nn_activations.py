@@ -8,7 +8,7 @@ from jobflow.eager.run import run
 from jobflow.eager.tensor import Tensor, method
 from jobflow.errors import ArgumentError, ShapeError, user_line
 from jobflow.functional.in_place import check_writable, hang, kept, written
-from jobflow.functional.nn_base import composed, one_of
+from jobflow.functional.nn_base import composed, one_of, real
 from jobflow.functional.promotion import rounded_once
 from jobflow.functional.shapes import axis_of
 from jobflow.ops import activation as act
@@ -93,7 +93,7 @@ def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = Fals
     """x where x > 0, else negative_slope x"""
     if inplace:
         return over(input, "leaky_relu_", leaky_relu, negative_slope)
-    y: Tensor = run(act.LeakyRelu(float(negative_slope)), input)
+    y: Tensor = run(act.LeakyRelu(real("leaky_relu", "negative_slope", negative_slope)), input)
     return y
 
 
@@ -101,7 +101,7 @@ def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     """x where x > 0, else alpha (e^x - 1)"""
     if inplace:
         return over(input, "elu_", elu, alpha)
-    y: Tensor = run(act.Elu(float(alpha)), input)
+    y: Tensor = run(act.Elu(real("elu", "alpha", alpha)), input)
     return y
 
 
@@ -119,6 +119,8 @@ def selu(input: Tensor, inplace: bool = False) -> Tensor:
 @rounded_once
 @composed
 def _celu(input: Tensor, alpha: float) -> Value:
+    if not alpha:
+        raise ArgumentError(f"celu at {user_line()}: alpha is 0, and x / alpha nothing")
     return ew.scale(act.elu(ew.scale(input, 1.0 / alpha)), alpha)
 
 
@@ -131,6 +133,8 @@ def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
 @composed
 def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Value:
     """ln(1 + e^(beta x)) / beta; x itself where beta x > threshold"""
+    if not beta:
+        raise ArgumentError(f"softplus at {user_line()}: beta is 0, and x / beta nothing")
     x: Value = input
     inner = ew.scale(x, beta) if beta != 1.0 else x
     soft = act.softplus(inner)
@@ -160,7 +164,7 @@ def _hardtanh(input: Tensor, low: float, high: float) -> Value:
 
 def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
     """x limited to [min_val, max_val]"""
-    if min_val > max_val:
+    if real("hardtanh", "min_val", min_val) > real("hardtanh", "max_val", max_val):
         raise ArgumentError(f"hardtanh at {user_line()}: min_val {min_val} is above max_val {max_val}")
     return over(input, "hardtanh_", _hardtanh, min_val, max_val) if inplace else _hardtanh(input, min_val, max_val)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,10 +14,10 @@ import numpy as np
 
 import jobflow.scope as scope
 from jobflow.eager.convert import convert, empty
-from jobflow.eager.run import Running, run, source
+from jobflow.eager.run import Running, run, source, with_line
 from jobflow.eager.state import EagerState, state
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ConfigError, JobError, ShapeError, did_you_mean, user_line
+from jobflow.errors import ArgumentError, ConfigError, JobError, JobflowError, ShapeError, did_you_mean, user_line
 from jobflow.layout import B, Layout, Placement
 from jobflow.ops.base import Op
 from jobflow.types import Tensor as Value
@@ -72,24 +73,47 @@ def composing(x: Tensor) -> Iterator[None]:
         scope.leave(token)
 
 
+def real(what: str, name: str, given: Any) -> float:
+    """A number among the arguments; ArgumentError for anything else."""
+    if not isinstance(given, int | float | np.number):
+        raise ArgumentError(f"{what} at {user_line()}: {name} is a number; got {given!r}")
+    return float(given)
+
+
+def whole(what: str, name: str, given: Any) -> int:
+    """An int among the arguments; ArgumentError for anything else."""
+    if not isinstance(given, int | np.integer):
+        raise ArgumentError(f"{what} at {user_line()}: {name} is an int; got {given!r}")
+    return int(given)
+
+
+#: what an argument is held to that is annotated so
+_CHECKS: dict[Any, Callable[[str, str, Any], object]] = {"float": real, "int": whole}
+
+
 def composed(function: Callable[P, Value]) -> Callable[P, Tensor]:
     """A function that calls functions of `jobflow.ops`, as one that anybody may call; its first argument is a tensor."""
 
-    name = next(iter(signature(function).parameters))
+    parameters = signature(function).parameters
+    name = next(iter(parameters))
+    checks = {each.name: (i, _CHECKS[each.annotation]) for i, each in enumerate(parameters.values()) if each.annotation in _CHECKS}
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Tensor:
         first = args[0] if args else kwargs.get(name)
         if not isinstance(first, Tensor):
             raise JobError(f"{function.__name__} at {user_line()}: the first argument is a tensor, not {type(first).__name__}")
+        for word, (i, check) in checks.items():
+            if i < len(args) or word in kwargs:
+                check(function.__name__.strip("_"), word, args[i] if i < len(args) else kwargs[word])
         prepared = _scope_for(first)
-        if prepared is None:
+        token = None if prepared is None else scope.enter(prepared)
+        try:
             made = function(*args, **kwargs)
-        else:
-            token = scope.enter(prepared)
-            try:
-                made = function(*args, **kwargs)
-            finally:
+        except JobflowError as error:
+            raise with_line(error) from None
+        finally:
+            if token is not None:
                 scope.leave(token)
         assert isinstance(made, Tensor)
         return made
@@ -128,11 +152,21 @@ def assign(here: EagerState, x: Tensor, made: Tensor) -> None:
     x.wrote()
 
 
-def sizes(what: str, name: str, given: Any, count: int) -> tuple[int, ...]:
+def sizes(what: str, name: str, given: Any, count: int, least: float = -math.inf) -> tuple[int, ...]:
     """One int per spatial axis, from one for all or one for each."""
-    found = (given,) * count if isinstance(given, int | np.integer) else tuple(given)
+    found = tuple(given) if isinstance(given, Sequence | np.ndarray) else (given,) * count
     if len(found) != count or not all(isinstance(n, int | np.integer) for n in found):
         raise ShapeError(f"{what} at {user_line()}: {name} takes one int, or {count}; got {given!r}")
+    if min(found, default=least) < least:
+        raise ShapeError(f"{what} at {user_line()}: {name} {given!r} must be at least {least}")
+    return tuple(int(n) for n in found)
+
+
+def shape_of_rows(what: str, given: Any) -> tuple[int, ...]:
+    """The `normalized_shape` of a norm, from one int or several."""
+    found = tuple(given) if isinstance(given, Sequence | np.ndarray) else (given,)
+    if not all(isinstance(n, int | np.integer) for n in found):
+        raise ShapeError(f"{what} at {user_line()}: normalized_shape takes one int, or several; got {given!r}")
     return tuple(int(n) for n in found)
 
 

@@ -62,7 +62,7 @@ def _conv(
     x = batched(what, input, spatial)
     if weight.type.ndim != spatial + 2:
         raise ShapeError(f"{what} at {user_line()}: weight {weight.type} is [out, in / groups, *kernel] with {spatial} kernel sizes")
-    strides, dilations = sizes(what, "stride", stride, spatial), sizes(what, "dilation", dilation, spatial)
+    strides, dilations = sizes(what, "stride", stride, spatial, 1), sizes(what, "dilation", dilation, spatial, 1)
     around = pairs(what, padding, weight.type.shape[2:], strides, dilations)
     y = cv.conv(x, weight, strides=strides, padding=around, dilations=dilations, groups=groups)
     return unbatched(_biased(what, y, bias), input)
@@ -108,7 +108,7 @@ def _conv_transpose(
     x = batched(what, input, spatial)
     if weight.type.ndim != spatial + 2:
         raise ShapeError(f"{what} at {user_line()}: weight {weight.type} is [in, out / groups, *kernel] with {spatial} kernel sizes")
-    strides, dilations = sizes(what, "stride", stride, spatial), sizes(what, "dilation", dilation, spatial)
+    strides, dilations = sizes(what, "stride", stride, spatial, 1), sizes(what, "dilation", dilation, spatial, 1)
     around, extra = sizes(what, "padding", padding, spatial), sizes(what, "output_padding", output_padding, spatial)
     if any(e >= max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True)):
         raise ShapeError(

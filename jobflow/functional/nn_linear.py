@@ -13,7 +13,7 @@ from jobflow.eager.tensor import Tensor
 from jobflow.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.functional.in_place import check_writable, kept, written
 from jobflow.functional.moving import value_of
-from jobflow.functional.nn_base import composed, draw_for
+from jobflow.functional.nn_base import composed, draw_for, real
 from jobflow.functional.promotion import rounded_once
 from jobflow.functional.shapes import axis_of
 from jobflow.layout import B, Layout, Partial, S
@@ -127,7 +127,7 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
 
 
 def _check_rate(what: str, p: float) -> None:
-    if not 0.0 <= p <= 1.0:
+    if not 0.0 <= real(what, "p", p) <= 1.0:
         raise ArgumentError(f"{what} at {user_line()}: p {p} is no probability")
 
 

@@ -12,7 +12,7 @@ from jobflow.eager import run as running
 from jobflow.eager.state import gradients, state
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import ArgumentError, ShapeError, user_line
-from jobflow.functional.nn_base import composed, composing
+from jobflow.functional.nn_base import composed, composing, real, shape_of_rows
 from jobflow.functional.promotion import cast, rounded_once
 from jobflow.ops import batch_norm as bn
 from jobflow.ops import elementwise as ew
@@ -84,6 +84,7 @@ def batch_norm(
         wide = partial(_wide, dtype=t.dtype.arithmetic)
         averages = (running_mean, running_var) if training else (wide(running_mean), wide(running_var))  # those in training are written over
         return cast(batch_norm(cast(input, t.dtype.arithmetic), *averages, wide(weight), wide(bias), training, momentum, eps), t.dtype)
+    momentum = real(what, "momentum", momentum)
     with composing(input):
         gamma, beta = _vector(weight, channels, input, 1.0), _vector(bias, channels, input, 0.0)
         if not training:
@@ -114,7 +115,7 @@ def layer_norm(
     input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Value:
     """(x - mean) / sqrt(var + eps) * weight + bias, over the last axes, which are `normalized_shape`."""
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(int(n) for n in normalized_shape)
+    shape = shape_of_rows("layer_norm", normalized_shape)
     t, what = input.type, "layer_norm"
     if not shape or t.shape[-len(shape) :] != shape:
         raise ShapeError(f"{what} at {user_line()}: normalized_shape {list(shape)} is not what the shape of input {t} ends with")
@@ -132,7 +133,7 @@ def layer_norm(
 @composed
 def rms_norm(input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Value:
     """x / sqrt(mean x^2 + eps) * weight, over the last axes; eps is that of the element type if None."""
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(int(n) for n in normalized_shape)
+    shape = shape_of_rows("rms_norm", normalized_shape)
     t = input.type
     if not shape or t.shape[-len(shape) :] != shape:
         raise ShapeError(f"rms_norm at {user_line()}: normalized_shape {list(shape)} is not what the shape of input {t} ends with")
@@ -191,11 +192,14 @@ def instance_norm(
     t, what = input.type, "instance_norm"
     if t.ndim < 3 or t.size // max(t.shape[0] * t.shape[1], 1) == 1:
         raise ShapeError(f"{what} at {user_line()}: input {t} is [n, channels, ...] with more than one value per channel")
+    momentum = real(what, "momentum", momentum)
     if not use_input_stats:
         return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     if t.dtype.is_half:
         wide = partial(_wide, dtype=t.dtype.arithmetic)
         return cast(instance_norm(cast(input, t.dtype.arithmetic), running_mean, running_var, wide(weight), wide(bias), True, momentum, eps), t.dtype)
+    if running_mean is not None and not t.size:
+        raise ShapeError(f"{what} at {user_line()}: no running statistics come of input {t}, which has no numbers")
     with composing(input):
         y = _per_channel("instance_norm", _rows(input, t.shape[:2], eps), weight, bias)
     if running_mean is not None and running_var is not None:

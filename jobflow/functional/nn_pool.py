@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import ShapeError, user_line
@@ -20,8 +21,8 @@ from jobflow.types import Tensor as Value
 def _windows(
     what: str, spatial: int, kernel_size: Sizes, stride: Sizes | None, padding: Sizes
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    kernel = sizes(what, "kernel_size", kernel_size, spatial)
-    strides = kernel if stride is None else sizes(what, "stride", stride, spatial)
+    kernel = sizes(what, "kernel_size", kernel_size, spatial, 1)
+    strides = kernel if stride is None else sizes(what, "stride", stride, spatial, 1)
     around = sizes(what, "padding", padding, spatial)
     if any(2 * p > k or p < 0 for p, k in zip(around, kernel, strict=True)):
         raise ShapeError(f"{what} at {user_line()}: padding {list(around)} is at most half of kernel_size {list(kernel)}")
@@ -137,12 +138,10 @@ Outputs = int | Sequence[int | None] | None
 
 def _outputs(what: str, x: Value, given: Outputs) -> tuple[int, ...]:
     spatial = x.type.shape[2:]
-    each = (given,) * len(spatial) if given is None or isinstance(given, int) else tuple(given)
-    if any(size is not None and size < 0 for size in each):
-        raise ShapeError(f"{what} at {user_line()}: output_size must not be negative; got {given!r}")
-    if len(each) != len(spatial):
-        raise ShapeError(f"{what} at {user_line()}: output_size takes one size, or {len(spatial)}; got {given!r}")
-    return tuple(n if size is None else size for n, size in zip(spatial, each, strict=True))
+    if 0 in spatial:
+        raise ShapeError(f"{what} at {user_line()}: no axis of input {x.type} but that of the batch may be empty")
+    asked = tuple(given) if isinstance(given, Sequence) else (given,) * len(spatial)
+    return sizes(what, "output_size", [n if size is None else size for n, size in zip_longest(spatial, asked)][: len(asked)], len(spatial), 0)
 
 
 @rounded_once

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import DtypeError, ShapeError, user_line
-from jobflow.functional.nn_base import Sizes, composed, one_of, sizes
+from jobflow.functional.nn_base import Sizes, composed, one_of, real, sizes
 from jobflow.functional.promotion import rounded_once
 from jobflow.functional.shapes import integer
 from jobflow.ops import elementwise as ew
@@ -42,6 +43,14 @@ def _border(x: Value, axis: int, count: int, mode: str, first: bool) -> list[Val
         return [_part(x, axis, n - count, n) if first else _part(x, axis, 0, count)]
     edge = _part(x, axis, 0, 1) if first else _part(x, axis, n - 1, n)
     return [sh.tile(edge, [count if i == axis else 1 for i in range(x.type.ndim)])]
+
+
+def _factors(given: Any, count: int) -> list[float]:
+    """One factor per spatial axis, from one for all or one for each."""
+    factors = [real("interpolate", "scale_factor", f) for f in (given if isinstance(given, list | tuple) else (given,) * count)]
+    if len(factors) != count or not all(0 < f < math.inf for f in factors):
+        raise ShapeError(f"interpolate at {user_line()}: scale_factor takes one positive number, or {count}; got {given!r}")
+    return factors
 
 
 @composed
@@ -167,13 +176,15 @@ def interpolate(
     one_of("interpolate", "mode", mode, ("nearest", *_LINEAR))
     if spatial < 1 or _LINEAR.get(mode, spatial) != spatial:
         raise ShapeError(f'{what} at {user_line()}: mode "{mode}" does not go with input {t}, [n, c, ...]')
+    if 0 in t.shape[2:]:
+        raise ShapeError(f"{what} at {user_line()}: the images of input {t} are empty")
     if (size is None) == (scale_factor is None):
         raise ShapeError(f"{what} at {user_line()}: one of size and scale_factor is needed; got size={size!r}, scale_factor={scale_factor!r}")
     if size is not None:
-        wanted: tuple[int, ...] = sizes("interpolate", "size", size, spatial)
+        wanted: tuple[int, ...] = sizes("interpolate", "size", size, spatial, 1)
         ratios = [n / m for n, m in zip(t.shape[2:], wanted, strict=True)]
     else:
-        factors = [float(f) for f in scale_factor] if isinstance(scale_factor, Sequence) else [float(scale_factor or 0)] * spatial
+        factors = _factors(scale_factor, spatial)
         wanted = tuple(math.floor(n * f) for n, f in zip(t.shape[2:], factors, strict=True))
         ratios = [n / m if recompute_scale_factor else 1.0 / f for n, m, f in zip(t.shape[2:], wanted, factors, strict=True)]
     if min(wanted) < 1:

@@ -77,6 +77,9 @@ class LayerNorm(RowNorm):
         return Rule(f"{full},{whole},{whole}->{full},{rows},{rows}")
 
     def kernel(self, xp: Xp, x: Array, gamma: Array, beta: Array, y: Array, mean: Array, inv_std: Array) -> None:
+        if not x.size:  # rows of nothing have no mean
+            mean[...], inv_std[...] = 0, 0
+            return
         axes, extra = self._axes(x), x.ndim - self.begin
         mean[...] = x.mean(axis=axes)
         centred = x - _lead(mean, extra)
@@ -151,6 +154,8 @@ class LayerNormGrad(RowNorm):
         n, u = (x - _lead(mean, extra)) * _lead(inv_std, extra), dy * gamma
         dgamma[...] = (dy * n).sum(axis=lead)
         dbeta[...] = dy.sum(axis=lead)
+        if not x.size:
+            return
         dx[...] = (u - u.mean(axis=axes, keepdims=True) - n * (u * n).mean(axis=axes, keepdims=True)) * _lead(inv_std, extra)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:

@@ -1,4 +1,4 @@
-"""`ranks` of the eager tests, and the modules beside this file, are importable by the tests in this folder."""
+"""`ranks` of the eager tests, `nn_cases` and the modules beside this file are importable by the tests in this folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import jobflow as flow
 from jobflow import notices, scope
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "eager")]
+sys.path[:0] = [str(Path(__file__).parent), *(str(Path(__file__).parents[1] / other) for other in ("eager", "nn"))]
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ REDUCTIONS: Mapping[str, Callable[..., Any] | None] = {
 }  # fmt: skip
 AXES: Sequence[Mapping[str, Any]] = ({}, {"dim": 0}, {"dim": -1}, {"dim": 7})
 
-#: what else is called with a tensor and numbers: name, arguments
+#: what else is called with a tensor and numbers: name, or one door of it, and arguments
 SHAPED: Sequence[tuple[str, tuple[Any, ...]]] = (
     ("reshape", ((-1,),)), ("reshape", ((3, -1),)), ("reshape", ((7, 2),)), ("flatten", ()), ("flatten", (1,)), ("squeeze", ()), ("squeeze", (0,)),
     ("unsqueeze", (0,)), ("unsqueeze", (9,)), ("transpose", (0, 1)), ("transpose", (0, 5)), ("permute", ((1, 0),)), ("flip", ((0,),)),
@@ -72,7 +72,8 @@ SHAPED: Sequence[tuple[str, tuple[Any, ...]]] = (
     ("topk", (1,)), ("topk", (99,)), ("topk", (-1,)), ("kthvalue", (1,)), ("kthvalue", (0,)), ("kthvalue", (99,)), ("repeat_interleave", (2,)),
     ("repeat_interleave", (-1,)), ("unbind", (0,)), ("unbind", (4,)), ("movedim", (0, 1)), ("swapaxes", (0, 1)), ("unflatten", (0, (1, -1))),
     ("one_hot", (3,)), ("one_hot", (0,)), ("masked_fill", (True, 1.0)), ("index_select", (0, 1)), ("take", (2,)),
-    ("mv", (1,)),
+    ("clamp", (-1, 1)), ("clip", (-1, 1)), ("clamp", (1, -1)), ("clamp", ()), ("clip", ("a", 1)), ("mv", (1,)), ("flow.pad", ([(1, 0), (0, 2)],)),
+    ("flow.pad", ([(-9, 0), (0, 2)],)), ("flow.pad", ((1, 1),)), ("functional.pad", ((1, 1),)), ("functional.pad", ((-9, 0),)),
     ("swapdims", (0, 1)), ("moveaxis", (0, -1)), ("t", ()), ("unique", ()), ("concat", ()), ("stack", ()),
 )  # fmt: skip
 

@@ -30,7 +30,11 @@ UNKNOWN_SIZES = {"unique"}
 
 
 def doors(name: str) -> Iterator[tuple[str, Function]]:
-    """Where a function of tensors is found."""
+    """Where a function of tensors is found: in each of the faces, or in the one that is named."""
+    face, _, word = name.rpartition(".")
+    if face:
+        yield name, getattr(flow if face == "flow" else F, word)
+        return
     if hasattr(flow, name):
         yield f"flow.{name}", getattr(flow, name)
     if hasattr(F, name):

@@ -1,0 +1,189 @@
+"""What the laws of layers and losses run on, as data: what is done to good inputs, and what no layer can take.
+
+The good inputs and the layers are those of the cases that are compared with references (`nn_cases`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+def floats(arrays: Sequence[Array], dtype: Any, which: slice = slice(None)) -> list[Array]:
+    """The same, those of floats in another type."""
+    chosen = range(len(arrays))[which]
+    return [a.astype(dtype) if i in chosen and a.dtype.kind == "f" else a for i, a in enumerate(arrays)]
+
+
+def first(change: Callable[[Array], Array]) -> Callable[[Sequence[Array]], list[Array]]:
+    """The first input is changed."""
+    return lambda arrays: [change(arrays[0]) if arrays[0].ndim else arrays[0], *arrays[1:]]
+
+
+def last(change: Callable[[Array], Array]) -> Callable[[Sequence[Array]], list[Array]]:
+    return lambda arrays: [*arrays[:-1], change(arrays[-1]) if arrays[-1].ndim else arrays[-1]]
+
+
+def rows(n: int) -> Callable[[Sequence[Array]], list[Array]]:
+    """So many rows of all that has as many as the first has."""
+    return lambda arrays: [a[:n] if a.ndim and a.shape[0] == arrays[0].shape[0] else a for a in arrays]
+
+
+def holding(*values: float) -> Callable[[Array], Array]:
+    def change(array: Array) -> Array:
+        changed = array.copy()
+        if array.dtype.kind == "f":
+            changed.reshape(-1)[: len(values)] = values[: array.size]
+        return changed
+
+    return change
+
+
+#: what is done to good inputs of float64: from name to the inputs that come of it
+CHANGES: Mapping[str, Callable[[Sequence[Array]], list[Array]]] = {
+    "as it is": list,
+    "float32": lambda arrays: floats(arrays, np.float32),
+    "float16": lambda arrays: floats(arrays, np.float16),
+    "the first in float32": lambda arrays: floats(arrays, np.float32, slice(1)),
+    "the last in float16": lambda arrays: floats(arrays, np.float16, slice(-1, None)),
+    "integers": first(lambda a: a.astype(np.int64)),
+    "the last of integers": last(lambda a: np.nan_to_num(a, neginf=-1).astype(np.int32)),
+    "truth values": first(lambda a: a > 0),
+    "no rows": rows(0),
+    "one row": rows(1),
+    "other rows": first(lambda a: a[:2]),
+    "the last of other rows": last(lambda a: a[:2]),
+    "no columns": first(lambda a: a[..., :0]),
+    "one column": first(lambda a: a[..., :1]),
+    "the last of one column": last(lambda a: a[..., :1]),
+    "0-d": first(lambda a: a.reshape(-1)[0]),
+    "the last 0-d": last(lambda a: a.reshape(-1)[0]),
+    "an axis less": first(lambda a: a[0]),
+    "an axis more": first(lambda a: a[None]),
+    "two axes more": first(lambda a: a[None, None]),
+    "not finite": first(holding(math.nan, math.inf, -math.inf)),
+    "the last not finite": last(holding(math.nan, math.inf, -math.inf)),
+    "large": first(holding(1e300, -1e300, 1e-310)),
+    "labels beyond": last(lambda a: a + 100 if a.dtype.kind == "i" else a),
+    "labels below": last(lambda a: np.minimum(a, -7) if a.dtype.kind == "i" else a),
+}  # fmt: skip
+
+_IMAGES, _KERNEL, _TABLE = (2, 4, 5, 5), (6, 4, 3, 3), (5, 4)
+
+#: what cannot be: function, shapes of its tensors, and options, each of which is refused alone
+REFUSED: Sequence[tuple[str, tuple[tuple[int, ...], ...], Sequence[Mapping[str, Any]]]] = (
+    (
+        "conv2d",
+        (_IMAGES, _KERNEL),
+        (
+            *({"stride": n} for n in (0, -1, 1.5, (1, 2, 3), "same", None)),
+            *({"padding": n} for n in (-1, 1.5, (1,) * 3, "sane", None)),
+            *({"dilation": n} for n in (0, -2, 4, 2.0)),
+            *({"groups": n} for n in (0, -1, 3, 2, 1.0)),
+            {"padding": "same", "stride": 2},
+        ),
+    ),
+    ("conv1d", ((2, 4, 5), (6, 4, 9)), ({},)),
+    ("conv1d", ((2, 4, 5), (6, 3, 2)), ({},)),
+    ("conv1d", ((2, 4, 5), (6, 4, 2), (5,)), ({},)),
+    ("conv3d", (_IMAGES, _KERNEL), ({},)),
+    (
+        "conv_transpose2d",
+        (_IMAGES, (4, 6, 3, 3)),
+        (
+            *({"output_padding": n} for n in (-1, 1, 0.5)),
+            *({"stride": n} for n in (0, -1)),
+            *({"padding": n} for n in (-1, 9, 0.5)),
+            *({"groups": n} for n in (0, 3)),
+            {"dilation": 0},
+        ),
+    ),
+    *(
+        (
+            name,
+            (_IMAGES,),
+            (
+                *({"kernel_size": n} for n in (0, -1, 9, 1.5, (2, 2, 2), "2", None)),
+                *({"kernel_size": 2, "stride": n} for n in (0, -1, 0.5)),
+                *({"kernel_size": 2, "padding": n} for n in (-1, 2, 0.5)),
+            ),
+        )
+        for name in ("max_pool2d", "avg_pool2d")
+    ),
+    ("avg_pool2d", (_IMAGES,), ({"kernel_size": 2, "divisor_override": 0},)),
+    *((f"adaptive_{how}_pool2d", (_IMAGES,), [{"output_size": n} for n in (-1, 1.5, (1, 2, 3), "1")]) for how in ("avg", "max")),
+    ("batch_norm", (_IMAGES, (4,), (4,)), ({"training": True, "eps": 0.0}, {"training": True, "eps": -1.0}, {"momentum": "much", "training": True})),
+    ("batch_norm", (_IMAGES, (3,), (4,)), ({}, {"training": True})),
+    ("layer_norm", (_TABLE,), [{"normalized_shape": n} for n in (5, (), (4, 5), -4, "4", 4.0)]),
+    ("rms_norm", (_TABLE,), [{"normalized_shape": n} for n in (5, (), (4, 5), -4, "4", 4.0)]),
+    ("layer_norm", (_TABLE, (4,)), ({"normalized_shape": 4, "bias": 1.0},)),
+    ("group_norm", (_IMAGES,), [{"num_groups": n} for n in (0, -2, 3, 2.0, "2")]),
+    ("instance_norm", ((2, 4),), ({},)),
+    *(
+        (name, (_TABLE, _TABLE), ({"reduction": "middle"}, {"reduction": None}))
+        for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "soft_margin_loss", "poisson_nll_loss", "hinge_embedding_loss")
+    ),
+    *((name, (_TABLE, (3, 4)), ({},)) for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "binary_cross_entropy")),
+    ("huber_loss", (_TABLE, _TABLE), ({"delta": 0.0}, {"delta": -1.0})),
+    ("smooth_l1_loss", (_TABLE, _TABLE), ({"beta": -1.0},)),
+    ("cross_entropy", (_TABLE, _TABLE), ({"label_smoothing": -0.1}, {"label_smoothing": 1.1}, {"reduction": "batchmean"})),
+    ("cross_entropy", (_TABLE, (5,)), ({},)),
+    ("nll_loss", (_TABLE, (5,)), ({},)),
+    ("gaussian_nll_loss", (_TABLE, _TABLE), ({"var": -1.0},)),
+    ("softmax", (_TABLE,), [{"dim": n} for n in (2, -3, 0.5, "0")]),
+    ("log_softmax", (_TABLE,), [{"dim": n} for n in (2, -3, 0.5)]),
+    ("glu", (_TABLE,), ({"dim": 0}, {"dim": 2})),
+    ("normalize", (_TABLE,), ({"dim": 2}, {"p": "two"})),
+    ("cosine_similarity", (_TABLE, _TABLE), ({"dim": 2},)),
+    ("cosine_similarity", (_TABLE, (3, 4)), ({},)),
+    ("dropout", (_TABLE,), [{"p": n} for n in (-0.1, 1.1, math.nan, "half")]),
+    ("dropout2d", (_IMAGES,), [{"p": n} for n in (-0.1, 1.1)]),
+    ("embedding", (_TABLE, (3, 4)), ({},)),
+    ("one_hot", (_TABLE,), ({"num_classes": 3},)),
+    ("linear", (_TABLE, (3, 5)), ({},)),
+    ("linear", (_TABLE, (3, 4), (4,)), ({},)),
+    ("bilinear", (_TABLE, _TABLE, (2, 4, 3)), ({},)),
+    ("prelu", (_TABLE, (3,)), ({},)),
+    (
+        "interpolate",
+        (_IMAGES,),
+        (
+            *({"size": n} for n in (0, -1, 1.5, (1, 2, 3))),
+            *({"scale_factor": n} for n in (0.0, -1.0, (1.0, 2.0, 3.0), math.nan, math.inf, "2")),
+            {},
+            {"size": 3, "scale_factor": 2.0},
+            {"size": 3, "mode": "cubic"},
+            {"size": 3, "mode": "linear"},
+        ),
+    ),
+    ("pixel_shuffle", (_IMAGES,), [{"upscale_factor": n} for n in (0, -1, 3, 1.5)]),
+    ("pixel_unshuffle", (_IMAGES,), [{"downscale_factor": n} for n in (0, -1, 3, 1.5)]),
+    (
+        "pad",
+        (_IMAGES,),
+        (
+            *({"pad": n} for n in ((1,), (1,) * 10, (-9, 0), (0.5, 1), 1, None)),
+            *({"pad": (5, 0), "mode": m} for m in ("reflect", "mirror")),
+            {"pad": (6, 0), "mode": "circular"},
+            {"pad": (1, 1), "value": "zero"},
+        ),
+    ),
+    ("scaled_dot_product_attention", ((2, 3, 4), (2, 3, 5), (2, 3, 5)), ({},)),
+    ("scaled_dot_product_attention", ((2, 3, 4), (2, 3, 4), (2, 2, 4)), ({},)),
+    ("scaled_dot_product_attention", ((2, 3, 4),) * 3, ({"dropout_p": 1.5}, {"dropout_p": -0.5})),
+    ("triplet_margin_loss", (_TABLE, _TABLE, (3, 4)), ({},)),
+    ("threshold", (_TABLE,), ({"threshold": "low", "value": 0.0},)),
+    ("softplus", (_TABLE,), ({"beta": 0.0}, {"beta": "one"})),
+    ("hardtanh", (_TABLE,), ({"min_val": 1.0, "max_val": -1.0},)),
+    ("gelu", (_TABLE,), ({"approximate": "sin"},)),
+    *((name, (_TABLE,), ({"alpha": "one"},)) for name in ("elu", "celu")),
+    ("celu", (_TABLE,), ({"alpha": 0.0},)),
+    ("leaky_relu", (_TABLE,), ({"negative_slope": "steep"}, {"negative_slope": None})),
+    *((name, (_TABLE,), ({"lambd": "half"},)) for name in ("hardshrink", "softshrink")),
+    ("softshrink", (_TABLE,), ({"lambd": -1.0},)),
+)  # fmt: skip

@@ -1,0 +1,185 @@
+"""Laws of layers and losses - functions of `flow.nn.functional` and modules - whatever their inputs are.
+
+At once, in a graph and on ranks they give the same, bits, type and shape, or refuse the same, with the user's line; what has no rows gives
+what has no rows; a row alone gives what it gives among others; how tensors lie in memory does not matter.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from layer_cases import CHANGES, REFUSED
+from nn_cases import ACTIVATIONS, ATTENTION, CASES, LAYERS, NORMS, POOLS, Case
+from running import Array, Ended, at_once, in_graph, proper
+
+import jobflow as flow
+
+HERE = Path(__file__).name
+#: files whose lines call what is tested
+CALLERS = (HERE, "nn_cases.py")
+#: what graphs refuse on purpose: why
+NOT_IN_GRAPHS = {"batch_norm2d_mean": "the mean of all batches counts them"}
+
+
+def made(case: Case, **options: Any) -> Any:
+    """The case's layer with its parameters, in float64."""
+    flow.manual_seed(0)
+    called = case.make(flow.nn, flow.nn.functional)
+    module = getattr(called, "module", called)
+    if isinstance(module, flow.nn.Module):
+        module.to(flow.float64).train(case.train)
+        module.load_state_dict({name: flow.tensor(case.parameter(name, tuple(p.shape))) for name, p in module.named_parameters()}, strict=False)
+        if options:
+            module.to_global(**options)
+    return called
+
+
+def run(case: Case, way: Any, inputs: list[Any], **options: Any) -> Ended:
+    layer = made(case, **options)
+    return way(lambda *tensors: layer(*tensors), inputs)
+
+
+def told(end: Ended) -> bool:
+    return end.error is None or any(proper(end.error, caller) for caller in CALLERS)
+
+
+def changed(case: Case) -> dict[str, list[Array]]:
+    """Inputs that come of the case's, by what was done to them; the same ones once."""
+    found: dict[str, list[Array]] = {}
+    seen = set()
+    arrays = case.arrays()
+    for label, change in CHANGES.items():
+        inputs = change(arrays)
+        key = tuple((a.dtype, a.shape, a.tobytes()) for a in inputs)
+        if key not in seen:
+            found[label] = inputs
+        seen.add(key)
+    return found
+
+
+def layer(case: Case) -> str:
+    """What the case is a case of: a class of modules, or a function."""
+    called = case.make(flow.nn, flow.nn.functional)
+    module = getattr(called, "module", called)
+    return type(module).__name__ if isinstance(module, flow.nn.Module) else case.name
+
+
+#: the first case of each layer is enough for every day
+DAILY = {layer(case): case.name for case in reversed(CASES)}
+EVERY = [pytest.param(case, id=case.name, marks=[] if case.name in DAILY.values() else pytest.mark.full) for case in CASES]
+
+
+@pytest.mark.parametrize("case", EVERY)
+def test_layers_in_graphs_are_those_at_once(case: Case) -> None:
+    wrong = []
+    for label, arrays in changed(case).items():
+        first = run(case, at_once, [flow.tensor(a) for a in arrays])
+        graph = run(case, in_graph, [flow.tensor(a) for a in arrays])
+        wrong += [f"{label} {way}: {end}" for way, end in (("at once", first), ("graph", graph)) if not told(end)]
+        if case.name not in NOT_IN_GRAPHS and not first.same(graph):
+            wrong.append(f"{label}: {first}\n      graph: {graph}")
+    assert not wrong, "\n".join(wrong)
+
+
+def lying(array: Array, how: str) -> Any:
+    """A tensor of the numbers that lies otherwise in memory."""
+    if how == "transposed":
+        return flow.tensor(np.ascontiguousarray(array.T)).permute(*reversed(range(array.ndim)))
+    if how == "stepped":
+        return flow.tensor(np.repeat(array, 2, axis=-1))[..., ::2]
+    return flow.tensor(np.broadcast_to(array, (2, *array.shape)).copy())[1]
+
+
+@pytest.mark.parametrize("case", EVERY)
+def test_how_inputs_lie_does_not_matter(case: Case) -> None:
+    wrong = []
+    arrays = case.arrays()
+    first = run(case, at_once, [flow.tensor(a) for a in arrays])
+    assert first.error is None
+    for how in ("transposed", "stepped", "a part"):
+        if all(a.ndim for a in arrays):
+            end = run(case, at_once, [lying(a, how) for a in arrays])
+            wrong += [] if first.same(end, 1e-12) else [f"{how}: {end}\n      but first: {first}"]
+    assert not wrong, "\n".join(wrong)
+
+
+#: cases whose first axis is none of rows that are for themselves, or that have something for each of the rows in another input
+MEET = {
+    *(
+        "Softmax24",
+        "Flatten37",
+        "layer_norm_whole",
+        "normalize_p3",
+        "pad_axis0",
+        "instance_norm2d_tracked",
+        "batch_norm2d_untracked",
+        "linear1",
+        "conv2d_valid",
+    ),
+    *(
+        "attention_first",
+        "attention_unbatched",
+        "attention_hidden_heads",
+        "attention_added_heads",
+        "attention_blind_heads",
+        "encoder_first",
+        "encoder_padded_first",
+    ),
+}
+OF_ROWS = [
+    pytest.param(case, id=case.name, marks=[] if case.name in DAILY.values() else pytest.mark.full)
+    for case in (*ACTIVATIONS, *LAYERS, *NORMS, *POOLS, *ATTENTION)
+    if case.name not in MEET and (not case.train or "batch_norm" not in case.name)
+]
+
+
+@pytest.mark.parametrize("case", OF_ROWS)
+def test_rows_are_for_themselves(case: Case) -> None:
+    """No rows give no rows, and a row what it gives among others."""
+    arrays = case.arrays()
+    whole = run(case, at_once, [flow.tensor(a) for a in arrays])
+    assert whole.error is None and all(len(a) == len(arrays[0]) for a in whole.values)
+    none = run(case, at_once, [flow.tensor(a) for a in CHANGES["no rows"](arrays)])
+    one = run(case, at_once, [flow.tensor(a) for a in CHANGES["one row"](arrays)])
+    assert [(a.shape, a.dtype) for a in none.values] == [((0, *a.shape[1:]), a.dtype) for a in whole.values], none
+    assert one.same(Ended(tuple(a[:1] for a in whole.values)), 1e-12), one
+
+
+@pytest.mark.parametrize("case", EVERY)
+def test_gradients_have_the_shapes_of_what_they_are_of(case: Case) -> None:
+    wrong = []
+    for label, arrays in changed(case).items():
+        tensors = [flow.tensor(a, requires_grad=a.dtype.kind == "f") for a in arrays]
+        layer = made(case)
+        end = at_once(lambda *x, layer=layer: layer(*x), tensors)
+        if end.error is not None or all(a.dtype.kind != "f" for a in arrays):
+            continue
+
+        def backward(*x: Any, layer: Any = layer) -> Any:
+            results = layer(*x)
+            total = sum(y.sum() for y in (results if isinstance(results, tuple) else (results,)) if y is not None and y.requires_grad)
+            if isinstance(total, flow.Tensor):
+                total.backward()
+            return [each.grad for each in x if each.grad is not None]
+
+        end = at_once(backward, tensors)
+        shapes = [t.grad.shape for t in tensors if t.grad is not None]
+        if not told(end) or shapes != [t.shape for t in tensors if t.grad is not None]:
+            wrong.append(f"{label}: {end}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(("name", "shapes", "options"), REFUSED, ids=lambda part: part if isinstance(part, str) else "")
+def test_what_cannot_be_is_refused(name: str, shapes: Any, options: Any) -> None:
+    random = np.random.default_rng(0)
+    arrays = [random.uniform(0.1, 0.9, shape) for shape in shapes]
+    wrong = []
+    for given in options:
+        for way in (at_once, in_graph):
+            end = way(lambda *x, o=given: getattr(flow.nn.functional, name)(*x, **o), [flow.tensor(a) for a in arrays])
+            if end.error is None or not proper(end.error, HERE):
+                wrong.append(f"{given} {way.__name__}: {end}")
+    assert not wrong, "\n".join(wrong)
