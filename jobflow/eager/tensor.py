@@ -206,6 +206,7 @@ def with_tensors(function: Function) -> Function:
                 raise DtypeError(f"{function.__name__} at {user_line()}: {name} is a tensor, not {given!r}")
         return function(*args, **named)
 
+    call.unchecked = function  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]
 
 

@@ -71,8 +71,8 @@ def kept(x: Tensor, others: Sequence[Any] = ()) -> Tensor:
 
 def hang(name: str, function: Callable[..., Tensor], *also: str) -> Callable[..., Tensor]:
     """The method `name` of Tensor, and other names of it, that writes what `function` gives over its first argument."""
-
-    value: Callable[..., Tensor] = called_as(function, name) if isinstance(function, FunctionType) else function
+    plain = getattr(function, "unchecked", function)  # the form itself checks its tensors
+    value: Callable[..., Tensor] = called_as(plain, name) if isinstance(plain, FunctionType) else plain
 
     def form(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
         check_writable(x, name)

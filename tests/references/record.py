@@ -124,7 +124,7 @@ def save(name: str, **arrays: Array) -> None:
 # ---- optimizers: g is the gradient after division and clipping, t the number of updates before this one ----
 
 SHAPE, STEPS = (3, 4), 12
-#: exact in float32, in which a scheduled rate is kept
+#: exact in float32
 RATE, DECAY = 0.0625, 0.125
 State = dict[str, Array]
 Update = Callable[[State, Array, Array, float, int], Array]
@@ -172,7 +172,7 @@ def piecewise(t: int) -> float:
 
 def cosine(t: int) -> float:
     share = 0.5 * (1 + math.cos(math.pi * min(t, 8) / 8))
-    return float(np.float32(RATE * ((1 - 0.25) * share + 0.25)))
+    return RATE * ((1 - 0.25) * share + 0.25)
 
 
 def warmed(t: int) -> float:
