@@ -18,7 +18,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from jobflow.types import Array
-from jobflow.untrusted import MEMORY, Fault, open_regular, shape_of
+from jobflow.untrusted import MEMORY, Fault, Mark, mark_of, open_regular, shape_of
 
 #: of a file's own header inside a zip file: its fixed part, and where in it the lengths of name and extra field stand
 _ZIP_HEADER, _ZIP_LENGTHS = 30, 26
@@ -36,6 +36,8 @@ class FileArray:
     start: int
     member: zipfile.ZipInfo | None
     fault: Fault
+    #: of the file in which it was found
+    mark: Mark
 
     @property
     def nbytes(self) -> int:
@@ -55,19 +57,28 @@ class FileArray:
         if self.member is None:
             return np.array(self.mapped(), order="K")
         MEMORY.check(self.member.file_size, f'{self.path}: array "{self.name}"', self.fault)
-        try:
-            with open_regular(self.path, self.fault) as file, zipfile.ZipFile(file) as archive, archive.open(self.member) as packed:
-                content = bytearray(packed.read())
-            return np.frombuffer(content, self.dtype, math.prod(self.shape), self.start).reshape(self.shape, order=self.order)
-        except Exception as error:  # whatever a broken stream does to the library that unpacks it
-            raise self.fault(f'{self.path}: array "{self.name}" is damaged: {error}') from error
+        with self._opened() as file:
+            try:
+                with zipfile.ZipFile(file) as archive, archive.open(self.member) as packed:
+                    content = bytearray(packed.read())
+                return np.frombuffer(content, self.dtype, math.prod(self.shape), self.start).reshape(self.shape, order=self.order)
+            except Exception as error:  # whatever a broken stream does to the library that unpacks it
+                raise self.fault(f'{self.path}: array "{self.name}" is damaged: {error}') from error
 
     def mapped(self) -> Array:
         """A view of the file, where it is not packed; not checked."""
         if self.is_packed or not self.nbytes:
             return self.read() if self.is_packed else np.empty(self.shape, self.dtype)
-        with open_regular(self.path, self.fault) as file:
+        with self._opened() as file:
             return np.asarray(np.memmap(file, self.dtype, "r", self._offset(file) + self.start, self.shape, self.order))
+
+    def _opened(self) -> BinaryIO:
+        """The file once more; the fault if it is another one by now."""
+        file = open_regular(self.path, self.fault)
+        if mark_of(os.fstat(file.fileno())) != self.mark:
+            file.close()
+            raise self.fault(f"{self.path} was replaced or written while it was being read; read it again")
+        return file
 
     def _offset(self, file: BinaryIO) -> int:
         """Where the .npy file begins in the file."""
@@ -81,30 +92,31 @@ class FileArray:
 def in_file(path: Path, fault: Fault) -> FileArray:
     """The array in a .npy file."""
     with open_regular(path, fault) as file:
-        found = _described(file, path, path.stem, None, fault)
-        size = os.fstat(file.fileno()).st_size
-    _check_size(found, size, f"{path}")
+        status = os.fstat(file.fileno())
+        found = _described(file, path, path.stem, None, fault, mark_of(status))
+    _check_size(found, status.st_size, f"{path}")
     return found
 
 
 def in_archive(path: Path, fault: Fault) -> list[FileArray]:
     """The arrays in a .npz file."""
     with open_regular(path, fault) as file:
-        size = os.fstat(file.fileno()).st_size
+        status = os.fstat(file.fileno())
         try:
             with zipfile.ZipFile(file) as archive:
-                return list(_members(archive, path, size, fault))
+                return list(_members(archive, path, status, fault))
         except (zipfile.BadZipFile, EOFError, RuntimeError, ValueError, struct.error, OSError) as error:
             if isinstance(error, type(fault(""))):
                 raise
             raise fault(f"{path} is no whole .npz file: {error}") from error
 
 
-def _members(archive: zipfile.ZipFile, path: Path, size: int, fault: Fault) -> Iterator[FileArray]:
+def _members(archive: zipfile.ZipFile, path: Path, status: os.stat_result, fault: Fault) -> Iterator[FileArray]:
+    size = status.st_size
     for member in archive.infolist():
         name = member.filename.removesuffix(".npy")
         with archive.open(member) as file:
-            found = _described(file, path, name, member, fault)
+            found = _described(file, path, name, member, fault, mark_of(status))
         stored = member.compress_type == zipfile.ZIP_STORED
         if stored and (member.compress_size != member.file_size or member.header_offset + member.file_size > size):
             raise fault(f'{path}: array "{name}" is damaged: it has {member.file_size:,} bytes, and the file has {size:,}')
@@ -112,7 +124,7 @@ def _members(archive: zipfile.ZipFile, path: Path, size: int, fault: Fault) -> I
         yield found
 
 
-def _described(file: Any, path: Path, name: str, member: zipfile.ZipInfo | None, fault: Fault) -> FileArray:
+def _described(file: Any, path: Path, name: str, member: zipfile.ZipInfo | None, fault: Fault, mark: Mark) -> FileArray:
     what = f"{path}" if member is None else f'{path}: array "{name}"'
     try:
         version = npy.read_magic(file)
@@ -122,7 +134,7 @@ def _described(file: Any, path: Path, name: str, member: zipfile.ZipInfo | None,
         raise fault(f"{what} is no array in NumPy's format: {error}") from error
     if dtype.hasobject:
         raise fault(f"{what} holds Python objects; only numbers are read")
-    return FileArray(path, name, shape, dtype, in_columns, file.tell(), member, fault)
+    return FileArray(path, name, shape, dtype, in_columns, file.tell(), member, fault, mark)
 
 
 def _check_size(found: FileArray, size: int, what: str) -> None:

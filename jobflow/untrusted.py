@@ -97,6 +97,15 @@ def _check_kind(mode: int, path: str | os.PathLike[str], fault: Fault) -> None:
         raise fault(f"{os.fspath(path)}: it is {_KINDS.get(stat.S_IFMT(mode), 'something else')}, not a file")
 
 
+#: what tells a file from one that has taken its place, or that has been written since
+Mark = tuple[int, int, int]
+
+
+def mark_of(status: os.stat_result) -> Mark:
+    """That of the file which has this status."""
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def content(path: str | os.PathLike[str], limit: Limit, fault: Fault = FileError) -> bytes:
     """All bytes of a file; the fault if there are more than the limit, whatever its size was when it was opened."""
     with open_regular(path, fault) as file:

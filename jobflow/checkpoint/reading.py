@@ -24,7 +24,7 @@ from jobflow.checkpoint.manifest import Manifest, Spans, box_text
 from jobflow.errors import CheckpointError, ReplacedError, did_you_mean
 from jobflow.layout import Box, whole_box
 from jobflow.types import TensorType, dtype_named, dtype_of
-from jobflow.untrusted import HEADER, content, open_regular, shape_of
+from jobflow.untrusted import HEADER, Mark, content, mark_of, open_regular, shape_of
 
 Array = np.ndarray[Any, Any]
 _LEGACY_TYPES = {
@@ -269,17 +269,12 @@ def load(path: str | os.PathLike[str], types: Mapping[str, TensorType] | None = 
     return _load_legacy(root, types or {})
 
 
-#: what tells a manifest from one that has taken its place
-Mark = tuple[int, int, int]
-
-
 def _mark(root: Path) -> Mark | None:
     """That of the checkpoint that is there now; None if there is none."""
     try:
-        found = os.stat(root / manifest.NAME)
+        return mark_of(os.stat(root / manifest.NAME))
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _load(root: Path, check: bool) -> Checkpoint:

@@ -50,7 +50,7 @@ class OfRecord(Samples):
         split: Split = "all",
         validation_every: int = 10,
     ) -> None:
-        self._files = [(file, mapped(file, fault), _records(file)) for file in _files(Path(path), prefix)]
+        self._files = [(file, content, _records(file, content)) for file in _files(Path(path), prefix) for content in [mapped(file, fault)]]
         self._stops = [0, *accumulate(len(starts) for _, _, starts in self._files)]
         self._what = f"{WHAT}: {path}"
         first = self._record(0)
@@ -118,9 +118,9 @@ def _files(path: Path, prefix: str) -> list[Path]:
     return sorted(found, key=lambda file: (int(number) if (number := file.name[len(prefix) :]).isdecimal() else -1, file.name))
 
 
-def _records(file: Path) -> Array:
+def _records(file: Path, content: Array) -> Array:
     """Where the records of a file begin."""
-    content, at, starts = mapped(file, fault), 0, array("q")
+    at, starts = 0, array("q")
     size = len(content)
     if not size:
         raise fault(f"{file} is empty")

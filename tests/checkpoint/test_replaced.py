@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import jobflow as flow
 from jobflow.checkpoint import store
+from jobflow.checkpoint.export import open_any
 from jobflow.checkpoint.series import Series
 
 SAVER = """
@@ -96,3 +98,15 @@ def test_who_reads_where_another_process_saves_and_removes_always_finds_one(tmp_
         assert saver.stdout is not None
         saver.stdout.close()
     assert code == 0 and looked and read, (looked, read)
+
+
+@pytest.mark.parametrize("write", [np.savez, np.savez_compressed])
+def test_archives_that_are_replaced(tmp_path: Path, write: Any) -> None:
+    """`ckpt convert` and its like read one array of an .npz file after another."""
+    write(tmp_path / "a.npz", w=np.zeros(4))
+    found = open_any(tmp_path / "a.npz")
+    write(tmp_path / "b.npz", w=np.ones(5))
+    (tmp_path / "b.npz").rename(tmp_path / "a.npz")
+    with pytest.raises(flow.CheckpointError, match="replaced") as told:
+        found["w"]
+    assert str(tmp_path / "a.npz") in str(told.value) and "damaged" not in str(told.value)

@@ -421,3 +421,12 @@ def test_functions_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         with pytest.raises(ArgumentError, match=message):
             open_reader("python", function=function)
     sys.modules.pop("own_samples")
+
+
+def test_files_that_are_replaced_after_they_were_opened(tmp_path: Path) -> None:
+    """Who has opened a reader goes on with the file that it was: another one takes its name."""
+    np.save(tmp_path / "x.npy", np.zeros((4, 2), np.float32))
+    found = open_reader("numpy", path=str(tmp_path / "x.npy"))
+    np.save(tmp_path / "other.npy", np.ones((2, 2), np.float32))
+    (tmp_path / "other.npy").rename(tmp_path / "x.npy")
+    assert found.read(range(4))["x"].tolist() == [[0, 0]] * 4
