@@ -15,7 +15,7 @@ from jobflow.runtime.comm import post
 
 waiting.PATIENCE = post.PATIENCE = 0.3
 LATE = 27
-__all__ = ["plain", "stream", "table"]
+__all__ = ["plain", "stream", "table", "unready"]
 
 
 def sample(number: int) -> dict[str, Any]:
@@ -33,6 +33,11 @@ class Table:
 
 
 def table() -> Table:
+    return Table()
+
+
+def unready() -> Table:
+    time.sleep(1.5)  # it is being opened here
     return Table()
 
 

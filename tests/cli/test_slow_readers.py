@@ -14,7 +14,8 @@ from jobflow.distributed import mpiexec
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-STANDS = next(i for i, text in enumerate((HERE / "slow_reader.py").read_text().splitlines(), 1) if text.endswith("# the reader is here"))
+LINES = (HERE / "slow_reader.py").read_text().splitlines()
+STANDS, OPENS = (next(i for i, text in enumerate(LINES, 1) if text.endswith(mark)) for mark in ("# the reader is here", "# it is being opened here"))
 MPIEXEC = mpiexec.find() or "mpiexec"
 LIMIT = 120
 CONFIG = """
@@ -58,6 +59,11 @@ def test_streams_too(tmp_path: Path, prefetch: int) -> None:
     (told,) = waits(trained(tmp_path, "stream", prefetch))
     for fact in ("0.3 s", "40 samples", "slow_reader:stream", "epoch 0, sample 27", f"slow_reader.py:{STANDS}"):
         assert fact in told
+
+
+def test_a_reader_that_opens_slowly(tmp_path: Path) -> None:
+    told = trained(tmp_path, "unready", slow=False)
+    assert 'reader "python"' in told and "0.3 s" in told and "slow_reader:unready" in told and f"slow_reader.py:{OPENS}" in told
 
 
 def test_nothing_is_said_where_nothing_takes_long(tmp_path: Path) -> None:
