@@ -134,3 +134,11 @@ PAIRS: Sequence[tuple[str, Array, Array]] = (
     ("vectors", FLOATS[0], FLOATS[1]),
     ("batches", RANDOM.uniform(-1, 1, (2, 2, 3)), RANDOM.uniform(-1, 1, (2, 3, 2))),
 )
+
+#: what methods that write over their tensor are called with behind it, where it is not nothing, or a tensor of the pair
+BEHIND: Mapping[str, Sequence[tuple[Any, ...]]] = {
+    "clamp_": ((-1, 1), (0.5, None), (1, -1)), "clip_": ((-1, 1),), "clamp_min_": ((0.5,), (1,)), "clamp_max_": ((0.5,), (1,)),
+    "add_": ((1,), (0.5,), (300,)), "sub_": ((1,), (0.5,)), "mul_": ((2,), (0.5,), (True,)), "div_": ((2,), (0,)), "floor_divide_": ((2,), (0,)),
+    "remainder_": ((2,), (0,)), "fmod_": ((2,), (0.7,)), "pow_": ((2,), (0.5,), (-1,)), "tril_": ((), (1,)), "triu_": ((), (-1,)),
+    "round_": ((), (1,)), "leaky_relu_": ((), (0.3,), ("x",)), "elu_": ((), (2.0,)),
+}  # fmt: skip
