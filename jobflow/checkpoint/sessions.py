@@ -307,7 +307,7 @@ def _chosen(
             f'strict="variables" loads what the program has, strict=False what both have'
         )
     both = {name: own[name] for name in variables if name in there}
-    if variables and not both:
+    if (variables or (tensors and strict == "some")) and not both:
         raise CheckpointError(nothing_in_common(here, own, there))
     for name, type in both.items():
         other = there[name]

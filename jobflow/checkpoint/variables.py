@@ -76,7 +76,7 @@ def load_variables(value_dict: Mapping[str, Any], ignore_mismatch: bool = True) 
     if unknown and not ignore_mismatch:
         raise CheckpointError(f'{here}: there is no variable "{unknown[0]}"{did_you_mean(unknown[0], session.variables)}')
     known = [name for name in value_dict if name in session.variables]
-    if session.variables and not known:
+    if (session.variables or value_dict) and not known:
         raise CheckpointError(sessions.nothing_in_common(here, session.variables, value_dict))
     session.write({name: _array(value_dict[name]) for name in known})
     sessions.tell_the_rest(session, here, known, known, value_dict)

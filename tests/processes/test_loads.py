@@ -49,6 +49,16 @@ def test_variables(tmp_path: Path, devices: str, ranks: int) -> None:
         assert "loads.py:" in notice and all(name in notice for name in names), notice
 
 
+def test_a_program_without_variables_loads_nothing() -> None:
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((3,))) -> tp.Numpy:
+        return flow.math.exp(x)
+
+    assert job(np.zeros(3, np.float32)).tolist() == [1, 1, 1]
+    with pytest.raises(flow.CheckpointError, match=r'test_loads.py:\d+: no variable has a value there.*the values "nope"'):
+        flow.load_variables({"nope": np.ones(2)})
+
+
 class Scaled(flow.nn.Graph):
     def __init__(self, module: Any) -> None:
         super().__init__()
