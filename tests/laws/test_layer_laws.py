@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from layer_cases import CHANGES, REFUSED
 from nn_cases import ACTIVATIONS, ATTENTION, CASES, LAYERS, NORMS, POOLS, Case
+from ranks import on_ranks
 from running import Array, Ended, at_once, in_graph, proper
 
 import jobflow as flow
@@ -69,6 +70,8 @@ def layer(case: Case) -> str:
 
 #: the first case of each layer is enough for every day
 DAILY = {layer(case): case.name for case in reversed(CASES)}
+#: of these, what is enough for laws that take long
+FEW = list(DAILY.values())[::4]
 EVERY = [pytest.param(case, id=case.name, marks=[] if case.name in DAILY.values() else pytest.mark.full) for case in CASES]
 
 
@@ -148,7 +151,7 @@ def test_rows_are_for_themselves(case: Case) -> None:
     assert one.same(Ended(tuple(a[:1] for a in whole.values)), 1e-12), one
 
 
-@pytest.mark.parametrize("case", EVERY)
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name, marks=[] if case.name in FEW else pytest.mark.full) for case in CASES])
 def test_gradients_have_the_shapes_of_what_they_are_of(case: Case) -> None:
     wrong = []
     for label, arrays in changed(case).items():
@@ -182,4 +185,39 @@ def test_what_cannot_be_is_refused(name: str, shapes: Any, options: Any) -> None
             end = way(lambda *x, o=given: getattr(flow.nn.functional, name)(*x, **o), [flow.tensor(a) for a in arrays])
             if end.error is None or not proper(end.error, HERE):
                 wrong.append(f"{given} {way.__name__}: {end}")
+    assert not wrong, "\n".join(wrong)
+
+
+#: what is done to the inputs of layers that lie on ranks
+SPREAD = ("as it is", "float32", "no rows", "one row", "not finite", "0-d", "labels beyond")
+#: modules; those that graphs refuse aside
+MODULES = [case for case in CASES if layer(case) != case.name and case.name not in NOT_IN_GRAPHS]
+
+
+ON_RANKS = [
+    pytest.param(case, n, id=f"{case.name}-{n}", marks=[] if n == 1 and case.name in FEW else pytest.mark.full)
+    for n in (1, 2)
+    for case in MODULES
+    if case.name in DAILY.values()
+]
+
+
+@pytest.mark.parametrize(("case", "n"), ON_RANKS)
+def test_modules_on_ranks_give_what_one_gives(case: Case, n: int) -> None:
+    def program(rank: int) -> list[str]:
+        where = flow.placement("cpu", list(range(n)))
+        wrong = []
+        for label, arrays in changed(case).items():
+            if label not in SPREAD:
+                continue
+            local = run(case, at_once, [flow.tensor(a) for a in arrays])
+            for how in (flow.sbp.broadcast, flow.sbp.split(0)):
+                for way in (at_once, in_graph):
+                    spread = [flow.tensor(a, placement=where, sbp=how if a.ndim else flow.sbp.broadcast) for a in arrays]
+                    end = run(case, way, spread, placement=where, sbp=flow.sbp.broadcast)
+                    if not told(end) or not local.same(end, 1e-5 if label == "float32" else 1e-10):
+                        wrong.append(f"{label} {how} {way.__name__}: {end}\n      but local: {local}")
+        return wrong
+
+    wrong = on_ranks(n, program)[0]
     assert not wrong, "\n".join(wrong)

@@ -181,10 +181,15 @@ def on(n: int, name: str, pairs: Any) -> list[str]:
     return on_ranks(n, program)[0]
 
 
-@pytest.mark.parametrize("n", [1, *(pytest.param(n, marks=pytest.mark.full) for n in (2, 3, 4))])
-@pytest.mark.parametrize(
-    "name", ["exp", "abs", "relu", "add", "floor_divide", "maximum", "matmul", "sum", "max", "argmax", "sort", "softmax", "cumsum"]
-)
+SAMPLE = ["exp", "abs", "relu", "add", "floor_divide", "maximum", "matmul", "sum", "max", "argmax", "sort", "softmax", "cumsum"]
+ON_RANKS = [
+    *((name, 1) for name in SAMPLE),
+    *(pytest.param(name, 2, marks=pytest.mark.full) for name in (*UNARY, *BINARY, *REDUCTIONS)),
+    *(pytest.param(name, n, marks=pytest.mark.full) for n in (3, 4) for name in SAMPLE),
+]
+
+
+@pytest.mark.parametrize(("name", "n"), ON_RANKS)
 def test_ranks_give_what_one_gives(name: str, n: int) -> None:
     if name in BINARY:
         pairs = [(label, {}, [a, b]) for label, a, b in PAIRS if a.shape == b.shape or name == "matmul"]
