@@ -149,7 +149,7 @@ def _folders(path: Path) -> list[str]:
 def _images(folder: Path, what: str) -> list[Path]:
     if not folder.is_dir():
         raise DataError(f"{WHAT}: there is no folder {folder.absolute()} for {what}")
-    found = sorted((file for file in folder.rglob("*") if file.suffix.lower() in ENDINGS and file.is_file()), key=lambda file: file.as_posix())
+    found = sorted((file for file in folder.rglob("*") if file.suffix.lower() in ENDINGS and not file.is_dir()), key=lambda file: file.as_posix())
     if not found:
         raise DataError(f"{WHAT}: {what} has no image in {folder.absolute()} ({', '.join(sorted(ENDINGS))})")
     return found

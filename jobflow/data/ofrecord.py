@@ -107,12 +107,17 @@ class OfRecord(Samples):
         return f"{WHAT}: {file}, record at byte {start - HEAD}"
 
 
+def _has_records(file: Path) -> bool:
+    """False for folders and empty files; what is no file at all is told when it is opened."""
+    return bool(file.stat().st_size) if file.is_file() else not file.is_dir()
+
+
 def _files(path: Path, prefix: str) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
         raise DataError(f"{WHAT}: there is no file or folder {path.absolute()}")
-    found = [file for file in path.iterdir() if file.name.startswith(prefix) and file.is_file() and file.stat().st_size]
+    found = [file for file in path.iterdir() if file.name.startswith(prefix) and _has_records(file)]
     if not found:
         raise DataError(f'{WHAT}: no file with records in {path.absolute()} has a name that begins with "{prefix}"')
     return sorted(found, key=lambda file: (int(number) if (number := file.name[len(prefix) :]).isdecimal() else -1, file.name))

@@ -95,7 +95,7 @@ def _files(path: str, pattern: str) -> list[Path]:
         return [found]
     if not found.is_dir():
         raise DataError(f"{WHAT}: there is no file or folder {found.absolute()}")
-    files = sorted((f for f in found.rglob(pattern) if f.is_file()), key=lambda f: f.relative_to(found).as_posix())
+    files = sorted((f for f in found.rglob(pattern) if not f.is_dir()), key=lambda f: f.relative_to(found).as_posix())
     if not files:
         raise DataError(f"{WHAT}: no file in {found.absolute()} matches {pattern!r}")
     return files

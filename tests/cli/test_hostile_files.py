@@ -346,6 +346,19 @@ def test_pipes_are_no_samples(tmp_path: Path) -> None:
         told(done, 1, f'reader "{reader}"', "f.npy")
 
 
+def test_pipes_among_samples_are_named(tmp_path: Path) -> None:
+    """Left out, they would leave out samples without a word."""
+    names = {"text": "f.txt", "ofrecord": "part-0", "images": "zero/f.png"}
+    runs = []
+    for reader, name in names.items():
+        pipe = tmp_path / reader / "samples" / name
+        pipe.parent.mkdir(parents=True)
+        os.mkfifo(pipe)
+        runs.append(training(tmp_path / reader, reader, tmp_path / reader / "samples", ""))
+    for done, (reader, name) in zip(commands(runs), names.items(), strict=True):
+        told(done, 1, f'reader "{reader}"', Path(name).name, "a pipe")
+
+
 def test_a_limit_can_be_raised(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "a.npz", x=np.ones((100_000, 4), np.float32), labels=np.ones((100_000, 1), np.float32))
     file = configuration(tmp_path, f"{{reader: numpy, path: {tmp_path / 'a.npz'}}}")
