@@ -98,12 +98,15 @@ class Series:
 
     def _newest_good(self) -> Newest:
         skipped: list[Skipped] = []
-        for step in reversed(self._all()):
+        steps = self._all()
+        for step in reversed(steps):
             path = self.path_of(step)
             reason = _wrong(path)
             if reason is None:
                 return Newest(step, path, tuple(skipped))
             skipped.append(Skipped(step, path, reason))
+        if self._all() != steps:  # a directory that is written while it is listed may show neither the old step nor the new one
+            raise ReplacedError(f"{self.directory}: its checkpoints were replaced while they were listed")
         return Newest(None, None, tuple(skipped))
 
     def clean(self) -> None:

@@ -108,7 +108,7 @@ def test_models_in_spoiled_memory(model: str, n: int, spoiling: None) -> None:
         assert executor.spoiled > 0
 
 
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("n", [1, pytest.param(3, marks=pytest.mark.full)])
 def test_random_programs_in_spoiled_memory(n: int, spoiling: None) -> None:
     with world_of(n) as world:
         for seed in (5000 + 100 * n + i for i in range(15)):

@@ -16,7 +16,12 @@ from jobflow.ops.softmax import Softmax
 PROGRAMS = 8  # on each mesh
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=lambda mesh: "x".join(map(str, mesh)))
+#: on the largest meshes programs take longest, and --full tries them
+LARGE = ((3, 2), (2, 2, 2))
+ON_MESHES = [pytest.param(mesh, id="x".join(map(str, mesh)), marks=pytest.mark.full if mesh in LARGE else ()) for mesh in MESHES]
+
+
+@pytest.mark.parametrize("mesh", ON_MESHES)
 def test_random_programs_are_what_their_kernels_give(mesh: tuple[int, ...]) -> None:
     program = grown(0, (mesh,))
     with world_of(program.ranks) as world:

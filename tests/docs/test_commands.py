@@ -29,7 +29,8 @@ ELSEWHERE = {
     r"^python benchmarks/read_data\.py$": "measures for minutes",
     r"^scripts/crash_sweep$": "runs for minutes; tests/checkpoint runs a sample of it",
     r"^jobflow ckpt (ls runs/lenet/checkpoints|diff A B)": "names checkpoints of a run that the reader has",
-    r"^(mpiexec -n 2|jobflow predict --input)$": "is a part of a command",
+    r"^scripts/cupy_without_gpu": "needs CuPy; tests/gpu/test_without_gpu.py runs it where CuPy is",
+    r"^(mpiexec -n 2|jobflow predict --input|jobflow train --resume)$": "is a part of a command",
 }
 #: is asked for its help: a name that stands in a sentence
 NAMED = re.compile(r"^(jobflow|python -m jobflow)( [a-z]+){0,2}$")

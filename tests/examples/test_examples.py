@@ -75,7 +75,8 @@ def check(example: str, devices: int, ranks: int) -> None:
 
 def _case(example: str, devices: int) -> Any:
     """All of them on two threads and on four ranks, some the other way too; --full has all of both."""
-    return pytest.param(example, devices, marks=[pytest.mark.full] if devices == 4 and example not in ("gpt", "hybrid_mlp") else [])
+    rarely = (devices == 4 and example not in ("gpt", "hybrid_mlp")) or (example, devices) == ("gpt", 2)
+    return pytest.param(example, devices, marks=[pytest.mark.full] if rarely else [])
 
 
 def test_every_example_is_listed() -> None:

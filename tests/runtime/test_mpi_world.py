@@ -13,10 +13,10 @@ from processes import PROMPT, ROOT, Ended, mpi, run
 
 from jobflow.runtime.world.launch import Launch, launched
 
-FULL = [pytest.param(4, how, marks=pytest.mark.full) for how in ("shared", "messages")]
+FULL = [pytest.param(4, how, marks=pytest.mark.full) for how in ("shared", "messages", "nodes")]
 #: four ranks on two cores take long; the ends of jobs are tried with four, and the rest with --full
 RANKS = [2, pytest.param(4, marks=pytest.mark.full)]
-HOW = [(2, "shared"), (2, "messages"), (4, "nodes"), *FULL]
+HOW = [(2, "shared"), (2, "messages"), (3, "nodes"), *FULL]
 
 
 def case(name: str, ranks: int = 2, limit: float = 30.0) -> Ended:

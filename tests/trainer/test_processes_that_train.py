@@ -62,7 +62,7 @@ def test_ctrl_c_from_outside(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "dies"), [(1, 0), pytest.param(2, 0, marks=pytest.mark.mpi), pytest.param(2, 1, marks=[pytest.mark.mpi, pytest.mark.full])]
+    ("ranks", "dies"), [(1, 0), pytest.param(2, 0, marks=[pytest.mark.mpi, pytest.mark.full]), pytest.param(2, 1, marks=pytest.mark.mpi)]
 )
 def test_what_ends_without_a_word_is_unfinished(tmp_path: Path, ranks: int, dies: int) -> None:
     """By its exit code, if a process is left that can give one; by its report and by `ckpt ls` always, and no more once it is finished."""
