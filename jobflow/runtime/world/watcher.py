@@ -85,7 +85,7 @@ def watch(line: int, process: int, starter: int) -> str:
             if not is_over(process, 1.0):
                 return ""
         if process in ready or line in ready:
-            return "" if is_closed(starter, SETTLE) else "rank"
+            return "rank"
         if starter in ready:
             return "starter"
 
@@ -135,8 +135,11 @@ def say(text: str) -> None:
 
 
 def end_job(rank: int, token: str, starter: int) -> None:
-    """The rank has ended without a word: say so, and have the job ended."""
-    if told(token):
+    """The rank has ended: if that is not the end of the whole job, say that it ended without a word, and have the job ended."""
+    first = told(token)  # at once: the process manager may end the other ranks because of this one, and their watchers see that
+    if is_closed(starter, SETTLE):
+        return
+    if first:
         say(f"rank {rank} died without a word: it was killed, or called os._exit; all others are ended")
         time.sleep(SETTLE)  # what has not been passed on when a job is aborted is dropped
     names = {name for pid in brothers(starter) for name in names_of(pid)}
