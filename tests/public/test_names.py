@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib
+import pickle
+import re
 import runpy
 import subprocess
 import sys
@@ -18,6 +23,9 @@ PACKAGE = Path(flow.__file__).parent
 LAZY = ("flow", "flow.nn")
 #: modules of others
 INNER = ("flow.optim.lr_scheduler", "flow.utils.data", "flow.experimental.scope")
+
+TABLE = Path(__file__).with_name("names.txt")
+CLASS = re.compile(r"^[* ] (jobflow\.[\w.]+)\(.*\): class", re.MULTILINE)
 
 
 def homes(face: str) -> dict[str, str]:
@@ -104,3 +112,23 @@ def test_what_is_not_in_the_stub_is_no_name_of_flow(name: str) -> None:
 def test_the_program_that_is_checked_for_types_runs() -> None:
     program = runpy.run_path(str(Path(__file__).with_name("typed_program.py")))["program"]
     assert program().shape == (4, 2)
+
+
+def test_the_table_of_public_names_is_up_to_date() -> None:
+    script = Path(__file__).parents[2] / "scripts" / "refresh_names"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, f"run scripts/refresh_names if this is meant:\n{done.stdout}{done.stderr}"
+
+
+def table_of_classes() -> Iterator[type]:
+    for name in CLASS.findall(TABLE.read_text(encoding="utf-8")):
+        with contextlib.suppress(ModuleNotFoundError):  # some modules are attributes only
+            importlib.import_module(name.rpartition(".")[0])
+        yield functools.reduce(getattr, name.split(".")[1:], flow)
+
+
+def test_public_classes_are_pickled_by_their_names() -> None:
+    """Samples and arguments go from process to process so; modules of users, which hold them, too."""
+    classes = list(table_of_classes())
+    assert len(classes) > 200
+    assert [each for each in classes if pickle.loads(pickle.dumps(each)) is not each] == []
