@@ -11,7 +11,7 @@ VERSION = re.findall(r'__version__ = "(.+)"', (ROOT / "jobflow" / "version.py").
 MPI = ["mpich>=4.1"]
 EXAMPLES = ["scikit-learn>=1.4", "tqdm>=4.60"]
 HALF = ["ml_dtypes>=0.5"]
-TRAIN = ["pydantic>=2.7", "rich>=13", "matplotlib>=3.8", "shtab>=1.7", "pillow>=10.3"]
+TRAIN = ["pydantic>=2.7", "matplotlib>=3.8", "shtab>=1.7", "pillow>=10.3"]
 TEST = ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100", *EXAMPLES, *MPI, *HALF, *TRAIN]
 
 setup(
@@ -38,13 +38,13 @@ setup(
     package_data={"jobflow": ["py.typed", "*.pyi"], "jobflow.nn": ["*.pyi"], "jobflow.eager": ["*.pyi"], "jobflow.data": ["digits.npz"]},
     include_package_data=False,
     python_requires=">=3.11",
-    install_requires=["numpy>=2.1", "pyyaml>=6.0", "mpi4py>=4.0"],
+    install_requires=["numpy>=2.1", "pyyaml>=6.0", "mpi4py>=4.0", "rich>=13"],
     extras_require={
         # an MPI with mpiexec from a wheel; any MPI of the system that mpi4py finds does as well
         "mpi": MPI,
         # bfloat16; float16 needs nothing
         "half": HALF,
-        # what `jobflow train config.yaml` needs: checking of configurations, the progress bar, pictures, images, completion
+        # what `jobflow train config.yaml` needs: checking of configurations, charts, images, completion
         "train": TRAIN,
         "gpu": ["cupy-cuda13x>=14", "nvidia-nccl-cu13>=2.27.7,<3"],
         # the real CuPy on a machine without a GPU, in an environment of its own: scripts/cupy_without_gpu

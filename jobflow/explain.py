@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jobflow.compiler.box import Reroute, box
 from jobflow.compiler.bucket import bucket
@@ -31,6 +31,7 @@ from jobflow.plan.traffic import planned
 from jobflow.session import current_session
 from jobflow.stages import STAGES
 from jobflow.strategies import named
+from jobflow.tables import TextTable
 
 
 def load_job(target: str) -> Job:
@@ -164,10 +165,8 @@ def explain_page(job: Job, *, devices: int = 1, rank: int = 0, strategy: str | N
 
 def boxing_table(physical: Physical) -> str:
     """Every change of layout: route, bytes the busiest rank sends, tensor, for which op, and the user's line."""
-    rows: list[tuple[Any, ...]] = [("route", "bytes/rank", "tensors", "from", "to", "for", "line")]
-    rows += [(row.route, f"{row.nbytes:.0f}", *row[2:]) for row in boxing_rows(physical)]
-    widths = [max(len(str(row[i])) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    head = ["route", "bytes/rank", "tensors", "from", "to", "for", "line"]
+    return str(TextTable(head, [(row.route, f"{row.nbytes:.0f}", *row[2:]) for row in boxing_rows(physical)]))
 
 
 class Change(NamedTuple):

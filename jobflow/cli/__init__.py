@@ -38,7 +38,7 @@ examples:
 #: set to 1, it has the same effect as --traceback
 TRACEBACK = "JOBFLOW_TRACEBACK"
 #: what `pip install "jobflow-sbp[train]"` brings
-TRAIN = ("pydantic", "rich", "matplotlib", "shtab", "PIL")
+TRAIN = ("pydantic", "matplotlib", "shtab", "PIL")
 
 
 class Top(argparse.ArgumentParser):

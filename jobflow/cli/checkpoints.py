@@ -18,7 +18,8 @@ from jobflow.checkpoint.export import open_any, to_checkpoint, to_legacy, to_npz
 from jobflow.checkpoint.reading import Checkpoint, Stored, StoredShard, problems
 from jobflow.checkpoint.series import TRIES
 from jobflow.errors import CheckpointError, ReplacedError, counted
-from jobflow.trainer.amounts import metric_text, number_text
+from jobflow.tables import TextTable
+from jobflow.trainer.amounts import metric_text, number_text, size_text
 from jobflow.types import TensorType
 
 T = TypeVar("T")
@@ -36,7 +37,7 @@ def ls(given: argparse.Namespace) -> int:
     looked = (_calmly(path, partial(_row, path, given.quick)) for path in checkpoints_in(directory))
     rows = sorted((row for row in looked if row is not None), key=lambda row: row[:2])
     heads = ["name", "step", "time", "size", "tensors", "metrics", "quick look" if given.quick else "state"]
-    print(_table([heads, *([name, *rest] for _, name, *rest in rows)], right={1, 3, 4}))
+    TextTable(heads, [[name, *rest] for _, name, *rest in rows], right={1, 3, 4}).print()
     if unfinished := _unfinished(directory):
         print(unfinished)
     left = [entry.name for entry in directory.iterdir() if entry.name.startswith(".") and ".saving." in entry.name]
@@ -79,7 +80,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 def _row(path: Path, quick: bool) -> list[Any]:
     """(order, name, step, time, size, tensors, metrics, state) of one checkpoint, whatever state it is in."""
-    size = _size(sum(file.stat().st_size for file in path.rglob("*") if file.is_file()))
+    size = size_text(sum(file.stat().st_size for file in path.rglob("*") if file.is_file()))
     newest = (path / manifest.NAME) if os.path.lexists(path / manifest.NAME) else path
     time = datetime.fromtimestamp(newest.lstat().st_mtime).isoformat(" ", "seconds")
     try:
@@ -124,10 +125,10 @@ def show(given: argparse.Namespace) -> int:
     """A table of tensors, then what was saved beside them as a tree."""
     checkpoint = open_any(given.checkpoint)
     names = selected(given.names, checkpoint)
-    print(f"{checkpoint.path}: {len(names)} of {len(checkpoint)} tensors, {_size(sum(_nbytes(checkpoint.stored[name]) for name in names))}")
+    print(f"{checkpoint.path}: {len(names)} of {len(checkpoint)} tensors, {size_text(sum(_nbytes(checkpoint.stored[name]) for name in names))}")
     layouts = _below(_below(checkpoint.extra, "layout"), "variables")
     rows = [line for name in names for line in _tensor_lines(checkpoint.stored[name], layouts.get(name, ""))]
-    print(_table([["tensor", "type", "bytes", "layout", "where"], *rows], right={2}))
+    TextTable(["tensor", "type", "bytes", "layout", "where"], rows, right={2}).print()
     if checkpoint.extra:
         print("\n" + "\n".join(_tree(checkpoint.extra)))
     return 0
@@ -198,13 +199,14 @@ def diff(given: argparse.Namespace) -> int:
     found = list(differences(first, second, given.names, rtol=given.rtol, atol=given.atol))
     if found:
         heads = ["tensor", "first", "second", "elements that differ", "max |a-b|", "max |a-b|/max(|a|,|b|)"]
-        print(_table([heads, *map(_difference, found)], right={3, 4, 5}))
+        TextTable(heads, [*map(_difference, found)], right={3, 4, 5}).print()
     extras = [
         [key, *("" if value is None else value if isinstance(value, str) else json.dumps(value) for value in (a, b))]
         for key, a, b in extra_differences(first.extra, second.extra)
     ]
     if extras:
-        print(("\n" if found else "") + _table([["beside the tensors", "first", "second"], *extras]))
+        print(end="\n" if found else "")
+        TextTable(["beside the tensors", "first", "second"], extras).print()
     print(f"{len(found)} of {len(selected(given.names, names))} tensors differ")
     return int(bool(found))
 
@@ -269,30 +271,8 @@ FILES: dict[str, Callable[..., list[str]]] = {".npz": to_npz, ".safetensors": to
 # ---- words ---------------------------------------------------------------------------------------------------------------------------
 
 
-def _size(nbytes: int) -> str:
-    """1536 -> 1.5 kB."""
-    number = float(nbytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.3g} {unit}"
-        number /= 1000
-    return f"{number:.3g} TB"
-
-
 def _leaf(value: Any) -> str:
     return value if isinstance(value, str) else number_text(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
-
-
-def _table(rows: Sequence[Sequence[Any]], right: set[int] | None = None) -> str:
-    """Columns as wide as their widest entry, two blanks apart; those of `right` end at their right edge."""
-    texts = [[str(entry) for entry in row] for row in rows]
-    widths = [max(len(row[i]) for row in texts) for i in range(len(texts[0]))]
-    return "\n".join(
-        "  ".join(
-            text.rjust(width) if i in (right or ()) else text.ljust(width) for i, (text, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in texts
-    )
 
 
 ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {

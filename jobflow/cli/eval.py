@@ -27,6 +27,7 @@ def run(given: argparse.Namespace) -> int:
     """Measure, and print the metrics on rank 0."""
     from jobflow.errors import counted
     from jobflow.runtime.world.launch import launched
+    from jobflow.tables import TextTable
     from jobflow.trainer.amounts import metric_text
     from jobflow.trainer.evaluate import evaluate
 
@@ -37,7 +38,6 @@ def run(given: argparse.Namespace) -> int:
     if given.json:
         print(json.dumps({"step": report.step, "epoch": report.epoch, "samples": report.samples, "seconds": report.seconds, **report.metrics}))
         return 0
-    for name, value in report.metrics.items():
-        print(f"{name:<24} {metric_text(name, value)}")
+    TextTable([], [(name, metric_text(name, value)) for name, value in report.metrics.items()]).print()
     print(f"{counted(report.samples, 'sample')} in {report.seconds:.2f} s, checkpoint of step {report.step}")
     return 0

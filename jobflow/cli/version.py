@@ -10,6 +10,7 @@ import platform
 import sys
 from typing import Any
 
+from jobflow.tables import TextTable
 from jobflow.version import __version__
 
 EXAMPLES = """\
@@ -30,8 +31,7 @@ def run(given: argparse.Namespace) -> int:
     if given.json:
         print(json.dumps(found, indent=2))
         return 0
-    for name, version in found.items():
-        print(f"{name:<8} {version or 'not installed'}")
+    TextTable([], [(name, version or "not installed") for name, version in found.items()]).print()
     return 0
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from jobflow.errors import NOWHERE
 from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Slot, Transfer, Wait
+from jobflow.tables import TextTable
 
 #: What memory is used for, in the order of the table.
 CATEGORIES = ("variables", "optimizer state", "activations", "gradients", "communication", "update")
@@ -127,9 +128,6 @@ def _describe(instructions: tuple[Instruction, ...], time: int) -> str:
 
 def footprint_text(footprints: dict[int, Footprint]) -> str:
     """A table with a line per rank, in MiB."""
-    rows: list[tuple[str, ...]] = [("rank", *CATEGORIES, "allocated", "fullest at")]
-    for rank, f in footprints.items():
-        rows.append((str(rank), *(f"{f.at_peak[c] / 2**20:.2f}" for c in CATEGORIES), f"{f.total / 2**20:.2f}", f.peak))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join([*(cell.rjust(w) for cell, w in zip(row[:-1], widths[:-1], strict=True)), row[-1]]) for row in rows]
-    return "\n".join([*lines, "MiB in use at each rank's fullest moment; allocated is that of all buffers"])
+    rows = [(rank, *(f"{f.at_peak[c] / 2**20:.2f}" for c in CATEGORIES), f"{f.total / 2**20:.2f}", f.peak) for rank, f in footprints.items()]
+    table = TextTable(["rank", *CATEGORIES, "allocated", "fullest at"], rows, right=range(len(CATEGORIES) + 2))
+    return f"{table}\nMiB in use at each rank's fullest moment; allocated is that of all buffers"

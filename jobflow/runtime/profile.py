@@ -6,7 +6,7 @@ other ranks, so all ranks of a job profile together, and what is measured at a c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -56,17 +56,3 @@ def by_kernel(rows: Iterable[Row]) -> dict[str, float]:
     for row in rows:
         total[row.kernel] = total.get(row.kernel, 0.0) + row.seconds
     return dict(sorted(total.items(), key=lambda item: -item[1]))
-
-
-def profile_text(rows: Sequence[Row], top: int = 20) -> str:
-    """A table of the kernels, and one of the `top` longest instructions."""
-    whole = sum(row.seconds for row in rows) or 1.0
-    counts: dict[str, int] = {}
-    for row in rows:
-        counts[row.kernel] = counts.get(row.kernel, 0) + 1
-    lines = [f"{'kernel':32}{'times':>6}{'us':>12}{'share':>8}"]
-    lines += [f"{kernel:32}{counts[kernel]:6d}{seconds * 1e6:12.1f}{seconds / whole:8.1%}" for kernel, seconds in by_kernel(rows).items()]
-    lines += [f"{'all':32}{len(rows):6d}{whole * 1e6:12.1f}{1:8.1%}", "", f"{'instruction':44}{'kernel':28}{'us':>12}{'calls':>6}  shapes"]
-    longest = sorted(rows, key=lambda row: -row.seconds)[:top]
-    lines += [f"{row.name:44.44}{row.kernel:28}{row.seconds * 1e6:12.1f}{row.calls:6d}  {row.what}" for row in longest]
-    return "\n".join(lines)

@@ -5,7 +5,7 @@ The train job is compiled for whole batches; no rank starts, nothing is written.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from jobflow.errors import counted
 from jobflow.job import Job
 from jobflow.plan.footprint import CATEGORIES
 from jobflow.session import Session
+from jobflow.tables import TextTable
 from jobflow.trainer import figures as made
 from jobflow.trainer.amounts import count_text, size_text
 from jobflow.trainer.figures import Figures, figures_in
@@ -76,10 +77,10 @@ class Preview:
         """For people."""
         parts = [
             f"{self.name}: {self.strategy}",
-            "\n".join(f"{label:22}{value}" for label, value in summary(self.schedule, self.figures)),
-            f"Memory of each rank, in use when it is fullest\n{memory_text(self.figures)}",
-            f"Communication of each rank in a step\n{traffic_text(self.figures)}",
-            f"Plan of each rank\n{plan_summary(self.figures)}",
+            str(TextTable([], [*summary(self.schedule, self.figures)])),
+            "\n".join(["Memory of each rank, in use when it is fullest", str(memory_table(self.figures)), *common_memory(self.figures)]),
+            f"Communication of each rank in a step\n{traffic_table(self.figures) or 'nothing moves between ranks'}",
+            f"Plan of each rank\n{plan_table(self.figures)}",
         ]
         if self.warnings:
             parts.append("\n".join([f"{len(self.warnings)} warning{'s' * (len(self.warnings) > 1)}", *(f"  ! {text}" for text in self.warnings)]))
@@ -171,33 +172,36 @@ def summary(schedule: Schedule, figures: Figures) -> Iterator[tuple[str, str]]:
     yield "memory", f"{size_text(figures.largest)} on the rank with most"
 
 
-def memory_text(figures: Figures) -> str:
-    """A line per rank; ranks that have the same figures share one."""
-    rows: list[list[str]] = []
+def memory_table(figures: Figures) -> TextTable:
+    """What the memory of each rank holds when it is fullest; ranks with the same figures share a line."""
+    used = [category for category in CATEGORIES if any(f.memory.at_peak[category] for f in figures.ranks)]
+    rows = []
     for ranks, figure in alike(figures, lambda f: (f.memory, f.common)):
-        used = [size_text(figure.memory.at_peak[category]) if figure.memory.at_peak[category] else "-" for category in CATEGORIES]
-        rows.append([ranks, *used, size_text(figure.memory.total), figure.memory.peak])
-    text = table(["rank", *CATEGORIES, "allocated", "fullest at"], rows, left=(0, len(CATEGORIES) + 2))
+        sizes = [size_text(figure.memory.at_peak[category]) if figure.memory.at_peak[category] else "-" for category in used]
+        rows.append([ranks, *sizes, size_text(figure.memory.total), figure.memory.peak])
+    return TextTable(["rank", *used, "allocated", "fullest at"], rows, right=range(1, len(used) + 2))
+
+
+def common_memory(figures: Figures) -> list[str]:
+    """A sentence on what ranks store together; nothing if there is nothing."""
     common = max((f.common for f in figures.ranks), default=0)
-    return f"{text}\n{size_text(common)} of the variables lie once in memory that all ranks of a machine share" if common else text
+    return [f"{size_text(common)} of the variables lie once in memory that all ranks of a machine share"] if common else []
 
 
-def traffic_text(figures: Figures) -> str:
-    """Bytes that each rank hands to others, by kind of communication."""
+def traffic_table(figures: Figures) -> TextTable | None:
+    """Bytes that each rank hands to others, by kind of communication; None if there are none."""
     kinds = figures.kinds()
-    if not kinds:
-        return "nothing moves between ranks"
     rows = []
     for ranks, figure in alike(figures, lambda f: f.traffic):
         cells = [f"{size_text(t.nbytes)} in {t.operations}" if (t := figure.traffic.get(kind)) else "-" for kind in kinds]
         rows.append([ranks, *cells, size_text(figure.sent)])
-    return table(["rank", *(kind.replace("_", "-") for kind in kinds), "sends"], rows, left=(0,))
+    return TextTable(["rank", *(kind.replace("_", "-") for kind in kinds), "sends"], rows, right=range(1, len(kinds) + 2)) if kinds else None
 
 
-def plan_summary(figures: Figures) -> str:
-    """What each rank executes."""
-    rows = [[ranks, str(f.computing), str(f.communicating)] for ranks, f in alike(figures, lambda f: (f.computing, f.communicating))]
-    return table(["rank", "computing instructions", "communications"], rows, left=(0,))
+def plan_table(figures: Figures) -> TextTable:
+    """How many instructions each rank executes."""
+    rows = [[ranks, f.computing, f.communicating] for ranks, f in alike(figures, lambda f: (f.computing, f.communicating))]
+    return TextTable(["rank", "computing instructions", "communications"], rows, right=(1, 2))
 
 
 def alike(figures: Figures, key: Any) -> Iterator[tuple[str, Any]]:
@@ -207,16 +211,6 @@ def alike(figures: Figures, key: Any) -> Iterator[tuple[str, Any]]:
         if i + 1 == len(figures.ranks) or key(figures.ranks[i + 1]) != key(figure):
             yield (f"{first}-{i}" if i > first else str(i)), figure
             first = i + 1
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> str:
-    """Columns under their heads; numbers to the right."""
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    lines = []
-    for row in [head, *rows]:
-        cells = [cell.ljust(width) if i in left else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))]
-        lines.append("  " + "  ".join(cells).rstrip())
-    return "\n".join(lines)
 
 
 # -------------------------------------------------------------------- warnings

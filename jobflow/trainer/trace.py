@@ -22,6 +22,8 @@ from jobflow.commands import executors_of
 from jobflow.runtime.timing import Ran, Recorded, Recording, Timed
 from jobflow.runtime.world.base import Rank
 from jobflow.session import Session, current_session
+from jobflow.tables import TextTable
+from jobflow.trainer.amounts import duration_text, percent
 from jobflow.trainer.leaving import leave
 
 #: where a rank keeps what it records, in `Rank.memory`
@@ -134,7 +136,10 @@ class Traced:
 
     def text(self, top: int = 20) -> str:
         """Where the time of the recorded steps went, and the slowest ops."""
-        return f"{parts_text(self)}\n\n{slowest_text(self.slowest(top))}"
+        return (
+            f"Inside a step, mean of {self.steps}\n{parts_table(self)}\nhost: what the loop around the ops takes, arguments in, results out\n\n"
+            f"{slowest_table(self, top)}\nall ranks and recorded steps together; share of the ranks' time in steps"
+        )
 
 
 def same_on_all_ranks(timed: Timed) -> Timed:
@@ -269,25 +274,28 @@ def event(item: Slice) -> dict[str, Any]:
     return found
 
 
-def parts_text(traced: Traced) -> str:
-    """Per rank, milliseconds of a step in each part, and their shares."""
-    lines = [f"{'rank':>4}" + "".join(f"{part:>20}" for part in PARTS) + f"{'step ms':>12}"]
+def parts_table(traced: Traced) -> TextTable:
+    """Per rank, the time of a step in each part, and its share; `host` is the loop around the ops, with arguments in and results out."""
+    rows = []
     for rank, parts in traced.parts().items():
-        whole = sum(parts.values()) or 1.0
-        cells = [f"{seconds * 1e3 / max(traced.steps, 1):11.3f} {seconds / whole:7.1%} " for seconds in parts.values()]
-        lines.append(f"{rank:4d}" + "".join(cells) + f"{whole * 1e3 / max(traced.steps, 1):12.3f}")
-    return "\n".join([*lines, f"milliseconds of a step, mean of {traced.steps}; host: what the loop around the ops takes, arguments in, results out"])
+        whole = sum(parts.values())
+        times = [f"{duration_text(seconds / max(traced.steps, 1))}  {percent(seconds / (whole or 1.0)):>7}" for seconds in parts.values()]
+        rows.append([f"rank {rank}", *times, duration_text(whole / max(traced.steps, 1))])
+    return TextTable(["", *PARTS, "step"], rows, right=range(1, len(PARTS) + 2))
 
 
-def slowest_text(rows: Sequence[Slow]) -> str:
-    """The table of the slowest ops."""
-    width = max([4, *(len(row.name) for row in rows)])
-    width = min(width, 48)
-    head = f"{'op':{width}}  {'where':24}{'kernel':24}{'total ms':>11}{'waiting ms':>12}{'share':>8}{'calls':>8}"
-    return "\n".join([head, *(slow_line(row, width) for row in rows), "all ranks and recorded steps together; share of the ranks' time in steps"])
-
-
-def slow_line(row: Slow, width: int) -> str:
-    waiting = f"{row.waiting * 1e3:12.3f}" if row.category == COMMUNICATION else f"{'':12}"
-    name = row.name if len(row.name) <= width else f"{row.name[: width - 1]}…"
-    return f"{name:{width}}  {row.where[:23]:24}{row.kernel[:23]:24}{row.seconds * 1e3:11.3f}{waiting}{row.share:8.1%}{row.calls:8d}"
+def slowest_table(traced: Traced, top: int | None = 20) -> TextTable:
+    """The slowest ops, in milliseconds of all ranks and recorded steps together; shares are those of the ranks' time in steps."""
+    rows = [
+        [
+            row.name,
+            row.where,
+            row.kernel,
+            f"{row.seconds * 1e3:,.3f}",
+            f"{row.waiting * 1e3:,.3f}" if row.category == COMMUNICATION else "",
+            percent(row.share),
+            row.calls,
+        ]
+        for row in traced.slowest(top)
+    ]
+    return TextTable(["op", "where", "kernel", "total ms", "waiting ms", "share", "calls"], rows, right=(3, 4, 5, 6), code=(1,))

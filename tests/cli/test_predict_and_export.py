@@ -84,7 +84,7 @@ def test_categories_of_other_files_are_those_of_training(run: Path, tmp_path: Pa
     (tmp_path / "test.csv").write_text("length,width,kind\n" + "8.0,0.1,cedar\n8.1,0.2,cedar\n4.0,0.3,beech\n")
     test = f"data.test={{reader: csv, path: {tmp_path / 'test.csv'}, fields: {{x: [length, width], labels: kind}}, categories: [kind]}}"
     assert main(["eval", str(run), "--set", test]) == 0
-    assert "test/accuracy            100.0 %" in capfd.readouterr().out
+    assert "test/accuracy  100.0 %" in capfd.readouterr().out
 
 
 def test_the_wrong_shape_is_named(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

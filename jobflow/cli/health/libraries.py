@@ -60,9 +60,9 @@ class Wanted:
 
 #: the versions are those of setup.py
 WANTED = (
+    Wanted("rich", "13", "tables and progress"),
     Wanted("pydantic", "2.7", "configurations", "train"),
-    Wanted("rich", "13", "the progress bar", "train"),
-    Wanted("matplotlib", "3.8", "pictures of curves", "train"),
+    Wanted("matplotlib", "3.8", "charts", "train"),
     Wanted("shtab", "1.7", "shell completion", "train"),
     Wanted("pillow", "10.3", "images", "train"),
     Wanted("ml_dtypes", "0.5", "bfloat16", "half"),
