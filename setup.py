@@ -11,8 +11,9 @@ VERSION = re.findall(r'__version__ = "(.+)"', (ROOT / "jobflow" / "version.py").
 MPI = ["mpich>=4.1"]
 EXAMPLES = ["scikit-learn>=1.4", "tqdm>=4.60"]
 HALF = ["ml_dtypes>=0.5"]
-TRAIN = ["pydantic>=2.7", "matplotlib>=3.8", "shtab>=1.7", "pillow>=10.3"]
-TEST = ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100", *EXAMPLES, *MPI, *HALF, *TRAIN]
+TRAIN = ["pydantic>=2.7", "matplotlib>=3.8", "shtab>=1.7", "pillow>=10.3", "protobuf>=5.26"]
+PARQUET = ["pyarrow>=17"]
+TEST = ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100", *EXAMPLES, *MPI, *HALF, *TRAIN, *PARQUET]
 
 setup(
     name="jobflow-sbp",
@@ -44,8 +45,10 @@ setup(
         "mpi": MPI,
         # bfloat16; float16 needs nothing
         "half": HALF,
-        # what `jobflow train config.yaml` needs: checking of configurations, charts, images, completion
+        # what `jobflow train config.yaml` needs: checking of configurations, charts, images, records, completion
         "train": TRAIN,
+        # tables in Parquet files
+        "parquet": PARQUET,
         "gpu": ["cupy-cuda13x>=14", "nvidia-nccl-cu13>=2.27.7,<3"],
         # the real CuPy on a machine without a GPU, in an environment of its own: scripts/cupy_without_gpu
         "gpu-checks": ["cupy-cuda13x>=14.2,<15", "nvidia-cuda-nvrtc>=13,<14", "nvidia-cuda-runtime>=13,<14", "nvidia-cuda-crt>=13,<14", *HALF],

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "jobflow"
 FLOORS = {
     floor: names.split()
     for floor, names in {
-        "0": "contents errors types layout scope typing notices tables version untrusted npy",
+        "0": "contents errors extras types layout scope typing notices tables version untrusted npy",
         "1": "ops",
         "2": "operators distribute handle graph",
         "3": "plan",

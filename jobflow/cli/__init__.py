@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from jobflow.cli import failure
 from jobflow.cli.table import COMMANDS, GROUPS, Command
 from jobflow.errors import ConfigError, JobflowError, did_you_mean
+from jobflow.extras import package_of
 from jobflow.runtime.world.launch import end_job, guarded, say_once
 from jobflow.version import __version__
 
@@ -37,8 +38,6 @@ examples:
   jobflow doctor"""
 #: set to 1, it has the same effect as --traceback
 TRACEBACK = "JOBFLOW_TRACEBACK"
-#: what `pip install "jobflow-sbp[train]"` brings
-TRAIN = ("pydantic", "matplotlib", "shtab", "PIL")
 
 
 class Top(argparse.ArgumentParser):
@@ -97,8 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except JobflowError as error:
         return _failed(error, f"{failure.of_cause(error)}{error.told}", 2 if isinstance(error, ConfigError) else 1, shown)
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        text = f'{package} is not installed: pip install "jobflow-sbp[train]"' if package in TRAIN else failure.of_users(error)
+        package = package_of(error.name or "")
+        text = failure.of_users(error) if package is None else f"{package.name} is not installed: {package.command}"
         if text is None:
             raise
         return _failed(error, text, 1, shown)

@@ -11,6 +11,7 @@ import numpy as np
 from jobflow.data.samples import Field, Keep, Samples, Split
 from jobflow.data.waiting import one_by_one
 from jobflow.errors import ArgumentError, DataError
+from jobflow.extras import optional
 from jobflow.ops import philox
 from jobflow.types import Array, float32, int32
 from jobflow.untrusted import IMAGE, open_regular
@@ -120,11 +121,7 @@ class ImageFolders(Samples):
 
 
 def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ModuleNotFoundError as error:
-        error.msg = f'{WHAT} needs Pillow: pip install "jobflow-sbp[train]"'
-        raise
+    Image = optional("PIL.Image", WHAT)
     if IMAGE.most > IMAGE.default:
         Image.MAX_IMAGE_PIXELS = IMAGE.most  # Pillow's own limit
     return Image

@@ -10,25 +10,25 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jobflow.data import protobuf
-from jobflow.data.protobuf import Damaged
 from jobflow.data.samples import Field, Keep, Samples, Split, checked_name, named_dtype, own_dtype
 from jobflow.data.waiting import one_by_one
-from jobflow.errors import ArgumentError, DataError, did_you_mean
+from jobflow.errors import ArgumentError, DataError, counted, did_you_mean
+from jobflow.extras import optional
 from jobflow.types import Array
 from jobflow.untrusted import RECORD, mapped
 
 WHAT = 'reader "ofrecord"'
 HEAD = 8
-#: number of the list in a feature -> type of its elements
-ELEMENTS: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype("<f4"), 3: np.dtype("<f8"), 4: np.dtype(np.int32), 5: np.dtype(np.int64)}
+#: the lists of which a feature has one, numbered from 1 -> type of their elements
+LISTS = {"bytes_list": np.uint8, "float_list": np.float32, "double_list": np.float64, "int32_list": np.int32, "int64_list": np.int64}
 
 
 class OfRecord(Samples):
@@ -98,9 +98,10 @@ class OfRecord(Samples):
         _, content, start, stop = self._at(number)
         try:
             return features_of(content[start:stop].tobytes())
-        except (Damaged, UnicodeDecodeError) as error:
-            at = start + (error.at if isinstance(error, Damaged) else error.start)
-            raise DataError(f"{self._place(number)} is damaged at byte {at}: {error}") from None
+        except optional("google.protobuf.message", WHAT).DecodeError:
+            raise DataError(
+                f"{self._place(number)} is damaged: the {counted(stop - start, 'byte')} from byte {start} on are no message OFRecord"
+            ) from None
 
     def _place(self, number: int) -> str:
         file, _, start, _ = self._at(number)
@@ -147,34 +148,38 @@ def fault(text: str) -> DataError:
 
 
 def features_of(record: bytes) -> dict[str, Array]:
-    """The features of a record, flat, by name."""
+    """The features of a record, flat, by name, in the order of the record."""
     found: dict[str, Array] = {}
-    for number, kind, begin, end in protobuf.fields(record, 0, len(record)):
-        if (number, kind) == (1, protobuf.BYTES):
-            name, values = "", np.empty(0, np.uint8)
-            for part, _, a, b in protobuf.fields(record, begin, end):
-                if part == 1:
-                    name = record[a:b].decode()
-                else:
-                    values = _feature(record, a, b)
-            found[name] = values
+    for entry in _message_class().FromString(record).feature:
+        kind = entry.value.WhichOneof("kind") or "bytes_list"
+        values = getattr(entry.value, kind).value
+        found[entry.key] = np.frombuffer(b"".join(values), np.uint8) if kind == "bytes_list" else np.array(values, LISTS[kind])
     return found
 
 
-def _feature(record: bytes, begin: int, end: int) -> Array:
-    """The one list that a feature has."""
-    values = np.empty(0, np.uint8)
-    for which, _, a, b in protobuf.fields(record, begin, end):
-        if which in ELEMENTS:
-            pieces = [_numbers(record[x:y], ELEMENTS[which], which, kind, x) for _, kind, x, y in protobuf.fields(record, a, b)]
-            values = pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, ELEMENTS[which]), *pieces])
-    return values
+@cache
+def _message_class() -> Any:
+    """The class of messages OFRecord, described here: what protoc generates is tied to the versions of protobuf that it was made for.
 
+    The map is described as what it is in a file, entries one after another, since protobuf's maps forget their order.
+    """
+    descriptors, pools, factory = (optional(f"google.protobuf.{name}", WHAT) for name in ("descriptor_pb2", "descriptor_pool", "message_factory"))
+    kinds = descriptors.FieldDescriptorProto
+    file = descriptors.FileDescriptorProto(name="ofrecord.proto", package="jobflow", syntax="proto3")
 
-def _numbers(data: bytes, dtype: np.dtype[Any], which: int, kind: int, at: int) -> Array:
-    """The numbers of one piece of a list, packed or single."""
-    if which in (4, 5):
-        return protobuf.varints(data).astype(dtype)
-    if len(data) % dtype.itemsize or (which == 1 and kind != protobuf.BYTES):
-        raise Damaged(f"{len(data)} bytes are no row of {dtype}", at)
-    return np.frombuffer(data, dtype)
+    def message(name: str, label: int, fields: Iterable[tuple[str, str]], **more: Any) -> Any:
+        made = file.message_type.add(name=name)
+        for number, (field, kind) in enumerate(fields, 1):
+            scalar = getattr(kinds, f"TYPE_{kind.upper()}", None)
+            type_of = {"type_name": f".jobflow.{kind}"} if scalar is None else {"type": scalar}
+            made.field.add(name=field, number=number, label=label, **type_of, **more)
+        return made
+
+    for name in LISTS:
+        message(name, kinds.LABEL_REPEATED, [("value", name.removesuffix("_list"))])
+    message("Feature", kinds.LABEL_OPTIONAL, [(name, name) for name in LISTS], oneof_index=0).oneof_decl.add(name="kind")
+    message("Entry", kinds.LABEL_OPTIONAL, [("key", "string"), ("value", "Feature")])
+    message("OFRecord", kinds.LABEL_REPEATED, [("feature", "Entry")])
+    pool = pools.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return factory.GetMessageClass(pool.FindMessageTypeByName("jobflow.OFRecord"))

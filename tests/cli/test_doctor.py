@@ -16,6 +16,7 @@ from jobflow.cli.health import child, gpu, libraries, machine, ranks
 from jobflow.cli.health.child import Answer
 from jobflow.cli.health.finding import NOTE, OK, PROBLEM, Finding
 from jobflow.distributed import mpiexec
+from jobflow.extras import PACKAGES
 
 ROOT = Path(__file__).parents[2]
 Disk = namedtuple("Disk", "f_frsize f_blocks f_bavail")
@@ -267,4 +268,4 @@ class TestLibraries:
 
     def test_versions_are_those_of_setup(self) -> None:
         required = dict(re.findall(r'"([\w-]+)>=([\d.]+)', (ROOT / "setup.py").read_text(encoding="utf-8")))
-        assert {w.name: w.least for w in libraries.WANTED if w.extra} == {w.name: required[w.name] for w in libraries.WANTED if w.extra}
+        assert {w.name: w.least for w in PACKAGES if w.extra} == {w.name: required[w.name] for w in PACKAGES if w.extra}

@@ -114,6 +114,6 @@ def test_a_damaged_image_is_named(folder: Path, tmp_path: Path) -> None:
 
 
 def test_without_pillow_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(ModuleNotFoundError, match=r'reader "images" needs Pillow: pip install "jobflow-sbp\[train\]"'):
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(ModuleNotFoundError, match=r'reader "images" needs pillow: pip install "jobflow-sbp\[train\]"'):
         open_reader("images", path="x")

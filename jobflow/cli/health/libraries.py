@@ -6,10 +6,10 @@ import importlib.metadata
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from jobflow.cli.health.child import ask, probe
 from jobflow.cli.health.finding import NOTE, OK, PROBLEM, Finding
+from jobflow.extras import PACKAGES
 
 #: what NumPy calls its own plain loops
 NONE = ("", "none", "unknown", "lapack_lite")
@@ -48,39 +48,15 @@ def _blas(name: str, threads: int | None, one: float, most: float) -> Finding:
     return Finding("BLAS", OK, f"{name}: {speed}; ranks divide the cores among them")
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """A package: from which version on, for what, and the extra of jobflow-sbp that brings it ("" for none: install it by name)."""
-
-    name: str
-    least: str
-    purpose: str
-    extra: str = ""
-
-
-#: the versions are those of setup.py
-WANTED = (
-    Wanted("rich", "13", "tables and progress"),
-    Wanted("pydantic", "2.7", "configurations", "train"),
-    Wanted("matplotlib", "3.8", "charts", "train"),
-    Wanted("shtab", "1.7", "shell completion", "train"),
-    Wanted("pillow", "10.3", "images", "train"),
-    Wanted("ml_dtypes", "0.5", "bfloat16", "half"),
-    Wanted("scikit-learn", "1.4", "data of the examples", "examples"),
-    Wanted("tensorboardX", "2.6", "TensorBoard"),
-)
-
-
 def packages() -> Iterator[Finding]:
     """Those that are there in one line, and those that are not in one for each extra that brings them."""
     there: list[str] = []
     missing: dict[str, list[str]] = {}
-    for wanted in WANTED:
+    for wanted in PACKAGES:
         try:
             version = importlib.metadata.version(wanted.name)
         except importlib.metadata.PackageNotFoundError:
-            command = f'pip install "jobflow-sbp[{wanted.extra}]"' if wanted.extra else f"pip install {wanted.name}"
-            missing.setdefault(command, []).append(f"{wanted.name} ({wanted.purpose})")
+            missing.setdefault(wanted.command, []).append(f"{wanted.name} ({wanted.purpose})")
             continue
         if _numbers(version) < _numbers(wanted.least):
             text = f"{wanted.name} {version} is too old for {wanted.purpose}: that needs {wanted.least}"

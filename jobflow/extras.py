@@ -1,0 +1,54 @@
+"""Packages that parts of jobflow want and that `pip install jobflow-sbp` does not bring, and the extra that brings each."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package: what it is imported as, from which version on, for what, and the extra of jobflow-sbp that brings it ("" for none)."""
+
+    name: str
+    module: str
+    least: str
+    purpose: str
+    extra: str = ""
+
+    @property
+    def command(self) -> str:
+        """What installs it."""
+        return f'pip install "jobflow-sbp[{self.extra}]"' if self.extra else f"pip install {self.name}"
+
+
+#: the versions are those of setup.py
+PACKAGES = (
+    Package("rich", "rich", "13", "tables and progress"),
+    Package("pydantic", "pydantic", "2.7", "configurations", "train"),
+    Package("matplotlib", "matplotlib", "3.8", "charts", "train"),
+    Package("shtab", "shtab", "1.7", "shell completion", "train"),
+    Package("pillow", "PIL", "10.3", "images", "train"),
+    Package("protobuf", "google.protobuf", "5.26", "OFRecord files", "train"),
+    Package("pyarrow", "pyarrow", "17", "Parquet files", "parquet"),
+    Package("ml_dtypes", "ml_dtypes", "0.5", "bfloat16", "half"),
+    Package("scikit-learn", "sklearn", "1.4", "data of the examples", "examples"),
+    Package("tensorboardX", "tensorboardX", "2.6", "TensorBoard"),
+)
+
+
+def package_of(module: str) -> Package | None:
+    """The one of `PACKAGES` that a module belongs to."""
+    return next((package for package in PACKAGES if f"{module}.".startswith(f"{package.module}.")), None)
+
+
+def optional(module: str, what: str) -> Any:
+    """A module of one of `PACKAGES`, for `what`.  ModuleNotFoundError that says how to install it where it is missing."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = package_of(module)
+        if package is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise ModuleNotFoundError(f"{what} needs {package.name}: {package.command}", name=package.module) from error
