@@ -32,10 +32,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from types import FrameType
 
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-#: ready models are programs like those of users
+_PACKAGE = os.path.join(os.path.abspath(sys.modules["jobflow"].__path__[0]), "")
 #: Python's standard library
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
+#: ready models are programs like those of users
 _MODELS = os.path.join(_PACKAGE, "models") + os.sep
 
 

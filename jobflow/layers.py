@@ -14,7 +14,9 @@ from contextlib import AbstractContextManager
 from typing import TypeAlias
 
 import jobflow.distribute as distribute
-import jobflow.nn as nn
+import jobflow.nn.activations as activations
+import jobflow.nn.convolution as convolution
+import jobflow.nn.normalization as normalization
 import jobflow.scope as scope
 from jobflow.arrays import constant
 from jobflow.distribute import Distribute, current_placement, is_local
@@ -131,11 +133,12 @@ def _conv(
     shape = _weight_shape(ndim, own, inputs, filters, kernel_size, data_format, groups)
     first = kernel_initializer or xavier_uniform_initializer(data_format)
     weight = _parameter(weight_name or f"{own}-weight", shape, inputs, first, kernel_regularizer, trainable)
-    y: Tensor = (nn.conv1d, nn.conv2d, nn.conv3d)[ndim - 1](inputs, weight, strides, padding, data_format, dilation_rate, groups, own)
+    convolve = (convolution.conv1d, convolution.conv2d, convolution.conv3d)[ndim - 1]
+    y: Tensor = convolve(inputs, weight, strides, padding, data_format, dilation_rate, groups, own)
     if use_bias:
         first = bias_initializer or constant_initializer(0)
         bias = _parameter(bias_name or f"{own}-bias", (filters,), inputs, first, bias_regularizer, trainable)
-        y = nn.bias_add(y, bias, data_format, name=f"{own}-bias_add")
+        y = activations.bias_add(y, bias, data_format, name=f"{own}-bias_add")
     return y if activation is None else activation(y, name=f"{own}-activation")
 
 
@@ -364,7 +367,7 @@ def batch_normalization_add_relu(
         moving_mean_initializer, moving_variance_initializer, trainable, training, name, gamma_name, beta_name, moving_mean_name,
         moving_variance_name,
     )  # fmt: skip
-    return nn.relu(y if addend is None else ew.add(y, addend))
+    return activations.relu(y if addend is None else ew.add(y, addend))
 
 
 def layer_norm(
@@ -384,7 +387,7 @@ def layer_norm(
         _parameter(f"{own}-{word}", inputs.type.shape[begin:], inputs, constant_initializer(first), None, trainable) if wanted else None
         for wanted, word, first in ((center, "beta", 0), (scale, "gamma", 1))
     )
-    return nn.layer_norm(inputs, gamma, beta, begin_norm_axis, begin_params_axis, epsilon, own)
+    return normalization.layer_norm(inputs, gamma, beta, begin_norm_axis, begin_params_axis, epsilon, own)
 
 
 def prelu(
@@ -404,7 +407,7 @@ def prelu(
             raise ArgumentError(f'prelu at {user_line()} (layer "{own}"): shared axis {axis} must lie in [1, {inputs.type.ndim})')
         shape[axis - 1] = 1
     alpha = _parameter(f"{own}-alpha", shape, inputs, alpha_initializer or constant_initializer(0), alpha_regularizer, trainable, model_distribute)
-    return ew.subtract(nn.relu(inputs), ew.multiply(alpha, nn.relu(ew.negate(inputs))), name=own)
+    return ew.subtract(activations.relu(inputs), ew.multiply(alpha, activations.relu(ew.negate(inputs))), name=own)
 
 
 #: what tensors have instead
