@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from jobflow.compiler.compile import plan_rank
-from jobflow.errors import JobError, JobflowError
-from jobflow.graph.ir import Graph
+from jobflow.binding import ALONE, Loaded, StorageChoice, state_of
+from jobflow.errors import JobflowError
 from jobflow.graph.wire import Wire, physical_from_wire
-from jobflow.hatch import HATCH, Opening, hatch_of, slots_of
+from jobflow.hatch import Opening
 from jobflow.layout import Layout
-from jobflow.plan.storage import apart, is_common
 from jobflow.plan.traffic import Traffic
-from jobflow.plan.verify import Told, told
-from jobflow.runtime.executor import Executor, Through
-from jobflow.runtime.state import State
+from jobflow.runtime.executor import Executor
 from jobflow.runtime.world.base import Rank, World
 from jobflow.types import Array
-
-
-def state_of(rank: Rank) -> State:
-    """The variables of a rank."""
-    state: State = rank.memory.setdefault("state", None) or State(rank.index, rank.device, rank.comm)
-    rank.memory["state"] = state
-    return state
 
 
 def executors_of(rank: Rank) -> dict[int, Executor]:
@@ -42,49 +31,18 @@ def openings_of(rank: Rank) -> dict[int, Opening]:
 
 @dataclass(frozen=True)
 class Bind:
-    """Make the rank's plan of a job, give its variables memory, and bind it.  Answers what ranks compare.
-
-    With `copies`, outputs that all ranks hold whole are handed out by all of them.  With `share`, variables that they hold whole
-    are stored once in a node.  With `hatch`, which all ranks give for one program, the client hands over arguments and takes results
-    in common memory, if there is any.
-    """
+    """Bring a job's program onto its ranks; `number` is what later commands call it.  PlanError if the ranks' plans do not fit together."""
 
     number: int
-    copies: bool = False
-    share: bool = False
-    hatch: bool = False
+    storage: StorageChoice = ALONE
 
-    def __call__(self, rank: Rank, table: Wire) -> Told:
-        physical = physical_from_wire(table)
-        state = state_of(rank)
-        own = apart(physical.graph)
-        _check_apart(state, own, physical.graph)
-        state.declare(physical.graph.variables.values(), self.share, own)
-        hatch = hatch_of(physical) if self.hatch and state.on_hosts() else None
-        memory = None if hatch is None else rank.comm.allocate_common(hatch.nbytes)
-        if hatch is None or memory is None:
-            plan = plan_rank(physical, rank.index, state.slots, self.copies)
-            executors_of(rank)[self.number] = executor = Executor(plan, rank.device, rank.comm, state)
-            if rank.compare is not None:
-                executor.begin = partial(rank.compare, Run(self.number, plan.job))
-            return told(plan)
-        feeds = hatch.feeds(physical, rank.index, memory)
-        plan = plan_rank(physical, rank.index, state.slots, self.copies, slots_of(feeds, memory))
-        through = Through({HATCH: memory}, feeds, hatch.results(physical, rank.index, memory))
-        executors_of(rank)[self.number] = Executor(plan, rank.device, rank.comm, state, through)
-        openings_of(rank)[self.number] = Opening(hatch, memory)
-        return told(plan)
-
-
-def _check_apart(state: State, own: Collection[str], graph: Graph) -> None:
-    """JobError if ranks would write different values to what an earlier job has them store once."""
-    for name in sorted(own):
-        if name in state.slots and is_common(state.slots[name].buffer):
-            where = graph.updates[name].node.where
-            raise JobError(
-                f"job {graph.name}, {where}: assigns each device's own tensor to variable {name!r}, of which an earlier job has stored one copy "
-                f"for all devices; declare this job before that one, or call config.share_variables(False) before any job runs"
-            )
+    def __call__(self, rank: Rank, table: Wire) -> None:
+        ready = Loaded(physical_from_wire(table), self.storage).bind(rank)
+        executors_of(rank)[self.number] = ready.executor
+        if ready.opening is not None:
+            openings_of(rank)[self.number] = ready.opening
+        elif rank.compare is not None:
+            ready.executor.begin = partial(rank.compare, Run(self.number, ready.plan.job))
 
 
 @dataclass(frozen=True)

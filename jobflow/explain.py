@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import NamedTuple
 
+from jobflow.binding import Loaded, StorageChoice
 from jobflow.compiler.box import Reroute, box
 from jobflow.compiler.bucket import bucket
-from jobflow.compiler.compile import logical, plan_rank, rank_program
+from jobflow.compiler.compile import logical
 from jobflow.compiler.local import Program
 from jobflow.compiler.pipeline import USUAL, pipeline_of
 from jobflow.compiler.shard import shard
@@ -20,12 +21,10 @@ from jobflow.errors import ConfigError, JobError, SourceLine, did_you_mean
 from jobflow.graph.ir import Graph, Node, Physical, Sharded, Value
 from jobflow.graph.rewrite import consumers
 from jobflow.graph.text import graph_text, physical_text, sharded_text
-from jobflow.hatch import planned_places
 from jobflow.job import Job, job_of, returned_values
 from jobflow.picture import page
 from jobflow.plan.footprint import footprint, footprint_text
-from jobflow.plan.plan import Plan, Slot
-from jobflow.plan.storage import apart, place_variables
+from jobflow.plan.plan import Plan
 from jobflow.plan.text import plan_text
 from jobflow.plan.traffic import planned
 from jobflow.session import current_session
@@ -78,17 +77,14 @@ class Explained:
 
     def program(self, rank: int) -> Program:
         """What a rank does, without addresses."""
-        slots, places = self._places(rank, True)
-        return rank_program(self.physical, rank, slots, places=places)
+        return self._loaded(True).program(rank, self.devices)
 
     def plan(self, rank: int, share: bool = True) -> Plan:
         """What a rank does, with addresses; unless `share`, the ranks have no memory in common."""
-        slots, places = self._places(rank, share)
-        return plan_rank(self.physical, rank, slots, places=places)
+        return self._loaded(share).plan(rank, self.devices)
 
-    def _places(self, rank: int, share: bool) -> tuple[dict[str, Slot], dict[str, Slot]]:
-        sharing = tuple(range(self.devices)) if share and current_session().settings.share_variables else ()
-        return places_of(self.physical, rank, sharing, hatch=share)
+    def _loaded(self, share: bool) -> Loaded:
+        return Loaded(self.physical, StorageChoice(share=share and current_session().settings.share_variables, hatch=share))
 
     def memory(self) -> str:
         """What the memory of every rank is used for."""
@@ -108,15 +104,6 @@ class Explained:
         if found is None or found.form.stages == 1:
             return "there are no stages that work on microbatches"
         return str(found)
-
-
-def places_of(physical: Physical, rank: int, sharing: tuple[int, ...], hatch: bool) -> tuple[dict[str, Slot], dict[str, Slot]]:
-    """Where a rank that nobody has bound would have its variables, and the arguments that come through the hatch, if there is one.
-
-    `sharing` are the ranks that have variables in common.
-    """
-    slots, _ = place_variables(physical.graph.variables.values(), rank, sharing=sharing, own=apart(physical.graph))
-    return slots, planned_places(physical, rank) if hatch else {}
 
 
 def laid_out(job: Job, devices: int, strategy: str | None = None) -> Explained:

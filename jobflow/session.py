@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 import jobflow.scope as scope
+from jobflow.binding import StorageChoice
 from jobflow.commands import Bind, Meet, ReadVariables, Run, Tell, Unbind, WriteVariables, openings_of, performed
 from jobflow.compiled import Compiled
 from jobflow.compiler.trace import RUN_COUNTER
@@ -28,7 +29,6 @@ from jobflow.graph.wire import physical_to_wire
 from jobflow.layout import Placement
 from jobflow.notices import notice
 from jobflow.options import ConfigOptions, EnvOptions, EnvSettings, Settings
-from jobflow.plan.verify import compare_plans
 from jobflow.runtime.world.base import World
 from jobflow.runtime.world.launch import launched
 from jobflow.runtime.world.start import start_world
@@ -232,10 +232,8 @@ class Session:
     def _bind(self, world: World, compiled: Compiled) -> None:
         tables = {id(program): physical_to_wire(program) for program in compiled.programs}
         hatch = world.size > 1 and not world.multi and len(tables) == 1
-        plans = world.call(
-            Bind(compiled.number, share=self.settings.share_variables, hatch=hatch), [tables[id(program)] for program in compiled.programs]
-        )
-        compare_plans(compiled.name, plans)
+        storage = StorageChoice(share=self.settings.share_variables, hatch=hatch)
+        world.call(Bind(compiled.number, storage), [tables[id(program)] for program in compiled.programs])
 
     def _compare_programs(self, world: World, job: Declared, compiled: Compiled) -> None:
         """JobError unless every client has traced the same program."""

@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 
 import jobflow.scope as scope
-from jobflow.commands import Bind, Run, performed, state_of
+from jobflow.binding import StorageChoice, state_of
+from jobflow.commands import Bind, Run, performed
 from jobflow.comparison import ROUNDING, Difference, Report, Seen, allowed, apart, by_microbatch, compare, epsilon, judged, together, whole_of
 from jobflow.compiled import Compiled
 from jobflow.compiler.box import Reroute
@@ -35,7 +36,6 @@ from jobflow.graph.ir import Graph
 from jobflow.graph.wire import physical_to_wire
 from jobflow.job import Job
 from jobflow.layout import Placement
-from jobflow.plan.verify import compare_plans
 from jobflow.runtime.device.cpu import CpuDevice
 from jobflow.runtime.world.base import Rank
 from jobflow.runtime.world.launch import launched
@@ -87,8 +87,7 @@ class Runner:
             self.compiled = self.session.compiled(self.job, self.shapes)
         self.fetched = replace(self.compiled, programs=tuple(_all_given(program) for program in self.compiled.programs))
         world = self.session.start()
-        plans = world.call(Bind(WATCHED, copies=True), [physical_to_wire(program) for program in self.fetched.programs])
-        compare_plans(self.job.name, plans)
+        world.call(Bind(WATCHED, StorageChoice(copies=True)), [physical_to_wire(program) for program in self.fetched.programs])
 
     def _inside(self) -> Any:
         return scope.using(root=scope.Root(self.session, environment()))

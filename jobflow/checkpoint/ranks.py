@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from jobflow.binding import state_of
 from jobflow.checkpoint import parts, places, reading, safetensors
 from jobflow.checkpoint.files import Files, files_of
 from jobflow.checkpoint.manifest import Entry, Manifest, Shard, Spans, gap
 from jobflow.checkpoint.parts import Part, Piece
-from jobflow.commands import state_of
 from jobflow.errors import CheckpointError, ReplacedError
 from jobflow.plan.storage import is_common
 from jobflow.runtime.state import State

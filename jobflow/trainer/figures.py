@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from jobflow.binding import Loaded, StorageChoice
 from jobflow.compiler.box import Reroute
-from jobflow.compiler.compile import plan_rank
-from jobflow.explain import Change, boxing_rows, places_of
+from jobflow.explain import Change, boxing_rows
 from jobflow.graph.ir import Physical
 from jobflow.layout import Local
 from jobflow.plan.footprint import Footprint, footprint
@@ -88,19 +88,13 @@ def figures_of(programs: Sequence[Physical], *, share: bool = True, hatch: bool 
     client puts them.
     """
     graph = programs[0].graph
-    sharing = tuple(range(len(programs))) if share else ()
-    plans = [planned_for(program, rank, sharing, hatch) for rank, program in enumerate(programs[:most])]
+    storage = StorageChoice(share=share, hatch=hatch)
+    plans = [Loaded(program, storage).plan(rank, len(programs)) for rank, program in enumerate(programs[:most])]
     trained = sum(v.type.size for v in graph.variables.values() if v.trainable)
     nbytes = sum(v.type.nbytes for v in graph.variables.values())
     changes = tuple(row for row in boxing_rows(programs[0]) if row.nbytes > QUIET)
     operations = operations_of(programs[0])
     return Figures(graph.name, tuple(map(rank_figures, plans)), trained, len(graph.variables), nbytes, operations, len(graph.nodes), changes)
-
-
-def planned_for(program: Physical, rank: int, sharing: tuple[int, ...], hatch: bool) -> Plan:
-    """The plan of a rank that nobody has bound."""
-    slots, places = places_of(program, rank, sharing, hatch)
-    return plan_rank(program, rank, slots, places=places)
 
 
 def rank_figures(plan: Plan) -> RankFigures:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jobflow import scope
+from jobflow.binding import StorageChoice
 from jobflow.commands import Bind, Run, Unbind, WriteVariables, openings_of
 from jobflow.compiler.compile import distribute, logical
 from jobflow.compiler.trace import Tracer
@@ -21,7 +22,6 @@ from jobflow.layout import B, Layout, Local, Placement, Sbp
 from jobflow.ops.base import apply
 from jobflow.ops.source import Constant, External, Input
 from jobflow.ops.update import SgdUpdate
-from jobflow.plan.verify import compare_plans
 from jobflow.runtime.device.cpu import CpuDevice
 from jobflow.runtime.world.base import World
 from jobflow.runtime.world.solo import SoloWorld
@@ -114,7 +114,7 @@ class Bound:
 
     def __post_init__(self) -> None:
         table = physical_to_wire(self.physical)
-        compare_plans("job", self.world.call(Bind(self.number, share=self.common, hatch=self.common), [table] * self.world.size))
+        self.world.call(Bind(self.number, StorageChoice(share=self.common, hatch=self.common)), [table] * self.world.size)
 
     def write(self, values: dict[str, Array]) -> None:
         """Set variables, from whole arrays."""

@@ -1,0 +1,116 @@
+"""The one way onto the ranks: jobs, graphs, changes of layout at once, `verify` and `explain` bring their programs there.
+
+    Loaded(physical, storage).bind(rank)         plan, compare with the other ranks, allocate, prepare the calls; collective
+    Loaded(physical, storage).plan(rank, ranks)  the same plan for a rank that nobody has bound
+
+Ranks bind together, each for itself, and tell each other what they have planned before any of them reserves memory that others look at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from jobflow.compiler.compile import plan_rank, rank_program
+from jobflow.compiler.local import Program
+from jobflow.errors import JobError
+from jobflow.graph.ir import Graph, Physical
+from jobflow.hatch import HATCH, Opening, hatch_of, planned_places, slots_of
+from jobflow.plan.plan import Plan, Slot
+from jobflow.plan.storage import apart, is_common, place_variables
+from jobflow.plan.verify import compare_plans, told
+from jobflow.runtime.executor import Executor, Through
+from jobflow.runtime.state import State
+from jobflow.runtime.world.base import Rank
+
+
+@dataclass(frozen=True)
+class StorageChoice:
+    """What the ranks of a program have in common, and who hands out its results.  The same on all ranks.
+
+    share   variables that all ranks hold whole are stored once where they have memory in common
+    hatch   one client hands over arguments and takes results in common memory, if there is any
+    copies  outputs that all ranks hold whole are handed out by all of them, not by the first alone
+    """
+
+    share: bool = False
+    hatch: bool = False
+    copies: bool = False
+
+
+#: each rank has its own copy of everything
+ALONE = StorageChoice()
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A program that a rank can run; its arguments come through `opening` if there is one."""
+
+    executor: Executor
+    opening: Opening | None = None
+
+    @property
+    def plan(self) -> Plan:
+        return self.executor.plan
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A program that is laid out, and how its tensors are stored."""
+
+    physical: Physical
+    storage: StorageChoice = ALONE
+
+    def bind(self, rank: Rank) -> Ready:
+        """Give the program's variables memory, plan what the rank does, and prepare its calls.  Collective over the ranks of `rank.comm`."""
+        state, graph = state_of(rank), self.physical.graph
+        own = apart(graph)
+        _check_apart(state, own, graph)
+        state.declare(graph.variables.values(), self.storage.share, own)
+        hatch = hatch_of(self.physical) if self.storage.hatch and state.on_hosts() else None
+        memory = None if hatch is None else rank.comm.allocate_common(hatch.nbytes)
+        if hatch is None or memory is None:
+            return Ready(self._prepared(rank, state, {}, None))
+        feeds = hatch.feeds(self.physical, rank.index, memory)
+        through = Through({HATCH: memory}, feeds, hatch.results(self.physical, rank.index, memory))
+        return Ready(self._prepared(rank, state, slots_of(feeds, memory), through), Opening(hatch, memory))
+
+    def _prepared(self, rank: Rank, state: State, places: dict[str, Slot], through: Through | None) -> Executor:
+        plan = plan_rank(self.physical, rank.index, state.slots, self.storage.copies, places)
+        compare_plans(plan.job, rank.comm.exchange(told(plan)))
+        return Executor(plan, rank.device, rank.comm, state, through)
+
+    def plan(self, rank: int, ranks: int) -> Plan:
+        """What one of `ranks` ranks on one machine would do."""
+        slots, places = self._imagined(rank, ranks)
+        return plan_rank(self.physical, rank, slots, self.storage.copies, places)
+
+    def program(self, rank: int, ranks: int) -> Program:
+        """The same, without addresses."""
+        slots, places = self._imagined(rank, ranks)
+        return rank_program(self.physical, rank, slots, self.storage.copies, places)
+
+    def _imagined(self, rank: int, ranks: int) -> tuple[dict[str, Slot], dict[str, Slot]]:
+        """Where a rank that nobody has bound would have its variables, and the arguments that come through the hatch, if there is one."""
+        graph = self.physical.graph
+        sharing = tuple(range(ranks)) if self.storage.share else ()
+        slots, _ = place_variables(graph.variables.values(), rank, sharing=sharing, own=apart(graph))
+        return slots, planned_places(self.physical, rank) if self.storage.hatch else {}
+
+
+def state_of(rank: Rank) -> State:
+    """The variables of a rank."""
+    state: State = rank.memory.setdefault("state", None) or State(rank.index, rank.device, rank.comm)
+    rank.memory["state"] = state
+    return state
+
+
+def _check_apart(state: State, own: Collection[str], graph: Graph) -> None:
+    """JobError if ranks would write different values to what an earlier job has them store once."""
+    for name in sorted(own):
+        if name in state.slots and is_common(state.slots[name].buffer):
+            where = graph.updates[name].node.where
+            raise JobError(
+                f"job {graph.name}, {where}: assigns each device's own tensor to variable {name!r}, of which an earlier job has stored one copy "
+                f"for all devices; declare this job before that one, or call config.share_variables(False) before any job runs"
+            )
