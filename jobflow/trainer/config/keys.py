@@ -8,118 +8,101 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from jobflow.trainer.config.paths import below, steps_of
-from jobflow.trainer.config.schema import TrainConfig
-from jobflow.trainer.config.section import Section
-from jobflow.trainer.config.tree import Branch, Leaf, Tree, child
+from jobflow.trainer.config.schema import Notes, Section, TrainConfig
+from jobflow.trainer.config.tree import Node, below, split, steps_of
 
-#: what other programs call a key
-SYNONYMS = {
-    **dict.fromkeys(("learning_rate", "learningrate", "learn_rate", "base_lr", "lr_rate", "rate"), "lr"),
-    **dict.fromkeys(("eps", "delta"), "epsilon"),
-    **dict.fromkeys(("wd", "l2", "decay", "weightdecay"), "weight_decay"),
-    **dict.fromkeys(("gradient_clip", "grad_clip", "max_grad_norm", "clip", "clip_grad_norm", "max_norm"), "clip_norm"),
-    **dict.fromkeys(("scheduler", "lr_scheduler", "lr_schedule"), "schedule"),
-    **dict.fromkeys(("warmup", "warm_up"), "warmup_steps"),
-    **dict.fromkeys(("optim", "optimiser"), "optimizer"),
-    **dict.fromkeys(("type", "kind", "optimizer_name"), "name"),
-    **dict.fromkeys(("batch", "batchsize", "bs", "global_batch_size"), "batch_size"),
-    **dict.fromkeys(("eval_batch_size", "validation_batch_size", "test_batch_size"), "evaluation_batch_size"),
-    **dict.fromkeys(("val", "valid", "dev"), "validation"),
-    **dict.fromkeys(("num_epochs", "max_epochs", "n_epochs", "epoch"), "epochs"),
-    **dict.fromkeys(("num_steps", "max_steps", "iterations", "max_iters", "step"), "steps"),
-    **dict.fromkeys(("random_seed", "rng"), "seed"),
-    **dict.fromkeys(("gpus", "num_gpus", "world_size", "num_devices", "device_num", "ranks"), "devices"),
-    **dict.fromkeys(("dp", "data_parallel"), "data"),
-    **dict.fromkeys(("tp", "tensor_parallel", "model_parallel"), "tensor"),
-    **dict.fromkeys(("pp", "pipeline_parallel", "num_stages"), "pipeline"),
-    **dict.fromkeys(("gradient_accumulation", "accumulate", "gradient_accumulation_steps", "accumulation_steps"), "accumulation"),
-    **dict.fromkeys(("zero_stage", "zero_optimization"), "zero"),
-    **dict.fromkeys(("gradient_checkpointing", "activation_checkpointing", "checkpointing"), "recompute"),
-    **dict.fromkeys(("amp", "dtype", "mixed_precision", "fp16", "bf16"), "precision"),
-    **dict.fromkeys(("eval", "evaluate", "validate"), "evaluation"),
-    **dict.fromkeys(("early_stop", "earlystopping"), "early_stopping"),
-    **dict.fromkeys(("save", "ckpt", "checkpoints"), "checkpoint"),
-    **dict.fromkeys(("dir", "save_dir", "checkpoint_dir"), "directory"),
-    **dict.fromkeys(("save_every", "save_steps", "log_every", "log_steps", "interval"), "every_steps"),
-    **dict.fromkeys(("keep", "max_to_keep", "save_total_limit"), "keep_last"),
-    **dict.fromkeys(("monitor", "metric"), "best_metric"),
-    **dict.fromkeys(("output_dir", "outdir", "out", "workdir"), "output"),
-    **dict.fromkeys(("log", "logger"), "logging"),
-    **dict.fromkeys(("args", "kwargs", "params"), "arguments"),
-    **dict.fromkeys(("net", "network"), "model"),
-    **dict.fromkeys(("hidden", "features", "out_features", "size"), "units"),
-    **dict.fromkeys(("channels", "out_channels"), "filters"),
-    **dict.fromkeys(("kernel", "ksize"), "kernel_size"),
-    **dict.fromkeys(("stride",), "strides"),
-    **dict.fromkeys(("linear", "fc"), "dense"),
-    **dict.fromkeys(("conv",), "conv2d"),
-    **dict.fromkeys(("batchnorm", "bn", "batch_normalization"), "batch_norm"),
-    **dict.fromkeys(("layernorm", "ln"), "layer_norm"),
-    **dict.fromkeys(("maxpool", "max_pool"), "max_pool2d"),
-    **dict.fromkeys(("p", "prob", "drop_rate"), "rate"),
-    "bias": "use_bias",
-    "async": "asynchronous",
-    "gamma": "decay_rate",
-    "milestones": "boundaries",
-}
+Model = type[BaseModel]
 
 
-def sections_in(annotation: Any) -> list[type[Section]]:
-    """The sections that a kind of value may be: those of a union, or of a list's entries."""
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return [annotation]
-    if get_origin(annotation) in (Annotated, Union, types.UnionType, tuple):
-        return [section for part in get_args(annotation) for section in sections_in(part)]
+def fields_of(model: Model) -> dict[str, FieldInfo]:
+    """The keys of a section."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
+def notes_of(field: FieldInfo) -> Notes:
+    """What the schema notes of a key."""
+    return next((note for note in field.metadata if isinstance(note, Notes)), Notes((), ""))
+
+
+def kinds_of(annotation: Any) -> list[Any]:
+    """The kinds of value that an annotation allows: the members of a union."""
+    if get_origin(annotation) is Annotated:
+        return kinds_of(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [kind for part in get_args(annotation) for kind in kinds_of(part)]
+    return [annotation]
+
+
+def _inside(kind: Any, step: str) -> list[Any]:
+    """The kinds of value that may stand under a key, or at a position, of a kind of value."""
+    if is_section(kind):
+        return [inside for name, field in fields_of(kind).items() if name == step for inside in kinds_of(field.annotation)]
+    if get_origin(kind) in (list, tuple, dict):
+        return [inside for part in get_args(kind)[-1 if get_origin(kind) is dict else 0 :] for inside in kinds_of(part)]
     return []
 
 
-def tag_of(section: type[Section]) -> str | None:
+def is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def tag_of(section: Model) -> str | None:
     """What `name:` chooses this section; None if it is not chosen by name."""
     field = section.model_fields.get("name")
-    if field is not None and get_origin(field.annotation) is Literal:
-        return str(get_args(field.annotation)[0])
-    return None
+    return str(get_args(field.annotation)[0]) if field is not None and get_origin(field.annotation) is Literal else None
 
 
-def section_at(path: Sequence[str], tree: Tree | None) -> list[type[Section]]:
-    """The sections that may stand under a path: several where `name:`, in the tree, does not choose one of them."""
-    found: list[type[Section]] = [TrainConfig]
-    for step in path:
-        tree = None if tree is None else child(tree, step)
-        if step.isdecimal():
-            continue
-        found = [inside for section in found if step in section.model_fields for inside in sections_in(section.model_fields[step].annotation)]
-        name = tree.entries.get("name") if isinstance(tree, Branch) else None
-        chosen = [section for section in found if isinstance(name, Leaf) and tag_of(section) == name.value]
-        found = chosen or found
+def kinds_at(path: str, tree: Node | None, root: Any = TrainConfig) -> list[Any]:
+    """The kinds of value that may stand under a path: of several sections, the one that `name:` chooses in the tree, if it does."""
+    found = [root]
+    for step in steps_of(path):
+        tree = tree and tree.children.get(step)
+        found = [inside for kind in found for inside in _inside(kind, step)]
+        name = tree and tree.children.get("name")
+        found = [kind for kind in found if name and is_section(kind) and tag_of(kind) == name.value] or found
     return found
+
+
+def sections_at(path: str, tree: Node | None, root: Any = TrainConfig) -> list[Model]:
+    """The sections among those."""
+    return list(filter(is_section, kinds_at(path, tree, root)))
+
+
+def sections(section: Model = TrainConfig, path: str = "") -> Iterator[tuple[str, Model]]:
+    """A section with its path, and all below it; N stands for a position."""
+    yield path, section
+    for key, field in fields_of(section).items():
+        for kind in kinds_of(field.annotation):
+            at, inside = (below(path, key), "N"), kinds_of(get_args(kind)[0]) if get_origin(kind) is tuple else [kind]
+            for one in filter(is_section, inside):
+                yield from sections(one, at[0] if one is kind else ".".join(at))
 
 
 @cache
 def homes() -> Mapping[str, tuple[tuple[str, str | None], ...]]:
     """key -> (path of a section that has it, the section's name if it is chosen by one)."""
     found: dict[str, dict[tuple[str, str | None], None]] = {}
-    for path, section in _all(TrainConfig, ""):
-        for key in section.model_fields:
+    for path, section in sections():
+        for key in fields_of(section):
             found.setdefault(key, {})[path, tag_of(section)] = None
     return {key: tuple(places) for key, places in found.items()}
 
 
-def _all(section: type[Section], path: str) -> Iterator[tuple[str, type[Section]]]:
-    yield path, section
-    for key, field in section.model_fields.items():
-        for inside in sections_in(field.annotation):
-            is_list = tuple in [get_origin(part) for part in (field.annotation, *get_args(field.annotation))]
-            yield from _all(inside, below(path, key) + (".N" if is_list else ""))
+@cache
+def synonyms() -> Mapping[str, str]:
+    """What other programs call a key -> the key."""
+    fields = [(key, field) for _, section in sections() for key, field in fields_of(section).items()]
+    return {word: key for key, field in fields for word in notes_of(field).also}
 
 
-def default_at(path: str, tree: Branch) -> Any:
+def default_at(path: str, tree: Node) -> Any:
     """What the schema gives a key that nobody wrote; None if it gives nothing."""
-    *above, key = steps_of(path)
-    for section in section_at(above, tree):
+    above, key = split(path)
+    for section in sections_at(above, tree):
         field = section.model_fields.get(key)
         default = PydanticUndefined if field is None else field.get_default(call_default_factory=True)
         if default is not PydanticUndefined:
@@ -127,11 +110,10 @@ def default_at(path: str, tree: Branch) -> Any:
     return None
 
 
-def suggestion(key: str, path: str, sections: Sequence[type[Section]], taken: Mapping[str, object]) -> tuple[str, str]:
+def suggestion(key: str, path: str, legal: Sequence[str], taken: Mapping[str, object]) -> tuple[str, str]:
     """What to say about a key that a section has not (begins with "; "), and the key that was probably meant (may be empty)."""
-    legal = [name for section in sections for name in section.model_fields]
-    meant = close_key(key, [name for name in legal if name not in taken], legal)
-    inside = [name for name in taken if (below(path, name), None) in homes().get(key, ())]
+    general = ".".join("N" if step.isdecimal() else step for step in steps_of(path))
+    inside = [name for name in taken if (below(general, name), None) in homes().get(key, ())]
     if inside:
         return f"; it belongs under {inside[0]}: indent it further", f"{inside[0]}.{key}"
     if "." in key and all(step in homes() for step in steps_of(key)):
@@ -140,15 +122,16 @@ def suggestion(key: str, path: str, sections: Sequence[type[Section]], taken: Ma
     if key == "extends":
         return "; it belongs at the top of the file", ""
     if key in homes():
-        variants = [tag for place, tag in homes()[key] if place == path and tag]
+        variants = [tag for place, tag in homes()[key] if place == general and tag]
         if variants:
             return f"; only {_listed(variants, 'and')} {'have' if len(variants) > 1 else 'has'} it", ""
-        return f"; it belongs {_under([place for place, _ in homes()[key]])}", ""
+        return f"; it belongs {_under(key)}", ""
+    meant = close_key(key, [name for name in legal if name not in taken], legal)
     if meant:
         return f'; did you mean "{meant}"?', meant
     elsewhere = close_key(key, list(homes()))
     if elsewhere:
-        return f'; did you mean "{elsewhere}" {_under([place for place, _ in homes()[elsewhere]])}?', ""
+        return f'; did you mean "{elsewhere}" {_under(elsewhere)}?', ""
     owners = {"model": "; what a builder takes belongs under model.arguments", "data": "; what a reader takes stands beside `reader`"}
     return owners.get(path, ""), ""
 
@@ -157,16 +140,15 @@ def close_key(key: str, *groups: Sequence[str]) -> str:
     """The key that comes closest to a wrong one, in the first group that has one; synonyms count.  Empty if none is close."""
     word = key.lower().replace("-", "_").replace(" ", "_")
     for names in groups:
-        synonyms = {other: name for other, name in SYNONYMS.items() if name in names and other not in names}
-        known = {**{name: name for name in names}, **synonyms}
+        known = {name: name for name in names} | {other: name for other, name in synonyms().items() if name in names and other not in names}
         close = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
         if close:
             return known[close[0]]
     return ""
 
 
-def _under(places: Sequence[str]) -> str:
-    once = list(dict.fromkeys(places))
+def _under(key: str) -> str:
+    once = list(dict.fromkeys(place for place, _ in homes()[key]))
     if "" in once:
         return "at the top of the file"
     return f"under {_listed(once, 'or')}" if len(once) <= 4 else f"under {_listed(once[:3], 'or')}, for example"
@@ -180,7 +162,7 @@ def place_of(word: str, exactly: bool) -> str:
     """The path of the key that a word is, or comes closest to: of several that which is nearest to the top; "" if none is close."""
     plain = word.replace("-", "_")
     known = [name for name, places in homes().items() if any("layers" not in steps_of(place) for place, _ in places)]
-    key = (plain if plain in known else SYNONYMS.get(plain, "")) if exactly else close_key(word, known)
+    key = (plain if plain in known else synonyms().get(plain, "")) if exactly else close_key(word, known)
     found = [below(place, key) for place, _ in homes().get(key, ()) if "layers" not in steps_of(place)]
     order = ("training", "optimizer", "data", "strategy", "checkpoint")
     return min(found, key=lambda path: (path.count("."), *(path.partition(".")[0] != first for first in order)), default="")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jobflow.errors import ConfigError
-from jobflow.trainer.config.paths import is_in
 
 #: letters of a message, whatever it quotes
 MOST = 500
@@ -68,8 +67,8 @@ class Problems:
         self.taken: dict[str, Origin] = {}
 
     def add(self, at: Origin, key: str, message: str, legal: str = "") -> None:
-        told = message if len(message) <= MOST else f"{message[: MOST - 100]} ... {message[-100:]}"
-        self.found.setdefault((at, key), Problem(at.file, at.line, at.column, key, told, legal))
+        short = message if len(message) <= MOST else f"{message[: MOST - 100]} ... {message[-100:]}"
+        self.found.setdefault((at, key), Problem(at.file, at.line, at.column, key, short, legal))
 
     def about(self, key: str) -> bool:
         """True if something is wrong with the value of that key, or inside it."""
@@ -80,6 +79,10 @@ class Problems:
         places = {file: i for i, file in enumerate(files)}
         found = sorted(self.found.values(), key=lambda p: (places.get(p.file, len(places)), p.line, p.column))
         # what is wrong with a value that nobody wrote comes from one that somebody wrote
-        written = [problem for problem in found if problem.file != DEFAULT.file]
         if found:
-            raise ConfigErrors(written or found)
+            raise ConfigErrors([problem for problem in found if problem.file != DEFAULT.file] or found)
+
+
+def is_in(path: str, other: str) -> bool:
+    """Whether a path is another one or leads to something inside of it."""
+    return path == other or path.startswith(f"{other}.") or not other

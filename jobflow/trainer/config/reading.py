@@ -12,45 +12,35 @@ Keys are texts and stand once in a map.  Tags, `<<` and several documents in a f
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import yaml
 
-from jobflow.trainer.config.paths import below
 from jobflow.trainer.config.problems import Origin, Problems
-from jobflow.trainer.config.tree import Branch, Leaf, Listing, Tree, Value
+from jobflow.trainer.config.tree import Node, below
 
-_WORDS: dict[str, Value] = {
-    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
-    **dict.fromkeys(("true", "True", "TRUE"), True),
-    **dict.fromkeys(("false", "False", "FALSE"), False),
-}
-_WHOLE = re.compile(r"[-+]?\d{1,400}")
-_OTHER_BASE = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
-_NUMBER = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?")
-_ENDLESS = re.compile(r"([-+]?)\.(inf|Inf|INF)")
-_NOT_A_NUMBER = re.compile(r"\.(nan|NaN|NAN)")
+#: what plain words mean that are no texts
+_MEANINGS: tuple[tuple[str, Callable[[str], Any]], ...] = (
+    (r"|~|null|Null|NULL", lambda word: None),
+    (r"true|True|TRUE", lambda word: True),
+    (r"false|False|FALSE", lambda word: False),
+    (r"[-+]?\d{1,400}", int),
+    (r"0o[0-7]+|0x[0-9a-fA-F]+", lambda word: int(word, 0)),
+    (r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?", float),
+    (r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", lambda word: float(word.replace(".", ""))),
+)
 _TWO_MEANINGS = re.compile(r"[-+]?0\d+")
 #: more than any configuration has: aliases that multiply are stopped here
 MOST = 100_000
 #: how deep maps and lists stand inside each other at most
 DEPTH = 64
+_TOO_DEEP = f"lists and maps stand inside each other more than {DEPTH} deep"
 
 
-def value_of(word: str) -> Value:
-    """What a plain word means."""
-    if word in _WORDS:
-        return _WORDS[word]
-    if _WHOLE.fullmatch(word):
-        return int(word)
-    if _OTHER_BASE.fullmatch(word):
-        return int(word, 0)
-    if _NUMBER.fullmatch(word):
-        return float(word)
-    endless = _ENDLESS.fullmatch(word)
-    if endless:
-        return float(f"{endless[1]}inf")
-    return float("nan") if _NOT_A_NUMBER.fullmatch(word) else word
+def value_of(word: str) -> Any:
+    """What a plain word means: a text, number, bool or null."""
+    return next((make(word) for pattern, make in _MEANINGS if re.fullmatch(pattern, word)), word)
 
 
 class _Loader(yaml.SafeLoader):
@@ -71,17 +61,17 @@ class _Loader(yaml.SafeLoader):
         return ""
 
 
-def read(text: str, file: str, problems: Problems, whole: Origin | None = None, key: str = "") -> Tree | None:
+def read(text: str, file: str, problems: Problems, whole: Origin | None = None, key: str = "") -> Node | None:
     """The tree of a text; None, and a problem, if it is not YAML at all.  `whole`: the one place of all of it, if it has no lines."""
     try:
         node = _Loader(text).get_single_node()
     except (yaml.YAMLError, RecursionError) as error:
-        problems.add(*_complaint(error, text, file, whole, key))
+        line, column, message = _complaint(error, text)
+        problems.add(whole or Origin(file, line + 1, column + 1), key, message)
         return None
-    return _Reading(file, problems, whole).tree(node, key, None) if node is not None else Leaf(None, whole or Origin(file, 1, 1))
+    return _Reading(file, problems, whole).node(node, key, None) if node is not None else Node(None, whole or Origin(file, 1, 1))
 
 
-_EXPECTED = re.compile(r"expected ',' or '(.)'")
 _TRANSLATED = {
     "but found another document": "a configuration is one document; leave out what is behind ---",
     "mapping values are not allowed here": 'a ":" is not expected here; check the indentation, and put texts that hold ": " in quotes',
@@ -97,103 +87,78 @@ _TRANSLATED = {
 }
 
 
-def _complaint(error: yaml.YAMLError | RecursionError, text: str, file: str, whole: Origin | None, key: str) -> tuple[Origin, str, str]:
-    """Where and why a text is not YAML."""
+def _complaint(error: yaml.YAMLError | RecursionError, text: str) -> tuple[int, int, str]:
+    """The line and the column, from 0, where a text is not YAML, and why."""
     if isinstance(error, yaml.reader.ReaderError):
         before = text[: error.position]
-        at = Origin(file, before.count("\n") + 1, error.position - before.rfind("\n"))
-        return whole or at, key, f"the character U+{ord(text[error.position]):04X} cannot stand in a configuration"
-    if isinstance(error, RecursionError):
-        return whole or Origin(file, 1, 1), key, f"lists and maps stand inside each other more than {DEPTH} deep"
-    assert isinstance(error, yaml.MarkedYAMLError), "those that read the structure have marks"
-    told = str(error.problem or error.context)
-    message = next((ours for theirs, ours in _TRANSLATED.items() if told.startswith(theirs)), f"not valid YAML: {told}")
-    mark = error.problem_mark or error.context_mark
-    expected = _EXPECTED.match(told)
-    if "end of stream" in told or (expected and error.problem_mark is None):
+        told = f"the character U+{ord(text[error.position]):04X} cannot stand in a configuration"
+        return before.count("\n"), error.position - before.rfind("\n") - 1, told
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return 0, 0, _TOO_DEEP
+    problem, mark = str(error.problem or error.context), error.problem_mark or error.context_mark
+    message = next((ours for theirs, ours in _TRANSLATED.items() if problem.startswith(theirs)), f"not valid YAML: {problem}")
+    expected = re.match(r"expected ',' or '(.)'", problem)
+    if "end of stream" in problem or (expected and error.problem_mark is None):
         mark = error.context_mark
     elif expected and error.context_mark is not None:
         message = f'a "," or "{expected[1]}" is missing before this, in what begins on line {error.context_mark.line + 1}'
-    line, column = (mark.line, mark.column) if mark is not None else (0, 0)
-    tab = _tab(text.splitlines(), line)
-    if tab is not None:
-        line, column = tab
-        message = "a tab indents this line; YAML is indented with spaces only"
-    return whole or Origin(file, line + 1, column + 1), key, message
-
-
-def _tab(lines: list[str], line: int) -> tuple[int, int] | None:
-    """The tab that indents a line, or the one before it, if there is one."""
+    line, lines = 0 if mark is None else mark.line, text.splitlines()
     for i in (line, line - 1):
-        if 0 <= i < len(lines):
-            indent = re.match(r"\s*", lines[i])
-            if indent is not None and "\t" in indent[0]:
-                return i, indent[0].index("\t")
-    return None
+        tab = re.match(r"[^\S\t]*(?=\t)", lines[i]) if 0 <= i < len(lines) else None
+        if tab is not None:
+            return i, tab.end(), "a tab indents this line; YAML is indented with spaces only"
+    return line, 0 if mark is None else mark.column, message
 
 
 class _Reading:
+    """Nodes of PyYAML -> nodes with values."""
+
     def __init__(self, file: str, problems: Problems, whole: Origin | None) -> None:
-        self.file = file
-        self.problems = problems
-        self.whole = whole
+        self.file, self.problems, self.whole = file, problems, whole
         self.open: list[yaml.Node] = []
         self.count = 0
 
-    def origin(self, node: yaml.Node) -> Origin:
-        return self.whole or Origin(self.file, node.start_mark.line + 1, node.start_mark.column + 1)
+    def origin(self, found: yaml.Node) -> Origin:
+        return self.whole or Origin(self.file, found.start_mark.line + 1, found.start_mark.column + 1)
 
-    def tree(self, node: yaml.Node, path: str, name_at: Origin | None) -> Tree:
-        at = self.origin(node)
+    def node(self, found: yaml.Node, path: str, key_at: Origin | None) -> Node:
         self.count += 1
-        if node in self.open or self.count > MOST:
-            self.problems.add(
-                at, path, "an alias stands inside what it names" if node in self.open else "the aliases of this file multiply without end"
-            )
-            return Leaf(None, at, name_at)
-        self.open.append(node)
-        try:
-            return self.inside(node, path, at, name_at)
-        finally:
-            self.open.pop()
+        refused = {
+            "an alias stands inside what it names": found in self.open,
+            "the aliases of this file multiply without end": self.count > MOST,
+            _TOO_DEEP: len(self.open) >= DEPTH,
+        }
+        for reason in (reason for reason, holds in refused.items() if holds):
+            self.problems.add(self.origin(found), path, reason)
+            return Node(None, self.origin(found), key_at)
+        if found.tag:
+            self.problems.add(self.origin(found), path, f"the tag {found.tag.replace('tag:yaml.org,2002:', '!!')} means nothing here; leave it out")
+        self.open.append(found)
+        value = self.entries(found, path) if isinstance(found, yaml.MappingNode) else self.value(found, path)
+        self.open.pop()
+        return Node(value, self.origin(found), key_at)
 
-    def inside(self, node: yaml.Node, path: str, at: Origin, name_at: Origin | None) -> Tree:
-        if node.tag:
-            self.problems.add(at, path, f"the tag {node.tag.replace('tag:yaml.org,2002:', '!!')} means nothing here; leave it out")
-        if isinstance(node, yaml.MappingNode):
-            return Branch(self.entries(node, path), at, name_at)
-        if isinstance(node, yaml.SequenceNode):
-            return Listing(tuple(self.tree(entry, below(path, i), None) for i, entry in enumerate(node.value)), at, name_at)
-        assert isinstance(node, yaml.ScalarNode), "there are three kinds of nodes"
-        return Leaf(self.value(node, path, at), at, name_at)
-
-    def value(self, node: yaml.ScalarNode, path: str, at: Origin) -> Value:
-        text: str = node.value
-        if node.style is not None:
-            return text
-        if _TWO_MEANINGS.fullmatch(text):
+    def value(self, found: Any, path: str) -> Any:
+        if isinstance(found, yaml.SequenceNode):
+            return tuple(self.node(entry, below(path, i), None) for i, entry in enumerate(found.value))
+        text: str = found.value
+        if found.style is None and _TWO_MEANINGS.fullmatch(text):
             octal = f", or 0o{text.lstrip('-+0')} for the octal number" if set(text) <= set("-+01234567") else ""
-            self.problems.add(at, path, f"{text} means different numbers to different readers of YAML; write {int(text)}{octal}")
-        return value_of(text)
+            told = f"{text} means different numbers to different readers of YAML; write {int(text)}{octal}"
+            self.problems.add(self.origin(found), path, told)
+        return value_of(text) if found.style is None else text
 
-    def entries(self, node: yaml.MappingNode, path: str) -> dict[str, Tree]:
-        found: dict[str, Tree] = {}
-        for key, entry in node.value:
-            at = self.origin(key)
+    def entries(self, found: yaml.MappingNode, path: str) -> dict[str, Node]:
+        entries: dict[str, Node] = {}
+        for key, entry in found.value:
+            name, at = key.value, self.origin(key)
             if not isinstance(key, yaml.ScalarNode):
                 self.problems.add(at, path, "a key is a word, not a list or a map; texts that begin with [ or { need quotes")
-                continue
-            name = key.value
-            inside = below(path, name)
-            if name == "<<" and key.style is None:
-                self.problems.add(at, inside, '"<<" is not understood; use `extends:` for a file, or ${...} for a value')
-            elif name in found:
-                first = found[name].name_at
-                self.problems.add(at, inside, f'key "{name}" stands twice{_in(path)}; the first is at {first}')
+            elif name == "<<" and key.style is None:
+                self.problems.add(at, below(path, name), '"<<" is not understood; use `extends:` for a file, or ${...} for a value')
+            elif name in entries:
+                where = f" in {path}" if path else ""
+                self.problems.add(at, below(path, name), f'key "{name}" stands twice{where}; the first is at {entries[name].key_at}')
             else:
-                found[name] = self.tree(entry, inside, at)
-        return found
-
-
-def _in(path: str) -> str:
-    return f" in {path}" if path else ""
+                entries[name] = self.node(entry, below(path, name), at)
+        return entries

@@ -9,107 +9,89 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from jobflow.errors import did_you_mean
-from jobflow.trainer.config.keys import close_key, section_at
-from jobflow.trainer.config.paths import below, is_in, split, steps_of
-from jobflow.trainer.config.problems import DEFAULT, Origin, Problems
+from jobflow.trainer.config.keys import close_key, default_at, fields_of, sections_at
+from jobflow.trainer.config.problems import DEFAULT, Origin, Problems, is_in
 from jobflow.trainer.config.reading import DEPTH, value_of
-from jobflow.trainer.config.tree import Branch, Leaf, Listing, Tree, Value, at_path, walk
+from jobflow.trainer.config.tree import Node, below, node_of, split
 
 _MARK = re.compile(r"\$\$\{|\$\{([^${}]*)\}|\$\{")
 _ENVIRONMENT = re.compile(r"env:\s*([A-Za-z_]\w*)\s*(?:,(.*))?")
-_PATH = re.compile(r"\s*[\w-]+(\.[\w-]+)*\s*")
+_PATH = re.compile(r"[\w-]+(\.[\w-]+)*")
 
 
 class _Broken(Exception):
-    """A reference leads nowhere; its problem is told already."""
+    """A reference leads nowhere; its problem has been added already."""
 
 
-def resolved(tree: Branch, problems: Problems, default: Callable[[str], Any] = lambda path: None) -> tuple[Branch, set[str]]:
-    """The tree without references, and the paths of values whose references lead nowhere: those stay as they are written.
+class References:
+    """Follows the references of a tree; `bad` has the paths of values whose references lead nowhere, which stay as they are written."""
 
-    `default`: what a key has that nobody wrote, None if nothing.
-    """
-    resolving = _Resolving(tree, problems, default)
-    changed = resolving.tree(tree, "", ())
-    assert isinstance(changed, Branch)
-    return changed, resolving.bad
-
-
-class _Resolving:
-    def __init__(self, root: Branch, problems: Problems, default: Callable[[str], Any]) -> None:
-        self.root = root
-        self.problems = problems
-        self.default = default
-        self.done: dict[str, Tree] = {}
+    def __init__(self, root: Node, problems: Problems) -> None:
+        self.root, self.problems = root, problems
+        self.done: dict[str, Node] = {}
         self.bad: set[str] = set()
 
-    def tree(self, tree: Tree, path: str, chain: tuple[str, ...]) -> Tree:
-        """What stands under a path.  `chain`: the paths whose values are being looked for."""
-        if isinstance(tree, Branch):
-            return replace(tree, entries={name: self.tree(entry, below(path, name), chain) for name, entry in tree.entries.items()})
-        if isinstance(tree, Listing):
-            return replace(tree, entries=tuple(self.tree(entry, below(path, i), chain) for i, entry in enumerate(tree.entries)))
-        if not isinstance(tree.value, str) or "${" not in tree.value:
-            return tree
+    def resolved(self, tree: Node, path: str = "", chain: tuple[str, ...] = ()) -> Node:
+        """What stands under a path, without references.  `chain`: the paths whose values are being looked for."""
+        if not isinstance(tree.value, str):
+            children = {step: self.resolved(entry, below(path, step), chain) for step, entry in tree.children.items()}
+            return tree.holding(children) if children else tree
         if path not in self.done:
             try:
-                self.done[path] = self.text(tree, tree.value, path, chain)
+                self.done[path] = self.text(tree, path, (*chain, path))
             except _Broken:
                 self.bad.add(path)
                 self.done[path] = tree
         return self.done[path]
 
-    def text(self, leaf: Leaf, text: str, path: str, chain: tuple[str, ...]) -> Tree:
-        alone = _MARK.fullmatch(text)
+    def text(self, leaf: Node, path: str, chain: tuple[str, ...]) -> Node:
+        alone = _MARK.fullmatch(leaf.value)
         if alone is not None and alone[1] is not None:
-            return replace(self.meant(leaf, alone[1], path, (*chain, path), True), at=leaf.at, name_at=leaf.name_at)
-        parts: list[str] = []
-        end = 0
-        for found in _MARK.finditer(text):
-            parts += [text[end : found.start()], self.written(leaf, found, path, chain)]
-            end = found.end()
-        return replace(leaf, value="".join((*parts, text[end:])))
+            return replace(self.meant(leaf, alone[1], path, chain, True), at=leaf.at, key_at=leaf.key_at)
+        return replace(leaf, value=_MARK.sub(lambda found: self.written(leaf, found, path, chain), leaf.value))
 
-    def written(self, leaf: Leaf, found: re.Match[str], path: str, chain: tuple[str, ...]) -> str:
+    def written(self, leaf: Node, found: re.Match[str], path: str, chain: tuple[str, ...]) -> str:
         """A reference inside a text, as text."""
         if found[0] == "$${":
             return "${"
         if found[1] is None:
             raise self.broken(leaf.at, path, '"${" without "}"', "write ${a.key}, or $${ for a plain ${; references do not stand inside references")
-        meant = self.meant(leaf, found[1], path, (*chain, path), False)
-        if not isinstance(meant, Leaf):
-            kind = "a map" if isinstance(meant, Branch) else "a list"
+        meant = self.meant(leaf, found[1], path, chain, False).value
+        if isinstance(meant, dict | tuple):
+            kind = "a map" if isinstance(meant, dict) else "a list"
             raise self.broken(leaf.at, path, f"{found[0]} is {kind}, which cannot be part of a text")
-        return _written(meant.value)
+        return {True: "true", False: "false", None: "null"}[meant] if meant is None or isinstance(meant, bool) else str(meant)
 
-    def meant(self, leaf: Leaf, inside: str, path: str, chain: tuple[str, ...], alone: bool) -> Tree:
-        if inside.lstrip().startswith("env:"):
-            return Leaf(self.environment(leaf, inside.strip(), path, alone), leaf.at, leaf.name_at)
-        if not _PATH.fullmatch(inside):
-            advice = "write ${a.key}, ${env:NAME} or ${env:NAME, otherwise}"
-            raise self.broken(leaf.at, path, f'"${{{inside}}}" is no reference', advice)
+    def meant(self, leaf: Node, inside: str, path: str, chain: tuple[str, ...], alone: bool) -> Node:
+        """What `${inside}` stands for."""
         target = inside.strip()
-        entry = at_path(self.root, target)
+        if target.startswith("env:"):
+            return Node(self.environment(leaf, target, path, alone), leaf.at)
+        if not _PATH.fullmatch(target):
+            raise self.broken(leaf.at, path, f'"${{{inside}}}" is no reference', "write ${a.key}, ${env:NAME} or ${env:NAME, otherwise}")
+        entry = self.root.get(target)
         if entry is None:
-            default = self.default(target)
+            default = default_at(target, self.root)
             if default is None:
                 raise self.broken(leaf.at, path, f"${{{inside}}}: there is no key {target}{self.near(target)}")
-            return _tree(default, leaf.at)
+            return node_of(default, leaf.at)
         if any(is_in(before, target) for before in chain):
-            raise self.circle(leaf, chain, target)
+            # told at a value that somebody wrote
+            members = [(other.at, key) for key in reversed(chain) if (other := self.root.get(key)) is not None and other.at != DEFAULT]
+            at, key = members[0] if members else (leaf.at, path)
+            raise self.broken(at, key, f"references lead in a circle: {' -> '.join((*chain, target))}")
         if len(chain) > DEPTH:
             raise self.broken(leaf.at, path, f"more than {DEPTH} references lead from one to the next")
-        found = self.tree(entry, target, chain)
-        if any(is_in(path, target) for path in self.bad):
+        found = self.resolved(entry, target, chain)
+        if any(is_in(bad, target) for bad in self.bad):
             raise _Broken
         return found
 
-    def environment(self, leaf: Leaf, inside: str, path: str, alone: bool) -> Value:
+    def environment(self, leaf: Node, inside: str, path: str, alone: bool) -> Any:
         match = _ENVIRONMENT.fullmatch(inside)
         if match is None:
             raise self.broken(leaf.at, path, f'"${{{inside}}}" is no reference', "write ${env:NAME} or ${env:NAME, otherwise}")
@@ -119,32 +101,16 @@ class _Resolving:
             raise self.broken(leaf.at, path, f"there is no variable {match[1]} in the environment", advice)
         return value_of(text) if alone else text
 
-    def circle(self, leaf: Leaf, chain: tuple[str, ...], target: str) -> _Broken:
-        """Tell of references that lead in a circle, at one that somebody wrote."""
-        members = [(entry.at, path) for path in reversed(chain) if (entry := at_path(self.root, path)) is not None and entry.at != DEFAULT]
-        at, path = members[0] if members else (leaf.at, chain[-1])
-        return self.broken(at, path, f"references lead in a circle: {' -> '.join((*chain, target))}")
-
     def near(self, target: str) -> str:
         """What was probably meant by the path of a key that is not there."""
         if target in os.environ:
             return f"; write ${{env:{target}}} for the variable of the environment"
         above, key = split(target)
-        owner = at_path(self.root, above)
-        known = [name for section in section_at(steps_of(above), self.root) for name in section.model_fields]
-        meant = close_key(key, [*known, *owner.entries]) if isinstance(owner, Branch) else ""
-        return f'; did you mean "{below(above, meant)}"?' if meant else did_you_mean(target, [path for path, _ in walk(self.root) if path])
+        owner = self.root.get(above)
+        known = [name for section in sections_at(above, self.root) for name in fields_of(section)]
+        meant = close_key(key, [*known, *owner.children]) if owner is not None and owner.is_map else ""
+        return f'; did you mean "{below(above, meant)}"?' if meant else did_you_mean(target, [path for path, _ in self.root.walk() if path])
 
     def broken(self, at: Origin, path: str, message: str, legal: str = "") -> _Broken:
         self.problems.add(at, path, message, legal)
         return _Broken()
-
-
-def _written(value: Value) -> str:
-    return {True: "true", False: "false", None: "null"}[value] if value is None or isinstance(value, bool) else str(value)
-
-
-def _tree(value: Any, at: Origin) -> Tree:
-    if isinstance(value, dict):
-        return Branch({name: _tree(entry, at) for name, entry in value.items()}, at)
-    return Listing(tuple(_tree(entry, at) for entry in value), at) if isinstance(value, list | tuple) else Leaf(value, at)

@@ -1,27 +1,172 @@
-"""The sections of a configuration: keys, kinds of values, ranges, defaults, and what they mean.
+"""Every key of a configuration, in one line each: its name, what may stand there, its default, its meaning, and what other programs call it.
 
-This is the one place that says so: messages, `jobflow config schema` and docs/configuration.md are made of it.
+This is the one place that says so.  Checks, messages, suggestions, `jobflow config schema` and docs/configuration.md are made of it, so that
+a new key is a new line here.  What is wrong with several keys together is in `rules`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_serializer, model_validator
+from pydantic.fields import FieldInfo
 
-from jobflow.trainer.config.layers import Layer
-from jobflow.trainer.config.section import Derived, Section
+
+@dataclass(frozen=True)
+class Notes:
+    """What pydantic does not ask of a key: what other programs call it, and the value that follows from other keys where nobody gives one."""
+
+    also: tuple[str, ...]
+    derived: str
+
+
+def key(meaning: str, also: str = "", derived: str = "", **limits: Any) -> Any:
+    """A key; `also`: what other programs call it; `derived`: the value, usually a reference, that it has where nobody gives one."""
+    field: FieldInfo = Field(description=meaning, **limits)
+    field.metadata.append(Notes(tuple(also.split()), derived))
+    return field
+
+
+class Section(BaseModel):
+    """Frozen; unknown keys, numbers written as texts, infinity and what is no number are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
 
 Count = Annotated[int, Field(ge=1)]
-Steps = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
-#: decay rates of running means
-Decay = Annotated[float, Field(ge=0, lt=1)]
+#: a share, or the decay rate of a running mean
+Share = Annotated[float, Field(ge=0, lt=1)]
+#: one number for both axes, or height and width
+Sizes = Count | tuple[Count, Count]
+Activation = Literal["relu", "gelu", "tanh", "sigmoid", "elu", "leaky_relu", "swish", "softmax", "softplus"]
+Padding = Literal["same", "valid"]
 #: how the name of a number that evaluation gives is written, and the import path of a function
 METRIC = r"^validation/\w+$"
 IMPORTED = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
 Metric = Annotated[str, Field(pattern=METRIC)]
+EveryEpochs = Annotated[Count | None, key("null: not by epochs")]
+EverySteps = Annotated[Count | None, key("null: not by steps", "save_every save_steps log_every log_steps interval")]
+FallSteps = Annotated[Count | None, key("how long it falls; null: to the end of training")]
+
+# -------------------------------------------------------------------- layers of a plain net
+
+
+class Dense(Section):
+    """y = activation(x w + b), over the last axis."""
+
+    units: Annotated[Count, key("outputs", "hidden features out_features size")]
+    activation: Annotated[Activation | None, key("what follows; null for nothing")] = None
+    use_bias: Annotated[bool, key("whether there is a b", "bias")] = True
+
+
+class Conv2d(Section):
+    """A convolution of images, with channels first."""
+
+    filters: Annotated[Count, key("channels of the output", "channels out_channels")]
+    kernel_size: Annotated[Sizes, key("pixels, one number or [height, width]", "kernel ksize")] = 3
+    strides: Annotated[Sizes, key("pixels, one number or [height, width]", "stride")] = 1
+    padding: Annotated[Padding, key("same: the output is as large as the input, by strides; valid: no padding")] = "same"
+    groups: Annotated[Count, key("groups of channels that do not see each other")] = 1
+    activation: Annotated[Activation | None, key("what follows; null for nothing")] = None
+    use_bias: Annotated[bool, key("whether a bias is added")] = True
+
+
+class Pool2d(Section):
+    """The largest, or the mean, of each window of an image."""
+
+    size: Annotated[Sizes, key("of the window in pixels, one number or [height, width]")] = 2
+    strides: Annotated[Sizes | None, key("pixels; null: those of size")] = None
+    padding: Annotated[Padding, key("same or valid")] = "valid"
+
+
+class Flatten(Section):
+    """All axes but the first as one."""
+
+
+class GlobalPool2d(Section):
+    """The mean of each channel of an image."""
+
+
+class Dropout(Section):
+    """Values become 0 at random while training."""
+
+    rate: Annotated[Share, key("the share that becomes 0", "p prob drop_rate")]
+
+
+class BatchNorm(Section):
+    """Channels with mean 0 and variance 1 over the batch."""
+
+    axis: Annotated[int, key("of the channels")] = 1
+    momentum: Annotated[Share, key("of the moving mean and variance")] = 0.9
+    epsilon: Annotated[Positive, key("added to the variance", "eps delta")] = 1e-5
+
+
+class LayerNorm(Section):
+    """Rows with mean 0 and variance 1 over the last axis."""
+
+    epsilon: Annotated[Positive, key("added to the variance")] = 1e-5
+
+
+class ActivationLayer(Section):
+    """A function of each value."""
+
+    function: Annotated[Activation, key("which")]
+
+
+class Embedding(Section):
+    """Whole numbers -> rows of a table that is learned."""
+
+    rows: Annotated[Count, key("how many numbers there are")]
+    units: Annotated[Count, key("length of a row")]
+
+
+class Reshape(Section):
+    """The same values in another shape."""
+
+    shape: Annotated[tuple[Annotated[int, Field(ge=-1)], ...], key("without the batch; one length may be -1", min_length=1)]
+
+
+class Layer(Section):
+    """One layer: a map with its kind as the only key, or its kind alone if it needs no arguments."""
+
+    dense: Annotated[Dense | None, key("fully connected", "linear fc")] = None
+    conv2d: Annotated[Conv2d | None, key("convolution", "conv")] = None
+    max_pool2d: Annotated[Pool2d | None, key("largest of each window", "maxpool max_pool")] = None
+    avg_pool2d: Annotated[Pool2d | None, key("mean of each window")] = None
+    global_avg_pool2d: Annotated[GlobalPool2d | None, key("mean of each channel")] = None
+    flatten: Annotated[Flatten | None, key("all axes but the first as one")] = None
+    dropout: Annotated[Dropout | None, key("zeros at random while training")] = None
+    batch_norm: Annotated[BatchNorm | None, key("batch normalisation", "batchnorm bn batch_normalization")] = None
+    layer_norm: Annotated[LayerNorm | None, key("layer normalisation", "layernorm ln")] = None
+    activation: Annotated[ActivationLayer | None, key("an activation as a layer of its own")] = None
+    embedding: Annotated[Embedding | None, key("table look-up")] = None
+    reshape: Annotated[Reshape | None, key("another shape")] = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Layer:
+        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"one layer, such as dense: {{units: 10}}; got {' and '.join(given) or 'none'}, each begins with a - of its own")
+        return self
+
+    @property
+    def kind(self) -> str:
+        """Its only key, such as "dense"."""
+        return next(name for name in type(self).model_fields if getattr(self, name) is not None)
+
+    @property
+    def arguments(self) -> Section:
+        """What stands under its key, such as a `Dense`."""
+        found: Section = getattr(self, self.kind)
+        return found
+
+    @model_serializer
+    def _written(self) -> dict[str, Any]:
+        return {self.kind: self.arguments.model_dump()}
+
 
 # -------------------------------------------------------------------- model
 
@@ -29,12 +174,10 @@ Metric = Annotated[str, Field(pattern=METRIC)]
 class Model(Section):
     """What is trained: a Python function that builds it, or a list of layers."""
 
-    builder: Annotated[str | None, Field(pattern=IMPORTED, description='"module:function"; see the model builders')] = None
-    arguments: Annotated[dict[str, Any], Field(description="keyword arguments of the builder", default_factory=dict)]
-    layers: Annotated[tuple[Layer, ...] | None, Field(min_length=1, description="a plain net instead of a builder")] = None
-    loss: Annotated[
-        Literal["softmax_cross_entropy", "mean_squared_error"] | None, Field(description="of the layers' output; a builder has its own")
-    ] = None
+    builder: Annotated[str | None, key('"module:function"; see the model builders', pattern=IMPORTED)] = None
+    arguments: Annotated[dict[str, Any], key("keyword arguments of the builder", "args kwargs params", default_factory=dict)]
+    layers: Annotated[tuple[Layer, ...] | None, key("a plain net instead of a builder", min_length=1)] = None
+    loss: Annotated[Literal["softmax_cross_entropy", "mean_squared_error"] | None, key("of the layers' output; a builder has its own")] = None
 
 
 # -------------------------------------------------------------------- data
@@ -45,7 +188,7 @@ class Reader(Section):
 
     model_config = ConfigDict(extra="allow")
 
-    reader: Annotated[str, Field(description="the kind of samples")]
+    reader: Annotated[str, key("the kind of samples")]
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -56,14 +199,14 @@ class Reader(Section):
 class Data(Section):
     """The samples, and how they are put into batches."""
 
-    train: Annotated[Reader, Field(description="samples to learn from")]
-    validation: Annotated[Reader | None, Field(description="samples to measure on while training")] = None
-    test: Annotated[Reader | None, Field(description="samples for `jobflow eval`")] = None
-    batch_size: Annotated[int, Field(ge=1, description="samples per step, over all devices")]
-    evaluation_batch_size: Annotated[int, Field(ge=1, description="samples per step of an evaluation"), Derived("${data.batch_size}")]
-    shuffle: Annotated[bool, Field(description="a new order in each epoch, from `seed`")] = True
-    drop_last: Annotated[bool, Field(description="leave out the last batch of an epoch if it is smaller")] = False
-    prefetch: Annotated[int, Field(ge=0, le=1024, description="batches that are read ahead")] = 2
+    train: Annotated[Reader, key("samples to learn from")]
+    validation: Annotated[Reader | None, key("samples to measure on while training", "val valid dev")] = None
+    test: Annotated[Reader | None, key("samples for `jobflow eval`")] = None
+    batch_size: Annotated[Count, key("samples per step, over all devices", "batch batchsize bs global_batch_size")]
+    evaluation_batch_size: Annotated[Count, key("samples per step of an evaluation", "eval_batch_size test_batch_size", "${data.batch_size}")]
+    shuffle: Annotated[bool, key("a new order in each epoch, from `seed`")] = True
+    drop_last: Annotated[bool, key("leave out the last batch of an epoch if it is smaller")] = False
+    prefetch: Annotated[int, key("batches that are read ahead", ge=0, le=1024)] = 2
 
 
 # -------------------------------------------------------------------- optimizer
@@ -72,124 +215,124 @@ class Data(Section):
 class Constant(Section):
     """lr"""
 
-    name: Annotated[Literal["constant"], Field(description="always lr")]
+    name: Annotated[Literal["constant"], key("always lr")]
 
 
 class Cosine(Section):
     """From lr to alpha lr along half a cosine."""
 
-    name: Annotated[Literal["cosine"], Field(description="from lr to alpha lr along half a cosine")]
-    steps: Annotated[int | None, Field(ge=1, description="how long it falls; null: to the end of training")] = None
-    alpha: Annotated[float, Field(ge=0, le=1, description="the share of lr that is left at the end")] = 0.0
+    name: Annotated[Literal["cosine"], key("from lr to alpha lr along half a cosine")]
+    steps: FallSteps = None
+    alpha: Annotated[float, key("the share of lr that is left at the end", ge=0, le=1)] = 0.0
 
 
 class Linear(Section):
     """From lr to end_lr along a line."""
 
-    name: Annotated[Literal["linear"], Field(description="from lr to end_lr along a line")]
-    steps: Annotated[int | None, Field(ge=1, description="how long it falls; null: to the end of training")] = None
-    end_lr: Annotated[float, Field(ge=0, description="the rate at the end")] = 0.0
+    name: Annotated[Literal["linear"], key("from lr to end_lr along a line")]
+    steps: FallSteps = None
+    end_lr: Annotated[NotNegative, key("the rate at the end")] = 0.0
 
 
 class Polynomial(Section):
     """From lr to end_lr: (lr - end_lr) (1 - step / steps)^power + end_lr."""
 
-    name: Annotated[Literal["polynomial"], Field(description="(lr - end_lr) (1 - step / steps)^power + end_lr")]
-    steps: Annotated[int | None, Field(ge=1, description="how long it falls; null: to the end of training")] = None
-    end_lr: Annotated[float, Field(ge=0, description="the rate at the end")] = 0.0
-    power: Annotated[float, Field(gt=0, description="of the fall; 1 is a line")] = 1.0
-    cycle: Annotated[bool, Field(description="begin again after `steps`, over a longer time each")] = False
+    name: Annotated[Literal["polynomial"], key("(lr - end_lr) (1 - step / steps)^power + end_lr")]
+    steps: FallSteps = None
+    end_lr: Annotated[NotNegative, key("the rate at the end")] = 0.0
+    power: Annotated[Positive, key("of the fall; 1 is a line")] = 1.0
+    cycle: Annotated[bool, key("begin again after `steps`, over a longer time each")] = False
 
 
 class Exponential(Section):
     """lr decay_rate^(step / steps)"""
 
-    name: Annotated[Literal["exponential"], Field(description="lr decay_rate^(step / steps)")]
-    steps: Annotated[int, Field(ge=1, description="after how many steps decay_rate is reached")]
-    decay_rate: Annotated[float, Field(gt=0, le=1, description="the share of lr that is left after `steps`")]
-    staircase: Annotated[bool, Field(description="fall all at once after each `steps`")] = False
+    name: Annotated[Literal["exponential"], key("lr decay_rate^(step / steps)")]
+    steps: Annotated[Count, key("after how many steps decay_rate is reached")]
+    decay_rate: Annotated[float, key("the share of lr that is left after `steps`", "gamma", gt=0, le=1)]
+    staircase: Annotated[bool, key("fall all at once after each `steps`")] = False
 
 
 class Piecewise(Section):
     """lr up to the first boundary, lr scales[i] after boundary i."""
 
-    name: Annotated[Literal["piecewise"], Field(description="lr up to the first boundary, lr scales[i] after boundary i")]
-    boundaries: Annotated[tuple[Steps, ...], Field(min_length=1, description="steps, rising")]
-    scales: Annotated[tuple[NotNegative, ...], Field(min_length=1, description="shares of lr, one per boundary")]
+    name: Annotated[Literal["piecewise"], key("lr up to the first boundary, lr scales[i] after boundary i")]
+    boundaries: Annotated[tuple[Count, ...], key("steps, rising", "milestones", min_length=1)]
+    scales: Annotated[tuple[NotNegative, ...], key("shares of lr, one per boundary", min_length=1)]
 
 
 Schedule = Annotated[Constant | Cosine | Linear | Polynomial | Exponential | Piecewise, Field(discriminator="name")]
 
 
 class _Optimizer(Section):
-    name: str
-    lr: Annotated[float, Field(gt=0, description="learning rate")]
-    clip_norm: Annotated[Positive | None, Field(description="largest norm of all gradients together; null: any")] = None
-    schedule: Annotated[Schedule, Field(description="how the learning rate changes")] = Constant(name="constant")
-    warmup_steps: Annotated[int, Field(ge=0, description="steps in which the rate rises to lr")] = 0
+    name: Annotated[str, key("which", "type kind optimizer_name")]
+    lr: Annotated[Positive, key("learning rate", "learning_rate learningrate learn_rate base_lr lr_rate rate")]
+    clip_norm: Annotated[Positive | None, key("largest norm of all gradients together; null: any", "grad_clip max_grad_norm clip max_norm")] = None
+    schedule: Annotated[Schedule, key("how the learning rate changes", "scheduler lr_scheduler lr_schedule")] = Constant(name="constant")
+    warmup_steps: Annotated[int, key("steps in which the rate rises to lr", "warmup warm_up", ge=0)] = 0
 
 
 class _Decaying(_Optimizer):
-    weight_decay: Annotated[float, Field(ge=0, description="each step takes lr weight_decay of every weight")] = 0.0
+    weight_decay: Annotated[NotNegative, key("each step takes lr weight_decay of every weight", "wd l2 decay weightdecay")] = 0.0
 
 
 class Sgd(_Decaying):
     """w - lr g"""
 
-    name: Annotated[Literal["sgd"], Field(description="plain gradient descent")]
+    name: Annotated[Literal["sgd"], key("plain gradient descent")]
 
 
 class Momentum(_Decaying):
     """v = momentum v - lr g, w + v"""
 
-    name: Annotated[Literal["momentum"], Field(description="gradient descent with momentum")]
-    momentum: Annotated[Decay, Field(description="the share of the last change that is kept")] = 0.9
+    name: Annotated[Literal["momentum"], key("gradient descent with momentum")]
+    momentum: Annotated[Share, key("the share of the last change that is kept")] = 0.9
 
 
 class _Moments(_Optimizer):
-    beta1: Annotated[Decay, Field(description="of the mean gradient")] = 0.9
-    beta2: Annotated[Decay, Field(description="of the mean squared gradient")] = 0.999
+    beta1: Annotated[Share, key("of the mean gradient")] = 0.9
+    beta2: Annotated[Share, key("of the mean squared gradient")] = 0.999
 
 
 class Adam(_Moments):
     """Adam."""
 
-    name: Annotated[Literal["adam"], Field(description="Adam")]
-    epsilon: Annotated[float, Field(gt=0, description="added to the divisor")] = 1e-8
-    bias_correction: Annotated[bool, Field(description="as if the means had not begun at 0")] = True
+    name: Annotated[Literal["adam"], key("Adam")]
+    epsilon: Annotated[Positive, key("added to the divisor")] = 1e-8
+    bias_correction: Annotated[bool, key("as if the means had not begun at 0")] = True
 
 
 class AdamW(_Moments, _Decaying):
     """Adam with decoupled weight decay."""
 
-    name: Annotated[Literal["adamw"], Field(description="Adam with decoupled weight decay")]
-    epsilon: Annotated[float, Field(gt=0, description="added to the divisor")] = 1e-8
-    bias_correction: Annotated[bool, Field(description="as if the means had not begun at 0")] = True
+    name: Annotated[Literal["adamw"], key("Adam with decoupled weight decay")]
+    epsilon: Annotated[Positive, key("added to the divisor")] = 1e-8
+    bias_correction: Annotated[bool, key("as if the means had not begun at 0")] = True
 
 
 class Lamb(_Moments, _Decaying):
     """Adam's direction, as long as the weights of each variable."""
 
-    name: Annotated[Literal["lamb"], Field(description="Adam's direction, as long as the weights of each variable")]
-    epsilon: Annotated[float, Field(gt=0, description="added to the divisor")] = 1e-6
+    name: Annotated[Literal["lamb"], key("Adam's direction, as long as the weights of each variable")]
+    epsilon: Annotated[Positive, key("added to the divisor")] = 1e-6
 
 
 class Lars(_Decaying):
     """Momentum with a rate per variable in proportion to |w| / |g|."""
 
-    name: Annotated[Literal["lars"], Field(description="momentum, with a rate per variable in proportion to |w| / |g|")]
-    momentum: Annotated[Decay, Field(description="the share of the last change that is kept")] = 0.9
-    epsilon: Annotated[float, Field(gt=0, description="added to the divisor")] = 1e-9
-    coefficient: Annotated[float, Field(gt=0, description="the factor of |w| / |g|")] = 1e-4
+    name: Annotated[Literal["lars"], key("momentum, with a rate per variable in proportion to |w| / |g|")]
+    momentum: Annotated[Share, key("the share of the last change that is kept")] = 0.9
+    epsilon: Annotated[Positive, key("added to the divisor")] = 1e-9
+    coefficient: Annotated[Positive, key("the factor of |w| / |g|")] = 1e-4
 
 
 class RmsProp(_Optimizer):
     """w - lr g / sqrt(mean of g^2)"""
 
-    name: Annotated[Literal["rmsprop"], Field(description="gradients divided by their mean size")]
-    decay_rate: Annotated[Decay, Field(description="of the mean squared gradient")] = 0.99
-    epsilon: Annotated[float, Field(gt=0, description="added to the mean squared gradient")] = 1e-8
-    centered: Annotated[bool, Field(description="divide by the variance instead")] = False
+    name: Annotated[Literal["rmsprop"], key("gradients divided by their mean size")]
+    decay_rate: Annotated[Share, key("of the mean squared gradient")] = 0.99
+    epsilon: Annotated[Positive, key("added to the mean squared gradient")] = 1e-8
+    centered: Annotated[bool, key("divide by the variance instead")] = False
 
 
 Optimizer = Annotated[Sgd | Momentum | Adam | AdamW | Lamb | Lars | RmsProp, Field(discriminator="name")]
@@ -200,83 +343,83 @@ Optimizer = Annotated[Sgd | Momentum | Adam | AdamW | Lamb | Lars | RmsProp, Fie
 class Strategy(Section):
     """How the work is spread over devices; see docs/strategies.md."""
 
-    view: Annotated[Literal["consistent", "mirrored"], Field(description="whether the model speaks of all devices or of one")] = "consistent"
+    view: Annotated[Literal["consistent", "mirrored"], key("whether the model speaks of all devices or of one")] = "consistent"
     devices: Annotated[
-        Count | Literal["all"], Field(description='ranks; "all": as many as mpiexec starts, else as data x tensor x pipeline asks for')
+        Count | Literal["all"], key("ranks; all: those of mpiexec, else data x tensor x pipeline", "gpus world_size device_num ranks")
     ] = "all"
-    data: Annotated[int | None, Field(ge=1, description="parts of the batch; null: what the others leave")] = None
-    tensor: Annotated[int, Field(ge=1, description="parts of each layer")] = 1
-    pipeline: Annotated[int, Field(ge=1, description="groups of ranks with some of the layers each")] = 1
-    zero: Annotated[int, Field(ge=0, le=3, description="1-3: variables, gradients, and what is read lie split over the data ranks")] = 0
-    accumulation: Annotated[int, Field(ge=1, description="parts of the batch that are computed one after another")] = 1
-    microbatches: Annotated[int | None, Field(ge=1, description="parts of the batch in a pipeline; null: those of accumulation")] = None
-    recompute: Annotated[bool, Field(description="compute activations again in the backward pass, to save memory")] = False
-    precision: Annotated[Literal["float32", "bfloat16", "float16"], Field(description="of products and convolutions")] = "float32"
+    data: Annotated[Count | None, key("parts of the batch; null: what the others leave", "dp data_parallel")] = None
+    tensor: Annotated[Count, key("parts of each layer", "tp tensor_parallel model_parallel")] = 1
+    pipeline: Annotated[Count, key("groups of ranks with some of the layers each", "pp pipeline_parallel num_stages")] = 1
+    zero: Annotated[int, key("1-3: variables, gradients, and what is read lie split over the data ranks", "zero_stage", ge=0, le=3)] = 0
+    accumulation: Annotated[Count, key("parts of the batch that are computed one after another", "gradient_accumulation accumulate")] = 1
+    microbatches: Annotated[Count | None, key("parts of the batch in a pipeline; null: those of accumulation")] = None
+    recompute: Annotated[bool, key("compute activations again in the backward pass, to save memory", "activation_checkpointing checkpointing")] = (
+        False
+    )
+    precision: Annotated[Literal["float32", "bfloat16", "float16"], key("of products and convolutions", "amp dtype mixed_precision fp16")] = "float32"
 
 
 class Training(Section):
     """How long: epochs or steps."""
 
-    epochs: Annotated[int | None, Field(ge=1, description="times through all samples")] = None
-    steps: Annotated[int | None, Field(ge=1, description="updates")] = None
-    halt_where_not_finite: Annotated[
-        bool, Field(description="keep the variables from before the first gradient that is not finite; takes a pass over the gradients")
-    ] = True
+    epochs: Annotated[Count | None, key("times through all samples", "num_epochs max_epochs n_epochs epoch")] = None
+    steps: Annotated[Count | None, key("updates", "num_steps max_steps iterations max_iters step")] = None
+    halt_where_not_finite: Annotated[bool, key("keep the variables from before the first gradient that is not finite; takes a pass over all")] = True
 
 
 class EarlyStopping(Section):
     """The end of training when a number gets no better."""
 
-    metric: Annotated[Metric, Field(description="which number")] = "validation/loss"
-    mode: Annotated[Literal["min", "max"], Field(description="whether smaller or larger is better")] = "min"
-    patience: Annotated[int, Field(ge=1, description="evaluations without a better one before it ends")]
-    min_delta: Annotated[float, Field(ge=0, description="how much better counts")] = 0.0
+    metric: Annotated[Metric, key("which number")] = "validation/loss"
+    mode: Annotated[Literal["min", "max"], key("whether smaller or larger is better")] = "min"
+    patience: Annotated[Count, key("evaluations without a better one before it ends")]
+    min_delta: Annotated[NotNegative, key("how much better counts")] = 0.0
 
 
 class Evaluation(Section):
     """When the model is measured on `data.validation`."""
 
-    every_epochs: Annotated[int | None, Field(ge=1, description="null: not by epochs")] = None
-    every_steps: Annotated[int | None, Field(ge=1, description="null: not by steps")] = None
-    early_stopping: Annotated[EarlyStopping | None, Field(description="null: train to the end")] = None
+    every_epochs: EveryEpochs = None
+    every_steps: EverySteps = None
+    early_stopping: Annotated[EarlyStopping | None, key("null: train to the end", "early_stop earlystopping")] = None
 
 
 class Checkpoint(Section):
     """When and where the state is saved, and how a run goes on."""
 
-    directory: Annotated[str, Field(min_length=1, description="where"), Derived("${output}/checkpoints")]
-    every_epochs: Annotated[int | None, Field(ge=1, description="null: not by epochs")] = None
-    every_steps: Annotated[int | None, Field(ge=1, description="null: not by steps")] = None
-    keep_last: Annotated[int, Field(ge=1, description="how many of the newest are kept")] = 3
-    keep_best: Annotated[int, Field(ge=0, description="how many of the best are kept besides")] = 0
-    best_metric: Annotated[Metric | None, Field(description="which number says what is best")] = None
-    best_mode: Annotated[Literal["min", "max"], Field(description="whether smaller or larger is better")] = "min"
-    asynchronous: Annotated[bool, Field(description="write while training goes on")] = True
-    resume: Annotated[str, Field(min_length=1, description="auto: from the newest good one; never; or the path of one")] = "auto"
+    directory: Annotated[str, key("where", "dir save_dir checkpoint_dir", derived="${output}/checkpoints", min_length=1)]
+    every_epochs: EveryEpochs = None
+    every_steps: EverySteps = None
+    keep_last: Annotated[Count, key("how many of the newest are kept", "keep max_to_keep save_total_limit")] = 3
+    keep_best: Annotated[int, key("how many of the best are kept besides", ge=0)] = 0
+    best_metric: Annotated[Metric | None, key("which number says what is best", "monitor metric")] = None
+    best_mode: Annotated[Literal["min", "max"], key("whether smaller or larger is better")] = "min"
+    asynchronous: Annotated[bool, key("write while training goes on", "async")] = True
+    resume: Annotated[str, key("auto: from the newest good one; never; or the path of one", min_length=1)] = "auto"
 
 
 class Logging(Section):
     """What is told while training, and written beside it."""
 
-    every_steps: Annotated[int, Field(ge=1, description="steps between two records")] = 10
-    jsonl: Annotated[bool, Field(description="records in metrics.jsonl")] = True
-    csv: Annotated[bool, Field(description="records in metrics.csv")] = True
-    tensorboard: Annotated[bool, Field(description="records for TensorBoard; its writer must be installed")] = False
-    report: Annotated[bool, Field(description="a page with curves and tables at the end")] = True
-    progress: Annotated[Literal["auto", "bar", "plain", "none"], Field(description="bar, or plain lines; auto: a bar on terminals")] = "auto"
+    every_steps: Annotated[Count, key("steps between two records")] = 10
+    jsonl: Annotated[bool, key("records in metrics.jsonl")] = True
+    csv: Annotated[bool, key("records in metrics.csv")] = True
+    tensorboard: Annotated[bool, key("records for TensorBoard; its writer must be installed")] = False
+    report: Annotated[bool, key("a page with curves and tables at the end")] = True
+    progress: Annotated[Literal["auto", "bar", "plain", "none"], key("bar, or plain lines; auto: a bar on terminals")] = "auto"
 
 
 class TrainConfig(Section):
     """A training run."""
 
-    name: Annotated[str, Field(min_length=1, description="of the run"), Derived("the name of the file")]
-    seed: Annotated[int, Field(ge=0, lt=2**63, description="of weights, dropout and the order of samples")] = 0
-    output: Annotated[str, Field(min_length=1, description="where the run writes"), Derived("runs/${name}")]
-    model: Annotated[Model, Field(description="what is trained")]
-    data: Annotated[Data, Field(description="on what")]
-    optimizer: Annotated[Optimizer, Field(description="how it learns")]
-    strategy: Annotated[Strategy, Field(description="how the work is spread over devices")] = Strategy()
-    training: Annotated[Training, Field(description="how long")]
-    evaluation: Annotated[Evaluation, Field(description="when it is measured")] = Evaluation()
-    checkpoint: Annotated[Checkpoint, Field(description="when it is saved")]
-    logging: Annotated[Logging, Field(description="what is told")] = Logging()
+    name: Annotated[str, key("of the run", derived="the name of the file", min_length=1)]
+    seed: Annotated[int, key("of weights, dropout and the order of samples", "random_seed rng", ge=0, lt=2**63)] = 0
+    output: Annotated[str, key("where the run writes", "output_dir outdir out workdir", derived="runs/${name}", min_length=1)]
+    model: Annotated[Model, key("what is trained", "net network")]
+    data: Annotated[Data, key("on what")]
+    optimizer: Annotated[Optimizer, key("how it learns", "optim optimiser")]
+    strategy: Annotated[Strategy, key("how the work is spread over devices")] = Strategy()
+    training: Annotated[Training, key("how long")]
+    evaluation: Annotated[Evaluation, key("when it is measured", "eval evaluate validate")] = Evaluation()
+    checkpoint: Annotated[Checkpoint, key("when it is saved", "save ckpt checkpoints")]
+    logging: Annotated[Logging, key("what is told", "log logger")] = Logging()

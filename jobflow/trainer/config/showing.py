@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import Any
 
 from jobflow.trainer.config.loading import Loaded
-from jobflow.trainer.config.paths import below
 from jobflow.trainer.config.reading import value_of
+from jobflow.trainer.config.tree import below
 
 #: comments begin no further to the right than this
 WIDEST = 56
@@ -46,38 +46,30 @@ def builder_defaults(loaded: Loaded) -> dict[str, Any]:
 
 def show_json(loaded: Loaded) -> str:
     """{"config": all values, "origins": {key: {"file", "line", "column"}}}; keys that are not among the origins have their defaults."""
-    origins = {key: {"file": origin.file, "line": origin.line, "column": origin.column} for key, origin in loaded.origins.items()}
-    return json.dumps({"config": loaded.plain, "origins": origins}, indent=2) + "\n"
+    return json.dumps({"config": loaded.plain, "origins": {key: vars(origin) for key, origin in loaded.origins.items()}}, indent=2) + "\n"
 
 
 def _map(values: dict[str, Any], indent: str, path: str, loaded: Loaded) -> Iterator[tuple[str, str]]:
     """Lines with the origins of the values in them; none for what is only a heading."""
     for name, value in values.items():
-        inside = below(path, name)
-        yield from _entry(f"{indent}{word(name)}:", value, f"{indent}  ", inside, loaded)
+        begin, inside = f"{indent}{word(name)}:", below(path, name)
+        entries = value if isinstance(value, list) and any(isinstance(entry, dict) for entry in value) else []
+        if entries or (isinstance(value, dict) and value):
+            yield begin, ""
+            yield from () if entries else _map(value, f"{indent}  ", inside, loaded)
+        else:
+            yield f"{begin} {word(value)}", str(loaded.origin(inside))
+        for i, entry in enumerate(entries):
+            for j, (text, origin) in enumerate(_entry(entry, below(inside, i), loaded)):
+                yield f"{indent}  {'  ' if j else '- '}{text}", origin
         if inside == "model.arguments":
             owner = f"default of {loaded.config.model.builder}"
             yield from ((f"{indent}  # {key}: {word(default)}", owner) for key, default in builder_defaults(loaded).items())
 
 
-def _entry(begin: str, value: Any, indent: str, path: str, loaded: Loaded) -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict) and value:
-        yield begin, ""
-        yield from _map(value, indent, path, loaded)
-    elif isinstance(value, list) and any(isinstance(entry, dict) for entry in value):
-        yield begin, ""
-        for i, entry in enumerate(value):
-            yield from _listed(entry, indent, below(path, i), loaded)
-    else:
-        yield f"{begin} {word(value)}", str(loaded.origin(path))
-
-
-def _listed(entry: Any, indent: str, path: str, loaded: Loaded) -> Iterator[tuple[str, str]]:
-    if not isinstance(entry, dict) or not entry:
-        yield f"{indent}- {word(entry)}", str(loaded.origin(path))
-        return
-    for i, (text, origin) in enumerate(_map(entry, "", path, loaded)):
-        yield f"{indent}{'  ' if i else '- '}{text}", origin
+def _entry(entry: Any, path: str, loaded: Loaded) -> Iterator[tuple[str, str]]:
+    """The lines of an entry of a list."""
+    return _map(entry, "", path, loaded) if isinstance(entry, dict) and entry else iter([(word(entry), str(loaded.origin(path)))])
 
 
 def word(value: Any) -> str:

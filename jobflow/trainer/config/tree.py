@@ -1,125 +1,120 @@
-"""What a configuration is before it is checked: maps, lists and values, each with the place where it is written."""
+"""A configuration before it is checked: maps, lists and values, each with the place where it is written.
+
+A path is keys and positions with dots between them, "optimizer.lr", "model.layers.0"; a key that has dots in it is in quotes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
-from jobflow.trainer.config.paths import below, split, steps_of
 from jobflow.trainer.config.problems import Origin
 
-Value: TypeAlias = str | int | float | bool | None
+_STEP = re.compile(r'"(?:[^"\\]|\\.)*"|[^."]+')
+
+
+def below(path: str, *steps: str | int) -> str:
+    """The path of what stands under some steps from a path."""
+    quoted = (json.dumps(text, ensure_ascii=False) if not text or set(text) & set('."') else text for text in map(str, steps))
+    return ".".join([*([path] if path else []), *quoted])
+
+
+def steps_of(path: str) -> list[str]:
+    """The steps of a path."""
+    return [json.loads(step) if step.startswith('"') else step for step in _STEP.findall(path)]
+
+
+def split(path: str) -> tuple[str, str]:
+    """The path of what something stands in, and its key there."""
+    *above, key = steps_of(path)
+    return below("", *above), key
 
 
 @dataclass(frozen=True)
-class Leaf:
-    """A text, number, bool or null.  `name_at`: where its key is written, if it has one."""
+class Node:
+    """A map (dict), a list (tuple), or a text, number, bool or null; `key_at`: where its key is written, if it has one."""
 
-    value: Value
+    value: Any
     at: Origin
-    name_at: Origin | None = None
+    key_at: Origin | None = None
+
+    @property
+    def is_map(self) -> bool:
+        return isinstance(self.value, dict)
+
+    @property
+    def children(self) -> Mapping[str, Node]:
+        """What stands in a map, or in a list by position; nothing stands in a value."""
+        if isinstance(self.value, tuple):
+            return {str(i): entry for i, entry in enumerate(self.value)}
+        return self.value if isinstance(self.value, dict) else {}
+
+    @property
+    def place(self) -> Origin:
+        """Where to point for something that is wrong with it: at a value itself, or at the key of a map or list."""
+        return self.key_at if self.key_at is not None and isinstance(self.value, dict | tuple) else self.at
+
+    @property
+    def plain(self) -> Any:
+        """The same without places."""
+        if isinstance(self.value, dict):
+            return {key: entry.plain for key, entry in self.value.items()}
+        return [entry.plain for entry in self.value] if isinstance(self.value, tuple) else self.value
+
+    def holding(self, entries: Mapping[str, Node]) -> Node:
+        """The same map, or list, with other entries."""
+        return replace(self, value=dict(entries) if self.is_map else tuple(entries.values()))
+
+    def get(self, path: str) -> Node | None:
+        """What stands under a path; None if nothing does."""
+        found: Node | None = self
+        for step in steps_of(path):
+            found = found and found.children.get(step)
+        return found
+
+    def nearest(self, path: str) -> Node:
+        """What stands under a path or, if nothing does, under the longest beginning of it."""
+        steps, found = steps_of(path), self
+        while steps and (inside := found.children.get(steps.pop(0))) is not None:
+            found = inside
+        return found
+
+    def walk(self, path: str = "") -> Iterator[tuple[str, Node]]:
+        """Everything in a tree with its path, itself first."""
+        yield path, self
+        for step, entry in self.children.items():
+            yield from entry.walk(below(path, step))
+
+    def having(self, path: str, entry: Node) -> Node:
+        """The tree with an entry under a path; maps on the way are made where they are missing.
+
+        Raises: KeyError with the path of what is no map, or of a position that a list has not.
+        """
+        return self._having(steps_of(path), entry, "")
+
+    def _having(self, steps: list[str], entry: Node, path: str) -> Node:
+        if not steps:
+            return replace(entry, key_at=entry.key_at or self.key_at)
+        step, old = steps[0], self.children.get(steps[0])
+        if old is None and not self.is_map:
+            raise KeyError(path)
+        changed = (old or Node({}, entry.at, entry.at))._having(steps[1:], entry, below(path, step))
+        return self.holding({**self.children, step: changed})
+
+    def without(self, path: str) -> Node:
+        """The tree without the entry under a path, if it has one.  Entries of lists stay, as null."""
+        head, last = split(path)
+        parent = self.get(head)
+        if parent is None or not parent.is_map or last not in parent.children:
+            return self
+        return self.having(head, parent.holding({key: entry for key, entry in parent.children.items() if key != last}))
 
 
-@dataclass(frozen=True)
-class Listing:
-    """A list."""
-
-    entries: tuple[Tree, ...]
-    at: Origin
-    name_at: Origin | None = None
-
-
-@dataclass(frozen=True)
-class Branch:
-    """A map; its keys are texts."""
-
-    entries: dict[str, Tree]
-    at: Origin
-    name_at: Origin | None = None
-
-
-Tree: TypeAlias = Leaf | Listing | Branch
-
-
-def plain(tree: Tree) -> Any:
-    """The same without places."""
-    if isinstance(tree, Branch):
-        return {name: plain(entry) for name, entry in tree.entries.items()}
-    return [plain(entry) for entry in tree.entries] if isinstance(tree, Listing) else tree.value
-
-
-def place(tree: Tree) -> Origin:
-    """Where to point for something that is wrong with a value: at the value itself, or at the key of a map or list."""
-    return tree.at if isinstance(tree, Leaf) or tree.name_at is None else tree.name_at
-
-
-def child(tree: Tree, step: str | int) -> Tree | None:
-    """An entry of a map, or of a list by its position; None if there is none."""
-    if isinstance(tree, Branch):
-        return tree.entries.get(str(step))
-    if isinstance(tree, Listing) and str(step).isdecimal() and int(step) < len(tree.entries):
-        return tree.entries[int(step)]
-    return None
-
-
-def at_path(tree: Tree, path: str) -> Tree | None:
-    """What stands under a dotted path; None if nothing does."""
-    found: Tree | None = tree
-    for step in steps_of(path):
-        found = None if found is None else child(found, step)
-    return found
-
-
-def nearest(tree: Tree, path: str) -> Tree:
-    """What stands under a dotted path or, if nothing does, under the longest beginning of it."""
-    found = tree
-    for step in steps_of(path):
-        inside = child(found, step)
-        if inside is None:
-            break
-        found = inside
-    return found
-
-
-def walk(tree: Tree, path: str = "") -> Iterator[tuple[str, Tree]]:
-    """Everything in a tree with its path, itself first."""
-    yield path, tree
-    entries = tree.entries.items() if isinstance(tree, Branch) else enumerate(tree.entries) if isinstance(tree, Listing) else ()
-    for name, entry in entries:
-        yield from walk(entry, below(path, name))
-
-
-def with_entry(tree: Branch, path: str, entry: Tree) -> Branch:
-    """The tree with an entry under a dotted path; maps on the way are made where they are missing.
-
-    Raises: KeyError with the path of what is no map, or of a position that a list has not.
-    """
-    changed = _with(tree, steps_of(path), entry, "")
-    assert isinstance(changed, Branch)
-    return changed
-
-
-def _with(tree: Tree, steps: list[str], entry: Tree, path: str) -> Tree:
-    if not steps:
-        return replace(entry, name_at=entry.name_at or tree.name_at)
-    step, *rest = steps
-    inside = below(path, step)
-    if isinstance(tree, Branch):
-        made = _with(tree.entries.get(step, Branch({}, entry.at, entry.at)), rest, entry, inside)
-        return replace(tree, entries={**tree.entries, step: made})
-    old = child(tree, step)
-    if not isinstance(tree, Listing) or old is None:
-        raise KeyError(path)
-    position = int(step)
-    return replace(tree, entries=(*tree.entries[:position], _with(old, rest, entry, inside), *tree.entries[position + 1 :]))
-
-
-def without(tree: Branch, path: str) -> Branch:
-    """The tree without the entry under a dotted path, if it has one.  Entries of lists stay, as null."""
-    head, last = split(path)
-    parent = at_path(tree, head)
-    if isinstance(parent, Branch) and last in parent.entries:
-        smaller = replace(parent, entries={name: entry for name, entry in parent.entries.items() if name != last})
-        return with_entry(tree, head, smaller) if head else smaller
-    return tree
+def node_of(value: Any, at: Origin) -> Node:
+    """The tree of plain values, all at one place."""
+    if isinstance(value, dict):
+        return Node({key: node_of(entry, at) for key, entry in value.items()}, at)
+    return Node(tuple(node_of(entry, at) for entry in value) if isinstance(value, list | tuple) else value, at)

@@ -14,8 +14,7 @@ import yaml
 
 from jobflow.cli import main
 from jobflow.trainer.config import ConfigErrors, load
-from jobflow.trainer.config.json_schema import schema
-from jobflow.trainer.config.page import refreshed
+from jobflow.trainer.config.describing import refreshed, schema
 from jobflow.trainer.config.schema import TrainConfig
 from jobflow.trainer.config.showing import show, show_json
 

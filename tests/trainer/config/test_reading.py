@@ -10,21 +10,20 @@ from typing import Any
 import pytest
 from config_cases import cases
 
-from jobflow.trainer.config.extending import merged, with_settings
-from jobflow.trainer.config.paths import below, split, steps_of
+from jobflow.trainer.config.merging import merged, with_settings
 from jobflow.trainer.config.problems import ConfigErrors, Origin, Problems
 from jobflow.trainer.config.reading import read, value_of
 from jobflow.trainer.config.showing import word
-from jobflow.trainer.config.tree import Branch, at_path, plain, walk, with_entry, without
+from jobflow.trainer.config.tree import Node, below, split, steps_of
 
 FILE = "case.yaml"
 
 
-def tree_of(text: str) -> Branch:
+def tree_of(text: str) -> Node:
     problems = Problems()
     tree = read(text, FILE, problems)
     problems.stop_if_any([])
-    assert isinstance(tree, Branch)
+    assert tree is not None and tree.is_map
     return tree
 
 
@@ -68,21 +67,21 @@ def test_what_a_word_means(text: str, value: Any) -> None:
     "value", [None, True, 3, -0.5, 1e-8, 1e300, "a b", "no", "3", "", "null", "it's", "a: b", "# a", "é\n", [1, "x", [2.5]], {"a b": {"c": []}}]
 )
 def test_a_value_that_is_written_reads_as_it_was(value: Any) -> None:
-    assert plain(tree_of(f"x: {word(value)}")) == {"x": value}
+    assert tree_of(f"x: {word(value)}").plain == {"x": value}
 
 
 def test_everything_has_a_place() -> None:
     tree = tree_of("a:\n  b: 1\n  c: [x, {d: 2}]\ne: |\n  text\n")
-    places = {path: (entry.at.line, entry.at.column) for path, entry in walk(tree)}
+    places = {path: (entry.at.line, entry.at.column) for path, entry in tree.walk()}
     assert places == {"": (1, 1), "a": (2, 3), "a.b": (2, 6), "a.c": (3, 6), "a.c.0": (3, 7), "a.c.1": (3, 10), "a.c.1.d": (3, 14), "e": (4, 4)}
-    named = {path: (entry.name_at.line, entry.name_at.column) for path, entry in walk(tree) if entry.name_at is not None}
+    named = {path: (entry.key_at.line, entry.key_at.column) for path, entry in tree.walk() if entry.key_at is not None}
     assert named == {"a": (1, 1), "a.b": (2, 3), "a.c": (3, 3), "a.c.1.d": (3, 11), "e": (4, 1)}
 
 
 def test_maps_are_merged_lists_replaced_and_null_takes_away() -> None:
     under = tree_of("a: {b: 1, c: [1, 2], d: {e: 1}}\nf: 3\ng: {h: 1}")
     over = tree_of("a: {c: [3], d: null, i: null}\ng: 5\nj: {k: 1}")
-    assert plain(merged(under, over)) == {"a": {"b": 1, "c": [3], "i": None}, "f": 3, "g": 5, "j": {"k": 1}}
+    assert merged(under, over, {}).plain == {"a": {"b": 1, "c": [3], "i": None}, "f": 3, "g": 5, "j": {"k": 1}}
 
 
 def test_settings_lie_over_files_and_are_their_own_origin() -> None:
@@ -90,10 +89,10 @@ def test_settings_lie_over_files_and_are_their_own_origin() -> None:
     tree = tree_of("a: {b: 1, l: [{m: 1}, 2], x: {y: 1}}")
     tree = with_settings(tree, ["a.b=1e-3", "a.l.0.m=true", "c.d={e: [1]}", "a.x={z: 2}", "a.l.1=two", "a.b=0.5"], problems)
     problems.stop_if_any([])
-    assert plain(tree) == {"a": {"b": 0.5, "l": [{"m": True}, "two"], "x": {"y": 1, "z": 2}}, "c": {"d": {"e": [1]}}}
-    found = at_path(tree, "a.b")
+    assert tree.plain == {"a": {"b": 0.5, "l": [{"m": True}, "two"], "x": {"y": 1, "z": 2}}, "c": {"d": {"e": [1]}}}
+    found = tree.get("a.b")
     assert found is not None and found.at == Origin("--set a.b=0.5") and str(found.at) == "--set a.b=0.5"
-    assert plain(with_settings(tree, ["a=null", "c.d.e=null"], problems)) == {"c": {"d": {}}}
+    assert with_settings(tree, ["a=null", "c.d.e=null"], problems).plain == {"c": {"d": {}}}
 
 
 @pytest.mark.parametrize(
@@ -122,8 +121,16 @@ def test_settings_that_cannot_be(setting: str, key: str, part: str) -> None:
 def test_paths_of_keys_with_dots() -> None:
     path = below("a", 'b.c"d', 0, "")
     assert path == r'a."b.c\"d".0.""' and steps_of(path) == ["a", 'b.c"d', "0", ""] and split(path) == (r'a."b.c\"d".0', "")
-    tree = with_entry(tree_of("a: {}"), below("a", "b.c"), tree_of("d: 1"))
-    assert plain(tree) == {"a": {"b.c": {"d": 1}}} and plain(without(tree, below("a", "b.c", "d"))) == {"a": {"b.c": {}}}
+    tree = tree_of("a: {}").having(below("a", "b.c"), tree_of("d: 1"))
+    assert tree.plain == {"a": {"b.c": {"d": 1}}} and tree.without(below("a", "b.c", "d")).plain == {"a": {"b.c": {}}}
+
+
+def test_aliases_of_aliases_make_nothing_deeper_or_larger_than_may_be_written() -> None:
+    """Each line is short; what it stands for is 60 deeper, or ten times as large, as the line before."""
+    for line, reason in (("[" * 60 + "{}" + "]" * 60, "more than 64 deep"), ("[" + "{}, " * 9 + "{}]", "multiply without end")):
+        lines = ["a0: &a0 " + line.replace("{}", "1"), *(f"a{i}: &a{i} " + line.replace("{}", f"*a{i - 1}") for i in range(1, 40))]
+        with pytest.raises(ConfigErrors, match=reason):
+            tree_of("\n".join(lines))
 
 
 _BITS = ["null", "{}", "[]", "- a", "3", '"x"', "${", "${a}", "${model}", "&a ", "*a", "!t ", "|", "\t", ":", "- ", "extends:", "'", '"', "#"]

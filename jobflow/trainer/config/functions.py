@@ -1,0 +1,200 @@
+"""Functions and files that a configuration names: builders and readers, the arguments that they take, and whether files exist."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import pkgutil
+import re
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, PydanticSchemaGenerationError, TypeAdapter, create_model
+
+from jobflow.errors import did_you_mean
+from jobflow.trainer.config.messages import PATTERNS, meant_function, shown
+from jobflow.trainer.config.problems import Problems
+from jobflow.trainer.config.schema import IMPORTED
+from jobflow.trainer.config.tree import Node
+from jobflow.trainer.config.validation import Validation
+
+#: arguments of readers that are names of files or folders, which must be there
+FILES = ("path", "paths", "file", "files", "folder", "directory", "root")
+
+
+def check(tree: Node, problems: Problems, folder: str) -> Callable[..., Any] | None:
+    """Report what is wrong; the builder, if there is one and it can be imported.  `folder`: that of the configuration, which becomes importable."""
+    for path in (os.path.abspath(folder or "."), os.getcwd()):
+        if path not in sys.path:
+            sys.path.append(path)
+    for part in ("train", "validation", "test"):
+        _reader(f"data.{part}", tree, problems)
+    resume = _text("checkpoint.resume", tree, problems)
+    if resume is not None and resume.value not in ("auto", "never") and not os.path.exists(resume.value):
+        told = f"there is no checkpoint {resume.value}{did_you_mean(resume.value, ('auto', 'never'))}"
+        problems.add(resume.at, "checkpoint.resume", told, "resume: auto, never, or a path")
+    return _builder(tree, problems)
+
+
+def _text(path: str, tree: Node, problems: Problems) -> Node | None:
+    """The text under a path, if there is one and it is right."""
+    found = tree.get(path)
+    return found if found is not None and isinstance(found.value, str) and not problems.about(path) else None
+
+
+# -------------------------------------------------------------------- builders and readers
+
+
+def _builder(tree: Node, problems: Problems) -> Callable[..., Any] | None:
+    entry = _text("model.builder", tree, problems)
+    function = None if entry is None else _imported(entry, "model.builder", problems)
+    if entry is None or function is None:
+        return None
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return function
+    recompute = tree.get("strategy.recompute")
+    if recompute is not None and recompute.value is True and "recompute" not in parameters and not problems.about("strategy.recompute"):
+        told = f"strategy.recompute: {entry.value} has no parameter `recompute`"
+        problems.add(recompute.at, "strategy.recompute", told, "a builder that has one wraps its blocks in jobflow.checkpointed if it is true")
+    needed = {name for name in _needed(function) if parameters[name].kind is inspect.Parameter.KEYWORD_ONLY}
+    _arguments(function, "model.arguments", f"builder {entry.value}", needed, tree, problems, entry)
+    return function
+
+
+def _reader(path: str, tree: Node, problems: Problems) -> None:
+    from jobflow.data.readers import READERS  # NumPy, and all readers
+
+    reader, name = tree.get(path), tree.get(f"{path}.reader")
+    if reader is None or name is None or not isinstance(name.value, str):
+        return
+    if name.value not in READERS:
+        told = f'there is no reader "{name.value}"{did_you_mean(name.value, READERS)}'
+        problems.add(name.at, f"{path}.reader", told, f"readers: {', '.join(READERS)}")
+        return
+    made = READERS[name.value]
+    _arguments(made, path, f"reader {name.value}", _needed(made), tree, problems, reader, "reader")
+    parameters = inspect.signature(made).parameters
+    for key in FILES:
+        entry = reader.children.get(key)
+        if key in parameters and entry is not None and not problems.about(f"{path}.{key}"):
+            _exists(entry, f"{path}.{key}", problems)
+    entry = _text(f"{path}.function", tree, problems)
+    if "function" not in parameters or entry is None:
+        return
+    if not re.fullmatch(IMPORTED, entry.value):
+        problems.add(entry.at, f"{path}.function", f"{path}.function must be {PATTERNS[IMPORTED]}; got {shown(entry.value)}")
+        return
+    function = _imported(entry, f"{path}.function", problems)
+    if function is not None:
+        # a function of the epoch is given its number
+        needed = _needed(function) - {"epoch"}
+        _arguments(function, f"{path}.arguments", f"function {entry.value}", needed, tree, problems, entry)
+
+
+def _exists(entry: Node, path: str, problems: Problems) -> None:
+    for file in entry.value if isinstance(entry.value, tuple) else (entry,):
+        if isinstance(file.value, str) and not os.path.exists(file.value):
+            folder, last = os.path.split(file.value)
+            near = did_you_mean(last, os.listdir(folder or ".")) if os.path.isdir(folder or ".") else f"; there is no folder {folder}"
+            problems.add(file.at, path, f"there is no file or folder {file.value}{near}", f"looked for in {os.getcwd()}")
+
+
+# -------------------------------------------------------------------- importing
+
+
+def _imported(entry: Node, key: str, problems: Problems) -> Callable[..., Any] | None:
+    """What "module:function" names; None, and a problem, if there is no such thing."""
+    module_name, _, name = entry.value.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:  # noqa: BLE001 - somebody else's code runs here; whatever goes wrong in it is reported
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is None or not f"{module_name}.".startswith(f"{missing}."):
+            problems.add(entry.at, key, f"{module_name} cannot be imported: {_failure(error)}")
+        else:
+            advice = "modules are looked for in the folder of the configuration, in the current one, and among what is installed"
+            problems.add(entry.at, key, f"there is no module {missing}{_near_module(missing, entry.value)}", advice)
+        return None
+    for part in name.split("."):
+        if not hasattr(found, part):
+            package = module_name.partition(".")[0]
+            own = {word: value for word, value in vars(found).items() if (getattr(value, "__module__", None) or package).startswith(package)}
+            known = [word for word, value in own.items() if callable(value) and not word.startswith("_")]
+            listed = f"{module_name} has: {', '.join(known)}" if 0 < len(known) <= 20 else ""
+            problems.add(entry.at, key, f"{module_name} has no {part}{did_you_mean(part, known)}", listed)
+            return None
+        found = getattr(found, part)
+    if not callable(found):
+        problems.add(entry.at, key, f"{entry.value} is no function but {type(found).__name__} {found!r:.60}")
+        return None
+    return found  # type: ignore[no-any-return]
+
+
+def _failure(error: Exception) -> str:
+    """What was raised, and on which line outside of the machinery of imports."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"SyntaxError at {os.path.basename(error.filename)}:{error.lineno}: {error.msg}"
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename and frame.filename != __file__]
+    where = f" at {os.path.basename(lines[-1].filename)}:{lines[-1].lineno}" if lines else ""
+    return f"{type(error).__name__}{where}: {error}"
+
+
+def _near_module(missing: str, target: str) -> str:
+    """What was probably meant instead of a module that is not there: another way to write a function, or one of its neighbours."""
+    if ".py:" in target and (meant := meant_function(target)):
+        return f'; did you mean "{meant}"?'
+    head, _, last = missing.rpartition(".")
+    near = did_you_mean(last, {module.name for module in pkgutil.iter_modules(getattr(sys.modules.get(head), "__path__", ()) if head else None)})
+    return near.replace('"', f'"{head}.', 1) if head else near
+
+
+# -------------------------------------------------------------------- arguments
+
+
+def _needed(function: Callable[..., Any]) -> set[str]:
+    """The parameters of a function that have no default."""
+    ends = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {name for name, one in inspect.signature(function).parameters.items() if one.default is one.empty and one.kind not in ends}
+
+
+def _arguments(
+    function: Callable[..., Any], path: str, what: str, needed: set[str], tree: Node, problems: Problems, owner: Node, besides: str = ""
+) -> None:
+    """Check the map under `path`, but for the key `besides`, against the signature of a function."""
+    given = tree.get(path) or Node({}, owner.at)
+    if given.is_map:
+        at = owner.at if tree.get(path) is None else given.place
+        part = given.holding({name: entry for name, entry in given.children.items() if name != besides})
+        Validation(tree, problems, arguments_model(function, needed), path, what, at).check(part)
+
+
+def arguments_model(function: Callable[..., Any], needed: set[str]) -> type[BaseModel]:
+    """The parameters of a function as a strict model; those that are not `needed` may be left out."""
+    try:
+        hints: Mapping[str, Any] = get_type_hints(function.__init__ if inspect.isclass(function) else inspect.unwrap(function), include_extras=True)
+    except (NameError, TypeError, AttributeError):
+        hints = {}
+    fields: dict[str, Any] = {}
+    extra = "forbid"
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            extra = "allow"
+        elif parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            # an alias, because pydantic keeps some names for itself
+            field = Field(alias=name) if name in needed else Field(None, alias=name)
+            fields[f"a_{name}"] = (_checkable(hints.get(name, Any)), field)
+    return create_model("Arguments", __config__=ConfigDict(extra=extra, strict=True, protected_namespaces=()), **fields)  # type: ignore[typeddict-item]
+
+
+def _checkable(annotation: Any) -> Any:
+    """A kind of value that a configuration can hold and pydantic can check, else anything."""
+    try:
+        TypeAdapter(annotation)
+    except (PydanticSchemaGenerationError, TypeError, NameError):
+        return Any
+    return annotation
