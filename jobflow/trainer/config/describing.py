@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from jobflow.data.readers import READERS
 from jobflow.trainer.config.functions import arguments_model
-from jobflow.trainer.config.keys import fields_of, kinds_of, notes_of, sections, tag_of
+from jobflow.trainer.config.keys import SECTIONS, fields_of, kinds_of, notes_of, tag_of
 from jobflow.trainer.config.schema import Section, TrainConfig
 from jobflow.trainer.config.showing import word
 
@@ -83,7 +83,7 @@ def refreshed(page: str) -> str:
 def tables() -> str:
     """A table per section: key, what may stand there, default, meaning; and the arguments of the readers."""
     found: dict[str, list[type[BaseModel]]] = {}
-    for path, section in sections():
+    for path, section in SECTIONS:
         if not path.startswith(("data.validation", "data.test")) and section not in found.get(path, ()):
             found.setdefault(path, []).append(section)
     return "\n\n".join([*(_table(path, each) for path, each in found.items() if fields_of(each[0])), _readers()])

@@ -72,21 +72,25 @@ def sections_at(path: str, tree: Node | None, root: Any = TrainConfig) -> list[M
     return list(filter(is_section, kinds_at(path, tree, root)))
 
 
-def sections(section: Model = TrainConfig, path: str = "") -> Iterator[tuple[str, Model]]:
-    """A section with its path, and all below it; N stands for a position."""
+def _sections(path: str, section: Model) -> Iterator[tuple[str, Model]]:
     yield path, section
     for key, field in fields_of(section).items():
         for kind in kinds_of(field.annotation):
-            at, inside = (below(path, key), "N"), kinds_of(get_args(kind)[0]) if get_origin(kind) is tuple else [kind]
-            for one in filter(is_section, inside):
-                yield from sections(one, at[0] if one is kind else ".".join(at))
+            if is_section(kind):
+                yield from _sections(below(path, key), kind)
+            for inside in filter(is_section, _inside(kind, "0") if get_origin(kind) is tuple else ()):
+                yield from _sections(below(path, key, "N"), inside)
+
+
+#: every section with its path; N stands for a position
+SECTIONS = tuple(_sections("", TrainConfig))
 
 
 @cache
 def homes() -> Mapping[str, tuple[tuple[str, str | None], ...]]:
     """key -> (path of a section that has it, the section's name if it is chosen by one)."""
     found: dict[str, dict[tuple[str, str | None], None]] = {}
-    for path, section in sections():
+    for path, section in SECTIONS:
         for key in fields_of(section):
             found.setdefault(key, {})[path, tag_of(section)] = None
     return {key: tuple(places) for key, places in found.items()}
@@ -95,7 +99,7 @@ def homes() -> Mapping[str, tuple[tuple[str, str | None], ...]]:
 @cache
 def synonyms() -> Mapping[str, str]:
     """What other programs call a key -> the key."""
-    fields = [(key, field) for _, section in sections() for key, field in fields_of(section).items()]
+    fields = [(key, field) for _, section in SECTIONS for key, field in fields_of(section).items()]
     return {word: key for key, field in fields for word in notes_of(field).also}
 
 

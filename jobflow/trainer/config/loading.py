@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jobflow.trainer.config import functions, rules
-from jobflow.trainer.config.keys import fields_of, notes_of, sections
+from jobflow.trainer.config.keys import SECTIONS, fields_of, notes_of
 from jobflow.trainer.config.merging import Files, origin_of, with_settings
 from jobflow.trainer.config.problems import DEFAULT, Origin, Problems
 from jobflow.trainer.config.references import References
@@ -66,7 +66,7 @@ def load(path: str | Path, settings: Sequence[str] = (), *, look_outside: bool =
 def with_derived(tree: Node, file: str) -> Node:
     """The tree with the keys that follow from others, where nobody wrote them."""
     derived: dict[str, Any] = {"name": os.path.splitext(os.path.basename(file))[0]}
-    for section, model in sections():
+    for section, model in SECTIONS:
         derived |= {
             below(section, key): notes_of(field).derived for key, field in fields_of(model).items() if notes_of(field).derived and key != "name"
         }
