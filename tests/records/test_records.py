@@ -1,0 +1,131 @@
+"""Programs do what is recorded of them, and what they did otherwise would be found."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import comparing
+import programs
+import pytest
+from comparing import differences
+from programs import ROOT
+from recording import Record
+
+PROGRAMS = programs.programs()
+#: programs some ways of which take seconds
+SLOW = [name for name, program in PROGRAMS.items() if any(way.slow for way in program.ways)]
+
+
+def recorded(folder: Path, *arguments: str) -> dict[str, dict[str, Record]]:
+    """What programs do now, in one process of its own, as files keep it."""
+    out = folder / "records.json"
+    quiet = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(ROOT / "scripts" / "record"), "--out", str(out), *arguments]
+    done = subprocess.run(command, env=os.environ | quiet, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(out.read_text(encoding="utf-8"))
+    return {name: {way.name: comparing.kept(ways[way.name], way) for way in PROGRAMS[name].ways if way.name in ways} for name, ways in found.items()}
+
+
+def check(found: dict[str, dict[str, Record]]) -> None:
+    unlike = []
+    for name, ways in found.items():
+        machine, was = comparing.read(name)
+        unlike += differences(PROGRAMS[name], was, ways, exact=machine == comparing.machine())
+    shown = "\n".join(map(str, unlike[:20]))
+    assert not unlike, f"{len(unlike)} differences; scripts/record shows all, and scripts/record --write writes what was meant to change\n{shown}"
+
+
+def test_every_program_has_a_record() -> None:
+    there = {path.relative_to(comparing.DATA).with_suffix("").as_posix() for path in sorted(comparing.DATA.rglob("*.json"))}
+    assert there == set(PROGRAMS)
+    assert all({way.name for way in PROGRAMS[name].ways} == set(comparing.read(name)[1]) for name in PROGRAMS)
+
+
+def test_programs_do_what_is_recorded(tmp_path: Path) -> None:
+    found = recorded(tmp_path, "--fast")
+    assert set(PROGRAMS) - set(found) <= set(SLOW)
+    check(found)
+
+
+@pytest.mark.full
+def test_slow_programs_do_what_is_recorded(tmp_path: Path) -> None:
+    found = recorded(tmp_path, *SLOW)
+    assert set(found) == set(SLOW)
+    check(found)
+
+
+# -------------------------------------------------------------------- the comparison itself
+
+NAME, WAY = "cases/optimizers", "2 zero1 LAMB"
+
+
+@pytest.fixture(scope="module")
+def was() -> dict[str, Record]:
+    return comparing.read(NAME)[1]
+
+
+def planted(was: dict[str, Record], change: Any) -> list[comparing.Difference]:
+    """What is found after a change, on a machine of the same class, and on another."""
+    now = copy.deepcopy({WAY: was[WAY]})
+    change(now[WAY])
+    same, other = (differences(PROGRAMS[NAME], was, now, exact) for exact in (True, False))
+    assert [d.field for d in other] == [d.field for d in same if d.field != "final"]
+    return same
+
+
+def renamed(program: Record, old: str, new: str) -> None:
+    program["variables"] = {name.replace(old, new): text for name, text in program["variables"].items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "shown"),
+    [
+        (lambda p: renamed(p, "up-bias-m", "up-bias-momentum"), "variables.up-bias-m", "-float32[8]"),
+        (lambda p: p["layouts"].__setitem__(0, "x: float32[8,6] P"), "layouts", "+x: float32[8,6] P"),
+        (lambda p: p["boxing"].pop(), "boxing", "-"),
+        (lambda p: p["ranks"]["1"]["instructions"].update(tanh=7), "ranks.1.instructions.tanh", "+7"),
+        (lambda p: p["ranks"]["0"]["memory"].update(allocated=1), "ranks.0.memory.allocated", "+1"),
+        (lambda p: p.update(schedule="3 lines abc"), "schedule", "+3 lines abc"),
+        (lambda p: p["ranks"]["0"].update(plan="abc"), "ranks.0.plan", "+abc"),
+    ],
+)
+def test_what_is_compiled_otherwise_is_found(was: dict[str, Record], change: Any, field: str, shown: str) -> None:
+    found = planted(was, lambda record: change(record["programs"][0]))
+    assert f"programs[0].{field}" in [difference.field for difference in found]
+    assert shown in str(found[0]) and f"{NAME}, {WAY}: programs[0]" in str(found[0])
+
+
+def test_another_stream_or_hash_of_variables_is_found(was: dict[str, Record]) -> None:
+    assert [d.field for d in planted(was, lambda record: record["streams"].append("0/more"))] == ["streams"]
+    assert [d.field for d in planted(was, lambda record: record.update(final=["abc"]))] == ["final"]
+
+
+@pytest.mark.parametrize(("step", "factor", "elsewhere"), [(0, 1 + 1e-7, True), (0, 1 + 1e-5, False), (19, 1 + 5e-6, True), (19, 1 + 1e-4, False)])
+def test_numbers_agree_to_the_bit_or_within_what_another_machine_may_do(was: dict[str, Record], step: int, factor: float, elsewhere: bool) -> None:
+    now = copy.deepcopy({WAY: was[WAY]})
+    what, value, *_ = now[WAY]["numbers"][step].split()
+    now[WAY]["numbers"][step] = f"{what} {(float.fromhex(value) * factor).hex()} abc"
+    (found,) = differences(PROGRAMS[NAME], was, now, exact=True)
+    assert found.field == "numbers" and value in str(found)
+    assert (differences(PROGRAMS[NAME], was, now, exact=False) == []) == elsewhere
+
+
+def test_a_way_that_comes_or_goes_is_found(was: dict[str, Record]) -> None:
+    more = {**was, "3 SGD": was[WAY]}
+    assert [(d.way, d.now) for d in differences(PROGRAMS[NAME], was, more, exact=True)] == [("3 SGD", "is not recorded")]
+    assert [(d.way, d.now) for d in comparing.gone(PROGRAMS[NAME], more)] == [("3 SGD", "is not there any more")]
+
+
+def test_files_give_back_what_was_written(was: dict[str, Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparing, "DATA", tmp_path)
+    comparing.write(NAME, copy.deepcopy(was))
+    assert comparing.read(NAME) == (comparing.machine(), was)
+    assert "as in" in comparing.path_of(NAME).read_text(encoding="utf-8")
+    assert [d.program for d in comparing.forgotten({}, remove=False)] == [NAME]
