@@ -426,6 +426,8 @@ def clear_default_session() -> None:
     root = scope.current().root
     with root.lock:
         if root.session is not None:
+            if root.eager is not None and root.session.world is not None:
+                root.eager.part(root.session.world)
             root.session.close()
         root.session = Session()
 

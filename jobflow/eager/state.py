@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import jobflow.scope as scope
@@ -18,7 +19,7 @@ from jobflow.layout import Placement
 from jobflow.runtime.device.base import Device
 from jobflow.runtime.device.cpu import CpuDevice
 from jobflow.runtime.world import launch
-from jobflow.runtime.world.base import Rank
+from jobflow.runtime.world.base import Rank, World
 from jobflow.runtime.world.solo import SoloWorld
 from jobflow.session import current_session, environment
 from jobflow.types import float32
@@ -84,7 +85,7 @@ class EagerState:
     """See the module.  What is called with `scope.lock` held may be shared by threads; the rest is `own`, or is only added to."""
 
     def __init__(self, rank: Rank) -> None:
-        self.rank = rank
+        self.rank = rank  # until the session ends whose world it is of
         self.own = Own()
         #: of graphs and changes of layout, which run with the lock held
         self.device: Device = CpuDevice()
@@ -107,6 +108,19 @@ class EagerState:
         #: scopes in which functions of ops may be called, by placement: see functional/nn_base.py
         self.composing: dict[Any, Any] = {}
         self._trails: dict[tuple[int, ...], Trail] = {}
+
+    @cached_property
+    def rank(self) -> Rank:
+        """This process as a rank."""
+        return _rank()
+
+    def part(self, world: World) -> None:
+        """The world ends: nothing stays that was prepared for its ranks, and the next need starts another."""
+        if any(rank is self.rank for rank in world.ranks):
+            del self.rank
+            for prepared in (self.prepared, self.conversions, self.composing, self._trails):
+                prepared.clear()
+            self.entered = 0
 
     @property
     def grad_enabled(self) -> bool:

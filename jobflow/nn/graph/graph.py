@@ -17,6 +17,7 @@ other shapes it runs again, and the programs share parameters, optimizers and ra
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -42,6 +43,8 @@ from jobflow.types import TensorType
 
 #: the name of the count of steps in state_dict
 STEP = "System-Train-TrainStep"
+#: another variable of training, whose name has that of the graph which saved it
+_OF_A_GRAPH = re.compile(r"(System-Train-[A-Za-z]+-)\w+_\d+(-\w+)?")
 _MISSING = "call super().__init__() first in __init__: a graph must exist before it is given modules"
 
 
@@ -218,14 +221,12 @@ class Graph:
 
     def state_dict(self) -> dict[str, Any]:
         """{attribute: the module's state_dict, "<parameter>-<slot>": what optimizers keep, "System-Train-TrainStep": how many steps}."""
+        kept = self._loaded
+        if self._bound is not None:
+            own = ((bound, name) for bound in self._bounds.values() for name in bound.built.graph.variables if name not in bound.built.tensors)
+            kept = {name: bound.variable(name) for bound, name in own}
         found: dict[str, Any] = {name: module.state_dict() for name, module in self._modules.items()}
-        if self._bound is None:
-            return {**found, **self._loaded}
-        for bound in self._bounds.values():
-            for name in bound.built.graph.variables:
-                if name not in bound.built.tensors:
-                    found[STEP if name == f"{STEP}-{self.name}" else name] = bound.variable(name)
-        return found
+        return found | {STEP if name == f"{STEP}-{self.name}" else name: x for name, x in kept.items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Take over what `state_dict` gave; before the first call only.
@@ -249,8 +250,13 @@ class Graph:
             saving.compared(module, given, strict)
         for module, given in both:
             module.load_state_dict(given, strict)
-        object.__setattr__(self, "_loaded", {f"{STEP}-{self.name}" if name == STEP else name: x for name, x in saved.items()})
+        object.__setattr__(self, "_loaded", {self._own_name(name): x for name, x in saved.items()})
         object.__setattr__(self, "_loads_all", strict)
+
+    def _own_name(self, name: str) -> str:
+        """What a variable that some graph saved is called in this one."""
+        named = _OF_A_GRAPH.fullmatch(name)
+        return f"{STEP}-{self.name}" if name == STEP else f"{named[1]}{self.name}{named[2] or ''}" if named else name
 
     # ---------------------------------------------------------------- looking at it
 

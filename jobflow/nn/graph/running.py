@@ -134,6 +134,7 @@ class Bound:
         self.changing = [name for name in built.tensors if name in built.graph.updates]
         #: this rank's peers, if it exchanges anything with them in a run
         self.comm: Communicator | None = None
+        self.rank = here.rank
         if here.rank.index in self.numbering.ranks:
             self._bind(loaded)
         else:
@@ -269,6 +270,11 @@ class Bound:
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
         """One run, on tensors of the shapes that it is for."""
+        if self.comm is not None and self.rank is not self.here.rank:
+            raise JobError(
+                f"{self.built.name} at {user_line()}: clear_default_session has ended the session that the graph was compiled in, "
+                f"and its ranks with it; make another graph, and load what state_dict() of this one gives"
+            )
         with scope.lock():  # every run uses the same memory
             return self._run(tensors)
 
