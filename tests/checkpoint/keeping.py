@@ -1,0 +1,84 @@
+"""What is kept of the programs of `halfway`: the checkpoint of each, and what it did afterwards.
+
+Whoever loads a checkpoint must have the tensors that were written, to the last bit, and the losses of the steps that followed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from halfway import BEFORE, JOBS, RUNS, TENSORS, Program
+
+import jobflow as flow
+
+AFTER = 3
+#: written by ranks that are threads; those of several ranks by processes too
+BY_THREADS = {**JOBS, **TENSORS, **RUNS}
+BY_PROCESSES = {f"{name}, processes": way for name, way in {**JOBS, **TENSORS}.items() if way.ranks == 2}
+WAYS = {**BY_THREADS, **BY_PROCESSES}
+
+
+@dataclass
+class Kept:
+    """What is known of a checkpoint: type, shape and hash of its tensors, and the losses of the steps that followed."""
+
+    tensors: dict[str, str]
+    losses: list[str]
+
+    def check(self, program: Program, path: Path, close: float) -> None:
+        """Load it and go on."""
+        program.load(path)
+        found = told(program.tensors())
+        assert found == self.tensors, sorted(found.items() ^ self.tensors.items())
+        losses = [program.step(number) for number in range(BEFORE + 1, BEFORE + AFTER + 1)]
+        np.testing.assert_allclose(losses, [float.fromhex(loss) for loss in self.losses], rtol=close)
+
+
+def told(tensors: Mapping[str, Any]) -> dict[str, str]:
+    found = {}
+    for name, value in sorted(tensors.items()):
+        array = np.asarray(value)
+        found[name] = f"{array.dtype}{list(array.shape)} {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
+    return found
+
+
+def write(program: Program, path: Path) -> Kept:
+    """Train, save, and go on without a break."""
+    for number in range(1, BEFORE + 1):
+        program.step(number)
+    program.save(path)
+    tensors = told(program.tensors())
+    return Kept(tensors, [program.step(number).hex() for number in range(BEFORE + 1, BEFORE + AFTER + 1)])
+
+
+def place(folder: Path, name: str) -> Path:
+    return folder / name.replace(", ", "-").replace(" ", "_")
+
+
+def facts(folder: Path) -> dict[str, Kept]:
+    return {name: Kept(**known) for name, known in json.loads((folder / "facts.json").read_text()).items()}
+
+
+def processes(what: str, folder: Path) -> None:
+    """One of two processes: write what processes write, or check that they go on from that and from what two threads wrote."""
+    flow.env.client("multi")
+    if what == "write":
+        found = {name: asdict(write(way.begin(2), place(folder, name))) for name, way in BY_PROCESSES.items()}
+        if flow.env.get_rank() == 0:
+            (folder / "facts.json").write_text(json.dumps(found))
+    else:
+        known = facts(folder)
+        for name in (name for name, way in WAYS.items() if way.ranks == 2 and name not in RUNS):
+            known[name].check(WAYS[name].begin(2), place(folder, name), WAYS[name].close)
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    processes(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,58 @@
+"""Checkpoints that earlier commits wrote, in every way there was: each is loaded and gone on with, on one rank and on two."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from halfway import JOBS, RUNS, TENSORS
+from keeping import WAYS, facts, place
+from ranks import on_ranks
+
+from jobflow.distributed import mpiexec
+
+HERE = Path(__file__).parent
+SETS = sorted((HERE / "kept").glob("*.tar.xz"))
+
+
+@pytest.fixture(scope="module", params=SETS, ids=lambda path: path.name.partition(".")[0])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("kept")
+    with tarfile.open(request.param) as archive:
+        archive.extractall(found, filter="data")
+    return found
+
+
+def test_every_way_is_in_every_set(folder: Path) -> None:
+    assert set(facts(folder)) == set(WAYS)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", [name for name in WAYS if name.removesuffix(", processes") in JOBS])
+def test_jobs_go_on(name: str, ranks: int, folder: Path) -> None:
+    facts(folder)[name].check(WAYS[name].begin(ranks), place(folder, name), WAYS[name].close)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", [name for name in WAYS if name.removesuffix(", processes") in TENSORS])
+def test_tensors_and_graphs_go_on(name: str, ranks: int, folder: Path) -> None:
+    way, kept = WAYS[name], facts(folder)[name]
+    on_ranks(ranks, lambda rank: kept.check(way.begin(ranks), place(folder, name), way.close))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", list(RUNS))
+def test_runs_go_on(name: str, ranks: int, folder: Path, tmp_path: Path) -> None:
+    facts(folder)[name].check(RUNS[name].begin(ranks, tmp_path), place(folder, name), RUNS[name].close)
+
+
+@pytest.mark.mpi
+def test_two_processes_go_on_from_all(folder: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    command = [mpiexec.find() or "mpiexec", "-n", "2", sys.executable, str(HERE / "keeping.py"), "check", str(folder)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "done\ndone\n"), ended.stderr
