@@ -20,6 +20,8 @@ class NumpyFiles(Columns):
     arrays that `np.savez_compressed` packed are unpacked into memory.  Every `validation_every`-th row is for validation.
     """
 
+    suffixes = (".npz", ".npy")
+
     def __init__(
         self,
         path: str,

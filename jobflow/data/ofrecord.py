@@ -40,6 +40,8 @@ class OfRecord(Samples):
     where each record begins is kept in memory.  Every `validation_every`-th record is for validation.
     """
 
+    suffixes = (".ofrecord",)
+
     def __init__(
         self,
         path: str,

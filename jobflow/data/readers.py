@@ -15,6 +15,7 @@ from jobflow.data.idx import Idx
 from jobflow.data.image_folders import ImageFolders
 from jobflow.data.numpy_files import NumpyFiles
 from jobflow.data.ofrecord import OfRecord
+from jobflow.data.parquet import Parquet
 from jobflow.data.python_source import python_source
 from jobflow.data.samples import Samples, Stream
 from jobflow.data.text import Text
@@ -26,6 +27,7 @@ READERS: dict[str, Any] = {
     "numpy": NumpyFiles,
     "idx": Idx,
     "csv": CsvTable,
+    "parquet": Parquet,
     "images": ImageFolders,
     "text": Text,
     "ofrecord": OfRecord,

@@ -6,7 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
@@ -40,6 +40,8 @@ class Samples(ABC):
     """
 
     fields: Mapping[str, Field]
+    #: the ends of the names of files that it reads, if those tell
+    suffixes: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, fields: Mapping[str, Field], count: int, keep: Keep | None = None) -> None:
         self.fields = dict(fields)
@@ -59,23 +61,22 @@ class Samples(ABC):
         names = list(self.fields) if fields is None else [checked_name(name, self.fields, f"{self}: field") for name in fields]
         try:
             return self.rows(self._keep.numbers(asked), epoch, names)
-        except JobflowError as error:
-            number = self._first_unreadable(asked, epoch, names)
-            if f"sample {number}" not in str(error):
-                error.args = (f"{error}; it is sample {number}", *error.args[1:])
-            raise
-        except Exception as error:
-            number = self._first_unreadable(asked, epoch, names)
-            raise DataError(f"{self.where(number)}: {type(error).__name__}: {error}") from error
+        except Exception as error:  # noqa: BLE001 - it is raised, or that of one sample in its place
+            number, found = self._first_unreadable(asked, epoch, names, error)
+            if not isinstance(found, JobflowError):
+                raise DataError(f"{self.where(number)}: {type(found).__name__}: {found}") from found
+            if f"sample {number}" not in str(found):
+                found.args = (f"{found}; it is sample {number}", *found.args[1:])
+            raise found from None
 
-    def _first_unreadable(self, asked: Array, epoch: int, names: Sequence[str]) -> int:
-        """Of samples that cannot be read together the first that cannot be read alone; the first of all if each can."""
+    def _first_unreadable(self, asked: Array, epoch: int, names: Sequence[str], error: Exception) -> tuple[int, Exception]:
+        """Of samples that cannot be read together the first that cannot be read alone, and why; the first of all if each can."""
         for number in asked.tolist():
             try:
                 self.rows(self._keep.numbers(np.array([number])), epoch, names)
-            except Exception:  # noqa: BLE001 - it is told by who asks
-                return int(number)
-        return int(asked[0]) if asked.size else 0
+            except Exception as own:  # noqa: BLE001 - it is told by who asks
+                return int(number), own
+        return int(asked[0]) if asked.size else 0, error
 
     def where(self, number: int) -> str:
         """For messages: which sample this is, and where it lies."""

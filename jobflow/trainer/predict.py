@@ -27,7 +27,7 @@ from jobflow.types import Array, TensorType, int32
 #: the places of a configuration's samples, which may stand for a file of input
 PLACES = ("train", "validation", "test")
 #: the reader of a file, by the end of its name
-_BY_SUFFIX = {".npz": "numpy", ".npy": "numpy", ".csv": "csv", ".tsv": "csv", ".ofrecord": "ofrecord"}
+_BY_SUFFIX = {suffix: name for name, made in READERS.items() for suffix in getattr(made, "suffixes", ())}
 #: what files of predictions there are
 OUTPUTS = (".npz", ".csv")
 #: bytes of a character, at most

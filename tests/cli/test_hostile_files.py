@@ -302,6 +302,12 @@ FILES: dict[str, tuple[str, bytes, str, tuple[str, ...]]] = {
     "an idx of 255 axes": ("i", b"\0\0\x08\xff" + struct.pack(">255i", *[1] * 255) + b"\1", "images: i", ("no IDX file",)),
     "a csv of one endless row": ("t.csv", b'a,b\n1,"' + b"1" * 2**21, "fields: {x: [a], labels: [b]}", ("t.csv", "JOBFLOW_MAX_RECORD", "byte 4")),
     "a text over the limit": ("t.txt", ZEROS * 2, "length: 4", ("t.txt", "JOBFLOW_MAX_UNPACKED")),
+    "a parquet that ends early": (
+        "t.parquet",
+        b"PAR1" + bytes(9) + b"\xff\xff\xff\x7fPAR1",
+        "fields: {x: a}",
+        ("t.parquet", "no whole"),
+    ),
     "an ofrecord beyond the file": ("part-0", struct.pack("<q", 2**62) + bytes(8), "", ("part-0", "damaged")),
     "a picture of many pixels": ("c/a.png", png(50_000, 50_000), "size: 8", ("a.png", "images")),
     "a picture without content": ("c/a.png", png(64, 64), "size: 8", ("a.png", "images")),
@@ -313,7 +319,7 @@ FILES: dict[str, tuple[str, bytes, str, tuple[str, ...]]] = {
         ("a.png", "no image"),
     ),
 }
-READERS = {"a.npy": "numpy", "a.npz": "numpy", "t.csv": "csv", "t.txt": "text", "part-0": "ofrecord"}
+READERS = {"a.npy": "numpy", "a.npz": "numpy", "t.csv": "csv", "t.parquet": "parquet", "t.txt": "text", "part-0": "ofrecord"}
 SMALL = {"JOBFLOW_MAX_UNPACKED": "1MiB", "JOBFLOW_MAX_RECORD": "1MiB", "JOBFLOW_MAX_PIXELS": "1M"}
 
 
@@ -336,7 +342,7 @@ def training(folder: Path, reader: str, path: Path, more: str) -> list[object]:
 
 
 def test_pipes_are_no_samples(tmp_path: Path) -> None:
-    kinds = {"numpy": "", "csv": "fields: {x: a}", "text": "", "ofrecord": "", "idx": "images: f.npy"}
+    kinds = {"numpy": "", "csv": "fields: {x: a}", "parquet": "fields: {x: a}", "text": "", "ofrecord": "", "idx": "images: f.npy"}
     runs = []
     for reader, more in kinds.items():
         (tmp_path / reader).mkdir()

@@ -1,0 +1,272 @@
+"""The reader of tables in Parquet files, by pyarrow."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jobflow.data.samples import Split
+from jobflow.data.table import Table, Values
+from jobflow.errors import ArgumentError, DataError, counted
+from jobflow.extras import optional
+from jobflow.types import Array
+from jobflow.untrusted import MEMORY, mapped
+
+WHAT = 'reader "parquet"'
+ENDING = ".parquet"
+#: bytes of a number, at most, and rows that are read at a time
+LARGEST, PIECE = 8, 1 << 16
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """A row group: its rows can be read without the others of its file."""
+
+    path: Path
+    file: Any
+    index: int
+    #: of its first row in the file, and of all files
+    row: int
+    start: int
+    rows: int
+
+
+class Parquet(Table):
+    """The rows of a Parquet file, or of all such files in a folder, in the order of their names.
+
+    `fields` says of which columns each field is made: one (`labels: species`), whose lists of equal length are arrays, or several side by
+    side (`features: [length, width]`).  Numbers keep their type unless `dtypes` gives another one.  Columns that are named in `categories`
+    become int32: the place of a row's text among the texts of the column in the order of the alphabet, or among those given
+    (`{species: [setosa, virginica]}`).  What is null becomes `missing`, if given.  When rows are asked for, their row groups are read, of the
+    columns that are needed; the last ones are kept, `memory` MiB of them.  Every `validation_every`-th row is for validation.
+    """
+
+    suffixes = (ENDING,)
+
+    def __init__(
+        self,
+        path: str,
+        fields: dict[str, str | list[str]],
+        categories: list[str] | dict[str, list[str]] | None = None,
+        dtypes: dict[str, str] | None = None,
+        missing: float | None = None,
+        memory: int = 1024,
+        split: Split = "all",
+        validation_every: int = 10,
+    ) -> None:
+        self._arrow, self._path, self._memory = optional("pyarrow", WHAT), path, memory << 20
+        if memory < 0:
+            raise ArgumentError(f"{WHAT}: memory is {memory}; it is a number of MiB")
+        self._groups = list(_groups(Path(path), list(categories or ())))
+        if not self._groups:
+            raise DataError(f"{self}: there are no rows")
+        self._starts = np.array([group.start for group in self._groups])
+        self._schema, last = self._groups[0].file.schema_arrow, self._groups[-1]
+        #: of the columns that are lists, by name
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        #: what was read last, by group, column and type
+        self._kept: OrderedDict[tuple[int, str, np.dtype[Any]], tuple[Array, Array]] = OrderedDict()
+        self._lock = threading.Lock()
+        super().__init__(self._schema.names, last.start + last.rows, fields, categories, dtypes, missing, (split, validation_every))
+
+    def __str__(self) -> str:
+        return f"{WHAT}: {self._path}"
+
+    def where(self, number: int) -> str:
+        row = self.number_in_file(number)
+        group = self._groups[int(np.searchsorted(self._starts, row, "right")) - 1]
+        return f"{_place(group, row - group.start)}: sample {number}"
+
+    # ---------------------------------------------------------------- what a table is asked for
+
+    def column(self, name: str) -> tuple[tuple[int, ...], Any]:
+        kinds, inner, is_list = self._arrow.types, self._schema.field(name).type, False
+        while _is_list(kinds, inner):
+            inner, is_list = inner.value_type, True
+        if kinds.is_string(inner) or kinds.is_large_string(inner) or kinds.is_dictionary(inner):
+            raise ArgumentError(f'{self}: column "{name}" holds {inner}; name it in categories')
+        if not (kinds.is_integer(inner) or kinds.is_floating(inner) or kinds.is_boolean(inner)):
+            raise DataError(f'{self}: column "{name}" holds {self._schema.field(name).type}, of which there are no tensors; make numbers of it')
+        if is_list:
+            self._shapes[name] = self._first_shape(self._groups[0], name)
+        return self._shapes.get(name, ()), inner.to_pandas_dtype()
+
+    def _first_shape(self, group: Group, name: str) -> tuple[int, ...]:
+        """That of the lists in the first row of a column."""
+        value: Any = next(iter(next(self._pieces(group, name, 1), ())), None)
+        value = None if value is None else value.as_py()
+        shape: tuple[int, ...] = ()
+        while isinstance(value, list):
+            shape, value = (*shape, len(value)), value[0] if value else 0
+        if not shape:
+            raise DataError(f"{_place(group, 0)}: {self.problem(name, '')}")
+        return shape
+
+    def texts(self, columns: Sequence[str]) -> Iterator[tuple[str, Iterable[str]]]:
+        for group in self._groups:
+            for name in columns:
+                texts, codes = self._coded(group, name)
+                yield name, [texts[code] for code in np.unique(codes)]
+
+    def values(self, numbers: Array, columns: Collection[str]) -> Values:
+        which = np.searchsorted(self._starts, numbers, "right") - 1
+        parts = [(int(group), np.flatnonzero(which == group)) for group in np.unique(which)]
+
+        def values(column: str, dtype: np.dtype[Any]) -> Array:
+            found = np.empty((len(numbers), *self._shapes.get(column, ())), dtype)
+            for group, rows in parts:
+                inside = numbers[rows] - self._starts[group]
+                read, wrong = self._column(group, column, dtype)
+                if wrong[inside].any():
+                    raise self._fault(self._groups[group], int(inside[wrong[inside]][0]), column, dtype)
+                found[rows] = read[inside]
+            return found
+
+        return values
+
+    # ---------------------------------------------------------------- reading
+
+    def _column(self, number: int, name: str, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+        """The values of a column in a row group, which is read unless it was lately; and in which rows there is none."""
+        key = number, name, dtype
+        with self._lock:  # a thread that needs the same one waits for it
+            if key not in self._kept:
+                read = self._categories_of if name in self.categories else self._numbers_of
+                self._kept[key] = read(self._groups[number], name, dtype)
+            self._kept.move_to_end(key)
+            found = self._kept[key]
+            while sum(values.nbytes for values, _ in self._kept.values()) > self._memory:
+                self._kept.popitem(last=False)
+        return found
+
+    def _categories_of(self, group: Group, name: str, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+        texts, codes = self._coded(group, name)
+        known = {text: i for i, text in enumerate(self.categories[name])}
+        numbers = [known.get(text, None if text else self.filling(dtype)) for text in texts]
+        return np.array([number or 0 for number in numbers], dtype)[codes], np.array([number is None for number in numbers])[codes]
+
+    def _coded(self, group: Group, name: str) -> tuple[list[str], Array]:
+        """The texts of a column, and for each row of a group which of them it has; what is null is the last one, an empty text."""
+        column = self._chunk(group, name)
+        coded = column if self._arrow.types.is_dictionary(column.type) else column.dictionary_encode()
+        texts = ["" if value is None else str(value).strip() for value in coded.dictionary.to_pylist()]
+        codes: Array = coded.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False)
+        return [*texts, ""], codes
+
+    def _numbers_of(self, group: Group, name: str, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+        flat, rows = _flat(self._chunk(group, name), self._shapes.get(name, ()))
+        empty = flat.is_null().to_numpy(zero_copy_only=False)
+        values = flat.fill_null(False if self._arrow.types.is_boolean(flat.type) else 0).to_numpy(zero_copy_only=False)
+        with np.errstate(all="ignore"):
+            numbers = values.astype(dtype)
+            wrong = (numbers != values) | ((numbers < 0) != (values < 0)) if dtype.kind in "iu" else np.zeros(len(values), bool)
+        filling = self.filling(dtype)
+        if filling is None:
+            wrong |= empty
+        else:
+            numbers[empty] = filling
+        shape = self._shapes.get(name, ())
+        found, unread = np.zeros((group.rows, *shape), dtype), np.ones(group.rows, bool)
+        found[rows], unread[rows] = numbers.reshape(-1, *shape), wrong.reshape(len(rows), -1).any(1)
+        return found, unread
+
+    def _fault(self, group: Group, row: int, name: str, dtype: np.dtype[Any]) -> DataError:
+        """What is wrong with a row that has no value in a column."""
+        value = self._chunk(group, name)[row].as_py()
+        if value is None or name in self.categories:
+            text = self.problem(name, "" if value is None else str(value).strip())
+        elif isinstance(value, list):
+            wanted = f"{list(self._shapes[name])} numbers of the type {dtype}, as in the first row"
+            text = f'column "{name}" is {value!r:.80}, and not {wanted}; what null stands for is said with missing'
+        else:
+            text = f'column "{name}" is {value}, which is no {dtype}; give it another element type with dtypes'
+        return DataError(f"{_place(group, row)}: {text}")
+
+    def _chunk(self, group: Group, name: str) -> Any:
+        """A column of a row group as pyarrow has it."""
+        place, size, pieces = f'{group.path}: row group {group.index}, column "{name}"', 0, []
+        MEMORY.check(group.rows * LARGEST, place, fault)
+        for piece in self._pieces(group, name, PIECE):
+            size += piece.nbytes
+            MEMORY.check(size, place, fault)  # a few bytes may stand for many numbers
+            pieces.append(piece)
+        if sum(map(len, pieces)) != group.rows:
+            raise fault(f"{place} is damaged: it has {sum(map(len, pieces))} of {counted(group.rows, 'row')}")
+        return self._arrow.chunked_array(pieces).combine_chunks()
+
+    def _pieces(self, group: Group, name: str, rows: int) -> Iterator[Any]:
+        """A column of a row group, so many rows at a time."""
+        kind, first = (each.field(name).type if name in each.names else "not there" for each in (group.file.schema_arrow, self._schema))
+        if kind != first:
+            raise fault(f'{group.path}: column "{name}" is {kind}, and {first} in {self._groups[0].path}')
+        try:
+            for batch in group.file.iter_batches(rows, row_groups=[group.index], columns=[name], use_threads=False):
+                found = batch.column(name)
+                found.validate(full=True)
+                yield found
+        except Exception as error:  # whatever a broken file does to the library that reads it
+            raise fault(f'{group.path}: row group {group.index}, column "{name}" cannot be read: {error}') from error
+
+
+def _flat(column: Any, shape: tuple[int, ...]) -> tuple[Any, Array]:
+    """The numbers of a column of lists within lists, and the rows that they are of: those that have this shape."""
+    rows = np.arange(len(column))
+    while True:
+        flat, length = column.take(rows), 1
+        for size in shape:
+            other = np.flatnonzero(flat.value_lengths().fill_null(-1).to_numpy(zero_copy_only=False) != size)
+            if other.size:
+                rows = np.delete(rows, other // length)
+                break
+            flat, length = flat.flatten(), length * size
+        else:
+            return flat, rows
+
+
+def _is_list(kinds: Any, kind: Any) -> bool:
+    return bool(kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind))
+
+
+def _groups(path: Path, texts: list[str]) -> Iterator[Group]:
+    """The row groups of a file, or of the files in a folder; columns of `texts` are read as places in the list of those that there are."""
+    arrow, parquet, start = optional("pyarrow", WHAT), optional("pyarrow.parquet", WHAT), 0
+    for file in _files(path):
+        content = mapped(file, fault)
+        try:
+            source = arrow.BufferReader(arrow.py_buffer(content))
+            coded = [name for name in parquet.read_schema(source).names if name in texts]
+            opened = parquet.ParquetFile(source, read_dictionary=coded)
+            counts = [opened.metadata.row_group(i).num_rows for i in range(opened.num_row_groups)]
+        except Exception as error:  # whatever a broken file does to the library that reads it
+            raise fault(f"{file} is no whole Parquet file: {error}") from error
+        if min(counts, default=0) < 0:
+            raise fault(f"{file} is damaged: its row groups have {counts} rows")
+        for index, (row, rows) in enumerate(zip(accumulate(counts, initial=0), counts, strict=False)):
+            if rows:
+                yield Group(file, opened, index, row, start + row, rows)
+        start += sum(counts)
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.exists():
+        raise DataError(f"{WHAT}: there is no file or folder {path.absolute()}")
+    found = sorted(path.rglob(f"*{ENDING}")) if path.is_dir() else [path]
+    if not found:
+        raise DataError(f"{WHAT}: no file in {path.absolute()} has a name that ends with {ENDING}")
+    return found
+
+
+def _place(group: Group, row: int) -> str:
+    return f"{WHAT}: {group.path}: row {group.row + row}"
+
+
+def fault(text: str) -> DataError:
+    """What is wrong with a file."""
+    return DataError(f"{WHAT}: {text}")

@@ -1,0 +1,155 @@
+"""Parquet files: every kind of column, only the row groups that are needed, and which row of which file is wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as arrow
+import pyarrow.parquet as files
+import pytest
+
+from jobflow.data import Batches, Order, Samples, open_reader, parquet
+from jobflow.errors import ArgumentError, DataError
+
+ROWS = 20
+
+
+def columns() -> dict[str, Any]:
+    words = ["red", "green", " red", "blue"] * (ROWS // 4)
+    return {
+        "a": np.arange(ROWS),
+        "b": np.arange(ROWS) / 2,
+        "colour": words,
+        "coded": arrow.array(words).dictionary_encode(),
+        "pair": [[i, i + 0.5] for i in range(ROWS)],
+        "square": [[[i, 1], [2, 3]] for i in range(ROWS)],
+        "fixed": arrow.array([[i] * 3 for i in range(ROWS)], arrow.list_(arrow.int32(), 3)),
+        "flag": np.arange(ROWS) % 3 == 0,
+        "holes": arrow.array([None if i % 5 == 4 else i for i in range(ROWS)]),
+        "small": np.arange(ROWS).astype(np.uint16),
+        "ragged": [[1] * (2 - (i == 3)) for i in range(ROWS)],
+        "text": ["x" if i < 9 else None for i in range(ROWS)],
+        "moment": arrow.array([0] * ROWS, arrow.timestamp("s")),
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table in two files, of row groups of 6, 6 and 2, and of 6."""
+    found = tmp_path_factory.mktemp("parquet")
+    table = arrow.table(columns())
+    for name, part in (("part-0", table.slice(0, 14)), ("sub/part-1", table.slice(14))):
+        (found / name).parent.mkdir(exist_ok=True)
+        files.write_table(part, found / f"{name}.parquet", row_group_size=6)
+    return found
+
+
+def opened(path: Path, **arguments: Any) -> Samples:
+    found = open_reader("parquet", path=str(path), **arguments)
+    assert isinstance(found, Samples)
+    return found
+
+
+def test_columns_of_all_kinds(folder: Path) -> None:
+    made: dict[str, Any] = {name: name for name in ("colour", "coded", "pair", "square", "fixed", "flag", "holes", "small")}
+    given = {"categories": ["colour", "coded"], "missing": -1, "dtypes": {"small": "int32", "half": "bfloat16"}}
+    samples = opened(folder, fields={**made, "x": ["a", "b"], "half": "b"}, **given)
+    kinds = "int32[] int32[] float64[2] int64[2,2] int32[3] bool[] int64[] int32[] float64[2] bfloat16[]"
+    assert [str(field) for field in samples.fields.values()] == kinds.split() and len(samples) == ROWS
+    asked = np.array([19, 3, 3, 13, 14, 9])
+    found = samples.read(asked)
+    assert found["x"].tolist() == [[i, i / 2] for i in asked] and found["half"].astype(float).tolist() == (asked / 2).tolist()
+    assert found["pair"].tolist() == [[i, i + 0.5] for i in asked] and found["square"].tolist() == [[[i, 1], [2, 3]] for i in asked]
+    assert found["fixed"].tolist() == [[i] * 3 for i in asked] and found["flag"].tolist() == (asked % 3 == 0).tolist()
+    assert found["holes"].tolist() == [-1 if i % 5 == 4 else i for i in asked] and found["small"].tolist() == asked.tolist()
+    places = [[2, 1, 2, 0][i % 4] for i in asked]
+    assert found["colour"].tolist() == found["coded"].tolist() == places
+    facts = json.loads(json.dumps(samples.facts))
+    assert facts == {"categories": {name: ["blue", "green", "red"] for name in ("colour", "coded")}}
+    other = open_reader("parquet", facts, path=str(folder / "part-0.parquet"), fields={"y": "colour"}, split="validation")
+    assert isinstance(other, Samples) and other.read([0, 1])["y"].tolist() == [2, 2] and samples.read([])["pair"].shape == (0, 2)
+
+
+def test_only_the_row_groups_that_are_needed_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[tuple[str, int, str]] = []
+    pieces = parquet.Parquet._pieces
+
+    def noted(self: parquet.Parquet, group: parquet.Group, name: str, rows: int) -> Any:
+        read.append((group.path.stem, group.index, name))
+        return pieces(self, group, name, rows)
+
+    monkeypatch.setattr(parquet.Parquet, "_pieces", noted)
+    samples = opened(folder, fields={"x": "a", "y": "b"})
+    assert read == []
+    assert samples.read([13, 2, 15], fields=["x"])["x"].tolist() == [13, 2, 15] and samples.read([1])["y"].tolist() == [0.5]
+    assert read == [("part-0", 0, "a"), ("part-0", 2, "a"), ("part-1", 0, "a"), ("part-0", 0, "b")], "each once"
+    with Batches(samples, Order(0, ROWS, shuffle=False), 10, prefetch=0, sharded=True).start((0, 10)) as reading:
+        read.clear()
+        assert next(reading).arguments["y"][:2].tolist() == [5, 5.5] and read == [("part-0", 1, "b")], "a rank's part of a batch"
+    forgetful = opened(folder, fields={"x": "a"}, memory=0)
+    read.clear()
+    assert [forgetful.read([1])["x"].tolist() for _ in range(2)] == [[1], [1]] and len(read) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"fields": {"x": "aa"}}, ArgumentError, r'field "x": column "aa" is not there; did you mean "a"\?'),
+        ({"fields": {"x": "a"}, "categories": ["hue"]}, ArgumentError, 'categories: column "hue" is not there'),
+        ({"fields": {"x": "colour"}}, ArgumentError, 'column "colour" holds string; name it in categories'),
+        ({"fields": {"x": "moment"}}, DataError, 'column "moment" holds timestamp.*, of which there are no tensors'),
+        ({"fields": {"x": "small"}}, DataError, "there are no tensors of uint16; convert it with dtypes"),
+        ({"fields": {"x": ["pair", "a"]}}, ArgumentError, "each is a field of its own"),
+        ({"fields": {"x": "a"}, "memory": -1}, ArgumentError, "memory is -1"),
+        ({"fields": {"x": "holes"}}, DataError, r'part-0.parquet: row 4: column "holes" is empty; say with missing.*; it is sample 4'),
+        ({"fields": {"x": "holes"}, "missing": 0.5}, DataError, "and what missing gives, 0.5, is no number of its type"),
+        ({"fields": {"x": "b"}, "dtypes": {"x": "int32"}}, DataError, 'row 1: column "b" is 0.5, which is no int32; give it another'),
+        ({"fields": {"x": "ragged"}}, DataError, r'row 3: column "ragged" is \[1\], and not \[2\] numbers of the type int64, as in the first row'),
+        (
+            {"fields": {"x": "colour"}, "categories": {"colour": ["red", "blues"]}},
+            DataError,
+            'row 1: column "colour" is "green", which is none',
+        ),
+        ({"fields": {"x": "text"}, "categories": ["text"], "split": "validation", "validation_every": 9}, DataError, 'row 9: column "text" is empty'),
+    ],
+)
+def test_what_is_wrong_with_a_table(folder: Path, arguments: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        samples = opened(folder, **arguments)
+        samples.read(np.arange(len(samples)))
+
+
+def test_a_row_that_is_wrong_is_in_nobodys_way(folder: Path) -> None:
+    assert opened(folder, fields={"x": "holes", "y": "ragged"}).read([5, 2])["x"].tolist() == [5, 2]
+
+
+def test_files_that_are_none(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = (folder / "part-0.parquet").read_bytes()
+    path = tmp_path / "t.parquet"
+    for content in (whole[:-9], whole[: len(whole) // 2], b"PAR1", b""):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"t\.parquet is no whole Parquet file"):
+            opened(path, fields={"x": "a"})
+    path.write_bytes(whole[:60] + bytes(60) + whole[120:])
+    with pytest.raises(DataError, match=r't.parquet: row group 0, column "a" cannot be read'):
+        opened(path, fields={"x": "a"}).read([0])
+    files.write_table(arrow.table({"a": ["x"]}), path)
+    (tmp_path / "a.parquet").write_bytes(whole)
+    with pytest.raises(DataError, match=r't.parquet: column "a" is string, and int64 in .*a.parquet'):
+        opened(tmp_path, fields={"x": "a"}).read([ROWS - 6])
+    monkeypatch.setenv("JOBFLOW_MAX_UNPACKED", "1M")
+    files.write_table(arrow.table({"a": np.zeros(200_000)}), path)
+    with pytest.raises(DataError, match=r'row group 0, column "a" has 1,600,000 bytes.*JOBFLOW_MAX_UNPACKED'):
+        opened(path, fields={"x": "a"}).read([0])
+    files.write_table(arrow.table({"a": np.zeros(0)}), path)
+    (tmp_path / "empty").mkdir()
+    for wrong, message in ((path, "are no rows"), (tmp_path / "none", "is no file or folder"), (tmp_path / "empty", r"ends with \.parquet")):
+        with pytest.raises(DataError, match=message):
+            opened(wrong, fields={"x": "a"})
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ModuleNotFoundError, match=r'reader "parquet" needs pyarrow: pip install "jobflow-sbp\[parquet\]"'):
+        opened(path, fields={"x": "a"})
