@@ -22,7 +22,7 @@ from jobflow.graph.ir import Graph, Node, Physical, Sharded, Value
 from jobflow.graph.rewrite import consumers
 from jobflow.graph.text import graph_text, physical_text, sharded_text
 from jobflow.job import Job, job_of, returned_values
-from jobflow.picture import page
+from jobflow.picture import graph_page
 from jobflow.plan.footprint import footprint, footprint_text
 from jobflow.plan.plan import Plan
 from jobflow.plan.text import plan_text
@@ -147,7 +147,7 @@ def explain_page(job: Job, *, devices: int = 1, rank: int = 0, strategy: str | N
         "Memory of each rank": found.memory(),
         f"Plan of rank {rank}": plan_text(found.plan(rank)),
     }
-    return page(found.physical, tables)
+    return graph_page(found.physical, tables)
 
 
 def boxing_table(physical: Physical) -> str:

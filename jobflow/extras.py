@@ -26,6 +26,7 @@ class Package:
 #: the versions are those of setup.py
 PACKAGES = (
     Package("rich", "rich", "13", "tables and progress"),
+    Package("jinja2", "jinja2", "3.1", "pages"),
     Package("pydantic", "pydantic", "2.7", "configurations", "train"),
     Package("matplotlib", "matplotlib", "3.8", "charts", "train"),
     Package("shtab", "shtab", "1.7", "shell completion", "train"),

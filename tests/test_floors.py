@@ -23,7 +23,7 @@ FLOORS = {
         "5": "placements session job compiled binding commands hatch results variable_io eager checkpoint options job_config",
         "6": "functional faces amp autograd comm cuda saving optim utils advanced declare strategies models nn layers math arrays linalg losses "
         "optimizer regularizers initializers variables data experimental image random train watching spellings deprecated shared_names",
-        "7": "distributed trainer cli explain stages picture comparison verify __main__",
+        "7": "distributed trainer cli explain stages pages picture comparison verify __main__",
     }.items()
 }
 FLOOR_OF = {f"jobflow.{name}": floor for floor, names in FLOORS.items() for name in names}

@@ -12,7 +12,7 @@ from jobflow import scope
 from jobflow.cli import main
 from jobflow.compiler.box import Reroute
 from jobflow.explain import Explained, laid_out, load_job
-from jobflow.picture import arrange, svg
+from jobflow.picture import arrange, graph_page
 
 JOB = str(Path(__file__).parents[1] / "examples" / "hybrid_mlp.py") + ":train_job"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -25,7 +25,8 @@ def found() -> Explained:
 
 
 def test_every_node_is_drawn_once_and_edges_lead_from_producer_to_reader(found: Explained) -> None:
-    drawing = ElementTree.fromstring(svg(found.physical))
+    (svg,) = re.findall(r"<svg.*</svg>", graph_page(found.physical, {}), re.DOTALL)
+    drawing = ElementTree.fromstring(svg)
     nodes = found.physical.graph.nodes
     ids = [g.get("id") for g in drawing.iter(f"{SVG}g") if g.get("id")]
     assert ids == [f"n{i}" for i in range(len(nodes))]

@@ -115,8 +115,6 @@ def profiling(loaded: Loaded) -> Tracing:
 
 def watchers(loaded: Loaded, tracing: Tracing | None) -> list[Watcher]:
     """Who looks on, as the configuration's `logging` says."""
-    from jobflow.trainer.curves import Curves
-    from jobflow.trainer.history import History
     from jobflow.trainer.metrics import metric_files
     from jobflow.trainer.progress import Progress
     from jobflow.trainer.report import Report
@@ -124,7 +122,6 @@ def watchers(loaded: Loaded, tracing: Tracing | None) -> list[Watcher]:
     wish = loaded.config.logging
     found: list[Watcher] = [Progress(wish.progress, wish.every_steps), *metric_files(loaded.config, Path(loaded.config.output))]
     if wish.report:
-        history = History()
-        say = None if wish.progress == "none" else print
-        found += [history, Curves(history=history), Report(traced=lambda: None if tracing is None else tracing.traced, history=history, announce=say)]
+        quiet = wish.progress == "none"
+        found.append(Report(traced=lambda: None if tracing is None else tracing.traced, announce=(lambda _: None) if quiet else print))
     return found

@@ -1,146 +1,178 @@
-"""Small charts as SVG, drawn in the colours of the page around them: classes name lines, the page says what these look like.
+"""Charts of a run, drawn by matplotlib: `curves.png`, and SVG for pages, in the colours of the page around it.
 
-A chart is about as wide as a phone and scales from there.
+Nothing global changes: no window, no backend is chosen.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from html import escape
-from typing import NamedTuple
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
 
 import numpy as np
 
-from jobflow.trainer.amounts import duration_text, number_text, percent
-from jobflow.trainer.history import RATE, SPEED, TRAIN, Curve, Numbers, is_fraction, smoothed, wants_logarithm
+from jobflow.extras import optional
+from jobflow.trainer.amounts import duration_text
+from jobflow.trainer.history import RATE, SPEED, TRAIN, Curve, History, Numbers, is_fraction, smoothed, wants_logarithm
+from jobflow.trainer.leaving import leave
 
-WIDTH, HEIGHT = 440, 270
-LEFT, RIGHT, TOP, BOTTOM = 62, 10, 12, 36
-#: of an axis of percents, the least span
-LEAST_SHARE = 0.1
-#: points of a line
-POINTS = 400
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: of Okabe and Ito, told apart by everybody
+COLOURS = {TRAIN: "#0072b2", "validation": "#d55e00", "test": "#009e73"}
+OTHERS = ("#cc79a7", "#e69f00", "#56b4e9")
+INK, GRID = "#333333", "#dddddd"
+#: what a page calls them, in its light and its dark mode
+VARIABLES = {**{colour: f"var(--{of})" for of, colour in COLOURS.items()}, **dict(zip(OTHERS, ("var(--p4)", "var(--p3)", "var(--p1)"), strict=True))}
+VARIABLES |= {INK: "var(--faint)", GRID: "var(--rule)"}
+#: points of a line; more cannot be seen
+POINTS = 1000
 #: of all points, how many are averaged for the bold line
 SMOOTHING = 0.03
+#: lines of fewer points have a mark on each
+FEW = 40
+#: of an axis of percents, the least span
+LEAST_SHARE = 0.1
+#: a panel, in inches
+WIDTH, HEIGHT, DOTS = 5.0, 3.1, 160
 
 
-class Axis(NamedTuple):
-    """Values from `low` to `high` on pixels from `start` to `stop`."""
-
-    low: float
-    high: float
-    start: float
-    stop: float
-    logarithmic: bool = False
-
-    def at(self, value: float) -> float:
-        """The pixel of a value."""
-        low, high, value = map(math.log10, (self.low, self.high, value)) if self.logarithmic else (self.low, self.high, value)
-        return self.start + (value - low) / ((high - low) or 1.0) * (self.stop - self.start)
-
-    def ticks(self, count: int) -> list[float]:
-        """Round values."""
-        return log_ticks(self.low, self.high) if self.logarithmic else ticks(self.low, self.high, count)
-
-
-def ticks(low: float, high: float, count: int) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten in [low, high]; about `count` of them."""
-    if not high > low:
-        return [low]
-    raw = (high - low) / max(count, 1)
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(i * step, 12) if abs(i * step) > 1e-9 else i * step for i in range(first, last + 1)]
+def curves_png(history: History, path: Path, title: str, steps_per_epoch: int = 0) -> Path | None:
+    """All curves of a history in one file; None if there is nothing to draw, or no place for it."""
+    pictures = list(history.pictures())
+    if not pictures:
+        return None
+    columns = min(2, len(pictures))
+    rows = -(-len(pictures) // columns)
+    content = io.BytesIO()
+    with _figure(WIDTH * columns, HEIGHT * rows + 0.45) as figure:
+        figure.suptitle(title, fontsize=13, fontweight="bold", color=INK)
+        for i, (name, curves) in enumerate(pictures):
+            axes = figure.add_subplot(rows, columns, i + 1)
+            axes.set_title(name, fontsize=11, color=INK, loc="left")
+            draw_curves(axes, name, curves, steps_per_epoch=steps_per_epoch)
+        figure.savefig(content, format="png")
+    return path if leave(path, content.getvalue()) else None
 
 
-def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten in [low, high]; with their doubles and fivefolds where there are few."""
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    factors = (1, 2, 5) if last - first <= 3 else (1,)
-    return [factor * 10.0**power for power in range(first, last + 1) for factor in factors if low * 0.999 <= factor * 10.0**power <= high * 1.001]
+@contextmanager
+def _figure(width: float, height: float) -> Iterator[Figure]:
+    """A figure to draw on and save; what is set for it is as before afterwards."""
+    optional("matplotlib", "a chart")
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    with rc_context({"text.parse_math": False, "text.usetex": False, "svg.fonttype": "none"}):
+        yield Figure(figsize=(width, height), dpi=DOTS, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
 
 
-def curves_chart(name: str, curves: Sequence[Curve], steps: int) -> str:
-    """One quantity over the steps of a run."""
+def draw_curves(axes: Axes, name: str, curves: Sequence[Curve], last: int = 0, steps_per_epoch: int = 0) -> None:
+    """One quantity over the steps, up to `last` at least: noisy lines thin with their mean bold, evaluations as points on a line."""
     points = [curve.line.arrays(POINTS) for curve in curves]
-    values = [y for _, y in points]
-    share, logarithmic = is_fraction(name, values), wants_logarithm(values, name)
-    x = Axis(min(float(x.min()) for x, _ in points), max(steps, 1), LEFT, WIDTH - RIGHT)
-    y = value_axis(values, logarithmic, zero=name in (RATE, SPEED), least=LEAST_SHARE if share else 0.0)
-    drawn = "".join(curve_of(name, curve, x, y, *both) for curve, both in zip(curves, points, strict=True))
-    labels = [(value, percent(value, 0) if share else number_text(value)) for value in y.ticks(5)]
-    return svg(f"{name} by step", frame(x, y, labels, "step") + drawn)
+    for i, (curve, (x, y)) in enumerate(zip(curves, points, strict=True)):
+        colour = COLOURS.get(curve.of, OTHERS[i % len(OTHERS)])
+        noisy = curve.of == TRAIN and len(x) >= 30 and name != RATE
+        marked = not noisy and (len(x) == 1 or (len(x) < FEW and name != RATE))
+        if noisy:
+            axes.plot(x, y, color=colour, linewidth=0.7, alpha=0.3)
+        drawn = smoothed(y, int(len(y) * SMOOTHING) + 2) if noisy else y
+        (line,) = axes.plot(x, drawn, color=colour, linewidth=1.7, marker="o" if marked else "", markersize=4, label=curve.of)
+        if marked:
+            line.set_gid(tooltips(f"step {step:.0f}: {value:.5g}" for step, value in zip(x.tolist(), y.tolist(), strict=True)))
+    low, high = min(float(x[0]) for x, _ in points), max(last, *(float(x[-1]) for x, _ in points))
+    axes.set_xlim(low - 0.02 * (high - low), high + max(0.02 * (high - low), float(low == high)))
+    axes.locator_params("x", integer=True)
+    scale_values(axes, name, [y for _, y in points])
+    dress(axes, f"step   (an epoch has {steps_per_epoch})" if steps_per_epoch else "step")
+    if len(curves) > 1:
+        axes.legend(frameon=False, fontsize=9, labelcolor=INK)
 
 
-def value_axis(values: Sequence[Numbers], logarithmic: bool, zero: bool = False, least: float = 0.0) -> Axis:
-    """An axis on which all values find room, with a margin; it spans `least`, and begins at zero if so wished."""
+def scale_values(axes: Axes, name: str, values: Sequence[Numbers]) -> None:
+    """Logarithm or percent where they serve; speeds from zero."""
+    from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter, StrMethodFormatter
+
     low, high = min(float(v.min()) for v in values), max(float(v.max()) for v in values)
-    if logarithmic:
-        return Axis(low / 1.1, high * 1.1, HEIGHT - BOTTOM, TOP, True)
-    margin = max((high - low) * 0.05, (least - (high - low)) / 2) or abs(high) * 0.05 or 1.0
-    return Axis(0.0 if zero else low - margin, high + margin, HEIGHT - BOTTOM, TOP)
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    if wants_logarithm(values, name):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 1e3 else (1.0,)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    elif is_fraction(name, values):
+        margin = max((high - low) * 0.05, (LEAST_SHARE - (high - low)) / 2)
+        axes.set_ylim(low - margin, high + margin)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    elif name in (RATE, SPEED):
+        axes.set_ylim(bottom=0)
 
 
-def curve_of(name: str, curve: Curve, x: Axis, y: Axis, steps: Numbers, values: Numbers) -> str:
-    """A noisy line thin and its mean bold; a line of few points with a mark on each."""
-    kind = escape(curve.of.split("/")[0])
-    if curve.of == TRAIN and len(steps) >= 30 and name != RATE:
-        mean = smoothed(values, int(len(values) * SMOOTHING) + 2)
-        return polyline(f"{kind} noise", x, y, steps, values) + polyline(kind, x, y, steps, mean)
-    marks = ""
-    if len(steps) == 1 or (len(steps) < 40 and name != RATE):
-        marks = "".join(
-            f'<circle class="{kind}" cx="{x.at(s):.1f}" cy="{y.at(v):.1f}" r="3"><title>step {s:.0f}: {v:.5g}</title></circle>'
-            for s, v in zip(steps.tolist(), values.tolist(), strict=True)
-        )
-    return polyline(kind, x, y, steps, values) + marks
-
-
-def polyline(kind: str, x: Axis, y: Axis, xs: Numbers, ys: Numbers) -> str:
-    path = " ".join(f"{x.at(a):.1f},{y.at(b):.1f}" for a, b in zip(xs.tolist(), ys.tolist(), strict=True))
-    return f'<polyline class="line {kind}" points="{path}"/>'
-
-
-def frame(x: Axis, y: Axis, labels: Sequence[tuple[float, str]], below: str, x_labels: Sequence[tuple[float, str]] | None = None) -> str:
-    """Grid, numbers on both axes, and what the lower one counts."""
-    parts = []
-    for value, text in labels:
-        at = y.at(value)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(f'<text class="end" x="{LEFT - 6}" y="{at + 4:.1f}">{escape(text)}</text>')
-    for value, text in x_labels if x_labels is not None else [(v, f"{v:,.0f}") for v in x.ticks(5) if v == int(v)]:
-        parts.append(f'<text class="mid" x="{x.at(value):.1f}" y="{HEIGHT - BOTTOM + 16}">{escape(text)}</text>')
-    parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM}"/>')
-    parts.append(f'<text class="mid" x="{(LEFT + WIDTH - RIGHT) / 2:.0f}" y="{HEIGHT - 4}">{escape(below)}</text>')
-    return "".join(parts)
-
-
-def histogram(seconds: Numbers, bins: int = 32) -> str:
-    """How long steps took, with the median marked; the last bar has all that are slower, too."""
-    if seconds.size == 0:
-        return ""
-    high = min(float(np.quantile(seconds, 0.995)), 3 * float(np.median(seconds)))
-    low = float(seconds.min())
-    high = high if high > low else low * 1.01 + 1e-9
-    counts, edges = np.histogram(np.clip(seconds, low, high), bins=min(bins, max(4, seconds.size // 3)), range=(low, high))
-    x, y = Axis(low, high, LEFT, WIDTH - RIGHT), Axis(0.0, float(counts.max()) * 1.1, HEIGHT - BOTTOM, TOP)
-    bars = "".join(
-        f'<rect class="train" x="{x.at(a):.1f}" y="{y.at(n):.1f}" width="{max(0.5, x.at(b) - x.at(a) - 1):.1f}" height="{y.at(0) - y.at(n):.1f}">'
-        f"<title>{escape(duration_text(a))} to {escape(duration_text(b))}: {n} steps</title></rect>"
-        for a, b, n in zip(edges[:-1].tolist(), edges[1:].tolist(), counts.tolist(), strict=True)
-    )
-    middle = x.at(float(np.median(seconds)))
-    mark = f'<line class="mark" x1="{middle:.1f}" x2="{middle:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
-    side = "end" if middle > WIDTH / 2 else "start"
-    said = f"median {escape(duration_text(float(np.median(seconds))))}"
-    label = f'<text class="{side}" x="{middle + (-5 if side == "end" else 5):.1f}" y="{TOP + 12}">{said}</text>'
-    labels = [(value, f"{value:,.0f}") for value in y.ticks(4) if value == int(value)]
+def draw_times(axes: Axes, seconds: Numbers, bins: int = 32) -> None:
+    """How many steps took how long, with the median marked; the last bar has all that are slower, too."""
+    low, median = float(seconds.min()), float(np.median(seconds))
+    high = max(min(float(np.quantile(seconds, 0.995)), 3 * median), low * 1.01 + 1e-9)
     unit, word = (1e-3, "ms") if high < 1 else (1.0, "s")
-    below = [(value * unit, f"{value:g}") for value in ticks(low / unit, high / unit, 5)]
-    return svg("steps by their time", frame(x, y, labels, f"time of a step ({word})", below) + bars + mark + label)
+    counts, edges = np.histogram(np.clip(seconds, low, high), bins=min(bins, max(4, seconds.size // 3)), range=(low, high))
+    bars = axes.bar(edges[:-1] / unit, counts, np.diff(edges) / unit * 0.94, align="edge", color=COLOURS[TRAIN])
+    for bar, count, a, b in zip(bars, counts.tolist(), edges.tolist(), edges[1:].tolist(), strict=False):
+        bar.set_gid(tooltips([f"{duration_text(a)} to {duration_text(b)}: {count} steps"]))
+    axes.axvline(median / unit, color=INK, linewidth=1, linestyle="--", label=f"median {duration_text(median)}")
+    axes.legend(frameon=False, fontsize=9, labelcolor=INK)
+    axes.margins(x=0.02, y=0.15)
+    axes.locator_params("y", integer=True)
+    dress(axes, f"time of a step ({word})")
 
 
-def svg(title: str, content: str) -> str:
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}"><title>{escape(title)}</title>{content}</svg>'
+def dress(axes: Axes, below: str) -> None:
+    """A light grid, and what the lower axis counts."""
+    axes.set_xlabel(below, fontsize=9, color=INK)
+    axes.grid(True, color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=8.5, colors=INK, length=3)
+    axes.tick_params(which="minor", length=0)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(INK)
+        spine.set_linewidth(0.8)
+
+
+# -------------------------------------------------------------------- SVG
+
+_BAR = " | "
+
+
+def tooltips(texts: Iterable[str]) -> str:
+    """What a page says when one points at the parts of a line or a bar; kept where matplotlib keeps the name of a group."""
+    return f"tooltips{_BAR}{_BAR.join(texts)}"
+
+
+def chart_svg(title: str, draw: Callable[[Axes], None]) -> str:
+    """One panel as an element of an HTML page: text is text in the page's font, colours follow the page, parts have tooltips."""
+    content = io.StringIO()
+    with _figure(WIDTH, HEIGHT) as figure:
+        draw(figure.add_subplot())
+        figure.savefig(content, format="svg", transparent=True)
+    root = ElementTree.fromstring(content.getvalue())
+    for part in root.iter():
+        part.tag = part.tag.rpartition("}")[2]
+        texts = part.attrib.pop("id", "").split(_BAR)[1:] if part.tag == "g" else []
+        for mark, text in zip([use for use in part.iter() if use.tag.endswith("use")] or [part], texts, strict=False):
+            ElementTree.SubElement(mark, "title").text = text
+        part.attrib = {name.rpartition("}")[2]: _in_page(value) for name, value in part.attrib.items()}
+    for child in ("metadata", "defs"):
+        for unused in root.findall(child)[:1]:
+            root.remove(unused)
+    root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": title}
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _in_page(value: str) -> str:
+    """An attribute with the page's colours and font, and without digits that nobody sees."""
+    return re.sub("#[0-9a-f]{6}", lambda colour: VARIABLES.get(colour[0], colour[0]), re.sub(r"font-family: [^;]*; |(?<=\.\d\d)\d+", "", value))

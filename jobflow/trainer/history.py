@@ -160,29 +160,6 @@ class History(Watcher):
         return 0.0 if self.began is None or self.latest is None else self.latest - self.began
 
 
-class Reading(Watcher):
-    """A watcher that tells something of a history.  A history that is given is a watcher itself, and stands before this one; else it has its own."""
-
-    def __init__(self, history: History | None = None) -> None:
-        self.history = History() if history is None else history
-        self._own: Watcher = self.history if history is None else Watcher()
-
-    def started(self, run: RunInfo) -> None:
-        self._own.started(run)
-
-    def step(self, run: RunInfo, report: StepReport) -> None:
-        self._own.step(run, report)
-
-    def evaluated(self, run: RunInfo, report: EvaluationReport) -> None:
-        self._own.evaluated(run, report)
-
-    def saved(self, run: RunInfo, path: Path) -> None:
-        self._own.saved(run, path)
-
-    def finished(self, run: RunInfo, outcome: Ended) -> None:
-        self._own.finished(run, outcome)
-
-
 def _record(text: str) -> dict[str, Any]:
     """The numbers of a line."""
     try:

@@ -1,23 +1,23 @@
-"""Curves: what is measured is drawn, by objects of its own; nothing of matplotlib's global state is touched."""
+"""Charts: what is measured is drawn, as one picture and for pages; nothing of matplotlib's global state is touched."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import matplotlib
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from watched_run import drive, end, info, step_of
 
-from jobflow.trainer.charts import log_ticks, ticks
-from jobflow.trainer.curves import DOTS, HEIGHT, Curves, draw
+from jobflow.trainer.charts import DOTS, HEIGHT, chart_svg, curves_png, draw_curves, draw_times
 from jobflow.trainer.history import RATE, SPEED, History, Line, is_fraction, smoothed, wants_logarithm
+from jobflow.trainer.report import Report
 
 
 def size_of(png: Path) -> tuple[int, int]:
@@ -31,11 +31,11 @@ def _settings() -> dict[str, object]:
     return {name: matplotlib.rcParams[name] for name in matplotlib.rcParams if name != "backend"}  # to ask for that one chooses it
 
 
-def test_a_run_leaves_a_picture_and_nothing_else(tmp_path: Path) -> None:
+def test_a_run_leaves_a_picture_and_nothing_global_changes(tmp_path: Path) -> None:
     settings, backend = _settings(), matplotlib.get_backend(auto_select=False)
-    watcher, run = Curves(), info(tmp_path / "new")
+    watcher, run = Report(), info(tmp_path / "new")
     drive(watcher, run)
-    assert not run.output.exists()
+    assert [file.name for file in run.output.iterdir()] == ["report.html"]
     end(watcher, run)
     width, height = size_of(run.output / "curves.png")
     assert width > 1000 and height == pytest.approx((2 * HEIGHT + 0.45) * DOTS, abs=2), "loss, accuracy, learning rate, speed: two by two"
@@ -45,13 +45,13 @@ def test_a_run_leaves_a_picture_and_nothing_else(tmp_path: Path) -> None:
 
 def test_a_run_that_fails_leaves_one_too_unless_it_did_nothing(tmp_path: Path) -> None:
     for last, left in ((5, True), (0, False)):
-        watcher, run = Curves(tmp_path / f"{last}.png"), info(tmp_path)
+        watcher, run = Report(), info(tmp_path / str(last))
         watcher.started(run)
         for number in range(1, last + 1):
             watcher.step(run, step_of(number))
         watcher.closed(run)
-        assert (tmp_path / f"{last}.png").exists() == left
-    assert draw(History(), tmp_path / "none.png", "nothing") is None
+        assert (run.output / "curves.png").exists() == left
+    assert curves_png(History(), tmp_path / "none.png", "nothing") is None
 
 
 def test_values_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
@@ -60,7 +60,13 @@ def test_values_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
     for number, loss in enumerate([1.0, math.nan, 3.0, math.inf], 1):
         history.step(run, step_of(number, loss=loss))
     assert list(history.lines["loss"].values) == [1.0, 3.0] and list(history.lines["loss"].steps) == [1, 3]
-    assert draw(history, tmp_path / "some.png", "nan") is not None
+    assert curves_png(history, tmp_path / "some.png", "nan") is not None
+
+
+def test_without_matplotlib_a_run_ends_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ModuleNotFoundError, match=r'a report \(logging.report\) needs matplotlib: pip install "jobflow-sbp\[train\]"'):
+        Report().started(info(tmp_path))
 
 
 def test_curves_of_one_quantity_are_drawn_together(tmp_path: Path) -> None:
@@ -111,22 +117,39 @@ def test_scales_are_chosen_by_the_values() -> None:
     assert is_fraction("accuracy", [np.array([0.0, 1.0])]) and not is_fraction("accuracy", [np.array([93.0])]) and not is_fraction("loss", [steep])
 
 
-@given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6), st.integers(2, 8))
-def test_ticks_are_few_round_and_inside(low: float, span: float, count: int) -> None:
-    high = low + span
-    if high <= low:
-        return
-    found = ticks(low, high, count)
-    steps = np.diff(found)
-    slack = 1e-6 * max(abs(low), abs(high), span)
-    assert all(low - slack <= t <= high + slack for t in found) and len(found) <= 2 * count + 2
-    if steps.size:
-        assert steps.min() > 0
-        assert steps.max() - steps.min() <= 2 * slack
+def test_charts_of_pages_have_text_tooltips_and_the_colours_of_the_page() -> None:
+    history, settings = History(), _settings()
+    drive(history, info(Path("nowhere")))
+    drawn = {name: chart_svg(f"{name} <&>", lambda axes, n=name, c=curves: draw_curves(axes, n, c, 200)) for name, curves in history.pictures()}  # type: ignore[misc]
+    seconds = np.random.default_rng(0).gamma(3.0, 0.02, 300)
+    drawn["times"] = chart_svg("times", lambda axes: draw_times(axes, seconds))
+    texts = {name: [text.text for text in ElementTree.fromstring(svg).iter("text")] for name, svg in drawn.items()}
+    assert {"200", "step", "train", "validation"} <= set(texts["loss"]) and "100%" in texts["accuracy"] and "time of a step (ms)" in texts["times"]
+    tips = {name: [tip.text for tip in ElementTree.fromstring(svg).iter("title")] for name, svg in drawn.items()}
+    assert tips["loss"] == ["step 40: 0.37067", "step 80: 0.13663", "step 120: 0.10496"] and tips[RATE] == []
+    assert sum(int(str(tip).split()[-2]) for tip in tips["times"]) == 300 and f"median {1e3 * np.median(seconds):.1f} ms" in texts["times"]
+    for svg in drawn.values():
+        assert (
+            set(re.findall(r"#[0-9a-f]{6}", re.sub(r"url\(#\w+\)|href=\"#\w+\"|id=\"\w+\"", "", svg))) == set()
+            and "var(--train)" in svg
+            and "font-family" not in svg
+        )
+        names = re.findall(r' id="(\w+)"', svg)
+        assert len(names) == len(set(names)) and set(re.findall(r"#(\w+)", svg)) <= set(names)
+    everything = re.findall(r' id="(\w+)"', "".join(drawn.values()))
+    assert len(everything) == len(set(everything)), "charts of one page do not take each other's marks"
+    assert _settings() == settings
+    for few in ([0.0], [0.5] * 7, [1e-6, 5.0]):
+        assert "<path" in chart_svg("few", lambda axes, few=few: draw_times(axes, np.array(few)))  # type: ignore[misc]
 
 
-@given(st.floats(1e-9, 1e3), st.floats(11.0, 1e9))
-def test_logarithmic_ticks_hold_powers_of_ten(low: float, factor: float) -> None:
-    found = log_ticks(low, low * factor)
-    assert any(math.isclose(math.log10(t), round(math.log10(t)), abs_tol=1e-9) for t in found)
-    assert all(low * 0.99 <= t <= low * factor * 1.01 for t in found) and found == sorted(found)
+def test_names_are_text_and_no_formulas(tmp_path: Path) -> None:
+    """matplotlib takes what stands between dollars for mathematics."""
+    line = Line()
+    for step in range(3):
+        line.add(step, 0.5)
+    history = History(lines={r"$\nowhere$/<b>$x_1$": line, "loss/<b>$x_1$": line})
+    assert curves_png(history, tmp_path / "x.png", r"$\frac{1}$ & <run>") == tmp_path / "x.png"
+    ((name, curves),) = history.pictures()
+    svg = chart_svg(name, lambda axes: draw_curves(axes, name, curves))
+    assert name == "<b>$x_1$" and r"$\nowhere$" in svg and "<b>" not in svg

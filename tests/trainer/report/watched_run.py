@@ -16,7 +16,17 @@ PLAIN: dict[str, Any] = {
     "name": "digits & <letters>",
     "model": {"builder": "models:lenet", "arguments": {"classes": 10}, "layers": [{"dense": {"units": 8}}, {"dense": {"units": 4}}]},
     "optimizer": {"name": "adam", "lr": 0.001, "betas": [0.9, 0.999], "clip_norm": None},
-    "strategy": {"view": "consistent", "data": 2, "tensor": 1, "pipeline": 1, "zero": 1, "precision": "float32"},
+    "strategy": {
+        "view": "consistent",
+        "data": 2,
+        "tensor": 1,
+        "pipeline": 1,
+        "zero": 1,
+        "accumulation": 1,
+        "microbatches": None,
+        "recompute": False,
+        "precision": "float32",
+    },
 }
 ORIGINS = {
     "name": Origin("/somewhere/base.yaml", 2, 7),
