@@ -41,7 +41,7 @@ def _reduction(what: str, op: str) -> Reduction:
 
 
 def _write(x: Tensor, value: Array) -> None:
-    x.array[...] = value
+    x.own()[...] = value
     x.wrote()
 
 

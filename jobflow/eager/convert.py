@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 import jobflow.scope as scope
+from jobflow.binding import Loaded, StorageChoice
 from jobflow.compiler.box import Reroute
-from jobflow.compiler.compile import plan_rank
 from jobflow.compiler.paths import path
 from jobflow.eager.state import EagerState, mixed
 from jobflow.eager.tensor import Tensor
@@ -28,7 +28,7 @@ from jobflow.plan.plan import Plan, Slot
 from jobflow.runtime.arrays import window
 from jobflow.runtime.comm.base import Communicator
 from jobflow.runtime.executor import Executor
-from jobflow.runtime.state import State
+from jobflow.runtime.world.base import Rank
 from jobflow.types import Array, TensorType
 
 #: how many changes of layout a group of ranks keeps prepared
@@ -161,18 +161,15 @@ def bound(here: EagerState, comm: Communicator, ranks: tuple[int, ...], type: Te
     """The plan of a change, bound to memory; collective over the group."""
     index = ranks.index(here.rank.index)
     at = [Layout(_numbered(layout.placement, ranks), layout.sbp) for layout in (source, target)]
-    plan = plan_rank(physical(type, *at), index, {}, True)
+    ready = Loaded(physical(type, *at), StorageChoice(copies=True)).bind(Rank(index, len(ranks), here.device, comm))
     gives, takes = (index in layout.placement.ranks for layout in at)
-    if plan.schedule:
-        return Conversion(Planned(Executor(plan, here.device, comm, State(index, here.device, comm)), gives), True, takes)
-    alone = comm.group((index,))  # what some ranks do in steps is nothing, or a part, for others: nobody waits for anybody
-    found = _part(plan) or Planned(Executor(plan, here.device, alone, State(0, here.device, alone)), gives)
-    return Conversion(found, False, takes)
+    # what some ranks do in steps is nothing, or a part, for others: without a schedule nobody waits for anybody
+    return Conversion(_part(ready.plan) or Planned(ready.executor, gives), bool(ready.plan.schedule), takes)
 
 
 def _part(plan: Plan) -> Part | None:
     """The change, if it only looks at what there is."""
-    if plan.body or not plan.feeds or not plan.fetches:
+    if plan.schedule or plan.body or not plan.feeds or not plan.fetches:
         return None
     (feed,), ((_, slot),) = plan.feeds, plan.fetches
     return Part(replace(slot, offset=slot.offset - feed.slot.offset))

@@ -262,6 +262,8 @@ def _update(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> None:
     origin = mixed(found.digest, *[x.origin for x in inputs])
     if found.placement is not None:
         here.trail(found.placement).add(origin, found.text)
+    for i in op.alias.values():
+        inputs[i].own()
     arrays = [x.array if want is None else convert(here, x, want, "an input") for x, want in zip(inputs, found.wanted, strict=True)]
     for i in op.alias.values():
         inputs[i].origin = origin + i
@@ -275,7 +277,7 @@ def _update(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> None:
         if want is not None:  # the op must see the whole of what lies in pieces: each rank keeps its own of the result
             if not want.is_whole or x.layout is None or x.layout.is_partial:
                 raise PlanError(f"{op.word()}: the tensor that it writes over lies {x.layout} but is read {want}")
-            x.array[...] = arrays[i][x.layout.box(x.type.shape, here.rank.index).slices]
+            x.own()[...] = arrays[i][x.layout.box(x.type.shape, here.rank.index).slices]
         x.wrote()
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, TypeVar, overload
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -44,13 +45,61 @@ class Size(tuple[int, ...]):
         return product
 
 
-class Storage:
-    """Counts how often the memory that some tensors share has been written over."""
+class Home:
+    """Where a graph has laid the memory of tensors.
 
-    __slots__ = ("version",)
+    What other ranks have in common with this one (`ranks`, none if it is this rank's own) nobody writes to outside of graphs: tensors see
+    it as arrays that are read only.  Before one of them is written to, all of them move to a copy of this rank (`leave`), until the graph
+    runs the next time and takes the numbers over (`come_back`).
+    """
+
+    __slots__ = ("array", "buffer", "copy", "offset", "ranks", "tensors")
+
+    def __init__(self, array: Array, buffer: Array, offset: int, ranks: tuple[int, ...] = ()) -> None:
+        self.array = array if not ranks else _read_only(array)
+        #: the flat bytes that it is a part of, and where it begins in them
+        self.buffer = buffer
+        self.offset = offset
+        self.ranks = ranks
+        #: this rank's own numbers, while it has some
+        self.copy: Array | None = None
+        self.tensors: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+
+    def leave(self) -> None:
+        """This rank's tensors get numbers of their own."""
+        if self.copy is None:
+            self.copy = self.array.copy()
+            self._move(self.array, self.copy)
+
+    def come_back(self) -> None:
+        """They lie in common memory again."""
+        if self.copy is not None:
+            self._move(self.copy, self.array)
+            self.copy = None
+
+    def _move(self, old: Array, new: Array) -> None:
+        """Let the tensors that look at `old` look at the same part of `new`."""
+        begin, bytes_ = old.ctypes.data, new.reshape(-1).view(np.uint8)
+        for x in list(self.tensors.values()):
+            offset = x.array.ctypes.data - begin
+            if 0 <= offset < max(old.nbytes, 1):
+                x.array = np.ndarray(x.array.shape, x.array.dtype, bytes_, offset, x.array.strides)
+
+
+def _read_only(array: Array) -> Array:
+    seen = array.view()
+    seen.flags.writeable = False
+    return seen
+
+
+class Storage:
+    """Counts how often the memory that some tensors share has been written over, and knows where a graph has laid it."""
+
+    __slots__ = ("home", "version")
 
     def __init__(self) -> None:
         self.version = 0
+        self.home: Home | None = None
 
 
 class Tensor(Methods):
@@ -174,6 +223,20 @@ class Tensor(Methods):
     def shares(self, view: Tensor) -> None:
         """`view` looks at the same memory."""
         view.storage = self.memory
+        if view.storage.home is not None:
+            view.storage.home.tensors[id(view)] = view
+
+    def shows(self, view: Tensor) -> None:
+        """`view` looks at the same memory, but does not count how often that is written over."""
+        if self.storage is not None and self.storage.home is not None:
+            view.memory.home = self.storage.home
+            self.storage.home.tensors[id(view)] = view
+
+    def own(self) -> Array:
+        """Its numbers, to be written over: those of this rank alone."""
+        if not self.array.flags.writeable and self.storage is not None and self.storage.home is not None:
+            self.storage.home.leave()
+        return self.array
 
     #: a tensor is a key by which one it is
     __hash__ = object.__hash__

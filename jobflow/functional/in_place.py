@@ -38,7 +38,7 @@ def written(x: Tensor, what: str, value: Tensor) -> Tensor:
     if here.building is not None:
         here.building.write(x, value)
     else:
-        x.array[...] = value.array
+        x.own()[...] = value.array
         writing.written(here, x, value, what)
     return x
 

@@ -6,8 +6,6 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from jobflow.eager import crossing
 from jobflow.eager.run import recorder, run
 from jobflow.eager.state import state
@@ -202,6 +200,7 @@ def _data(x: Tensor) -> Tensor:
     """x in the same memory, as a tensor that the graph of gradients does not know."""
     made = Tensor(x.type, x.layout, x.array, x.traced)
     made._device, made.origin = x._device, x.origin
+    x.shows(made)
     return made
 
 
@@ -270,7 +269,7 @@ def element_size(x: Tensor) -> int:
 def reduced(x: Tensor, protocol: int) -> tuple[Any, ...]:
     """For pickle: of a global tensor each rank's piece, with placement and sbp."""
     _portable(x, "pickle")
-    return rebuilt, (type(x), x.type, x.layout, np.asarray(x.array, order="C"), x.requires_grad, x._device, x.__dict__)
+    return rebuilt, (type(x), x.type, x.layout, x.array.copy(order="C"), x.requires_grad, x._device, x.__dict__)
 
 
 def _portable(x: Tensor, what: str) -> None:

@@ -147,7 +147,7 @@ def assign(here: EagerState, x: Tensor, made: Tensor) -> None:
     array = made.array
     if x.layout is not None and made.layout != x.layout:
         array = convert(here, made, x.layout, "an assignment")
-    x.array[...] = array
+    x.own()[...] = array
     x.origin = made.origin
     x.wrote()
 

@@ -90,7 +90,7 @@ def _written(what: str, tensor: Tensor, array: Array) -> Tensor:
     """The tensor, with the logical value `array`, which every rank has."""
     array = np.ascontiguousarray(array, tensor.dtype.numpy)
     if tensor.layout is None:
-        tensor.array[...] = array
+        tensor.own()[...] = array
         tensor.wrote()
     else:
         assign(state(), tensor, cut(what, array, tensor.layout))

@@ -10,7 +10,7 @@ from jobflow.graph.ir import Variable
 from jobflow.ops import half
 from jobflow.ops.base import types_tuple
 from jobflow.plan.plan import Slot
-from jobflow.plan.storage import OWN, is_common, place_variables
+from jobflow.plan.storage import COMMON, OWN, is_common, place_variables
 from jobflow.runtime.arrays import window
 from jobflow.runtime.comm.base import Communicator
 from jobflow.runtime.device.base import Device
@@ -58,9 +58,13 @@ class State:
         used = {slot.buffer for slot in self.slots.values()}
         self.buffers = {name: buffer for name, buffer in self.buffers.items() if name in used}
 
-    def adopt(self, variable: Variable, buffer: Array, offset: int = 0) -> None:
-        """Have a variable lie in memory that exists: `offset` bytes into flat bytes, with the numbers that are there."""
-        name = next((name for name, known in self.buffers.items() if known is buffer), f"{OWN}{self._made}:{variable.group}")
+    def adopt(self, variable: Variable, buffer: Array, offset: int = 0, common: bool = False) -> None:
+        """Have a variable lie in memory that exists: `offset` bytes into flat bytes, with the numbers that are there.
+
+        `common`: all ranks have the memory in common, and adopt it for this variable.
+        """
+        kind = COMMON if common else OWN
+        name = next((name for name, known in self.buffers.items() if known is buffer), f"{kind}{self._made}:{variable.group}")
         self._made += name not in self.buffers
         type = variable.layout.local_type(variable.type, self.rank)
         self.buffers[name] = buffer

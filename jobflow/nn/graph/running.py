@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
 
 import jobflow.scope as scope
-from jobflow.compiler.compile import distribute, plan_rank
+from jobflow.binding import Loaded, StorageChoice, state_of
+from jobflow.compiler.compile import distribute
 from jobflow.eager.convert import agree, convert_array, done, empty
 from jobflow.eager.state import EagerState, mixed
-from jobflow.eager.tensor import Storage, Tensor
+from jobflow.eager.tensor import Home, Storage, Tensor
 from jobflow.errors import DivergedError, JobError, user_line
 from jobflow.graph.ir import Graph, Node, Value, Variable
 from jobflow.graph.rewrite import rebuild
@@ -27,14 +28,14 @@ from jobflow.layout import Layout, Placement
 from jobflow.nn.graph.building import Draw
 from jobflow.nn.graph.optimizers import Rate
 from jobflow.nn.graph.structures import filled, form, leaves
-from jobflow.plan.verify import compare_schedules
+from jobflow.nn.parameter import Parameter
+from jobflow.plan.storage import is_common
 from jobflow.runtime.comm.base import Communicator
 from jobflow.runtime.executor import Executor
 from jobflow.runtime.state import State
+from jobflow.runtime.world.base import Rank
+from jobflow.session import current_session
 from jobflow.types import Array, TensorType
-
-#: where a tensor keeps (its array, the bytes that it is a part of, and from which on), if a graph has laid it there
-HOME = "_graph_home"
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,15 @@ class Built:
     schedules: Sequence[Any]
     #: True if its tensors are local
     local: bool
+
+
+class Stored(NamedTuple):
+    """A tensor that is a variable, where the program has it, and how it lay when the graph was compiled."""
+
+    name: str
+    tensor: Tensor
+    home: Home
+    layout: Layout | None
 
 
 class Numbering:
@@ -102,12 +112,12 @@ class Numbering:
 class Memory:
     """What the programs of one graph, one for each shape of its inputs, have in common."""
 
-    #: the ranks they run on, and this rank's variables, if it is one of them
+    #: the ranks they run on, and this rank as one of them, if it is
     ranks: tuple[int, ...] | None = None
-    state: State | None = None
+    rank: Rank | None = None
     #: tensors that are variables, by name, and where they lie
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    arrays: dict[str, Array] = field(default_factory=dict)
+    homes: dict[str, Home] = field(default_factory=dict)
 
 
 class Bound:
@@ -124,9 +134,8 @@ class Bound:
         self.digest = crc32("\n".join(map(_bare, self.lines)).encode())
         given = [x for _, x in leaves(built.given, "an output")]
         self.outputs = [self._given(value, x) for value, x in zip(self.physical.graph.outputs, given, strict=True)]
-        self.state: State | None = None
         self.executor: Executor | None = None
-        self.shared: list[tuple[Tensor, Array, Layout | None]] = []
+        self.variables: list[Stored] = []
         self.storages: list[Storage] = []
         self.together = Placement("cpu", self.numbering.ranks)
         self.trail = here.trail(self.together)
@@ -171,12 +180,12 @@ class Bound:
         what = self._described()
         agree(here, comm, crc32(what.encode()), lambda: what)
         self._compare(comm)
-        self.state = self.memory.state = self.memory.state or State(index, here.device, comm)
-        self._place(self.state, index, loaded)
-        plan = plan_rank(self.physical, index, self.state.slots, True)
-        compare_schedules(self.built.name, comm.exchange(plan.schedule))
-        self.executor = Executor(plan, here.device, comm, self.state)
-        self.comm = comm if plan.schedule else None
+        rank = self.memory.rank = self.memory.rank or Rank(index, len(ranks), here.device, comm)
+        fresh = self._adopt(state_of(rank), comm)
+        ready = Loaded(self.physical, StorageChoice(share=current_session().settings.share_variables, copies=True)).bind(rank)
+        self._fill(state_of(rank), fresh, loaded)
+        self.executor = ready.executor
+        self.comm = comm if ready.plan.schedule or ready.executor.depart is not None else None
 
     def _follow(self) -> None:
         """On a rank outside: tensors that the graph stores otherwise lie otherwise from now on, seen from here too."""
@@ -202,9 +211,11 @@ class Bound:
             f"The first difference:\n  rank {names[0]}: {a.strip()}\n  rank {names[1]}: {b.strip()}"
         )
 
-    def _place(self, state: State, index: int, loaded: Mapping[str, Tensor]) -> None:
-        """Give the graph's variables memory: that which their tensors have, as far as it can be used as it is."""
+    def _adopt(self, state: State, comm: Communicator) -> list[Variable]:
+        """Let variables lie where their tensors do, as far as all ranks can use that as it is; the others, which are new here."""
+        index = self.numbering.ranks.index(self.here.rank.index)
         fresh: list[Variable] = []
+        usable: dict[str, Home] = {}
         for variable in self.physical.graph.variables.values():
             x = self.built.tensors.get(variable.name)
             if variable.name in state.variables:
@@ -212,9 +223,34 @@ class Bound:
             elif index not in variable.placement.ranks:
                 if x is not None:
                     self._relaid(x, variable)
-            elif not (x is not None and not self._relaid(x, variable) and _adopted(state, variable, x)):
+            else:
                 fresh.append(variable)
-        state.declare(fresh)
+                if x is not None and not self._relaid(x, variable) and (home := self._usable(x, variable)) is not None:
+                    usable[variable.name] = home
+        unusable = set().union(*comm.exchange({variable.name for variable in fresh if variable.name not in usable}))
+        for variable in fresh:
+            if variable.name not in unusable:
+                home = usable[variable.name]
+                state.adopt(variable, home.buffer, home.offset, bool(home.ranks))
+        return [variable for variable in fresh if variable.name in unusable]
+
+    def _usable(self, x: Tensor, variable: Variable) -> Home | None:
+        """Where the tensor lies, if the variable can lie there: where a graph has laid it, or anywhere if nothing is gained by laying it elsewhere.
+
+        Where other ranks look too, only if they are those of this graph, or if it only reads there.
+        """
+        home = None if x.storage is None else x.storage.home
+        writes = variable.name in self.built.graph.updates
+        if home is not None and x.array is home.array:
+            return home if home.ranks in ((), self.numbering.ranks) else None
+        if variable.trainable or not x.array.flags.c_contiguous or (writes and not x.array.flags.writeable):
+            return None
+        if isinstance(x, Parameter) and variable.layout.is_whole and variable.placement.size == len(self.numbering.ranks) > 1:
+            return None
+        return Home(x.array, x.array.reshape(-1).view(np.uint8), 0)
+
+    def _fill(self, state: State, fresh: Sequence[Variable], loaded: Mapping[str, Tensor]) -> None:
+        """Give new variables the numbers of their tensors, or those that were loaded; from now on the tensors lie where the variables do."""
         for variable in fresh:
             given = self.built.tensors.get(variable.name)
             saved = loaded.get(variable.name) if given is None else given
@@ -257,12 +293,19 @@ class Bound:
         return self.numbering.layout(variable.layout)
 
     def _share(self, state: State, name: str, x: Tensor) -> None:
-        array = self.memory.arrays.get(name)
-        if array is None:
-            array = x.array = self.memory.arrays[name] = state.array(name)
-            slot = state.slots[name]
-            x.__dict__[HOME] = array, state.buffers[slot.buffer], slot.offset
-        self.shared.append((x, array, x.layout))
+        home = self.memory.homes.get(name)
+        if home is None:
+            slot, known = state.slots[name], None if x.storage is None else x.storage.home
+            if known is not None and x.array is known.array and state.buffers[slot.buffer] is known.buffer:
+                home = known
+            else:
+                ranks = self.numbering.ranks if is_common(slot.buffer) else ()
+                home = Home(state.array(name), state.buffers[slot.buffer], slot.offset, ranks)
+                if home.array.ctypes.data != x.array.ctypes.data:
+                    x.storage = None  # what looks at its old memory stays there
+                _live(x, home)
+            self.memory.homes[name] = home
+        self.variables.append(Stored(name, x, home, x.layout))
         if name in self.built.graph.updates:
             self.storages.append(x.memory)
 
@@ -284,12 +327,12 @@ class Bound:
             draw.array[0] = draw.generator.next()
         for rate in self.built.rates:
             rate.array[0] = rate.group["lr"]
-        origin = self._agreed(tensors)
+        moved = [stored for stored in self.variables if stored.tensor.array is not stored.home.array]
+        origin = self._agreed(tensors, moved)
         made: dict[int, Array] = {}
         if self.executor is not None:
-            for x, array, layout in self.shared:
-                if x.array is not array:
-                    self._take(x, array, layout)
+            if moved:
+                self._take(moved)
             made = self._step(self.executor, arrays)
             for storage in self.storages:
                 storage.version += 1
@@ -307,7 +350,7 @@ class Bound:
                 draw.generator.draws -= 1
             raise
 
-    def _agreed(self, tensors: Sequence[Tensor]) -> int:
+    def _agreed(self, tensors: Sequence[Tensor], moved: Sequence[Stored]) -> int:
         """Make sure that all ranks run this graph now, on the same; a number for that."""
         fed = [crc32(array.tobytes()) for array in self.constant.values()]
         held = [self.built.tensors[name].origin for name in self.changing]
@@ -316,26 +359,50 @@ class Bound:
         self.trail.add(origin, f"{self.built.name}{rates}")
         for number, name in enumerate(self.changing):
             self.built.tensors[name].origin = origin + number
-        if self.comm is not None:
+        theirs = [stored.name for stored in moved if stored.home.ranks]
+        if self.comm is not None or theirs:
+            written = f" after {', '.join(theirs[:3])}{', ...' if len(theirs) > 3 else ''} had been written to outside of it" if theirs else ""
             agree(
                 self.here,
-                self.comm,
-                mixed(self.trail.number, origin),
-                lambda: f"a call of {self.built.name} at {user_line()}{done(self.here, self.together)}",
+                self.group,
+                mixed(self.trail.number, origin, crc32(" ".join(theirs).encode())),
+                lambda: f"a call of {self.built.name} at {user_line()}{written}{done(self.here, self.together)}",
             )
         return origin
 
-    def _take(self, x: Tensor, array: Array, layout: Layout | None) -> None:
-        """The program has put other memory in the place of a tensor's: the graph's memory gets its numbers."""
-        name = next(name for name, tensor in self.built.tensors.items() if tensor is x)
-        before = Meta(name, self.built.graph.variables[name].type, layout)
-        now = Meta(name, x.type, x.layout)
+    def _take(self, moved: Sequence[Stored]) -> None:
+        """The program has put other memory in the place of tensors': the graph's memory gets its numbers.
+
+        Of what the ranks have in common these are the first rank's; all ranks have agreed to be here.
+        """
+        first = self.here.rank.index == self.numbering.ranks[0]
+        for stored in moved:
+            self._check_kind(stored)
+            x, home = stored.tensor, stored.home
+            if first or not home.ranks:
+                target = home.array
+                if home.ranks:
+                    assert self.memory.rank is not None
+                    target = state_of(self.memory.rank).array(stored.name)
+                target[...] = x.array
+            home.come_back()
+            _live(x, home)
+        if any(stored.home.ranks for stored in moved):
+            self.group.barrier()
+
+    def _check_kind(self, stored: Stored) -> None:
+        before = Meta(stored.name, self.built.graph.variables[stored.name].type, stored.layout)
+        now = Meta(stored.name, stored.tensor.type, stored.tensor.layout)
         if now != before:
             raise JobError(
-                f"{self.built.name} at {user_line()}: {name} was {before} when the graph was compiled and is {now} now; make another graph"
+                f"{self.built.name} at {user_line()}: {stored.name} was {before} when the graph was compiled and is {now} now; make another graph"
             )
-        array[...] = x.array
-        x.array = array
+
+    @property
+    def group(self) -> Communicator:
+        """This rank's way to its peers."""
+        assert self.memory.rank is not None
+        return self.memory.rank.comm
 
     @staticmethod
     def _output(meta: Meta, array: Array | None, origin: int) -> Tensor:
@@ -383,19 +450,15 @@ class Bound:
     def variable(self, name: str) -> Tensor:
         """A copy of one of the graph's own variables."""
         variable = self.physical.graph.variables[name]
-        array = empty(variable.type) if self.state is None or name not in self.state.slots else self.state.read(name)
+        state = None if self.memory.rank is None else state_of(self.memory.rank)
+        array = empty(variable.type) if state is None or name not in state.slots else state.read(name)
         return Tensor(variable.type, None if self.built.local else self.world(variable), np.array(array))
 
 
-def _adopted(state: State, variable: Variable, x: Tensor) -> bool:
-    """Whether the variable can lie where the tensor does: where a graph has laid it, or anywhere if nothing is gained by laying it beside others."""
-    array, buffer, offset = x.__dict__.get(HOME, (None, None, 0))
-    if array is None or array is not x.array:
-        if variable.trainable or not x.array.flags.c_contiguous or not x.array.flags.writeable:
-            return False
-        buffer, offset = x.array.reshape(-1).view(np.uint8), 0
-    state.adopt(variable, buffer, offset)
-    return True
+def _live(x: Tensor, home: Home) -> None:
+    """x lies there from now on."""
+    x.memory.home, x.array = home, home.array
+    home.tensors[id(x)] = x
 
 
 def _bare(line: str) -> str:

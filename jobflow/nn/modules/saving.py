@@ -103,5 +103,5 @@ def take(here: EagerState, x: Tensor, value: Any) -> None:
     value = cast(value, x.type.dtype)
     if x.layout is not None:
         value = crossing.change(here, value, x.layout)
-    x.array[...] = value.array
+    x.own()[...] = value.array
     x.wrote()

@@ -121,5 +121,5 @@ def DistributedDataParallel(module: Any, *, broadcast_buffers: bool = True, broa
 def _take_over(here: EagerState, tensors: Any, what: str) -> None:
     """The values of rank 0."""
     for x in tensors:
-        x.array[...] = spread(here, x.array, 0, what)
+        x.own()[...] = spread(here, x.array, 0, what)
         x.wrote()
