@@ -18,9 +18,8 @@ from unittest import mock
 import numpy as np
 
 import jobflow as flow
-import jobflow.commands
+import jobflow.binding
 import jobflow.nn.graph.running
-import jobflow.trainer.figures
 from jobflow import notices, scope
 from jobflow.data import order
 from jobflow.eager.state import EagerState
@@ -115,9 +114,8 @@ class Recorder:
     def _watched(self) -> Sequence[tuple[Any, str, Callable[[Any], Any]]]:
         """Whose attribute is replaced while programs are watched, and by what."""
         return (
-            (jobflow.commands, "plan_rank", self._plans),
+            (jobflow.binding, "plan_rank", self._plans),
             (jobflow.nn.graph.running, "plan_rank", self._plans),
-            (jobflow.trainer.figures, "plan_rank", self._plans),
             (philox, "key_of", self._keys),
             (Session, "performed", self._results),
             (Session, "close", self._ends),
