@@ -19,7 +19,6 @@ import numpy as np
 
 import jobflow as flow
 import jobflow.binding
-import jobflow.nn.graph.running
 from jobflow import notices, scope
 from jobflow.data import order
 from jobflow.eager.state import EagerState
@@ -38,6 +37,8 @@ from jobflow.session import Session
 
 #: what is recorded of a run, as JSON has it
 Record = dict[str, Any]
+#: the job of a change of layout that is made at once, which is no program of the user
+AT_ONCE = "convert"
 #: characters of a hash
 LENGTH = 12
 
@@ -115,7 +116,6 @@ class Recorder:
         """Whose attribute is replaced while programs are watched, and by what."""
         return (
             (jobflow.binding, "plan_rank", self._plans),
-            (jobflow.nn.graph.running, "plan_rank", self._plans),
             (philox, "key_of", self._keys),
             (Session, "performed", self._results),
             (Session, "close", self._ends),
@@ -127,7 +127,8 @@ class Recorder:
     def _plans(self, plan_rank: Any) -> Any:
         def watched(physical: Any, rank: int, *args: Any, **options: Any) -> Any:
             plan = plan_rank(physical, rank, *args, **options)
-            self.of(rank).programs.append((physical, plan))
+            if plan.job != AT_ONCE:
+                self.of(rank).programs.append((physical, plan))
             return plan
 
         return watched
