@@ -1,25 +1,25 @@
-"""`flow.config` and `flow.env`: options of the session and of the environment, called before the first job runs.
+"""Options that are called: `flow.config` and `flow.env`, and what these have in common with the configuration of a job.
 
-An option is a row of a table: the exact type of its value and, if jobflow does something with it, the field of `Settings` or
-`EnvSettings` that keeps it.  The others are accepted, kept under their name, and say once that they mean nothing here.
+An option is a row of a table: what it takes and, if it means something here, where its value is kept.  Those in `ignored_options` are
+accepted and say once that they are ignored; names that no release had are errors with a suggestion.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import jobflow.scope as scope
 from jobflow.errors import ConfigError, did_you_mean, user_line
+from jobflow.graph.strategy import Strategy
+from jobflow.ignored_options import IGNORED
 from jobflow.notices import notice
 from jobflow.placements import placement, world_size
 from jobflow.runtime.world import rendezvous, variables
 from jobflow.runtime.world.variables import default_client
-
-CONV_ALGORITHMS = ("auto", "direct", "winograd")
-CLIENTS = ("single", "multi")
+from jobflow.types import DType
 
 
 def told_devices() -> int | None:
@@ -27,24 +27,113 @@ def told_devices() -> int | None:
     return variables.number(os.environ, variables.DEVICES, 1) if os.environ.get(variables.DEVICES) else None
 
 
+#: the value of a call without one, of an option that must be called with a value
+NEEDED: Any = object()
+#: kinds of values, as messages call them
+_KINDS: dict[type, str] = {
+    int: "an int",
+    float: "a float",
+    bool: "a bool",
+    str: "a text",
+    dict: "a dict",
+    DType: "an element type such as jobflow.float32",
+    scope.consistent_view: "scope.consistent_view()",
+    scope.mirrored_view: "scope.mirrored_view()",
+    scope.placement: "scope.placement(tag, devices)",
+    Strategy: "a strategy such as strategies.data_parallel()",
+}
+
+
+@dataclass(frozen=True)
+class Option:
+    """What an option takes: kinds of value (none: anything), one of some choices, a least number; and the value of a call without one."""
+
+    kinds: tuple[type, ...] = ()
+    default: Any = NEEDED
+    ignored: bool = False
+    choices: tuple[str, ...] = ()
+    least: int | None = None
+    #: stored under this name instead, with a notice that the spelling is old
+    now: str = ""
+
+    def check(self, what: str, value: Any) -> None:
+        """ConfigError unless it takes the value; a bool is no number here, and a class not one of its instances."""
+        if value is NEEDED:
+            raise ConfigError(f"{what}: call it with a value")
+        is_kind = isinstance(value, self.kinds) and not isinstance(value, type) and (not isinstance(value, bool) or bool in self.kinds)
+        if self.kinds and not is_kind:
+            raise ConfigError(f"{what}: the value must be {' or '.join(_KINDS[kind] for kind in self.kinds)}; got {value!r}")
+        if self.choices and value not in self.choices:
+            raise ConfigError(f"{what}: the value must be one of {', '.join(self.choices)}; got {value!r}{did_you_mean(value, self.choices)}")
+        if self.least is not None and value < self.least:
+            raise ConfigError(f"{what}: the value must be at least {self.least}; got {value}")
+
+
+def ignored_options(owner: str) -> dict[str, Option]:
+    """The options of an owner that are accepted and mean nothing here."""
+    kinds = {"bool": (bool,), "int": (int,), "str": (str,), "any": ()}
+    defaults = {"": NEEDED, "True": True, "False": False, "None": None}
+    found: dict[str, Option] = {}
+    for taken, names in IGNORED[owner].items():
+        kind, _, default = taken.partition(" = ")
+        found |= dict.fromkeys(names.split(), Option(kinds[kind], defaults[default], ignored=True))
+    return found
+
+
+def notice_ignored(owner: str, name: str) -> None:
+    notice(f"{owner}.{name} means nothing here and is ignored")
+
+
+def unknown(owner: str, full: str, name: str, legal: Iterable[str]) -> ConfigError:
+    """The error for an option that no release had."""
+    return ConfigError(f"{owner}.{full} at {user_line()}: there is no such option{did_you_mean(name, legal)}")
+
+
+class Names:
+    """A table of options as attributes, "a.b" as that of a section: an option is what `found` gives for its name."""
+
+    def __init__(self, owner: str, table: Mapping[str, Option], found: Callable[[str], Any], section: str = "") -> None:
+        self._owner, self._table, self._found, self._section = owner, table, found, section
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        full = self._section + name
+        if full in self._table:
+            return self._found(full)
+        if any(known.startswith(f"{full}.") for known in self._table):
+            return Names(self._owner, self._table, self._found, f"{full}.")
+        raise unknown(self._owner, full, name, dir(self))
+
+    def __dir__(self) -> list[str]:
+        below = {known.removeprefix(self._section).partition(".")[0] for known in self._table if known.startswith(self._section)}
+        return sorted(below | {name for name in vars(type(self)) if not name.startswith("_")})
+
+
+def option(initial: Any, *kinds: type, **more: Any) -> Any:
+    """A field that an option sets, and its value before; a function makes that anew."""
+    start: dict[str, Any] = {"default_factory" if callable(initial) else "default": initial}
+    return field(**start, metadata={"option": Option(kinds, **more)})
+
+
 @dataclass
 class Settings:
     """What `flow.config` was told; owned by the session, which sets `started` once the values are in use."""
 
     #: None where nothing was said, and no JOBFLOW_DEVICES
-    gpu_device_num: int | None = None
-    cpu_device_num: int | None = field(default_factory=told_devices)
-    machine_num: int = 1
-    enable_legacy_model_io: bool = False
-    enable_debug_mode: bool = False
-    #: how convolutions are computed: "auto", "direct" or "winograd"
-    conv_algorithm: str = "auto"
+    gpu_device_num: int | None = option(None, int, least=0)
+    cpu_device_num: int | None = option(told_devices, int, least=1)
+    machine_num: int = option(1, int, least=1)
+    enable_legacy_model_io: bool = option(False, bool, default=True)
+    enable_debug_mode: bool = option(False, bool, default=True)
+    #: how convolutions are computed
+    conv_algorithm: str = option("auto", str, choices=("auto", "direct", "winograd"))
     #: of all random numbers that have no seed of their own
-    seed: int | None = None
+    seed: int | None = option(None, int, least=0)
     #: whether variables that the ranks of a node hold whole are stored there once, each rank updating its part
-    share_variables: bool = True
+    share_variables: bool = option(True, bool, default=True)
     #: for how many shapes of arguments one job, or one graph, stays compiled
-    compiled_shapes: int = 16
+    compiled_shapes: int = option(16, int, least=1)
     #: options that mean nothing here
     ignored: dict[str, Any] = field(default_factory=dict)
     started: bool = False
@@ -55,127 +144,38 @@ class EnvSettings:
     """What `flow.env` was told; `started` once ranks know each other."""
 
     #: "single": rank 0 runs the program; "multi": every rank does, which is the default where no mpiexec started them
-    client: str = field(default_factory=default_client)
+    client: str = option(default_client, str, choices=("single", "multi"))
+    ctrl_port: int | None = option(None, int, least=1)
+    log_dir: str | None = option(None, str)
     machines: tuple[dict[str, Any], ...] = ()
-    ctrl_port: int | None = None
-    log_dir: str | None = None
     #: options that mean nothing here
     ignored: dict[str, Any] = field(default_factory=dict)
     started: bool = False
 
 
-@dataclass(frozen=True)
-class _Option:
-    kind: type
-    default: Any = None
-    #: False if jobflow does nothing with it
-    used: bool = False
-    choices: tuple[str, ...] = ()
-    least: int | None = None
+def _table(owner: str, settings: type) -> dict[str, Option]:
+    """The options of `flow.config` or `flow.env`."""
+    return {one.name: one.metadata["option"] for one in fields(settings) if one.metadata} | ignored_options(owner)
 
 
-_BOOL, _TRUE, _INT, _TEXT = _Option(bool), _Option(bool, True), _Option(int), _Option(str)
-_FALSE = _Option(bool, False)
+class _Setters(Names):
+    """``options.gpu_device_num(2)`` stores 2 and returns True, or False if it comes too late."""
 
-_CONFIG: dict[str, _Option] = {
-    "gpu_device_num": _Option(int, used=True, least=0),
-    "cpu_device_num": _Option(int, used=True, least=1),
-    "machine_num": _Option(int, used=True, least=1),
-    "enable_legacy_model_io": _Option(bool, True, used=True),
-    "enable_debug_mode": _Option(bool, True, used=True),
-    "compiled_shapes": _Option(int, used=True, least=1),
-    "conv_algorithm": _Option(str, used=True, choices=CONV_ALGORITHMS),
-    "seed": _Option(int, used=True, least=0),
-    "share_variables": _Option(bool, True, used=True),
-    "load_library": _TEXT,
-    "load_library_now": _TEXT,
-    "enable_model_io_v2": _BOOL,
-    "nccl_use_compute_stream": _FALSE,
-    "use_rdma": _TRUE,
-    "disable_group_boxing_by_dst_parallel": _FALSE,
-    "enable_tensor_float_32_compute": _TRUE,
-    "collect_act_event": _TRUE,
-    "comm_net_worker_num": _INT,
-    "compute_thread_pool_size": _INT,
-    "enable_mem_chain_merge": _TRUE,
-    "enable_numa_aware_cuda_malloc_host": _TRUE,
-    "max_mdsave_worker_num": _INT,
-    "persistence_buf_byte": _INT,
-    "rdma_mem_block_mbyte": _INT,
-    "rdma_recv_msg_buf_mbyte": _INT,
-    "reserved_device_mem_mbyte": _INT,
-    "reserved_host_mem_mbyte": _INT,
-    "save_downloaded_file_to_local_fs": _TRUE,
-    "thread_enable_local_message_queue": _BOOL,
-    "collective_boxing.enable_fusion": _TRUE,
-    "collective_boxing.nccl_enable_all_to_all": _BOOL,
-    "collective_boxing.nccl_enable_mixed_fusion": _BOOL,
-    "collective_boxing.nccl_fusion_all_gather": _BOOL,
-    "collective_boxing.nccl_fusion_all_reduce": _BOOL,
-    "collective_boxing.nccl_fusion_all_reduce_use_buffer": _BOOL,
-    "collective_boxing.nccl_fusion_broadcast": _BOOL,
-    "collective_boxing.nccl_fusion_max_ops": _INT,
-    "collective_boxing.nccl_fusion_reduce": _BOOL,
-    "collective_boxing.nccl_fusion_reduce_scatter": _BOOL,
-    "collective_boxing.nccl_fusion_threshold_mb": _INT,
-    "collective_boxing.nccl_num_streams": _INT,
-    "collective_boxing.num_callback_threads": _INT,
-}
-_ENV: dict[str, _Option] = {
-    "client": _Option(str, used=True, choices=CLIENTS),
-    "ctrl_port": _Option(int, used=True, least=1),
-    "log_dir": _Option(str, used=True),
-    "data_port": _INT,
-    "grpc_use_no_signal": _TRUE,
-    "logbuflevel": _INT,
-    "logtostderr": _INT,
-}
-
-
-class _Options:
-    """Options of one table as callables: ``options.gpu_device_num(2)`` stores 2 and returns True, or False if it comes too late."""
-
-    def __init__(self, owner: str, table: dict[str, _Option], settings: Callable[[], Any], section: str = "") -> None:
-        self._owner = owner
-        self._table = table
+    def __init__(self, owner: str, table: dict[str, Option], settings: Callable[[], Any]) -> None:
+        super().__init__(owner, table, self._setter)
         self._settings = settings
-        self._section = section
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        full = self._section + name
-        if full in self._table:
-            return self._setter(full)
-        if any(known.startswith(f"{full}.") for known in self._table):
-            return _Options(self._owner, self._table, self._settings, f"{full}.")
-        legal = {known.removeprefix(self._section).partition(".")[0] for known in self._table if known.startswith(self._section)}
-        raise ConfigError(f"{self._owner}.{full} at {user_line()}: there is no such option{did_you_mean(name, {*legal, *_methods(self)})}")
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *(known.removeprefix(self._section) for known in self._table if known.startswith(self._section))})
 
     def _setter(self, full: str) -> Callable[..., bool]:
         option = self._table[full]
 
         def set_option(val: Any = option.default) -> bool:
-            self._check(full, option, val)
+            option.check(f"{self._owner}.{full} at {user_line()}", val)
             with scope.lock():
                 return self._store(full, option, val)
 
         return set_option
 
-    def _check(self, full: str, option: _Option, value: Any) -> None:
-        what = f"{self._owner}.{full} at {user_line()}"
-        kind: Any = type(value)
-        if kind is not option.kind:  # a bool is no int here
-            raise ConfigError(f"{what}: the value must be of type {option.kind.__name__}; got {value!r}")
-        if option.choices and value not in option.choices:
-            raise ConfigError(f"{what}: the value must be one of {', '.join(option.choices)}; got {value!r}{did_you_mean(value, option.choices)}")
-        if option.least is not None and value < option.least:
-            raise ConfigError(f"{what}: the value must be at least {option.least}; got {value}")
-
-    def _store(self, full: str, option: _Option, value: Any) -> bool:
+    def _store(self, full: str, option: Option, value: Any) -> bool:
         settings = self._settings()
         if settings.started:
             notice(f"{self._owner}.{full}({value!r}) at {user_line()} comes too late and changes nothing: call it before the first job runs")
@@ -183,23 +183,19 @@ class _Options:
         if full in ("gpu_device_num", "cpu_device_num") and value and (told := told_devices()) not in (None, value):
             notice(f"{self._owner}.{full}({value!r}) at {user_line()}: there are {told} devices, since {variables.DEVICES}={told}")
             value = told
-        if option.used:
-            setattr(settings, full, value)
-        else:
-            notice(f"{self._owner}.{full} means nothing here and is ignored")
+        if option.ignored:
+            notice_ignored(self._owner, full)
             settings.ignored[full] = value
+        else:
+            setattr(settings, full, value)
         return True
 
 
-def _methods(options: object) -> set[str]:
-    return {name for name in vars(type(options)) if not name.startswith("_")}
-
-
-class ConfigOptions(_Options):
+class ConfigOptions(_Setters):
     """`flow.config`: ``config.gpu_device_num(2)``, ``config.conv_algorithm("direct")``, ``config.collective_boxing...``."""
 
     def __init__(self, settings: Callable[[], Settings]) -> None:
-        super().__init__("config", _CONFIG, settings)
+        super().__init__("config", _table("config", Settings), settings)
 
     def legacy_model_io_enabled(self) -> bool:
         """What `enable_legacy_model_io` was set to."""
@@ -207,7 +203,7 @@ class ConfigOptions(_Options):
         return enabled
 
 
-class EnvOptions(_Options):
+class EnvOptions(_Setters):
     """`flow.env`: ``env.client("multi")``, ``env.machine([{"addr": "192.168.1.1"}])``, ``env.init()``.
 
     `resource` gives the settings of `flow.config`; `start` starts the environment and is called by `init`.
@@ -216,7 +212,7 @@ class EnvOptions(_Options):
     def __init__(
         self, settings: Callable[[], EnvSettings], resource: Callable[[], Settings] = Settings, start: Callable[[], object] | None = None
     ) -> None:
-        super().__init__("env", _ENV, settings)
+        super().__init__("env", _table("env", EnvSettings), settings)
         self._resource = resource
         self._start = start
 

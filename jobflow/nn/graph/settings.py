@@ -9,31 +9,12 @@ from jobflow.compiler.schedule import SCHEDULES
 from jobflow.errors import ConfigError, did_you_mean, user_line
 from jobflow.layout import Broadcast, Layout, S, Sbp, Split
 from jobflow.notices import notice
+from jobflow.options import ignored_options
 from jobflow.placements import placement as public_placement
 from jobflow.types import DType, TensorType, bfloat16, float16
 
 #: switches of graphs elsewhere that have nothing to switch here
-IDLE = (
-    "allow_fuse_model_update_ops",
-    "allow_fuse_add_to_output",
-    "allow_fuse_cast_scale",
-    "set_outputs_buffer_size",
-    "enable_multi_tensor_update",
-    "enable_fused_model_update_cast",
-    "enable_straighten_algorithm",
-    "enable_compress_memory",
-    "enable_choose_best_memory_allocation",
-    "enable_cudnn_conv_heuristic_search_algo",
-    "enable_cudnn_fused_normalization_add_relu",
-    "enable_auto_parallel",
-    "enable_auto_parallel_ignore_user_sbp_config",
-    "enable_auto_parallel_trunk_algo",
-    "enable_auto_parallel_sbp_collector",
-    "set_auto_parallel_computation_cost_ratio",
-    "set_auto_parallel_wait_time",
-    "set_auto_memory_strategy",
-    "allow_auto_memory",
-)
+IGNORED = frozenset(ignored_options("nn.Graph"))
 
 
 @dataclass(frozen=True)
@@ -110,11 +91,11 @@ class GraphConfig:
         self.schedule = name
 
     def __getattr__(self, name: str) -> Any:
-        if name in IDLE:
+        if name in IGNORED:
             notice(f"nn.Graph: config.{name} has nothing to switch here and is ignored")
             return lambda *args, **options: None
         legal = [n for n in dir(type(self)) if not n.startswith("_")]
-        raise ConfigError(f'nn.Graph: config at {user_line()} has no "{name}"{did_you_mean(name, [*legal, *IDLE])}')
+        raise ConfigError(f'nn.Graph: config at {user_line()} has no "{name}"{did_you_mean(name, [*legal, *IGNORED])}')
 
     def __repr__(self) -> str:
         said = {"amp": self.half, "gradient_accumulation_steps": self.steps if self.steps > 1 else None, "zero": self.zero, "schedule": self.schedule}
