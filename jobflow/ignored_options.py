@@ -1,6 +1,6 @@
 """Options of older programs that tune what does not exist here: accepted, kept under their names, and said to be ignored.
 
-Before the names stands what an option takes, and the value of a call without one.
+Before the names stands what an option takes, and the value of a call without one, unless that is None.
 """
 
 IGNORED: dict[str, dict[str, str]] = {
@@ -29,7 +29,7 @@ IGNORED: dict[str, dict[str, str]] = {
             use_memory_allocation_algorithm_v2 tensorrt.use_fp16 tensorrt.use_int8 qat.per_channel_weight_quantization qat.symmetric
             static_mem_alloc_policy_white_list.policy_mem_size_first static_mem_alloc_policy_white_list.policy_mutual_exclusion_first
             static_mem_alloc_policy_white_list.policy_time_line static_mem_alloc_algo_white_list.show""",
-        "any = None": """optimizer_placement_optimization_mode optimizer_placement_optimization_threshold
+        "any": """optimizer_placement_optimization_mode optimizer_placement_optimization_threshold
             train.optimizer_placement_optimization_mode train.optimizer_placement_optimization_threshold cudnn_buf_limit_mbyte
             cudnn_conv_force_fwd_algo cudnn_conv_force_bwd_data_algo cudnn_conv_force_bwd_filter_algo concurrency_width exp_run_conf
             indexed_slices_optimizer_conf all_reduce_group_num all_reduce_lazy_ratio all_reduce_group_min_mbyte all_reduce_group_size_warmup

@@ -72,7 +72,7 @@ class Option:
 def ignored_options(owner: str) -> dict[str, Option]:
     """The options of an owner that are accepted and mean nothing here."""
     kinds = {"bool": (bool,), "int": (int,), "str": (str,), "any": ()}
-    defaults = {"": NEEDED, "True": True, "False": False, "None": None}
+    defaults = {"": None, "True": True, "False": False}
     found: dict[str, Option] = {}
     for taken, names in IGNORED[owner].items():
         kind, _, default = taken.partition(" = ")
@@ -103,17 +103,17 @@ class Names:
             return self._found(full)
         if any(known.startswith(f"{full}.") for known in self._table):
             return Names(self._owner, self._table, self._found, f"{full}.")
-        raise unknown(self._owner, full, name, dir(self))
+        raise unknown(self._owner, full, name, {known.partition(".")[0] for known in dir(self)})
 
     def __dir__(self) -> list[str]:
-        below = {known.removeprefix(self._section).partition(".")[0] for known in self._table if known.startswith(self._section)}
-        return sorted(below | {name for name in vars(type(self)) if not name.startswith("_")})
+        own = {name for name in vars(type(self)) if not name.startswith("_")}
+        return sorted(own | {known.removeprefix(self._section) for known in self._table if known.startswith(self._section)})
 
 
 def option(initial: Any, *kinds: type, **more: Any) -> Any:
     """A field that an option sets, and its value before; a function makes that anew."""
     start: dict[str, Any] = {"default_factory" if callable(initial) else "default": initial}
-    return field(**start, metadata={"option": Option(kinds, **more)})
+    return field(**start, metadata={"option": Option(kinds, **{"default": None, **more})})
 
 
 @dataclass
