@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
-from rich.console import Console
-from watched_run import drive, end, evaluation_of, info, step_of
+from watched_run import drive, end, info, step_of
 
 from jobflow.trainer import progress
-from jobflow.trainer.progress import Bar, Display, Mode, Picture, Plain, Progress, State, display_of
+from jobflow.trainer.progress import Mode, Progress
 
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -59,30 +58,34 @@ def test_none_says_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stream", "terminal", "kind"),
-    [(Terminal(), "xterm", Bar), (Terminal(), "dumb", Plain), (Terminal(), "", Plain), (io.StringIO(), "xterm", Plain)],
+    ("stream", "terminal", "is_bar"),
+    [(Terminal(), "xterm", True), (Terminal(), "dumb", False), (Terminal(), "", False), (io.StringIO(), "xterm", False)],
 )
-def test_a_bar_is_for_terminals(stream: io.StringIO, terminal: str, kind: type[Display], tmp_path: Path) -> None:
-    assert type(display_of("auto", stream, State(info(tmp_path)), 10, {"TERM": terminal})) is kind
+def test_a_bar_is_for_terminals(stream: io.StringIO, terminal: str, is_bar: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", terminal)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    text = shown("auto", tmp_path, stream=stream)
+    assert ("\x1b" in text) == is_bar and ("\nstep  50/120  epoch 2/3" in text) == (not is_bar)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_a_bar_fits_any_width(tmp_path: Path, encoding: str) -> None:
-    state = State(info(tmp_path))
-    for number in range(1, 31):
-        state.step(step_of(number))
-    state.evaluation = evaluation_of(40)
+def test_a_bar_fits_any_width(tmp_path: Path, encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "REDRAW", 0.0)
     texts = {}
-    for width in [*range(12, 60), 80, 120, 200]:
+    for width in [*range(12, 60, 4), 80, 120, 200]:
+        monkeypatch.setenv("COLUMNS", str(width))
         stream = Terminal()
         stream.encoding = encoding
-        Console(file=stream, width=width, force_terminal=True).print(Picture(state), end="")
-        texts[width] = CODES.sub("", stream.getvalue())
-        assert "\n" not in texts[width] and cell_len(texts[width]) < width, width
-    assert "30/120" in texts[20] and "loss" not in texts[20]
+        watcher, run = Progress("bar", stream=stream), info(tmp_path, per_epoch=20)
+        drive(watcher, run, last=30)
+        watcher.closed(run)
+        lines = re.split("[\r\n]+", CODES.sub("", stream.getvalue()).rstrip())
+        assert all(cell_len(line) <= width for line in lines if "validation" not in line), width
+        texts[width] = lines[-1]
+        assert ("━" in texts[width]) == (encoding == "utf-8" and width > 12) and texts[width].startswith("epoch 1/6")
+    assert "30/120" in texts[24] and "loss" not in texts[24] and texts[40].endswith("loss 0.4463") and "samples" not in texts[40]
     assert "loss" in texts[80] and "samples/s" in texts[80] and "validation" not in texts[80]
-    assert "validation loss 0.3707" in texts[200]
-    assert ("━" in texts[80]) == (encoding == "utf-8") and ("#" in texts[80]) == (encoding == "ascii")
+    assert "validation loss 0.8358, accuracy 72.1 %" in texts[200] and "lr 0.001" in texts[200]
 
 
 def test_what_is_printed_stands_above_the_bar(tmp_path: Path) -> None:
@@ -111,17 +114,21 @@ def test_the_terminal_is_given_back_after_an_error(tmp_path: Path) -> None:
 def test_the_time_left_is_that_of_the_steps_to_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(progress, "perf_counter", lambda: now[0])
-    state = State(info(tmp_path))
+    out = io.StringIO()
+    watcher, run = Progress("plain", 1, out), info(tmp_path)
+    watcher.started(run)
     now[0] = 100.0  # the first step compiles
-    state.step(step_of(1))
-    assert "left" not in " ".join(state.fields())
-    for number in range(2, 22):
+    for number in range(1, 22):
+        watcher.step(run, step_of(number, seconds=100.0 if number == 1 else 2.0))
         now[0] += 2.0
-        state.step(step_of(number))
-    assert state.left == pytest.approx(99 * 2.0) and "3:18 left" in state.fields()
+    first, second, *_, last = [line for line in out.getvalue().splitlines() if line.startswith("step ")]
+    assert "left" not in first and "0.16 samples/s" in first and "8 samples/s" in second
+    assert "3:18 left" in last and "  8 samples/s" in last
 
 
 def test_a_stream_has_no_number_of_epochs(tmp_path: Path) -> None:
-    state = State(info(tmp_path, per_epoch=0))
-    state.step(step_of(1))
-    assert state.epoch_text() == "epoch 1"
+    out = io.StringIO()
+    watcher, run = Progress("plain", 1, out), info(tmp_path, per_epoch=0)
+    watcher.started(run)
+    watcher.step(run, step_of(1))
+    assert "  epoch 1  " in out.getvalue()
