@@ -2,129 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-import numpy as np
-
-from jobflow.eager.convert import convert_array, empty, gathered
-from jobflow.eager.run import run
-from jobflow.eager.state import EagerState, gradients, state
+from jobflow.eager.state import gradients, state
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ArgumentError, JobError, PlacementError, ShapeError, user_line
+from jobflow.errors import ShapeError, user_line
 from jobflow.faces import all_of, of_tensors
+from jobflow.functional.clipping import clip_grad_norm_ as clip_grad_norm_
+from jobflow.functional.clipping import clip_grad_value_ as clip_grad_value_
+from jobflow.functional.clipping import total_norm as total_norm
 from jobflow.functional.joining import cat, split
-from jobflow.functional.nn_base import composing
-from jobflow.functional.promotion import cast
 from jobflow.functional.shapes import reshape
-from jobflow.layout import B, Layout, Placement
 from jobflow.nn.modules.saving import take
-from jobflow.ops import elementwise as ew
-from jobflow.ops import reduce as rd
-from jobflow.ops.scalar import Clip
-from jobflow.types import Tensor as Value
-from jobflow.types import TensorType, float32, float64
-
-
-def _with_gradients(what: str, parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
-    """The gradients there are."""
-    given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    if state().building is not None:
-        raise JobError(f"{what} at {user_line()}: not in nn.Graph.build; give the optimizer's group clip_grad_max_norm instead")
-    return [p.grad for p in given if p.grad is not None]
-
-
-def _one_kind(here: EagerState, what: str, found: Sequence[Tensor]) -> None:
-    if here.rank.size > 1 and len({x.is_global for x in found}) > 1:
-        raise PlacementError(
-            f"{what} at {user_line()}: gradients of local and of global tensors together: ranks may have different local ones; clip them apart"
-        )
-
-
-def _power_sum(x: Tensor, p: float) -> Value:
-    """sum |x|^p, or max |x|, as it lies."""
-    with composing(x):
-        if x.dtype.is_half:
-            x = cast(x, float32)
-        if p == math.inf:
-            return rd.reduce_max(ew.absolute(x))
-        return rd.square_sum(x) if p == 2.0 else rd.reduce_sum(ew.scalar_power(ew.absolute(x), p))
-
-
-def _number(here: EagerState, x: Value) -> float:
-    assert isinstance(x, Tensor)
-    if x.layout is None:
-        return float(x.array)
-    return float(gathered(here, x, "the norm of gradients").reshape(()))
-
-
-def _together(here: EagerState, parts: Sequence[Value], p: float) -> float:
-    """What partial results come to: those on one placement are added up first, and brought together once."""
-    places: dict[Placement | None, Value] = {}
-    for part in parts:
-        assert isinstance(part, Tensor)
-        where = None if part.layout is None else part.layout.placement
-        wide = cast(part, float64)
-        if where not in places:
-            places[where] = wide
-            continue
-        with composing(wide):
-            before = places[where]
-            places[where] = ew.maximum(before, wide) if p == math.inf else ew.add(before, wide)
-    numbers = [_number(here, x) for x in places.values()]
-    return max(numbers) if p == math.inf else sum(numbers)
-
-
-def total_norm(found: Sequence[Tensor], p: float) -> float:
-    """The p-norm of all tensors as one vector; every rank calls it and gets it."""
-    here = state()
-    if not found:
-        return 0.0
-    with gradients(False):
-        total = _together(here, [_power_sum(x, p) for x in found], p)
-    return total if p == math.inf else total ** (1.0 / p)
-
-
-def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Tensor:
-    """Scale gradients so that their norm, as one vector, is at most max_norm; that norm, where the first of them lies.
-
-    It is the norm of the logical gradients in whatever layouts and on whatever placements they lie.  Every rank calls it.
-    """
-    what = "clip_grad_norm_"
-    here, p = state(), float(norm_type)
-    found = _with_gradients(what, parameters)
-    _one_kind(here, what, found)
-    norm = total_norm(found, p)
-    if error_if_nonfinite and not math.isfinite(norm):
-        raise ArgumentError(f"{what} at {user_line()}: the norm of the gradients is {norm}")
-    factor = min(float(max_norm) / (norm + 1e-6), 1.0)
-    if factor < 1.0 or math.isnan(factor):
-        for x in found:
-            x.array[...] = x.array * x.array.dtype.type(factor)
-            x.wrote()
-    return _stated(here, norm, found)
-
-
-def _stated(here: EagerState, norm: float, found: Sequence[Tensor]) -> Tensor:
-    """A number as a tensor beside the first gradient."""
-    type = TensorType((), found[0].dtype if found else float32)
-    where = found[0].layout.placement if found and found[0].layout is not None else None
-    value = np.array(norm, type.dtype.numpy)
-    if where is None:
-        return Tensor(type, None, value)
-    return Tensor(type, Layout(where, (B,) * len(where.mesh)), value if here.rank.index in where.ranks else empty(type))
-
-
-def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
-    """Limit every element of the gradients to [-clip_value, clip_value]; partial ones are summed first."""
-    here, bound = state(), float(clip_value)
-    with gradients(False):
-        for x in _with_gradients("clip_grad_value_", parameters):
-            made: Tensor = run(Clip(-bound, bound), x)
-            if x.layout is not None and made.layout is not None:
-                made = Tensor(x.type, x.layout, convert_array(here, made.array, x.type, made.layout, x.layout, "a clipped gradient"))
-            x.array[...] = made.array
-            x.wrote()
 
 
 def parameters_to_vector(parameters: Iterable[Tensor]) -> Tensor:

@@ -13,8 +13,8 @@ from jobflow.eager.convert import convert_array
 from jobflow.eager.state import EagerState, gradients, state
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import CheckpointError, ConfigError, did_you_mean, user_line
+from jobflow.functional.clipping import clip_grad_norm_
 from jobflow.layout import B, Layout
-from jobflow.nn.utils import clip_grad_norm_
 from jobflow.ops.source import Constant
 from jobflow.ops.update import rate_dtype
 from jobflow.optim.rule import StepRule
