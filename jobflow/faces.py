@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 import jobflow.scope as scope
-from jobflow.errors import DtypeError, JobError, user_line
-from jobflow.operators import NOT_A_TENSOR, TensorOperators
+from jobflow.errors import NOT_A_TENSOR, DtypeError, JobError, user_line
+from jobflow.operators import TensorOperators
 from jobflow.types import TensorType
 
 Function = TypeVar("Function", bound=Callable[..., Any])

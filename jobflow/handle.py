@@ -10,6 +10,7 @@ from typing import Any
 
 from jobflow.distribute import Distribute, broadcast, distribute_of, parallel_cast, split, with_distribute
 from jobflow.errors import JobError, no_attribute, user_line
+from jobflow.graph.ir import Node, Value
 from jobflow.operators import TensorOperators
 from jobflow.types import Tensor
 
@@ -20,16 +21,42 @@ _OF_RESULTS = frozenset({"get", "async_get", "item", "mean", "ndarray", "numpy",
 
 
 class Handle(TensorOperators):
-    """A tensor in the body of a job: output `index` of `node`; a mixin without state.
+    """A tensor in the body of a job: what the program holds of a value of the graph that is being recorded.
 
     Layouts are decided after the body has run, so `distribute` and `split_axis` tell what was asked for, not what will be.
     """
 
-    __slots__ = ()
-    node: Any
-    index: int
-    local: bool
-    name: str
+    __slots__ = ("__weakref__", "type", "value")
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+        self.type = value.type
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+    @property
+    def name(self) -> str:
+        """The name of the value; no other of the job has it."""
+        return self.value.name
+
+    @property
+    def node(self) -> Node:
+        """What makes it."""
+        return self.value.node
+
+    @property
+    def index(self) -> int:
+        """Which of the outputs of `node` it is."""
+        return self.value.index
+
+    @property
+    def local(self) -> bool:
+        """True in the mirrored view, where every device has a tensor of its own."""
+        return self.value.local
 
     def with_distribute(self, distribute: Distribute) -> Tensor:
         """This tensor, which those who read it from the returned handle get as `distribute` says."""
@@ -66,14 +93,12 @@ class Handle(TensorOperators):
     @property
     def parallel_size(self) -> int:
         """How many devices hold it, or parts of it."""
-        size: int = self.node.placement.size
-        return size
+        return self.node.placement.size
 
     @property
     def op_name(self) -> str:
         """The full name of the op that makes it."""
-        name: str = self.node.name
-        return name
+        return self.node.name
 
     @property
     def blob_name(self) -> str:
@@ -92,9 +117,14 @@ class Handle(TensorOperators):
         raise JobError(f"{user_line()}: a tensor of a job cannot be iterated; its axes are known, x.shape, but its values only when the job has run")
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("name", "type"):  # asked of half-made objects too, by copy and pickle
+        if name.startswith("__") or name in ("type", "value"):  # asked of half-made objects too, by copy and pickle
             raise AttributeError(name)
         what = f'{user_line()}: the tensor {self.name} {self.type} of a job has no "{name}"'
         if name in _OF_RESULTS:
             raise no_attribute(name, f"{what}: its values are known when the job has run; return it, or watch(x)")
         raise no_attribute(name, what, [known for known in dir(type(self)) if not known.startswith("_")])
+
+
+def value_of(tensor: Any) -> Any:
+    """The value that a handle stands for; anything else as it is, for those to refuse who asked for a tensor of the job."""
+    return tensor.value if isinstance(tensor, Handle) else tensor

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jobflow.scope as scope
+from jobflow.body import JobBody
 from jobflow.compiled import Compiled, argument_parts
 from jobflow.compiler.compile import distribute, logical
 from jobflow.compiler.microbatch import cut_batch, explained
@@ -20,6 +21,7 @@ from jobflow.errors import JobError, SourceLine
 from jobflow.graph.ir import Physical, Value
 from jobflow.graph.strategy import Strategy
 from jobflow.graph.training import Limit, Microbatches, Optimizer, Watch
+from jobflow.handle import value_of
 from jobflow.job_config import FunctionConfig
 from jobflow.layout import Placement
 from jobflow.results import deliver
@@ -162,8 +164,11 @@ class Job:
             rows=rows,
             looks=True,
         )
-        with scope.using(interpreter=tracer, placement=placement, view=view, namespace=()):
-            values = [self._argument(tracer, name, d, shape) for (name, d), shape in zip(self.signature.placeholders(), shapes, strict=True)]
+        body = JobBody(tracer)
+        with scope.using(interpreter=body, placement=placement, view=view, namespace=()):
+            values = [
+                body.handle(self._argument(tracer, name, d, shape)) for (name, d), shape in zip(self.signature.placeholders(), shapes, strict=True)
+            ]
             try:
                 returned = self.function(*self.signature.arguments(values))
             except Exception as error:
@@ -215,7 +220,7 @@ def _given(compiled: Compiled, values: list[Any]) -> Any:
 
 def returned_values(results: Results) -> list[Value]:
     """The tensors of a result, as nodes of the graph that made them."""
-    return [value for value in results.leaves if isinstance(value, Value)]
+    return [value_of(tensor) for tensor in results.leaves]
 
 
 def _shape(declared: Declared, value: Any) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Arithmetic operators for everything that is a tensor: values of a traced graph and eager tensors."""
+"""Arithmetic operators of the tensors that the body of a job holds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, TypeGuard
 import numpy as np
 
 import jobflow.scope as scope
-from jobflow.errors import DtypeError, JobError, user_line
+from jobflow.errors import NOT_A_TENSOR, DtypeError, JobError, user_line
 from jobflow.ops import elementwise as ew
 from jobflow.ops import linalg
 from jobflow.ops.pointwise import call
@@ -17,7 +17,6 @@ from jobflow.types import DType, Tensor, TensorType, bool_
 #: What may stand beside a tensor in an expression.  A number takes the tensor's element type.
 Operand: TypeAlias = "TensorOperators | float"
 
-NOT_A_TENSOR = "arrays become tensors as arguments of the job, as variables (get_variable, load_variables) or as constants"
 _USE_OURS = "use jobflow's own functions, or return it from the job"
 
 

@@ -269,8 +269,7 @@ def checkpointed(function: Callable[Parameters, Result]) -> Callable[Parameters,
 def _new_region() -> int:
     """A number that no region of the job has."""
     job: Any = current().interpreter
-    job.regions += 1
-    return int(job.regions)
+    return int(job.new_region())
 
 
 @dataclass(frozen=True)

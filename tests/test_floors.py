@@ -16,11 +16,12 @@ FLOORS = {
     for floor, names in {
         "0": "contents errors extras types layout scope typing notices tables version untrusted npy",
         "1": "ops",
-        "2": "operators distribute handle graph",
+        "2": "graph",
         "3": "plan",
         "4a": "compiler",
         "4b": "runtime",
-        "5": "placements session job compiled binding commands hatch results variable_io eager checkpoint options ignored_options job_config",
+        "5": "operators distribute handle body placements session job compiled binding commands hatch results variable_io eager checkpoint options "
+        "ignored_options job_config",
         "6": "functional faces amp autograd comm cuda saving optim utils advanced declare strategies models nn layers math arrays linalg losses "
         "optimizer regularizers initializers variables data experimental image random train watching spellings deprecated shared_names",
         "7": "distributed trainer cli explain stages pages picture comparison verify __main__",

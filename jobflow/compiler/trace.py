@@ -14,18 +14,17 @@ from typing import Any
 import numpy as np
 
 import jobflow.scope as scope
-from jobflow.errors import NOWHERE, DuplicateNameError, JobError, JobflowError, SourceLine, user_line
+from jobflow.errors import NOT_A_TENSOR, NOWHERE, DuplicateNameError, JobError, JobflowError, SourceLine, user_line
 from jobflow.graph.ir import Graph, Node, Origin, Phase, Value, Variable
 from jobflow.graph.rewrite import Rewrite, copy_node
 from jobflow.graph.strategy import Strategy
 from jobflow.graph.training import Limit, Microbatches, Optimizer, Training, Watch
 from jobflow.layout import B, Layout, Placement, S
-from jobflow.operators import NOT_A_TENSOR
 from jobflow.ops.base import Op, ViewOp, types_tuple
 from jobflow.ops.checked import Checked
 from jobflow.ops.layout_ops import Crossing, ToGlobal, ToLocal
 from jobflow.ops.source import Constant, External, Input, ReadVariable
-from jobflow.types import DType, Tensor, TensorType, float32, int8, int64
+from jobflow.types import DType, Tensor, TensorType, float32, int64
 
 #: The key of the hidden argument that counts the runs of a job.
 RUN_COUNTER = "#run"
@@ -43,8 +42,6 @@ class Tracer:
     seed: int = 0
     conv_algorithm: str = "auto"
     default_dtype: DType = float32
-    #: what comparisons written with operators give: jobs know no bool
-    truth: DType = int8
     #: in which products and convolutions are computed; None leaves them as they are
     half: DType | None = None
     #: the job's function_config
@@ -266,6 +263,11 @@ class Tracer:
         (value,) = self._record(op, (), key, self.placement if lies is None else lies.placement, self.where, local=local)
         self.inputs[key] = value
         return value
+
+    def new_region(self) -> int:
+        """A number that no region of the program has."""
+        self.regions += 1
+        return self.regions
 
     def run_counter(self) -> Value:
         """int64[1]: how often this job ran before; what per-run randomness depends on."""

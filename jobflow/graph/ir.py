@@ -7,17 +7,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from jobflow.errors import NOWHERE, SourceLine
-from jobflow.handle import Handle
 from jobflow.layout import B, Layout, Local, Placement, Sbp
 from jobflow.ops.base import Op
-from jobflow.types import TensorType
+from jobflow.types import DType, TensorType
 
 #: What a node is for: the user's program, its gradients, or the step that writes variables.
 Phase = Literal["forward", "backward", "update"]
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
-class Value(Handle):
+class Value:
     """One tensor of a program; compared by identity.
 
     `local` is True in the mirrored view, where `type` is the type on one rank and no logical whole exists.
@@ -28,6 +27,18 @@ class Value(Handle):
     index: int
     name: str
     local: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.type.ndim
 
     def __str__(self) -> str:
         return f"%{self.name}"

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 import jobflow.scope as scope
+from jobflow.body import JobBody
 from jobflow.compiler.loss_scale import NOT_FINITE
-from jobflow.compiler.trace import Tracer
 from jobflow.data.batches import per_device
 from jobflow.data.readers import open_reader
 from jobflow.data.samples import Samples, Stream
@@ -196,8 +196,8 @@ class Jobs:
         with at_line(self.line("optimizer")):
             optimizer: Minimizer = optimizer_from(self.config, self.steps)
             optimizer.minimize(_weighed(outputs["loss"], next(iter(batch.values()))))
-        tracer: Tracer = scope.current().interpreter  # type: ignore[assignment]
-        return {**_by_row(outputs, batch), HALTED: tracer.slot(f"{NOT_FINITE}-{tracer.name}", COUNT, 0, None)}
+        body: JobBody = scope.current().interpreter  # type: ignore[assignment]
+        return {**_by_row(outputs, batch), HALTED: body.slot(f"{NOT_FINITE}-{body.name}", COUNT, 0, None)}
 
     def _measured(self, batch: dict[str, Any]) -> dict[str, Any]:
         return _by_row(self._outputs(batch), batch)

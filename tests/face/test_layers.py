@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jobflow import distribute, initializers, layers, math, nn, regularizers, scope
+from jobflow.body import JobBody
 from jobflow.compiler.trace import Tracer
 from jobflow.errors import DuplicateNameError, ShapeError
 from jobflow.layout import B, Placement, S
@@ -27,8 +28,9 @@ def namespace(name: str) -> Any:
 def traced(body: Callable[..., Any], *shapes: tuple[int, ...], train: bool = True, mirrored: bool = False) -> Tracer:
     """The tracer after a job of two devices with inputs of these shapes."""
     tracer = Tracer("job", TWO, trainable=train)
-    with scope.using(interpreter=tracer, placement=TWO, view="mirrored" if mirrored else "consistent"):
-        body(*(tracer.input(f"x{i}", TensorType(shape, float32), local=mirrored) for i, shape in enumerate(shapes)))
+    job = JobBody(tracer)
+    with scope.using(interpreter=job, placement=TWO, view="mirrored" if mirrored else "consistent"):
+        body(*(job.handle(tracer.input(f"x{i}", TensorType(shape, float32), local=mirrored)) for i, shape in enumerate(shapes)))
     return tracer
 
 

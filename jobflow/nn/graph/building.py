@@ -194,8 +194,7 @@ class Building:
         """A variable of which each rank stores a part, as it is read."""
         region = None
         if zero.gathers_again:
-            self.tracer.regions += 1
-            region = self.tracer.regions
+            region = self.tracer.new_region()
         with scope.using(region=region):
             op = ToLayout(tuple(None if isinstance(s, Partial) else s for s in lies.sbp), stored if zero.reduces_at_once else None)
             return self._record(op, [value], lies.placement)[0]
@@ -237,8 +236,7 @@ class Building:
         if said.stage_id is not None:
             changes["stage"] = said.stage_id
         if said.activation_checkpointing and scope.current().region is None:
-            self.tracer.regions += 1
-            changes["region"] = self.tracer.regions
+            changes["region"] = self.tracer.new_region()
         self._modules.append(id(module))
         try:
             with scope.using(**changes):

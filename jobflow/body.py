@@ -1,0 +1,130 @@
+"""The body of a job while it runs: what programs say in handles is recorded in values.
+
+This is the one place where handles become values and values handles.  The compiler, whose interpreter is the tracer itself, sees values only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jobflow.scope as scope
+from jobflow.compiler.trace import Tracer
+from jobflow.errors import SourceLine
+from jobflow.graph.ir import Value, Variable
+from jobflow.graph.training import Optimizer
+from jobflow.handle import Handle, value_of
+from jobflow.layout import Placement
+from jobflow.ops.base import Op
+from jobflow.types import DType, Tensor, TensorType, int8
+
+
+class JobBody:
+    """The interpreter while the body of a job runs."""
+
+    #: what comparisons written with operators give: jobs know no bool
+    truth: DType = int8
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.tracer = tracer
+        self._handles: dict[Value, Handle] = {}
+
+    def handle(self, value: Value) -> Handle:
+        """The one handle of a value."""
+        found = self._handles.get(value)
+        if found is None:
+            found = self._handles[value] = Handle(value)
+        return found
+
+    def apply(self, op: Op, inputs: Sequence[Tensor], name: str | None) -> tuple[Handle, ...]:
+        """Record one op; its outputs."""
+        return tuple(map(self.handle, self.tracer.apply(op, list(map(value_of, inputs)), name)))
+
+    # ---------------------------------------------------------------- what the job is
+
+    @property
+    def name(self) -> str:
+        return self.tracer.name
+
+    @property
+    def placement(self) -> Placement:
+        return self.tracer.placement
+
+    @property
+    def trainable(self) -> bool:
+        """True in a train job."""
+        return self.tracer.trainable
+
+    @property
+    def seed(self) -> int:
+        return self.tracer.seed
+
+    @property
+    def conv_algorithm(self) -> str:
+        return self.tracer.conv_algorithm
+
+    @property
+    def default_dtype(self) -> DType:
+        return self.tracer.default_dtype
+
+    @property
+    def config(self) -> Any:
+        """The job's function_config."""
+        return self.tracer.config
+
+    def unique_name(self, prefix: str) -> str:
+        """`<prefix>_<n>`, behind the namespaces, that no other op has."""
+        return self.tracer.unique_name(prefix)
+
+    def new_region(self) -> int:
+        """A number that no region of the job has."""
+        return self.tracer.new_region()
+
+    # ---------------------------------------------------------------- variables
+
+    @property
+    def variables(self) -> Mapping[str, Variable]:
+        """Those read so far."""
+        return self.tracer.variables
+
+    @property
+    def reads(self) -> Mapping[str, Value]:
+        """Their values, by name."""
+        return self.tracer.reads
+
+    def variable(self, wanted: Variable) -> Handle:
+        """The current value of a variable, declared at first sight."""
+        return self.handle(self.tracer.variable(wanted))
+
+    def slot(self, name: str, type: TensorType, initial: float, like: Variable | None) -> Handle:
+        """A variable of an optimizer: stored like the variable it serves, or whole on every rank."""
+        return self.handle(self.tracer.slot(name, type, initial, like))
+
+    def assign(self, name: str, value: Tensor) -> None:
+        """The variable takes this value at the end of the run."""
+        self.tracer.assign(name, value_of(value))
+
+    def run_counter(self) -> Handle:
+        """int64[1]: how often this job ran before."""
+        return self.handle(self.tracer.run_counter())
+
+    @contextmanager
+    def updating(self, where: SourceLine) -> Iterator[None]:
+        """What is recorded inside belongs to the step that writes variables."""
+        with self.tracer.updating(where), scope.using(interpreter=self):
+            yield
+
+    # ---------------------------------------------------------------- training
+
+    def add_loss(self, loss: Tensor) -> None:
+        """Mark a loss for the optimizer of the job's configuration."""
+        self.tracer.add_loss(value_of(loss))
+
+    def minimize(self, optimizer: Optimizer, losses: Sequence[Tensor]) -> None:
+        """Have `optimizer` minimise the sum of the losses' means."""
+        self.tracer.minimize(optimizer, list(map(value_of, losses)))
+
+    def watch(self, value: Tensor, take: Callable[[Any], None], gradient: bool = False) -> None:
+        """Show `take` the value after every run; or its gradient, if it has one."""
+        self.tracer.watch(value_of(value), take, gradient)
