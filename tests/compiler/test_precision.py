@@ -96,7 +96,7 @@ def test_moving_and_picking_takes_what_comes() -> None:
     def body(tracer: Tracer) -> Any:
         x, w = tracer.input("x", type_(6, 4)), variable(tracer, "w", 4, 6)
         y = matmul(x, w)
-        return ew.maximum(transpose(y, (1, 0)), x @ w), ew.maximum(y, tracer.input("z", type_(6, 6)))
+        return ew.maximum(transpose(y, (1, 0)), matmul(x, w)), ew.maximum(y, tracer.input("z", type_(6, 6)))
 
     graph = trace(body, half=float16)
     assert precisions(graph) == "matmul:16 transpose:16 maximum:16 maximum:32"

@@ -279,8 +279,8 @@ def test_an_op_that_does_not_fit_names_the_layer_and_the_line() -> None:
 
 def test_labels_from_an_argument() -> None:
     def body(x: Any) -> None:
-        tracer = scope.current().interpreter
-        labels = tracer.input("labels", TensorType((4,), int32))  # type: ignore[union-attr]
+        job: Any = scope.current().interpreter
+        labels = job.handle(job.tracer.input("labels", TensorType((4,), int32)))
         nn.sparse_softmax_cross_entropy_with_logits(labels, x)
 
     assert traced(body, (4, 3)).nodes[-1].outputs[0].type == TensorType((4,), float32)
