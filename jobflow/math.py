@@ -88,6 +88,8 @@ def fitting(what: str, number: float, dtype: DType) -> float:
     """The number as one of `dtype`; DtypeError where it would lose its fraction, or is beyond the type."""
     try:
         return dtype.number(number)
+    except TypeError:
+        raise ArgumentError(f"{what} at {user_line()}: {number!r} is not a number; arrays are arguments of the job") from None
     except ValueError as error:
         raise DtypeError(f"{what} at {user_line()}: {error} but the tensor is {dtype.name}; cast it first, to a type that has the number") from None
 

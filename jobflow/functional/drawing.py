@@ -49,7 +49,7 @@ class Generator:
 
     def manual_seed(self, seed: int) -> Generator:
         """Begin anew with this seed."""
-        self.core.seed, self.core.draws = int(seed), 0
+        self.core.seed, self.core.draws = _checked(seed), 0
         return self
 
     def seed(self) -> int:
@@ -93,7 +93,14 @@ def new_seed() -> int:
 
 def manual_seed(seed: int) -> None:
     """Random tensors are drawn with this seed from now on; local and global ones begin anew.  It is called on every rank."""
-    state().manual_seed(int(seed))
+    state().manual_seed(_checked(seed))
+
+
+def _checked(seed: int) -> int:
+    try:
+        return int(seed)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"manual_seed at {user_line()}: a seed is an integer; got {seed!r}") from None
 
 
 def seed() -> int:

@@ -44,7 +44,7 @@ def axis_of(what: str, x: Tensor, dim: int) -> int:
     """The axis counted from the front; ShapeError if there is none.  A tensor without axes has axis 0 and -1."""
     ndim = x.type.ndim or 1
     if not isinstance(dim, int | np.integer) or not -ndim <= dim < ndim:
-        raise ShapeError(f"{what} at {user_line()}: dim={dim!r} is no axis of {x.type}, which are -{ndim} to {ndim - 1}")
+        raise ShapeError(f"{what} at {user_line()}: dim={dim!r} is no axis of {x.type}, whose axes are -{ndim} to {ndim - 1}")
     return int(dim) % ndim
 
 

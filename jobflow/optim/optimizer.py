@@ -53,6 +53,10 @@ class Optimizer:
         self.state: dict[Tensor, dict[str, Any]] = {}
         if isinstance(params, Tensor):
             raise ConfigError(f"{self._word} at {user_line()}: parameters are a list of tensors; got one {params.type}: pass [parameter]")
+        if not isinstance(params, Iterable):
+            raise ConfigError(
+                f"{self._word} at {user_line()}: parameters are a list of tensors; got {type(params).__name__}: pass module.parameters()"
+            )
         given = list(params)
         if not given:
             raise ConfigError(f"{self._word} at {user_line()}: there are no parameters; pass module.parameters()")

@@ -49,9 +49,8 @@ class Network:
         """The fields that go into the model; ConfigError if it needs one that is not there."""
         missing = [name for name in self.needed if name not in fields]
         if missing:
-            raise ConfigError(
-                f'model: {self.what} takes a field "{missing[0]}"{did_you_mean(missing[0], fields)} The samples have {", ".join(fields) or "none"}'
-            )
+            near = did_you_mean(missing[0], fields)
+            raise ConfigError(f'model: {self.what} takes a field "{missing[0]}"{near}; the samples have {", ".join(fields) or "none"}')
         return {name: type for name, type in fields.items() if self.others or name in self.known}
 
     def inputs(self, fields: Mapping[str, TensorType]) -> dict[str, TensorType]:

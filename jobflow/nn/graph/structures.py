@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from jobflow.eager.tensor import Tensor
 from jobflow.errors import JobError, user_line
 
@@ -20,9 +22,10 @@ def leaves(x: Any, name: str) -> Iterator[tuple[str, Tensor]]:
         for key, one in x.items():
             yield from leaves(one, f"{name}.{key}")
     elif x is not None:
-        raise JobError(
-            f"nn.Graph at {user_line()}: {name} is {x!r}; what goes into build and comes out of it are tensors and None, in lists, tuples and dicts"
-        )
+        what = f"nn.Graph at {user_line()}: {name} is"
+        if isinstance(x, np.ndarray):
+            raise JobError(f"{what} a NumPy array {x.dtype}{list(x.shape)}, not a tensor; make a tensor of it: flow.tensor(x)")
+        raise JobError(f"{what} {x!r}; what goes into build and comes out of it are tensors and None, in lists, tuples and dicts")
 
 
 def form(x: Any) -> Any:

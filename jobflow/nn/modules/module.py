@@ -58,7 +58,7 @@ class Module:
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """What calling the module does."""
-        raise JobError(f"{type(self).__name__} has no forward method, which says what calling it does")
+        raise JobError(f"{type(self).__name__} at {user_line()}: the module has no forward method, which says what calling it does")
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         own = vars(self)

@@ -16,7 +16,7 @@ import numpy as np
 
 from jobflow.eager.run import run
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ArgumentError, user_line
+from jobflow.errors import ArgumentError, ShapeError, user_line
 from jobflow.ops.slices import Concat
 from jobflow.types import dtype_of, float32, int64, type_of
 from jobflow.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler
@@ -27,10 +27,10 @@ def default_collate(samples: Sequence[Any]) -> Any:
     first = samples[0]
     if isinstance(first, Tensor):
         if first.layout is None and first.traced is None:
-            return _tensor(np.stack([x.array for x in samples]))
+            return _tensor(_stacked([x.array for x in samples]))
         return run(Concat(0), *(x.unsqueeze(0) for x in samples))
     if isinstance(first, np.ndarray | np.generic):
-        return _tensor(np.stack(samples))
+        return _tensor(_stacked(samples))
     if isinstance(first, bool | int | float):
         dtype = bool if isinstance(first, bool) else int64.numpy if isinstance(first, int) else float32.numpy
         return _tensor(np.array(samples, dtype))
@@ -42,6 +42,14 @@ def default_collate(samples: Sequence[Any]) -> Any:
         made = [default_collate(column) for column in zip(*samples, strict=True)]
         return type(first)(*made) if hasattr(first, "_fields") else type(first)(made)
     return list(samples)
+
+
+def _stacked(arrays: Sequence[Any]) -> np.ndarray[Any, Any]:
+    other = next((np.shape(array) for array in arrays if np.shape(array) != np.shape(arrays[0])), None)
+    if other is not None:
+        shapes = f"{np.shape(arrays[0])} and {other}"
+        raise ShapeError(f"default_collate at {user_line()}: the samples of a batch have the shapes {shapes}; pad them, or pass collate_fn=")
+    return np.stack(arrays)
 
 
 def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
