@@ -1,0 +1,121 @@
+"""Wrong programs, kept as data: each is run as users run it, and gives an error or a message."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from ranks import on_ranks
+
+import jobflow as flow
+import jobflow.typing as tp
+from jobflow import cli, nn
+
+HERE = Path(__file__).parent
+TABLE = HERE / "messages.txt"
+GIVEN = {"np": np, "flow": flow, "tp": tp, "nn": nn, "Path": Path}
+#: what is printed about the time, the process and the machine
+VARYING = (
+    (re.compile(r"(?s)^usage: .*\n(?=jobflow)"), ""),
+    (re.compile(r"0x[0-9a-f]{6,}"), "<address>"),
+    (re.compile(r"\d+\.\d+ s\b"), "<seconds>"),
+    (re.compile(r"(mpiexec -n \d+ python|--nproc_per_node \d+) [^\s,]+"), r"\1 <script>"),
+    (re.compile(r"#\d+\b"), "#<number>"),
+    (re.compile(r"\bStep_\d+"), "Step_<number>"),
+)
+
+
+@dataclass(frozen=True)
+class Told:
+    """The public name of the error, or the exit code, and the whole message."""
+
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    says: list[str]
+    #: a program and the error that it raises,
+    program: str = ""
+    raises: str = ""
+    ranks: int = 1
+    #: or a command line, the files that it finds, and how it ends
+    command: str = ""
+    code: int = 0
+    files: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def wanted(self) -> str:
+        return self.raises or f"exit code {self.code}"
+
+    @property
+    def line(self) -> str:
+        """The line that must be told, "" for none."""
+        marked = [number for number, line in enumerate(self.program.splitlines(), 1) if line.endswith("# here")]
+        return f"{self.name}.py:{marked[0]}" if marked else ""
+
+    def run(self, folder: Path) -> list[Told]:
+        """What each rank is told; `folder` is empty, and where programs are."""
+        if self.command:
+            return [told_by_command(self, folder)]
+        if self.ranks == 1:
+            return [self._raised(folder, 0)]
+        return on_ranks(self.ranks, lambda rank: self._raised(folder, rank))
+
+    def _raised(self, folder: Path, rank: int) -> Told:
+        given = {**GIVEN, "X": np.ones((2, 3), np.float32), "rank": rank, "path": lambda name: str(folder / name), "__name__": self.name}
+        if self.ranks > 1:
+            given["P"] = flow.placement.all("cpu")
+        try:
+            exec(compile(self.program, f"{self.name}.py", "exec"), given)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller compares it
+            return Told(public_name(error), plain(str(error), folder))
+        return Told("nothing", "")
+
+
+def public_name(error: Exception) -> str:
+    """How programs catch it: the nearest of its classes that has a public name."""
+    names = (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins" or getattr(flow, kind.__name__, None) is kind)
+    return next(names)
+
+
+def told_by_command(case: Case, folder: Path) -> Told:
+    for name, text in case.files.items():
+        (folder / name).write_text(text)
+    printed = io.StringIO()
+    program, *words = shlex.split(case.command)
+    assert program == "jobflow"
+    with contextlib.chdir(folder), contextlib.redirect_stderr(printed), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            code: Any = cli.main(words)
+        except SystemExit as end:
+            code = end.code
+    return Told(f"exit code {code}", plain(printed.getvalue(), folder))
+
+
+def plain(message: str, folder: Path) -> str:
+    """Without what is different on every machine."""
+    message = message.replace(f"{folder}/", "").replace(str(folder), "<folder>")
+    for pattern, word in VARYING:
+        message = pattern.sub(word, message)
+    return message.strip()
+
+
+def cases() -> Iterator[Case]:
+    for path in sorted(HERE.glob("*.yaml")):
+        for name, entry in yaml.safe_load(path.read_text(encoding="utf-8")).items():
+            yield Case(name, **entry)
+
+
+def section(case: Case, told: Told) -> str:
+    return f"== {case.name}\n{told.kind}: {told.message}\n"
