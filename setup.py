@@ -39,7 +39,7 @@ setup(
     package_data={"": ["py.typed", "*.pyi"], "jobflow": ["templates/*"], "jobflow.data": ["digits.npz"]},
     include_package_data=False,
     python_requires=">=3.11",
-    install_requires=["numpy>=2.1", "pyyaml>=6.0", "mpi4py>=4.0", "rich>=13", "jinja2>=3.1"],
+    install_requires=["numpy>=2.1", "pyyaml>=6.0", "mpi4py>=4.0", "rich>=13", "jinja2>=3.1", "psutil>=5.9"],
     extras_require={
         # an MPI with mpiexec from a wheel; any MPI of the system that mpi4py finds does as well
         "mpi": MPI,
@@ -54,7 +54,7 @@ setup(
         "gpu-checks": ["cupy-cuda13x>=14.2,<15", "nvidia-cuda-nvrtc>=13,<14", "nvidia-cuda-runtime>=13,<14", "nvidia-cuda-crt>=13,<14", *HALF],
         "examples": EXAMPLES,
         "test": TEST,
-        "dev": [*TEST, "ruff>=0.9", "mypy>=1.14", "types-PyYAML"],
+        "dev": [*TEST, "ruff>=0.9", "mypy>=1.14", "types-PyYAML", "types-psutil"],
     },
     entry_points={"console_scripts": ["jobflow=jobflow.cli:main"]},
 )

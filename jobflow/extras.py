@@ -27,6 +27,7 @@ class Package:
 PACKAGES = (
     Package("rich", "rich", "13", "tables and progress"),
     Package("jinja2", "jinja2", "3.1", "pages"),
+    Package("psutil", "psutil", "5.9", "memory and disks"),
     Package("pydantic", "pydantic", "2.7", "configurations", "train"),
     Package("matplotlib", "matplotlib", "3.8", "charts", "train"),
     Package("shtab", "shtab", "1.7", "shell completion", "train"),

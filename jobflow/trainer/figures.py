@@ -11,6 +11,7 @@ from importlib import metadata
 from typing import Any
 
 import numpy as np
+import psutil
 
 from jobflow.binding import Loaded, StorageChoice
 from jobflow.compiler.box import Reroute
@@ -23,8 +24,10 @@ from jobflow.plan.storage import is_common
 from jobflow.plan.traffic import Traffic, planned
 from jobflow.runtime.world import blas
 from jobflow.runtime.world.launch import launched
+from jobflow.runtime.world.variables import usable_cores
 from jobflow.session import Session
 from jobflow.strategies.pipeline import flops
+from jobflow.trainer.amounts import size_text
 from jobflow.version import __version__
 
 #: routes that move nothing between ranks are left out of tables
@@ -126,11 +129,9 @@ def environment(ranks: int | None = None) -> dict[str, str]:
         "BLAS": blas_text(),
         "machine": f"{platform.node()}, {platform.system()} {platform.release()}, {platform.machine()}",
         "processor": processor(),
-        "cores": f"{cores()} usable of {os.cpu_count() or '?'}",
+        "cores": f"{len(usable_cores())} usable of {os.cpu_count() or '?'}",
+        "memory": size_text(host_memory()),
     }
-    memory = host_memory()
-    if memory is not None:
-        found["memory"] = f"{memory / 2**30:.1f} GiB"
     if ranks is not None:
         started = launched()
         found["ranks"] = f"{ranks} ({f'processes, by {started.launcher}' if started is not None else 'threads' if ranks > 1 else 'this process'})"
@@ -167,14 +168,6 @@ def processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def host_memory() -> int | None:
-    """Bytes of the machine's memory, where the system tells."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
+def host_memory() -> int:
+    """Bytes of the machine's memory."""
+    return int(psutil.virtual_memory().total)

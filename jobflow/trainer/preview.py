@@ -13,11 +13,11 @@ from jobflow.data.samples import Samples
 from jobflow.errors import counted
 from jobflow.job import Job
 from jobflow.plan.footprint import CATEGORIES
+from jobflow.runtime.world.variables import usable_cores
 from jobflow.session import Session
 from jobflow.tables import TextTable
-from jobflow.trainer import figures as made
 from jobflow.trainer.amounts import count_text, size_text
-from jobflow.trainer.figures import Figures, figures_in
+from jobflow.trainer.figures import Figures, figures_in, host_memory
 from jobflow.trainer.jobs import Prepared, check_lengths, check_metrics, prepared
 from jobflow.trainer.optimizing import slow_start
 
@@ -223,10 +223,10 @@ def warnings_of(figures: Figures, schedule: Schedule, strategy: Any) -> Iterator
     if idle:
         yield f"rank{'s' * (len(idle) > 1)} {', '.join(idle)} compute nothing"
     yield from _batch_warnings(schedule, strategy, ranks)
-    if ranks > made.cores():
-        yield f"{ranks} ranks for {made.cores()} cores of this machine; on one machine they will take turns"
-    memory, whole = made.host_memory(), sum(f.memory.total - f.common for f in figures.ranks) + max((f.common for f in figures.ranks), default=0)
-    if memory is not None and whole > FULL * memory:
+    if ranks > len(usable_cores()):
+        yield f"{ranks} ranks for {len(usable_cores())} cores of this machine; on one machine they will take turns"
+    memory, whole = host_memory(), sum(f.memory.total - f.common for f in figures.ranks) + max((f.common for f in figures.ranks), default=0)
+    if whole > FULL * memory:
         yield f"the ranks allocate {size_text(whole)} together; this machine has {size_text(memory)}"
 
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import psutil
+
 from jobflow.commands import Tell
 from jobflow.session import Session
 
@@ -77,20 +79,8 @@ def end_of_allocation(environ: Mapping[str, str] = os.environ, started: float | 
     if environ.get("SLURM_JOB_END_TIME", "").isdigit():
         return float(environ["SLURM_JOB_END_TIME"])
     if "PBS_JOBID" in environ and environ.get("PBS_WALLTIME", "").isdigit():
-        return (process_start() if started is None else started) + float(environ["PBS_WALLTIME"])
+        return (psutil.Process().create_time() if started is None else started) + float(environ["PBS_WALLTIME"])
     return None
-
-
-def process_start() -> float:
-    """When this process began, in seconds since 1970; now, where the system does not say."""
-    try:
-        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
-            ticks = int(file.read().rpartition(")")[2].split()[19])
-        with open("/proc/uptime", encoding="ascii") as file:
-            up = float(file.read().split()[0])
-        return time.time() - (up - ticks / os.sysconf("SC_CLK_TCK"))
-    except (OSError, ValueError, IndexError):
-        return time.time()
 
 
 @dataclass
@@ -109,7 +99,7 @@ class Clock:
     @classmethod
     def of(cls, limit: float | None, environ: Mapping[str, str] = os.environ) -> Clock:
         """With the end of the allocation, or `limit` seconds from the start of this process, whichever comes first."""
-        ends = [end for end in (end_of_allocation(environ), None if limit is None else process_start() + limit) if end is not None]
+        ends = [end for end in (end_of_allocation(environ), None if limit is None else psutil.Process().create_time() + limit) if end is not None]
         reserve = RESERVE if limit is None else min(RESERVE, limit / 10)
         return cls(min(ends, default=None), reserve)
 

@@ -254,7 +254,7 @@ class TestLibraries:
         assert [finding.status for finding in libraries.numpy()] == statuses
 
     def test_packages(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        there = {"pydantic": "2.6.9", "rich": "15.0", "jinja2": "3.1.6"}
+        there = {"pydantic": "2.6.9", "rich": "15.0", "jinja2": "3.1.6", "psutil": "7.2"}
 
         def version(name: str) -> str:
             if name not in there:
@@ -263,7 +263,7 @@ class TestLibraries:
 
         monkeypatch.setattr(libraries.importlib.metadata, "version", version)
         old, fine, *missing = libraries.packages()
-        assert old.status == PROBLEM and old.command == 'pip install -U "pydantic>=2.7"' and fine.text == "rich 15.0, jinja2 3.1.6"
+        assert old.status == PROBLEM and old.command == 'pip install -U "pydantic>=2.7"' and fine.text == "rich 15.0, jinja2 3.1.6, psutil 7.2"
         assert missing[0].text.startswith("not installed: matplotlib") and missing[0].command == 'pip install "jobflow-sbp[train]"'
 
     def test_versions_are_those_of_setup(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from jobflow.cli.health.child import ask, probe
 from jobflow.cli.health.finding import NOTE, OK, PROBLEM, Finding
 from jobflow.extras import PACKAGES
+from jobflow.runtime.world.variables import usable_cores
 
 #: what NumPy calls its own plain loops
 NONE = ("", "none", "unknown", "lapack_lite")
@@ -37,7 +38,7 @@ def _blas(name: str, threads: int | None, one: float, most: float) -> Finding:
         text = f"{name}: {most / 1e9:.0f} GFLOP/s; the number of its threads cannot be set, so ranks may get into each other's way"
         return Finding("BLAS", NOTE, text, "", "pip install threadpoolctl")
     speed = f"{one / 1e9:.0f} GFLOP/s (float32) on 1 thread" + (f", {most / 1e9:.0f} on {threads}" if threads > 1 else "")
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable = len(usable_cores())
     if threads < usable:
         said = " ".join(f"{key}={os.environ[key]}" for key in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS") if key in os.environ)
         text = f"{name}: {speed}; a single process leaves {usable - threads} of {usable} cores idle" + (f" ({said})" if said else "")

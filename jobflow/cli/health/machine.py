@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 from jobflow.cli.health.child import ask, probe
 from jobflow.cli.health.finding import GIB, NOTE, OK, PROBLEM, Finding
+from jobflow.runtime.world.variables import usable_cores
 from jobflow.version import __version__
 
 #: bytes: below the first, MPI itself may crash; below the second, ranks may have to exchange tensors by messages
@@ -45,7 +48,7 @@ def job() -> Iterator[Finding]:
 def cores() -> Iterator[Finding]:
     """How many ranks have a core each."""
     there = os.cpu_count() or 1
-    mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(there))
+    mine = usable_cores()
     real = whole(mine)
     seen = f"{len(mine)} usable" + (f" of {there}" if there != len(mine) else "") + (f", threads of {real}" if real != len(mine) else "")
     seen += f": up to {real} ranks have one each"
@@ -83,8 +86,6 @@ def quota() -> float | None:
 def memory() -> Iterator[Finding]:
     """What programs can still get."""
     free = available()
-    if free is None:
-        return
     text = f"{free / GIB:.1f} GiB free"
     if free < MEMORY_ENOUGH:
         yield Finding("memory", NOTE, text, "end other programs, or ask for more")
@@ -92,13 +93,9 @@ def memory() -> Iterator[Finding]:
         yield Finding("memory", OK, text)
 
 
-def available() -> int | None:
-    """Bytes that the machine and the container have left; None where the system does not say."""
-    try:
-        rows = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        free = int(rows["MemAvailable"].split()[0]) << 10
-    except (OSError, KeyError, ValueError):
-        return None
+def available() -> int:
+    """Bytes that the machine and the container have left."""
+    free = int(psutil.virtual_memory().available)
     with suppress(OSError, ValueError):  # no limit, or "max"
         limit = int((CONTROL_GROUPS / "memory.max").read_text())
         free = min(free, limit - int((CONTROL_GROUPS / "memory.current").read_text()))

@@ -48,14 +48,14 @@ class Station:
             raise JobError(f"{found}: they are not of one kind; start the program with the mpiexec that belongs to mpi4py's MPI")
         node = world.Split_type(self.mpi.COMM_TYPE_SHARED)
         self.local: int = node.Get_rank()
-        sharing = [set(cores) for cores in node.allgather(sorted(_cores()))]
-        neighbours = sum(1 for cores in sharing if cores & _cores())
-        self.threads = max(1, len(_cores()) // neighbours)
+        sharing = [set(cores) for cores in node.allgather(sorted(variables.usable_cores()))]
+        neighbours = sum(1 for cores in sharing if cores & variables.usable_cores())
+        self.threads = max(1, len(variables.usable_cores()) // neighbours)
         if self.local == 0:  # the allgather above says that all ranks of the node have mapped what they share
             _forget_segments()
         node.Free()
         self.world = world.Dup()
-        self.control = Control(self.mpi, world.Dup(), crowded=neighbours > len(_cores()))
+        self.control = Control(self.mpi, world.Dup(), crowded=neighbours > len(variables.usable_cores()))
         self.post = Post(self.mpi, world.Dup(), self.control, "letters", range(world.Get_size()))
         self._begun = Count("session")
         self.control.ways += [self.post.ways, [self._begun]]
@@ -116,12 +116,6 @@ class Station:
     def fail(self, error: BaseException) -> NoReturn:
         """This rank cannot go on, so the job ends."""
         launch.end_job(error, self.launch)
-
-
-def _cores() -> set[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
 
 
 def _forget_segments() -> None:

@@ -23,6 +23,11 @@ LOCAL_SIZE = "LOCAL_WORLD_SIZE"
 DEVICES = "JOBFLOW_DEVICES"
 
 
+def usable_cores() -> set[int]:
+    """The processors that the system lets this process use."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
 @dataclass(frozen=True)
 class Launch:
     """One of `size` processes, and who started it."""

@@ -14,7 +14,7 @@ from jobflow.commands import executors_of
 from jobflow.plan.footprint import footprint
 from jobflow.plan.traffic import planned
 from jobflow.session import Session
-from jobflow.trainer import figures, preview
+from jobflow.trainer import preview
 from jobflow.trainer.config import load
 from jobflow.trainer.figures import environment
 from jobflow.trainer.jobs import prepared
@@ -143,14 +143,14 @@ SCHEDULE = Schedule(samples=1000, batch_size=64, steps_per_epoch=16, steps=160, 
 def test_batches_that_serve_badly_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedule: Schedule, strategy: SimpleNamespace, words: list[str]
 ) -> None:
-    monkeypatch.setattr(figures, "cores", lambda: 64)
+    monkeypatch.setattr(preview, "usable_cores", lambda: range(64))
     found = list(warnings_of(small(tmp_path).figures, schedule, strategy))
     assert len(found) == bool(words) and all(word in found[0] for word in words)
 
 
 def test_machines_and_ranks_that_serve_badly_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "cores", lambda: 1)
-    monkeypatch.setattr(figures, "host_memory", lambda: 1000)
+    monkeypatch.setattr(preview, "usable_cores", lambda: {0})
+    monkeypatch.setattr(preview, "host_memory", lambda: 1000)
     ranks = small(tmp_path).figures.ranks
     idle = replace(small(tmp_path).figures, ranks=(ranks[0], replace(ranks[1], computing=0)))
     found = list(warnings_of(idle, SCHEDULE, changed()))
