@@ -11,12 +11,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core.core_schema import ModelField, TaggedUnionSchema
 
 from jobflow.data.readers import READERS
 from jobflow.trainer.config.functions import arguments_model
-from jobflow.trainer.config.keys import SECTIONS, fields_of, kinds_of, notes_of, tag_of
+from jobflow.trainer.config.keys import SECTIONS, Model, fields_of, is_section, kinds_of, notes_of, tag_of
 from jobflow.trainer.config.schema import Section, TrainConfig
 from jobflow.trainer.config.showing import word
 
@@ -27,46 +28,32 @@ _EXTENDS = {
 }
 
 
+class _ForOneFile(GenerateJsonSchema):
+    """Nothing is required, references and null are allowed for all values, and of sections that are chosen by name any may fit."""
+
+    def field_is_required(self, field: Any, total: bool) -> bool:
+        return False
+
+    def model_field_schema(self, schema: ModelField) -> JsonSchemaValue:
+        return {"anyOf": [super().model_field_schema(schema), _REFERENCE, {"type": "null"}]}
+
+    def tagged_union_schema(self, schema: TaggedUnionSchema) -> JsonSchemaValue:
+        return {"anyOf": super().tagged_union_schema(schema)["oneOf"]}
+
+
 def schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of a configuration file."""
-    made = TrainConfig.model_json_schema()
-    definitions: dict[str, Any] = made.pop("$defs")
+    made = TrainConfig.model_json_schema(schema_generator=_ForOneFile)
+    definitions: dict[str, Any] = made["$defs"]
+    for name, reader in READERS.items():
+        own = arguments_model(reader, set()).model_json_schema(schema_generator=_ForOneFile)
+        definitions |= own.pop("$defs", {})
+        chosen = {"reader": {"const": name, "description": "the kind of samples"}, **own.get("properties", {})}
+        meaning = (inspect.getdoc(reader) or "").partition("\n\n")[0]
+        definitions[f"reader_{name}"] = {**own, "title": name, "description": meaning, "properties": chosen}
     definitions["Reader"] = {"anyOf": [{"$ref": f"#/$defs/reader_{name}"} for name in READERS]}
-    definitions |= {f"reader_{name}": _reader(name, definitions) for name in READERS}
-    definitions["Layer"]["maxProperties"] = 1
-    definitions["Layer"] = {"anyOf": [{"enum": list(definitions["Layer"]["properties"])}, definitions["Layer"]]}
-    relaxed: dict[str, Any] = _relaxed({"$schema": "https://json-schema.org/draft/2020-12/schema", **made, "$defs": definitions})
-    return {**relaxed, "properties": {"extends": _EXTENDS, **relaxed["properties"]}}
-
-
-def _reader(name: str, definitions: dict[str, Any]) -> dict[str, Any]:
-    """A reader and its arguments."""
-    made = arguments_model(READERS[name], set()).model_json_schema()
-    definitions |= made.pop("$defs", {})
-    meaning = (inspect.getdoc(READERS[name]) or "").partition("\n\n")[0]
-    chosen = {"const": name, "description": "the kind of samples"}
-    return {**made, "title": name, "description": meaning, "properties": {"reader": chosen, **made.get("properties", {})}}
-
-
-def _relaxed(made: Any) -> Any:
-    """Nothing required, references and null allowed for all values; unions by name any of which may fit."""
-    if isinstance(made, list):
-        return [_relaxed(entry) for entry in made]
-    if not isinstance(made, dict):
-        return made
-    kept = {"anyOf" if key == "oneOf" else key: _relaxed(value) for key, value in made.items() if key not in ("required", "discriminator")}
-    for maps, each in (("properties", _open), ("$defs", _relaxed)):
-        if maps in made:
-            kept[maps] = {name: each(value) for name, value in made[maps].items()}
-    return kept
-
-
-def _open(value: dict[str, Any]) -> dict[str, Any]:
-    """A value, a reference, or null."""
-    own = _relaxed(value)
-    told = {key: own.pop(key) for key in ("description", "default", "title") if key in own}
-    choices = own.pop("anyOf") if set(own) == {"anyOf"} else [own]
-    return {**told, "anyOf": [*(choice for choice in choices if choice != {"type": "null"}), _REFERENCE, {"type": "null"}]}
+    definitions["Layer"] = {"anyOf": [{"enum": list(definitions["Layer"]["properties"])}, {**definitions["Layer"], "maxProperties": 1}]}
+    return {"$schema": GenerateJsonSchema.schema_dialect, **made, "properties": {"extends": _EXTENDS, **made["properties"]}}
 
 
 # -------------------------------------------------------------------- tables
@@ -82,33 +69,31 @@ def refreshed(page: str) -> str:
 
 def tables() -> str:
     """A table per section: key, what may stand there, default, meaning; and the arguments of the readers."""
-    found: dict[str, list[type[BaseModel]]] = {}
+    found: dict[str, dict[tuple[str, Model], None]] = {}
     for path, section in SECTIONS:
-        if not path.startswith(("data.validation", "data.test")) and section not in found.get(path, ()):
-            found.setdefault(path, []).append(section)
-    return "\n\n".join([*(_table(path, each) for path, each in found.items() if fields_of(each[0])), _readers()])
+        head, _, inside = path.partition(".N")
+        if not path.startswith(("data.validation", "data.test")):
+            found.setdefault(head, {})[inside, section] = None
+    return "\n\n".join([*(_table(path, list(each)) for path, each in found.items()), _readers()])
 
 
-def _table(path: str, each: list[type[BaseModel]]) -> str:
-    """The keys of a section, or of all sections that a name chooses from: behind a key are the names that have it, unless all do."""
+def _table(path: str, each: list[tuple[str, Model]]) -> str:
+    """The keys of a section and of those inside its entries, or of all sections that a name chooses from: behind a key are the names that have it."""
+    tags = [tag for _, section in each if (tag := tag_of(section))]
     rows: dict[tuple[str, ...], list[str]] = {}
-    for section in each:
+    for inside, section in each:
         made = section.model_json_schema()
         for key, field in fields_of(section).items():
-            kind = _kind(made["properties"][key], made.get("$defs", {}))
-            is_name = key == "name" and tag_of(section)
-            cells = (
-                (key, ", ".join(f"`{tag_of(one)}`" for one in each), "needed", "which of them")
-                if is_name
-                else (key, kind, _default(field), str(field.description))
-            )
-            rows.setdefault(cells, []).append(str(tag_of(section)))
-    lines = []
+            kind, meaning = _kind(made["properties"][key], made.get("$defs", {})), str(field.description)
+            if key == "name" and tags:
+                kind, meaning = ", ".join(f"`{tag}`" for tag in tags), "which of them"
+            rows.setdefault((f"{inside}.{key}".strip("."), kind, _default(field), meaning), []).append(tag_of(section) or "")
+    lines = ["| key | value | default | meaning |", "|---|---|---|---|"]
     for (key, *rest), names in rows.items():
-        behind = f" ({', '.join(names)})" if len(names) < len(each) else ""
+        behind = f" ({', '.join(names)})" if len(names) < len(tags) else ""
         lines.append(f"| `{key}`{behind} | " + " | ".join(cell.replace("|", "\\|") for cell in rest) + " |")
-    meaning = "Chosen by `name`." if len(each) > 1 else str(each[0].__doc__)
-    return "\n".join((f"### {f'`{path}`' if path else 'The top'}\n\n{meaning}\n", "| key | value | default | meaning |", "|---|---|---|---|", *lines))
+    heading = f"### `{path}`" if path else "### The top"
+    return "\n".join((f"{heading}\n\n{'Chosen by `name`.' if tags else each[0][1].__doc__}\n", *lines))
 
 
 def _readers() -> str:
@@ -124,17 +109,12 @@ def _readers() -> str:
 
 def _default(field: FieldInfo) -> str:
     derived = notes_of(field).derived
-    if derived or field.is_required():
+    if derived:
+        return f"`{derived}`" if "${" in derived else derived
+    if field.is_required():
         # nobody need write a section whose needed keys all follow from others
-        needed = [
-            one
-            for kind in kinds_of(field.annotation)
-            if isinstance(kind, type) and issubclass(kind, BaseModel)
-            for one in fields_of(kind).values()
-            if one.is_required()
-        ]
-        follows = bool(needed) and all(notes_of(one).derived for one in needed)
-        return (f"`{derived}`" if "${" in derived else derived) or ("" if follows else "needed")
+        inside = [one for section in filter(is_section, kinds_of(field.annotation)) for one in fields_of(section).values() if one.is_required()]
+        return "" if inside and all(notes_of(one).derived for one in inside) else "needed"
     default = field.get_default(call_default_factory=True)
     if isinstance(default, Section):
         return f"`{{name: {tag_of(type(default))}}}`" if tag_of(type(default)) else ""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pydantic_core import ErrorDetails
 
+from jobflow.errors import did_you_mean
 from jobflow.trainer.config.reading import value_of
 from jobflow.trainer.config.schema import IMPORTED, METRIC
 
@@ -28,18 +29,17 @@ WANTED = {
     "finite_number": "a finite number",
     "bool": "true or false",
     "string": "a text",
-    "list": "a list",
-    "tuple": "a list",
-    **dict.fromkeys(("dict", "model", "mapping", "dataclass"), "a map of keys"),
     "none": "null",
     "path": "a path",
+    **dict.fromkeys(("list", "tuple"), "a list"),
+    **dict.fromkeys(("dict", "model", "mapping", "dataclass"), "a map of keys"),
 }
 PATTERNS = {
     METRIC: 'the name of a metric of the evaluation, such as "validation/loss"',
     IMPORTED: 'a module and a function, such as "jobflow.models:lenet"',
 }
 #: what other programs call a choice
-ABBREVIATIONS = {
+CHOICES = {
     **dict.fromkeys(("fp16", "half", "16"), "float16"),
     **dict.fromkeys(("bf16", "bfloat"), "bfloat16"),
     **dict.fromkeys(("fp32", "single", "32", "float"), "float32"),
@@ -48,7 +48,16 @@ ABBREVIATIONS = {
     "mse": "mean_squared_error",
     "silu": "swish",
 }
-_BOOLS = {**dict.fromkeys(("yes", "on", "y", "true"), "true"), **dict.fromkeys(("no", "off", "n", "false"), "false")}
+#: what is wanted, the text that is given instead, what is said of it
+HINTS: tuple[tuple[str, str, Callable[[re.Match[str]], str]], ...] = (
+    ("bool", r"(?i)yes|on|y|true", lambda found: "; write true"),
+    ("bool", r"(?i)no|off|n|false", lambda found: "; write false"),
+    ("int float", r"(\d+(?:\.\d+)?)\s*%", lambda found: f"; write {float(found[1]) / 100:g}"),
+    ("int float", r"[^_ ]+", lambda found: "; leave the quotes out" if _is_number(found[0]) else ""),
+    ("int float", r".+", lambda found: f"; write {plain}" if _is_number(plain := re.sub(r"(?<=\d)[_ ](?=\d)", "", found[0])) else ""),
+    (METRIC, r"(?:[a-z_]+/)?([a-z_]\w*)", lambda found: f'; did you mean "validation/{found[1]}"?'),
+    (IMPORTED, r".+", lambda found: f'; did you mean "{meant}"?' if (meant := meant_function(found[0])) else ""),
+)
 _STRATEGY = {"dp": "data", "ddp": "data", "tp": "tensor", "pp": "pipeline", "fsdp": "zero"}
 
 
@@ -108,20 +117,16 @@ def _strategy(given: str) -> str:
     return ", ".join(f"{name}: {number or ('3' if name == 'zero' else '2')}" for name, number in found.items())
 
 
-def hint(given: Any, kinds: set[str], pattern: str) -> str:
-    """Where a number, a bool, or a text of a certain form is wanted."""
-    words = {kind.partition("_")[0] for kind in kinds}
-    if isinstance(given, float) and given.is_integer() and abs(given) < 2**53 and "int" in words:
+def hint(errors: Sequence[ErrorDetails], choices: Sequence[Any]) -> str:
+    """Where a choice, a number, a bool, or a text of a certain form is wanted; the errors are those of one value."""
+    given, wished = errors[0]["input"], {error.get("ctx", {}).get("pattern", error["type"].partition("_")[0]) for error in errors}
+    if isinstance(given, float) and given.is_integer() and abs(given) < 2**53 and "int" in wished:
         return f"; write {int(given)}"
     if not isinstance(given, str):
         return ""
-    if pattern == IMPORTED and (function := meant_function(given)):
-        return f'; did you mean "{function}"?'
-    if pattern == METRIC and re.fullmatch(r"([a-z_]+/)?[a-z_]\w*", given):
-        return f'; did you mean "validation/{given.rpartition("/")[2]}"?'
-    if "bool" in words and given.lower() in _BOOLS:
-        return f"; write {_BOOLS[given.lower()]}"
-    return _number_hint(given) if words & {"int", "float"} else ""
+    near = did_you_mean(CHOICES.get(given.lower(), given.lower()), [choice for choice in choices if isinstance(choice, str)])
+    said = (say(found) for what, pattern, say in HINTS if wished & {what, *what.split()} and (found := re.fullmatch(pattern, given)))
+    return near or next(filter(None, said), "")
 
 
 def meant_function(given: str) -> str:
@@ -131,17 +136,6 @@ def meant_function(given: str) -> str:
         return f"{file[1].replace('/', '.')}:{file[2]}"
     dotted = re.fullmatch(r"([A-Za-z_]\w*(?:\.\w+)*)\.([A-Za-z_]\w*)", given)
     return f"{dotted[1]}:{dotted[2]}" if dotted and dotted[2] != "py" else ""
-
-
-def _number_hint(given: str) -> str:
-    """The number that a text was probably meant to be."""
-    if _is_number(given.strip()):
-        return "; leave the quotes out"
-    plainer = re.sub(r"(?<=\d)[_ ](?=\d)", "", given)
-    share = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", given)
-    if _is_number(plainer):
-        return f"; write {plainer}"
-    return f"; write {float(share[1]) / 100:g}" if share else ""
 
 
 def _is_number(text: str) -> bool:

@@ -65,6 +65,8 @@ class Problems:
         self.found: dict[tuple[Origin, str], Problem] = {}
         #: keys that a null has taken away, and where it stands
         self.taken: dict[str, Origin] = {}
+        #: keys that are missing, even if nothing is said of it because another problem explains it
+        self.unsaid: set[str] = set()
 
     def add(self, at: Origin, key: str, message: str, legal: str = "") -> None:
         short = message if len(message) <= MOST else f"{message[: MOST - 100]} ... {message[-100:]}"
@@ -73,6 +75,10 @@ class Problems:
     def about(self, key: str) -> bool:
         """True if something is wrong with the value of that key, or inside it."""
         return any(is_in(other, key) for _, other in self.found)
+
+    def hide(self, key: str) -> bool:
+        """True if the value of that key cannot be judged: something is wrong with it, inside it, or with what it stands in."""
+        return any(is_in(wrong, key) or (wrong and is_in(key, wrong)) for wrong in (*self.unsaid, *(path for _, path in self.found)))
 
     def stop_if_any(self, files: Sequence[str]) -> None:
         """ConfigErrors if there are any, by lines; files, and settings, in the given order."""

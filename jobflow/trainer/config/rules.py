@@ -6,65 +6,45 @@ A rule looks at the values of some keys and yields what is wrong: the keys that 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jobflow.errors import counted
-from jobflow.trainer.config.keys import default_at, fields_of, sections_at
-from jobflow.trainer.config.problems import DEFAULT, Problems, is_in
-from jobflow.trainer.config.tree import Node, below, steps_of
+from jobflow.trainer.config.keys import default_at
+from jobflow.trainer.config.problems import DEFAULT, Problems
+from jobflow.trainer.config.tree import Node, below
 
+#: what some keys of a section have, defaults too
+Values = Callable[..., list[Any]]
 Wrong = Iterator[tuple[str, str, str]]
 
 
 class _Unknown(Exception):
-    """A value is wrong itself."""
-
-
-class _Values:
-    """The values of keys, which the schema has checked."""
-
-    def __init__(self, tree: Node, problems: Problems) -> None:
-        self.tree, self.problems = tree, problems
-
-    def __call__(self, section: str, *keys: str) -> list[Any]:
-        """What some keys of a section have, defaults too.  _Unknown if one of them is missing, or something is wrong with it."""
-        return [self.value(section, key) for key in keys]
-
-    def value(self, section: str, key: str) -> Any:
-        path, above = below(section, key), ""
-        if any(is_in(wrong, path) or (wrong and is_in(path, wrong)) for _, wrong in self.problems.found):
-            raise _Unknown
-        for step in steps_of(path):
-            if self.tree.get(below(above, step)) is None:
-                fields = [fields_of(one)[step] for one in sections_at(above, self.tree) if step in fields_of(one)]
-                if fields and all(field.is_required() for field in fields):
-                    raise _Unknown
-                return default_at(path, self.tree)
-            above = below(above, step)
-        return self.tree.nearest(path).plain
-
-    def add(self, keys: str, message: str, legal: str) -> None:
-        """A problem at the first of the nearest of its keys, unless something else is wrong with one of them."""
-        if not any(map(self.problems.about, keys.split())):
-            first = min(keys.split(), key=self.distance)
-            self.problems.add(self.tree.nearest(first).place, first, message, legal)
-
-    def distance(self, key: str) -> int:
-        """How far a value is from what its author is writing now: settings, the file that was asked for, what that extends, nowhere."""
-        entry = self.tree.get(key)
-        if entry is None or entry.at == DEFAULT:
-            return 3
-        return 0 if not entry.at.line else 1 if entry.at.file == self.tree.at.file else 2
+    """The value of a key is wrong itself."""
 
 
 def check(tree: Node, problems: Problems) -> None:
-    """Report every combination that cannot be, among values that can be judged."""
-    values = _Values(tree, problems)
+    """Report every combination that cannot be, at the first of the nearest of its keys, among values that can be judged."""
+
+    def values(section: str, *keys: str) -> list[Any]:
+        paths = [below(section, key) for key in keys]
+        if any(map(problems.hide, paths)):
+            raise _Unknown
+        return [default_at(path, tree) if (entry := tree.get(path)) is None else entry.plain for path in paths]
+
+    def distance(key: str) -> int:
+        """How far a value is from what its author is writing now: settings, the file that was asked for, what that extends, nowhere."""
+        entry = tree.get(key)
+        if entry is None or entry.at == DEFAULT:
+            return 3
+        return 0 if not entry.at.line else 1 if entry.at.file == tree.at.file else 2
+
     for rule in (_model, _layers, _warm_up, _boundaries, _length, _mesh, _mirrored, _parts, _zero, _packages, _batch, _measured, _best):
         try:
             for keys, message, legal in rule(values):
-                values.add(keys, message, legal)
+                if not any(map(problems.about, keys.split())):
+                    first = min(keys.split(), key=distance)
+                    problems.add(tree.nearest(first).place, first, message, legal)
         except _Unknown:
             continue
 
@@ -72,7 +52,7 @@ def check(tree: Node, problems: Problems) -> None:
 # -------------------------------------------------------------------- model
 
 
-def _model(of: _Values) -> Wrong:
+def _model(of: Values) -> Wrong:
     builder, layers, loss = of("model", "builder", "layers", "loss")
     ways = "builder: module:function, or layers: a list of layers"
     if builder is None and layers is None:
@@ -83,7 +63,7 @@ def _model(of: _Values) -> Wrong:
         yield "model.loss model.builder", "model.loss is that of layers; a builder returns its own, leave it out", ""
 
 
-def _layers(of: _Values) -> Wrong:
+def _layers(of: Values) -> Wrong:
     builder, layers, loss, arguments = of("model", "builder", "layers", "loss", "arguments")
     if builder is not None or layers is None:
         return
@@ -94,32 +74,30 @@ def _layers(of: _Values) -> Wrong:
     ((kind, given),) = layers[-1].items()
     function = "function" if kind == "activation" else "activation"
     if loss == "softmax_cross_entropy" and given.get(function) == "softmax":
-        key = f"model.layers.{len(layers) - 1}.{kind}.{function}"
-        yield f"{key} model.loss", "softmax_cross_entropy applies softmax itself; leave the last activation out", ""
+        keys = f"model.layers.{len(layers) - 1}.{kind}.{function} model.loss"
+        yield keys, "softmax_cross_entropy applies softmax itself; leave the last activation out", ""
 
 
 # -------------------------------------------------------------------- optimizer and training
 
 
-def _warm_up(of: _Values) -> Wrong:
+def _warm_up(of: Values) -> Wrong:
     (warmup,), (name, steps) = of("optimizer", "warmup_steps"), of("optimizer.schedule", "name", "steps")
     if steps is not None and name != "exponential" and warmup >= steps:
         told = f"the schedule ends after {steps} steps, before the warm-up of {warmup} steps is over"
         yield "optimizer.warmup_steps optimizer.schedule.steps", told, f"optimizer.warmup_steps: less than {steps}"
 
 
-def _boundaries(of: _Values) -> Wrong:
-    name, boundaries, scales = of("optimizer.schedule", "name", "boundaries", "scales")
-    if name != "piecewise":
-        return
-    if sorted(set(boundaries)) != boundaries:
+def _boundaries(of: Values) -> Wrong:
+    boundaries, scales = of("optimizer.schedule", "boundaries", "scales")
+    if boundaries != sorted(set(boundaries or ())) and boundaries:
         yield "optimizer.schedule.boundaries", f"optimizer.schedule.boundaries must rise; got {boundaries}", ""
-    if len(boundaries) != len(scales):
+    if len(boundaries or ()) != len(scales or ()):
         told = f"there are {len(boundaries)} boundaries and {len(scales)} scales; give one scale per boundary"
         yield "optimizer.schedule.scales optimizer.schedule.boundaries", told, ""
 
 
-def _length(of: _Values) -> Wrong:
+def _length(of: Values) -> Wrong:
     epochs, steps = of("training", "epochs", "steps")
     if epochs is None and steps is None:
         yield "training.epochs training.steps", "training needs epochs or steps", "such as: epochs: 10"
@@ -130,7 +108,7 @@ def _length(of: _Values) -> Wrong:
 # -------------------------------------------------------------------- strategy
 
 
-def _mesh(of: _Values) -> Wrong:
+def _mesh(of: Values) -> Wrong:
     devices, data, tensor, pipeline = of("strategy", "devices", "data", "tensor", "pipeline")
     keys = "strategy.devices strategy.data strategy.tensor strategy.pipeline"
     product, others = f"tensor {tensor} x pipeline {pipeline}", tensor * pipeline
@@ -149,7 +127,7 @@ def _multiple(number: int, of: int) -> int:
     return max(of, round(number / of) * of)
 
 
-def _mirrored(of: _Values) -> Wrong:
+def _mirrored(of: Values) -> Wrong:
     for key, usual in {"tensor": 1, "pipeline": 1, "zero": 0, "microbatches": None}.items():
         view, given = of("strategy", "view", key)
         if view == "mirrored" and given != usual:
@@ -157,7 +135,7 @@ def _mirrored(of: _Values) -> Wrong:
             yield f"strategy.{key} strategy.view", told, "view: consistent"
 
 
-def _parts(of: _Values) -> Wrong:
+def _parts(of: Values) -> Wrong:
     view, microbatches, pipeline, accumulation = of("strategy", "view", "microbatches", "pipeline", "accumulation")
     if microbatches is None or view == "mirrored":
         return
@@ -169,31 +147,30 @@ def _parts(of: _Values) -> Wrong:
         yield "strategy.accumulation strategy.microbatches", told, "accumulation: 1"
 
 
-def _data_ranks(of: _Values) -> int | None:
+def _data_ranks(of: Values) -> int | None:
     """Into how many parts the batch is cut for ranks; None if that depends on how many ranks are started."""
     devices, data, tensor, pipeline = of("strategy", "devices", "data", "tensor", "pipeline")
     found: int | None = data if data is not None or devices == "all" else devices // (tensor * pipeline)
     return found
 
 
-def _zero(of: _Values) -> Wrong:
+def _zero(of: Values) -> Wrong:
     zero, view, devices = of("strategy", "zero", "view", "devices")
     if zero and view != "mirrored" and _data_ranks(of) == 1 and devices != 1:
         told = f"strategy.zero {zero} splits variables over the data ranks, and there is 1"
         yield "strategy.zero strategy.data strategy.devices", told, "zero: 0, or data: 2 or more"
 
 
-def _packages(of: _Values) -> Wrong:
-    (tensorboard,), (precision,) = of("logging", "tensorboard"), of("strategy", "precision")
-    if tensorboard and importlib.util.find_spec("tensorboardX") is None:
+def _packages(of: Values) -> Wrong:
+    if of("logging", "tensorboard") == [True] and importlib.util.find_spec("tensorboardX") is None:
         told = "logging.tensorboard needs the package tensorboardX: pip install tensorboardX"
         yield "logging.tensorboard", told, "tensorboard: false"
-    if precision == "bfloat16" and importlib.util.find_spec("ml_dtypes") is None:
+    if of("strategy", "precision") == ["bfloat16"] and importlib.util.find_spec("ml_dtypes") is None:
         told = "bfloat16 needs the package ml_dtypes: pip install 'jobflow-sbp[half]'"
         yield "strategy.precision", told, "precision: float32, float16"
 
 
-def _batch(of: _Values) -> Wrong:
+def _batch(of: Values) -> Wrong:
     (batch,), (microbatches, accumulation) = of("data", "batch_size"), of("strategy", "microbatches", "accumulation")
     which, parts = ("accumulation", accumulation) if microbatches is None else ("microbatches", microbatches)
     keys, ranks = f"data.batch_size strategy.{which} strategy.data strategy.devices", _data_ranks(of) or 1
@@ -209,17 +186,17 @@ def _batch(of: _Values) -> Wrong:
 # -------------------------------------------------------------------- evaluation and checkpoints
 
 
-def _measured(of: _Values) -> Wrong:
-    (validation,), given = of("data", "validation"), dict.fromkeys(("early_stopping", "every_epochs", "every_steps"))
-    given.update(zip(given, of("evaluation", *given), strict=True))
-    for key in [key for key, value in given.items() if validation is None and value is not None]:
-        yield f"evaluation.{key} data.validation", f"evaluation.{key} needs samples to measure on: data.validation", "data.validation: a reader"
-    if validation is not None and given["early_stopping"] is not None and given["every_epochs"] is None and given["every_steps"] is None:
-        told = "evaluation.early_stopping needs evaluations: every_epochs or every_steps"
-        yield "evaluation.early_stopping evaluation.every_epochs evaluation.every_steps", told, "such as: every_epochs: 1"
+def _measured(of: Values) -> Wrong:
+    for key in ("early_stopping", "every_epochs", "every_steps"):
+        if of("data", "validation") == [None] != of("evaluation", key):
+            yield f"evaluation.{key} data.validation", f"evaluation.{key} needs samples to measure on: data.validation", "data.validation: a reader"
+    (validation,), (stopping, epochs, steps) = of("data", "validation"), of("evaluation", "early_stopping", "every_epochs", "every_steps")
+    if validation is not None and stopping is not None and epochs is None and steps is None:
+        keys = "evaluation.early_stopping evaluation.every_epochs evaluation.every_steps"
+        yield keys, "evaluation.early_stopping needs evaluations: every_epochs or every_steps", "such as: every_epochs: 1"
 
 
-def _best(of: _Values) -> Wrong:
+def _best(of: Values) -> Wrong:
     (keep, metric), (validation,) = of("checkpoint", "keep_best", "best_metric"), of("data", "validation")
     if keep and metric is None:
         told = f"checkpoint.keep_best {keep} needs checkpoint.best_metric: which number says what is best"

@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from jobflow.errors import did_you_mean
 from jobflow.trainer.config.keys import fields_of, kinds_at, notes_of, sections_at, suggestion, tag_of
-from jobflow.trainer.config.messages import ABBREVIATIONS, hint, section_hint, short, shown, wanted
+from jobflow.trainer.config.messages import hint, section_hint, short, shown, wanted
 from jobflow.trainer.config.problems import Origin, Problems, is_in
 from jobflow.trainer.config.tree import Node, below, split
 
@@ -71,8 +71,10 @@ class Validation:
         """Put them into words: unknown keys first, for a key that was meant by one of them is not missing."""
         meant = {self.unknown(one.path, part) for one in findings if one.kind == "extra_forbidden"}
         for one in findings:
-            if one.kind == "missing" and one.path not in meant and not self.problems.about(self.full(one.path)):
-                self.missing(one.path, part)
+            if one.kind == "missing" and not self.problems.about(self.full(one.path)):
+                self.problems.unsaid.add(self.full(one.path))
+                if one.path not in meant:
+                    self.missing(one.path, part)
         wrong: dict[str, list[_Finding]] = {}
         for one in findings:
             deeper = any(is_in(other.path, one.path) and other.path != one.path for other in findings)
@@ -156,19 +158,10 @@ class Validation:
         else:
             choices = [choice for kind in kinds_at(path, part, self.model) if get_origin(kind) is Literal for choice in get_args(kind)]
             words = " or ".join(dict.fromkeys(wanted(one.error, choices) for one in several))
-            told = f"{full or 'the configuration'} must be {words}; got {shown(first['input'])}{self.probably(path, several, part, choices)}"
-            self.problems.add(entry.place, full, told)
-
-    def probably(self, path: str, several: Sequence[_Finding], part: Node, choices: Sequence[Any]) -> str:
-        """What was probably meant; begins with "; "."""
-        given, kinds = several[0].error["input"], {one.kind for one in several}
-        if isinstance(given, str) and (
-            near := did_you_mean(ABBREVIATIONS.get(given.lower(), given.lower()), [c for c in choices if isinstance(c, str)])
-        ):
-            return near
-        if any(kind.startswith(("model", "dict")) for kind in kinds):
-            return section_hint(given, self.legal(path, part), self.tags(path, part), split(path)[1] if path else "")
-        return hint(given, kinds, next((str(one.error["ctx"]["pattern"]) for one in several if one.kind == "string_pattern_mismatch"), ""))
+            is_section = any(one.kind.startswith(("model", "dict")) for one in several)
+            near = hint([one.error for one in several], choices)
+            near = section_hint(first["input"], self.legal(path, part), self.tags(path, part), key) if is_section and not near else near
+            self.problems.add(entry.place, full, f"{full or 'the configuration'} must be {words}; got {shown(first['input'])}{near}")
 
     def nameless(self, path: str, entry: Node, part: Node) -> None:
         """Tell of a section without the name that says which it is, or of the key that was meant to be it."""
