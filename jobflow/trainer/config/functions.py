@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, PydanticSchemaGenerationError, TypeAdapter, create_model
+from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, create_model
 
 from jobflow.errors import did_you_mean
 from jobflow.trainer.config.messages import PATTERNS, meant_function, shown
@@ -170,7 +170,7 @@ def _arguments(
     if given.is_map:
         at = owner.at if tree.get(path) is None else given.place
         part = given.holding({name: entry for name, entry in given.children.items() if name != besides})
-        Validation(tree, problems, arguments_model(function, needed), path, what, at).check(part)
+        Validation(part, problems, arguments_model(function, needed), path, what, at).check()
 
 
 def arguments_model(function: Callable[..., Any], needed: set[str]) -> type[BaseModel]:
@@ -195,6 +195,6 @@ def _checkable(annotation: Any) -> Any:
     """A kind of value that a configuration can hold and pydantic can check, else anything."""
     try:
         TypeAdapter(annotation)
-    except (PydanticSchemaGenerationError, TypeError, NameError):
+    except (PydanticUserError, TypeError, NameError):
         return Any
     return annotation

@@ -6,7 +6,7 @@ import difflib
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -43,7 +43,8 @@ def _inside(kind: Any, step: str) -> list[Any]:
         return [inside for name, field in fields_of(kind).items() if name == step for inside in kinds_of(field.annotation)]
     if get_origin(kind) in (list, tuple, dict):
         return [inside for part in get_args(kind)[-1 if get_origin(kind) is dict else 0 :] for inside in kinds_of(part)]
-    return []
+    # a dataclass, or a dict with known keys, among the arguments of a function
+    return kinds_of(get_type_hints(kind, include_extras=True)[step]) if step in getattr(kind, "__annotations__", {}) else []
 
 
 def is_section(kind: Any) -> bool:

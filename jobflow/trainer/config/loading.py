@@ -55,7 +55,7 @@ def load(path: str | Path, settings: Sequence[str] = (), *, look_outside: bool =
     for broken in references.bad:
         tree = tree.without(broken)
     tree = spelled_out(tree)
-    config = Validation(tree, problems, TrainConfig).check(tree)
+    config = Validation(tree, problems).check()
     rules.check(tree, problems)
     builder = functions.check(tree, problems, os.path.dirname(str(path))) if look_outside else None
     problems.stop_if_any(written)

@@ -64,12 +64,13 @@ _STRATEGY = {"dp": "data", "ddp": "data", "tp": "tensor", "pp": "pipeline", "fsd
 def wanted(error: ErrorDetails, choices: Sequence[Any]) -> str:
     """What should stand there, to follow "must be"; `choices`: if it is one of several."""
     limits = {key: f"{value:g}" if isinstance(value, float) else value for key, value in error.get("ctx", {}).items()}
-    if error["type"] == "literal_error":
+    if error["type"] == "literal_error" and choices:
         each = [f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in choices]
         return each[0] if len(each) == 1 else f"one of {', '.join(each)}"
     if error["type"] == "string_pattern_mismatch":
         return PATTERNS.get(limits["pattern"], f"a text like {limits['pattern']}")
-    return WANTED.get(error["type"], WANTED.get(error["type"].partition("_")[0], error["type"])).format(**limits)
+    known = WANTED.get(error["type"]) or WANTED.get(error["type"].partition("_")[0])
+    return known.format(**limits) if known else error["msg"].removeprefix("Input should be ")
 
 
 def shown(value: Any) -> str:

@@ -24,7 +24,7 @@ _PATH = re.compile(r"[\w-]+(\.[\w-]+)*")
 
 
 class _Broken(Exception):
-    """A reference leads nowhere; its problem has been added already."""
+    """A reference leads nowhere: what is wrong, what would work, and where else than at the reference to say so; nothing if that is said already."""
 
 
 class References:
@@ -42,64 +42,55 @@ class References:
             return tree.holding(children) if children else tree
         if path not in self.done:
             try:
-                self.done[path] = self.text(tree, path, (*chain, path))
-            except _Broken:
+                self.done[path] = self.text(tree, (*chain, path))
+            except _Broken as broken:
                 self.bad.add(path)
                 self.done[path] = tree
+                if broken.args:
+                    message, legal, at, key = broken.args
+                    self.problems.add(at or tree.at, key or path, message, legal)
         return self.done[path]
 
-    def text(self, leaf: Node, path: str, chain: tuple[str, ...]) -> Node:
+    def text(self, leaf: Node, chain: tuple[str, ...]) -> Node:
         alone = _MARK.fullmatch(leaf.value)
         if alone is not None and alone[1] is not None:
-            return replace(self.meant(leaf, alone[1], path, chain, True), at=leaf.at, key_at=leaf.key_at)
-        return replace(leaf, value=_MARK.sub(lambda found: self.written(leaf, found, path, chain), leaf.value))
+            return replace(self.meant(alone[1], leaf.at, chain, True), at=leaf.at, key_at=leaf.key_at)
+        return replace(leaf, value=_MARK.sub(lambda found: self.written(found, leaf.at, chain), leaf.value))
 
-    def written(self, leaf: Node, found: re.Match[str], path: str, chain: tuple[str, ...]) -> str:
+    def written(self, found: re.Match[str], at: Origin, chain: tuple[str, ...]) -> str:
         """A reference inside a text, as text."""
         if found[0] == "$${":
             return "${"
         if found[1] is None:
-            raise self.broken(leaf.at, path, '"${" without "}"', "write ${a.key}, or $${ for a plain ${; references do not stand inside references")
-        meant = self.meant(leaf, found[1], path, chain, False).value
+            raise _broken('"${" without "}"', "write ${a.key}, or $${ for a plain ${; references do not stand inside references")
+        meant = self.meant(found[1], at, chain, False).value
         if isinstance(meant, dict | tuple):
-            kind = "a map" if isinstance(meant, dict) else "a list"
-            raise self.broken(leaf.at, path, f"{found[0]} is {kind}, which cannot be part of a text")
+            raise _broken(f"{found[0]} is {'a map' if isinstance(meant, dict) else 'a list'}, which cannot be part of a text")
         return {True: "true", False: "false", None: "null"}[meant] if meant is None or isinstance(meant, bool) else str(meant)
 
-    def meant(self, leaf: Node, inside: str, path: str, chain: tuple[str, ...], alone: bool) -> Node:
+    def meant(self, inside: str, at: Origin, chain: tuple[str, ...], alone: bool) -> Node:
         """What `${inside}` stands for."""
         target = inside.strip()
         if target.startswith("env:"):
-            return Node(self.environment(leaf, target, path, alone), leaf.at)
+            return Node(_environment(target, alone), at)
         if not _PATH.fullmatch(target):
-            raise self.broken(leaf.at, path, f'"${{{inside}}}" is no reference', "write ${a.key}, ${env:NAME} or ${env:NAME, otherwise}")
+            raise _broken(f'"${{{inside}}}" is no reference', "write ${a.key}, ${env:NAME} or ${env:NAME, otherwise}")
         entry = self.root.get(target)
         if entry is None:
             default = default_at(target, self.root)
             if default is None:
-                raise self.broken(leaf.at, path, f"${{{inside}}}: there is no key {target}{self.near(target)}")
-            return node_of(default, leaf.at)
+                raise _broken(f"${{{inside}}}: there is no key {target}{self.near(target)}")
+            return node_of(default, at)
         if any(is_in(before, target) for before in chain):
             # told at a value that somebody wrote
-            members = [(other.at, key) for key in reversed(chain) if (other := self.root.get(key)) is not None and other.at != DEFAULT]
-            at, key = members[0] if members else (leaf.at, path)
-            raise self.broken(at, key, f"references lead in a circle: {' -> '.join((*chain, target))}")
+            written = [(other.at, key) for key in reversed(chain) if (other := self.root.get(key)) is not None and other.at != DEFAULT]
+            raise _broken(f"references lead in a circle: {' -> '.join((*chain, target))}", "", *(written or [(at, chain[-1])])[0])
         if len(chain) > DEPTH:
-            raise self.broken(leaf.at, path, f"more than {DEPTH} references lead from one to the next")
+            raise _broken(f"more than {DEPTH} references lead from one to the next")
         found = self.resolved(entry, target, chain)
         if any(is_in(bad, target) for bad in self.bad):
             raise _Broken
         return found
-
-    def environment(self, leaf: Node, inside: str, path: str, alone: bool) -> Any:
-        match = _ENVIRONMENT.fullmatch(inside)
-        if match is None:
-            raise self.broken(leaf.at, path, f'"${{{inside}}}" is no reference', "write ${env:NAME} or ${env:NAME, otherwise}")
-        text = os.environ.get(match[1], None if match[2] is None else match[2].strip())
-        if text is None:
-            advice = f"set it, or write what to take otherwise: ${{env:{match[1]}, otherwise}}"
-            raise self.broken(leaf.at, path, f"there is no variable {match[1]} in the environment", advice)
-        return value_of(text) if alone else text
 
     def near(self, target: str) -> str:
         """What was probably meant by the path of a key that is not there."""
@@ -111,6 +102,17 @@ class References:
         meant = close_key(key, [*known, *owner.children]) if owner is not None and owner.is_map else ""
         return f'; did you mean "{below(above, meant)}"?' if meant else did_you_mean(target, [path for path, _ in self.root.walk() if path])
 
-    def broken(self, at: Origin, path: str, message: str, legal: str = "") -> _Broken:
-        self.problems.add(at, path, message, legal)
-        return _Broken()
+
+def _broken(message: str, legal: str = "", at: Origin | None = None, key: str = "") -> _Broken:
+    return _Broken(message, legal, at, key)
+
+
+def _environment(inside: str, alone: bool) -> Any:
+    match = _ENVIRONMENT.fullmatch(inside)
+    if match is None:
+        raise _broken(f'"${{{inside}}}" is no reference', "write ${env:NAME} or ${env:NAME, otherwise}")
+    text = os.environ.get(match[1], None if match[2] is None else match[2].strip())
+    if text is None:
+        advice = f"set it, or write what to take otherwise: ${{env:{match[1]}, otherwise}}"
+        raise _broken(f"there is no variable {match[1]} in the environment", advice)
+    return value_of(text) if alone else text

@@ -13,13 +13,18 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from jobflow.errors import did_you_mean
-from jobflow.trainer.config.keys import fields_of, kinds_at, notes_of, sections_at, suggestion, tag_of
+from jobflow.trainer.config.keys import fields_of, is_section, kinds_at, notes_of, sections_at, suggestion, tag_of
 from jobflow.trainer.config.messages import hint, section_hint, short, shown, wanted
 from jobflow.trainer.config.problems import Origin, Problems, is_in
+from jobflow.trainer.config.schema import TrainConfig
 from jobflow.trainer.config.tree import Node, below, split
+
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+_OF_KEYS = ("missing", *_UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -38,136 +43,133 @@ class _Finding:
 
 @dataclass(frozen=True)
 class Validation:
-    """Checks a part of a tree by a model; paths are those inside of the part, whose own path is `base`."""
+    """Checks a tree, or a part of one whose path is `base`, by a model; paths are those inside of the part."""
 
-    tree: Node
+    part: Node
     problems: Problems
-    model: type[BaseModel]
+    model: type[BaseModel] = TrainConfig
     base: str = ""
     #: the function, such as "builder own:net", whose arguments the part has, and where to point if one is missing
     function: str = ""
     owner: Origin | None = None
 
-    def check(self, part: Node) -> Any:
+    def check(self) -> Any:
         """The checked value; None, and problems, if something is wrong.  It goes by JSON, where lists may be tuples but texts are no numbers."""
         try:
-            return self.model.model_validate_json(json.dumps(part.plain))
+            return self.model.model_validate_json(json.dumps(self.part.plain))
         except ValidationError as error:
-            self.report(part, [self.found(one, part) for one in error.errors(include_url=False)])
+            self.report([self.found(one) for one in error.errors(include_url=False)])
             return None
 
-    def found(self, error: ErrorDetails, part: Node) -> _Finding:
+    def found(self, error: ErrorDetails) -> _Finding:
         """pydantic's places also name the members of unions, which the tree has not."""
-        path, here, skipped, last = "", part, 0, len(error["loc"]) - 1
+        path, here, skipped, last = "", self.part, 0, len(error["loc"]) - 1
         for i, step in enumerate(error["loc"]):
             inside = here.children.get(str(step))
             if inside is not None or (i == last and error["type"] == "missing"):
                 path, here = below(path, step), inside or here
             else:
                 skipped = i or skipped
-        return _Finding(path, error, bool(skipped) and skipped >= last - 1 and error["type"] not in ("missing", "extra_forbidden"))
+        return _Finding(path, error, bool(skipped) and skipped >= last - 1 and error["type"] not in _OF_KEYS)
 
-    def report(self, part: Node, findings: Sequence[_Finding]) -> None:
+    def report(self, findings: Sequence[_Finding]) -> None:
         """Put them into words: unknown keys first, for a key that was meant by one of them is not missing."""
-        meant = {self.unknown(one.path, part) for one in findings if one.kind == "extra_forbidden"}
+        meant = {self.unknown(one.path) for one in findings if one.kind in _UNKNOWN}
         for one in findings:
             if one.kind == "missing" and not self.problems.about(self.full(one.path)):
                 self.problems.unsaid.add(self.full(one.path))
                 if one.path not in meant:
-                    self.missing(one.path, part)
-        wrong: dict[str, list[_Finding]] = {}
+                    self.missing(one.path)
+        wrong: dict[str, list[ErrorDetails]] = {}
         for one in findings:
             deeper = any(is_in(other.path, one.path) and other.path != one.path for other in findings)
-            if one.kind not in ("missing", "extra_forbidden") and not (deeper and (one.in_union or one.kind.startswith("too_"))):
-                wrong.setdefault(one.path, []).append(one)
-        for path, several in wrong.items():
+            if one.kind not in _OF_KEYS and not (deeper and (one.in_union or one.kind.startswith("too_"))):
+                wrong.setdefault(one.path, []).append(one.error)
+        for path, errors in wrong.items():
             if not self.problems.about(self.full(path)):
-                self.wrong(path, several, part)
+                self.wrong(path, errors)
 
     def full(self, path: str) -> str:
         return f"{self.base}.{path}".strip(".")
 
-    def legal(self, path: str, part: Node) -> list[str]:
-        """The keys that may stand under a path."""
-        return list(dict.fromkeys(name for section in sections_at(path, part, self.model) for name in fields_of(section)))
+    def fields(self, path: str) -> dict[str, FieldInfo | None]:
+        """The keys that may stand under a path; None for those of a dataclass, or a dict with known keys, that a function takes."""
+        found: dict[str, FieldInfo | None] = {}
+        for kind in kinds_at(path, self.part, self.model):
+            inside = fields_of(kind) if is_section(kind) else dict.fromkeys(getattr(kind, "__annotations__", {}))
+            found |= {key: field for key, field in inside.items() if key not in found}
+        return found
 
-    def where(self, path: str, part: Node) -> str:
-        above = part.get(path)
-        name = above and above.children.get("name")
-        return f"in {self.full(path)}{f' ({name.value})' if name else ''}" if path else "at the top"
+    def tags(self, path: str) -> list[str]:
+        """The names that choose one of the sections that may stand under a path."""
+        return [tag for section in sections_at(path, self.part, self.model) if (tag := tag_of(section))]
 
-    def unknown(self, path: str, part: Node) -> str:
+    def unknown(self, path: str) -> str:
         """Tell of an unknown key; the path of the key that was probably meant, or ""."""
         above, key = split(path)
-        owner, entry, legal = part.nearest(above), part.nearest(path), self.legal(above, part)
+        owner, entry, legal = self.part.nearest(above), self.part.nearest(path), list(self.fields(above))
         if self.function and not above:
             near = did_you_mean(key, legal)
-            what, names = f'{self.function} takes no argument "{short(key)}"{near}', f"arguments of {self.function}"
             meant = next((name for name in legal if f'"{name}"' in near), "")
+            told, names = f'{self.function} takes no argument "{short(key)}"{near}', f"arguments of {self.function}"
         else:
             near, meant = suggestion(key, above, legal, owner.children)
-            name = owner.children.get("name") if any(map(tag_of, sections_at(above, part, self.model))) else None
-            if name is not None and name.at.file != entry.at.file and near.startswith("; only"):
+            name = owner.children.get("name")
+            if name is not None and self.tags(above) and name.at.file != entry.at.file and near.startswith("; only"):
                 near += f"; write {key}: null beside the name to take away what {os.path.basename(entry.at.file)} gives"
-            where = self.where(above, part)
-            what, names = f'unknown key "{short(key)}" {where}{near}', f"keys {where}"
-        self.problems.add(entry.key_at or entry.at, self.full(path), what, f"{names}: {', '.join(legal) or 'none'}")
+            where = f"in {self.full(above)}{f' ({name.value})' if name else ''}" if above else "at the top"
+            told, names = f'unknown key "{short(key)}" {where}{near}', f"keys {where}"
+        self.problems.add(entry.key_at or entry.at, self.full(path), told, f"{names}: {', '.join(legal) or 'none'}")
         return f"{above}.{meant}".strip(".") if meant else ""
 
-    def missing(self, path: str, part: Node) -> None:
+    def missing(self, path: str) -> None:
         above, key = split(path)
-        legal, owner = self.legal(above, part), part.nearest(above)
+        fields, owner, tags = self.fields(above), self.part.nearest(above), self.tags(path)
+        field = fields.get(key)
+        others = {name: entry for name, entry in owner.children.items() if name not in fields}
         if self.function and not above:
-            told = f'{self.function} needs the argument "{key}"'
-            self.problems.add(self.owner or owner.place, self.full(path), told, f"arguments of {self.function}: {', '.join(legal)}")
-            return
-        field = next(fields_of(section)[key] for section in sections_at(above, part, self.model) if key in fields_of(section))
-        if notes_of(field).derived:
-            return  # what it would follow from is missing or wrong itself, and told
-        others = {name: entry for name, entry in owner.children.items() if name not in legal}
-        for name in difflib.get_close_matches(key, others, n=1, cutoff=0.7):
-            # a section that takes any key, such as that of a reader
-            self.misspelt(below(above, name), others[name], above, key, "")
-            return
-        taken = self.problems.taken.get(self.full(path))
-        meaning, away = f": {field.description}" if field.description else "", "" if taken is None else "; null takes it away"
-        told = f'{self.full(above) or "the configuration"} needs the key "{key}"{meaning}{away}'
-        tags = self.tags(path, part)
-        such = f"such as: {key}: {{name: {tags[0]}, ...}}; name: {', '.join(tags)}" if tags else ""
-        self.problems.add(taken or owner.place, self.full(path), told, such)
+            legal = f"arguments of {self.function}: {', '.join(fields)}"
+            self.problems.add(self.owner or owner.place, self.full(path), f'{self.function} needs the argument "{key}"', legal)
+        elif field is not None and notes_of(field).derived:
+            pass  # what it would follow from is missing or wrong itself, and told
+        elif close := difflib.get_close_matches(key, others, n=1, cutoff=0.7):
+            # in a section that takes any key, such as that of a reader
+            self.misspelt(below(above, close[0]), others[close[0]], above, key, "")
+        else:
+            taken = self.problems.taken.get(self.full(path))
+            meaning = f": {field.description}" if field is not None and field.description else ""
+            told = f'{self.full(above) or "the configuration"} needs the key "{key}"{meaning}{"; null takes it away" if taken else ""}'
+            such = f"such as: {key}: {{name: {tags[0]}, ...}}; name: {', '.join(tags)}" if tags else ""
+            self.problems.add(taken or owner.place, self.full(path), told, such)
 
     def misspelt(self, path: str, entry: Node, above: str, meant: str, legal: str) -> None:
         told = f'unknown key "{short(split(path)[1])}" in {self.full(above)}; did you mean "{meant}"?'
         self.problems.add(entry.key_at or entry.at, self.full(path), told, legal)
 
-    def tags(self, path: str, part: Node) -> list[str]:
-        """The names that choose one of the sections that may stand under a path."""
-        return [tag for section in sections_at(path, part, self.model) if (tag := tag_of(section))]
-
-    def wrong(self, path: str, several: Sequence[_Finding], part: Node) -> None:
+    def wrong(self, path: str, errors: Sequence[ErrorDetails]) -> None:
         """Tell what a value should be; any of several things if it may be of several kinds."""
-        entry, full, first, key = part.nearest(path), self.full(path), several[0].error, split(path)[1] if path else ""
+        entry, full, first, key = self.part.nearest(path), self.full(path), errors[0], split(path)[1] if path else ""
         if first["type"] == "union_tag_not_found":
-            self.nameless(path, entry, part)
+            self.nameless(path, entry)
         elif first["type"] == "union_tag_invalid":
-            tag, tags = str(first["ctx"]["tag"]), self.tags(path, part)
+            tag, tags = str(first["ctx"]["tag"]), self.tags(path)
             told = f'there is no {key} "{short(tag)}"{did_you_mean(tag, tags)}'
             self.problems.add(entry.children["name"].at, f"{full}.name", told, f"{full}.name: {', '.join(tags)}")
         elif first["type"] == "value_error":
             self.problems.add(entry.place, full, f"{full} must be {first['ctx']['error']}")
         else:
-            choices = [choice for kind in kinds_at(path, part, self.model) if get_origin(kind) is Literal for choice in get_args(kind)]
-            words = " or ".join(dict.fromkeys(wanted(one.error, choices) for one in several))
-            is_section = any(one.kind.startswith(("model", "dict")) for one in several)
-            near = hint([one.error for one in several], choices)
-            near = section_hint(first["input"], self.legal(path, part), self.tags(path, part), key) if is_section and not near else near
+            choices = [choice for kind in kinds_at(path, self.part, self.model) if get_origin(kind) is Literal for choice in get_args(kind)]
+            words = " or ".join(dict.fromkeys(wanted(error, choices) for error in errors))
+            near = hint(errors, choices)
+            if not near and any(error["type"].startswith(("model", "dict")) for error in errors):
+                near = section_hint(first["input"], list(self.fields(path)), self.tags(path), key)
             self.problems.add(entry.place, full, f"{full or 'the configuration'} must be {words}; got {shown(first['input'])}{near}")
 
-    def nameless(self, path: str, entry: Node, part: Node) -> None:
+    def nameless(self, path: str, entry: Node) -> None:
         """Tell of a section without the name that says which it is, or of the key that was meant to be it."""
-        tags = self.tags(path, part)
+        tags, full = self.tags(path), self.full(path)
         for key, value in entry.children.items():
             if value.value in tags or difflib.get_close_matches(key, ["name"], cutoff=0.7):
                 self.misspelt(below(path, key), value, path, "name", f"name: {', '.join(tags)}")
                 return
-        self.problems.add(entry.place, f"{self.full(path)}.name", f'{self.full(path)} needs the key "name"', f"name: {', '.join(tags)}")
+        self.problems.add(entry.place, f"{full}.name", f'{full} needs the key "name"', f"name: {', '.join(tags)}")

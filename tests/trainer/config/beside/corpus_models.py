@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import date
+from enum import Enum
 from typing import Any, Literal
+
+from typing_extensions import TypedDict
 
 
 def net(images: Any, labels: Any = None, *, classes: int = 10, width: float = 1.0, norm: Literal["batch", "layer"] = "batch") -> dict[str, Any]:
@@ -14,6 +19,30 @@ def deep(images: Any, labels: Any = None, *, depth: int, sizes: tuple[int, ...] 
 
 
 def open_ended(images: Any, labels: Any = None, **rest: Any) -> dict[str, Any]:
+    return {"loss": images}
+
+
+class Kind(Enum):
+    PLAIN = "plain"
+    ROUND = "round"
+
+
+class Head(TypedDict):
+    """A dict with known keys."""
+
+    size: int
+    mode: Literal["mean", "first"]
+
+
+@dataclass
+class Body:
+    """As an argument."""
+
+    depth: int
+    width: float = 1.0
+
+
+def of_kinds(images: Any, *, kind: Kind | None = None, head: Head | None = None, body: Body | None = None, since: date | None = None) -> Any:
     return {"loss": images}
 
 
