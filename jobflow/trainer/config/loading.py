@@ -65,21 +65,18 @@ def load(path: str | Path, settings: Sequence[str] = (), *, look_outside: bool =
 
 def with_derived(tree: Node, file: str) -> Node:
     """The tree with the keys that follow from others, where nobody wrote them."""
-    derived: dict[str, Any] = {"name": os.path.splitext(os.path.basename(file))[0]}
-    for section, model in SECTIONS:
-        derived |= {
-            below(section, key): notes_of(field).derived for key, field in fields_of(model).items() if notes_of(field).derived and key != "name"
-        }
+    noted = {below(section, key): notes_of(field).derived for section, model in SECTIONS for key, field in fields_of(model).items()}
+    derived: dict[str, Any] = {path: value for path, value in noted.items() if value}
+    derived["name"] = os.path.splitext(os.path.basename(file))[0]
     if tree.get("data.batch_size") is None:
         del derived["data.evaluation_batch_size"]  # it could refer to nothing
-    measured = tree.get("data.validation") is not None
-    for section in ("evaluation", "checkpoint") if measured else ("checkpoint",):
-        if tree.get(f"{section}.every_epochs") is None and tree.get(f"{section}.every_steps") is None:
+    for section in ("checkpoint",) if tree.get("data.validation") is None else ("evaluation", "checkpoint"):
+        if tree.get(f"{section}.every_steps") is None:
             derived[f"{section}.every_epochs"] = 1
     for path, value in derived.items():
-        parent = tree.get(split(path)[0])
-        missing = parent is None and split(path)[0] in ("evaluation", "checkpoint")
-        if tree.get(path) is None and (missing or (parent is not None and parent.is_map)):
+        section = split(path)[0]
+        parent = tree.get(section)
+        if tree.get(path) is None and (section in ("evaluation", "checkpoint") if parent is None else parent.is_map):
             tree = tree.having(path, Node(value, DEFAULT))
     return tree
 

@@ -44,57 +44,55 @@ class Files:
 
     def tree(self, file: str, named_at: Origin | None = None, chain: tuple[str, ...] = ()) -> Node:
         """What a file says, together with the files that it extends.  `named_at`: where another file names it."""
-        real, nothing = os.path.realpath(file), Node({}, Origin(file, 1, 1))
+        real, at = os.path.realpath(file), Origin(file, 1, 1)
         if real in chain:
             circle = " -> ".join(os.path.basename(name) for name in (*chain[chain.index(real) :], real))
-            return self.without(named_at or nothing.at, "extends", f"files extend each other in a circle: {circle}", nothing)
+            return self.nothing(at, named_at or at, "extends", f"files extend each other in a circle: {circle}")
         if len(chain) >= DEPTH:
-            return self.without(named_at or nothing.at, "extends", f"more than {DEPTH} files extend each other in a row", nothing)
+            return self.nothing(at, named_at or at, "extends", f"more than {DEPTH} files extend each other in a row")
         if real not in self.trees:
-            own = self.own(file, named_at, nothing)
+            own = self.own(file, named_at)
             tree = Node({}, own.at)
             for base in (*self.bases(own, file, (*chain, real)), own.without("extends")):
                 tree = merged(tree, base, self.problems.taken)
             self.trees[real] = tree
         return self.trees[real]
 
-    def without(self, at: Origin, key: str, message: str, nothing: Node, legal: str = "") -> Node:
-        """Go on without a file."""
+    def nothing(self, file: Origin, at: Origin, key: str, message: str, legal: str = "") -> Node:
+        """What is taken in place of a file, after a problem."""
         self.unread = True
         self.problems.add(at, key, message, legal)
-        return nothing
+        return Node({}, file)
 
-    def own(self, file: str, named_at: Origin | None, nothing: Node) -> Node:
+    def own(self, file: str, named_at: Origin | None) -> Node:
         """What the file itself says."""
+        begin = Origin(file, 1, 1)
         try:
             text = content(file, CONFIGURATION).decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
-            return self.without(named_at or nothing.at, "extends" if named_at else "", _unreadable(file, error), nothing)
+            return self.nothing(begin, named_at or begin, "extends" if named_at else "", _unreadable(file, error))
         self.names.append(file)
         tree = read(text, file, self.problems)
-        if tree is None:
-            self.unread = True
-            return nothing
-        if tree.is_map:
-            return tree
+        if tree is None or tree.is_map:
+            self.unread = self.unread or tree is None
+            return tree or Node({}, begin)
         kind = "a list" if isinstance(tree.value, tuple) else "a text"
         told = "the file is empty" if tree.value is None else f"a configuration is a map of sections, not {kind}"
-        return self.without(tree.at, "", told, nothing, "it begins such as: model: ..., data: ..., optimizer: ..., training: ...")
+        return self.nothing(begin, tree.at, "", told, "it begins such as: model: ..., data: ..., optimizer: ..., training: ...")
 
     def bases(self, own: Node, file: str, chain: tuple[str, ...]) -> list[Node]:
         """The files that a file extends."""
         given = own.children.get("extends")
-        found = []
-        for entry in () if given is None else given.value if isinstance(given.value, tuple) else (given,):
-            if not isinstance(entry.value, str) or not entry.value:
-                told = "extends takes the name of a file, or a list of them, such as: extends: base.yaml"
-            elif "${" in entry.value:
-                told = "extends is read before references are; write the name of the file"
-            else:
-                found.append(self.tree(os.path.normpath(os.path.join(os.path.dirname(file), entry.value)), entry.at, chain))
-                continue
-            self.without(entry.at, "extends", told, own)
-        return found
+        return [] if given is None else [self.base(one, file, chain) for one in (given.value if isinstance(given.value, tuple) else (given,))]
+
+    def base(self, named: Node, file: str, chain: tuple[str, ...]) -> Node:
+        if not isinstance(named.value, str) or not named.value:
+            told = "extends takes the name of a file, or a list of them, such as: extends: base.yaml"
+        elif "${" in named.value:
+            told = "extends is read before references are; write the name of the file"
+        else:
+            return self.tree(os.path.normpath(os.path.join(os.path.dirname(file), named.value)), named.at, chain)
+        return self.nothing(named.at, named.at, "extends", told)
 
 
 def _unreadable(file: str, error: Exception) -> str:

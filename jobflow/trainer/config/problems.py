@@ -76,7 +76,7 @@ class Problems:
         """True if something is wrong with the value of that key, or inside it."""
         return any(is_in(other, key) for _, other in self.found)
 
-    def hide(self, key: str) -> bool:
+    def spoil(self, key: str) -> bool:
         """True if the value of that key cannot be judged: something is wrong with it, inside it, or with what it stands in."""
         return any(is_in(wrong, key) or (wrong and is_in(key, wrong)) for wrong in (*self.unsaid, *(path for _, path in self.found)))
 

@@ -28,7 +28,7 @@ def check(tree: Node, problems: Problems) -> None:
 
     def values(section: str, *keys: str) -> list[Any]:
         paths = [below(section, key) for key in keys]
-        if any(map(problems.hide, paths)):
+        if any(map(problems.spoil, paths)):
             raise _Unknown
         return [default_at(path, tree) if (entry := tree.get(path)) is None else entry.plain for path in paths]
 
@@ -90,9 +90,11 @@ def _warm_up(of: Values) -> Wrong:
 
 def _boundaries(of: Values) -> Wrong:
     boundaries, scales = of("optimizer.schedule", "boundaries", "scales")
-    if boundaries != sorted(set(boundaries or ())) and boundaries:
+    if boundaries is None or scales is None:
+        return
+    if boundaries != sorted(set(boundaries)):
         yield "optimizer.schedule.boundaries", f"optimizer.schedule.boundaries must rise; got {boundaries}", ""
-    if len(boundaries or ()) != len(scales or ()):
+    if len(boundaries) != len(scales):
         told = f"there are {len(boundaries)} boundaries and {len(scales)} scales; give one scale per boundary"
         yield "optimizer.schedule.scales optimizer.schedule.boundaries", told, ""
 
