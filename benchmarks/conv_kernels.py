@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from jobflow.core.types import DType
 from jobflow.ops.conv import Conv
 from jobflow.ops.pool import AvgPool, MaxPool, MaxPoolGrad
-from jobflow.types import DType
 
 Run = Callable[[], Any]
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

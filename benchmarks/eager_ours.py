@@ -15,6 +15,7 @@ from typing import Any
 import models
 import numpy as np
 import worker
+from jobflow.layout import Partial, Sbp
 
 import jobflow as flow
 from jobflow import optim
@@ -23,7 +24,6 @@ from jobflow.eager.tensor import Tensor
 from jobflow.functional import nn_activations, nn_classes, shapes
 from jobflow.functional.creation import from_numpy
 from jobflow.functional.moving import to_global
-from jobflow.layout import Partial, Sbp
 from jobflow.nn.graph.graph import Graph
 from jobflow.nn.modules.linear import Linear
 from jobflow.nn.modules.module import Module

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import worker
+from jobflow.layout import SUM
 from mpi4py import MPI
 
 import jobflow as flow
-from jobflow.layout import SUM
 from jobflow.runtime.world.base import Rank, World
 from jobflow.session import current_session
 

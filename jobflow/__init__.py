@@ -14,11 +14,11 @@
 Everything is defined elsewhere; `__init__.pyi` is the table of contents.  What it names is imported when it is first asked for.
 """
 
-from jobflow.contents import attach as _attach
+from jobflow.core.lazy_imports import attach as _attach
+from jobflow.core.version import __version__ as __version__
 from jobflow.runtime.world import launch as _launch
-from jobflow.version import __version__ as __version__
 
-__getattr__, __dir__, __all__ = _attach(__name__, __file__)
+__getattr__, __dir__, __all__ = _attach(__name__, __file__, {"layout": "jobflow.core.layout"})
 
 # A process that was started among others must not end, or fail, without the others.
 if _launch.launched() is not None:

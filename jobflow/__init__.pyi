@@ -4,34 +4,31 @@ from math import inf as inf
 from math import nan as nan
 from math import pi as pi
 
-from jobflow import (
-    advanced,
-    checkpoint,
-    data,
-    deprecated,
-    distribute,
-    experimental,
-    initializers,
-    layers,
-    linalg,
-    losses,
-    math,
-    nn,
-    optimizer,
-    random,
-    regularizers,
-    scope,
-    strategies,
-    train,
-    typing,
-)
+from jobflow import advanced as advanced
 from jobflow import amp as amp
 from jobflow import autograd as autograd
+from jobflow import checkpoint as checkpoint
 from jobflow import comm as comm
 from jobflow import cuda as cuda
+from jobflow import data as data
+from jobflow import deprecated as deprecated
+from jobflow import distribute as distribute
 from jobflow import distributed as distributed
+from jobflow import experimental as experimental
 from jobflow import functional as functional
+from jobflow import initializers as initializers
+from jobflow import layers as layers
+from jobflow import linalg as linalg
+from jobflow import losses as losses
+from jobflow import math as math
+from jobflow import nn as nn
 from jobflow import optim as optim
+from jobflow import optimizer as optimizer
+from jobflow import random as random
+from jobflow import regularizers as regularizers
+from jobflow import strategies as strategies
+from jobflow import train as train
+from jobflow import typing as typing
 from jobflow import utils as utils
 from jobflow.arrays import (
     amp_white_identity,
@@ -58,26 +55,44 @@ from jobflow.arrays import (
     zero_pad2d,
 )
 from jobflow.checkpoint.variables import get_all_variables, load_variables
+from jobflow.core import scope as scope
+from jobflow.core.errors import AbortedError as AbortedError
+from jobflow.core.errors import ArgumentError as ArgumentError
+from jobflow.core.errors import CheckpointError as CheckpointError
+from jobflow.core.errors import ConfigError as ConfigError
+from jobflow.core.errors import DataError as DataError
+from jobflow.core.errors import DivergedError as DivergedError
+from jobflow.core.errors import DtypeError as DtypeError
+from jobflow.core.errors import DuplicateNameError as DuplicateNameError
+from jobflow.core.errors import JobError as JobError
+from jobflow.core.errors import JobflowError as JobflowError
+from jobflow.core.errors import PlacementError as PlacementError
+from jobflow.core.errors import PlanError as PlanError
+from jobflow.core.errors import RankError as RankError
+from jobflow.core.errors import ReplacedError as ReplacedError
+from jobflow.core.errors import SbpError as SbpError
+from jobflow.core.errors import ShapeError as ShapeError
+from jobflow.core.scope import checkpointed as checkpointed
+from jobflow.core.types import DType as dtype
+from jobflow.core.types import bfloat16 as bfloat16
+from jobflow.core.types import bool_ as bool
+from jobflow.core.types import bool_ as bool_
+from jobflow.core.types import char as char
+from jobflow.core.types import float16 as float16
+from jobflow.core.types import float16 as half
+from jobflow.core.types import float32 as float
+from jobflow.core.types import float32 as float32
+from jobflow.core.types import float64 as double
+from jobflow.core.types import float64 as float64
+from jobflow.core.types import int8 as int8
+from jobflow.core.types import int32 as int
+from jobflow.core.types import int32 as int32
+from jobflow.core.types import int64 as int64
+from jobflow.core.types import int64 as long
+from jobflow.core.types import uint8 as uint8
+from jobflow.core.version import __version__ as __version__
 from jobflow.declare import global_function
 from jobflow.eager.tensor import Size as Size
-from jobflow.errors import (
-    AbortedError,
-    ArgumentError,
-    CheckpointError,
-    ConfigError,
-    DataError,
-    DivergedError,
-    DtypeError,
-    DuplicateNameError,
-    JobError,
-    JobflowError,
-    PlacementError,
-    PlanError,
-    RankError,
-    ReplacedError,
-    SbpError,
-    ShapeError,
-)
 from jobflow.functional import BFloat16Tensor as BFloat16Tensor
 from jobflow.functional import BoolTensor as BoolTensor
 from jobflow.functional import ByteTensor as ByteTensor
@@ -361,7 +376,6 @@ from jobflow.nn.losses import smooth_l1_loss
 from jobflow.placements import placement, sbp
 from jobflow.saving import load as load
 from jobflow.saving import save as save
-from jobflow.scope import checkpointed
 from jobflow.session import clear_default_session, config, env, sync_default_session
 from jobflow.shared_names import (
     cast,
@@ -398,17 +412,8 @@ from jobflow.spellings import (
     fixed_placement,
     name_scope,
 )
-from jobflow.types import DType as dtype
-from jobflow.types import bfloat16, bool_, char, float16, float32, float64, int8, int32, int64, uint8
-from jobflow.types import bool_ as bool
-from jobflow.types import float16 as half
-from jobflow.types import float32 as float
-from jobflow.types import float64 as double
-from jobflow.types import int32 as int
-from jobflow.types import int64 as long
 from jobflow.typing import FixedTensorDef, MirroredTensorDef
 from jobflow.variables import assign, get_variable
-from jobflow.version import __version__
 from jobflow.watching import watch, watch_diff
 
 __all__ = [

@@ -12,16 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import reduce
 
-import jobflow.scope as scope
+import jobflow.core.scope as scope
+from jobflow.core.errors import ArgumentError, PlacementError, ShapeError, user_line
+from jobflow.core.layout import B, P, Placement, S, cut
+from jobflow.core.types import Tensor
 from jobflow.distribute import current_placement
-from jobflow.errors import ArgumentError, PlacementError, ShapeError, user_line
 from jobflow.faces import all_of, of_jobs
-from jobflow.layout import B, P, Placement, S, cut
 from jobflow.ops.base import apply, normal_axis
 from jobflow.ops.elementwise import add
 from jobflow.ops.layout_ops import Identity
 from jobflow.ops.parts import put_part, take_parts
-from jobflow.types import Tensor
 
 
 def distribute_split(x: Tensor, axis: int = 0, name: str | None = None) -> tuple[Tensor, ...]:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
-from jobflow.errors import ArgumentError, DtypeError, JobError, ShapeError, user_line
+from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, user_line
+from jobflow.core.types import DType, Tensor, dtype_of, int32, int64
 from jobflow.faces import all_of, of_jobs
 from jobflow.math import Operand, fitting, tensors, truth
 from jobflow.ops import broadcast as bc
@@ -25,7 +26,6 @@ from jobflow.ops.base import apply, normal_axis
 from jobflow.ops.checked import checked
 from jobflow.ops.layout_ops import Identity
 from jobflow.ops.scalar import InHalf
-from jobflow.types import DType, Tensor, dtype_of, int32, int64
 
 Name = str | None
 

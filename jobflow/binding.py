@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from jobflow.compiler.compile import plan_rank, rank_program
 from jobflow.compiler.local import Program
-from jobflow.errors import JobError
+from jobflow.core.errors import JobError
 from jobflow.graph.ir import Graph, Physical
 from jobflow.hatch import HATCH, Opening, hatch_of, planned_places, slots_of
 from jobflow.plan.plan import Plan, Slot

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import jobflow.scope as scope
+import jobflow.core.scope as scope
 from jobflow.compiler.trace import Tracer
-from jobflow.errors import SourceLine
+from jobflow.core.errors import SourceLine
+from jobflow.core.layout import Placement
+from jobflow.core.types import DType, Tensor, TensorType, int8
 from jobflow.graph.ir import Value, Variable
 from jobflow.graph.training import Optimizer
 from jobflow.handle import Handle, value_of
-from jobflow.layout import Placement
 from jobflow.ops.base import Op
-from jobflow.types import DType, Tensor, TensorType, int8
 
 
 class JobBody:

@@ -11,14 +11,14 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
+from jobflow.core.errors import ArgumentError, JobError, user_line
+from jobflow.core.layout import Reduction
+from jobflow.core.types import Array, TensorType
 from jobflow.eager.collectives import REDUCTIONS, carried, reduced, scattered, spread, stacked, swapped
 from jobflow.eager.convert import meeting
 from jobflow.eager.state import EagerState, state
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ArgumentError, JobError, user_line
 from jobflow.faces import all_of, of_tensors
-from jobflow.layout import Reduction
-from jobflow.types import Array, TensorType
 
 
 def _here(what: str, *tensors: Tensor) -> EagerState:

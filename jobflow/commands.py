@@ -8,14 +8,14 @@ from functools import partial
 from typing import Any, ClassVar
 
 from jobflow.binding import ALONE, Loaded, StorageChoice, state_of
-from jobflow.errors import JobflowError
+from jobflow.core.errors import JobflowError
+from jobflow.core.layout import Layout
+from jobflow.core.types import Array
 from jobflow.graph.wire import Wire, physical_from_wire
 from jobflow.hatch import Opening
-from jobflow.layout import Layout
 from jobflow.plan.traffic import Traffic
 from jobflow.runtime.executor import Executor
 from jobflow.runtime.world.base import Rank, World
-from jobflow.types import Array
 
 
 def executors_of(rank: Rank) -> dict[int, Executor]:

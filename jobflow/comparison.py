@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from jobflow.core.layout import Layout, Local, Partial
+from jobflow.core.types import Array
 from jobflow.graph.ir import Node, Value
-from jobflow.layout import Layout, Local, Partial
 from jobflow.ops.source import External
-from jobflow.types import Array
 
 #: units in the last place, of the largest number of a tensor, that are always allowed
 ROUNDING = 64

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from jobflow.compiler.trace import RUN_COUNTER
-from jobflow.errors import JobflowError, SourceLine, user_line
+from jobflow.core.errors import JobflowError, SourceLine, user_line
+from jobflow.core.layout import Box, Layout, Local
+from jobflow.core.types import Array
 from jobflow.graph.ir import Graph, Physical, Variable
 from jobflow.graph.training import Limit, Watch
-from jobflow.layout import Box, Layout, Local
 from jobflow.ops.source import Input
-from jobflow.types import Array
 from jobflow.typing.lazy import Lazy
 from jobflow.typing.results import Results
 from jobflow.typing.signature import Bound

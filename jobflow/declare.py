@@ -11,11 +11,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jobflow.scope as scope
-from jobflow.errors import ArgumentError, JobError, user_line
+import jobflow.core.scope as scope
+from jobflow.core.errors import ArgumentError, JobError, user_line
+from jobflow.core.notices import notice
 from jobflow.job import Job
 from jobflow.job_config import FunctionConfig
-from jobflow.notices import notice
 from jobflow.optimizer.from_options import optimizer_of
 from jobflow.session import current_session
 

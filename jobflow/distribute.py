@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
 
-import jobflow.scope as scope
-from jobflow.errors import ArgumentError, JobError, SbpError, user_line
-from jobflow.layout import B, P, Placement, S, Sbp, Split
-from jobflow.notices import notice
+import jobflow.core.scope as scope
+from jobflow.core.errors import ArgumentError, JobError, SbpError, user_line
+from jobflow.core.layout import B, P, Placement, S, Sbp, Split
+from jobflow.core.notices import notice
+from jobflow.core.types import Tensor, TensorType
 from jobflow.ops.base import Op, apply
 from jobflow.ops.layout_ops import GradientLayout, Identity, ToLayout, to_layout
-from jobflow.types import Tensor, TensorType
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,8 @@ from jobflow.compiler.compile import logical
 from jobflow.compiler.local import Program
 from jobflow.compiler.pipeline import USUAL, pipeline_of
 from jobflow.compiler.shard import shard
-from jobflow.errors import ConfigError, JobError, SourceLine, did_you_mean
+from jobflow.core.errors import ConfigError, JobError, SourceLine, did_you_mean
+from jobflow.core.tables import TextTable
 from jobflow.graph.ir import Graph, Node, Physical, Sharded, Value
 from jobflow.graph.rewrite import consumers
 from jobflow.graph.text import graph_text, physical_text, sharded_text
@@ -30,7 +31,6 @@ from jobflow.plan.traffic import planned
 from jobflow.session import current_session
 from jobflow.stages import STAGES
 from jobflow.strategies import named
-from jobflow.tables import TextTable
 
 
 def load_job(target: str) -> Job:

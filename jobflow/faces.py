@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-import jobflow.scope as scope
-from jobflow.errors import NOT_A_TENSOR, DtypeError, JobError, user_line
+import jobflow.core.scope as scope
+from jobflow.core.errors import NOT_A_TENSOR, DtypeError, JobError, user_line
+from jobflow.core.types import TensorType
 from jobflow.operators import TensorOperators
-from jobflow.types import TensorType
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from jobflow.core.layout import Layout, Local
+from jobflow.core.types import Array, TensorType, contiguous_strides, dtype_of
 from jobflow.graph.ir import Physical, Value
-from jobflow.layout import Layout, Local
 from jobflow.ops.source import Input
 from jobflow.plan.plan import ALIGNMENT, Slot
-from jobflow.types import Array, TensorType, contiguous_strides, dtype_of
 
 #: the buffer's name in plans
 HATCH = "hatch"

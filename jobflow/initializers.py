@@ -18,11 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from jobflow.errors import ArgumentError, ConfigError, did_you_mean, user_line
+from jobflow.core.errors import ArgumentError, ConfigError, did_you_mean, user_line
+from jobflow.core.types import DType, float32
 from jobflow.ops.base import Op
 from jobflow.ops.random import RandomInt, RandomNormal, RandomUniform, TruncatedNormal
 from jobflow.ops.source import Constant
-from jobflow.types import DType, float32
 
 #: Standard deviation of a unit normal cut at +-2.
 _TRUNCATED_STD = 0.87962566103423978

@@ -11,22 +11,22 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import jobflow.scope as scope
+import jobflow.core.scope as scope
 from jobflow.body import JobBody
 from jobflow.compiled import Compiled, argument_parts
 from jobflow.compiler.compile import distribute, logical
 from jobflow.compiler.microbatch import cut_batch, explained
 from jobflow.compiler.trace import Tracer
-from jobflow.errors import JobError, SourceLine
+from jobflow.core.errors import JobError, SourceLine
+from jobflow.core.layout import Placement
+from jobflow.core.types import TensorType, float32
 from jobflow.graph.ir import Physical, Value
 from jobflow.graph.strategy import Strategy
 from jobflow.graph.training import Limit, Microbatches, Optimizer, Watch
 from jobflow.handle import value_of
 from jobflow.job_config import FunctionConfig
-from jobflow.layout import Placement
 from jobflow.results import deliver
 from jobflow.session import Session
-from jobflow.types import TensorType, float32
 from jobflow.typing.annotations import Declared
 from jobflow.typing.lazy import is_lazy, whole
 from jobflow.typing.results import Results

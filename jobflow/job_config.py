@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import jobflow.scope as scope
+import jobflow.core.scope as scope
 from jobflow.compiler.schedule import SCHEDULES
-from jobflow.errors import JobError, SourceLine, user_line
+from jobflow.core.errors import JobError, SourceLine, user_line
+from jobflow.core.notices import notice
+from jobflow.core.types import DType, float16
 from jobflow.graph.strategy import Strategy
-from jobflow.notices import notice
 from jobflow.options import Names, Option, ignored_options, notice_ignored, unknown
-from jobflow.types import DType, float16
 
 OPTIONS: dict[str, Option] = {
     "default_data_type": Option((DType,)),

@@ -13,17 +13,18 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeAlias
 
+import jobflow.core.scope as scope
 import jobflow.distribute as distribute
 import jobflow.nn.activations as activations
 import jobflow.nn.convolution as convolution
 import jobflow.nn.normalization as normalization
-import jobflow.scope as scope
 from jobflow.arrays import constant
+from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
+from jobflow.core.layout import P
+from jobflow.core.types import Tensor
 from jobflow.distribute import Distribute, current_placement, is_local
-from jobflow.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.faces import all_of, of_jobs
 from jobflow.initializers import Initializer, constant_initializer, xavier_uniform_initializer
-from jobflow.layout import P
 from jobflow.nn.convolution import Padding, Sizes, channels_last
 from jobflow.ops import batch_norm as bn
 from jobflow.ops import elementwise as ew
@@ -32,7 +33,6 @@ from jobflow.ops.base import apply, normal_axis
 from jobflow.ops.layout_ops import to_global
 from jobflow.ops.update import MovingAverage
 from jobflow.regularizers import Regularizer
-from jobflow.types import Tensor
 from jobflow.variables import current_job, get_variable, layer_name, variable_of
 
 #: Called as activation(x, name="...").

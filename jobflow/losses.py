@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
-import jobflow.scope as scope
-from jobflow.errors import JobError, user_line
-from jobflow.types import Tensor, TensorType
+import jobflow.core.scope as scope
+from jobflow.core.errors import JobError, user_line
+from jobflow.core.types import Tensor, TensorType
 
 __all__ = ["add_loss"]
 

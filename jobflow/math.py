@@ -10,7 +10,8 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
-from jobflow.errors import ArgumentError, DtypeError, ShapeError, user_line
+from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
+from jobflow.core.types import DType, Tensor, bool_, int8, int32
 from jobflow.faces import all_of, of_jobs
 from jobflow.ops import activation as ac
 from jobflow.ops import broadcast as bc
@@ -24,7 +25,6 @@ from jobflow.ops.base import normal_axis
 from jobflow.ops.pointwise import call
 from jobflow.ops.rounding import rounded_once
 from jobflow.random import fused_scale_tril_softmax_dropout as fused_scale_tril_softmax_dropout
-from jobflow.types import DType, Tensor, bool_, int8, int32
 
 Operand: TypeAlias = Tensor | float
 Axes: TypeAlias = int | Sequence[int] | None

@@ -7,12 +7,12 @@ from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 
-import jobflow.scope as scope
-from jobflow.errors import NOT_A_TENSOR, DtypeError, JobError, user_line
+import jobflow.core.scope as scope
+from jobflow.core.errors import NOT_A_TENSOR, DtypeError, JobError, user_line
+from jobflow.core.types import DType, Tensor, TensorType, bool_
 from jobflow.ops import elementwise as ew
 from jobflow.ops import linalg
 from jobflow.ops.pointwise import call
-from jobflow.types import DType, Tensor, TensorType, bool_
 
 #: What may stand beside a tensor in an expression.  A number takes the tensor's element type.
 Operand: TypeAlias = "TensorOperators | float"

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-import jobflow.scope as scope
-from jobflow.errors import ConfigError, did_you_mean, user_line
+import jobflow.core.scope as scope
+from jobflow.core.errors import ConfigError, did_you_mean, user_line
+from jobflow.core.notices import notice
+from jobflow.core.types import DType
 from jobflow.graph.strategy import Strategy
 from jobflow.ignored_options import IGNORED
-from jobflow.notices import notice
 from jobflow.placements import placement, world_size
 from jobflow.runtime.world import rendezvous, variables
 from jobflow.runtime.world.variables import default_client
-from jobflow.types import DType
 
 
 def told_devices() -> int | None:

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-import jobflow.layout as layout
-import jobflow.scope as scope
-from jobflow.errors import PlacementError, SbpError, user_line
-from jobflow.layout import MAX, MIN, Broadcast, Partial, Placement, Sbp, Split
-from jobflow.notices import notice
+import jobflow.core.layout as layout
+import jobflow.core.scope as scope
+from jobflow.core.errors import PlacementError, SbpError, user_line
+from jobflow.core.layout import MAX, MIN, Broadcast, Partial, Placement, Sbp, Split
+from jobflow.core.notices import notice
 from jobflow.runtime.device import cuda
 from jobflow.runtime.world.launch import launched
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from numbers import Integral
 
-import jobflow.scope as scope
-from jobflow.errors import ArgumentError, JobError, user_line
+import jobflow.core.scope as scope
+from jobflow.core.errors import ArgumentError, JobError, user_line
+from jobflow.core.types import DType, Tensor, float32, int8
 from jobflow.faces import all_of, of_jobs
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix
@@ -15,7 +16,6 @@ from jobflow.ops import softmax as sm
 from jobflow.ops.base import apply
 from jobflow.ops.checked import checked
 from jobflow.ops.random import DropoutMask, RandomUniform
-from jobflow.types import DType, Tensor, float32, int8
 from jobflow.variables import current_job
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from jobflow.errors import JobError, user_line
-from jobflow.types import Array
+from jobflow.core.errors import JobError, user_line
+from jobflow.core.types import Array
 from jobflow.typing.results import Results
 
 #: One returned tensor: a whole array, or a list with one array per device.

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from jobflow.checkpoint import store
+from jobflow.core.errors import ArgumentError, CheckpointError, JobError, user_line
+from jobflow.core.layout import B, Layout, Placement
+from jobflow.core.types import Array, DType, TensorType, dtype_named, type_of
 from jobflow.eager.convert import convert, meeting
 from jobflow.eager.state import EagerState, state
 from jobflow.eager.tensor import Size, Tensor
-from jobflow.errors import ArgumentError, CheckpointError, JobError, user_line
 from jobflow.functional import moving, values
-from jobflow.layout import B, Layout, Placement
 from jobflow.placements import placement as public_placement
-from jobflow.types import Array, DType, TensorType, dtype_named, type_of
 
 Path = str | os.PathLike[str]
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jobflow.scope as scope
+import jobflow.core.scope as scope
 from jobflow.arrays import identity
-from jobflow.errors import JobError, user_line
-from jobflow.notices import notice
-from jobflow.scope import current_scope as current_scope
-from jobflow.types import DTYPES, DType, Tensor, bool_
+from jobflow.core.errors import JobError, user_line
+from jobflow.core.notices import notice
+from jobflow.core.scope import current_scope as current_scope
+from jobflow.core.types import DTYPES, DType, Tensor, bool_
 from jobflow.variables import current_job
 
 # Element types -----------------------------------------------------------------------------------------------------

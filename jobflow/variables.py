@@ -13,17 +13,17 @@ from itertools import count
 from numbers import Integral
 from typing import Any, Protocol, cast
 
-import jobflow.scope as scope
+import jobflow.core.scope as scope
+from jobflow.core.errors import ArgumentError, ConfigError, DuplicateNameError, JobError, SbpError, ShapeError, SourceLine, user_line
+from jobflow.core.layout import Sbp, Split
+from jobflow.core.types import DType, Tensor, TensorType, float32
 from jobflow.distribute import Distribute, ParallelDistribution, broadcast, current_placement, mesh_sbp
-from jobflow.errors import ArgumentError, ConfigError, DuplicateNameError, JobError, SbpError, ShapeError, SourceLine, user_line
 from jobflow.graph.ir import Variable
 from jobflow.initializers import Initializer, from_conf
-from jobflow.layout import Sbp, Split
 from jobflow.ops.base import Op
 from jobflow.ops.layout_ops import ToLocal
 from jobflow.ops.source import ReadVariable
 from jobflow.regularizers import Regularizer
-from jobflow.types import DType, Tensor, TensorType, float32
 
 
 class Job(Protocol):

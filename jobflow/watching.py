@@ -15,9 +15,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from jobflow.errors import JobError, user_line
+from jobflow.core.errors import JobError, user_line
+from jobflow.core.types import Tensor
 from jobflow.results import Delivered, LocalBlob, whole
-from jobflow.types import Tensor
 from jobflow.typing import ListNumpy, Numpy
 from jobflow.variables import current_job
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import jobflow
-from jobflow.contents import read
+from jobflow.core.lazy_imports import read
 
 #: imported only where a world or a device needs them
 HEAVY = ("mpi4py", "cupy", "scipy", "sklearn", "torch", "multiprocessing")

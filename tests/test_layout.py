@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from jobflow.errors import PlacementError, SbpError
 from jobflow.layout import (
     MAX,
     MIN,
@@ -32,7 +30,9 @@ from jobflow.layout import (
     nested_cut,
     whole_box,
 )
-from jobflow.types import TensorType, float32
+
+from jobflow.core.errors import PlacementError, SbpError
+from jobflow.core.types import TensorType, float32
 
 shapes = st.lists(st.integers(0, 7), min_size=0, max_size=3).map(tuple)
 

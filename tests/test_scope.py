@@ -6,11 +6,11 @@ import threading
 from typing import Any
 
 import pytest
+from jobflow.layout import Placement
 
 import jobflow
 from jobflow import scope
-from jobflow.errors import JobError, PlacementError
-from jobflow.layout import Placement
+from jobflow.core.errors import JobError, PlacementError
 from jobflow.session import folded
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from jobflow.tables import TextTable
+from jobflow.core.tables import TextTable
 
 TABLE = TextTable(["name", "bytes"], [["a" * 200, 1], ["[bold]b[/] :smile:", 22], ["日本", 333], ["\x1b[31mred\nnext", 4]], right=(1,))
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from jobflow.types import float16, float32, float64, int8, int32
+from jobflow.core.types import float16, float32, float64, int8, int32
 
 
 def test_numbers_beside_floats() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.checkpoint.reading import Checkpoint, Stored
-from jobflow.errors import CheckpointError, did_you_mean
+from jobflow.core.errors import CheckpointError, did_you_mean
 
 Array = np.ndarray[Any, Any]
 #: elements that are converted to float64 at a time

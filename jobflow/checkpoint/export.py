@@ -23,9 +23,9 @@ from jobflow.checkpoint.places import DONE
 from jobflow.checkpoint.reading import Checkpoint, LegacyTensor, Stored, load
 from jobflow.checkpoint.safetensors import Place, bytes_of, header_of, read_header, read_tensor, storable
 from jobflow.checkpoint.writing import save
-from jobflow.errors import CheckpointError
-from jobflow.npy import FileArray, in_archive
-from jobflow.types import TensorType, bfloat16, dtype_of
+from jobflow.core.errors import CheckpointError
+from jobflow.core.npy import FileArray, in_archive
+from jobflow.core.types import TensorType, bfloat16, dtype_of
 
 Array = np.ndarray[Any, Any]
 _LEGACY_NAMES = {

@@ -27,9 +27,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jobflow.errors import CheckpointError
-from jobflow.layout import Span
-from jobflow.untrusted import DEPTH, HEADER, content, json_tree, plain_name, shape_of, whole
+from jobflow.core.errors import CheckpointError
+from jobflow.core.layout import Span
+from jobflow.core.untrusted import DEPTH, HEADER, content, json_tree, plain_name, shape_of, whole
 
 NAME = "manifest.json"
 FORMAT = "jobflow checkpoint"

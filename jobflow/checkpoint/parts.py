@@ -23,9 +23,9 @@ from typing import Any
 from jobflow.checkpoint import safetensors
 from jobflow.checkpoint.files import Files
 from jobflow.checkpoint.manifest import FileEntry, Shard, Spans, digest
-from jobflow.errors import CheckpointError
-from jobflow.types import Array
-from jobflow.untrusted import HEADER, content, json_tree, whole
+from jobflow.core.errors import CheckpointError
+from jobflow.core.types import Array
+from jobflow.core.untrusted import HEADER, content, json_tree, whole
 
 #: Bytes of tensors in one file, unless a single tensor has more.
 SHARD = 2**31

@@ -19,8 +19,8 @@ from uuid import uuid4
 from jobflow.checkpoint import manifest
 from jobflow.checkpoint.files import Files, files_of
 from jobflow.checkpoint.owner import host, is_alive, start_of
-from jobflow.errors import CheckpointError
-from jobflow.notices import notice
+from jobflow.core.errors import CheckpointError
+from jobflow.core.notices import notice
 
 #: An empty file that tells tools of the legacy system that a snapshot is complete.
 DONE = "snapshot_done"

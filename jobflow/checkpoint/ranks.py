@@ -18,11 +18,11 @@ from jobflow.checkpoint import parts, places, reading, safetensors
 from jobflow.checkpoint.files import Files, files_of
 from jobflow.checkpoint.manifest import Entry, Manifest, Shard, Spans, gap
 from jobflow.checkpoint.parts import Part, Piece
-from jobflow.errors import CheckpointError, ReplacedError
+from jobflow.core.errors import CheckpointError, ReplacedError
+from jobflow.core.types import Array, TensorType
 from jobflow.plan.storage import is_common
 from jobflow.runtime.state import State
 from jobflow.runtime.world.base import Rank
-from jobflow.types import Array, TensorType
 
 #: what a rank keeps in its memory: the task in flight, and tensors that were read but not yet taken
 _TASK, _STAGED = "saving", "loading"

@@ -21,10 +21,10 @@ import numpy as np
 
 from jobflow.checkpoint import manifest, safetensors
 from jobflow.checkpoint.manifest import Manifest, Spans, box_text
-from jobflow.errors import CheckpointError, ReplacedError, did_you_mean
-from jobflow.layout import Box, whole_box
-from jobflow.types import TensorType, dtype_named, dtype_of
-from jobflow.untrusted import HEADER, Mark, content, mark_of, open_regular, shape_of
+from jobflow.core.errors import CheckpointError, ReplacedError, did_you_mean
+from jobflow.core.layout import Box, whole_box
+from jobflow.core.types import TensorType, dtype_named, dtype_of
+from jobflow.core.untrusted import HEADER, Mark, content, mark_of, open_regular, shape_of
 
 Array = np.ndarray[Any, Any]
 _LEGACY_TYPES = {

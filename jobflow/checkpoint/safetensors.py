@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.errors import CheckpointError
-from jobflow.types import bfloat16
-from jobflow.untrusted import HEADER, json_tree, open_regular, shape_of, whole
+from jobflow.core.errors import CheckpointError
+from jobflow.core.types import bfloat16
+from jobflow.core.untrusted import HEADER, json_tree, open_regular, shape_of, whole
 
 Array = np.ndarray[Any, Any]
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from jobflow.checkpoint import manifest, places, reading, sessions
 from jobflow.checkpoint.files import files_of
 from jobflow.checkpoint.manifest import Manifest
-from jobflow.errors import ArgumentError, CheckpointError, ReplacedError
+from jobflow.core.errors import ArgumentError, CheckpointError, ReplacedError
 from jobflow.session import Session
 
 #: how often the newest is looked for, where another process saves and removes at the same time

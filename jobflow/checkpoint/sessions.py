@@ -23,19 +23,19 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 from weakref import WeakSet
 
-import jobflow.scope as scope
+import jobflow.core.scope as scope
 from jobflow.checkpoint import parts, ranks, safetensors
 from jobflow.checkpoint.manifest import Spans, check_extra
 from jobflow.checkpoint.writing import name_of
 from jobflow.checkpoint.writing import save as save_arrays
-from jobflow.errors import CheckpointError, ReplacedError, did_you_mean, user_line
+from jobflow.core.errors import CheckpointError, ReplacedError, did_you_mean, user_line
+from jobflow.core.notices import notice
+from jobflow.core.types import Array, TensorType
+from jobflow.core.untrusted import whole
 from jobflow.graph.ir import Variable
-from jobflow.notices import notice
 from jobflow.runtime.world import launch
 from jobflow.runtime.world.base import World
 from jobflow.session import Session
-from jobflow.types import Array, TensorType
-from jobflow.untrusted import whole
 
 T = TypeVar("T")
 Where = str | os.PathLike[str]

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-import jobflow.scope as scope
+import jobflow.core.scope as scope
 from jobflow.checkpoint import sessions
 from jobflow.checkpoint import store as checkpoint
 from jobflow.checkpoint.reading import Stored
 from jobflow.commands import Initialize
-from jobflow.errors import CheckpointError, did_you_mean, user_line
+from jobflow.core.errors import CheckpointError, did_you_mean, user_line
+from jobflow.core.types import Array, DType
 from jobflow.session import Session, started_session
-from jobflow.types import Array, DType
 
 
 class StoredVariable:

@@ -17,7 +17,7 @@ from jobflow.checkpoint.manifest import Entry, Manifest, check_extra
 from jobflow.checkpoint.parts import Piece
 from jobflow.checkpoint.places import DONE as DONE
 from jobflow.checkpoint.places import clean as clean
-from jobflow.errors import CheckpointError
+from jobflow.core.errors import CheckpointError
 
 
 def save(

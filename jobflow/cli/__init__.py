@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from jobflow.cli import failure
 from jobflow.cli.table import COMMANDS, GROUPS, Command
-from jobflow.errors import ConfigError, JobflowError, did_you_mean
-from jobflow.extras import package_of
+from jobflow.core.errors import ConfigError, JobflowError, did_you_mean
+from jobflow.core.extras import package_of
+from jobflow.core.version import __version__
 from jobflow.runtime.world.launch import end_job, guarded, say_once
-from jobflow.version import __version__
 
 CODES = {
     0: "done",

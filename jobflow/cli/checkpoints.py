@@ -17,10 +17,10 @@ from jobflow.checkpoint.compare import Difference, differences, extra_difference
 from jobflow.checkpoint.export import open_any, to_checkpoint, to_legacy, to_npz, to_safetensors
 from jobflow.checkpoint.reading import Checkpoint, Stored, StoredShard, problems
 from jobflow.checkpoint.series import TRIES
-from jobflow.errors import CheckpointError, ReplacedError, counted
-from jobflow.tables import TextTable
+from jobflow.core.errors import CheckpointError, ReplacedError, counted
+from jobflow.core.tables import TextTable
+from jobflow.core.types import TensorType
 from jobflow.trainer.amounts import metric_text, number_text, size_text
-from jobflow.types import TensorType
 
 T = TypeVar("T")
 

@@ -119,7 +119,7 @@ def _tolerance(text: str) -> float:
 def run(given: argparse.Namespace) -> int:
     """Do what the subcommand says; the exit code."""
     from jobflow.cli import checkpoints
-    from jobflow.errors import CheckpointError
+    from jobflow.core.errors import CheckpointError
 
     try:
         return checkpoints.ACTIONS[given.action](given)

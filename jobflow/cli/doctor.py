@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 
 from jobflow.cli.health.finding import NOTE, PROBLEM, Finding
-from jobflow.errors import ConfigError
+from jobflow.core.errors import ConfigError
 from jobflow.runtime.world.variables import launched
 
 DESCRIPTION = """\

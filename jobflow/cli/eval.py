@@ -25,9 +25,9 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Measure, and print the metrics on rank 0."""
-    from jobflow.errors import counted
+    from jobflow.core.errors import counted
+    from jobflow.core.tables import TextTable
     from jobflow.runtime.world.launch import launched
-    from jobflow.tables import TextTable
     from jobflow.trainer.amounts import metric_text
     from jobflow.trainer.evaluate import evaluate
 

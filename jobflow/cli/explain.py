@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from jobflow.cli.words import at_least_one
-from jobflow.errors import ConfigError
+from jobflow.core.errors import ConfigError
 from jobflow.stages import STAGES
 
 EXAMPLES = """\

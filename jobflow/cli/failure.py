@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterator
 from types import FrameType, TracebackType
 
-from jobflow.errors import is_ours, is_users
+from jobflow.core.errors import is_ours, is_users
 
 HEAD = "Traceback of your code (--traceback shows jobflow's lines, too):\n"
 

@@ -50,7 +50,7 @@ def temperature(text: str) -> float:
 
 def run(given: argparse.Namespace) -> int:
     """Predict, and say on rank 0 what was written."""
-    from jobflow.errors import ConfigError, counted
+    from jobflow.core.errors import ConfigError, counted
     from jobflow.runtime.world.launch import launched
     from jobflow.trainer.predict import is_of_text, predict
 
@@ -69,7 +69,7 @@ def run(given: argparse.Namespace) -> int:
 
 def write_text(given: argparse.Namespace, loaded: Loaded, first: bool) -> int:
     """Continue the prompt: on the screen as it comes, or into a file."""
-    from jobflow.errors import ConfigError
+    from jobflow.core.errors import ConfigError
     from jobflow.trainer.predict import generate
 
     if (given.prompt is None) == (given.input is None):
@@ -94,8 +94,8 @@ def write_text(given: argparse.Namespace, loaded: Loaded, first: bool) -> int:
 
 def written(file: str) -> str:
     """The text in a file."""
-    from jobflow.errors import FileError
-    from jobflow.untrusted import CONFIGURATION, content
+    from jobflow.core.errors import FileError
+    from jobflow.core.untrusted import CONFIGURATION, content
 
     try:
         return content(file, CONFIGURATION).decode()

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from jobflow.cli.words import at_least_one
+from jobflow.core.errors import ConfigError
 from jobflow.distributed import launch, mpiexec
 from jobflow.distributed.processes import say
-from jobflow.errors import ConfigError
 from jobflow.runtime.world.variables import DEVICES, inherited, launched
 
 DESCRIPTION = """\

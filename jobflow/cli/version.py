@@ -10,8 +10,8 @@ import platform
 import sys
 from typing import Any
 
-from jobflow.tables import TextTable
-from jobflow.version import __version__
+from jobflow.core.tables import TextTable
+from jobflow.core.version import __version__
 
 EXAMPLES = """\
 examples:

@@ -14,10 +14,10 @@ from jobflow.compiler.format import format_items
 from jobflow.compiler.local import Collect, Item, Program, Send, Step
 from jobflow.compiler.renumber import renumbered
 from jobflow.compiler.views import Window, is_dense, windows
-from jobflow.layout import Box
+from jobflow.core.layout import Box
+from jobflow.core.types import TensorType, contiguous_strides
 from jobflow.ops.base import ViewOp
 from jobflow.plan.plan import Announced, Slot
-from jobflow.types import TensorType, contiguous_strides
 
 
 def adopt(program: Program, places: Mapping[str, Slot], ranks: tuple[int, ...]) -> Program:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from jobflow.compiler.box import Reroute
+from jobflow.core.layout import Layout, Local, Split
 from jobflow.graph.ir import Node, Physical, Value
 from jobflow.graph.rewrite import consumers
-from jobflow.layout import Layout, Local, Split
 from jobflow.ops.base import ViewOp
 from jobflow.ops.parts import Part
 from jobflow.ops.rows import Rows

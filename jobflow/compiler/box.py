@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jobflow.compiler.paths import Hop, changed, direct, path, sent
-from jobflow.errors import SbpError
+from jobflow.core.errors import SbpError
+from jobflow.core.layout import B, Layout, Local, Partial, Rule
+from jobflow.core.types import TensorType
 from jobflow.graph.ir import Node, Origin, Physical, Sharded, Value
 from jobflow.graph.rewrite import copy_node, with_values
-from jobflow.layout import B, Layout, Local, Partial, Rule
 from jobflow.ops.base import Op, Types
 from jobflow.plan.plan import ALIGNMENT
 from jobflow.plan.traffic import handed
-from jobflow.types import TensorType
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from typing import Any
 
 from jobflow.compiler.box import Reroute
 from jobflow.compiler.paths import changed
+from jobflow.core.layout import Layout, Local
 from jobflow.graph.ir import Node, Physical, Value
 from jobflow.graph.rewrite import consumers, with_values
-from jobflow.layout import Layout, Local
 
 #: Bytes of one bucket.
 LIMIT = 4 << 20

@@ -31,9 +31,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
-from jobflow.layout import B, Broadcast, Partial, Sbp, Signature, Split
+from jobflow.core.layout import B, Broadcast, Partial, Sbp, Signature, Split
+from jobflow.core.types import TensorType
 from jobflow.ops.base import Op
-from jobflow.types import TensorType
 
 _LAST = 1 << 62
 _LATE = 1 << 31

@@ -12,13 +12,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import jobflow.scope as scope
+import jobflow.core.scope as scope
 from jobflow.compiler.loss_scale import Scaling
 from jobflow.compiler.trace import Tracer
-from jobflow.errors import JobError, PlanError
+from jobflow.core.errors import JobError, PlanError
+from jobflow.core.layout import B, P, Split
+from jobflow.core.types import DType, Tensor, TensorType, float16, int64
 from jobflow.graph.ir import End, Graph, Node, Value, Variable
 from jobflow.graph.training import DynamicScale, Optimizer, Parameter, Training
-from jobflow.layout import B, P, Split
 from jobflow.ops import elementwise as ew
 from jobflow.ops.axes import Reshape, Squeeze
 from jobflow.ops.base import apply
@@ -27,7 +28,6 @@ from jobflow.ops.reduce import ReduceSum
 from jobflow.ops.scalar import Cast, DivideBy, Scale
 from jobflow.ops.source import Constant, ReadVariable
 from jobflow.ops.update import Increment
-from jobflow.types import DType, Tensor, TensorType, float16, int64
 
 #: Gradients so far, by the value they belong to.
 Contributions = dict[Value, list[Value]]

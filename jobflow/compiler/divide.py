@@ -23,14 +23,14 @@ from jobflow.compiler.local import Builder, Collect, Item, Program, Step
 from jobflow.compiler.routes import flatten
 from jobflow.compiler.views import is_dense, windows
 from jobflow.compiler.write import views_of
-from jobflow.errors import PlanError
-from jobflow.layout import SUM, cut
+from jobflow.core.errors import PlanError
+from jobflow.core.layout import SUM, cut
+from jobflow.core.types import TensorType, contiguous_strides
 from jobflow.ops.base import Op, ViewOp
 from jobflow.ops.layout_ops import SliceBox
 from jobflow.ops.update import Updated
 from jobflow.plan.plan import ALIGNMENT, Slot
 from jobflow.plan.storage import is_common
-from jobflow.types import TensorType, contiguous_strides
 
 #: Begin and end of a piece, in elements.
 Span = tuple[int, int]

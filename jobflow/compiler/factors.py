@@ -25,14 +25,14 @@ from jobflow.compiler.format import format_items
 from jobflow.compiler.local import Builder, Collect, Item, Join, Program, Step, Summed
 from jobflow.compiler.renumber import renumbered
 from jobflow.compiler.views import windows
-from jobflow.layout import SUM, Box, cut
+from jobflow.core.layout import SUM, Box, cut
+from jobflow.core.types import TensorType, contiguous_strides
 from jobflow.ops.axes import Transpose
 from jobflow.ops.base import Op
 from jobflow.ops.layout_ops import PackColumns, PackPieces, SliceBox, UnpackPieces
 from jobflow.ops.update import Updated
 from jobflow.plan.plan import Announced, Kind, Slot
 from jobflow.plan.storage import is_common
-from jobflow.types import TensorType, contiguous_strides
 
 #: bytes of the smallest tensor in whose place others travel: less is not worth a communication of its own
 SMALLEST = 128 << 10

@@ -22,12 +22,12 @@ from jobflow.compiler.local import Builder, Item, Join, Program, Step
 from jobflow.compiler.routes import flatten
 from jobflow.compiler.views import Window, is_dense, windows
 from jobflow.compiler.write import views_of, written_over
+from jobflow.core.types import TensorType, contiguous_strides
 from jobflow.ops.base import Op
 from jobflow.ops.layout_ops import SliceBox
 from jobflow.ops.update import Updated
 from jobflow.plan.plan import ALIGNMENT, Slot
 from jobflow.plan.storage import is_common
-from jobflow.types import TensorType, contiguous_strides
 
 
 def fuse(program: Program) -> Program:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jobflow.compiler.choose import Case, Marks, choose
-from jobflow.errors import SbpError
+from jobflow.core.errors import SbpError
+from jobflow.core.layout import Broadcast, Sbp, Signature, Split
 from jobflow.graph.ir import Node, Value
-from jobflow.layout import Broadcast, Sbp, Signature, Split
 from jobflow.ops.layout_ops import ToLayout
 
 

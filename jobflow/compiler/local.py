@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from jobflow.errors import NOWHERE, SourceLine
+from jobflow.core.errors import NOWHERE, SourceLine
+from jobflow.core.layout import Box, Reduction
+from jobflow.core.types import TensorType
 from jobflow.graph.ir import Phase
-from jobflow.layout import Box, Reduction
 from jobflow.ops.base import Op, types_tuple
 from jobflow.plan.plan import Announced, Kind, Slot
-from jobflow.types import TensorType
 
 
 @dataclass(eq=False, slots=True)

@@ -17,10 +17,11 @@ from dataclasses import dataclass, replace
 from functools import reduce
 
 from jobflow.compiler.trace import Tracer
+from jobflow.core.layout import B
+from jobflow.core.types import Tensor, TensorType, float32, int64
 from jobflow.graph.ir import Graph, Node, Value
 from jobflow.graph.rewrite import copy_node, needed_nodes, with_values
 from jobflow.graph.training import DynamicScale, Halting
-from jobflow.layout import B
 from jobflow.ops import elementwise as ew
 from jobflow.ops.base import Op, ViewOp, apply
 from jobflow.ops.layout_ops import Copy, ToLocal
@@ -28,7 +29,6 @@ from jobflow.ops.loss_scale import COUNT, Halt, LossScaleUpdate, Unless, count_n
 from jobflow.ops.shape import reshape
 from jobflow.ops.source import ReadVariable
 from jobflow.ops.update import Assign, Updated
-from jobflow.types import Tensor, TensorType, float32, int64
 
 #: the variable that stops a job's steps, before the job's name
 NOT_FINITE = "System-Train-NotFinite"

@@ -16,9 +16,10 @@ from jobflow.compiler.local import Argument, Builder, Collect, Item, Join, Known
 from jobflow.compiler.moves import exchange_steps, exchanges, moves, put_together, row_exchanges, shifted, take
 from jobflow.compiler.paths import changed, changes, row
 from jobflow.compiler.routes import flatten, unflatten
-from jobflow.errors import PlanError
+from jobflow.core.errors import PlanError
+from jobflow.core.layout import Box, Layout, Local, Partial, Reduction, Split, whole_box
+from jobflow.core.types import TensorType
 from jobflow.graph.ir import Node, Physical, Value
-from jobflow.layout import Box, Layout, Local, Partial, Reduction, Split, whole_box
 from jobflow.ops.base import types_tuple
 from jobflow.ops.layout_ops import SliceBox, ToLocal
 from jobflow.ops.parts import PutPart
@@ -26,7 +27,6 @@ from jobflow.ops.rows import Rows
 from jobflow.ops.source import Input, ReadVariable
 from jobflow.plan.plan import Announced, Slot
 from jobflow.plan.storage import is_common
-from jobflow.types import TensorType
 
 
 def lower(physical: Physical, rank: int, slots: dict[str, Slot], copies: bool = False) -> Program:

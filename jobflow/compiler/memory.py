@@ -20,13 +20,13 @@ from jobflow.compiler.order import Ordered
 from jobflow.compiler.place import communicated, overwritten, placements
 from jobflow.compiler.views import Window, is_dense, is_free, windows
 from jobflow.compiler.write import views_of, written_over
-from jobflow.errors import PlanError
+from jobflow.core.errors import PlanError
+from jobflow.core.types import contiguous_strides
 from jobflow.ops.base import Op
 from jobflow.ops.layout_ops import Copy
 from jobflow.plan import plan as plans
 from jobflow.plan.plan import ALIGNMENT, Collective, Compute, Feed, Instruction, Plan, Slot, Transfer
 from jobflow.plan.verify import Access, verify_memory, verify_order
-from jobflow.types import contiguous_strides
 
 
 def plan_memory(ordered: Ordered) -> Plan:

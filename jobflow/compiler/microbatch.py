@@ -33,17 +33,17 @@ from functools import reduce
 
 from jobflow.compiler.differentiate import Weight, backpropagate, check_losses, gradients_of_variables, raised_by, update_variables, watched
 from jobflow.compiler.trace import Tracer
-from jobflow.errors import ArgumentError, JobError, ShapeError, SourceLine
+from jobflow.core.errors import ArgumentError, JobError, ShapeError, SourceLine
+from jobflow.core.layout import Box
+from jobflow.core.types import Tensor
 from jobflow.graph.ir import End, Graph, Node, Origin, Value
 from jobflow.graph.training import Microbatches, Training
-from jobflow.layout import Box
 from jobflow.ops.arithmetic import Add, add
 from jobflow.ops.axes import reshape
 from jobflow.ops.base import Op
 from jobflow.ops.rows import Rows
 from jobflow.ops.slices import concat
 from jobflow.ops.source import Input, ReadVariable, Source
-from jobflow.types import Tensor
 
 #: A traced body and its outputs.
 Traced = tuple[Tracer, Sequence[Value]]

@@ -13,9 +13,9 @@ from functools import lru_cache
 
 from jobflow.compiler.local import Builder, Collect, Item, Join
 from jobflow.compiler.routes import unflatten
-from jobflow.layout import SUM, Box, Layout, Partial, Span
+from jobflow.core.layout import SUM, Box, Layout, Partial, Span
+from jobflow.core.types import TensorType
 from jobflow.ops.layout_ops import Assemble, FillIdentity, SliceBox
-from jobflow.types import TensorType
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from jobflow.compiler.local import Collect, Item, Program, Receive, Send, Step
 from jobflow.compiler.write import views_of, written_over
-from jobflow.errors import PlanError
+from jobflow.core.errors import PlanError
 from jobflow.ops.base import Op
 
 

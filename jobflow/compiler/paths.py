@@ -27,9 +27,9 @@ from itertools import combinations, count, product
 
 from jobflow.compiler.moves import exchanges, moves
 from jobflow.compiler.routes import ROUTES, Change, Route
-from jobflow.errors import SbpError
-from jobflow.layout import B, Broadcast, Layout, Partial, S, Sbp, Split
-from jobflow.types import TensorType
+from jobflow.core.errors import SbpError
+from jobflow.core.layout import B, Broadcast, Layout, Partial, S, Sbp, Split
+from jobflow.core.types import TensorType
 
 #: Bytes; a copy of this size costs ranks about as much as one more meeting.
 MEETING = 32 * 1024

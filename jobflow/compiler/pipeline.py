@@ -27,9 +27,9 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from jobflow.compiler.schedule import SCHEDULES, Form, Pass, Row, Simulation, Task, diagram, rows_of, simulate
-from jobflow.errors import ConfigError, PlacementError
+from jobflow.core.errors import ConfigError, PlacementError
+from jobflow.core.layout import Placement
 from jobflow.graph.ir import Graph, Node
-from jobflow.layout import Placement
 
 #: The order of the stages unless the job names another.
 USUAL = "1f1b"

@@ -19,11 +19,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import jobflow.scope as scope
+import jobflow.core.scope as scope
 from jobflow.compiler.trace import Tracer
+from jobflow.core.types import DType, float32
 from jobflow.graph.ir import Node, Value
 from jobflow.ops.elementwise import cast
-from jobflow.types import DType, float32
 
 
 def lower_precision(tracer: Tracer, outputs: Sequence[Value], half: DType | None) -> Sequence[Value]:

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from jobflow.compiler.local import Builder, Collect, Item
-from jobflow.layout import SUM, Box, Broadcast, Partial, Sbp, Span, Split, nested_cut
+from jobflow.core.layout import SUM, Box, Broadcast, Partial, Sbp, Span, Split, nested_cut
+from jobflow.core.types import TensorType
 from jobflow.ops.layout_ops import Assemble, FillIdentity, Identity, PackPieces, SliceBox, UnpackPieces
 from jobflow.plan.plan import Kind
 from jobflow.plan.traffic import handed
-from jobflow.types import TensorType
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from jobflow.errors import PlanError
+from jobflow.core.errors import PlanError
 
 Pass = Literal["forward", "backward"]
 

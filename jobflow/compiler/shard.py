@@ -20,19 +20,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import jobflow.scope as scope
+import jobflow.core.scope as scope
 from jobflow.compiler.choose import Case, Choice, Marks, Operand, choose
 from jobflow.compiler.hints import Wish, contradiction, unmet
-from jobflow.errors import PlanError
+from jobflow.core.errors import PlanError
+from jobflow.core.layout import B, Layout, Local, Partial, Placement, S, Sbp, Split
+from jobflow.core.types import Tensor
 from jobflow.graph.ir import End, Graph, Node, Sharded, Value
 from jobflow.graph.rewrite import copy_node, with_values
-from jobflow.layout import B, Layout, Local, Partial, Placement, S, Sbp, Split
 from jobflow.ops.base import Op, types_tuple
 from jobflow.ops.layout_ops import ToGlobal, ToLayout, ToLocal
 from jobflow.ops.parts import PutPart, TakePart
 from jobflow.ops.rows import Rows
 from jobflow.ops.source import Input, ReadVariable
-from jobflow.types import Tensor
 
 Reads = tuple[Layout | Local, ...]
 

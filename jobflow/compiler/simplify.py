@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from jobflow.core.types import Tensor
 from jobflow.graph.ir import Graph, Node, Value
 from jobflow.graph.rewrite import needed_nodes, rebuild
-from jobflow.types import Tensor
 
 
 def simplify(graph: Graph) -> Graph:

@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
-import jobflow.scope as scope
-from jobflow.errors import NOT_A_TENSOR, NOWHERE, DuplicateNameError, JobError, JobflowError, SourceLine, user_line
+import jobflow.core.scope as scope
+from jobflow.core.errors import NOT_A_TENSOR, NOWHERE, DuplicateNameError, JobError, JobflowError, SourceLine, user_line
+from jobflow.core.layout import B, Layout, Placement, S
+from jobflow.core.types import DType, Tensor, TensorType, float32, int64
 from jobflow.graph.ir import Graph, Node, Origin, Phase, Value, Variable
 from jobflow.graph.rewrite import Rewrite, copy_node
 from jobflow.graph.strategy import Strategy
 from jobflow.graph.training import Limit, Microbatches, Optimizer, Training, Watch
-from jobflow.layout import B, Layout, Placement, S
 from jobflow.ops.base import Op, ViewOp, types_tuple
 from jobflow.ops.checked import Checked
 from jobflow.ops.layout_ops import Crossing, ToGlobal, ToLocal
 from jobflow.ops.source import Constant, External, Input, ReadVariable
-from jobflow.types import DType, Tensor, TensorType, float32, int64
 
 #: The key of the hidden argument that counts the runs of a job.
 RUN_COUNTER = "#run"

@@ -13,8 +13,8 @@ from types import MappingProxyType
 import numpy as np
 
 from jobflow.compiler.local import Item, Step
+from jobflow.core.types import TensorType, contiguous_strides
 from jobflow.ops.base import Op, ViewOp
-from jobflow.types import TensorType, contiguous_strides
 
 #: Memory orders of items that are not C-ordered: axes from outermost to innermost.
 Orders = Mapping[Item, tuple[int, ...]]

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 from jobflow.compiler.box import Reroute, rerouted
 from jobflow.compiler.factors import pays
+from jobflow.core.layout import B, Layout, Local, S, Sbp, Signature, Split
 from jobflow.graph.ir import Node, Physical, Value
 from jobflow.graph.rewrite import consumers, copy_node, with_values
-from jobflow.layout import B, Layout, Local, S, Sbp, Signature, Split
 from jobflow.ops.axes import Reshape
 from jobflow.ops.source import Input
 from jobflow.ops.update import Updated

@@ -27,15 +27,15 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-import jobflow.scope as scope
+import jobflow.core.scope as scope
+from jobflow.core.errors import ArgumentError, JobflowError, counted
+from jobflow.core.types import Array
 from jobflow.data.ahead import Pool
 from jobflow.data.order import Order
 from jobflow.data.samples import Samples, Stream, checked_name
 from jobflow.data.streaming import streamed
 from jobflow.data.waiting import Coming, told_if_long
-from jobflow.errors import ArgumentError, JobflowError, counted
 from jobflow.runtime.world import launch
-from jobflow.types import Array
 from jobflow.typing.lazy import Lazy, Rows
 
 

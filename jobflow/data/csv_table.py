@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from jobflow.core.errors import ArgumentError, DataError
+from jobflow.core.types import Array
+from jobflow.core.untrusted import RECORD, mapped
 from jobflow.data.samples import Split
 from jobflow.data.table import Table, Values
-from jobflow.errors import ArgumentError, DataError
-from jobflow.types import Array
-from jobflow.untrusted import RECORD, mapped
 
 WHAT = 'reader "csv"'
 BLOCK = 1 << 22

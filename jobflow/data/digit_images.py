@@ -6,9 +6,9 @@ from typing import Literal
 
 import numpy as np
 
+from jobflow.core.errors import ArgumentError
 from jobflow.data.digits import SPLIT_SEED, TEST_ORIGINALS, expanded, originals
 from jobflow.data.samples import Columns
-from jobflow.errors import ArgumentError
 
 VALIDATION_ORIGINALS = 200
 SEEDS = {"train": 60, "validation": 61, "test": 10}

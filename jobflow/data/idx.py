@@ -10,10 +10,10 @@ from typing import Literal
 
 import numpy as np
 
+from jobflow.core.errors import ArgumentError, DataError
+from jobflow.core.types import Array
+from jobflow.core.untrusted import AXES, MEMORY, mapped, open_regular, read_at_most
 from jobflow.data.samples import Columns, Split
-from jobflow.errors import ArgumentError, DataError
-from jobflow.types import Array
-from jobflow.untrusted import AXES, MEMORY, mapped, open_regular, read_at_most
 
 WHAT = 'reader "idx"'
 #: as they are published, and as browsers and scripts rename them

@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jobflow.core.errors import ArgumentError, DataError
+from jobflow.core.extras import optional
+from jobflow.core.types import Array, float32, int32
+from jobflow.core.untrusted import IMAGE, open_regular
 from jobflow.data.samples import Field, Keep, Samples, Split
 from jobflow.data.waiting import one_by_one
-from jobflow.errors import ArgumentError, DataError
-from jobflow.extras import optional
 from jobflow.ops import philox
-from jobflow.types import Array, float32, int32
-from jobflow.untrusted import IMAGE, open_regular
 
 WHAT = 'reader "images"'
 ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}

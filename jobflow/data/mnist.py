@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from jobflow.core.errors import ArgumentError, DataError, JobflowError, user_line
+from jobflow.core.notices import notice
 from jobflow.data.digits import like_mnist
 from jobflow.data.idx import IDX_NAMES, elements
-from jobflow.errors import ArgumentError, DataError, JobflowError, user_line
-from jobflow.notices import notice
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Pair: TypeAlias = tuple[Array, Array]

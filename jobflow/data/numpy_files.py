@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from jobflow.core.errors import DataError
+from jobflow.core.npy import in_archive, in_file
+from jobflow.core.types import Array
 from jobflow.data.samples import Columns, Split, checked_name
-from jobflow.errors import DataError
-from jobflow.npy import in_archive, in_file
-from jobflow.types import Array
 
 WHAT = 'reader "numpy"'
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from jobflow.core.errors import ArgumentError, DataError, counted, did_you_mean
+from jobflow.core.extras import optional
+from jobflow.core.types import Array
+from jobflow.core.untrusted import RECORD, mapped
 from jobflow.data.samples import Field, Keep, Samples, Split, checked_name, named_dtype, own_dtype
 from jobflow.data.waiting import one_by_one
-from jobflow.errors import ArgumentError, DataError, counted, did_you_mean
-from jobflow.extras import optional
-from jobflow.types import Array
-from jobflow.untrusted import RECORD, mapped
 
 WHAT = 'reader "ofrecord"'
 HEAD = 8

@@ -21,9 +21,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from jobflow.errors import ArgumentError
+from jobflow.core.errors import ArgumentError
+from jobflow.core.types import Array
 from jobflow.ops import philox
-from jobflow.types import Array
 
 #: lines of the network; six make small domains even, the rest is for safety
 LINES = 10

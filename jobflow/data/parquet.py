@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from jobflow.core.errors import ArgumentError, DataError, counted
+from jobflow.core.extras import optional
+from jobflow.core.types import Array
+from jobflow.core.untrusted import MEMORY, mapped
 from jobflow.data.samples import Split
 from jobflow.data.table import Table, Values
-from jobflow.errors import ArgumentError, DataError, counted
-from jobflow.extras import optional
-from jobflow.types import Array
-from jobflow.untrusted import MEMORY, mapped
 
 WHAT = 'reader "parquet"'
 ENDING = ".parquet"

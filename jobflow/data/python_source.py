@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from jobflow.core.errors import ArgumentError, DataError, JobflowError, did_you_mean
+from jobflow.core.types import Array
 from jobflow.data.samples import Columns, Field, Samples, Stream
 from jobflow.data.stacking import fields_of, stacked
 from jobflow.data.waiting import at, one_by_one
-from jobflow.errors import ArgumentError, DataError, JobflowError, did_you_mean
-from jobflow.types import Array
 
 WHAT = 'reader "python"'
 _END = object()

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from jobflow.core.errors import ArgumentError, did_you_mean
 from jobflow.data.csv_table import CsvTable
 from jobflow.data.digit_images import Digits
 from jobflow.data.idx import Idx
@@ -20,7 +21,6 @@ from jobflow.data.python_source import python_source
 from jobflow.data.samples import Samples, Stream
 from jobflow.data.text import Text
 from jobflow.data.waiting import told_if_long
-from jobflow.errors import ArgumentError, did_you_mean
 
 READERS: dict[str, Any] = {
     "digits": Digits,

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from jobflow.errors import ArgumentError, DataError, JobflowError, did_you_mean
-from jobflow.types import DTYPES, Array, DType, TensorType, dtype_named, dtype_of
+from jobflow.core.errors import ArgumentError, DataError, JobflowError, did_you_mean
+from jobflow.core.types import DTYPES, Array, DType, TensorType, dtype_named, dtype_of
 
 #: Which samples of a file that is not split itself: all, or those that are kept for validation, or the others.
 Split: TypeAlias = Literal["all", "train", "validation"]

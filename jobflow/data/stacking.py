@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from jobflow.core.errors import DataError, did_you_mean
+from jobflow.core.types import Array, float32
 from jobflow.data.samples import Field, own_dtype
-from jobflow.errors import DataError, did_you_mean
-from jobflow.types import Array, float32
 
 
 def fields_of(sample: Mapping[str, Any], what: str) -> dict[str, Field]:

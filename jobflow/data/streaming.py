@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from jobflow.core.errors import DataError, counted
+from jobflow.core.types import Array
 from jobflow.data.samples import Stream
 from jobflow.data.stacking import stacked
-from jobflow.errors import DataError, counted
-from jobflow.types import Array
 
 At = tuple[int, int]
 

@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from jobflow.core.errors import ArgumentError, DataError, did_you_mean
+from jobflow.core.types import Array
 from jobflow.data.samples import Field, Keep, Samples, Split, checked_name, named_dtype, own_dtype
-from jobflow.errors import ArgumentError, DataError, did_you_mean
-from jobflow.types import Array
 
 #: a column, or several side by side
 Made: TypeAlias = str | list[str]

@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jobflow.core.errors import ArgumentError, DataError
+from jobflow.core.types import Array, int32
+from jobflow.core.untrusted import MEMORY, content, mapped
 from jobflow.data.documentation import documentation_text
 from jobflow.data.samples import Field, Samples
 from jobflow.data.vocabulary import Bytes, Characters, Vocabulary, points
-from jobflow.errors import ArgumentError, DataError
-from jobflow.types import Array, int32
-from jobflow.untrusted import MEMORY, content, mapped
 
 WHAT = 'reader "text"'
 

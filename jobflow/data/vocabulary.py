@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.errors import DataError
-from jobflow.types import Array
+from jobflow.core.errors import DataError
+from jobflow.core.types import Array
 
 
 class Vocabulary(ABC):

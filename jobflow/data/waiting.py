@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
-from jobflow.errors import NOWHERE, line_of
-from jobflow.notices import notice
+from jobflow.core.errors import NOWHERE, line_of
+from jobflow.core.notices import notice
+from jobflow.core.types import Array
 from jobflow.runtime.world import launch
-from jobflow.types import Array
 
 T = TypeVar("T")
 

@@ -14,9 +14,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jobflow.core.errors import ConfigError, JobflowError
 from jobflow.distributed.output import Screen
 from jobflow.distributed.processes import Processes, end_service, say
-from jobflow.errors import ConfigError, JobflowError
 from jobflow.runtime.world.joining import job_secret
 from jobflow.runtime.world.rendezvous import listen, start_service
 from jobflow.runtime.world.service.proof import SECRET, made_up

@@ -14,18 +14,18 @@ from typing import Any
 
 import numpy as np
 
-import jobflow.scope as scope
+import jobflow.core.scope as scope
+from jobflow.core.errors import ArgumentError, JobError, PlacementError, ShapeError, user_line
+from jobflow.core.layout import MAX, B, Layout, Partial
+from jobflow.core.types import type_of
 from jobflow.eager.convert import convert, convert_array
 from jobflow.eager.run import Running
 from jobflow.eager.state import EagerState, gradients, state
 from jobflow.eager.tape import Edge, Gradients, Hook, OpGradient, TapeNode, anomalies, record
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ArgumentError, JobError, PlacementError, ShapeError, user_line
-from jobflow.layout import MAX, B, Layout, Partial
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.base import apply
 from jobflow.ops.source import Constant
-from jobflow.types import type_of
 
 
 def backward(

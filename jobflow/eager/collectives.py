@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from jobflow.core.errors import ArgumentError, user_line
+from jobflow.core.layout import MAX, MIN, SUM, B, Layout, Partial, Placement, Reduction, S, Sbp
+from jobflow.core.types import Array, TensorType, type_of
 from jobflow.eager.convert import convert_array
 from jobflow.eager.state import EagerState
-from jobflow.errors import ArgumentError, user_line
-from jobflow.layout import MAX, MIN, SUM, B, Layout, Partial, Placement, Reduction, S, Sbp
-from jobflow.types import Array, TensorType, type_of
 
 REDUCTIONS = {"sum": SUM, "max": MAX, "min": MIN}
 

@@ -14,22 +14,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-import jobflow.scope as scope
+import jobflow.core.scope as scope
 from jobflow.binding import Loaded, StorageChoice
 from jobflow.compiler.box import Reroute
 from jobflow.compiler.paths import path
+from jobflow.core.errors import DivergedError, user_line
+from jobflow.core.layout import B, Layout, Placement
+from jobflow.core.types import Array, TensorType
 from jobflow.eager.state import EagerState, mixed
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import DivergedError, user_line
 from jobflow.graph.ir import Graph, Node, Physical, Value
-from jobflow.layout import B, Layout, Placement
 from jobflow.ops.source import Input
 from jobflow.plan.plan import Plan, Slot
 from jobflow.runtime.arrays import window
 from jobflow.runtime.comm.base import Communicator
 from jobflow.runtime.executor import Executor
 from jobflow.runtime.world.base import Rank
-from jobflow.types import Array, TensorType
 
 #: how many changes of layout a group of ranks keeps prepared
 KEPT = 128

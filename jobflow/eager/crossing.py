@@ -14,7 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-import jobflow.scope as scope
+import jobflow.core.scope as scope
+from jobflow.core.errors import ShapeError, user_line
+from jobflow.core.layout import Broadcast, Layout, Placement, Sbp, Split
+from jobflow.core.types import DTYPES, TensorType
 from jobflow.eager.backward import Relaid, relaid, unsummed
 from jobflow.eager.collectives import stacked
 from jobflow.eager.convert import agree, convert, convert_array, empty
@@ -22,13 +25,10 @@ from jobflow.eager.run import prepared, recorder
 from jobflow.eager.state import EagerState, mixed
 from jobflow.eager.tape import Gradients, record
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ShapeError, user_line
-from jobflow.layout import Broadcast, Layout, Placement, Sbp, Split
 from jobflow.ops.base import Op, apply
 from jobflow.ops.broadcast import BroadcastTo, SumTo
 from jobflow.ops.layout_ops import dual
 from jobflow.ops.scalar import Scale
-from jobflow.types import DTYPES, TensorType
 
 #: the most axes that NumPy's arrays have
 AXES = 64

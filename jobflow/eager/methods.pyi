@@ -5,12 +5,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from jobflow.core.types import DType
 from jobflow.eager.tensor import Size, Tensor
 from jobflow.functional.devices import device
 from jobflow.functional.gradients import RemovableHandle
 from jobflow.functional.sorting import Ordered
 from jobflow.placements import placement
-from jobflow.types import DType
 
 _bool: TypeAlias = bool
 _int: TypeAlias = int

@@ -16,20 +16,20 @@ from typing import Any
 
 import numpy as np
 
-import jobflow.scope as scope
+import jobflow.core.scope as scope
 from jobflow.compiler.choose import Case, Operand, choose
+from jobflow.core.errors import JobError, JobflowError, PlacementError, PlanError, SbpError, user_line
+from jobflow.core.layout import B, Layout, Partial, Placement
+from jobflow.core.types import Array, TensorType, int64
 from jobflow.eager.convert import agree, convert, done, empty
 from jobflow.eager.state import EagerState, mixed, state
 from jobflow.eager.tape import follow, record_op
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import JobError, JobflowError, PlacementError, PlanError, SbpError, user_line
-from jobflow.layout import B, Layout, Partial, Placement
 from jobflow.ops import half
 from jobflow.ops.base import Op, ViewOp, types_tuple
 from jobflow.ops.checked import Checked
 from jobflow.ops.derivative import Derivative
 from jobflow.runtime.refusals import Refusal, located, raise_first
-from jobflow.types import Array, TensorType, int64
 
 #: how many ops on types and layouts a rank keeps prepared
 KEPT = 8192

@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jobflow.scope as scope
+import jobflow.core.scope as scope
+from jobflow.core.errors import JobError, SourceLine, user_line
+from jobflow.core.layout import Placement
+from jobflow.core.types import Array, TensorType
 from jobflow.eager.tensor import Storage, Tensor
-from jobflow.errors import JobError, SourceLine, user_line
-from jobflow.layout import Placement
 from jobflow.ops.base import Op
 from jobflow.ops.derivative import Derivative, derivative
-from jobflow.types import Array, TensorType
 
 #: per input: the node and the number of its output, or the leaf, that the gradient goes to; None if to nobody
 Edge = tuple[Any, int] | Tensor | None

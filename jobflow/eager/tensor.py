@@ -17,10 +17,10 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from jobflow.errors import DtypeError, JobError, user_line
-from jobflow.layout import Layout, Sbp
+from jobflow.core.errors import DtypeError, JobError, user_line
+from jobflow.core.layout import Layout, Sbp
+from jobflow.core.types import Array, DType, TensorType
 from jobflow.placements import placement as public_placement
-from jobflow.types import Array, DType, TensorType
 
 if TYPE_CHECKING:
     from jobflow.eager.methods import Methods  # a stub, written by scripts/refresh_methods

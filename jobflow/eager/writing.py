@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jobflow.core.errors import JobError, user_line
 from jobflow.eager.state import EagerState, mixed
 from jobflow.eager.tape import Gradients, follow, record
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import JobError, user_line
 from jobflow.ops.base import ViewOp, apply
 from jobflow.ops.scalar import fill_like
 from jobflow.ops.slice_update import SliceUpdate

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
+from jobflow.core.types import bool_, float64, uint8
 from jobflow.eager.run import run
 from jobflow.eager.tensor import Tensor, method
-from jobflow.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.functional import in_place
 from jobflow.functional.promotion import Number, Operand, as_float, cast, fitting, is_operand, kind, operand, pair, rounded_once, with_number
 from jobflow.ops.arithmetic import Add, Divide, FloorDivide, FloorMod, Maximum, Minimum, Multiply, Remainder, Subtract, TruncateDivide
@@ -23,7 +24,6 @@ from jobflow.ops.checked import Checked, whole_divisor, whole_exponent
 from jobflow.ops.functions import Power, ScalarPower, Sqrt, Square
 from jobflow.ops.linalg import BatchMatMul, BroadcastMatMul, MatMul
 from jobflow.ops.scalar import DivideBy, FillLike, Negate, Scale, Shift
-from jobflow.types import bool_, float64, uint8
 
 _ADD, _SUBTRACT, _MULTIPLY, _DIVIDE, _NEGATE, _MATMUL = Add(), Subtract(), Multiply(), Divide(), Negate(), MatMul()
 

@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 
-import jobflow.scope as scope
+import jobflow.core.scope as scope
+from jobflow.core.errors import ArgumentError, JobError, ShapeError, user_line
+from jobflow.core.layout import Layout
+from jobflow.core.types import TensorType
 from jobflow.eager import backward as passes
 from jobflow.eager import writing
 from jobflow.eager.state import state
 from jobflow.eager.tape import Gradients, TapeNode, edge_of, note
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ArgumentError, JobError, ShapeError, user_line
 from jobflow.functional.gradients import enable_grad, grad, no_grad, seeds_of, set_grad_enabled, tensors_of
 from jobflow.functional.promotion import cast
-from jobflow.layout import Layout
 from jobflow.ops.base import apply
 from jobflow.ops.broadcast import SumTo
-from jobflow.types import TensorType
 
 __all__ = ["Function", "backward", "enable_grad", "grad", "no_grad", "set_grad_enabled"]
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-import jobflow.types as types
+import jobflow.core.types as types
+from jobflow.core.errors import DtypeError, user_line
+from jobflow.core.types import DType, dtype_of
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor, method
-from jobflow.errors import DtypeError, user_line
 from jobflow.functional.promotion import cast as as_dtype
 from jobflow.functional.promotion import kind, wider
-from jobflow.types import DType, dtype_of
 
 
 @method()

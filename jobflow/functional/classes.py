@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import jobflow.types as types
+import jobflow.core.types as types
+from jobflow.core.types import DType
 from jobflow.eager.tensor import Tensor as AnyTensor
 from jobflow.functional.creation import empty, tensor
-from jobflow.types import DType
 
 _DTYPES: dict[str, DType] = {
     "FloatTensor": types.float32,

@@ -7,20 +7,20 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from jobflow.core.errors import ArgumentError, JobError, PlacementError, user_line
+from jobflow.core.layout import B, Layout, Placement
+from jobflow.core.types import Tensor as Value
+from jobflow.core.types import TensorType, float32, float64
 from jobflow.eager.convert import convert_array, empty, gathered
 from jobflow.eager.run import run
 from jobflow.eager.state import EagerState, gradients, state
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ArgumentError, JobError, PlacementError, user_line
 from jobflow.faces import all_of, of_tensors
 from jobflow.functional.nn_base import composing
 from jobflow.functional.promotion import cast
-from jobflow.layout import B, Layout, Placement
 from jobflow.ops import elementwise as ew
 from jobflow.ops import reduce as rd
 from jobflow.ops.scalar import Clip
-from jobflow.types import Tensor as Value
-from jobflow.types import TensorType, float32, float64
 
 
 def _with_gradients(what: str, parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:

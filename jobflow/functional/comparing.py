@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from jobflow.core.errors import ArgumentError, DtypeError, user_line
+from jobflow.core.types import bool_
 from jobflow.eager.run import run
 from jobflow.eager.tensor import Tensor, method
-from jobflow.errors import ArgumentError, DtypeError, user_line
 from jobflow.functional.arithmetic import both, operators, sides
 from jobflow.functional.promotion import Number, constant, operand, pair, result_type, rounded_once
 from jobflow.functional.promotion import cast as as_dtype
@@ -18,7 +19,6 @@ from jobflow.ops.base import Op
 from jobflow.ops.compare import NotEqual
 from jobflow.ops.functions import Absolute
 from jobflow.ops.scalar import FillLike
-from jobflow.types import bool_
 
 Comparison = Callable[[Any, Any], Tensor]
 

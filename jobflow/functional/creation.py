@@ -9,24 +9,24 @@ from typing import Any
 
 import numpy as np
 
-import jobflow.scope as scope
+import jobflow.core.scope as scope
+from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, SbpError, ShapeError, user_line
+from jobflow.core.layout import B, Layout, Partial, Split
+from jobflow.core.types import Array, DType, dtype_of, float64, int64, type_of
 from jobflow.eager import crossing
 from jobflow.eager.convert import agree
 from jobflow.eager.convert import empty as no_piece
 from jobflow.eager.run import addend, run, source
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor, method
-from jobflow.errors import ArgumentError, ConfigError, DtypeError, SbpError, ShapeError, user_line
 from jobflow.functional.devices import checked_device, marked
 from jobflow.functional.moving import layout_of
 from jobflow.functional.promotion import Number, cast, fitting, number_dtype, number_kind
-from jobflow.layout import B, Layout, Partial, Split
 from jobflow.ops.axes import ExpandDims
 from jobflow.ops.compare import Equal
 from jobflow.ops.functions import Power
 from jobflow.ops.scalar import FillLike
 from jobflow.ops.source import Arange, Constant, Linspace
-from jobflow.types import Array, DType, dtype_of, float64, int64, type_of
 
 
 class Place:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from jobflow.core.errors import PlacementError, user_line
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import PlacementError, user_line
 from jobflow.placements import on_host
 
 TYPES = ("cpu", "cuda")

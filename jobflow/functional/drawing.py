@@ -13,25 +13,25 @@ from typing import Any
 
 import numpy as np
 
+from jobflow.core.errors import ArgumentError, DtypeError, user_line
+from jobflow.core.layout import Layout
+from jobflow.core.types import DType, TensorType, float64, int64
 from jobflow.eager import crossing
 from jobflow.eager.convert import meeting
 from jobflow.eager.run import run, source
 from jobflow.eager.state import Generator as Counter
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor, method
-from jobflow.errors import ArgumentError, DtypeError, user_line
 from jobflow.functional.arithmetic import add, mul
 from jobflow.functional.creation import Place, full_like, number, shape_of, whole
 from jobflow.functional.promotion import as_float, cast
 from jobflow.functional.shapes import integer
-from jobflow.layout import Layout
 from jobflow.ops.checked import Checked
 from jobflow.ops.checked import weights as enough_weights
 from jobflow.ops.compare import Less
 from jobflow.ops.random import RandomInt, RandomNormal, RandomUniform
 from jobflow.ops.slices import Concat, Slice
 from jobflow.ops.sort import Sort
-from jobflow.types import DType, TensorType, float64, int64
 
 #: the name that all draws have in the place of an op's
 DRAW = "draw"

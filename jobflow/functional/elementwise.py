@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from jobflow.core.errors import ArgumentError, DtypeError, user_line
+from jobflow.core.types import bool_
 from jobflow.eager.run import run
 from jobflow.eager.tensor import Tensor, method
-from jobflow.errors import ArgumentError, DtypeError, user_line
 from jobflow.functional import arithmetic, in_place, nn_activations
 from jobflow.functional.comparing import eq, where
 from jobflow.functional.promotion import Number, as_float, cast, constant, pair, result_type, rounded_once
@@ -16,7 +17,6 @@ from jobflow.ops import functions, scalar
 from jobflow.ops.base import Op
 from jobflow.ops.compare import Equal, Less, NotEqual
 from jobflow.ops.scalar import Clip, FillLike, Scale
-from jobflow.types import bool_
 
 Function = Callable[[Tensor], Tensor]
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from jobflow.core.errors import ArgumentError, DtypeError, JobError, user_line
+from jobflow.core.layout import B, Layout, Partial
+from jobflow.core.types import Array, TensorType, float64
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ArgumentError, DtypeError, JobError, user_line
 from jobflow.functional.creation import cut, from_numpy
 from jobflow.functional.gradients import enable_grad, grad
-from jobflow.layout import B, Layout, Partial
-from jobflow.types import Array, TensorType, float64
 
 #: what seeds and directions are drawn with: every rank draws the same
 SEED = 1

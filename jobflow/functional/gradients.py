@@ -11,12 +11,12 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 import numpy as np
 
+from jobflow.core.errors import ArgumentError, DtypeError, JobError, user_line
 from jobflow.eager import backward as passes
 from jobflow.eager.run import recorder, run
 from jobflow.eager.state import state
 from jobflow.eager.tape import anomalies
 from jobflow.eager.tensor import Tensor, method
-from jobflow.errors import ArgumentError, DtypeError, JobError, user_line
 from jobflow.operators import TensorOperators
 from jobflow.ops.layout_ops import Copy
 from jobflow.ops.scalar import Detach

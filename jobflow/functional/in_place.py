@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
+from jobflow.core.errors import DtypeError, PlacementError, ShapeError, user_line
 from jobflow.eager import crossing, writing
 from jobflow.eager.state import state
 from jobflow.eager.tape import follow
 from jobflow.eager.tensor import Tensor, method
-from jobflow.errors import DtypeError, PlacementError, ShapeError, user_line
 from jobflow.faces import called_as
 from jobflow.functional.promotion import cast, kind
 

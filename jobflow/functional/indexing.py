@@ -15,6 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from jobflow.core.errors import AxisError, DtypeError, JobError, ShapeError, user_line
+from jobflow.core.layout import B, Layout, Split
+from jobflow.core.types import Array, TensorType, bool_, dtype_of, int64
 from jobflow.eager import crossing
 from jobflow.eager.convert import empty
 from jobflow.eager.run import run, source, update
@@ -22,12 +25,10 @@ from jobflow.eager.state import state
 from jobflow.eager.tape import OpGradient, record
 from jobflow.eager.tensor import Tensor, method
 from jobflow.eager.writing import written as note_written
-from jobflow.errors import AxisError, DtypeError, JobError, ShapeError, user_line
 from jobflow.functional.in_place import check_writable, written
 from jobflow.functional.moving import value_of
 from jobflow.functional.promotion import cast, fitting, operand, together
 from jobflow.functional.shapes import common_shape, expand, integer, movedim, reshape
-from jobflow.layout import B, Layout, Split
 from jobflow.ops.arithmetic import Add, Where
 from jobflow.ops.axes import ExpandDims, Reshape, Squeeze
 from jobflow.ops.base import Op
@@ -40,7 +41,6 @@ from jobflow.ops.scatter import Scatter
 from jobflow.ops.slice_update import SliceUpdate, SliceWrite, Subscript
 from jobflow.ops.slices import Concat, Flip, Slice, window_of
 from jobflow.ops.source import Constant
-from jobflow.types import Array, TensorType, bool_, dtype_of, int64
 
 
 def whole(like: Tensor) -> Layout | None:

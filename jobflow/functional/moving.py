@@ -6,18 +6,18 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
+from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, JobError, PlacementError, user_line
+from jobflow.core.layout import Layout
 from jobflow.eager import crossing
 from jobflow.eager.run import recorder, run
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor, attribute, method
-from jobflow.errors import ArgumentError, ConfigError, DtypeError, JobError, PlacementError, user_line
 from jobflow.functional import devices as where
 from jobflow.functional.casting import named
 from jobflow.functional.gradients import clone
 from jobflow.functional.promotion import cast
 from jobflow.functional.values import numpy as numpy
 from jobflow.functional.values import value_of as value_of
-from jobflow.layout import Layout
 from jobflow.ops.layout_ops import Copy
 from jobflow.placements import on_host, sbp_tuple
 from jobflow.placements import placement as public_placement

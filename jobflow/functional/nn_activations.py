@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from jobflow.core.errors import ArgumentError, ShapeError, user_line
+from jobflow.core.types import Tensor as Value
 from jobflow.eager.run import run
 from jobflow.eager.tensor import Tensor, method
-from jobflow.errors import ArgumentError, ShapeError, user_line
 from jobflow.functional.in_place import check_writable, hang, kept, written
 from jobflow.functional.nn_base import composed, one_of, real
 from jobflow.functional.promotion import rounded_once
@@ -18,7 +19,6 @@ from jobflow.ops import slices as sl
 from jobflow.ops.axes import ExpandDims, Squeeze
 from jobflow.ops.scalar import Negate
 from jobflow.ops.softmax import LogSoftmax, Softmax
-from jobflow.types import Tensor as Value
 
 _RELU, _SIGMOID, _TANH, _SILU = act.Relu(), act.Sigmoid(), act.Tanh(), act.Silu()
 _GELU, _GELU_TANH, _SOFTPLUS = act.Gelu(), act.GeluTanh(), act.Softplus()

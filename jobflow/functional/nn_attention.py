@@ -10,8 +10,10 @@ import math
 
 import numpy as np
 
+from jobflow.core.errors import DtypeError, ShapeError, user_line
+from jobflow.core.types import Tensor as Value
+from jobflow.core.types import bool_
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import DtypeError, ShapeError, user_line
 from jobflow.functional.nn_base import composed
 from jobflow.functional.nn_linear import dropout
 from jobflow.functional.promotion import rounded_once
@@ -22,8 +24,6 @@ from jobflow.ops.broadcast import broadcast_to
 from jobflow.ops.linalg import matmul
 from jobflow.ops.softmax import causal_softmax, softmax
 from jobflow.ops.triangle import tril
-from jobflow.types import Tensor as Value
-from jobflow.types import bool_
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[int, ...]:

@@ -12,16 +12,16 @@ from typing import Any, ParamSpec
 
 import numpy as np
 
-import jobflow.scope as scope
+import jobflow.core.scope as scope
+from jobflow.core.errors import ArgumentError, ConfigError, JobError, JobflowError, ShapeError, did_you_mean, user_line
+from jobflow.core.layout import B, Layout, Placement
+from jobflow.core.types import Tensor as Value
+from jobflow.core.types import TensorType, int64
 from jobflow.eager.convert import convert, empty
 from jobflow.eager.run import Running, run, source, with_line
 from jobflow.eager.state import EagerState, state
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ArgumentError, ConfigError, JobError, JobflowError, ShapeError, did_you_mean, user_line
-from jobflow.layout import B, Layout, Placement
 from jobflow.ops.base import Op
-from jobflow.types import Tensor as Value
-from jobflow.types import TensorType, int64
 
 P = ParamSpec("P")
 #: one number for all spatial axes, or one for each

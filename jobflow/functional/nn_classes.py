@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
+from jobflow.core.types import Tensor as Value
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.functional.nn_base import composed, one_of
 from jobflow.functional.nn_losses import reduced
 from jobflow.functional.promotion import rounded_once
@@ -13,7 +14,6 @@ from jobflow.ops import shape as sh
 from jobflow.ops.index import gather
 from jobflow.ops.likelihood import negative_log_likelihood
 from jobflow.ops.softmax import log_softmax
-from jobflow.types import Tensor as Value
 
 
 def _axis(x: Tensor) -> int:

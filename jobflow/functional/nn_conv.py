@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from jobflow.core.errors import ShapeError, user_line
+from jobflow.core.types import Tensor as Value
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ShapeError, user_line
 from jobflow.functional.nn_base import Sizes, composed, sizes
 from jobflow.ops import conv as cv
 from jobflow.ops import shape as sh
 from jobflow.ops import slices as sl
 from jobflow.ops.base import apply
 from jobflow.ops.linalg import BiasAdd
-from jobflow.types import Tensor as Value
 
 
 def batched(what: str, x: Tensor, spatial: int) -> Value:

@@ -6,17 +6,19 @@ import math
 
 import numpy as np
 
+from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
+from jobflow.core.layout import B, Layout, Partial, S
+from jobflow.core.types import Tensor as Value
+from jobflow.core.types import int64
 from jobflow.eager import crossing
 from jobflow.eager.run import run
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.functional.in_place import check_writable, kept, written
 from jobflow.functional.moving import value_of
 from jobflow.functional.nn_base import composed, draw_for, real
 from jobflow.functional.promotion import rounded_once
 from jobflow.functional.shapes import axis_of
-from jobflow.layout import B, Layout, Partial, S
 from jobflow.ops import elementwise as ew
 from jobflow.ops import reduce as rd
 from jobflow.ops import shape as sh
@@ -29,8 +31,6 @@ from jobflow.ops.index import gather
 from jobflow.ops.index import one_hot as rows_of_ones
 from jobflow.ops.linalg import BiasAdd, BroadcastMatMul, MatMul, matmul
 from jobflow.ops.random import DropoutMask
-from jobflow.types import Tensor as Value
-from jobflow.types import int64
 
 _PRODUCT, _PRODUCTS = MatMul(transpose_b=True), BroadcastMatMul(transpose_b=True)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from jobflow.core.errors import ArgumentError, ShapeError, user_line
+from jobflow.core.types import Tensor as Value
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ArgumentError, ShapeError, user_line
 from jobflow.functional.nn_base import composed, one_of
 from jobflow.functional.nn_linear import cosine, last_axis, length
 from jobflow.functional.promotion import rounded_once
@@ -14,7 +15,6 @@ from jobflow.ops import reduce as rd
 from jobflow.ops import shape as sh
 from jobflow.ops.checked import checked
 from jobflow.ops.source import constant
-from jobflow.types import Tensor as Value
 
 _REDUCTIONS = ("mean", "sum", "none")
 

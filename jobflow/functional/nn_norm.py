@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from jobflow.core.errors import ArgumentError, ShapeError, user_line
+from jobflow.core.types import DType
+from jobflow.core.types import Tensor as Value
 from jobflow.eager import crossing
 from jobflow.eager import run as running
 from jobflow.eager.state import gradients, state
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ArgumentError, ShapeError, user_line
 from jobflow.functional.nn_base import composed, composing, real, shape_of_rows
 from jobflow.functional.promotion import cast, rounded_once
 from jobflow.ops import batch_norm as bn
@@ -23,8 +25,6 @@ from jobflow.ops.base import Op
 from jobflow.ops.scalar import Scale
 from jobflow.ops.source import constant
 from jobflow.ops.update import MovingAverage
-from jobflow.types import DType
-from jobflow.types import Tensor as Value
 
 
 def _vector(p: Tensor | None, size: int, like: Tensor, value: float) -> Value:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
+from jobflow.core.errors import ShapeError, user_line
+from jobflow.core.types import Tensor as Value
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ShapeError, user_line
 from jobflow.functional.nn_base import Sizes, composed, sizes
 from jobflow.functional.nn_conv import batched, unbatched
 from jobflow.functional.promotion import rounded_once
@@ -15,7 +16,6 @@ from jobflow.ops import elementwise as ew
 from jobflow.ops import pool as pl
 from jobflow.ops import reduce as rd
 from jobflow.ops import slices as sl
-from jobflow.types import Tensor as Value
 
 
 def _windows(

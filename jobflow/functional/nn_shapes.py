@@ -6,8 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from jobflow.core.errors import DtypeError, ShapeError, user_line
+from jobflow.core.types import Tensor as Value
+from jobflow.core.types import float32, float64, int64, uint8
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import DtypeError, ShapeError, user_line
 from jobflow.functional.nn_base import Sizes, composed, one_of, real, sizes
 from jobflow.functional.promotion import rounded_once
 from jobflow.functional.shapes import integer
@@ -16,8 +18,6 @@ from jobflow.ops import shape as sh
 from jobflow.ops import slices as sl
 from jobflow.ops.index import gather
 from jobflow.ops.source import arange
-from jobflow.types import Tensor as Value
-from jobflow.types import float32, float64, int64, uint8
 
 _MODES = ("constant", "reflect", "replicate", "circular")
 

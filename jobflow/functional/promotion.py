@@ -15,15 +15,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from jobflow.core.errors import ArgumentError, DtypeError, PlacementError, user_line
+from jobflow.core.layout import B, Layout
+from jobflow.core.types import DType, bfloat16, bool_, char, dtype_of, float16, float32, float64, int8, int32, int64, type_of, uint8
 from jobflow.eager.run import run, source
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ArgumentError, DtypeError, PlacementError, user_line
-from jobflow.layout import B, Layout
 from jobflow.ops.rounding import rounding_once
 from jobflow.ops.scalar import Cast
 from jobflow.ops.source import Constant
-from jobflow.types import DType, bfloat16, bool_, char, dtype_of, float16, float32, float64, int8, int32, int64, type_of, uint8
 
 Number: TypeAlias = bool | int | float
 #: What may stand beside a tensor; arrays beside local tensors only.

@@ -8,11 +8,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
+from jobflow.core.types import DType, bool_, int64, uint8
+from jobflow.core.types import Tensor as Value
 from jobflow.eager import crossing
 from jobflow.eager.run import run
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor, method
-from jobflow.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.functional import arithmetic
 from jobflow.functional.nn_base import composed
 from jobflow.functional.promotion import as_float, cast, constant, rounded_once
@@ -27,8 +29,6 @@ from jobflow.ops.scan import CumProd, CumSum
 from jobflow.ops.slices import Slice
 from jobflow.ops.sort import Sort
 from jobflow.ops.vector_norm import vector_norm
-from jobflow.types import DType, bool_, int64, uint8
-from jobflow.types import Tensor as Value
 
 Dim: TypeAlias = int | Sequence[int] | None
 

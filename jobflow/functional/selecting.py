@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from jobflow.core.errors import DtypeError, JobError, ShapeError, user_line
+from jobflow.core.types import bool_, int8
 from jobflow.eager.run import run, source
 from jobflow.eager.tensor import Tensor, method
-from jobflow.errors import DtypeError, JobError, ShapeError, user_line
 from jobflow.functional import comparing
 from jobflow.functional.in_place import hang
 from jobflow.functional.indexing import check_mask, filled, found, listed, number_as, placed, selected, whole
@@ -25,7 +26,6 @@ from jobflow.ops.slice_update import SliceUpdate, Subscript
 from jobflow.ops.slices import Flip, Slice
 from jobflow.ops.source import Constant
 from jobflow.ops.triangle import Tril, Triu
-from jobflow.types import bool_, int8
 
 # ------------------------------------------------------------------------ by position
 

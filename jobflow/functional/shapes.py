@@ -10,13 +10,13 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+from jobflow.core.errors import ArgumentError, AxisError, DtypeError, JobError, ShapeError, user_line
+from jobflow.core.types import DType
 from jobflow.eager.run import run
 from jobflow.eager.tensor import Size, Tensor, attribute, method
-from jobflow.errors import ArgumentError, AxisError, DtypeError, JobError, ShapeError, user_line
 from jobflow.functional.promotion import cast
 from jobflow.ops.axes import ExpandDims, Reshape, Squeeze, Transpose
 from jobflow.ops.broadcast import BroadcastTo
-from jobflow.types import DType
 
 
 def sizes(given: Sequence[Any]) -> tuple[int, ...]:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jobflow.core.errors import DtypeError, JobError, ShapeError, user_line
 from jobflow.eager.run import run
 from jobflow.eager.tensor import Tensor, method
-from jobflow.errors import DtypeError, JobError, ShapeError, user_line
 from jobflow.functional.indexing import listed
 from jobflow.functional.moving import value_of
 from jobflow.functional.promotion import together

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from jobflow.core.errors import DtypeError, JobError, ShapeError, user_line
+from jobflow.core.types import Array
 from jobflow.eager.convert import gathered
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor, method
-from jobflow.errors import DtypeError, JobError, ShapeError, user_line
 from jobflow.functional.devices import device_of
-from jobflow.types import Array
 
 #: tensors of more elements are printed without their middle
 WHOLE = 1000

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from jobflow.errors import NOWHERE, SourceLine
-from jobflow.layout import B, Layout, Local, Placement, Sbp
+from jobflow.core.errors import NOWHERE, SourceLine
+from jobflow.core.layout import B, Layout, Local, Placement, Sbp
+from jobflow.core.types import DType, TensorType
 from jobflow.ops.base import Op
-from jobflow.types import DType, TensorType
 
 #: What a node is for: the user's program, its gradients, or the step that writes variables.
 Phase = Literal["forward", "backward", "update"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from jobflow.core.layout import Placement
+from jobflow.core.scope import View
+from jobflow.core.types import Tensor
 from jobflow.graph.ir import Node, Origin, Value, Variable
 from jobflow.graph.rewrite import Rewrite
-from jobflow.layout import Placement
 from jobflow.ops.base import Op
-from jobflow.scope import View
-from jobflow.types import Tensor
 
 
 class Program(Protocol):

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from jobflow.errors import SourceLine
+from jobflow.core.errors import SourceLine
+from jobflow.core.layout import Span, cut
+from jobflow.core.types import TensorType
 from jobflow.graph.ir import Value, Variable
-from jobflow.layout import Span, cut
 from jobflow.ops.checked import Checked
-from jobflow.types import TensorType
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import jobflow.layers as layers
 import jobflow.math as math
 import jobflow.nn as nn
+from jobflow.core.types import Tensor
 from jobflow.initializers import variance_scaling_initializer
 from jobflow.models.parts import Outputs, classified, pictures, rows
-from jobflow.types import Tensor
 
 
 def _dense(x: Tensor, units: int, name: str, relu: bool = False) -> Tensor:

@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from jobflow.errors import ArgumentError
-from jobflow.types import Array
+from jobflow.core.errors import ArgumentError
+from jobflow.core.types import Array
 
 #: int32 [1, length] -> float [1, length, words]: the scores of the token behind each position
 Scores: TypeAlias = Callable[[Array], Array]

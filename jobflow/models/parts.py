@@ -7,8 +7,8 @@ from typing import TypeAlias
 import jobflow.math as math
 import jobflow.nn as nn
 from jobflow.arrays import cast, expand_dims, reshape
-from jobflow.errors import ShapeError, user_line
-from jobflow.types import Tensor, float32, int32
+from jobflow.core.errors import ShapeError, user_line
+from jobflow.core.types import Tensor, float32, int32
 
 #: What a builder returns: values by name.
 Outputs: TypeAlias = dict[str, Tensor]

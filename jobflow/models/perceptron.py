@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import jobflow.distribute as distribute
 import jobflow.layers as layers
 import jobflow.nn as nn
-from jobflow.errors import ArgumentError, did_you_mean, user_line
+from jobflow.core.errors import ArgumentError, did_you_mean, user_line
+from jobflow.core.types import Tensor
 from jobflow.initializers import variance_scaling_initializer
 from jobflow.models.parts import Outputs, classified, numbers, rows
-from jobflow.types import Tensor
 
 
 def _names(hidden: Sequence[int], split: Sequence[str]) -> list[str]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import sqrt
 
+import jobflow.core.scope as scope
 import jobflow.layers as layers
 import jobflow.math as math
 import jobflow.nn as nn
-import jobflow.scope as scope
 from jobflow.arrays import cast, gather, matmul, reshape, slice, transpose
-from jobflow.errors import ArgumentError, user_line
+from jobflow.core.errors import ArgumentError, user_line
+from jobflow.core.types import Tensor, int32
 from jobflow.initializers import random_normal_initializer
 from jobflow.models.parts import Outputs
-from jobflow.types import Tensor, int32
 from jobflow.variables import get_variable
 
 

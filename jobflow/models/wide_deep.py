@@ -9,9 +9,9 @@ import jobflow.layers as layers
 import jobflow.math as math
 import jobflow.nn as nn
 from jobflow.arrays import cast, concat, gather, reshape
+from jobflow.core.types import Tensor, float32, int32
 from jobflow.initializers import random_normal_initializer, variance_scaling_initializer, zeros_initializer
 from jobflow.models.parts import Outputs, rows
-from jobflow.types import Tensor, float32, int32
 from jobflow.variables import get_variable
 
 

@@ -4,6 +4,6 @@ Everything is defined elsewhere; `__init__.pyi` is the table of contents.  Names
 classes elsewhere - are classes here; `jobflow.nn.modules` says which.
 """
 
-from jobflow.contents import attach as _attach
+from jobflow.core.lazy_imports import attach as _attach
 
 __getattr__, __dir__, __all__ = _attach(__name__, __file__)

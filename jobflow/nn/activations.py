@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import jobflow.math as math
 from jobflow.arrays import matmul, reshape, slice, transpose
-from jobflow.errors import ArgumentError, ShapeError, user_line
+from jobflow.core.errors import ArgumentError, ShapeError, user_line
+from jobflow.core.types import Tensor
 from jobflow.faces import all_of, of_jobs
 from jobflow.ops import activation as ac
 from jobflow.ops import elementwise as ew
@@ -14,7 +15,6 @@ from jobflow.ops import linalg as la
 from jobflow.ops import softmax as sm
 from jobflow.ops.base import normal_axis
 from jobflow.random import dropout
-from jobflow.types import Tensor
 
 relu = math.relu
 

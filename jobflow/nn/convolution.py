@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias, cast
 
-from jobflow.errors import ArgumentError, JobError, ShapeError, did_you_mean, user_line
+from jobflow.core.errors import ArgumentError, JobError, ShapeError, did_you_mean, user_line
+from jobflow.core.types import Tensor
 from jobflow.faces import all_of, of_jobs
 from jobflow.ops import conv as cv
 from jobflow.ops import pool as pl
 from jobflow.ops import shape as sh
-from jobflow.types import Tensor
 from jobflow.variables import current_job
 
 Sizes: TypeAlias = int | Sequence[int]

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, did_you_mean, user_line
+from jobflow.core.types import Array, DType, float32, float64
 from jobflow.eager.backward import unsummed
 from jobflow.eager.run import source
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ArgumentError, DtypeError, JobError, ShapeError, did_you_mean, user_line
 from jobflow.faces import all_of, of_tensors
 from jobflow.functional.creation import cut, number
 from jobflow.functional.drawing import DRAW, generator_of
@@ -22,7 +23,6 @@ from jobflow.ops import special
 from jobflow.ops.base import Op
 from jobflow.ops.random import RandomNormal, RandomUniform
 from jobflow.ops.source import Constant
-from jobflow.types import Array, DType, float32, float64
 
 
 def _check(what: str, tensor: Tensor) -> None:

@@ -6,7 +6,8 @@ import math as numbers
 from collections.abc import Sequence
 
 import jobflow.math as math
-from jobflow.errors import ArgumentError, ShapeError, user_line
+from jobflow.core.errors import ArgumentError, ShapeError, user_line
+from jobflow.core.types import Tensor
 from jobflow.faces import all_of, of_jobs
 from jobflow.initializers import constant_initializer
 from jobflow.ops import elementwise as ew
@@ -14,7 +15,6 @@ from jobflow.ops import norm as nm
 from jobflow.ops import shape as sh
 from jobflow.ops.base import normal_axis
 from jobflow.ops.rounding import rounded_once
-from jobflow.types import Tensor
 from jobflow.variables import current_job, get_variable, layer_name
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from jobflow.core.errors import DtypeError, JobError, user_line
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import DtypeError, JobError, user_line
 
 
 class Parameter(Tensor):

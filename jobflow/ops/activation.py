@@ -14,7 +14,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from jobflow.layout import Rule
+from jobflow.core.layout import Rule
+from jobflow.core.types import Array, Tensor, TensorType, Xp, dtype_of
 from jobflow.ops import blas, special
 from jobflow.ops.arithmetic import add, divide, multiply, subtract, where
 from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, sample
@@ -23,7 +24,6 @@ from jobflow.ops.compare import greater
 from jobflow.ops.functions import absolute, exp
 from jobflow.ops.pointwise import FLOATS, Elementwise, Unary, call, check_dtypes, numbers
 from jobflow.ops.scalar import clip, fill_like, negate, scale, shift
-from jobflow.types import Array, Tensor, TensorType, Xp, dtype_of
 
 _ROOT_HALF = math.sqrt(0.5)
 _BELL = 1.0 / math.sqrt(2.0 * math.pi)

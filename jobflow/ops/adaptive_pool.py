@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from jobflow.errors import ShapeError
-from jobflow.layout import Rule
+from jobflow.core.errors import ShapeError
+from jobflow.core.layout import Rule
+from jobflow.core.types import Array, Tensor, TensorType, Xp
 from jobflow.ops.base import Grads, Op, Sample, sample
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
 from jobflow.ops.pool import avg_pool, max_pool
-from jobflow.types import Array, Tensor, TensorType, Xp
 
 _AXES = "XYZ"
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jobflow.errors import DtypeError
-from jobflow.layout import Rule
+from jobflow.core.errors import DtypeError
+from jobflow.core.layout import Rule
+from jobflow.core.types import Array, Tensor, TensorType, Xp, bool_
 from jobflow.ops import remainders
 from jobflow.ops.base import OVER_EITHER, Binder, Call, Grads, Op, Sample, broadcast_rule, broadcast_shapes, sample
 from jobflow.ops.broadcast import sum_to
@@ -20,7 +21,6 @@ from jobflow.ops.compare import greater, less
 from jobflow.ops.pointwise import ANY, FLOATS, Binary, call, check_dtypes, numbers
 from jobflow.ops.product_sum import sum_with_maker
 from jobflow.ops.scalar import cast, fill_like, negate, round_half_even, scale
-from jobflow.types import Array, Tensor, TensorType, Xp, bool_
 
 
 @dataclass(frozen=True)

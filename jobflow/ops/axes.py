@@ -9,12 +9,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from jobflow.errors import ShapeError
-from jobflow.layout import Box, Rule, S, Signature
+from jobflow.core.errors import ShapeError
+from jobflow.core.layout import Box, Rule, S, Signature
+from jobflow.core.types import Array, Tensor, TensorType
 from jobflow.ops.base import LETTERS, Grads, Op, Sample, ViewOp, normal_axis, sample
 from jobflow.ops.broadcast import broadcast_to
 from jobflow.ops.pointwise import call, numbers
-from jobflow.types import Array, Tensor, TensorType
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,10 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-import jobflow.scope as scope
-from jobflow.errors import JobError, ShapeError, user_line
-from jobflow.layout import Box, Rule
-from jobflow.types import Array, DType, Tensor, TensorType, Xp, bool_
+import jobflow.core.scope as scope
+from jobflow.core.errors import JobError, ShapeError, user_line
+from jobflow.core.layout import Box, Rule
+from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, bool_
 
 #: One prepared call of an executing plan: `function(*args)`.
 Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]

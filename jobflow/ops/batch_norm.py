@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jobflow.errors import ShapeError
-from jobflow.layout import Rule
+from jobflow.core.errors import ShapeError
+from jobflow.core.layout import Rule
+from jobflow.core.types import Array, Tensor, TensorType, Xp, dtype_of
 from jobflow.ops.arithmetic import add, multiply, subtract
 from jobflow.ops.axes import reshape
 from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, apply, normal_axis, sample
@@ -28,7 +29,6 @@ from jobflow.ops.functions import rsqrt
 from jobflow.ops.linalg import along, axis_sum
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
 from jobflow.ops.scalar import scale, shift
-from jobflow.types import Array, Tensor, TensorType, Xp, dtype_of
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jobflow.core.types import Tensor
 from jobflow.ops.base import Grads, Sample, sample
 from jobflow.ops.pointwise import Binary, Elementwise
-from jobflow.types import Tensor
 
 BITS = "iub"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from jobflow.types import Array
+from jobflow.core.types import Array
 
 #: elements per block: 256 KiB of float32, so that an operand, a result and a temporary fit 1 MiB of L2
 BLOCK = 64 * 1024

@@ -9,11 +9,11 @@ from itertools import takewhile
 
 import numpy as np
 
-from jobflow.errors import DtypeError, ShapeError
-from jobflow.layout import B, Box, Rule, S, Signature
+from jobflow.core.errors import DtypeError, ShapeError
+from jobflow.core.layout import B, Box, Rule, S, Signature
+from jobflow.core.types import Array, Tensor, TensorType, Xp, dtype_of
 from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, apply, sample
 from jobflow.ops.blocks import memory_order
-from jobflow.types import Array, Tensor, TensorType, Xp, dtype_of
 
 
 def stretched(small: Sequence[int], large: Sequence[int]) -> tuple[int, ...]:

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jobflow.errors import ArgumentError, AxisError, DtypeError, JobflowError
-from jobflow.layout import Box, Rule
+from jobflow.core.errors import ArgumentError, AxisError, DtypeError, JobflowError
+from jobflow.core.layout import Box, Rule
+from jobflow.core.types import Array, Tensor, TensorType, Xp, int64
 from jobflow.ops.base import LETTERS, OVER_FIRST, Grads, Op, Sample, apply, broadcast_rule, placed, sample
-from jobflow.types import Array, Tensor, TensorType, Xp, int64
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jobflow.core.types import DType, Tensor, bool_, plain
 from jobflow.ops.base import Grads, Sample, sample
 from jobflow.ops.pointwise import ANY, Binary, Elementwise, call
-from jobflow.types import DType, Tensor, bool_, plain
 
 
 @dataclass(frozen=True)

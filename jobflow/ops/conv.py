@@ -17,13 +17,13 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from jobflow.errors import DtypeError, ShapeError
-from jobflow.layout import Rule
+from jobflow.core.errors import DtypeError, ShapeError
+from jobflow.core.layout import Rule
+from jobflow.core.types import Array, Tensor, TensorType, Xp, float32
 from jobflow.ops import conv_cpu, conv_kernels
 from jobflow.ops.base import Binder, Call, Grads, Op, Sample, apply, sample
 from jobflow.ops.windows import Pads, Window, axis_values, explicit_padding
 from jobflow.ops.windows import same_padding as same_padding
-from jobflow.types import Array, Tensor, TensorType, Xp, float32
 
 #: How products are formed: tap by tap, or by Winograd's F(m,r) on tiles of m = 2, 3 or 4 outputs per axis.
 Algorithm = Literal["direct", "winograd2", "winograd3", "winograd4"]

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from jobflow.core.types import Array, dtype_of
 from jobflow.ops import winograd
 from jobflow.ops.base import Binder, Call
 from jobflow.ops.memory_order import lift, load, store, takes
 from jobflow.ops.windows import Window, spread
-from jobflow.types import Array, dtype_of
 
 #: bytes of a window buffer: big enough for wide GEMMs, small enough to stay near the core
 _BUFFER = 4 << 20

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from jobflow.core.types import Array, Xp
 from jobflow.ops.windows import Window
-from jobflow.types import Array, Xp
 
 
 def _summing_dtype(xp: Xp, *arrays: Array) -> object:

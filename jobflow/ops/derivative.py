@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import jobflow.scope as scope
+import jobflow.core.scope as scope
+from jobflow.core.types import Tensor, TensorType
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.base import Grads, Op, apply, types_tuple
-from jobflow.types import Tensor, TensorType
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jobflow.errors import ShapeError
-from jobflow.layout import Rule
+from jobflow.core.errors import ShapeError
+from jobflow.core.layout import Rule
+from jobflow.core.types import Array, Tensor, TensorType, Xp
 from jobflow.ops.activation import sigmoid
 from jobflow.ops.arithmetic import divide, multiply, subtract
 from jobflow.ops.base import LETTERS, Grads, Op, Sample, sample
@@ -17,7 +18,6 @@ from jobflow.ops.derivative import through
 from jobflow.ops.functions import log
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
 from jobflow.ops.scalar import cast, clip, negate, scale, shift, sign
-from jobflow.types import Array, Tensor, TensorType, Xp
 
 _BINARY = "binary_cross_entropy"
 

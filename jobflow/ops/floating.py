@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jobflow.core.types import Tensor, bool_
 from jobflow.ops.arithmetic import divide, multiply
 from jobflow.ops.base import Grads, Sample, sample
 from jobflow.ops.pointwise import Elementwise, Unary, call
 from jobflow.ops.scalar import scale
-from jobflow.types import Tensor, bool_
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jobflow.errors import DtypeError
+from jobflow.core.errors import DtypeError
+from jobflow.core.types import Array, Tensor, TensorType, Xp
 from jobflow.ops import special
 from jobflow.ops.arithmetic import add, divide, multiply, where
 from jobflow.ops.base import Binder, Call, Grads, Sample, sample
@@ -17,7 +18,6 @@ from jobflow.ops.checked import check, whole_exponent
 from jobflow.ops.compare import equal, greater
 from jobflow.ops.pointwise import FLOATS, NUMBERS, Binary, Unary, call, numbers
 from jobflow.ops.scalar import WithNumber, fill_like, fitting, negate, scale, shift, sign
-from jobflow.types import Array, Tensor, TensorType, Xp
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jobflow.core.types import Array, dtype_of, float32
 from jobflow.ops.base import Binder, Call, Op, ViewOp
-from jobflow.types import Array, dtype_of, float32
 
 
 def is_half(array: Array) -> bool:

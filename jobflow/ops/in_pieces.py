@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from jobflow.core.types import Tensor
 from jobflow.ops.arithmetic import add, divide, multiply, subtract
 from jobflow.ops.axes import reshape
 from jobflow.ops.compare import greater
@@ -16,7 +17,6 @@ from jobflow.ops.functions import exp, log, rsqrt, sqrt, square
 from jobflow.ops.reduce import reduce_max, reduce_sum
 from jobflow.ops.scalar import cast, clip, negate, scale, shift
 from jobflow.ops.triangle import tril
-from jobflow.types import Tensor
 
 
 def softmax(x: Tensor, axis: int, masked: bool = False) -> Tensor:

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.errors import DtypeError, ShapeError
-from jobflow.layout import B, Box, P, Rule, S, Signature
+from jobflow.core.errors import DtypeError, ShapeError
+from jobflow.core.layout import B, Box, P, Rule, S, Signature
+from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, float64
 from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, adds, normal_axis, sample
 from jobflow.ops.pointwise import call, numbers
 from jobflow.ops.triangle import tril as tril
-from jobflow.types import Array, DType, Tensor, TensorType, Xp, float64
 
 _INTEGERS = "iu"
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jobflow.errors import DtypeError, ShapeError
-from jobflow.layout import B, Box, Rule, S, Signature
+from jobflow.core.errors import DtypeError, ShapeError
+from jobflow.core.layout import B, Box, Rule, S, Signature
+from jobflow.core.types import Array, Tensor, TensorType, Xp, int64
 from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, normal_axis, sample
 from jobflow.ops.checked import check, classes
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
-from jobflow.types import Array, Tensor, TensorType, Xp, int64
 
 WHAT = "negative_log_likelihood"
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jobflow.errors import ShapeError
-from jobflow.layout import B, Box, Rule, S, Signature
+from jobflow.core.errors import ShapeError
+from jobflow.core.layout import B, Box, Rule, S, Signature
+from jobflow.core.types import Array, Tensor, TensorType, Xp
 from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, normal_axis, sample
 from jobflow.ops.broadcast import sum_calls
 from jobflow.ops.product_sum import ProductSum, sum_with_maker
 from jobflow.ops.products import product_calls, product_shape, same_dtype, turned
 from jobflow.ops.triangular import LowerMatMul
-from jobflow.types import Array, Tensor, TensorType, Xp
 
 #: products of fewer rows than this, and than columns, are made column by column: OpenBLAS takes 5 % (128 rows) to 40 % (8 rows) less time
 FEW_ROWS = 256

@@ -13,8 +13,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from jobflow.errors import DtypeError, ShapeError
-from jobflow.layout import Box, Rule
+from jobflow.core.errors import DtypeError, ShapeError
+from jobflow.core.layout import Box, Rule
+from jobflow.core.types import Array, Tensor, TensorType, Xp, dtype_of, int64
 from jobflow.ops import in_pieces
 from jobflow.ops.arithmetic import add, divide, multiply, subtract
 from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, sample
@@ -30,7 +31,6 @@ from jobflow.ops.reduce import reduce_max, reduce_sum
 from jobflow.ops.scalar import clip, negate
 from jobflow.ops.shape import expand_dims
 from jobflow.ops.softmax import SoftmaxGrad, row_blocks, softmax_calls
-from jobflow.types import Array, Tensor, TensorType, Xp, dtype_of, int64
 
 #: the smallest probability that a logarithm sees
 TINY = 1e-20

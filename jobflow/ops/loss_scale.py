@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from jobflow.errors import ShapeError
-from jobflow.layout import B, Box, Rule, Signature
+from jobflow.core.errors import ShapeError
+from jobflow.core.layout import B, Box, Rule, Signature
+from jobflow.core.types import Array, Tensor, TensorType, Xp, bool_, float32, int64
 from jobflow.ops.base import LETTERS, Binder, Call, Op, Sample, apply, sample
 from jobflow.ops.pointwise import FLOATS, check_dtypes, numbers
 from jobflow.ops.update import AdamUpdate, Assign, LambUpdate, SgdUpdate, Updated
-from jobflow.types import Array, Tensor, TensorType, Xp, bool_, float32, int64
 
 #: The type of a count: what `Unless` asks.
 COUNT = TensorType((1,), int64)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jobflow.errors import DtypeError
-from jobflow.layout import Rule
+from jobflow.core.errors import DtypeError
+from jobflow.core.layout import Rule
+from jobflow.core.types import Array, Tensor, TensorType, Xp, bool_
 from jobflow.ops.base import OVER_FIRST, Binder, Call, Grads, Op, Sample, adds, broadcast_rule, broadcast_shapes, sample
 from jobflow.ops.broadcast import sum_to
 from jobflow.ops.pointwise import call, numbers
-from jobflow.types import Array, Tensor, TensorType, Xp, bool_
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jobflow.core.types import Array, dtype_of
 from jobflow.ops.base import Binder, Call
 from jobflow.ops.windows import Window
-from jobflow.types import Array, dtype_of
 
 
 def as_chwn(array: Array) -> Array:

@@ -8,11 +8,11 @@ from typing import Literal
 
 import numpy as np
 
-from jobflow.errors import ShapeError
-from jobflow.layout import Rule
+from jobflow.core.errors import ShapeError
+from jobflow.core.layout import Rule
+from jobflow.core.types import Array, Tensor, TensorType, Xp
 from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, adds, normal_axis, sample
 from jobflow.ops.pointwise import call, numbers
-from jobflow.types import Array, Tensor, TensorType, Xp
 
 #: What lies beyond an edge: reflect: a b c | b a;  edge: a b c | c c;  wrap: a b c | a b.
 Mode = Literal["reflect", "edge", "wrap"]

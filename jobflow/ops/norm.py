@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jobflow.errors import ShapeError
-from jobflow.layout import Rule
+from jobflow.core.errors import ShapeError
+from jobflow.core.layout import Rule
+from jobflow.core.types import Array, Tensor, TensorType, Xp, dtype_of
 from jobflow.ops import blas, in_pieces
 from jobflow.ops.arithmetic import add, multiply
 from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, normal_axis, sample
@@ -22,7 +23,6 @@ from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
 from jobflow.ops.scalar import fill_like
 from jobflow.ops.softmax import whole_axis
 from jobflow.ops.source import constant
-from jobflow.types import Array, Tensor, TensorType, Xp, dtype_of
 
 
 def as_rows(x: Array, begin: int) -> Array | None:

@@ -19,8 +19,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from jobflow.layout import Box
-from jobflow.types import Array, Xp
+from jobflow.core.layout import Box
+from jobflow.core.types import Array, Xp
 
 Key: TypeAlias = tuple[int, int]
 

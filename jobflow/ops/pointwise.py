@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from jobflow.errors import DtypeError
-from jobflow.layout import Rule
+from jobflow.core.errors import DtypeError
+from jobflow.core.layout import Rule
+from jobflow.core.types import Array, DType, Tensor, TensorType, Xp
 from jobflow.ops.base import Binder, Call, Op, Sample, apply, broadcast_rule, broadcast_shapes, sample
-from jobflow.types import Array, DType, Tensor, TensorType, Xp
 
 #: which NumPy kinds of element types an op takes ("V" are the narrow floats that NumPy does not know by itself)
 FLOATS, NUMBERS, ANY = "fV", "fViu", "fViub"

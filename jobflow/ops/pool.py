@@ -13,12 +13,12 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from jobflow.errors import DtypeError, ShapeError
-from jobflow.layout import MAX, Rule
+from jobflow.core.errors import DtypeError, ShapeError
+from jobflow.core.layout import MAX, Rule
+from jobflow.core.types import Array, Tensor, TensorType, Xp
 from jobflow.ops import pool_kernels
 from jobflow.ops.base import Binder, Call, Grads, Op, Sample, apply, sample
 from jobflow.ops.windows import Pads, Window, axis_values, explicit_padding
-from jobflow.types import Array, Tensor, TensorType, Xp
 
 _AXES = "XYZ"
 

@@ -8,14 +8,14 @@ from typing import TypeVar
 
 import numpy as np
 
-from jobflow.errors import DtypeError, ShapeError
-from jobflow.layout import Rule
+from jobflow.core.errors import DtypeError, ShapeError
+from jobflow.core.layout import Rule
+from jobflow.core.types import Array, TensorType, Xp, dtype_of, float32, float64
 from jobflow.ops import blas
 from jobflow.ops.base import Binder, Call, Op, Sample, sample
 from jobflow.ops.pointwise import numbers
 from jobflow.ops.products import product_calls, product_shape, turned
 from jobflow.ops.slices import same_memory
-from jobflow.types import Array, TensorType, Xp, dtype_of, float32, float64
 
 #: fewest rows and elements of a product that is made so; fewer rows are made column by column, fewer elements stay in the cache anyway
 ROWS, ELEMENTS = 256, 1 << 16

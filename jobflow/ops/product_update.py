@@ -9,14 +9,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from jobflow.errors import ShapeError
-from jobflow.layout import Rule
+from jobflow.core.errors import ShapeError
+from jobflow.core.layout import Rule
+from jobflow.core.types import Array, TensorType, Xp, dtype_of
 from jobflow.ops import blas
 from jobflow.ops.base import Binder, Call, Op, Sample, sample
 from jobflow.ops.linalg import MatMul
 from jobflow.ops.pointwise import numbers
 from jobflow.ops.products import product_calls, turned
-from jobflow.types import Array, TensorType, Xp, dtype_of
 
 
 @dataclass(frozen=True)

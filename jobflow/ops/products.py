@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from jobflow.errors import DtypeError, ShapeError
+from jobflow.core.errors import DtypeError, ShapeError
+from jobflow.core.types import Array, TensorType, dtype_of
 from jobflow.ops.base import Binder, Call
-from jobflow.types import Array, TensorType, dtype_of
 
 #: multiply-adds below which the shorter call of np.dot matters more than what np.matmul does for strided operands
 SMALL_PRODUCT = 1 << 15

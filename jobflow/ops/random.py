@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jobflow.errors import ArgumentError, ShapeError
-from jobflow.layout import B, Box, Rule, S, Signature, whole_box
+from jobflow.core.errors import ArgumentError, ShapeError
+from jobflow.core.layout import B, Box, Rule, S, Signature, whole_box
+from jobflow.core.types import Array, Tensor, TensorType, Xp, float32, float64, int32, int64
 from jobflow.ops import philox
 from jobflow.ops.arithmetic import multiply
 from jobflow.ops.base import LETTERS, Grads, Op, Sample, apply, placed, sample
 from jobflow.ops.source import Source
-from jobflow.types import Array, Tensor, TensorType, Xp, float32, float64, int32, int64
 
 #: times an element of a truncated normal is drawn again before it is clipped: one in 10^11 gets there
 REDRAWS = 8

@@ -12,8 +12,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from jobflow.errors import DtypeError, ShapeError, user_line
-from jobflow.layout import MAX, MIN, SUM, Partial, Reduction, Rule, Signature
+from jobflow.core.errors import DtypeError, ShapeError, user_line
+from jobflow.core.layout import MAX, MIN, SUM, Partial, Reduction, Rule, Signature
+from jobflow.core.types import Array, Tensor, TensorType, Xp, dtype_of, int32
 from jobflow.ops.arithmetic import add, divide, multiply, subtract, where
 from jobflow.ops.axes import reshape
 from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, normal_axis, sample
@@ -25,7 +26,6 @@ from jobflow.ops.pointwise import FLOATS, NUMBERS, call, check_dtypes, numbers
 from jobflow.ops.rounding import rounded_once
 from jobflow.ops.scalar import cast, detach, fill_like, scale
 from jobflow.ops.scan import CumProd
-from jobflow.types import Array, Tensor, TensorType, Xp, dtype_of, int32
 
 #: how many squares `SquareSum` adds in one go
 RUN = 4096

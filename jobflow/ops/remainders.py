@@ -7,7 +7,7 @@ of floats and `remainder` of integers, which are exact; the results are those of
 
 from __future__ import annotations
 
-from jobflow.types import Array, Xp
+from jobflow.core.types import Array, Xp
 
 
 def floor_divide(xp: Xp, x: Array, y: Array, z: Array) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+from jobflow.core.types import DType, TensorType, float32
 from jobflow.ops.scalar import cast
-from jobflow.types import DType, TensorType, float32
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jobflow.layout import Rule
+from jobflow.core.layout import Rule
+from jobflow.core.types import Array, TensorType
 from jobflow.ops.base import LETTERS, Sample, ViewOp, sample
-from jobflow.types import Array, TensorType
 
 
 @dataclass(frozen=True)

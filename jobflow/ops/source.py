@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from jobflow.errors import PlanError
-from jobflow.layout import Box, Rule, Sbp
+from jobflow.core.errors import PlanError
+from jobflow.core.layout import Box, Rule, Sbp
+from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, float32, float64, int32, int64
 from jobflow.ops.base import LETTERS, Op, Sample, apply, sample
-from jobflow.types import Array, DType, Tensor, TensorType, Xp, float32, float64, int32, int64
 
 
 @dataclass(frozen=True)

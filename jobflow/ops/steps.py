@@ -13,10 +13,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from jobflow.core.types import Array, Xp, dtype_of
 from jobflow.ops import blas
 from jobflow.ops.base import Binder, Call, Op, Sample, sample
 from jobflow.ops.update import BLOCK, LONG_BLOCK, SgdUpdate, Updated, _blocks, _norm
-from jobflow.types import Array, Xp, dtype_of
 
 
 @dataclass(frozen=True)

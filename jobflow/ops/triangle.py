@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jobflow.errors import ShapeError
-from jobflow.layout import Box, Rule
+from jobflow.core.errors import ShapeError
+from jobflow.core.layout import Box, Rule
+from jobflow.core.types import Array, Tensor, TensorType, Xp
 from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, adds, sample
 from jobflow.ops.pointwise import call, numbers
-from jobflow.types import Array, Tensor, TensorType, Xp
 
 
 @dataclass(frozen=True)

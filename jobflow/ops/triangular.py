@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jobflow.layout import Rule
+from jobflow.core.layout import Rule
+from jobflow.core.types import Array, TensorType, Xp
 from jobflow.ops.base import LETTERS, Binder, Call, Op, Sample, sample
 from jobflow.ops.pointwise import numbers
 from jobflow.ops.products import product_calls, product_shape, turned
-from jobflow.types import Array, TensorType, Xp
 
 #: rows of the result are made in so many blocks, of no fewer than so many rows: each reads only what is not zero
 LOWER_BLOCKS, LOWER_ROWS = 4, 32

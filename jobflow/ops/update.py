@@ -13,15 +13,15 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from jobflow.errors import DtypeError, ShapeError
-from jobflow.layout import Rule, cut
+from jobflow.core.errors import DtypeError, ShapeError
+from jobflow.core.layout import Rule, cut
+from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, dtype_of, float32, float64, int64
 from jobflow.ops import blas
 from jobflow.ops.arithmetic import add
 from jobflow.ops.base import LETTERS, Binder, Call, Op, Sample, apply, sample
 from jobflow.ops.linalg import MatMul
 from jobflow.ops.product_update import SgdProduct
 from jobflow.ops.scalar import scale, shift
-from jobflow.types import Array, DType, Tensor, TensorType, Xp, dtype_of, float32, float64, int64
 
 #: elements per block: the arrays of one block of Adam (w, m, v, g and two scratch) stay in a second-level cache of 1 MB
 BLOCK = 32 * 1024

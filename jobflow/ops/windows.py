@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobflow.errors import ShapeError
+from jobflow.core.errors import ShapeError
 
 Pads = tuple[tuple[int, int], ...]
 

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from jobflow.core.types import Array, dtype_of
 from jobflow.ops.base import Binder, Call
 from jobflow.ops.windows import Window
-from jobflow.types import Array, dtype_of
 
 #: Where polynomials are evaluated, besides at infinity, for tiles of t inputs.  Since the transforms are GEMMs, the points need not give simple
 #: matrices; these were searched for least error in float32, which is a half (t = 6, 7) of that of the customary 0, 1, -1, 2, -2, 1/2 ...

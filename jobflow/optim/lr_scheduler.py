@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from jobflow.errors import ConfigError, user_line
+from jobflow.core.errors import ConfigError, user_line
 from jobflow.optim.optimizer import Optimizer
 
 

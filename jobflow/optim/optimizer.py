@@ -8,17 +8,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jobflow.core.errors import CheckpointError, ConfigError, did_you_mean, user_line
+from jobflow.core.layout import B, Layout
+from jobflow.core.types import type_of
 from jobflow.eager import run
 from jobflow.eager.convert import convert_array
 from jobflow.eager.state import EagerState, gradients, state
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import CheckpointError, ConfigError, did_you_mean, user_line
 from jobflow.functional.clipping import clip_grad_norm_
-from jobflow.layout import B, Layout
 from jobflow.ops.source import Constant
 from jobflow.ops.update import rate_dtype
 from jobflow.optim.rule import StepRule
-from jobflow.types import type_of
 
 Group = dict[str, Any]
 #: what an option must be: a predicate, and the same in words

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from jobflow.errors import ConfigError, user_line
+from jobflow.core.errors import ConfigError, user_line
 from jobflow.ops.steps import AdadeltaStep, AdagradStep, AdamStep, AmsgradStep, LambStep, MomentumStep, RmspropStep, SgdStep
 from jobflow.optim.optimizer import POSITIVE, Group, Legal, Optimizer
 from jobflow.optim.rule import StepRule

@@ -9,13 +9,13 @@ from functools import reduce
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jobflow.errors import ConfigError, user_line
+from jobflow.core.errors import ConfigError, user_line
+from jobflow.core.types import Tensor, float32, float64
 from jobflow.graph.training import Parameter
 from jobflow.ops import elementwise as ew
 from jobflow.ops.base import apply
 from jobflow.ops.layout_ops import ToLayout
 from jobflow.ops.reduce import SquareSum
-from jobflow.types import Tensor, float32, float64
 
 if TYPE_CHECKING:
     from jobflow.graph.ir import Value, Variable

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jobflow.errors import ConfigError, JobError, did_you_mean
+from jobflow.core.errors import ConfigError, JobError, did_you_mean
 from jobflow.job_config import FunctionConfig
 from jobflow.optimizer import schedules
 from jobflow.optimizer.clipping import Clipping, GlobalNorm

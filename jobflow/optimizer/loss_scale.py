@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from jobflow.errors import ConfigError, user_line
+from jobflow.core.errors import ConfigError, user_line
+from jobflow.core.types import float32
 from jobflow.optimizer.warmup import is_number
-from jobflow.types import float32
 
 __all__ = ["dynamic_loss_scale", "halt_where_not_finite", "static_loss_scale"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from jobflow.errors import ConfigError, JobError, user_line
+from jobflow.core.errors import ConfigError, JobError, user_line
 from jobflow.optimizer.warmup import Warmup, is_number
 
 

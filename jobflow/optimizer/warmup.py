@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Protocol
 
-from jobflow.errors import ConfigError, user_line
+from jobflow.core.errors import ConfigError, user_line
 
 __all__ = ["constant", "linear"]
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jobflow.errors import NOWHERE
+from jobflow.core.errors import NOWHERE
+from jobflow.core.tables import TextTable
 from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Slot, Transfer, Wait
-from jobflow.tables import TextTable
 
 #: What memory is used for, in the order of the table.
 CATEGORIES = ("variables", "optimizer state", "activations", "gradients", "communication", "update")

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from jobflow.errors import NOWHERE, SourceLine
+from jobflow.core.errors import NOWHERE, SourceLine
+from jobflow.core.layout import Box, Reduction
+from jobflow.core.types import TensorType, contiguous_strides
 from jobflow.graph.ir import Phase
-from jobflow.layout import Box, Reduction
 from jobflow.ops.base import Op
-from jobflow.types import TensorType, contiguous_strides
 
 #: Bytes; where every tensor that has memory of its own begins.
 ALIGNMENT = 64

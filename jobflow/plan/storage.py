@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+from jobflow.core.layout import Broadcast
+from jobflow.core.types import contiguous_strides
 from jobflow.graph.ir import Graph, Variable
-from jobflow.layout import Broadcast
 from jobflow.ops.layout_ops import ToGlobal
 from jobflow.plan.plan import ALIGNMENT, Slot
-from jobflow.types import contiguous_strides
 
 #: what the names of buffers begin with that are one rank's own, and that ranks have in common
 OWN, COMMON = "state/", "common/"

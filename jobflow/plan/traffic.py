@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from jobflow.layout import cut
+from jobflow.core.layout import cut
 from jobflow.plan.plan import Collective, Instruction, Plan, Transfer
 
 

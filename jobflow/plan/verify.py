@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from jobflow.errors import PlanError
+from jobflow.core.errors import PlanError
 from jobflow.plan.plan import Announced, Collective, Compute, Plan, Slot, Transfer, Wait
 from jobflow.plan.storage import is_common
 

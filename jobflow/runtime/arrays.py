@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from jobflow.core.types import Array, Xp
 from jobflow.plan.plan import Slot
-from jobflow.types import Array, Xp
 
 
 def window(xp: Xp, buffer: Array, slot: Slot) -> Array:

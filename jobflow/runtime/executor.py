@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.errors import NOWHERE, AbortedError, JobflowError
+from jobflow.core.errors import NOWHERE, AbortedError, JobflowError
+from jobflow.core.types import Array
 from jobflow.ops import half
 from jobflow.ops.base import Call
 from jobflow.ops.checked import Checked
@@ -27,7 +28,6 @@ from jobflow.runtime.comm.base import Communicator
 from jobflow.runtime.device.base import Device
 from jobflow.runtime.refusals import Note, Refusal, checks, raise_first, refusal
 from jobflow.runtime.state import State
-from jobflow.types import Array
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from time import perf_counter
 
 import numpy as np
 
+from jobflow.core.types import Array
 from jobflow.runtime.executor import Executor
 from jobflow.runtime.timing import Timed, TimedExecutor
-from jobflow.types import Array
 
 
 @dataclass(frozen=True)

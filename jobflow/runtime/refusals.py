@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jobflow.errors import JobflowError, SourceLine
+from jobflow.core.errors import JobflowError, SourceLine
 from jobflow.ops.checked import Checked
 from jobflow.plan.plan import Compute, Instruction
 from jobflow.runtime.device.base import Device

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
+from jobflow.core.types import Array, TensorType, contiguous_strides
 from jobflow.graph.ir import Variable
 from jobflow.ops import half
 from jobflow.ops.base import types_tuple
@@ -14,7 +15,6 @@ from jobflow.plan.storage import COMMON, OWN, is_common, place_variables
 from jobflow.runtime.arrays import window
 from jobflow.runtime.comm.base import Communicator
 from jobflow.runtime.device.base import Device
-from jobflow.types import Array, TensorType, contiguous_strides
 
 
 class State:

@@ -17,12 +17,12 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from jobflow.errors import NOWHERE, SourceLine
+from jobflow.core.errors import NOWHERE, SourceLine
+from jobflow.core.types import Array
 from jobflow.ops.base import Call
 from jobflow.plan.plan import Collective, Compute, Instruction, Transfer, Wait
 from jobflow.runtime.comm.base import Communicator
 from jobflow.runtime.executor import Executor
-from jobflow.types import Array
 
 Category: TypeAlias = Literal["compute", "communication"]
 #: how often ranks meet to compare their clocks

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import ClassVar
 
+from jobflow.core.layout import Placement
+from jobflow.core.scope import View
 from jobflow.graph.ir import Value
 from jobflow.graph.strategy import Program
-from jobflow.layout import Placement
-from jobflow.scope import View
 from jobflow.strategies.hints import Dimension, Hints
 from jobflow.strategies.write import arranged, write
 

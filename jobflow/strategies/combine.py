@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobflow.errors import ConfigError
-from jobflow.scope import View
+from jobflow.core.errors import ConfigError
+from jobflow.core.scope import View
 from jobflow.strategies.base import Strategy
 from jobflow.strategies.data_parallel import data_parallel
 from jobflow.strategies.hints import Dimension

@@ -7,9 +7,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from jobflow.core.layout import Sbp
 from jobflow.graph.ir import Node, Value
 from jobflow.graph.strategy import Program
-from jobflow.layout import Sbp
 
 
 @dataclass(frozen=True)

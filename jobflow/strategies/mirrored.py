@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jobflow.scope import View
+from jobflow.core.scope import View
 from jobflow.strategies.base import Strategy
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from jobflow.errors import ConfigError, did_you_mean
+from jobflow.core.errors import ConfigError, did_you_mean
 from jobflow.strategies.base import Strategy
 from jobflow.strategies.combine import mesh
 from jobflow.strategies.consistent import consistent

@@ -22,10 +22,10 @@ from typing import ClassVar
 
 from jobflow.compiler.pipeline import USUAL
 from jobflow.compiler.schedule import SCHEDULES
-from jobflow.errors import ConfigError, PlacementError
+from jobflow.core.errors import ConfigError, PlacementError
+from jobflow.core.layout import Rule
 from jobflow.graph.ir import Node, Value
 from jobflow.graph.strategy import Program
-from jobflow.layout import Rule
 from jobflow.ops.base import ViewOp
 from jobflow.ops.source import ReadVariable
 from jobflow.strategies.base import Strategy

@@ -23,10 +23,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from jobflow.errors import ConfigError
+from jobflow.core.errors import ConfigError
+from jobflow.core.layout import B, Broadcast, Partial, Sbp, Signature, Split
 from jobflow.graph.ir import Node, Value
 from jobflow.graph.strategy import Program
-from jobflow.layout import B, Broadcast, Partial, Sbp, Signature, Split
 from jobflow.ops.base import Op
 from jobflow.ops.source import ReadVariable
 from jobflow.strategies.base import Strategy

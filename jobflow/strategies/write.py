@@ -13,11 +13,11 @@ from functools import cached_property
 
 import numpy as np
 
-import jobflow.scope as scope
-from jobflow.errors import PlacementError
+import jobflow.core.scope as scope
+from jobflow.core.errors import PlacementError
+from jobflow.core.layout import B, Placement, S, Sbp, Split
 from jobflow.graph.ir import Node, Value, Variable
 from jobflow.graph.strategy import Program
-from jobflow.layout import B, Placement, S, Sbp, Split
 from jobflow.ops.layout_ops import Crossing, GradientLayout, Identity, ToLayout
 from jobflow.ops.source import Input, ReadVariable
 from jobflow.strategies.hints import Dimension, Hints

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from jobflow.errors import ConfigError
+from jobflow.core.errors import ConfigError
+from jobflow.core.layout import S, Sbp
 from jobflow.graph.ir import Variable
 from jobflow.graph.strategy import Program
-from jobflow.layout import S, Sbp
 from jobflow.strategies.base import Strategy
 from jobflow.strategies.hints import Hints
 

@@ -15,9 +15,10 @@ import psutil
 
 from jobflow.binding import Loaded, StorageChoice
 from jobflow.compiler.box import Reroute
+from jobflow.core.layout import Local
+from jobflow.core.version import __version__
 from jobflow.explain import Change, boxing_rows
 from jobflow.graph.ir import Physical
-from jobflow.layout import Local
 from jobflow.plan.footprint import Footprint, footprint
 from jobflow.plan.plan import Collective, Compute, Plan, Transfer
 from jobflow.plan.storage import is_common
@@ -28,7 +29,6 @@ from jobflow.runtime.world.variables import usable_cores
 from jobflow.session import Session
 from jobflow.strategies.pipeline import flops
 from jobflow.trainer.amounts import size_text
-from jobflow.version import __version__
 
 #: routes that move nothing between ranks are left out of tables
 QUIET = 0.0

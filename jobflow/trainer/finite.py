@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from jobflow.comparison import Seen
+from jobflow.core.types import Array
 from jobflow.graph.ir import Node
 from jobflow.job import Job
 from jobflow.ops.source import Input, ReadVariable
 from jobflow.session import Session
-from jobflow.types import Array
 from jobflow.typing.lazy import whole
 from jobflow.verify import Runner
 

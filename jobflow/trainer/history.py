@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from jobflow.core.untrusted import open_regular
 from jobflow.trainer.watching import Ended, EvaluationReport, RunInfo, StepReport, Watcher
-from jobflow.untrusted import open_regular
 
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 #: what a curve of training is called beside those of "validation" and the like

@@ -19,16 +19,17 @@ from typing import Any
 
 import numpy as np
 
-import jobflow.scope as scope
+import jobflow.core.scope as scope
 from jobflow.body import JobBody
 from jobflow.compiler.loss_scale import NOT_FINITE
+from jobflow.core.errors import ConfigError, SourceLine, at_line, counted, did_you_mean
+from jobflow.core.layout import cut
+from jobflow.core.types import Array, DType, TensorType, bfloat16, float16, float32
 from jobflow.data.batches import per_device
 from jobflow.data.readers import open_reader
 from jobflow.data.samples import Samples, Stream
-from jobflow.errors import ConfigError, SourceLine, at_line, counted, did_you_mean
 from jobflow.job import Job
 from jobflow.job_config import FunctionConfig
-from jobflow.layout import cut
 from jobflow.ops import elementwise as ew
 from jobflow.ops import reduce as rd
 from jobflow.ops.axes import reshape
@@ -44,7 +45,6 @@ from jobflow.strategies import Strategy, mesh, mirrored
 from jobflow.trainer.config import Loaded, TrainConfig
 from jobflow.trainer.network import Network, layered, line_of, network_of
 from jobflow.trainer.optimizing import optimizer_from
-from jobflow.types import Array, DType, TensorType, bfloat16, float16, float32
 from jobflow.typing.annotations import Bundle, ListNumpy, Numpy
 
 #: the name of all train jobs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jobflow.notices import notice
+from jobflow.core.notices import notice
 
 
 def leave(path: Path, content: bytes) -> bool:

@@ -19,9 +19,9 @@ from pathlib import Path
 from uuid import uuid4
 
 from jobflow.checkpoint.owner import Owner
-from jobflow.errors import ConfigError, FileError
-from jobflow.notices import notice
-from jobflow.untrusted import HEADER, content, json_tree, whole
+from jobflow.core.errors import ConfigError, FileError
+from jobflow.core.notices import notice
+from jobflow.core.untrusted import HEADER, content, json_tree, whole
 
 NAME = "train.lock"
 #: seconds between two signs of life, and after which a lock without one is taken for abandoned

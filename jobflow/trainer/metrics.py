@@ -16,10 +16,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jobflow.errors import ConfigError
+from jobflow.core.errors import ConfigError
+from jobflow.core.untrusted import open_regular
 from jobflow.trainer.config import TrainConfig
 from jobflow.trainer.watching import EvaluationReport, RunInfo, StepReport, Watcher
-from jobflow.untrusted import open_regular
 
 Record = dict[str, Any]
 #: columns that every table begins with

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from jobflow.errors import counted
+from jobflow.core.errors import counted
 from jobflow.optimizer import clipping, loss_scale, warmup
 from jobflow.optimizer import optimizers as kinds
 from jobflow.optimizer import schedules as of

@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from jobflow.core.errors import ArgumentError, ConfigError, at_line
+from jobflow.core.types import Array, TensorType, int32
 from jobflow.data.batches import Batches
 from jobflow.data.readers import READERS, open_reader
 from jobflow.data.samples import Samples, Stream
 from jobflow.data.vocabulary import Vocabulary, vocabulary_of
-from jobflow.errors import ArgumentError, ConfigError, at_line
 from jobflow.models.generate import tokens_after
 from jobflow.trainer.config import Loaded, TrainConfig
 from jobflow.trainer.evaluate import newest, restore, rows_of
 from jobflow.trainer.jobs import Prepared, open_place, prepared
 from jobflow.trainer.network import LABELS, line_of
-from jobflow.types import Array, TensorType, int32
 
 #: the places of a configuration's samples, which may stand for a file of input
 PLACES = ("train", "validation", "test")

@@ -18,7 +18,7 @@ from itertools import accumulate
 from time import perf_counter
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias
 
-from jobflow.errors import counted
+from jobflow.core.errors import counted
 from jobflow.trainer.amounts import clock_text, metric_text, metrics_text, number_text, rate_text
 from jobflow.trainer.watching import Ended, EvaluationReport, RunInfo, StepReport, Watcher
 

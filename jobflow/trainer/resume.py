@@ -16,12 +16,12 @@ from jobflow.checkpoint import sessions, store
 from jobflow.checkpoint.series import TRIES, Series
 from jobflow.commands import Tell
 from jobflow.compiler.loss_scale import NOT_FINITE
+from jobflow.core.errors import CheckpointError, ConfigError, JobflowError, ReplacedError
+from jobflow.core.notices import notice
+from jobflow.core.untrusted import whole
 from jobflow.data.samples import Samples, Stream
-from jobflow.errors import CheckpointError, ConfigError, JobflowError, ReplacedError
-from jobflow.notices import notice
 from jobflow.session import Session
 from jobflow.trainer.config import Loaded, TrainConfig
-from jobflow.untrusted import whole
 
 T = TypeVar("T")
 

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from jobflow.commands import executors_of
+from jobflow.core.tables import TextTable
 from jobflow.runtime.timing import Ran, Recorded, Recording, Timed
 from jobflow.runtime.world.base import Rank
 from jobflow.session import Session, current_session
-from jobflow.tables import TextTable
 from jobflow.trainer.amounts import duration_text, percent
 from jobflow.trainer.leaving import leave
 

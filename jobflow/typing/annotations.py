@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from jobflow.errors import JobError, SourceLine, user_line
-from jobflow.types import DType, TensorType, dtype_of, float32
+from jobflow.core.errors import JobError, SourceLine, user_line
+from jobflow.core.types import DType, TensorType, dtype_of, float32
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.types import Array
+from jobflow.core.types import Array
 
 
 class Lazy(ABC):

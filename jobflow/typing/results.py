@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jobflow.errors import JobError
-from jobflow.types import Tensor, TensorType
+from jobflow.core.errors import JobError
+from jobflow.core.types import Tensor, TensorType
 from jobflow.typing.annotations import Bundle, Callback, ListNumpy, Numpy
 
 #: How a leaf is delivered: one whole array, a list with one array per device, or (without annotation) an object that can give both.

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.errors import ArgumentError, JobError, SourceLine, user_line
-from jobflow.notices import notice
-from jobflow.types import TensorType, bfloat16
+from jobflow.core.errors import ArgumentError, JobError, SourceLine, user_line
+from jobflow.core.notices import notice
+from jobflow.core.types import TensorType, bfloat16
 from jobflow.typing.annotations import Declared, FixedTensorDef, Placeholder
 from jobflow.typing.lazy import Lazy
 from jobflow.typing.results import Results, Returned, read_return

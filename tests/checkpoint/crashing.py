@@ -30,8 +30,8 @@ import jobflow as flow
 from jobflow.checkpoint import files, sessions, store
 from jobflow.checkpoint.files import Files
 from jobflow.checkpoint.series import Series
+from jobflow.core.errors import CheckpointError
 from jobflow.distributed import mpiexec
-from jobflow.errors import CheckpointError
 from jobflow.session import Session, started_session
 
 ROOT = Path(__file__).parents[2]

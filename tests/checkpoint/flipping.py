@@ -12,7 +12,7 @@ from crashing import NEW, Case, session_on, state
 
 from jobflow.checkpoint import sessions, store
 from jobflow.checkpoint.reading import problems
-from jobflow.errors import CheckpointError
+from jobflow.core.errors import CheckpointError
 from jobflow.session import Session
 
 

@@ -13,7 +13,7 @@ import jobflow as flow
 from jobflow.checkpoint import files, sessions, store
 from jobflow.checkpoint.files import Files
 from jobflow.checkpoint.series import Series
-from jobflow.errors import CheckpointError
+from jobflow.core.errors import CheckpointError
 from jobflow.session import Session, started_session
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ import pytest
 from jobflow.checkpoint import compare
 from jobflow.checkpoint.compare import Difference, differences, extra_differences, selected
 from jobflow.checkpoint.store import Checkpoint, load, save
-from jobflow.errors import CheckpointError
+from jobflow.core.errors import CheckpointError
 
 
 def pair(root: Path, first: dict[str, Any], second: dict[str, Any]) -> tuple[Checkpoint, Checkpoint]:

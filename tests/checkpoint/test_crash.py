@@ -14,7 +14,7 @@ import pytest
 
 from jobflow.checkpoint import places
 from jobflow.checkpoint.store import Files, load, save
-from jobflow.errors import CheckpointError
+from jobflow.core.errors import CheckpointError
 
 T = TypeVar("T")
 TENSORS = {"w": np.arange(6, dtype=np.float32), "n": np.array([3])}

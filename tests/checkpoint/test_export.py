@@ -13,8 +13,8 @@ import pytest
 from jobflow.checkpoint import export
 from jobflow.checkpoint.export import open_any, to_checkpoint, to_legacy, to_npz
 from jobflow.checkpoint.store import Checkpoint, Files, load, save
-from jobflow.errors import CheckpointError
-from jobflow.types import TensorType, dtype_named, float32
+from jobflow.core.errors import CheckpointError
+from jobflow.core.types import TensorType, dtype_named, float32
 
 LEGACY = ["int8", "uint8", "int32", "int64", "float16", "float32", "float64"]
 

@@ -16,7 +16,7 @@ from layouts import IDS, begin, same, values
 from jobflow.checkpoint import owner, places, sessions, store
 from jobflow.checkpoint.files import Files
 from jobflow.checkpoint.series import Series
-from jobflow.errors import ArgumentError, CheckpointError
+from jobflow.core.errors import ArgumentError, CheckpointError
 from jobflow.session import started_session
 
 

@@ -16,7 +16,7 @@ import jobflow as flow
 from jobflow import scope
 from jobflow.checkpoint import files, manifest, parts, reading, sessions, store
 from jobflow.checkpoint.files import Files
-from jobflow.errors import CheckpointError, ReplacedError
+from jobflow.core.errors import CheckpointError, ReplacedError
 from jobflow.session import Session, started_session
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ import pytest
 from jobflow import cli
 from jobflow.cli import CODES, main, parser
 from jobflow.cli.table import COMMANDS, GROUPS, Command
-from jobflow.errors import ArgumentError, ConfigError, JobError
+from jobflow.core.errors import ArgumentError, ConfigError, JobError
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,8 +15,8 @@ from jobflow.cli import main
 from jobflow.cli.health import child, gpu, libraries, machine, ranks
 from jobflow.cli.health.child import Answer
 from jobflow.cli.health.finding import NOTE, OK, PROBLEM, Finding
+from jobflow.core.extras import PACKAGES
 from jobflow.distributed import mpiexec
-from jobflow.extras import PACKAGES
 
 ROOT = Path(__file__).parents[2]
 Disk = namedtuple("Disk", "f_frsize f_blocks f_bavail")

@@ -34,7 +34,7 @@ DEEP = 100_000
 RUNNER = """
 import contextlib, io, json, sys
 from jobflow.cli import main
-from jobflow.notices import forget
+from jobflow.core.notices import forget
 
 for words in json.load(sys.stdin):
     forget()

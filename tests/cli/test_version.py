@@ -13,7 +13,7 @@ import pytest
 
 from jobflow.cli import main
 from jobflow.cli.table import COMMANDS
-from jobflow.version import __version__
+from jobflow.core.version import __version__
 
 
 class TestVersion:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jobflow.layout import MAX, MIN, B, P, Partial, Placement, S, Sbp
 from traced import Bound, Sgd, evaluate, trace
 
 import jobflow.ops
@@ -21,12 +22,11 @@ from jobflow import optimizer, scope
 from jobflow.compiler import factors
 from jobflow.compiler.compile import distribute
 from jobflow.compiler.trace import Tracer
+from jobflow.core.types import TensorType, float64, int64
 from jobflow.graph.ir import Graph, Variable
-from jobflow.layout import MAX, MIN, B, P, Partial, Placement, S, Sbp
 from jobflow.ops.layout_ops import to_layout
 from jobflow.ops.source import Constant
 from jobflow.runtime.world.base import World
-from jobflow.types import TensorType, float64, int64
 
 #: relative to the largest number of a tensor, or to 1
 TOLERANCE = 1e-9

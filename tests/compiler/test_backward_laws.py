@@ -14,18 +14,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.layout import B, P, Placement, S, Sbp, Signature
 from traced import Bound, evaluate, trace, world_of
 
 import jobflow.ops
 from jobflow.compiler.compile import distribute
 from jobflow.compiler.trace import Tracer
-from jobflow.errors import JobError
+from jobflow.core.errors import JobError
+from jobflow.core.types import type_of
 from jobflow.graph.ir import Graph
-from jobflow.layout import B, P, Placement, S, Sbp, Signature
 from jobflow.ops.base import Op, Sample, all_ops, apply
 from jobflow.ops.layout_ops import Crossing, to_layout
 from jobflow.ops.parts import Part
-from jobflow.types import type_of
 
 for module in pkgutil.iter_modules(jobflow.ops.__path__):
     importlib.import_module(f"jobflow.ops.{module.name}")

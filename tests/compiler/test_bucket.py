@@ -6,19 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.layout import B, Placement, S
 from traced import Bound, arrays_like, distribute, evaluate, first, trace, type_, variable, world_of
 
 from jobflow.compiler import bucket as bucketing
 from jobflow.compiler.box import Reroute
 from jobflow.compiler.trace import Tracer
+from jobflow.core.types import float64
 from jobflow.graph.ir import Graph, Variable
-from jobflow.layout import B, Placement, S
 from jobflow.ops.activation import relu
 from jobflow.ops.layout_ops import ToLayout
 from jobflow.ops.linalg import bias_add, matmul
 from jobflow.ops.reduce import reduce_sum
 from jobflow.ops.source import Constant
-from jobflow.types import float64
 
 
 def network(tracer: Tracer, widths: tuple[int, ...] = (4, 3, 5, 2)) -> Any:

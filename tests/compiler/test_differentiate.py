@@ -10,7 +10,8 @@ from traced import Sgd, first, run, text, trace, type_, variable
 
 from jobflow.compiler.differentiate import differentiate
 from jobflow.compiler.trace import Tracer
-from jobflow.errors import JobError
+from jobflow.core.errors import JobError
+from jobflow.core.types import TensorType, float64, int32
 from jobflow.ops.activation import relu
 from jobflow.ops.arithmetic import add, multiply
 from jobflow.ops.base import apply
@@ -18,7 +19,6 @@ from jobflow.ops.linalg import bias_add, matmul
 from jobflow.ops.reduce import reduce_sum
 from jobflow.ops.scalar import cast, detach
 from jobflow.ops.update import SgdUpdate
-from jobflow.types import TensorType, float64, int32
 
 
 def added(graph: Any) -> str:

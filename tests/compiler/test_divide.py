@@ -15,6 +15,7 @@ from jobflow import scope
 from jobflow.compiler.compile import distribute, plan_rank
 from jobflow.compiler.divide import pieces
 from jobflow.compiler.trace import Tracer
+from jobflow.core.types import TensorType, float32, float64
 from jobflow.ops.base import apply
 from jobflow.ops.elementwise import add
 from jobflow.ops.linalg import matmul
@@ -22,7 +23,6 @@ from jobflow.ops.update import Assign
 from jobflow.plan.plan import Collective, Compute, Plan
 from jobflow.plan.storage import is_common, place_variables
 from jobflow.session import current_session
-from jobflow.types import TensorType, float32, float64
 
 
 def plans(body: Any, n: int, train: bool = True) -> list[Plan]:

@@ -10,12 +10,12 @@ from traced import distribute, evaluate, first, run, trace, type_
 from jobflow.compiler.format import SMALLEST, format_items
 from jobflow.compiler.lower import lower
 from jobflow.compiler.trace import Tracer
+from jobflow.core.types import TensorType, float64
 from jobflow.ops.activation import relu, tanh
 from jobflow.ops.arithmetic import add
 from jobflow.ops.axes import reshape
 from jobflow.ops.conv import conv
 from jobflow.ops.pool import max_pool
-from jobflow.types import TensorType, float64
 
 
 def innermost(body: Any, n: int = 1) -> set[str]:

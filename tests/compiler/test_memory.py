@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from freed import SpoilingExecutor, deaths
 from growing import grown
+from jobflow.layout import S
 from programs import check
 from traced import Bound, distribute, evaluate, first, trace, type_, variable, world_of
 
@@ -16,9 +17,9 @@ from jobflow import commands
 from jobflow.compiler import memory, place
 from jobflow.compiler.compile import plan_rank
 from jobflow.compiler.trace import Tracer
-from jobflow.errors import PlanError
+from jobflow.core.errors import PlanError
+from jobflow.core.types import TensorType, float64, int64
 from jobflow.graph.ir import Graph
-from jobflow.layout import S
 from jobflow.ops.activation import relu, tanh
 from jobflow.ops.arithmetic import add
 from jobflow.ops.axes import expand_dims, reshape, transpose
@@ -31,7 +32,6 @@ from jobflow.ops.slices import slice_
 from jobflow.ops.softmax import causal_softmax
 from jobflow.plan.plan import ALIGNMENT, Compute, Plan
 from jobflow.plan.storage import place_variables
-from jobflow.types import TensorType, float64, int64
 
 
 def plan_of(graph: Graph, rank: int = 0) -> Plan:

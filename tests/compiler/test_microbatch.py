@@ -13,13 +13,13 @@ from jobflow import scope
 from jobflow.compiler.compile import logical
 from jobflow.compiler.microbatch import cut_batch
 from jobflow.compiler.trace import Tracer
-from jobflow.errors import NOWHERE, JobError
+from jobflow.core.errors import NOWHERE, JobError
+from jobflow.core.types import Tensor, float64
 from jobflow.graph.ir import Graph
 from jobflow.graph.text import graph_text
 from jobflow.ops import elementwise as ew
 from jobflow.ops.linalg import matmul
 from jobflow.ops.random import dropout
-from jobflow.types import Tensor, float64
 
 Body = Callable[[Tracer, Any], Tensor]
 

@@ -17,7 +17,7 @@ from jobflow.compiler.compile import plan_rank
 from jobflow.compiler.lower import lower
 from jobflow.compiler.pipeline import Pipeline, pipeline_of
 from jobflow.compiler.schedule import SCHEDULES
-from jobflow.errors import JobError, PlacementError
+from jobflow.core.errors import JobError, PlacementError
 from jobflow.graph.ir import Physical
 from jobflow.ops.base import Op, ViewOp
 from jobflow.plan.footprint import footprint

@@ -8,6 +8,7 @@ import pytest
 from traced import evaluate, first, trace, type_, variable
 
 from jobflow.compiler.trace import Tracer
+from jobflow.core.types import DType, bfloat16, float16, float32, float64, int32
 from jobflow.graph.ir import Graph, Value
 from jobflow.graph.training import Watch
 from jobflow.ops import elementwise as ew
@@ -18,7 +19,6 @@ from jobflow.ops.loss import sparse_softmax_cross_entropy
 from jobflow.ops.reduce import reduce_sum
 from jobflow.ops.scalar import InHalf
 from jobflow.ops.shape import transpose
-from jobflow.types import DType, bfloat16, float16, float32, float64, int32
 
 SHORT = {float16: "16", bfloat16: "16", float32: "32", float64: "64", int32: "int"}
 

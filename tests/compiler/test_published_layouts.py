@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jobflow.layout import B, Layout, P, Placement, S, Sbp
 from traced import lies
 
 from jobflow import scope
 from jobflow.compiler.shard import Decision, Sharding
 from jobflow.compiler.trace import Tracer
+from jobflow.core.types import TensorType, dtype_named, int32
 from jobflow.graph.ir import Graph, Node
-from jobflow.layout import B, Layout, P, Placement, S, Sbp
 from jobflow.ops import (
     activation,
     arithmetic,
@@ -41,7 +42,6 @@ from jobflow.ops import (
 )
 from jobflow.ops.elementwise_loss import sigmoid_cross_entropy, smooth_l1
 from jobflow.ops.source import Input
-from jobflow.types import TensorType, dtype_named, int32
 
 HERE = Path(__file__).parent
 RECORD = HERE.parents[1] / "docs" / "decisions" / "0006-layout-choice.md"

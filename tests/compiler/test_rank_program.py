@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.layout import MAX, B, P, Partial, S
 from traced import Bound, distribute, first, on, plain, run, trace, type_, variable, world_of
 
 from jobflow import scope
@@ -17,10 +18,10 @@ from jobflow.compiler.lower import lower
 from jobflow.compiler.order import order
 from jobflow.compiler.trace import Tracer
 from jobflow.compiler.write import write
-from jobflow.errors import PlanError
+from jobflow.core.errors import PlanError
+from jobflow.core.types import TensorType, contiguous_strides, float32, float64
 from jobflow.graph.ir import Graph, Value
 from jobflow.graph.training import Parameter
-from jobflow.layout import MAX, B, P, Partial, S
 from jobflow.ops.activation import relu, tanh
 from jobflow.ops.arithmetic import add, multiply
 from jobflow.ops.axes import reshape, transpose
@@ -33,7 +34,6 @@ from jobflow.ops.update import Assign, LarsUpdate
 from jobflow.plan.plan import Announced, Slot
 from jobflow.plan.storage import place_variables
 from jobflow.plan.text import plan_text
-from jobflow.types import TensorType, contiguous_strides, float32, float64
 
 
 def lowered(graph: Graph, rank: int = 0) -> Program:

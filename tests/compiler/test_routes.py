@@ -8,6 +8,7 @@ import pytest
 from boxed import change
 from hypothesis import given
 from hypothesis import strategies as st
+from jobflow.layout import MAX, B, Box, Layout, Local, P, Partial, Placement, S, Sbp
 from traced import distribute, first, on, plain, trace, type_, variable
 
 from jobflow import scope
@@ -16,14 +17,13 @@ from jobflow.compiler.moves import Move, exchanges, moves
 from jobflow.compiler.paths import MEETING, path, price
 from jobflow.compiler.shard import shard
 from jobflow.compiler.trace import Tracer
-from jobflow.errors import SbpError, SourceLine
+from jobflow.core.errors import SbpError, SourceLine
+from jobflow.core.types import TensorType
 from jobflow.graph.ir import Graph, Origin
 from jobflow.graph.text import physical_text
-from jobflow.layout import MAX, B, Box, Layout, Local, P, Partial, Placement, S, Sbp
 from jobflow.ops.activation import relu, tanh
 from jobflow.ops.layout_ops import to_layout
 from jobflow.ops.linalg import matmul
-from jobflow.types import TensorType
 
 # -------------------------------------------------------------------- paths
 

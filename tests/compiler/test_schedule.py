@@ -8,7 +8,7 @@ import random
 import pytest
 
 from jobflow.compiler.schedule import SCHEDULES, Form, Task, diagram, in_flight, rows_of, simulate, validate
-from jobflow.errors import PlanError
+from jobflow.core.errors import PlanError
 
 
 def straight(p: int, m: int, v: int = 1) -> Form:

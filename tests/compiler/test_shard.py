@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.layout import B, Layout, P, S, Sbp
 from traced import first, lies, on, plain, run, trace, type_, variable
 
 from jobflow import scope
 from jobflow.compiler.choose import Case, Operand, choose
 from jobflow.compiler.shard import shard
 from jobflow.compiler.trace import Tracer
-from jobflow.errors import SbpError
+from jobflow.core.errors import SbpError
+from jobflow.core.types import TensorType, float64
 from jobflow.graph.ir import Graph
 from jobflow.graph.text import sharded_text
-from jobflow.layout import B, Layout, P, S, Sbp
 from jobflow.ops import activation, arithmetic, linalg, reduce
 from jobflow.ops.layout_ops import to_layout
-from jobflow.types import TensorType, float64
 
 
 def chosen(graph: Graph) -> dict[str, str]:

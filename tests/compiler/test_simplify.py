@@ -9,12 +9,12 @@ from traced import first, on, run, text, trace, type_, variable
 
 from jobflow import scope
 from jobflow.compiler.trace import Tracer
+from jobflow.core.types import float32, float64
 from jobflow.ops.activation import relu, tanh
 from jobflow.ops.arithmetic import add, divide, multiply
 from jobflow.ops.base import apply
 from jobflow.ops.random import dropout
 from jobflow.ops.source import Constant, constant
-from jobflow.types import float32, float64
 
 
 def ops(graph: Any) -> list[str]:

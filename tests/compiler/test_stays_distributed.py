@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.layout import B, Layout, Placement, S, Sbp, Split
 from traced import Bound, arrays_like, evaluate, trace, world_of
 
 from jobflow.compiler.box import Reroute
 from jobflow.compiler.compile import distribute
 from jobflow.compiler.trace import Tracer
+from jobflow.core.types import TensorType, float64, int32
 from jobflow.graph.ir import Graph, Physical, Variable
-from jobflow.layout import B, Layout, Placement, S, Sbp, Split
 from jobflow.ops.activation import gelu, relu, tanh
 from jobflow.ops.arithmetic import multiply
 from jobflow.ops.batch_norm import batch_norm_train
@@ -27,7 +28,6 @@ from jobflow.ops.norm import l2_normalize, layer_norm
 from jobflow.ops.reduce import reduce_mean, reduce_sum
 from jobflow.ops.softmax import causal_softmax, log_softmax, softmax
 from jobflow.ops.source import Constant
-from jobflow.types import TensorType, float64, int32
 
 ROWS, INSIDE, WIDE = 8, 6, 50
 MESHES = [(2,), (3,), (4,), (2, 2)]

@@ -6,19 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.layout import B, P, S
 from traced import Bound, distribute, first, on, run, text, trace, type_, variable, world_of
 
 from jobflow import scope
 from jobflow.compiler.trace import Tracer
-from jobflow.errors import DuplicateNameError, JobError, ShapeError
+from jobflow.core.errors import DuplicateNameError, JobError, ShapeError
+from jobflow.core.types import TensorType, float64, int64
 from jobflow.graph.text import graph_text
-from jobflow.layout import B, P, S
 from jobflow.ops.activation import relu
 from jobflow.ops.arithmetic import add, multiply
 from jobflow.ops.layout_ops import to_global, to_local
 from jobflow.ops.linalg import bias_add, matmul
 from jobflow.ops.reduce import reduce_sum
-from jobflow.types import TensorType, float64, int64
 
 
 def dense(tracer: Tracer, x: Any) -> Any:

@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jobflow.layout import B, Layout, Local, Placement, Sbp
 
 from jobflow import scope
 from jobflow.binding import StorageChoice
 from jobflow.commands import Bind, Run, Unbind, WriteVariables, openings_of
 from jobflow.compiler.compile import distribute, logical
 from jobflow.compiler.trace import Tracer
+from jobflow.core.types import DType, TensorType, float32
 from jobflow.graph.ir import Graph, Physical, Value, Variable
 from jobflow.graph.text import graph_text
 from jobflow.graph.training import Parameter
 from jobflow.graph.wire import physical_to_wire
-from jobflow.layout import B, Layout, Local, Placement, Sbp
 from jobflow.ops.base import apply
 from jobflow.ops.source import Constant, External, Input
 from jobflow.ops.update import SgdUpdate
@@ -26,7 +27,6 @@ from jobflow.runtime.device.cpu import CpuDevice
 from jobflow.runtime.world.base import World
 from jobflow.runtime.world.solo import SoloWorld
 from jobflow.runtime.world.threads import ThreadsWorld
-from jobflow.types import DType, TensorType, float32
 
 Array = Any
 Body = Callable[[Tracer], Any]

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from jobflow import notices, scope
 from jobflow import optimizer as opt
-from jobflow.errors import ConfigError, JobError
+from jobflow import scope
+from jobflow.core import notices
+from jobflow.core.errors import ConfigError, JobError
+from jobflow.core.types import bfloat16, float16, float32
 from jobflow.job_config import OPTIONS, ExecutionConfig, FunctionConfig, function_config
 from jobflow.optimizer import optimizer_of
-from jobflow.types import bfloat16, float16, float32
 
 
 @pytest.fixture(autouse=True)

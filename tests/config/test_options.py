@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from jobflow import notices
-from jobflow.errors import ConfigError
+from jobflow.core import notices
+from jobflow.core.errors import ConfigError
 from jobflow.options import ConfigOptions, EnvOptions, EnvSettings, Settings
 
 CONFIG_NAMES = """gpu_device_num enable_legacy_model_io load_library enable_debug_mode enable_model_io_v2 nccl_use_compute_stream

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jobflow.core.errors import ArgumentError, DataError
+from jobflow.core.types import float32, int64
 from jobflow.data import Batches, Columns, Field, Order, Position, Samples, Stream, Subset, ahead, open_reader, order_of, per_device, samples_of
-from jobflow.errors import ArgumentError, DataError
-from jobflow.types import float32, int64
 
 Array = np.ndarray[Any, Any]
 

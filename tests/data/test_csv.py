@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jobflow.core.errors import ArgumentError, DataError
 from jobflow.data import Samples, csv_table, open_reader
 from jobflow.data.csv_table import CsvTable
-from jobflow.errors import ArgumentError, DataError
 
 FLOWERS = """length,width, species
 5.1,3.5,setosa

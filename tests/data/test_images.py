@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jobflow.core.errors import ArgumentError, DataError
 from jobflow.data import Samples, open_reader
 from jobflow.data.digits import originals
-from jobflow.errors import ArgumentError, DataError
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jobflow.core.errors import ArgumentError
 from jobflow.data import Order
-from jobflow.errors import ArgumentError
 
 SEEDS, EPOCHS = st.integers(-(2**40), 2**64), st.integers(0, 2**40)
 

@@ -12,8 +12,8 @@ import pyarrow as arrow
 import pyarrow.parquet as files
 import pytest
 
+from jobflow.core.errors import ArgumentError, DataError
 from jobflow.data import Batches, Order, Samples, open_reader, parquet
-from jobflow.errors import ArgumentError, DataError
 
 ROWS = 20
 

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jobflow.core.errors import ArgumentError, DataError
 from jobflow.data import READERS, Samples, Stream, open_reader
 from jobflow.data.samples import Keep
-from jobflow.errors import ArgumentError, DataError
 
 Array = np.ndarray[Any, Any]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jobflow.errors import JobError
+from jobflow.core.errors import JobError
 from jobflow.runtime.world import rendezvous
 from jobflow.runtime.world.variables import Launch
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from jobflow.errors import JobError
+from jobflow.core.errors import JobError
 from jobflow.runtime.world.rendezvous import listen, start_service
 from jobflow.runtime.world.service import members, proof
 from jobflow.runtime.world.service.keys import Pmi

@@ -9,7 +9,7 @@ import sys
 import pytest
 from starting import clean, variables
 
-from jobflow.errors import ConfigError
+from jobflow.core.errors import ConfigError
 from jobflow.runtime.world.launch import Launch, launched, starts_ranks
 from jobflow.runtime.world.variables import inherited
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.layout import B, Layout, Placement
 from ranks import on_ranks
 
 from jobflow import comm
+from jobflow.core.errors import ArgumentError, DivergedError, JobError
+from jobflow.core.types import type_of
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ArgumentError, DivergedError, JobError
-from jobflow.layout import B, Layout, Placement
-from jobflow.types import type_of
 
 
 def tensor(values: Any, dtype: Any = np.float64) -> Tensor:

@@ -6,21 +6,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.layout import Layout, Placement
 from ranks import on_ranks
 
+from jobflow.core.errors import JobError
+from jobflow.core.types import TensorType, float32
 from jobflow.eager import run
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import JobError
 from jobflow.functional.creation import tensor
 from jobflow.functional.moving import to_global
-from jobflow.layout import Layout, Placement
 from jobflow.ops.base import Op
 from jobflow.ops.broadcast import BroadcastTo
 from jobflow.ops.derivative import derivative
 from jobflow.ops.linalg import MatMul
 from jobflow.ops.scalar import FillLike
 from jobflow.placements import placement, sbp
-from jobflow.types import TensorType, float32
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3) - 2
 W = np.arange(12, dtype=np.float32).reshape(3, 4)

@@ -19,8 +19,9 @@ import starting
 from ranks import on_ranks
 
 import jobflow as flow
-from jobflow import nn, notices
-from jobflow.errors import ArgumentError, CheckpointError, DivergedError, JobError, JobflowError, PlacementError, SbpError, ShapeError
+from jobflow import nn
+from jobflow.core import notices
+from jobflow.core.errors import ArgumentError, CheckpointError, DivergedError, JobError, JobflowError, PlacementError, SbpError, ShapeError
 
 PROGRAMS = Path(__file__).parent / "programs"
 mpi = pytest.mark.mpi

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.layout import B, Layout, P, Placement, S
 from ranks import on_ranks
 
 from jobflow import saving
+from jobflow.core.errors import ArgumentError, CheckpointError, JobError
+from jobflow.core.types import float32, type_of
 from jobflow.eager.tensor import Size, Tensor
-from jobflow.errors import ArgumentError, CheckpointError, JobError
 from jobflow.functional import values
-from jobflow.layout import B, Layout, P, Placement, S
 from jobflow.placements import placement
-from jobflow.types import float32, type_of
 
 WHOLE = np.arange(15.0).reshape(5, 3)
 

@@ -6,20 +6,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.layout import B, Layout, P, S
 from ranks import on_ranks
 
+from jobflow.core.errors import PlacementError
+from jobflow.core.types import float64
 from jobflow.eager import run
 from jobflow.eager.backward import backward
-from jobflow.errors import PlacementError
 from jobflow.functional.moving import to_global, to_local
 from jobflow.functional.values import numpy
-from jobflow.layout import B, Layout, P, S
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.linalg import MatMul
 from jobflow.ops.random import RandomNormal
 from jobflow.ops.reduce import ReduceSum
 from jobflow.placements import placement, sbp
-from jobflow.types import float64
 
 
 def drawn(shape: tuple[int, ...], layout: Layout, number: int) -> Any:

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.layout import Placement
 
 from jobflow import scope
-from jobflow.errors import DuplicateNameError
+from jobflow.core.errors import DuplicateNameError
+from jobflow.core.types import DType, TensorType, float32, type_of
 from jobflow.graph.ir import Variable
-from jobflow.layout import Placement
 from jobflow.operators import TensorOperators
 from jobflow.ops.base import Op, types_tuple
 from jobflow.ops.source import ReadVariable
-from jobflow.types import DType, TensorType, float32, type_of
 
 
 @dataclass(eq=False)

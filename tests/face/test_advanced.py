@@ -11,7 +11,7 @@ import jobflow as flow
 import jobflow.typing as tp
 from jobflow import scope
 from jobflow.compiler.box import Reroute
-from jobflow.errors import PlacementError, ShapeError
+from jobflow.core.errors import PlacementError, ShapeError
 from jobflow.explain import laid_out
 from jobflow.job import job_of
 

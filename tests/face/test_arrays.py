@@ -9,9 +9,9 @@ import pytest
 
 import jobflow.arrays as face
 from jobflow import linalg, variables
-from jobflow.errors import ArgumentError, DtypeError, JobError, ShapeError
+from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError
+from jobflow.core.types import float32, float64, int8, int32
 from jobflow.initializers import constant_initializer
-from jobflow.types import float32, float64, int8, int32
 
 
 def test_cast_and_identity(run: Any) -> None:

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.layout import B, Placement, S
 
 from jobflow import distribute, initializers, layers, math, nn, regularizers, scope
 from jobflow.body import JobBody
 from jobflow.compiler.trace import Tracer
-from jobflow.errors import DuplicateNameError, ShapeError
-from jobflow.layout import B, Placement, S
+from jobflow.core.errors import DuplicateNameError, ShapeError
+from jobflow.core.types import TensorType, float32, int32
 from jobflow.ops.layout_ops import ToGlobal, ToLocal
 from jobflow.ops.linalg import MatMul
-from jobflow.types import TensorType, float32, int32
 
 normal = initializers.random_normal_initializer()
 TWO = Placement("cpu", (0, 1))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jobflow import math
-from jobflow.errors import ArgumentError, ShapeError
+from jobflow.core.errors import ArgumentError, ShapeError
 
 ERF = np.vectorize(reals.erf, otypes=[float])
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from jobflow import nn, random, scope
+from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, JobError, ShapeError
 from jobflow.distribute import split, with_distribute
-from jobflow.errors import ArgumentError, ConfigError, DtypeError, JobError, ShapeError
 from jobflow.ops.loss import SplitCrossEntropy
 
 

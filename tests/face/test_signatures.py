@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from jobflow import arrays, distribute, initializers, layers, linalg, math, nn, random, regularizers, types, variables
+from jobflow import arrays, distribute, initializers, layers, linalg, math, nn, random, regularizers, variables
+from jobflow.core import types
 from jobflow.nn import losses
 
 TABLE = Path(__file__).parent / "data" / "signatures.txt"

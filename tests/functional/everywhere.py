@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from jobflow.layout import B, P, S
 from ranks import on_ranks
 
 from jobflow.functional.creation import tensor
 from jobflow.functional.moving import to_global
-from jobflow.layout import B, P, S
 from jobflow.placements import placement
 
 Function = Callable[..., Any]

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 from everywhere import compare
+from jobflow.layout import B, P, S
 from ranks import on_ranks
 
-from jobflow.errors import ArgumentError, DtypeError, JobError, PlacementError, ShapeError
+from jobflow.core.errors import ArgumentError, DtypeError, JobError, PlacementError, ShapeError
+from jobflow.core.types import bfloat16, bool_, float16, float32, float64, int8, int32, int64, uint8
 from jobflow.functional import arithmetic as fa
 from jobflow.functional import comparing, gradients
 from jobflow.functional.creation import full, ones, tensor, zeros
 from jobflow.functional.promotion import result_type
-from jobflow.layout import B, P, S
 from jobflow.placements import placement, sbp
-from jobflow.types import bfloat16, bool_, float16, float32, float64, int8, int32, int64, uint8
 
 RANDOM = np.random.default_rng(5)
 

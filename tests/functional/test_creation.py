@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.layout import B, P, S
 from ranks import on_ranks
 
-from jobflow.errors import ArgumentError, ConfigError, DivergedError, DtypeError, JobError, RankError, SbpError, ShapeError
+from jobflow.core.errors import ArgumentError, ConfigError, DivergedError, DtypeError, JobError, RankError, SbpError, ShapeError
+from jobflow.core.types import bool_, float16, float32, float64, int32, int64, uint8
 from jobflow.functional import classes, creation, drawing, filling
 from jobflow.functional.casting import get_default_dtype, set_default_dtype
-from jobflow.layout import B, P, S
 from jobflow.placements import placement, sbp
-from jobflow.types import bool_, float16, float32, float64, int32, int64, uint8
 
 FACTORIES: list[tuple[Any, Any]] = [
     (lambda **o: creation.zeros(5, 3, **o), np.zeros((5, 3))),

@@ -12,7 +12,7 @@ from doors import gives, refuses, ways
 import jobflow as flow
 import jobflow.nn.functional as F
 from jobflow import typing as tp
-from jobflow.errors import ArgumentError, DtypeError, ShapeError
+from jobflow.core.errors import ArgumentError, DtypeError, ShapeError
 
 NAN = float("nan")
 

@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.layout import B, Layout, P, Placement, S
 from ranks import on_ranks
 from test_propagation import MARKS, held, type_named
 
+from jobflow.core.errors import SbpError
+from jobflow.core.types import type_of
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import SbpError
 from jobflow.functional.creation import tensor
 from jobflow.functional.moving import to_global, to_local
-from jobflow.layout import B, Layout, P, Placement, S
 from jobflow.placements import placement
-from jobflow.types import type_of
 
 MEASURED = json.loads((Path(__file__).parents[1] / "compiler" / "data" / "measured_boxing.json").read_text(encoding="utf-8"))
 FAILED = ("refused", "died")

@@ -10,7 +10,7 @@ from doors import gives, refuses
 
 import jobflow as flow
 from jobflow import typing as tp
-from jobflow.errors import ArgumentError, DtypeError
+from jobflow.core.errors import ArgumentError, DtypeError
 
 BYTES = np.uint8([3, 0, 255])
 BIG = np.array([2**62 + 1, -(2**62) - 1, 7, -7])

@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.layout import B, P, S
 from ranks import on_ranks
 
-from jobflow.errors import ArgumentError, DtypeError, JobError, ShapeError
+from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError
+from jobflow.core.types import float64
 from jobflow.functional import autograd, gradients
 from jobflow.functional.creation import arange, full, ones, tensor, zeros
 from jobflow.functional.drawing import randn
 from jobflow.functional.nn_activations import relu
-from jobflow.layout import B, P, S
 from jobflow.placements import placement
-from jobflow.types import float64
 
 LAYOUTS = (B, S(0), S(1), P)
 RANDOM = np.random.default_rng(9)

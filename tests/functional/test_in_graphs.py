@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.layout import B, P, S
 from ranks import on_ranks
 
 import jobflow as flow
 from jobflow import nn
 from jobflow.functional import casting, comparing, creation, drawing, reductions
-from jobflow.layout import B, P, S
 from jobflow.placements import placement
 
 X, Y = np.random.default_rng(2).uniform(0.5, 2, (4, 6)), np.random.default_rng(3).uniform(-1, 1, (4, 6))

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from everywhere import Case, compare, laid, layouts
+from jobflow.layout import B, P, S
 from ranks import on_ranks
 
 from jobflow import functional as F
-from jobflow.errors import AxisError, DtypeError, JobError, PlacementError, ShapeError
+from jobflow.core.errors import AxisError, DtypeError, JobError, PlacementError, ShapeError
 from jobflow.functional.creation import tensor
-from jobflow.layout import B, P, S
 from jobflow.nn.graph.graph import Graph
 from jobflow.placements import placement
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.layout import B, P, S
 from ranks import on_ranks
 
-from jobflow import notices
-from jobflow.errors import ArgumentError, ConfigError, DtypeError, JobError, PlacementError, SbpError, ShapeError
+from jobflow.core import notices
+from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, JobError, PlacementError, SbpError, ShapeError
+from jobflow.core.types import dtype_named, float32, float64, int64
 from jobflow.functional import devices, gradients, moving
 from jobflow.functional.creation import arange, ones, tensor, zeros
 from jobflow.functional.drawing import rand
-from jobflow.layout import B, P, S
 from jobflow.placements import placement, sbp
-from jobflow.types import dtype_named, float32, float64, int64
 
 VALUE = np.random.default_rng(4).normal(size=(5, 4))
 

@@ -19,8 +19,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.layout import B, Layout, P, Partial, Placement, S, Sbp
 from ranks import on_ranks
 
+from jobflow.core.types import TensorType, bool_, dtype_named, int32, type_of
 from jobflow.eager.run import run
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
@@ -45,9 +47,7 @@ from jobflow.functional import (
     shapes,
     sorting,
 )
-from jobflow.layout import B, Layout, P, Partial, Placement, S, Sbp
 from jobflow.ops.loss import SparseSoftmaxCrossEntropy
-from jobflow.types import TensorType, bool_, dtype_named, int32, type_of
 
 TESTS = Path(__file__).parents[1]
 RECORD = next((TESTS.parent / "docs" / "decisions").glob("*-layouts-at-once.md"))

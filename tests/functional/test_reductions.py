@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 from everywhere import compare
+from jobflow.layout import P, S
 from ranks import on_ranks
 
-from jobflow.errors import ArgumentError, DtypeError, ShapeError
+from jobflow.core.errors import ArgumentError, DtypeError, ShapeError
+from jobflow.core.types import bool_, float32, float64, int64
 from jobflow.functional import reductions
 from jobflow.functional.creation import arange, ones, tensor, zeros
-from jobflow.layout import P, S
 from jobflow.placements import placement
-from jobflow.types import bool_, float32, float64, int64
 
 RANDOM = np.random.default_rng(8)
 X = RANDOM.uniform(-2, 2, (4, 6))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from everywhere import Case, compare
+from jobflow.layout import S
 from ranks import on_ranks
 
 from jobflow import functional as F
-from jobflow.errors import AxisError, JobError, ShapeError
+from jobflow.core.errors import AxisError, JobError, ShapeError
 from jobflow.functional.creation import tensor
-from jobflow.layout import S
 from jobflow.placements import placement
 
 RANDOM = np.random.default_rng(1)

@@ -8,7 +8,7 @@ from everywhere import Case, compare
 from ranks import on_ranks
 
 from jobflow import functional as F
-from jobflow.errors import ShapeError
+from jobflow.core.errors import ShapeError
 from jobflow.functional.creation import tensor
 
 RANDOM = np.random.default_rng(4)

@@ -18,8 +18,9 @@ from curves_of import NOTICE, PROGRAMS, curves_of, same_as_on_the_cpu
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow import notices, scope
-from jobflow.errors import JobError, PlacementError, RankError
+from jobflow import scope
+from jobflow.core import notices
+from jobflow.core.errors import JobError, PlacementError, RankError
 from jobflow.runtime.comm.nccl import NcclCommunicator, StagedCommunicator
 from jobflow.runtime.device import cuda
 from jobflow.runtime.device.base import Device

@@ -6,6 +6,7 @@ import pickle
 from typing import Any
 
 import pytest
+from jobflow.layout import S
 from traced import distribute, first, text, trace, type_, variable
 
 from jobflow.compiler.shard import shard
@@ -14,7 +15,6 @@ from jobflow.graph.ir import Node, Value
 from jobflow.graph.rewrite import consumers, copy_node, needed_nodes, rebuild
 from jobflow.graph.text import graph_text, physical_text, sharded_text
 from jobflow.graph.wire import graph_from_wire, graph_to_wire, physical_from_wire, physical_to_wire
-from jobflow.layout import S
 from jobflow.ops.activation import relu, tanh
 from jobflow.ops.arithmetic import add
 from jobflow.ops.linalg import matmul

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import jobflow as flow
-from jobflow import notices, scope
+from jobflow import scope
+from jobflow.core import notices
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE / "programs")]

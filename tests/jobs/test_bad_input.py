@@ -13,7 +13,7 @@ from parts import Job, X, Y, constant, told
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow.errors import ArgumentError
+from jobflow.core.errors import ArgumentError
 
 
 def declare_train_job() -> Job:

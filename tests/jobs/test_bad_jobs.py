@@ -12,7 +12,7 @@ from parts import X, constant, told
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow.errors import ConfigError, DtypeError, DuplicateNameError, JobError, PlacementError, ShapeError
+from jobflow.core.errors import ConfigError, DtypeError, DuplicateNameError, JobError, PlacementError, ShapeError
 
 
 def run_body(body: Callable[[Any], Any], type: str = "predict", config: Any = None) -> Any:

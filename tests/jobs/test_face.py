@@ -10,7 +10,7 @@ from parts import Begin, Labels, Rows, X, Y, normal, sgd, values
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow.errors import JobError
+from jobflow.core.errors import JobError
 
 
 class TestResults:

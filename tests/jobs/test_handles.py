@@ -10,7 +10,7 @@ import pytest
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow import explain
-from jobflow.errors import JobError
+from jobflow.core.errors import JobError
 from jobflow.job import job_of
 
 X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6)

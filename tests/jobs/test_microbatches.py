@@ -10,7 +10,7 @@ import pytest
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow.errors import ArgumentError, JobError
+from jobflow.core.errors import ArgumentError, JobError
 from jobflow.explain import laid_out
 from jobflow.job import job_of
 

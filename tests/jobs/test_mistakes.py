@@ -11,7 +11,7 @@ from launching import PROGRAMS, run_ranks
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow.errors import ConfigError, DtypeError, JobError
+from jobflow.core.errors import ConfigError, DtypeError, JobError
 
 X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6)
 HERE = r"test_mistakes\.py:\d+"

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.layout import B, Split
 
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow.compiler.box import Reroute
-from jobflow.layout import B, Split
 from jobflow.session import current_session
 
 ROWS, INSIDE, WIDE = 6, 5, 70

@@ -13,7 +13,7 @@ from parts import constant, normal, values
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow.errors import ConfigError, DtypeError
+from jobflow.core.errors import ConfigError, DtypeError
 from jobflow.explain import explain
 from jobflow.job import job_of
 

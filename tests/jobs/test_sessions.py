@@ -10,7 +10,7 @@ from parts import Begin, Labels, Rows, X, Y, normal, values
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow.errors import CheckpointError, JobError
+from jobflow.core.errors import CheckpointError, JobError
 
 
 def declare_net(rate: float = 0.1) -> Callable[..., Any]:

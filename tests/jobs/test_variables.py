@@ -9,7 +9,7 @@ from parts import Begin, Labels, Rows, X, Y, constant, normal, sgd, values
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow.errors import ArgumentError, CheckpointError, JobError
+from jobflow.core.errors import ArgumentError, CheckpointError, JobError
 
 
 class TestNames:

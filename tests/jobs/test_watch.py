@@ -8,7 +8,7 @@ import pytest
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow.errors import JobError
+from jobflow.core.errors import JobError
 
 X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6)
 Rows = tp.Numpy.Placeholder((4, 6))

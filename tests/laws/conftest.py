@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import jobflow as flow
-from jobflow import notices, scope
+from jobflow import scope
+from jobflow.core import notices
 
 sys.path[:0] = [str(Path(__file__).parent), *(str(Path(__file__).parents[1] / other) for other in ("eager", "nn"))]
 

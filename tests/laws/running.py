@@ -12,7 +12,7 @@ import numpy as np
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow import scope
-from jobflow.errors import JobflowError
+from jobflow.core.errors import JobflowError
 
 Array = np.ndarray[Any, Any]
 Function = Callable[..., Any]

@@ -10,8 +10,8 @@ import numpy as np
 
 import jobflow as flow
 import jobflow.typing as tp
+from jobflow.core.types import dtype_of
 from jobflow.strategies import named
-from jobflow.types import dtype_of
 
 Batch = Mapping[str, Any]
 

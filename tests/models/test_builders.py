@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jobflow import models
-from jobflow.errors import ArgumentError, ShapeError
+from jobflow.core.errors import ArgumentError, ShapeError
 
 BUILDERS: dict[str, Any] = {
     "lenet": (partial(models.lenet, classes=4, filters=(4, 8), hidden=16, dropout=0.25), partial(building.pictures, 12)),

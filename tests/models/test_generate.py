@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobflow.errors import ArgumentError
+from jobflow.core.errors import ArgumentError
 from jobflow.models.generate import drawn, text_after, tokens_after
 
 

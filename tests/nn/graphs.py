@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from jobflow.layout import Sbp
 
 from jobflow.eager.tensor import Tensor
 from jobflow.functional.arithmetic import matmul
 from jobflow.functional.creation import tensor
 from jobflow.functional.elementwise import square
 from jobflow.functional.reductions import mean
-from jobflow.layout import Sbp
 from jobflow.nn.graph import Graph, GraphModule
 from jobflow.nn.modules.module import Module
 from jobflow.nn.parameter import Parameter

@@ -10,16 +10,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from jobflow.layout import Layout
 from nn_cases import GRADIENTS, Case, _Called
 
 import jobflow.nn.functional as F
+from jobflow.core.types import DType
 from jobflow.functional.creation import cut, tensor
 from jobflow.functional.gradients import grad
-from jobflow.layout import Layout
 from jobflow.nn.modules import activation, attention, container, conv, linear, loss, module, norm, pool
 from jobflow.nn.modules.module import Module
 from jobflow.nn.parameter import Parameter
-from jobflow.types import DType
 
 nn = SimpleNamespace(Parameter=Parameter)
 for _each in (activation, attention, container, conv, linear, loss, module, norm, pool):

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.layout import B, Layout, P, Placement, S
 from nn_cases import ACTIVATIONS, AT_ZERO, CASES, LOSSES, POOLS, TWICE, WRITTEN, Case
 from ranks import on_ranks
 from surroundings import check, forward, reference, run_case, run_twice
 
-from jobflow.layout import B, Layout, P, Placement, S
-from jobflow.types import bfloat16, float16, float32
+from jobflow.core.types import bfloat16, float16, float32
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.layout import B, Layout, Placement
 from ranks import on_ranks
 
+from jobflow.core.errors import JobError
+from jobflow.core.types import type_of
 from jobflow.eager.backward import backward
 from jobflow.eager.run import run
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import JobError
-from jobflow.layout import B, Layout, Placement
 from jobflow.nn.parallel import DistributedDataParallel
 from jobflow.ops.linalg import MatMul
 from jobflow.ops.reduce import ReduceSum
-from jobflow.types import type_of
 
 
 def tensor(array: Any, trained: bool = False) -> Tensor:

@@ -10,9 +10,9 @@ import pytest
 from graphs import Forward, Model, Trained, as_graph, batches, graph_of, laid, usual, weights
 from ranks import agree, on_ranks
 
+from jobflow.core.errors import DivergedError, JobError, RankError
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import DivergedError, JobError, RankError
 from jobflow.functional.arithmetic import matmul
 from jobflow.functional.creation import tensor
 from jobflow.functional.drawing import randn

@@ -11,7 +11,7 @@ import pytest
 from ranks import on_ranks
 
 import jobflow as flow
-from jobflow.errors import DivergedError
+from jobflow.core.errors import DivergedError
 from jobflow.nn.graph import Graph
 from jobflow.nn.modules.module import Module
 from jobflow.optim.optimizers import Adam

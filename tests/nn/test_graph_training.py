@@ -10,11 +10,11 @@ import pytest
 from graphs import Model, Trained, as_graph, at_once, batches, laid, usual, weights
 from ranks import agree, on_ranks
 
+from jobflow.core.types import bfloat16
 from jobflow.nn.graph import GradScaler, GraphModule, StaticGradScaler
 from jobflow.optim.lr_scheduler import StepLR
 from jobflow.optim.optimizers import LAMB, SGD, Adagrad, Adam, AdamW, RMSprop
 from jobflow.placements import sbp
-from jobflow.types import bfloat16
 
 STEPS = 4
 S0, S1, B = sbp.split(0), sbp.split(1), sbp.broadcast

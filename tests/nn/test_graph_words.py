@@ -11,8 +11,8 @@ import pytest
 from graphs import Forward, Model, Trained, as_graph, graph_of, laid, places, usual
 from ranks import on_ranks
 
+from jobflow.core.errors import ConfigError, JobError
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ConfigError, JobError
 from jobflow.nn.graph import Graph, GraphModule, ProxyModule
 from jobflow.nn.modules.module import Module
 from jobflow.optim.optimizers import SGD

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.layout import B, Layout, P, Placement, S
 from ranks import on_ranks
 from surroundings import lain, nn
 
+from jobflow.core.errors import CheckpointError, DtypeError, JobError, PlacementError, SbpError
+from jobflow.core.types import float16, float32, float64, int64
 from jobflow.eager.state import state
-from jobflow.errors import CheckpointError, DtypeError, JobError, PlacementError, SbpError
 from jobflow.functional.creation import ones, tensor, zeros
-from jobflow.layout import B, Layout, P, Placement, S
 from jobflow.nn.modules.module import ModuleError
 from jobflow.placements import placement, sbp
-from jobflow.types import float16, float32, float64, int64
 
 
 class Net(nn.Module):

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.layout import B, Layout, P, Placement, S
 from ranks import on_ranks
 from surroundings import F, lain, nn
 
+from jobflow.core.errors import ArgumentError, DtypeError, JobError, PlacementError, ShapeError
 from jobflow.eager.state import state
-from jobflow.errors import ArgumentError, DtypeError, JobError, PlacementError, ShapeError
 from jobflow.functional.creation import ones, tensor, zeros
-from jobflow.layout import B, Layout, P, Placement, S
 from jobflow.nn import init
 from jobflow.nn.utils import clip_grad_norm_, clip_grad_value_, parameters_to_vector, vector_to_parameters
 from jobflow.placements import placement, sbp

@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.layout import B, Layout, Placement, S
 from ranks import on_ranks
 from surroundings import F, lain, nn
 
+from jobflow.core.types import float64
 from jobflow.eager.state import state
-from jobflow.layout import B, Layout, Placement, S
 from jobflow.nn.utils import clip_grad_norm_
 from jobflow.optim import SGD
 from jobflow.placements import placement as public
-from jobflow.types import float64
 
 
 class Net(nn.Module):

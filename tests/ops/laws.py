@@ -23,15 +23,15 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+from jobflow.layout import Broadcast, Layout, Partial, Placement, Reduction, Sbp, Signature, Split, cut
 
 import jobflow.ops
 from jobflow import scope
-from jobflow.errors import DtypeError
-from jobflow.layout import Broadcast, Layout, Partial, Placement, Reduction, Sbp, Signature, Split, cut
+from jobflow.core.errors import DtypeError
+from jobflow.core.types import TensorType, float32, float64, type_of
 from jobflow.operators import TensorOperators
 from jobflow.ops.base import Op, Sample, ViewOp, all_ops, apply, types_tuple
 from jobflow.ops.derivative import through
-from jobflow.types import TensorType, float32, float64, type_of
 
 Array = Any
 

@@ -13,10 +13,10 @@ from itertools import product
 
 import laws
 import numpy as np
-
 from jobflow.layout import MAX, MIN, SUM, B, Partial, S, Sbp, Signature
+
+from jobflow.core.types import Array, TensorType, type_of
 from jobflow.ops.base import Op, Sample
-from jobflow.types import Array, TensorType, type_of
 
 RANKS = (2, 3)
 #: combinations of the inputs' marks that are tried for a sample, at most

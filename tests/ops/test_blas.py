@@ -8,13 +8,13 @@ import laws
 import numpy as np
 import pytest
 
+from jobflow.core.types import TensorType, float32, int32
 from jobflow.ops import blas
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.linalg import BatchMatMul, BiasAdd, MatMul
 from jobflow.ops.product_sum import ProductSum
 from jobflow.ops.product_update import SgdProduct
 from jobflow.ops.update import SgdUpdate
-from jobflow.types import TensorType, float32, int32
 
 Array = Any
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobflow.errors import DtypeError, ShapeError
+from jobflow.core.errors import DtypeError, ShapeError
+from jobflow.core.types import TensorType, dtype_of, float32, float64, int32
 from jobflow.ops import conv as conv_module
 from jobflow.ops.conv import Conv, ConvGradInput, ConvGradWeight, choose_algorithm, conv_op, same_padding
-from jobflow.types import TensorType, dtype_of, float32, float64, int32
 
 _CASES = [
     # strides, padding, dilations, groups, x, w

@@ -5,16 +5,16 @@ from __future__ import annotations
 import laws
 import numpy as np
 import pytest
+from jobflow.layout import MAX, MIN
 
 from jobflow import scope
-from jobflow.errors import DtypeError
-from jobflow.layout import MAX, MIN
+from jobflow.core.errors import DtypeError
+from jobflow.core.types import DType, TensorType, bfloat16, dtype_of, float16, float32, float64, type_of
 from jobflow.ops import half
 from jobflow.ops.base import Op, Sample, types_tuple
 from jobflow.ops.scalar import Cast
 from jobflow.ops.source import Constant
 from jobflow.ops.update import SgdUpdate
-from jobflow.types import DType, TensorType, bfloat16, dtype_of, float16, float32, float64, type_of
 
 HALVES = (float16, bfloat16)
 #: distance of 1 from the next larger number

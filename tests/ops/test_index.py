@@ -7,13 +7,13 @@ from typing import Any
 import laws
 import numpy as np
 import pytest
+from jobflow.layout import B, P, S
 
 from jobflow import scope
-from jobflow.errors import DtypeError, ShapeError
-from jobflow.layout import B, P, S
+from jobflow.core.errors import DtypeError, ShapeError
+from jobflow.core.types import TensorType, float32, float64, int32
 from jobflow.ops import index
 from jobflow.ops.base import Op
-from jobflow.types import TensorType, float32, float64, int32
 
 TABLE = np.random.default_rng(0).normal(size=(50, 16)).astype(np.float32)
 

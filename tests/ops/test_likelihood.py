@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jobflow import scope
-from jobflow.errors import ArgumentError, DtypeError, ShapeError
+from jobflow.core.errors import ArgumentError, DtypeError, ShapeError
 from jobflow.ops.likelihood import negative_log_likelihood
 
 

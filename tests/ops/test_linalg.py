@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jobflow import scope
-from jobflow.errors import DtypeError, ShapeError
+from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.ops import linalg
 
 

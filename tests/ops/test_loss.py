@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from jobflow import scope
-from jobflow.errors import ArgumentError, DtypeError, ShapeError
+from jobflow.core.errors import ArgumentError, DtypeError, ShapeError
+from jobflow.core.types import type_of
 from jobflow.ops import elementwise_loss, loss
 from jobflow.ops.base import Op
 from jobflow.ops.softmax import CausalSoftmax, Softmax
-from jobflow.types import type_of
 
 Array = np.ndarray[Any, Any]
 LOGITS = np.array([[1000.0, 0.0, -1000.0], [3.0, 4.0, 5.0]])

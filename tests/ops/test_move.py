@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jobflow import scope
-from jobflow.errors import ShapeError
+from jobflow.core.errors import ShapeError
 from jobflow.ops.adaptive_pool import adaptive_avg_pool, adaptive_max_pool
 from jobflow.ops.move import Mode, pad_edges, roll
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from jobflow import scope
-from jobflow.errors import ShapeError
+from jobflow.core.errors import ShapeError
+from jobflow.core.types import type_of
 from jobflow.ops import batch_norm as bn
 from jobflow.ops import norm
 from jobflow.ops.base import Op, types_tuple
-from jobflow.types import type_of
 
 Array = np.ndarray[Any, Any]
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobflow.errors import DtypeError, ShapeError
+from jobflow.core.errors import DtypeError, ShapeError
+from jobflow.core.types import TensorType, bool_, dtype_of, float32, int32
 from jobflow.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, MaxPoolPick, _pool_op
-from jobflow.types import TensorType, bool_, dtype_of, float32, int32
 
 _CASES = [
     # ksize, strides, padding, ceil_mode, shape

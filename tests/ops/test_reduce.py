@@ -8,13 +8,13 @@ from typing import Any
 import laws
 import numpy as np
 import pytest
+from jobflow.layout import MAX, Partial, S
 
 from jobflow import scope
-from jobflow.errors import DtypeError, ShapeError
-from jobflow.layout import MAX, Partial, S
+from jobflow.core.errors import DtypeError, ShapeError
+from jobflow.core.types import TensorType, float32, int32
 from jobflow.ops import reduce
 from jobflow.ops.broadcast import sum_calls
-from jobflow.types import TensorType, float32, int32
 
 X = np.random.default_rng(0).normal(size=(4, 3, 5))
 

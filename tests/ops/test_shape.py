@@ -7,12 +7,12 @@ from typing import Any
 import laws
 import numpy as np
 import pytest
+from jobflow.layout import Split
 
 from jobflow import scope
-from jobflow.errors import DtypeError, ShapeError
-from jobflow.layout import Split
+from jobflow.core.errors import DtypeError, ShapeError
+from jobflow.core.types import TensorType, float32
 from jobflow.ops import shape as sh
-from jobflow.types import TensorType, float32
 
 X = np.arange(60.0).reshape(4, 3, 5)
 

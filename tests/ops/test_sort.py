@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jobflow import scope
-from jobflow.errors import ShapeError
+from jobflow.core.errors import ShapeError
 from jobflow.ops.scan import cumprod, cumsum
 from jobflow.ops.sort import Sort, TopK, sort, topk
 

@@ -9,10 +9,10 @@ import laws
 import numpy as np
 import pytest
 
-from jobflow.errors import DtypeError, ShapeError
+from jobflow.core.errors import DtypeError, ShapeError
+from jobflow.core.types import type_of
 from jobflow.ops import update
 from jobflow.ops.base import Op
-from jobflow.types import type_of
 
 Array = np.ndarray[Any, Any]
 LR = 0.1

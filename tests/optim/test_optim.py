@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.layout import B, Layout, P, Placement, S
 from optim_cases import EPOCHS, METRICS, OPTIMIZERS, SCHEDULES, SHAPE, STEPS
 from ranks import on_ranks
 
 import jobflow as flow
 from jobflow import optim
+from jobflow.core.errors import CheckpointError, ConfigError
+from jobflow.core.types import type_of
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import CheckpointError, ConfigError
 from jobflow.functional.values import numpy
-from jobflow.layout import B, Layout, P, Placement, S
 from jobflow.optim import lr_scheduler
-from jobflow.types import type_of
 
 RECORDED = dict(np.load(Path(__file__).parent / "references" / "steps.npz"))
 LAYOUTS: dict[str, tuple[Any, ...]] = {"B": (B,), "S(0)": (S(0),), "S(1)": (S(1),)}

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.layout import B, Placement
 
 from jobflow import scope
+from jobflow.core.types import TensorType, type_of
 from jobflow.graph.ir import Variable
 from jobflow.graph.training import Parameter
-from jobflow.layout import B, Placement
 from jobflow.operators import TensorOperators
 from jobflow.ops.base import Op, types_tuple
 from jobflow.ops.source import Constant
-from jobflow.types import TensorType, type_of
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

@@ -13,9 +13,9 @@ import pytest
 
 from jobflow import losses, scope
 from jobflow import optimizer as opt
-from jobflow.errors import ConfigError, JobError
+from jobflow.core.errors import ConfigError, JobError
+from jobflow.core.types import TensorType, float32
 from jobflow.graph.training import DynamicScale
-from jobflow.types import TensorType, float32
 
 Array = np.ndarray[Any, Any]
 STEPS = 6

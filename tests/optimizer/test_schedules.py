@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jobflow import optimizer as opt
-from jobflow.errors import ConfigError, JobError
+from jobflow.core.errors import ConfigError, JobError
 from jobflow.ops.update import LearningRate
 
 STEPS = (0, 1, 4, 5, 6, 9, 10, 11, 19, 20, 21, 25, 1000)

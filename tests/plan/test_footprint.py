@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from jobflow.layout import Reduction, whole_box
 
 from jobflow import scope
+from jobflow.core.types import TensorType, contiguous_strides, float32
 from jobflow.explain import laid_out, load_job
-from jobflow.layout import Reduction, whole_box
 from jobflow.ops.elementwise import Add
 from jobflow.plan.footprint import footprint, footprint_text
 from jobflow.plan.plan import Collective, Compute, Feed, Instruction, Plan, Slot
-from jobflow.types import TensorType, contiguous_strides, float32
 
 
 def slot(offset: int, n: int, buffer: str = "arena") -> Slot:

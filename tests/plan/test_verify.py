@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-
-from jobflow.errors import PlanError
 from jobflow.layout import SUM
+
+from jobflow.core.errors import PlanError
+from jobflow.core.types import TensorType, contiguous_strides, float32
 from jobflow.plan.plan import Announced, Collective, Compute, Plan, Slot, Transfer, Wait
 from jobflow.plan.text import instruction_text, plan_text
 from jobflow.plan.verify import Access, Told, compare_plans, compare_schedules, verify_memory, verify_order
-from jobflow.types import TensorType, contiguous_strides, float32
 
 
 def slot(offset: int, *shape: int, buffer: str = "arena", strides: tuple[int, ...] | None = None) -> Slot:

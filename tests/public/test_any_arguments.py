@@ -11,7 +11,7 @@ import pytest
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow.errors import DtypeError, JobError, JobflowError
+from jobflow.core.errors import DtypeError, JobError, JobflowError
 
 FACES = (
     *("flow", "flow.math", "flow.nn", "flow.nn.functional", "flow.layers", "flow.linalg", "flow.random", "flow.losses", "flow.advanced"),

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import jobflow as flow
-from jobflow.contents import read
+from jobflow.core.lazy_imports import read
 
 PACKAGE = Path(flow.__file__).parent
 #: faces whose names are imported when they are asked for

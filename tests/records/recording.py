@@ -19,7 +19,8 @@ import numpy as np
 
 import jobflow as flow
 import jobflow.binding
-from jobflow import notices, scope
+from jobflow import scope
+from jobflow.core import notices
 from jobflow.data import order
 from jobflow.eager.state import EagerState
 from jobflow.eager.tensor import Tensor

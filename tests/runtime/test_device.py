@@ -11,16 +11,16 @@ from typing import Any
 import contract
 import numpy as np
 import pytest
-
-from jobflow.errors import PlacementError
 from jobflow.layout import SUM
+
+from jobflow.core.errors import PlacementError
+from jobflow.core.types import float32, float64, int8
 from jobflow.runtime.comm.nccl import NcclCommunicator, StagedCommunicator, device_communicator
 from jobflow.runtime.comm.record import Record
 from jobflow.runtime.comm.solo import SoloCommunicator
 from jobflow.runtime.device import cuda
 from jobflow.runtime.device.cpu import CpuDevice
 from jobflow.runtime.world.threads import ThreadsWorld
-from jobflow.types import float32, float64, int8
 
 
 class TestCpu:

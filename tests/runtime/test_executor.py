@@ -8,18 +8,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from jobflow.layout import Box, Rule
 from traced import Bound, distribute, first, trace, type_, variable, world_of
 
 from jobflow.compiler.trace import Tracer
-from jobflow.errors import JobflowError, ShapeError
-from jobflow.layout import Box, Rule
+from jobflow.core.errors import JobflowError, ShapeError
+from jobflow.core.types import TensorType, float64
 from jobflow.ops.activation import relu
 from jobflow.ops.arithmetic import multiply
 from jobflow.ops.base import Op, apply
 from jobflow.ops.linalg import matmul
 from jobflow.ops.reduce import reduce_sum
 from jobflow.runtime.executor import Executor
-from jobflow.types import TensorType, float64
 
 Array = Any
 FAILING: set[int] = set()  # ranks on which `Fragile` fails, by where their rows begin

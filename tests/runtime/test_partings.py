@@ -10,7 +10,7 @@ import partings
 import pytest
 from processes import mpi, run
 
-from jobflow.errors import AbortedError, RankError
+from jobflow.core.errors import AbortedError, RankError
 from jobflow.runtime.comm import threads as comm_threads
 from jobflow.runtime.comm.waits import Came, Held, difference, standstill, stuck
 from jobflow.runtime.device.cpu import CpuDevice

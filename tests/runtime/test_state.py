@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from jobflow.layout import B, Placement, S, Sbp
 from traced import first, on
 
+from jobflow.core.types import DType, TensorType, float32, float64
 from jobflow.graph.ir import Variable
-from jobflow.layout import B, Placement, S, Sbp
 from jobflow.ops.random import RandomNormal
 from jobflow.ops.source import Arange, Constant
 from jobflow.plan.plan import ALIGNMENT
@@ -16,7 +17,6 @@ from jobflow.plan.storage import place_variables
 from jobflow.runtime.comm.solo import SoloCommunicator
 from jobflow.runtime.device.cpu import CpuDevice
 from jobflow.runtime.state import State
-from jobflow.types import DType, TensorType, float32, float64
 
 
 def declared(name: str, *shape: int, sbp: Sbp = B, dtype: DType = float32, placement: Placement | None = None, group: str = "parameter") -> Variable:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobflow import notices
+from jobflow.core import notices
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "eager"))

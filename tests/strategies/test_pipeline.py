@@ -8,7 +8,7 @@ import pytest
 import trained
 
 from jobflow import strategies as st
-from jobflow.errors import ConfigError, PlacementError
+from jobflow.core.errors import ConfigError, PlacementError
 from jobflow.session import current_session
 
 

@@ -12,7 +12,7 @@ import trained
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow import strategies as st
-from jobflow.errors import ConfigError
+from jobflow.core.errors import ConfigError
 
 
 def storage(strategy: Any, body: Any, shape: tuple[int, ...], devices: int = 2, dtype: Any = flow.float64) -> dict[str, str]:

@@ -10,7 +10,7 @@ import pytest
 from short_runs import CONFIG, SAMPLES, loaded, run, samples, write_config
 
 import jobflow.optimizer as opt
-from jobflow.errors import ConfigError
+from jobflow.core.errors import ConfigError
 from jobflow.trainer.config import load
 from jobflow.trainer.evaluate import batches_of, evaluate, measure
 from jobflow.trainer.jobs import Means, devices_of, prepared, summed

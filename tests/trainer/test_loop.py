@@ -10,7 +10,7 @@ import pytest
 from short_runs import CONFIG, SAMPLES, WIDTH, Seen, check_same, loaded, run, samples, write_config
 
 from jobflow.checkpoint import sessions, store
-from jobflow.errors import CheckpointError, ConfigError
+from jobflow.core.errors import CheckpointError, ConfigError
 from jobflow.trainer import train
 from jobflow.trainer.outcome import NOT_FINITE
 from jobflow.trainer.watching import RunInfo, StepReport, Watcher

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from short_runs import loaded, run, write_config
 
-from jobflow.errors import ConfigError
+from jobflow.core.errors import ConfigError
 from jobflow.trainer.metrics import JsonLines, Lines, Table, TensorBoard, metric_files
 from jobflow.trainer.watching import EvaluationReport, RunInfo, StepReport
 

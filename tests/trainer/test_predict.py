@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from short_runs import SAMPLES, WIDTH, loaded, run, samples, write_config
 
-from jobflow.errors import ArgumentError, CheckpointError, ConfigError
+from jobflow.core.errors import ArgumentError, CheckpointError, ConfigError
 from jobflow.trainer.config import Loaded
 from jobflow.trainer.evaluate import evaluate
 from jobflow.trainer.predict import generate, predict, rows

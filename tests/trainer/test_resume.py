@@ -12,7 +12,7 @@ import pytest
 from short_runs import Seen, check_same, loaded, run, write_config
 
 from jobflow.checkpoint import sessions
-from jobflow.errors import CheckpointError, ConfigError
+from jobflow.core.errors import CheckpointError, ConfigError
 from jobflow.trainer.outcome import Outcome
 from jobflow.trainer.resume import Progress, check_alike, differences
 

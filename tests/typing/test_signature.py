@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import jobflow.typing as tp
-from jobflow.errors import ArgumentError, JobError
-from jobflow.types import TensorType, float32, int8, int32, int64
+from jobflow.core.errors import ArgumentError, JobError
+from jobflow.core.types import TensorType, float32, int8, int32, int64
 from jobflow.typing import FixedTensorDef, JobSignature, MirroredTensorDef
 
 HERE = r"test_signature\.py:\d+"

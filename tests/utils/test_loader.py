@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.layout import P
 from ranks import on_ranks
 
-from jobflow.errors import ArgumentError
+from jobflow.core.errors import ArgumentError
 from jobflow.functional import values
-from jobflow.layout import P
 from jobflow.placements import placement, sbp
 from jobflow.utils import global_view
 from jobflow.utils.data import (

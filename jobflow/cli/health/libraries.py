@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from jobflow.cli.health.child import ask, probe
 from jobflow.cli.health.finding import NOTE, OK, PROBLEM, Finding
-from jobflow.extras import PACKAGES
+from jobflow.core.extras import PACKAGES
 from jobflow.runtime.world.variables import usable_cores
 
 #: what NumPy calls its own plain loops

@@ -16,20 +16,20 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-import jobflow.scope as scope
+import jobflow.core.scope as scope
 from jobflow.compiler.trace import Tracer
+from jobflow.core.errors import JobError, SourceLine, user_line
+from jobflow.core.layout import B, Layout, Partial, Placement, Sbp
+from jobflow.core.types import Array, TensorType, int64
 from jobflow.eager.run import prepared
 from jobflow.eager.state import EagerState, Generator
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import JobError, SourceLine, user_line
 from jobflow.graph.ir import Value, Variable
-from jobflow.layout import B, Layout, Partial, Placement, Sbp
 from jobflow.nn.graph.settings import GraphModule, Zero
 from jobflow.ops.base import Op, types_tuple
 from jobflow.ops.layout_ops import Identity, ToLayout
 from jobflow.ops.scalar import Detach
 from jobflow.ops.source import Constant
-from jobflow.types import Array, TensorType, int64
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,16 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import jobflow.scope as scope
+import jobflow.core.scope as scope
 from jobflow.compiler.compile import logical
 from jobflow.compiler.trace import Tracer
+from jobflow.core.errors import CheckpointError, JobError, did_you_mean, user_line
+from jobflow.core.layout import Placement
+from jobflow.core.notices import notice
+from jobflow.core.types import TensorType
 from jobflow.eager.state import EagerState, state
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import CheckpointError, JobError, did_you_mean, user_line
 from jobflow.graph.training import Microbatches, Training
-from jobflow.layout import Placement
 from jobflow.nn.graph.building import Building
 from jobflow.nn.graph.modules import ProxyModule, is_module
 from jobflow.nn.graph.optimizers import Added, Scaler, Steps
@@ -36,10 +38,8 @@ from jobflow.nn.graph.running import Bound, Built, Memory, Meta
 from jobflow.nn.graph.settings import GraphConfig, GraphModule
 from jobflow.nn.graph.structures import filled, leaves
 from jobflow.nn.modules import saving
-from jobflow.notices import notice
 from jobflow.optim.optimizer import Optimizer
 from jobflow.session import current_session, many_shapes
-from jobflow.types import TensorType
 
 #: the name of the count of steps in state_dict
 STEP = "System-Train-TrainStep"

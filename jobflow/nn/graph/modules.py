@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from jobflow.errors import JobError, user_line
+from jobflow.core.errors import JobError, user_line
 from jobflow.nn.graph.settings import GraphModule
 from jobflow.nn.modules.module import Module
 

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 
 from jobflow.compiler.trace import Tracer
-from jobflow.errors import ConfigError, SourceLine, user_line
+from jobflow.core.errors import ConfigError, SourceLine, user_line
+from jobflow.core.layout import B, Layout
+from jobflow.core.types import Array, DType, Tensor, TensorType, float32, float64
 from jobflow.graph.ir import Value
 from jobflow.graph.training import DynamicScale, Parameter, Slots
-from jobflow.layout import B, Layout
 from jobflow.ops import elementwise as ew
 from jobflow.ops.base import apply
 from jobflow.ops.layout_ops import ToLayout
 from jobflow.ops.reduce import SquareSum, reduce_max
 from jobflow.ops.update import rate_dtype
 from jobflow.optim.optimizer import Group, Optimizer
-from jobflow.types import Array, DType, Tensor, TensorType, float32, float64
 
 #: what is added to a norm before it divides
 EPSILON = 1e-6

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobflow.compiler.schedule import SCHEDULES
-from jobflow.errors import ConfigError, did_you_mean, user_line
-from jobflow.layout import Broadcast, Layout, S, Sbp, Split
-from jobflow.notices import notice
+from jobflow.core.errors import ConfigError, did_you_mean, user_line
+from jobflow.core.layout import Broadcast, Layout, S, Sbp, Split
+from jobflow.core.notices import notice
+from jobflow.core.types import DType, TensorType, bfloat16, float16
 from jobflow.options import ignored_options
 from jobflow.placements import placement as public_placement
-from jobflow.types import DType, TensorType, bfloat16, float16
 
 #: switches of graphs elsewhere that have nothing to switch here
 IGNORED = frozenset(ignored_options("nn.Graph"))

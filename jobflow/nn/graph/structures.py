@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from jobflow.core.errors import JobError, user_line
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import JobError, user_line
 
 
 def leaves(x: Any, name: str) -> Iterator[tuple[str, Tensor]]:

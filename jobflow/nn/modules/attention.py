@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ArgumentError, ShapeError, user_line
 from jobflow.functional import nn_attention as F
 from jobflow.functional.arithmetic import add
 from jobflow.functional.creation import empty

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import jobflow.scope as scope
+import jobflow.core.scope as scope
+from jobflow.core.errors import ArgumentError, JobError, user_line
 from jobflow.eager.backward import like
 from jobflow.eager.state import state
 from jobflow.eager.tape import Gradients, edge_of, record
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ArgumentError, JobError, user_line
 
 if TYPE_CHECKING:
     from jobflow.nn.modules.module import Module

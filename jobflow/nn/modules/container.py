@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
 
+from jobflow.core.errors import ArgumentError, user_line
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ArgumentError, user_line
 from jobflow.nn.modules.module import Module
 from jobflow.nn.parameter import Parameter
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from jobflow.core.errors import ArgumentError, user_line
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ArgumentError, user_line
 from jobflow.functional import nn_conv as F
 from jobflow.functional.creation import empty
 from jobflow.functional.nn_base import Sizes, one_of, sizes

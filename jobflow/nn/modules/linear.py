@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ArgumentError, ShapeError, user_line
 from jobflow.functional import nn_linear as F
 from jobflow.functional.creation import empty
 from jobflow.functional.shapes import flatten, reshape

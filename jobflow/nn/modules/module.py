@@ -6,16 +6,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
+from jobflow.core.errors import DtypeError, JobError, did_you_mean, user_line
+from jobflow.core.types import DType, bfloat16, float16, float32, float64
 from jobflow.eager.state import building_now, gradients
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import DtypeError, JobError, did_you_mean, user_line
 from jobflow.faces import in_job
 from jobflow.functional.gradients import RemovableHandle
 from jobflow.functional.promotion import cast
 from jobflow.nn.modules import moving, saving
 from jobflow.nn.modules.backward_hooks import HookedCall
 from jobflow.nn.parameter import Parameter
-from jobflow.types import DType, bfloat16, float16, float32, float64
 
 Named = Iterator[tuple[str, Any]]
 _KINDS = ("_parameters", "_buffers", "_modules")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from jobflow.core.errors import DtypeError, JobError, JobflowError, user_line
+from jobflow.core.layout import B, Split
+from jobflow.core.types import DType, dtype_of
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import DtypeError, JobError, JobflowError, user_line
 from jobflow.functional.moving import to_global, to_local
 from jobflow.functional.promotion import cast
-from jobflow.layout import B, Split
-from jobflow.types import DType, dtype_of
 
 
 def replace(x: Tensor, made: Tensor) -> None:

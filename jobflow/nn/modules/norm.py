@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from jobflow.core.errors import ArgumentError, ShapeError, user_line
+from jobflow.core.types import int64
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ArgumentError, ShapeError, user_line
 from jobflow.functional import nn_norm as F
 from jobflow.functional.creation import ones, zeros
 from jobflow.nn.modules.module import Module
 from jobflow.nn.parameter import Parameter
 from jobflow.ops.update import Increment
-from jobflow.types import int64
 
 
 class _BatchStatistics(Module):

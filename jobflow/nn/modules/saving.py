@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from jobflow.core.errors import CheckpointError, did_you_mean, user_line
 from jobflow.eager import crossing
 from jobflow.eager.state import EagerState, gradients, state
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import CheckpointError, did_you_mean, user_line
 from jobflow.functional.creation import cut, from_numpy
 from jobflow.functional.promotion import cast
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from jobflow.core.errors import JobError, user_line
+from jobflow.core.layout import SUM
 from jobflow.eager.collectives import reduced, spread
 from jobflow.eager.state import EagerState, state
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import JobError, user_line
-from jobflow.layout import SUM
 
 
 class Bucket:

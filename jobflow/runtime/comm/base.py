@@ -25,10 +25,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from jobflow.layout import Reduction
+from jobflow.core.layout import Reduction
+from jobflow.core.types import Array
 from jobflow.ops.base import Call
 from jobflow.plan.traffic import Traffic
-from jobflow.types import Array
 
 #: Told after each wait of a rank for others: when it began and ended, in seconds of time.perf_counter().
 Waited: TypeAlias = Callable[[float, float], None]

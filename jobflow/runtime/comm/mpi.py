@@ -19,9 +19,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from jobflow.errors import DivergedError, JobError
-from jobflow.layout import Reduction
-from jobflow.notices import notice
+from jobflow.core.errors import DivergedError, JobError
+from jobflow.core.layout import Reduction
+from jobflow.core.notices import notice
+from jobflow.core.types import Array
 from jobflow.ops.base import Call
 from jobflow.runtime.comm.base import Communicator, Waited
 from jobflow.runtime.comm.flags import ORDERED, Accord, Ballot, Gate, Line
@@ -32,7 +33,6 @@ from jobflow.runtime.comm.solo import Alone, copying
 from jobflow.runtime.comm.waits import Came, Count, Need, Way, What, difference
 from jobflow.runtime.comm.windows import SMALL_WINDOW, WINDOW, Windows
 from jobflow.runtime.device.cpu import ALIGNMENT, aligned_zeros
-from jobflow.types import Array
 
 #: of the letters by which the ranks of a group call each other, beside which nothing else is sent from rank to rank of a communicator
 _CALL = 3

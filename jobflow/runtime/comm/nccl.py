@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, Protocol
 
-from jobflow.errors import JobError, JobflowError, PlanError
-from jobflow.layout import Reduction
-from jobflow.notices import notice
+from jobflow.core.errors import JobError, JobflowError, PlanError
+from jobflow.core.layout import Reduction
+from jobflow.core.notices import notice
+from jobflow.core.types import Array
 from jobflow.ops.base import Call
 from jobflow.plan.traffic import Traffic
 from jobflow.runtime.comm.base import Communicator, Transfers, Waited
@@ -21,7 +22,6 @@ from jobflow.runtime.comm.record import Group, Letter, Record, Recorder, flat
 from jobflow.runtime.comm.solo import Alone, copying
 from jobflow.runtime.device import cuda
 from jobflow.runtime.device.base import Device
-from jobflow.types import Array
 
 
 class StagingDevice(Device, Protocol):

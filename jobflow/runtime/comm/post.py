@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.errors import AbortedError, DivergedError, RankError, in_short
-from jobflow.notices import notice
+from jobflow.core.errors import AbortedError, DivergedError, RankError, in_short
+from jobflow.core.notices import notice
+from jobflow.core.types import Array
 from jobflow.runtime.comm.base import Waited
 from jobflow.runtime.comm.waits import (
     SETTLE,
@@ -39,7 +40,6 @@ from jobflow.runtime.comm.waits import (
     text_of,
     waits_in,
 )
-from jobflow.types import Array
 
 #: seconds without an answer after which a rank says whom it waits for
 PATIENCE = 10.0

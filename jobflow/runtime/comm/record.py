@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jobflow.errors import PlacementError, PlanError
-from jobflow.layout import Reduction
+from jobflow.core.errors import PlacementError, PlanError
+from jobflow.core.layout import Reduction
+from jobflow.core.types import Array
 from jobflow.ops.base import Call
 from jobflow.plan.traffic import Traffic, handed, total
 from jobflow.runtime.comm.base import Communicator, Transfers
-from jobflow.types import Array
 
 
 class Place(NamedTuple):

@@ -23,11 +23,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jobflow.layout import cut
+from jobflow.core.layout import cut
+from jobflow.core.types import Array
 from jobflow.ops.base import Call
 from jobflow.runtime.comm.record import Group, Letter, Place, Record, address
 from jobflow.runtime.comm.solo import copying
-from jobflow.types import Array
 
 #: bytes; up to here a copy costs less than a meeting
 SMALL = 32 * 1024

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.errors import AbortedError, PlacementError, PlanError
-from jobflow.layout import Reduction
+from jobflow.core.errors import AbortedError, PlacementError, PlanError
+from jobflow.core.layout import Reduction
+from jobflow.core.types import Array
 from jobflow.ops.base import Call
 from jobflow.plan.traffic import Traffic
 from jobflow.runtime.comm.base import Communicator, Transfers, Waited
 from jobflow.runtime.device.base import Device
-from jobflow.types import Array
 
 
 def copying(source: Array, target: Array) -> list[Call]:

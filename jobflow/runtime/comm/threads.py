@@ -10,14 +10,14 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from jobflow.errors import AbortedError, DivergedError, JobflowError, in_short
-from jobflow.notices import notice
+from jobflow.core.errors import AbortedError, DivergedError, JobflowError, in_short
+from jobflow.core.notices import notice
+from jobflow.core.types import Array
 from jobflow.runtime.comm.base import Communicator, Waited
 from jobflow.runtime.comm.record import Group, Letter, Place, Record, Recorder, Regions, address, owner
 from jobflow.runtime.comm.shared import Channel, Meet, SharedOperations
 from jobflow.runtime.comm.solo import Alone, copying
 from jobflow.runtime.comm.waits import SETTLE, SILENCE, Came, Held, What, difference, headline, left, standstill, stuck, text_of, waits_in
-from jobflow.types import Array
 
 #: seconds after which a waiting rank says whom it waits for
 PATIENCE = 10.0

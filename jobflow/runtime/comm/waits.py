@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
-from jobflow.errors import RankError
+from jobflow.core.errors import RankError
 
 #: What a rank waits in, or does: a text, or a function that makes it if it is needed.
 What: TypeAlias = str | Callable[[], str]

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from jobflow.core.types import Array
 from jobflow.runtime.comm.post import Control
 from jobflow.runtime.comm.record import Place, Regions, address
 from jobflow.runtime.comm.waits import Count, Need
 from jobflow.runtime.device.cpu import ALIGNMENT, aligned_zeros
-from jobflow.types import Array
 
 #: bytes of the first window of a world, and of a group; each further one is at least as large as all before it, so that there are few
 WINDOW = 1 << 20

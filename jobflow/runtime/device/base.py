@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from jobflow.types import Array, DType, Xp
+from jobflow.core.types import Array, DType, Xp
 
 
 class Device(Protocol):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from jobflow.core.types import Array, DType, Xp
 from jobflow.runtime.device.base import Scratch
-from jobflow.types import Array, DType, Xp
 
 #: bytes; a cache line, and the widest vector register
 ALIGNMENT = 64

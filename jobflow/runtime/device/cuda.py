@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.errors import PlacementError
+from jobflow.core.errors import PlacementError
+from jobflow.core.types import Array, DType, Xp
 from jobflow.runtime.device.base import Scratch
-from jobflow.types import Array, DType, Xp
 
 #: bytes; what the widest vectorised loads and library kernels ask for
 ALIGNMENT = 256

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from jobflow.errors import ArgumentError, JobflowError, RankError
+from jobflow.core.errors import ArgumentError, JobflowError, RankError
 from jobflow.runtime.comm.base import Communicator
 from jobflow.runtime.device.base import Device
 

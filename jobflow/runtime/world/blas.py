@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
-from jobflow.notices import notice
+from jobflow.core.notices import notice
 from jobflow.ops.blas import openblas_files
 
 

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jobflow.errors import ConfigError, JobError
+from jobflow.core.errors import ConfigError, JobError
 from jobflow.runtime.world.service.lines import LONG, record
 from jobflow.runtime.world.service.proof import RANK, SECRET, SERVICE, SHORTEST, VERSION, challenge, is_proof, proof, secret_of
 

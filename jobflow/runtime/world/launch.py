@@ -24,7 +24,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import NoReturn
 
-from jobflow.errors import AbortedError, DivergedError, JobflowError
+from jobflow.core.errors import AbortedError, DivergedError, JobflowError
 from jobflow.runtime.world import watcher
 from jobflow.runtime.world.variables import Launch as Launch
 from jobflow.runtime.world.variables import launched as launched

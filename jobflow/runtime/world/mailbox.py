@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from jobflow.core.types import Array
 from jobflow.runtime.comm.flags import ORDERED
 from jobflow.runtime.comm.mpi import MpiCommunicator
 from jobflow.runtime.comm.post import Control, Post, read, write
@@ -22,7 +23,6 @@ from jobflow.runtime.comm.record import Place
 from jobflow.runtime.comm.waits import Count, Need, Way
 from jobflow.runtime.device.cpu import ALIGNMENT
 from jobflow.runtime.world.base import Command
-from jobflow.types import Array
 
 #: bytes of the longest letter
 LONGEST = 16 * 1024

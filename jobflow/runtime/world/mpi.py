@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
-import jobflow.scope as scope
-from jobflow.errors import JobError, user_line
+import jobflow.core.scope as scope
+from jobflow.core.errors import JobError, user_line
 from jobflow.runtime.comm.mpi import MpiCommunicator, Site
 from jobflow.runtime.comm.nccl import device_communicator
 from jobflow.runtime.comm.post import LEAVING, Control, Post, write

@@ -28,7 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from jobflow.errors import JobError, RankError
+from jobflow.core.errors import JobError, RankError
 from jobflow.runtime.world import service, variables
 from jobflow.runtime.world.joining import MAKE, SILENCES, WAIT, introduce, job_secret, longest_wait, silent
 from jobflow.runtime.world.service.members import node_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jobflow.errors import JobError
+from jobflow.core.errors import JobError
 from jobflow.runtime.comm.solo import SoloCommunicator
 from jobflow.runtime.device.base import Device
 from jobflow.runtime.world.base import Command, Rank, each_argument, failure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobflow.notices import notice
+from jobflow.core.notices import notice
 from jobflow.runtime.device import cuda
 from jobflow.runtime.device.base import Device
 from jobflow.runtime.device.cpu import CpuDevice

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from jobflow.errors import AbortedError, JobError
+from jobflow.core.errors import AbortedError, JobError
 from jobflow.runtime.comm.nccl import device_communicator
 from jobflow.runtime.comm.threads import Room, ThreadsCommunicator
 from jobflow.runtime.device.base import Device

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jobflow.errors import ConfigError
+from jobflow.core.errors import ConfigError
 
 NEEDED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 #: the rank that this process is, for the processes that it starts: they inherit the variables above and are no ranks

@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, create_model
 
-from jobflow.errors import did_you_mean
+from jobflow.core.errors import did_you_mean
 from jobflow.trainer.config.messages import PATTERNS, meant_function, shown
 from jobflow.trainer.config.problems import Problems
 from jobflow.trainer.config.schema import IMPORTED

@@ -11,11 +11,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jobflow.errors import FileError, did_you_mean
+from jobflow.core.errors import FileError, did_you_mean
+from jobflow.core.untrusted import CONFIGURATION, content
 from jobflow.trainer.config.problems import Origin, Problems
 from jobflow.trainer.config.reading import DEPTH, read
 from jobflow.trainer.config.tree import Node, below, steps_of
-from jobflow.untrusted import CONFIGURATION, content
 
 
 def merged(base: Node, above: Node, taken: dict[str, Origin], path: str = "") -> Node:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from jobflow.errors import did_you_mean
+from jobflow.core.errors import did_you_mean
 from jobflow.trainer.config.reading import value_of
 from jobflow.trainer.config.schema import IMPORTED, METRIC
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobflow.errors import ConfigError
+from jobflow.core.errors import ConfigError
 
 #: letters of a message, whatever it quotes
 MOST = 500

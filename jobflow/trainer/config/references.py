@@ -12,7 +12,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from jobflow.errors import did_you_mean
+from jobflow.core.errors import did_you_mean
 from jobflow.trainer.config.keys import close_key, default_at, fields_of, sections_at
 from jobflow.trainer.config.problems import DEFAULT, Origin, Problems, is_in
 from jobflow.trainer.config.reading import DEPTH, value_of

@@ -9,7 +9,7 @@ import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jobflow.errors import counted
+from jobflow.core.errors import counted
 from jobflow.trainer.config.keys import default_at
 from jobflow.trainer.config.problems import DEFAULT, Problems
 from jobflow.trainer.config.tree import Node, below

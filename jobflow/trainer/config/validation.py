@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from jobflow.errors import did_you_mean
+from jobflow.core.errors import did_you_mean
 from jobflow.trainer.config.keys import fields_of, is_section, kinds_at, notes_of, sections_at, suggestion, tag_of
 from jobflow.trainer.config.messages import hint, section_hint, short, shown, wanted
 from jobflow.trainer.config.problems import Origin, Problems, is_in

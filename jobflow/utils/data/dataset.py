@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
+from jobflow.core.errors import ArgumentError, user_line
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ArgumentError, user_line
 from jobflow.utils.data.sampler import permutation
 
 Sample = TypeVar("Sample", covariant=True)

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from jobflow.core.errors import ArgumentError, ShapeError, user_line
+from jobflow.core.types import dtype_of, float32, int64, type_of
 from jobflow.eager.run import run
 from jobflow.eager.tensor import Tensor
-from jobflow.errors import ArgumentError, ShapeError, user_line
 from jobflow.ops.slices import Concat
-from jobflow.types import dtype_of, float32, int64, type_of
 from jobflow.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 
 

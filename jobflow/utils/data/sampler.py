@@ -8,8 +8,8 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from jobflow.core.errors import ArgumentError, user_line
 from jobflow.eager.state import state
-from jobflow.errors import ArgumentError, user_line
 from jobflow.runtime.world import launch
 
 Index = TypeVar("Index", covariant=True)

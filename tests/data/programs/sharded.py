@@ -12,9 +12,9 @@ import numpy as np
 
 import jobflow as flow
 import jobflow.typing as tp
+from jobflow.core.types import float32, int32
 from jobflow.data import Batches, Field, Order, Samples
 from jobflow.runtime.world.launch import launched
-from jobflow.types import float32, int32
 
 COUNT, SIZE, REST = 20, 8, 4
 

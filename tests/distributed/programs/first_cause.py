@@ -12,7 +12,7 @@ import jobflow as flow
 import jobflow.typing as tp
 from jobflow import distributed
 from jobflow.cli import main
-from jobflow.errors import DataError
+from jobflow.core.errors import DataError
 
 #: of batches of 16, rank 1 reads the second half
 BAD = 60

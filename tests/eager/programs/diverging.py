@@ -11,8 +11,8 @@ from typing import Any
 
 import jobflow as flow
 from jobflow import nn, scope
+from jobflow.core.errors import DivergedError
 from jobflow.eager.state import EagerState, state
-from jobflow.errors import DivergedError
 
 ME = state().rank.index
 P = flow.placement("cpu", [0, 1])

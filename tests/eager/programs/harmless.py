@@ -8,7 +8,7 @@ import numpy as np
 
 import jobflow as flow
 from jobflow import nn
-from jobflow.errors import JobflowError
+from jobflow.core.errors import JobflowError
 
 P = flow.placement("cpu", [0, 1])
 B, S0, S1, SUM = flow.sbp.broadcast, flow.sbp.split(0), flow.sbp.split(1), flow.sbp.partial_sum

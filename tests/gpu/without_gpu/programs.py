@@ -34,8 +34,8 @@ def bindings() -> dict[str, Any]:
     import laws
     import on_device
 
+    from jobflow.core.types import type_of
     from jobflow.ops.base import types_tuple
-    from jobflow.types import type_of
 
     cupy.cuda.set_allocator(None)  # fresh memory is zeros: kernels that count leave no rubbish as sizes of arrays
     refused: dict[str, str] = {}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jobflow.errors import ConfigError
+from jobflow.core.errors import ConfigError
 from jobflow.trainer.config import DEFAULT, ConfigErrors, Origin, Problem, load
 
 GOOD = """\

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jobflow.errors import NOWHERE, SourceLine, at_line, user_line
+from jobflow.core.errors import NOWHERE, SourceLine, at_line, user_line
 from jobflow.trainer.config import load
 from jobflow.trainer.jobs import prepared
 

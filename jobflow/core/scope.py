@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, ClassVar, Literal, ParamSpec, Protocol, Self, TypeVar
 
-from jobflow.errors import ConfigError, JobError, PlacementError, did_you_mean, user_line
-from jobflow.layout import Placement
-from jobflow.types import Tensor
+from jobflow.core.errors import ConfigError, JobError, PlacementError, did_you_mean, user_line
+from jobflow.core.layout import Placement
+from jobflow.core.types import Tensor
 
 View = Literal["consistent", "mirrored"]
 Parameters = ParamSpec("Parameters")

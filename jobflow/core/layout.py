@@ -23,8 +23,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jobflow.errors import PlacementError, SbpError
-from jobflow.types import Array, TensorType
+from jobflow.core.errors import PlacementError, SbpError
+from jobflow.core.types import Array, TensorType
 
 
 class Reduction(enum.Enum):

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from jobflow.errors import DtypeError
+from jobflow.core.errors import DtypeError
 
 #: A NumPy or CuPy array.  Kernels see nothing else.
 Array: TypeAlias = Any

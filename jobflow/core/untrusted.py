@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from jobflow.errors import ConfigError, FileError
+from jobflow.core.errors import ConfigError, FileError
 
 #: makes the error that tells what is wrong with a file, from a text that begins with the file's name
 Fault = Callable[[str], Exception]

@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.lib import format as npy
 
-from jobflow.types import Array
-from jobflow.untrusted import MEMORY, Fault, Mark, mark_of, open_regular, shape_of
+from jobflow.core.types import Array
+from jobflow.core.untrusted import MEMORY, Fault, Mark, mark_of, open_regular, shape_of
 
 #: of a file's own header inside a zip file: its fixed part, and where in it the lengths of name and extra field stand
 _ZIP_HEADER, _ZIP_LENGTHS = 30, 26

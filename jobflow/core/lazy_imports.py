@@ -1,0 +1,91 @@
+"""A package whose names are imported when they are first asked for: `__init__.pyi` says where each is, `__init__.py` reads it.
+
+    __getattr__, __dir__, __all__ = attach(__name__, __file__)
+
+Only users ask a package for its names.  The modules inside import each other by name (`import jobflow.scope as scope`).
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any, ClassVar
+
+from jobflow.core.errors import no_attribute
+
+#: public name -> the module where it is, and its name there; "" if it is that module
+Homes = dict[str, tuple[str, str]]
+
+
+def read(package: str, stub: Path) -> tuple[Homes, list[str]]:
+    """Where the names are of a stub that has nothing but `from a import b as c`; and its `__all__`, which is all of them if it has none."""
+    homes: Homes = {}
+    public: list[str] | None = None
+    for node in ast.parse(stub.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            beside = node.module == package
+            for alias in node.names:
+                homes[alias.asname or alias.name] = (f"{node.module}.{alias.name}", "") if beside else (node.module, alias.name)
+        elif isinstance(node, ast.Assign):
+            public = ast.literal_eval(node.value)
+    return homes, list(homes) if public is None else public
+
+
+def attach(
+    package: str, file: str, modules: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` of a package; `modules` may be imported from it too, by name, and lie elsewhere."""
+    homes, public = read(package, Path(file).with_suffix(".pyi"))
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise no_attribute(name, f"module {package!r} has no attribute {name!r}", homes)
+        home, inside = homes[name]
+        found = importlib.import_module(home)
+        if inside:
+            found = getattr(found, inside) if hasattr(found, inside) else importlib.import_module(f"{home}.{inside}")
+        setattr(sys.modules[package], name, found)
+        return found
+
+    _Aliases.names[package] = set(homes)
+    _Aliases.modules |= {f"{package}.{name}": home for name, home in modules.items()}
+    return find, lambda: sorted({*homes, *public}), public
+
+
+class _Aliases(MetaPathFinder, Loader):
+    """`import jobflow.math` where the stub says that `math` is a module somewhere else: that very module, under both names."""
+
+    #: package -> the names of its stub
+    names: ClassVar[dict[str, set[str]]] = {}
+    #: what may be imported besides -> where it is
+    modules: ClassVar[dict[str, str]] = {}
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Of names inside packages that have another name, and of what only a stub names."""
+        if fullname in self.modules:
+            return ModuleSpec(fullname, self, loader_state=self.modules[fullname])
+        package, _, name = fullname.rpartition(".")
+        inside = sys.modules.get(package)
+        if inside is None or not package.startswith("jobflow"):
+            return None
+        if inside.__name__ != package:
+            return ModuleSpec(fullname, self, loader_state=f"{inside.__name__}.{name}")
+        if name in self.names.get(package, ()) and PathFinder.find_spec(fullname, inside.__path__) is None:
+            found = getattr(inside, name)
+            if isinstance(found, ModuleType):
+                return ModuleSpec(fullname, self, loader_state=found.__name__)
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """The import system takes what is in `sys.modules` afterwards."""
+        assert module.__spec__ is not None
+        sys.modules[module.__spec__.name] = importlib.import_module(module.__spec__.loader_state)
+
+
+sys.meta_path.insert(0, _Aliases())
