@@ -21,6 +21,7 @@ import jobflow as flow
 from jobflow import optim
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
+from jobflow.engine.placements import placement, sbp
 from jobflow.functional import nn_activations, nn_classes, shapes
 from jobflow.functional.creation import from_numpy
 from jobflow.functional.moving import to_global
@@ -28,7 +29,6 @@ from jobflow.nn.graph.graph import Graph
 from jobflow.nn.modules.linear import Linear
 from jobflow.nn.modules.module import Module
 from jobflow.nn.parallel import DistributedDataParallel
-from jobflow.placements import placement, sbp
 
 Cases = dict[str, Callable[[], Any]]
 B, P, S0, S1 = sbp.broadcast, sbp.partial_sum, sbp.split(0), sbp.split(1)

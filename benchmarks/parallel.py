@@ -112,8 +112,8 @@ def memory(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Buffers and liveness bounds of the plan of the first rank, alone and of two."""
     import ours  # imports jobflow
 
+    from jobflow.engine.job import job_of
     from jobflow.explain import laid_out
-    from jobflow.job import job_of
 
     print(f"\n{'':8}{'ranks':>6}{'arena MiB':>12}{'bound':>9}{'ratio':>8}{'shared MiB':>13}{'bound':>9}{'ratio':>8}")
     results = []
@@ -131,8 +131,8 @@ def compile(options: argparse.Namespace) -> dict[str, Any]:
     """Seconds for a deep GPT on many ranks: laying it out, which is done once, and planning, which each rank does for itself."""
     import ours  # imports jobflow, and finds the examples
 
+    from jobflow.engine.job import job_of
     from jobflow.explain import laid_out
-    from jobflow.job import job_of
 
     size = ours.gpt.Size(batch=PLANNED_RANKS, blocks=BLOCKS)
     job = job_of(ours.gpt.make_train_job(size))

@@ -18,7 +18,7 @@ from jobflow.core.lazy_imports import attach as _attach
 from jobflow.core.version import __version__ as __version__
 from jobflow.runtime.world import launch as _launch
 
-__getattr__, __dir__, __all__ = _attach(__name__, __file__, {"layout": "jobflow.core.layout"})
+__getattr__, __dir__, __all__ = _attach(__name__, __file__, {"layout": "jobflow.core.layout", "session": "jobflow.engine.session"})
 
 # A process that was started among others must not end, or fail, without the others.
 if _launch.launched() is not None:

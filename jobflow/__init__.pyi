@@ -12,7 +12,6 @@ from jobflow import comm as comm
 from jobflow import cuda as cuda
 from jobflow import data as data
 from jobflow import deprecated as deprecated
-from jobflow import distribute as distribute
 from jobflow import distributed as distributed
 from jobflow import experimental as experimental
 from jobflow import functional as functional
@@ -93,6 +92,17 @@ from jobflow.core.types import uint8 as uint8
 from jobflow.core.version import __version__ as __version__
 from jobflow.declare import global_function
 from jobflow.eager.tensor import Size as Size
+from jobflow.engine import distribute as distribute
+from jobflow.engine.handle import INVALID_SPLIT_AXIS as INVALID_SPLIT_AXIS
+from jobflow.engine.job_config import ExecutionConfig as ExecutionConfig
+from jobflow.engine.job_config import FunctionConfig as FunctionConfig
+from jobflow.engine.job_config import function_config as function_config
+from jobflow.engine.placements import placement as placement
+from jobflow.engine.placements import sbp as sbp
+from jobflow.engine.session import clear_default_session as clear_default_session
+from jobflow.engine.session import config as config
+from jobflow.engine.session import env as env
+from jobflow.engine.session import sync_default_session as sync_default_session
 from jobflow.functional import BFloat16Tensor as BFloat16Tensor
 from jobflow.functional import BoolTensor as BoolTensor
 from jobflow.functional import ByteTensor as ByteTensor
@@ -343,7 +353,6 @@ from jobflow.functional import unsqueeze as unsqueeze
 from jobflow.functional import var as var
 from jobflow.functional import var_mean as var_mean
 from jobflow.functional import vstack as vstack
-from jobflow.handle import INVALID_SPLIT_AXIS
 from jobflow.initializers import (
     constant_initializer,
     empty_initializer,
@@ -360,7 +369,6 @@ from jobflow.initializers import (
     xavier_uniform_initializer,
     zeros_initializer,
 )
-from jobflow.job_config import ExecutionConfig, FunctionConfig, function_config
 from jobflow.math import (
     broadcast_to_compatible_with,
     clip_by_scalar,
@@ -373,10 +381,8 @@ from jobflow.math import (
     unsorted_segment_sum_like,
 )
 from jobflow.nn.losses import smooth_l1_loss
-from jobflow.placements import placement, sbp
 from jobflow.saving import load as load
 from jobflow.saving import save as save
-from jobflow.session import clear_default_session, config, env, sync_default_session
 from jobflow.shared_names import (
     cast,
     clamp,

@@ -16,7 +16,7 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, PlacementError, ShapeError, user_line
 from jobflow.core.layout import B, P, Placement, S, cut
 from jobflow.core.types import Tensor
-from jobflow.distribute import current_placement
+from jobflow.engine.distribute import current_placement
 from jobflow.faces import all_of, of_jobs
 from jobflow.ops.base import apply, normal_axis
 from jobflow.ops.elementwise import add

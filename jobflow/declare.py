@@ -14,10 +14,10 @@ from typing import Any
 import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, JobError, user_line
 from jobflow.core.notices import notice
-from jobflow.job import Job
-from jobflow.job_config import FunctionConfig
+from jobflow.engine.job import Job
+from jobflow.engine.job_config import FunctionConfig
+from jobflow.engine.session import current_session
 from jobflow.optimizer.from_options import optimizer_of
-from jobflow.session import current_session
 
 
 def global_function(type: str | FunctionConfig = "predict", function_config: FunctionConfig | None = None) -> Callable[[Callable[..., Any]], Any]:

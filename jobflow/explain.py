@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import NamedTuple
 
-from jobflow.binding import Loaded, StorageChoice
 from jobflow.compiler.box import Reroute, box
 from jobflow.compiler.bucket import bucket
 from jobflow.compiler.compile import logical
@@ -19,16 +18,17 @@ from jobflow.compiler.pipeline import USUAL, pipeline_of
 from jobflow.compiler.shard import shard
 from jobflow.core.errors import ConfigError, JobError, SourceLine, did_you_mean
 from jobflow.core.tables import TextTable
+from jobflow.engine.binding import Loaded, StorageChoice
+from jobflow.engine.job import Job, job_of, returned_values
+from jobflow.engine.session import current_session
 from jobflow.graph.ir import Graph, Node, Physical, Sharded, Value
 from jobflow.graph.rewrite import consumers
 from jobflow.graph.text import graph_text, physical_text, sharded_text
-from jobflow.job import Job, job_of, returned_values
 from jobflow.picture import graph_page
 from jobflow.plan.footprint import footprint, footprint_text
 from jobflow.plan.plan import Plan
 from jobflow.plan.text import plan_text
 from jobflow.plan.traffic import planned
-from jobflow.session import current_session
 from jobflow.stages import STAGES
 from jobflow.strategies import named
 

@@ -22,7 +22,7 @@ import numpy as np
 import jobflow.core.scope as scope
 from jobflow.core.errors import NOT_A_TENSOR, DtypeError, JobError, user_line
 from jobflow.core.types import TensorType
-from jobflow.operators import TensorOperators
+from jobflow.engine.operators import TensorOperators
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

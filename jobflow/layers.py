@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from typing import TypeAlias
 
 import jobflow.core.scope as scope
-import jobflow.distribute as distribute
+import jobflow.engine.distribute as distribute
 import jobflow.nn.activations as activations
 import jobflow.nn.convolution as convolution
 import jobflow.nn.normalization as normalization
@@ -22,7 +22,7 @@ from jobflow.arrays import constant
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.layout import P
 from jobflow.core.types import Tensor
-from jobflow.distribute import Distribute, current_placement, is_local
+from jobflow.engine.distribute import Distribute, current_placement, is_local
 from jobflow.faces import all_of, of_jobs
 from jobflow.initializers import Initializer, constant_initializer, xavier_uniform_initializer
 from jobflow.nn.convolution import Padding, Sizes, channels_last

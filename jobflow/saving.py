@@ -22,8 +22,8 @@ from jobflow.core.types import Array, DType, TensorType, dtype_named, type_of
 from jobflow.eager.convert import convert, meeting
 from jobflow.eager.state import EagerState, state
 from jobflow.eager.tensor import Size, Tensor
+from jobflow.engine.placements import placement as public_placement
 from jobflow.functional import moving, values
-from jobflow.placements import placement as public_placement
 
 Path = str | os.PathLike[str]
 

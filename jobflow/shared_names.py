@@ -4,7 +4,7 @@ Modules that the job face has as functions (`nn.MSELoss(x, y)`) are told apart b
 """
 
 import jobflow.arrays as arrays
-import jobflow.distribute as distribute
+import jobflow.engine.distribute as distribute
 import jobflow.math as math
 from jobflow.faces import by_face, of_jobs
 

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from jobflow.checkpoint import sessions
 from jobflow.checkpoint import variables as stored
-from jobflow.session import current_session, started_session
+from jobflow.engine.session import current_session, started_session
 
 __all__ = ["CheckPoint", "SimpleCheckPointManager"]
 

@@ -17,7 +17,7 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, ConfigError, DuplicateNameError, JobError, SbpError, ShapeError, SourceLine, user_line
 from jobflow.core.layout import Sbp, Split
 from jobflow.core.types import DType, Tensor, TensorType, float32
-from jobflow.distribute import Distribute, ParallelDistribution, broadcast, current_placement, mesh_sbp
+from jobflow.engine.distribute import Distribute, ParallelDistribution, broadcast, current_placement, mesh_sbp
 from jobflow.graph.ir import Variable
 from jobflow.initializers import Initializer, from_conf
 from jobflow.ops.base import Op

@@ -24,24 +24,24 @@ from typing import Any
 import numpy as np
 
 import jobflow.core.scope as scope
-from jobflow.binding import StorageChoice, state_of
-from jobflow.commands import Bind, Run, performed
 from jobflow.comparison import ROUNDING, Difference, Report, Seen, allowed, apart, by_microbatch, compare, epsilon, judged, together, whole_of
-from jobflow.compiled import Compiled
 from jobflow.compiler.box import Reroute
 from jobflow.core.errors import ArgumentError, ConfigError, JobError
 from jobflow.core.layout import Placement
 from jobflow.core.types import Array
 from jobflow.distributed import mpiexec
+from jobflow.engine.binding import StorageChoice, state_of
+from jobflow.engine.commands import Bind, Run, performed
+from jobflow.engine.compiled import Compiled
+from jobflow.engine.job import Job
+from jobflow.engine.session import Session, environment
 from jobflow.explain import load_job
 from jobflow.graph.ir import Graph
 from jobflow.graph.wire import physical_to_wire
-from jobflow.job import Job
 from jobflow.runtime.device.cpu import CpuDevice
 from jobflow.runtime.world.base import Rank
 from jobflow.runtime.world.launch import launched
 from jobflow.runtime.world.solo import SoloWorld
-from jobflow.session import Session, environment
 from jobflow.strategies import named
 from jobflow.typing.signature import Bound
 

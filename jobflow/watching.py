@@ -17,7 +17,7 @@ from typing import Any
 
 from jobflow.core.errors import JobError, user_line
 from jobflow.core.types import Tensor
-from jobflow.results import Delivered, LocalBlob, whole
+from jobflow.engine.results import Delivered, LocalBlob, whole
 from jobflow.typing import ListNumpy, Numpy
 from jobflow.variables import current_job
 

@@ -20,8 +20,7 @@ FLOORS = {
         "3": "plan",
         "4a": "compiler",
         "4b": "runtime",
-        "5": "operators distribute handle body placements session job compiled binding commands hatch results variable_io eager checkpoint "
-        "options ignored_options job_config",
+        "5": "engine variable_io eager checkpoint",
         "6": "functional faces amp autograd comm cuda saving optim utils advanced declare strategies models nn layers math arrays linalg "
         "losses optimizer regularizers initializers variables data experimental image random train watching spellings deprecated "
         "shared_names",

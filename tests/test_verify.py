@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.session import Session
 
 from jobflow import scope
 from jobflow.cli import main
 from jobflow.comparison import allowed, apart
+from jobflow.engine.job import Job
 from jobflow.explain import load_job
-from jobflow.job import Job
 from jobflow.ops.linalg import BiasAdd, MatMul
 from jobflow.ops.norm import LayerNorm
 from jobflow.ops.softmax import Softmax
 from jobflow.ops.update import AdamUpdate
-from jobflow.session import Session
 from jobflow.verify import nudged, verify
 
 ROOT = Path(__file__).parents[1]

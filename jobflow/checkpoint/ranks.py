@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jobflow.binding import state_of
 from jobflow.checkpoint import parts, places, reading, safetensors
 from jobflow.checkpoint.files import Files, files_of
 from jobflow.checkpoint.manifest import Entry, Manifest, Shard, Spans, gap
 from jobflow.checkpoint.parts import Part, Piece
 from jobflow.core.errors import CheckpointError, ReplacedError
 from jobflow.core.types import Array, TensorType
+from jobflow.engine.binding import state_of
 from jobflow.plan.storage import is_common
 from jobflow.runtime.state import State
 from jobflow.runtime.world.base import Rank

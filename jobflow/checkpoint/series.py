@@ -22,7 +22,7 @@ from jobflow.checkpoint import manifest, places, reading, sessions
 from jobflow.checkpoint.files import files_of
 from jobflow.checkpoint.manifest import Manifest
 from jobflow.core.errors import ArgumentError, CheckpointError, ReplacedError
-from jobflow.session import Session
+from jobflow.engine.session import Session
 
 #: how often the newest is looked for, where another process saves and removes at the same time
 TRIES = 10

@@ -32,10 +32,10 @@ from jobflow.core.errors import CheckpointError, ReplacedError, did_you_mean, us
 from jobflow.core.notices import notice
 from jobflow.core.types import Array, TensorType
 from jobflow.core.untrusted import whole
+from jobflow.engine.session import Session
 from jobflow.graph.ir import Variable
 from jobflow.runtime.world import launch
 from jobflow.runtime.world.base import World
-from jobflow.session import Session
 
 T = TypeVar("T")
 Where = str | os.PathLike[str]

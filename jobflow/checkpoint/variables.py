@@ -11,10 +11,10 @@ import jobflow.core.scope as scope
 from jobflow.checkpoint import sessions
 from jobflow.checkpoint import store as checkpoint
 from jobflow.checkpoint.reading import Stored
-from jobflow.commands import Initialize
 from jobflow.core.errors import CheckpointError, did_you_mean, user_line
 from jobflow.core.types import Array, DType
-from jobflow.session import Session, started_session
+from jobflow.engine.commands import Initialize
+from jobflow.engine.session import Session, started_session
 
 
 class StoredVariable:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 import jobflow.core.scope as scope
-from jobflow.binding import Loaded, StorageChoice
 from jobflow.compiler.box import Reroute
 from jobflow.compiler.paths import path
 from jobflow.core.errors import DivergedError, user_line
@@ -23,6 +22,7 @@ from jobflow.core.layout import B, Layout, Placement
 from jobflow.core.types import Array, TensorType
 from jobflow.eager.state import EagerState, mixed
 from jobflow.eager.tensor import Tensor
+from jobflow.engine.binding import Loaded, StorageChoice
 from jobflow.graph.ir import Graph, Node, Physical, Value
 from jobflow.ops.source import Input
 from jobflow.plan.plan import Plan, Slot

@@ -7,10 +7,10 @@ import numpy as np
 
 from jobflow.core.types import DType
 from jobflow.eager.tensor import Size, Tensor
+from jobflow.engine.placements import placement
 from jobflow.functional.devices import device
 from jobflow.functional.gradients import RemovableHandle
 from jobflow.functional.sorting import Ordered
-from jobflow.placements import placement
 
 _bool: TypeAlias = bool
 _int: TypeAlias = int

@@ -17,12 +17,12 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import JobError, user_line
 from jobflow.core.layout import Placement
 from jobflow.core.types import float32
+from jobflow.engine.session import current_session, environment
 from jobflow.runtime.device.base import Device
 from jobflow.runtime.device.cpu import CpuDevice
 from jobflow.runtime.world import launch
 from jobflow.runtime.world.base import Rank, World
 from jobflow.runtime.world.solo import SoloWorld
-from jobflow.session import current_session, environment
 
 #: how many of the last ops a message about ranks that diverged names
 REMEMBERED = 5

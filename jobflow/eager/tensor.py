@@ -20,7 +20,7 @@ import numpy as np
 from jobflow.core.errors import DtypeError, JobError, user_line
 from jobflow.core.layout import Layout, Sbp
 from jobflow.core.types import Array, DType, TensorType
-from jobflow.placements import placement as public_placement
+from jobflow.engine.placements import placement as public_placement
 
 if TYPE_CHECKING:
     from jobflow.eager.methods import Methods  # a stub, written by scripts/refresh_methods

@@ -11,7 +11,7 @@ from typing import Any
 from jobflow.core.errors import PlacementError, user_line
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
-from jobflow.placements import on_host
+from jobflow.engine.placements import on_host
 
 TYPES = ("cpu", "cuda")
 

@@ -17,7 +17,7 @@ from jobflow.eager.run import recorder, run
 from jobflow.eager.state import state
 from jobflow.eager.tape import anomalies
 from jobflow.eager.tensor import Tensor, method
-from jobflow.operators import TensorOperators
+from jobflow.engine.operators import TensorOperators
 from jobflow.ops.layout_ops import Copy
 from jobflow.ops.scalar import Detach
 

@@ -12,6 +12,8 @@ from jobflow.eager import crossing
 from jobflow.eager.run import recorder, run
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor, attribute, method
+from jobflow.engine.placements import on_host, sbp_tuple
+from jobflow.engine.placements import placement as public_placement
 from jobflow.functional import devices as where
 from jobflow.functional.casting import named
 from jobflow.functional.gradients import clone
@@ -19,8 +21,6 @@ from jobflow.functional.promotion import cast
 from jobflow.functional.values import numpy as numpy
 from jobflow.functional.values import value_of as value_of
 from jobflow.ops.layout_ops import Copy
-from jobflow.placements import on_host, sbp_tuple
-from jobflow.placements import placement as public_placement
 
 
 def layout_of(what: str, placement: public_placement | None, sbp: Any, ndim: int) -> Layout | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import jobflow.distribute as distribute
+import jobflow.engine.distribute as distribute
 import jobflow.layers as layers
 import jobflow.math as math
 import jobflow.nn as nn

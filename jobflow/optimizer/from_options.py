@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobflow.core.errors import ConfigError, JobError, did_you_mean
-from jobflow.job_config import FunctionConfig
+from jobflow.engine.job_config import FunctionConfig
 from jobflow.optimizer import schedules
 from jobflow.optimizer.clipping import Clipping, GlobalNorm
 from jobflow.optimizer.optimizers import LAMB, LARS, SGDW, AdamW, RMSProp, Single

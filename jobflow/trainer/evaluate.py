@@ -12,7 +12,7 @@ from jobflow.core.errors import CheckpointError, ConfigError, at_line
 from jobflow.core.notices import notice
 from jobflow.data.batches import Batches
 from jobflow.data.samples import Samples, Stream
-from jobflow.job import Job
+from jobflow.engine.job import Job
 from jobflow.trainer.config import Loaded
 from jobflow.trainer.jobs import Jobs, Means, Prepared, open_place, prepared
 from jobflow.trainer.network import line_of

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import psutil
 
-from jobflow.binding import Loaded, StorageChoice
 from jobflow.compiler.box import Reroute
 from jobflow.core.layout import Local
 from jobflow.core.version import __version__
+from jobflow.engine.binding import Loaded, StorageChoice
+from jobflow.engine.session import Session
 from jobflow.explain import Change, boxing_rows
 from jobflow.graph.ir import Physical
 from jobflow.plan.footprint import Footprint, footprint
@@ -26,7 +27,6 @@ from jobflow.plan.traffic import Traffic, planned
 from jobflow.runtime.world import blas
 from jobflow.runtime.world.launch import launched
 from jobflow.runtime.world.variables import usable_cores
-from jobflow.session import Session
 from jobflow.strategies.pipeline import flops
 from jobflow.trainer.amounts import size_text
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from jobflow.comparison import Seen
 from jobflow.core.types import Array
+from jobflow.engine.job import Job
+from jobflow.engine.session import Session
 from jobflow.graph.ir import Node
-from jobflow.job import Job
 from jobflow.ops.source import Input, ReadVariable
-from jobflow.session import Session
 from jobflow.typing.lazy import whole
 from jobflow.verify import Runner
 

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 import jobflow.core.scope as scope
-from jobflow.body import JobBody
 from jobflow.compiler.loss_scale import NOT_FINITE
 from jobflow.core.errors import ConfigError, SourceLine, at_line, counted, did_you_mean
 from jobflow.core.layout import cut
@@ -28,8 +27,11 @@ from jobflow.core.types import Array, DType, TensorType, bfloat16, float16, floa
 from jobflow.data.batches import per_device
 from jobflow.data.readers import open_reader
 from jobflow.data.samples import Samples, Stream
-from jobflow.job import Job
-from jobflow.job_config import FunctionConfig
+from jobflow.engine.body import JobBody
+from jobflow.engine.job import Job
+from jobflow.engine.job_config import FunctionConfig
+from jobflow.engine.options import EnvSettings
+from jobflow.engine.session import Session
 from jobflow.ops import elementwise as ew
 from jobflow.ops import reduce as rd
 from jobflow.ops.axes import reshape
@@ -37,10 +39,8 @@ from jobflow.ops.broadcast import broadcast_to
 from jobflow.ops.loss_scale import COUNT
 from jobflow.optimizer.from_options import optimizer_of
 from jobflow.optimizer.optimizers import Minimizer
-from jobflow.options import EnvSettings
 from jobflow.runtime.device import cuda
 from jobflow.runtime.world.launch import launched
-from jobflow.session import Session
 from jobflow.strategies import Strategy, mesh, mirrored
 from jobflow.trainer.config import Loaded, TrainConfig
 from jobflow.trainer.network import Network, layered, line_of, network_of

@@ -22,12 +22,12 @@ from typing import NamedTuple
 import numpy as np
 
 from jobflow.checkpoint import sessions
-from jobflow.compiled import Compiled
 from jobflow.core.errors import CheckpointError, ConfigError, at_line, counted
 from jobflow.core.notices import notice
 from jobflow.data.batches import Batch, Batches, Position, Reading
 from jobflow.data.order import Order
 from jobflow.data.samples import Samples
+from jobflow.engine.compiled import Compiled
 from jobflow.trainer.amounts import metric_text, metrics_text
 from jobflow.trainer.config import Loaded, load
 from jobflow.trainer.config.schema import Checkpoint, Evaluation

@@ -12,10 +12,10 @@ from typing import Any
 from jobflow.core.errors import counted
 from jobflow.core.tables import TextTable
 from jobflow.data.samples import Samples
-from jobflow.job import Job
+from jobflow.engine.job import Job
+from jobflow.engine.session import Session
 from jobflow.plan.footprint import CATEGORIES
 from jobflow.runtime.world.variables import usable_cores
-from jobflow.session import Session
 from jobflow.trainer.amounts import count_text, size_text
 from jobflow.trainer.figures import Figures, figures_in, host_memory
 from jobflow.trainer.jobs import Prepared, check_lengths, check_metrics, prepared

@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 
 from jobflow.checkpoint import sessions, store
 from jobflow.checkpoint.series import TRIES, Series
-from jobflow.commands import Tell
 from jobflow.compiler.loss_scale import NOT_FINITE
 from jobflow.core.errors import CheckpointError, ConfigError, JobflowError, ReplacedError
 from jobflow.core.notices import notice
 from jobflow.core.untrusted import whole
 from jobflow.data.samples import Samples, Stream
-from jobflow.session import Session
+from jobflow.engine.commands import Tell
+from jobflow.engine.session import Session
 from jobflow.trainer.config import Loaded, TrainConfig
 
 T = TypeVar("T")

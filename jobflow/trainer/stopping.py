@@ -16,8 +16,8 @@ from typing import Any
 
 import psutil
 
-from jobflow.commands import Tell
-from jobflow.session import Session
+from jobflow.engine.commands import Tell
+from jobflow.engine.session import Session
 
 #: seconds between two agreements
 PERIOD = 0.2

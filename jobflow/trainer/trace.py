@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.commands import executors_of
 from jobflow.core.tables import TextTable
+from jobflow.engine.commands import executors_of
+from jobflow.engine.session import Session, current_session
 from jobflow.runtime.timing import Ran, Recorded, Recording, Timed
 from jobflow.runtime.world.base import Rank
-from jobflow.session import Session, current_session
 from jobflow.trainer.amounts import duration_text, percent
 from jobflow.trainer.leaving import leave
 

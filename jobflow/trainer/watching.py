@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from jobflow.compiled import Compiled
+from jobflow.engine.compiled import Compiled
 
 
 class Configured(Protocol):

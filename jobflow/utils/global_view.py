@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from jobflow.eager.tensor import Tensor
+from jobflow.engine.placements import placement as public_placement
 from jobflow.functional import moving
-from jobflow.placements import placement as public_placement
 
 
 def over(change: Callable[[Tensor], Any], structure: Any) -> Any:

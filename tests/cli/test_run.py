@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from jobflow.session import config, current_session
 
 from jobflow import scope
 from jobflow.cli import main, run
 from jobflow.distributed import launch, mpiexec
-from jobflow.options import Settings
-from jobflow.session import config, current_session
+from jobflow.engine.options import Settings
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.session import current_session
 from traced import first, trace, type_, variable
 
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow import scope
-from jobflow.commands import executors_of
 from jobflow.compiler.compile import distribute, plan_rank
 from jobflow.compiler.trace import Tracer
+from jobflow.engine.commands import executors_of
 from jobflow.ops.arithmetic import add
 from jobflow.ops.linalg import matmul
 from jobflow.plan.plan import Collective, Compute, Plan
 from jobflow.plan.storage import is_common, place_variables
-from jobflow.session import current_session
 
 
 def plans(rows: int, n: int) -> list[Plan]:

@@ -13,12 +13,12 @@ from jobflow.layout import S
 from programs import check
 from traced import Bound, distribute, evaluate, first, trace, type_, variable, world_of
 
-from jobflow import commands
 from jobflow.compiler import memory, place
 from jobflow.compiler.compile import plan_rank
 from jobflow.compiler.trace import Tracer
 from jobflow.core.errors import PlanError
 from jobflow.core.types import TensorType, float64, int64
+from jobflow.engine import commands
 from jobflow.graph.ir import Graph
 from jobflow.ops.activation import relu, tanh
 from jobflow.ops.arithmetic import add

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.session import current_session
 
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow import scope
-from jobflow.commands import executors_of
-from jobflow.hatch import HATCH
+from jobflow.engine.commands import executors_of
+from jobflow.engine.shared_buffers import HATCH
 from jobflow.plan.plan import Collective, Compute, Plan
 from jobflow.plan.storage import is_common
-from jobflow.session import current_session
 
 RATE = flow.optimizer.PiecewiseConstantScheduler([], [0.05])
 UNITS = 301

@@ -11,11 +11,11 @@ import numpy as np
 from jobflow.layout import B, Layout, Local, Placement, Sbp
 
 from jobflow import scope
-from jobflow.binding import StorageChoice
-from jobflow.commands import Bind, Run, Unbind, WriteVariables, openings_of
 from jobflow.compiler.compile import distribute, logical
 from jobflow.compiler.trace import Tracer
 from jobflow.core.types import DType, TensorType, float32
+from jobflow.engine.binding import StorageChoice
+from jobflow.engine.commands import Bind, Run, Unbind, WriteVariables, openings_of
 from jobflow.graph.ir import Graph, Physical, Value, Variable
 from jobflow.graph.text import graph_text
 from jobflow.graph.training import Parameter

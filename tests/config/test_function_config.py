@@ -13,7 +13,7 @@ from jobflow import scope
 from jobflow.core import notices
 from jobflow.core.errors import ConfigError, JobError
 from jobflow.core.types import bfloat16, float16, float32
-from jobflow.job_config import OPTIONS, ExecutionConfig, FunctionConfig, function_config
+from jobflow.engine.job_config import OPTIONS, ExecutionConfig, FunctionConfig, function_config
 from jobflow.optimizer import optimizer_of
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from jobflow.core import notices
 from jobflow.core.errors import ConfigError
-from jobflow.options import ConfigOptions, EnvOptions, EnvSettings, Settings
+from jobflow.engine.options import ConfigOptions, EnvOptions, EnvSettings, Settings
 
 CONFIG_NAMES = """gpu_device_num enable_legacy_model_io load_library enable_debug_mode enable_model_io_v2 nccl_use_compute_stream
     collective_boxing.nccl_fusion_all_reduce_use_buffer collective_boxing.nccl_fusion_max_ops collective_boxing.nccl_fusion_threshold_mb

@@ -13,6 +13,7 @@ from jobflow.core.errors import JobError
 from jobflow.core.types import TensorType, float32
 from jobflow.eager import run
 from jobflow.eager.tensor import Tensor
+from jobflow.engine.placements import placement, sbp
 from jobflow.functional.creation import tensor
 from jobflow.functional.moving import to_global
 from jobflow.ops.base import Op
@@ -20,7 +21,6 @@ from jobflow.ops.broadcast import BroadcastTo
 from jobflow.ops.derivative import derivative
 from jobflow.ops.linalg import MatMul
 from jobflow.ops.scalar import FillLike
-from jobflow.placements import placement, sbp
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3) - 2
 W = np.arange(12, dtype=np.float32).reshape(3, 4)

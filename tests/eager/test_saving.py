@@ -15,8 +15,8 @@ from jobflow import saving
 from jobflow.core.errors import ArgumentError, CheckpointError, JobError
 from jobflow.core.types import float32, type_of
 from jobflow.eager.tensor import Size, Tensor
+from jobflow.engine.placements import placement
 from jobflow.functional import values
-from jobflow.placements import placement
 
 WHOLE = np.arange(15.0).reshape(5, 3)
 

@@ -13,13 +13,13 @@ from jobflow.core.errors import PlacementError
 from jobflow.core.types import float64
 from jobflow.eager import run
 from jobflow.eager.backward import backward
+from jobflow.engine.placements import placement, sbp
 from jobflow.functional.moving import to_global, to_local
 from jobflow.functional.values import numpy
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.linalg import MatMul
 from jobflow.ops.random import RandomNormal
 from jobflow.ops.reduce import ReduceSum
-from jobflow.placements import placement, sbp
 
 
 def drawn(shape: tuple[int, ...], layout: Layout, number: int) -> Any:

@@ -15,8 +15,8 @@ from jobflow.layout import Placement
 from jobflow import scope
 from jobflow.core.errors import DuplicateNameError
 from jobflow.core.types import DType, TensorType, float32, type_of
+from jobflow.engine.operators import TensorOperators
 from jobflow.graph.ir import Variable
-from jobflow.operators import TensorOperators
 from jobflow.ops.base import Op, types_tuple
 from jobflow.ops.source import ReadVariable
 

@@ -12,8 +12,8 @@ import jobflow.typing as tp
 from jobflow import scope
 from jobflow.compiler.box import Reroute
 from jobflow.core.errors import PlacementError, ShapeError
+from jobflow.engine.job import job_of
 from jobflow.explain import laid_out
-from jobflow.job import job_of
 
 X = np.arange(35, dtype=np.float32).reshape(7, 5)
 Rows = tp.Numpy.Placeholder((7, 5))

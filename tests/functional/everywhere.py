@@ -10,9 +10,9 @@ import numpy as np
 from jobflow.layout import B, P, S
 from ranks import on_ranks
 
+from jobflow.engine.placements import placement
 from jobflow.functional.creation import tensor
 from jobflow.functional.moving import to_global
-from jobflow.placements import placement
 
 Function = Callable[..., Any]
 Case = tuple[Function, Function, Sequence[Any]]

@@ -13,11 +13,11 @@ from ranks import on_ranks
 
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, PlacementError, ShapeError
 from jobflow.core.types import bfloat16, bool_, float16, float32, float64, int8, int32, int64, uint8
+from jobflow.engine.placements import placement, sbp
 from jobflow.functional import arithmetic as fa
 from jobflow.functional import comparing, gradients
 from jobflow.functional.creation import full, ones, tensor, zeros
 from jobflow.functional.promotion import result_type
-from jobflow.placements import placement, sbp
 
 RANDOM = np.random.default_rng(5)
 

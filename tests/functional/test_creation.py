@@ -11,9 +11,9 @@ from ranks import on_ranks
 
 from jobflow.core.errors import ArgumentError, ConfigError, DivergedError, DtypeError, JobError, RankError, SbpError, ShapeError
 from jobflow.core.types import bool_, float16, float32, float64, int32, int64, uint8
+from jobflow.engine.placements import placement, sbp
 from jobflow.functional import classes, creation, drawing, filling
 from jobflow.functional.casting import get_default_dtype, set_default_dtype
-from jobflow.placements import placement, sbp
 
 FACTORIES: list[tuple[Any, Any]] = [
     (lambda **o: creation.zeros(5, 3, **o), np.zeros((5, 3))),

@@ -13,9 +13,9 @@ from ranks import on_ranks
 
 from jobflow.core.errors import ArgumentError, DtypeError
 from jobflow.core.types import bfloat16, bool_, float16, float32, float64, int32, int64, uint8
+from jobflow.engine.placements import placement
 from jobflow.functional import casting, elementwise
 from jobflow.functional.creation import arange, ones, tensor
-from jobflow.placements import placement
 
 RANDOM = np.random.default_rng(6)
 ANY, POSITIVE, UNIT, ABOVE = (RANDOM.uniform(*limits, (4, 6)) for limits in ((-2, 2), (0.5, 2), (-0.9, 0.9), (1.1, 3)))

@@ -11,11 +11,11 @@ from ranks import on_ranks
 
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError
 from jobflow.core.types import float64
+from jobflow.engine.placements import placement
 from jobflow.functional import autograd, gradients
 from jobflow.functional.creation import arange, full, ones, tensor, zeros
 from jobflow.functional.drawing import randn
 from jobflow.functional.nn_activations import relu
-from jobflow.placements import placement
 
 LAYOUTS = (B, S(0), S(1), P)
 RANDOM = np.random.default_rng(9)

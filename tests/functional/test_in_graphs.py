@@ -12,8 +12,8 @@ from ranks import on_ranks
 
 import jobflow as flow
 from jobflow import nn
+from jobflow.engine.placements import placement
 from jobflow.functional import casting, comparing, creation, drawing, reductions
-from jobflow.placements import placement
 
 X, Y = np.random.default_rng(2).uniform(0.5, 2, (4, 6)), np.random.default_rng(3).uniform(-1, 1, (4, 6))
 

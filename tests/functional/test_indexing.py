@@ -12,9 +12,9 @@ from ranks import on_ranks
 
 from jobflow import functional as F
 from jobflow.core.errors import AxisError, DtypeError, JobError, PlacementError, ShapeError
+from jobflow.engine.placements import placement
 from jobflow.functional.creation import tensor
 from jobflow.nn.graph.graph import Graph
-from jobflow.placements import placement
 
 RANDOM = np.random.default_rng(3)
 X, CUBE = RANDOM.normal(size=(4, 6)), RANDOM.normal(size=(4, 6, 3))

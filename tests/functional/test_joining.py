@@ -12,8 +12,8 @@ from ranks import on_ranks
 from jobflow import functional as F
 from jobflow.core.errors import ShapeError
 from jobflow.core.types import float32
+from jobflow.engine.placements import placement, sbp
 from jobflow.functional.creation import tensor
-from jobflow.placements import placement, sbp
 
 RANDOM = np.random.default_rng(2)
 X, Y, LONG = RANDOM.normal(size=(4, 6)), RANDOM.normal(size=(4, 6)), RANDOM.normal(size=(7,))

@@ -15,10 +15,10 @@ from ranks import on_ranks
 from jobflow.core import notices
 from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, JobError, PlacementError, SbpError, ShapeError
 from jobflow.core.types import dtype_named, float32, float64, int64
+from jobflow.engine.placements import placement, sbp
 from jobflow.functional import devices, gradients, moving
 from jobflow.functional.creation import arange, ones, tensor, zeros
 from jobflow.functional.drawing import rand
-from jobflow.placements import placement, sbp
 
 VALUE = np.random.default_rng(4).normal(size=(5, 4))
 

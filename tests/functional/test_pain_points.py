@@ -13,7 +13,7 @@ from ranks import on_ranks
 
 import jobflow as flow
 from jobflow.core.errors import JobflowError
-from jobflow.placements import placement
+from jobflow.engine.placements import placement
 
 #: seconds until every rank knows; ranks may wait a while for one that computes
 SOON = 20.0

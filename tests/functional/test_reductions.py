@@ -12,9 +12,9 @@ from ranks import on_ranks
 
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError
 from jobflow.core.types import bool_, float32, float64, int64
+from jobflow.engine.placements import placement
 from jobflow.functional import reductions
 from jobflow.functional.creation import arange, ones, tensor, zeros
-from jobflow.placements import placement
 
 RANDOM = np.random.default_rng(8)
 X = RANDOM.uniform(-2, 2, (4, 6))

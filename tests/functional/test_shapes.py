@@ -10,8 +10,8 @@ from ranks import on_ranks
 
 from jobflow import functional as F
 from jobflow.core.errors import AxisError, JobError, ShapeError
+from jobflow.engine.placements import placement
 from jobflow.functional.creation import tensor
-from jobflow.placements import placement
 
 RANDOM = np.random.default_rng(1)
 X, COLUMN, CUBE = RANDOM.normal(size=(4, 6)), RANDOM.normal(size=(4, 1)), RANDOM.normal(size=(2, 4, 6))

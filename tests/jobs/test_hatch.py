@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from jobflow.session import current_session
 from parts import Begin, Rows, X
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow.commands import Run, openings_of
-from jobflow.compiled import Compiled
-from jobflow.job import job_of
-from jobflow.session import current_session
+from jobflow.engine.commands import Run, openings_of
+from jobflow.engine.compiled import Compiled
+from jobflow.engine.job import job_of
 
 
 def compiled(declared: Any, *args: Any) -> Compiled:

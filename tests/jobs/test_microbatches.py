@@ -11,8 +11,8 @@ import pytest
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow.core.errors import ArgumentError, JobError
+from jobflow.engine.job import job_of
 from jobflow.explain import laid_out
-from jobflow.job import job_of
 
 ROWS, WIDTH, CLASSES, STEPS = 10, 6, 4, 10
 DOUBLE = 1e-9

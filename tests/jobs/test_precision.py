@@ -14,8 +14,8 @@ from parts import constant, normal, values
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow.core.errors import ConfigError, DtypeError
+from jobflow.engine.job import job_of
 from jobflow.explain import explain
-from jobflow.job import job_of
 
 pytestmark = pytest.mark.usefixtures("fresh")
 

@@ -9,6 +9,7 @@ import numpy as np
 from jobflow.layout import Sbp
 
 from jobflow.eager.tensor import Tensor
+from jobflow.engine.placements import placement, sbp
 from jobflow.functional.arithmetic import matmul
 from jobflow.functional.creation import tensor
 from jobflow.functional.elementwise import square
@@ -16,7 +17,6 @@ from jobflow.functional.reductions import mean
 from jobflow.nn.graph import Graph, GraphModule
 from jobflow.nn.modules.module import Module
 from jobflow.nn.parameter import Parameter
-from jobflow.placements import placement, sbp
 
 ROWS = 8
 S1 = sbp.split(1)

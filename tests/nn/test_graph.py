@@ -13,6 +13,7 @@ from ranks import agree, on_ranks
 from jobflow.core.errors import DivergedError, JobError, RankError
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
+from jobflow.engine.placements import placement, sbp
 from jobflow.functional.arithmetic import matmul
 from jobflow.functional.creation import tensor
 from jobflow.functional.drawing import randn
@@ -29,7 +30,6 @@ from jobflow.nn.modules.module import Module
 from jobflow.nn.modules.norm import BatchNorm2d
 from jobflow.nn.parameter import Parameter
 from jobflow.optim.optimizers import SGD, Adam
-from jobflow.placements import placement, sbp
 
 S0, S1, B = sbp.split(0), sbp.split(1), sbp.broadcast
 

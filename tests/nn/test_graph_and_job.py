@@ -16,10 +16,10 @@ from ranks import on_ranks
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow import optimizer as legacy
+from jobflow.engine.placements import placement, sbp
 from jobflow.nn.modules.module import Module
 from jobflow.optim.lr_scheduler import MultiStepLR
 from jobflow.optim.optimizers import SGD, Adam
-from jobflow.placements import placement, sbp
 
 STEPS, ROWS = 8, 6
 DRAW = np.random.RandomState(0).standard_normal

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.session import current_session
 from ranks import on_ranks
 
 import jobflow as flow
 from jobflow.core.errors import DivergedError
+from jobflow.engine.placements import placement, sbp
 from jobflow.nn.graph import Graph
 from jobflow.nn.modules.module import Module
 from jobflow.optim.optimizers import Adam
-from jobflow.placements import placement, sbp
-from jobflow.session import current_session
 
 ROWS, STEPS = 8, 3
 DRAW = np.random.RandomState(3).standard_normal

@@ -11,10 +11,10 @@ from graphs import Model, Trained, as_graph, at_once, batches, laid, usual, weig
 from ranks import agree, on_ranks
 
 from jobflow.core.types import bfloat16
+from jobflow.engine.placements import sbp
 from jobflow.nn.graph import GradScaler, GraphModule, StaticGradScaler
 from jobflow.optim.lr_scheduler import StepLR
 from jobflow.optim.optimizers import LAMB, SGD, Adagrad, Adam, AdamW, RMSprop
-from jobflow.placements import sbp
 
 STEPS = 4
 S0, S1, B = sbp.split(0), sbp.split(1), sbp.broadcast

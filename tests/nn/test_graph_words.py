@@ -13,10 +13,10 @@ from ranks import on_ranks
 
 from jobflow.core.errors import ConfigError, JobError
 from jobflow.eager.tensor import Tensor
+from jobflow.engine.placements import placement, sbp
 from jobflow.nn.graph import Graph, GraphModule, ProxyModule
 from jobflow.nn.modules.module import Module
 from jobflow.optim.optimizers import SGD
-from jobflow.placements import placement, sbp
 
 S0, B = sbp.split(0), sbp.broadcast
 

@@ -15,9 +15,9 @@ from surroundings import lain, nn
 from jobflow.core.errors import CheckpointError, DtypeError, JobError, PlacementError, SbpError
 from jobflow.core.types import float16, float32, float64, int64
 from jobflow.eager.state import state
+from jobflow.engine.placements import placement, sbp
 from jobflow.functional.creation import ones, tensor, zeros
 from jobflow.nn.modules.module import ModuleError
-from jobflow.placements import placement, sbp
 
 
 class Net(nn.Module):

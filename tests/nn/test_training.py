@@ -12,9 +12,9 @@ from surroundings import F, lain, nn
 
 from jobflow.core.types import float64
 from jobflow.eager.state import state
+from jobflow.engine.placements import placement as public
 from jobflow.nn.utils import clip_grad_norm_
 from jobflow.optim import SGD
-from jobflow.placements import placement as public
 
 
 class Net(nn.Module):

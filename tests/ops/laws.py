@@ -29,7 +29,7 @@ import jobflow.ops
 from jobflow import scope
 from jobflow.core.errors import DtypeError
 from jobflow.core.types import TensorType, float32, float64, type_of
-from jobflow.operators import TensorOperators
+from jobflow.engine.operators import TensorOperators
 from jobflow.ops.base import Op, Sample, ViewOp, all_ops, apply, types_tuple
 from jobflow.ops.derivative import through
 

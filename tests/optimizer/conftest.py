@@ -12,9 +12,9 @@ from jobflow.layout import B, Placement
 
 from jobflow import scope
 from jobflow.core.types import TensorType, type_of
+from jobflow.engine.operators import TensorOperators
 from jobflow.graph.ir import Variable
 from jobflow.graph.training import Parameter
-from jobflow.operators import TensorOperators
 from jobflow.ops.base import Op, types_tuple
 from jobflow.ops.source import Constant
 

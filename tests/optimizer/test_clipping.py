@@ -12,8 +12,8 @@ import jobflow as flow
 import jobflow.typing as tp
 from jobflow import optimizer as opt
 from jobflow import scope
+from jobflow.engine.job import job_of
 from jobflow.explain import explain
-from jobflow.job import job_of
 
 RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.normal(size=(12, 4)), RANDOM.normal(size=(12, 5))

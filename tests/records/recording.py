@@ -16,9 +16,10 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from jobflow.session import Session
 
 import jobflow as flow
-import jobflow.binding
+import jobflow.engine.binding
 from jobflow import scope
 from jobflow.core import notices
 from jobflow.data import order
@@ -34,7 +35,6 @@ from jobflow.runtime.device.cpu import CpuDevice
 from jobflow.runtime.world.base import Rank
 from jobflow.runtime.world.solo import SoloWorld
 from jobflow.runtime.world.threads import ThreadsWorld
-from jobflow.session import Session
 
 #: what is recorded of a run, as JSON has it
 Record = dict[str, Any]
@@ -116,7 +116,7 @@ class Recorder:
     def _watched(self) -> Sequence[tuple[Any, str, Callable[[Any], Any]]]:
         """Whose attribute is replaced while programs are watched, and by what."""
         return (
-            (jobflow.binding, "plan_rank", self._plans),
+            (jobflow.engine.binding, "plan_rank", self._plans),
             (philox, "key_of", self._keys),
             (Session, "performed", self._results),
             (Session, "close", self._ends),

@@ -16,8 +16,8 @@ import jobflow as flow
 import jobflow.typing as tp
 from jobflow import scope
 from jobflow.compiler.box import Reroute
+from jobflow.engine.job import job_of
 from jobflow.explain import Explained, laid_out
-from jobflow.job import job_of
 
 RANDOM = np.random.RandomState(0)
 X = RANDOM.standard_normal((4, 5)).astype(np.float32)

@@ -13,8 +13,8 @@ from jobflow.layout import P
 from ranks import on_ranks
 
 from jobflow.core.errors import ArgumentError
+from jobflow.engine.placements import placement, sbp
 from jobflow.functional import values
-from jobflow.placements import placement, sbp
 from jobflow.utils import global_view
 from jobflow.utils.data import (
     BatchSampler,

@@ -30,6 +30,7 @@ from jobflow.core.notices import notice
 from jobflow.core.types import TensorType
 from jobflow.eager.state import EagerState, state
 from jobflow.eager.tensor import Tensor
+from jobflow.engine.session import current_session, many_shapes
 from jobflow.graph.training import Microbatches, Training
 from jobflow.nn.graph.building import Building
 from jobflow.nn.graph.modules import ProxyModule, is_module
@@ -39,7 +40,6 @@ from jobflow.nn.graph.settings import GraphConfig, GraphModule
 from jobflow.nn.graph.structures import filled, leaves
 from jobflow.nn.modules import saving
 from jobflow.optim.optimizer import Optimizer
-from jobflow.session import current_session, many_shapes
 
 #: the name of the count of steps in state_dict
 STEP = "System-Train-TrainStep"

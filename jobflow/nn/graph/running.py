@@ -15,7 +15,6 @@ from zlib import crc32
 import numpy as np
 
 import jobflow.core.scope as scope
-from jobflow.binding import Loaded, StorageChoice, state_of
 from jobflow.compiler.compile import distribute
 from jobflow.core.errors import DivergedError, JobError, user_line
 from jobflow.core.layout import Layout, Placement
@@ -23,6 +22,8 @@ from jobflow.core.types import Array, TensorType
 from jobflow.eager.convert import agree, convert_array, done, empty
 from jobflow.eager.state import EagerState, mixed
 from jobflow.eager.tensor import Home, Storage, Tensor
+from jobflow.engine.binding import Loaded, StorageChoice, state_of
+from jobflow.engine.session import current_session
 from jobflow.graph.ir import Graph, Node, Value, Variable
 from jobflow.graph.rewrite import rebuild
 from jobflow.graph.text import physical_text
@@ -35,7 +36,6 @@ from jobflow.runtime.comm.base import Communicator
 from jobflow.runtime.executor import Executor
 from jobflow.runtime.state import State
 from jobflow.runtime.world.base import Rank
-from jobflow.session import current_session
 
 
 @dataclass(frozen=True)

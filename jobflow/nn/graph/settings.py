@@ -10,8 +10,8 @@ from jobflow.core.errors import ConfigError, did_you_mean, user_line
 from jobflow.core.layout import Broadcast, Layout, S, Sbp, Split
 from jobflow.core.notices import notice
 from jobflow.core.types import DType, TensorType, bfloat16, float16
-from jobflow.options import ignored_options
-from jobflow.placements import placement as public_placement
+from jobflow.engine.options import ignored_options
+from jobflow.engine.placements import placement as public_placement
 
 #: switches of graphs elsewhere that have nothing to switch here
 IGNORED = frozenset(ignored_options("nn.Graph"))

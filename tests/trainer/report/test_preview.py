@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.session import Session
 
-from jobflow.commands import executors_of
+from jobflow.engine.commands import executors_of
 from jobflow.plan.footprint import footprint
 from jobflow.plan.traffic import planned
-from jobflow.session import Session
 from jobflow.trainer import preview
 from jobflow.trainer.config import load
 from jobflow.trainer.figures import environment

@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.session import current_session
 from trace_format import checked
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow.commands import executors_of
 from jobflow.distributed import mpiexec
+from jobflow.engine.commands import executors_of
 from jobflow.runtime import timing
 from jobflow.runtime.timing import offset
 from jobflow.runtime.world.base import Rank
-from jobflow.session import current_session
 from jobflow.trainer.trace import Tracing, joined
 
 HERE = Path(__file__).parent

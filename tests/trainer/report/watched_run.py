@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jobflow.compiled import Compiled
+from jobflow.engine.compiled import Compiled
 from jobflow.trainer.config import Origin
 from jobflow.trainer.watching import EvaluationReport, RunInfo, StepReport, Watcher
 

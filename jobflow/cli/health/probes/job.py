@@ -9,8 +9,8 @@ import jobflow.math as math
 import jobflow.optimizer as optimizer
 import jobflow.typing as tp
 from jobflow.declare import global_function
+from jobflow.engine.session import config
 from jobflow.initializers import ones_initializer
-from jobflow.session import config
 from jobflow.shared_names import matmul
 from jobflow.variables import get_variable
 

@@ -15,9 +15,9 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import ConfigError, did_you_mean, user_line
 from jobflow.core.notices import notice
 from jobflow.core.types import DType
+from jobflow.engine.ignored_options import IGNORED
+from jobflow.engine.placements import placement, world_size
 from jobflow.graph.strategy import Strategy
-from jobflow.ignored_options import IGNORED
-from jobflow.placements import placement, world_size
 from jobflow.runtime.world import rendezvous, variables
 from jobflow.runtime.world.variables import default_client
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from jobflow.compiler.compile import plan_rank, rank_program
 from jobflow.compiler.local import Program
 from jobflow.core.errors import JobError
+from jobflow.engine.shared_buffers import HATCH, Opening, hatch_of, planned_places, slots_of
 from jobflow.graph.ir import Graph, Physical
-from jobflow.hatch import HATCH, Opening, hatch_of, planned_places, slots_of
 from jobflow.plan.plan import Plan, Slot
 from jobflow.plan.storage import apart, is_common, place_variables
 from jobflow.plan.verify import compare_plans, told

@@ -14,9 +14,9 @@ from jobflow.compiler.trace import Tracer
 from jobflow.core.errors import SourceLine
 from jobflow.core.layout import Placement
 from jobflow.core.types import DType, Tensor, TensorType, int8
+from jobflow.engine.handle import Handle, value_of
 from jobflow.graph.ir import Value, Variable
 from jobflow.graph.training import Optimizer
-from jobflow.handle import Handle, value_of
 from jobflow.ops.base import Op
 
 

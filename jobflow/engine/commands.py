@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from jobflow.binding import ALONE, Loaded, StorageChoice, state_of
 from jobflow.core.errors import JobflowError
 from jobflow.core.layout import Layout
 from jobflow.core.types import Array
+from jobflow.engine.binding import ALONE, Loaded, StorageChoice, state_of
+from jobflow.engine.shared_buffers import Opening
 from jobflow.graph.wire import Wire, physical_from_wire
-from jobflow.hatch import Opening
 from jobflow.plan.traffic import Traffic
 from jobflow.runtime.executor import Executor
 from jobflow.runtime.world.base import Rank, World

@@ -12,21 +12,21 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jobflow.core.scope as scope
-from jobflow.body import JobBody
-from jobflow.compiled import Compiled, argument_parts
 from jobflow.compiler.compile import distribute, logical
 from jobflow.compiler.microbatch import cut_batch, explained
 from jobflow.compiler.trace import Tracer
 from jobflow.core.errors import JobError, SourceLine
 from jobflow.core.layout import Placement
 from jobflow.core.types import TensorType, float32
+from jobflow.engine.body import JobBody
+from jobflow.engine.compiled import Compiled, argument_parts
+from jobflow.engine.handle import value_of
+from jobflow.engine.job_config import FunctionConfig
+from jobflow.engine.results import deliver
+from jobflow.engine.session import Session
 from jobflow.graph.ir import Physical, Value
 from jobflow.graph.strategy import Strategy
 from jobflow.graph.training import Limit, Microbatches, Optimizer, Watch
-from jobflow.handle import value_of
-from jobflow.job_config import FunctionConfig
-from jobflow.results import deliver
-from jobflow.session import Session
 from jobflow.typing.annotations import Declared
 from jobflow.typing.lazy import is_lazy, whole
 from jobflow.typing.results import Results

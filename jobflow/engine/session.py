@@ -18,18 +18,18 @@ from typing import Any, Protocol
 import numpy as np
 
 import jobflow.core.scope as scope
-from jobflow.binding import StorageChoice
-from jobflow.commands import Bind, Meet, ReadVariables, Run, Tell, Unbind, WriteVariables, openings_of, performed
-from jobflow.compiled import Compiled
 from jobflow.compiler.trace import RUN_COUNTER
 from jobflow.core.errors import ArgumentError, CheckpointError, JobError, PlacementError, SourceLine, user_line
 from jobflow.core.layout import Placement
 from jobflow.core.notices import notice
 from jobflow.core.types import Array
+from jobflow.engine.binding import StorageChoice
+from jobflow.engine.commands import Bind, Meet, ReadVariables, Run, Tell, Unbind, WriteVariables, openings_of, performed
+from jobflow.engine.compiled import Compiled
+from jobflow.engine.options import ConfigOptions, EnvOptions, EnvSettings, Settings
 from jobflow.graph.ir import Variable
 from jobflow.graph.text import physical_text
 from jobflow.graph.wire import physical_to_wire
-from jobflow.options import ConfigOptions, EnvOptions, EnvSettings, Settings
 from jobflow.runtime.world.base import World
 from jobflow.runtime.world.launch import launched
 from jobflow.runtime.world.start import start_world

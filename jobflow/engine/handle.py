@@ -10,9 +10,9 @@ from typing import Any
 
 from jobflow.core.errors import JobError, no_attribute, user_line
 from jobflow.core.types import Tensor
-from jobflow.distribute import Distribute, broadcast, distribute_of, parallel_cast, split, with_distribute
+from jobflow.engine.distribute import Distribute, broadcast, distribute_of, parallel_cast, split, with_distribute
+from jobflow.engine.operators import TensorOperators
 from jobflow.graph.ir import Node, Value
-from jobflow.operators import TensorOperators
 
 #: `split_axis` of a tensor that was not asked to be split.
 INVALID_SPLIT_AXIS = -1

@@ -12,8 +12,8 @@ from jobflow.compiler.schedule import SCHEDULES
 from jobflow.core.errors import JobError, SourceLine, user_line
 from jobflow.core.notices import notice
 from jobflow.core.types import DType, float16
+from jobflow.engine.options import Names, Option, ignored_options, notice_ignored, unknown
 from jobflow.graph.strategy import Strategy
-from jobflow.options import Names, Option, ignored_options, notice_ignored, unknown
 
 OPTIONS: dict[str, Option] = {
     "default_data_type": Option((DType,)),
