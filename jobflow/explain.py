@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import NamedTuple
 
-from jobflow.compiler.box import Reroute, box
-from jobflow.compiler.bucket import bucket
 from jobflow.compiler.compile import logical
-from jobflow.compiler.local import Program
-from jobflow.compiler.pipeline import USUAL, pipeline_of
-from jobflow.compiler.shard import shard
+from jobflow.compiler.front.pipeline import USUAL, pipeline_of
+from jobflow.compiler.layouts.box import Reroute, box
+from jobflow.compiler.layouts.bucket import bucket
+from jobflow.compiler.layouts.shard import shard
+from jobflow.compiler.rank.local import Program
 from jobflow.core.errors import ConfigError, JobError, SourceLine, did_you_mean
 from jobflow.core.tables import TextTable
 from jobflow.engine.binding import Loaded, StorageChoice

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from jobflow.compiler.box import Reroute
+from jobflow.compiler.layouts.box import Reroute
 from jobflow.graph.ir import Node, Phase, Physical
 from jobflow.pages import page
 

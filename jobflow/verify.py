@@ -25,7 +25,7 @@ import numpy as np
 
 import jobflow.core.scope as scope
 from jobflow.comparison import ROUNDING, Difference, Report, Seen, allowed, apart, by_microbatch, compare, epsilon, judged, together, whole_of
-from jobflow.compiler.box import Reroute
+from jobflow.compiler.layouts.box import Reroute
 from jobflow.core.errors import ArgumentError, ConfigError, JobError
 from jobflow.core.layout import Placement
 from jobflow.core.types import Array

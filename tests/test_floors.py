@@ -144,7 +144,7 @@ def test_a_circle_is_seen() -> None:
     [
         ("jobflow.ops.norm", "def f():\n    from jobflow.graph import ir", True),
         ("jobflow.ops.norm", "from ..graph.ir import Value", True),
-        ("jobflow.compiler.lower", "from jobflow.runtime import executor", True),
+        ("jobflow.compiler.rank.lower", "from jobflow.runtime import executor", True),
         ("jobflow.runtime.executor", "import jobflow.compiler.compile", True),
         ("jobflow.nn", "from jobflow import relu", True),
         ("jobflow.nn", "import jobflow", True),

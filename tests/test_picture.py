@@ -10,7 +10,7 @@ import pytest
 
 from jobflow import scope
 from jobflow.cli import main
-from jobflow.compiler.box import Reroute
+from jobflow.compiler.layouts.box import Reroute
 from jobflow.explain import Explained, laid_out, load_job
 from jobflow.picture import arrange, graph_page
 

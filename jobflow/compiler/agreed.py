@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from jobflow.compiler.box import Reroute
+from jobflow.compiler.layouts.box import Reroute
 from jobflow.core.layout import Layout, Local, Split
 from jobflow.graph.ir import Node, Physical, Value
 from jobflow.graph.rewrite import consumers

@@ -30,28 +30,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from jobflow.compiler.adopt import adopt
-from jobflow.compiler.box import box
-from jobflow.compiler.bucket import bucket
-from jobflow.compiler.differentiate import differentiate
 from jobflow.compiler.divide import divide
 from jobflow.compiler.factors import gather_factors
-from jobflow.compiler.fuse import fuse
-from jobflow.compiler.local import Program
-from jobflow.compiler.loss_scale import guard
-from jobflow.compiler.lower import lower
-from jobflow.compiler.memory import plan_memory
-from jobflow.compiler.microbatch import unroll
-from jobflow.compiler.order import order
-from jobflow.compiler.overlap import overlap
-from jobflow.compiler.pipeline import pipeline
-from jobflow.compiler.precision import lower_precision
-from jobflow.compiler.recompute import recompute
-from jobflow.compiler.shard import shard
-from jobflow.compiler.simplify import simplify
-from jobflow.compiler.trace import Tracer
+from jobflow.compiler.front.differentiate import differentiate
+from jobflow.compiler.front.loss_scale import guard
+from jobflow.compiler.front.microbatch import unroll
+from jobflow.compiler.front.pipeline import pipeline
+from jobflow.compiler.front.precision import lower_precision
+from jobflow.compiler.front.recompute import recompute
+from jobflow.compiler.front.simplify import simplify
+from jobflow.compiler.front.trace import Tracer
+from jobflow.compiler.layouts.box import box
+from jobflow.compiler.layouts.bucket import bucket
+from jobflow.compiler.layouts.shard import shard
+from jobflow.compiler.rank.adopt import adopt
+from jobflow.compiler.rank.fuse import fuse
+from jobflow.compiler.rank.local import Program
+from jobflow.compiler.rank.lower import lower
+from jobflow.compiler.rank.memory import plan_memory
+from jobflow.compiler.rank.order import order
+from jobflow.compiler.rank.overlap import overlap
+from jobflow.compiler.rank.write import write
 from jobflow.compiler.weights import keep_weights
-from jobflow.compiler.write import write
 from jobflow.graph.ir import Graph, Physical, Value
 from jobflow.plan.plan import Plan, Slot
 from jobflow.plan.storage import sharers

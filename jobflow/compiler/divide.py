@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from jobflow.compiler.local import Builder, Collect, Item, Program, Step
-from jobflow.compiler.routes import flatten
-from jobflow.compiler.views import is_dense, windows
-from jobflow.compiler.write import views_of
+from jobflow.compiler.layouts.routes import flatten
+from jobflow.compiler.rank.local import Builder, Collect, Item, Program, Step
+from jobflow.compiler.rank.views import is_dense, windows
+from jobflow.compiler.rank.write import views_of
 from jobflow.core.errors import PlanError
 from jobflow.core.layout import SUM, cut
 from jobflow.core.types import TensorType, contiguous_strides

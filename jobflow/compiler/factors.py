@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from jobflow.compiler.adopt import whole_in_hatch
-from jobflow.compiler.box import joined_offsets
-from jobflow.compiler.format import format_items
-from jobflow.compiler.local import Builder, Collect, Item, Join, Program, Step, Summed
+from jobflow.compiler.layouts.box import joined_offsets
+from jobflow.compiler.rank.adopt import whole_in_hatch
+from jobflow.compiler.rank.format import format_items
+from jobflow.compiler.rank.local import Builder, Collect, Item, Join, Program, Step, Summed
+from jobflow.compiler.rank.views import windows
 from jobflow.compiler.renumber import renumbered
-from jobflow.compiler.views import windows
 from jobflow.core.layout import SUM, Box, cut
 from jobflow.core.types import TensorType, contiguous_strides
 from jobflow.ops.axes import Transpose

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from jobflow.compiler.local import Collect, Program, Receive, Send, Step, Wait
+from jobflow.compiler.rank.local import Collect, Program, Receive, Send, Step, Wait
 from jobflow.plan.plan import Announced
 
 

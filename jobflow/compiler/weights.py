@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from jobflow.compiler.box import Reroute, rerouted
 from jobflow.compiler.factors import pays
+from jobflow.compiler.layouts.box import Reroute, rerouted
 from jobflow.core.layout import B, Layout, Local, S, Sbp, Signature, Split
 from jobflow.graph.ir import Node, Physical, Value
 from jobflow.graph.rewrite import consumers, copy_node, with_values

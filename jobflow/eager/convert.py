@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 import jobflow.core.scope as scope
-from jobflow.compiler.box import Reroute
-from jobflow.compiler.paths import path
+from jobflow.compiler.layouts.box import Reroute
+from jobflow.compiler.layouts.paths import path
 from jobflow.core.errors import DivergedError, user_line
 from jobflow.core.layout import B, Layout, Placement
 from jobflow.core.types import Array, TensorType

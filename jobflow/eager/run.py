@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import jobflow.core.scope as scope
-from jobflow.compiler.choose import Case, Operand, choose
+from jobflow.compiler.layouts.choose import Case, Operand, choose
 from jobflow.core.errors import JobError, JobflowError, PlacementError, PlanError, SbpError, user_line
 from jobflow.core.layout import B, Layout, Partial, Placement
 from jobflow.core.types import Array, TensorType, int64

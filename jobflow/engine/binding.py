@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from jobflow.compiler.compile import plan_rank, rank_program
-from jobflow.compiler.local import Program
+from jobflow.compiler.rank.local import Program
 from jobflow.core.errors import JobError
 from jobflow.engine.shared_buffers import HATCH, Opening, hatch_of, planned_places, slots_of
 from jobflow.graph.ir import Graph, Physical

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jobflow.core.scope as scope
-from jobflow.compiler.trace import Tracer
+from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import SourceLine
 from jobflow.core.layout import Placement
 from jobflow.core.types import DType, Tensor, TensorType, int8

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.compiler.trace import RUN_COUNTER
+from jobflow.compiler.front.trace import RUN_COUNTER
 from jobflow.core.errors import JobflowError, SourceLine, user_line
 from jobflow.core.layout import Box, Layout, Local
 from jobflow.core.types import Array

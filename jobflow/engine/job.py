@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import jobflow.core.scope as scope
 from jobflow.compiler.compile import distribute, logical
-from jobflow.compiler.microbatch import cut_batch, explained
-from jobflow.compiler.trace import Tracer
+from jobflow.compiler.front.microbatch import cut_batch, explained
+from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import JobError, SourceLine
 from jobflow.core.layout import Placement
 from jobflow.core.types import TensorType, float32

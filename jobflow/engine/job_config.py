@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import jobflow.core.scope as scope
-from jobflow.compiler.schedule import SCHEDULES
+from jobflow.compiler.front.schedule import SCHEDULES
 from jobflow.core.errors import JobError, SourceLine, user_line
 from jobflow.core.notices import notice
 from jobflow.core.types import DType, float16

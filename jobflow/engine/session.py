@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 import jobflow.core.scope as scope
-from jobflow.compiler.trace import RUN_COUNTER
+from jobflow.compiler.front.trace import RUN_COUNTER
 from jobflow.core.errors import ArgumentError, CheckpointError, JobError, PlacementError, SourceLine, user_line
 from jobflow.core.layout import Placement
 from jobflow.core.notices import notice

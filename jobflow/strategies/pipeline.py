@@ -20,8 +20,8 @@ from fnmatch import fnmatchcase
 from itertools import accumulate
 from typing import ClassVar
 
-from jobflow.compiler.pipeline import USUAL
-from jobflow.compiler.schedule import SCHEDULES
+from jobflow.compiler.front.pipeline import USUAL
+from jobflow.compiler.front.schedule import SCHEDULES
 from jobflow.core.errors import ConfigError, PlacementError
 from jobflow.core.layout import Rule
 from jobflow.graph.ir import Node, Value

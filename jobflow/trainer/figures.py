@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from jobflow.compiler.box import Reroute
+from jobflow.compiler.layouts.box import Reroute
 from jobflow.core.layout import Local
 from jobflow.core.version import __version__
 from jobflow.engine.binding import Loaded, StorageChoice

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import jobflow.core.scope as scope
-from jobflow.compiler.loss_scale import NOT_FINITE
+from jobflow.compiler.front.loss_scale import NOT_FINITE
 from jobflow.core.errors import ConfigError, SourceLine, at_line, counted, did_you_mean
 from jobflow.core.layout import cut
 from jobflow.core.types import Array, DType, TensorType, bfloat16, float16, float32

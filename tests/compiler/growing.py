@@ -10,7 +10,7 @@ from jobflow.layout import Placement
 from programs import OPTIMIZERS, Program, words
 
 from jobflow import scope
-from jobflow.compiler.trace import Tracer
+from jobflow.compiler.front.trace import Tracer
 
 MESHES: tuple[tuple[int, ...], ...] = ((1,), (2,), (3,), (4,), (2, 2), (3, 2), (2, 1), (2, 2, 2))
 #: elements; larger values are not used further

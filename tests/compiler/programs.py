@@ -21,7 +21,7 @@ import jobflow.ops
 from jobflow import optimizer, scope
 from jobflow.compiler import factors
 from jobflow.compiler.compile import distribute
-from jobflow.compiler.trace import Tracer
+from jobflow.compiler.front.trace import Tracer
 from jobflow.core.types import TensorType, float64, int64
 from jobflow.graph.ir import Graph, Variable
 from jobflow.ops.layout_ops import to_layout

@@ -8,7 +8,7 @@ import numpy as np
 from test_memory import attentive, computed, plan_of
 from traced import Bound, Sgd, distribute, evaluate, first, trace, variable, world_of
 
-from jobflow.compiler.trace import Tracer
+from jobflow.compiler.front.trace import Tracer
 from jobflow.core.types import TensorType, float64
 from jobflow.ops.arithmetic import add, multiply
 from jobflow.ops.linalg import bias_add, matmul

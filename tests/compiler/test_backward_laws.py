@@ -19,7 +19,7 @@ from traced import Bound, evaluate, trace, world_of
 
 import jobflow.ops
 from jobflow.compiler.compile import distribute
-from jobflow.compiler.trace import Tracer
+from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import JobError
 from jobflow.core.types import type_of
 from jobflow.graph.ir import Graph

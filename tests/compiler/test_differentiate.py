@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from traced import Sgd, first, run, text, trace, type_, variable
 
-from jobflow.compiler.differentiate import differentiate
-from jobflow.compiler.trace import Tracer
+from jobflow.compiler.front.differentiate import differentiate
+from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import JobError
 from jobflow.core.types import TensorType, float64, int32
 from jobflow.ops.activation import relu

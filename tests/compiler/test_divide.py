@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.session import current_session
 from traced import first, trace, type_, variable
 
 import jobflow as flow
@@ -14,7 +15,7 @@ import jobflow.typing as tp
 from jobflow import scope
 from jobflow.compiler.compile import distribute, plan_rank
 from jobflow.compiler.divide import pieces
-from jobflow.compiler.trace import Tracer
+from jobflow.compiler.front.trace import Tracer
 from jobflow.core.types import TensorType, float32, float64
 from jobflow.ops.base import apply
 from jobflow.ops.elementwise import add
@@ -22,7 +23,6 @@ from jobflow.ops.linalg import matmul
 from jobflow.ops.update import Assign
 from jobflow.plan.plan import Collective, Compute, Plan
 from jobflow.plan.storage import is_common, place_variables
-from jobflow.session import current_session
 
 
 def plans(body: Any, n: int, train: bool = True) -> list[Plan]:

@@ -14,7 +14,7 @@ import jobflow as flow
 import jobflow.typing as tp
 from jobflow import scope
 from jobflow.compiler.compile import distribute, plan_rank
-from jobflow.compiler.trace import Tracer
+from jobflow.compiler.front.trace import Tracer
 from jobflow.engine.commands import executors_of
 from jobflow.ops.arithmetic import add
 from jobflow.ops.linalg import matmul

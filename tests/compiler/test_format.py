@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from traced import distribute, evaluate, first, run, trace, type_
 
-from jobflow.compiler.format import SMALLEST, format_items
-from jobflow.compiler.lower import lower
-from jobflow.compiler.trace import Tracer
+from jobflow.compiler.front.trace import Tracer
+from jobflow.compiler.rank.format import SMALLEST, format_items
+from jobflow.compiler.rank.lower import lower
 from jobflow.core.types import TensorType, float64
 from jobflow.ops.activation import relu, tanh
 from jobflow.ops.arithmetic import add

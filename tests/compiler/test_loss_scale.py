@@ -8,7 +8,7 @@ import numpy as np
 from traced import Bound, Sgd, first, text, trace, type_, variable, world_of
 
 from jobflow.compiler.compile import distribute, plan_rank
-from jobflow.compiler.trace import Tracer
+from jobflow.compiler.front.trace import Tracer
 from jobflow.graph.ir import Graph
 from jobflow.graph.training import DynamicScale
 from jobflow.ops.activation import relu

@@ -11,8 +11,8 @@ from traced import Sgd, evaluate, first, plain, type_, variable
 
 from jobflow import scope
 from jobflow.compiler.compile import logical
-from jobflow.compiler.microbatch import cut_batch
-from jobflow.compiler.trace import Tracer
+from jobflow.compiler.front.microbatch import cut_batch
+from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import NOWHERE, JobError
 from jobflow.core.types import Tensor, float64
 from jobflow.graph.ir import Graph

@@ -10,20 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.session import current_session
 
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow.compiler.compile import plan_rank
-from jobflow.compiler.lower import lower
-from jobflow.compiler.pipeline import Pipeline, pipeline_of
-from jobflow.compiler.schedule import SCHEDULES
+from jobflow.compiler.front.pipeline import Pipeline, pipeline_of
+from jobflow.compiler.front.schedule import SCHEDULES
+from jobflow.compiler.rank.lower import lower
 from jobflow.core.errors import JobError, PlacementError
 from jobflow.graph.ir import Physical
 from jobflow.ops.base import Op, ViewOp
 from jobflow.plan.footprint import footprint
 from jobflow.plan.plan import Compute, Plan, Transfer, Wait
 from jobflow.plan.storage import place_variables
-from jobflow.session import current_session
 
 
 def load(path: Path) -> ModuleType:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from traced import evaluate, first, trace, type_, variable
 
-from jobflow.compiler.trace import Tracer
+from jobflow.compiler.front.trace import Tracer
 from jobflow.core.types import DType, bfloat16, float16, float32, float64, int32
 from jobflow.graph.ir import Graph, Value
 from jobflow.graph.training import Watch

@@ -20,8 +20,8 @@ from jobflow.layout import B, Layout, P, Placement, S, Sbp
 from traced import lies
 
 from jobflow import scope
-from jobflow.compiler.shard import Decision, Sharding
-from jobflow.compiler.trace import Tracer
+from jobflow.compiler.front.trace import Tracer
+from jobflow.compiler.layouts.shard import Decision, Sharding
 from jobflow.core.types import TensorType, dtype_named, int32
 from jobflow.graph.ir import Graph, Node
 from jobflow.ops import (

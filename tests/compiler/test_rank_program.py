@@ -12,12 +12,12 @@ from traced import Bound, distribute, first, on, plain, run, trace, type_, varia
 
 from jobflow import scope
 from jobflow.compiler.compile import plan_rank
-from jobflow.compiler.fuse import fuse
-from jobflow.compiler.local import Item, Program, Step
-from jobflow.compiler.lower import lower
-from jobflow.compiler.order import order
-from jobflow.compiler.trace import Tracer
-from jobflow.compiler.write import write
+from jobflow.compiler.front.trace import Tracer
+from jobflow.compiler.rank.fuse import fuse
+from jobflow.compiler.rank.local import Item, Program, Step
+from jobflow.compiler.rank.lower import lower
+from jobflow.compiler.rank.order import order
+from jobflow.compiler.rank.write import write
 from jobflow.core.errors import PlanError
 from jobflow.core.types import TensorType, contiguous_strides, float32, float64
 from jobflow.graph.ir import Graph, Value

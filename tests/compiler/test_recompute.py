@@ -11,8 +11,8 @@ from traced import Bound, first, text, trace, type_, variable, world_of
 
 from jobflow import scope
 from jobflow.compiler.compile import distribute, plan_rank
-from jobflow.compiler.simplify import simplify
-from jobflow.compiler.trace import Tracer
+from jobflow.compiler.front.simplify import simplify
+from jobflow.compiler.front.trace import Tracer
 from jobflow.graph.ir import Graph, Value
 from jobflow.ops.activation import relu, tanh
 from jobflow.ops.base import apply

@@ -12,11 +12,11 @@ from jobflow.layout import MAX, B, Box, Layout, Local, P, Partial, Placement, S,
 from traced import distribute, first, on, plain, trace, type_, variable
 
 from jobflow import scope
-from jobflow.compiler.box import Reroute, box
-from jobflow.compiler.moves import Move, exchanges, moves
-from jobflow.compiler.paths import MEETING, path, price
-from jobflow.compiler.shard import shard
-from jobflow.compiler.trace import Tracer
+from jobflow.compiler.front.trace import Tracer
+from jobflow.compiler.layouts.box import Reroute, box
+from jobflow.compiler.layouts.moves import Move, exchanges, moves
+from jobflow.compiler.layouts.paths import MEETING, path, price
+from jobflow.compiler.layouts.shard import shard
 from jobflow.core.errors import SbpError, SourceLine
 from jobflow.core.types import TensorType
 from jobflow.graph.ir import Graph, Origin

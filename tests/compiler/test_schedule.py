@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from jobflow.compiler.schedule import SCHEDULES, Form, Task, diagram, in_flight, rows_of, simulate, validate
+from jobflow.compiler.front.schedule import SCHEDULES, Form, Task, diagram, in_flight, rows_of, simulate, validate
 from jobflow.core.errors import PlanError
 
 

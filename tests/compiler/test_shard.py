@@ -11,9 +11,9 @@ from jobflow.layout import B, Layout, P, S, Sbp
 from traced import first, lies, on, plain, run, trace, type_, variable
 
 from jobflow import scope
-from jobflow.compiler.choose import Case, Operand, choose
-from jobflow.compiler.shard import shard
-from jobflow.compiler.trace import Tracer
+from jobflow.compiler.front.trace import Tracer
+from jobflow.compiler.layouts.choose import Case, Operand, choose
+from jobflow.compiler.layouts.shard import shard
 from jobflow.core.errors import SbpError
 from jobflow.core.types import TensorType, float64
 from jobflow.graph.ir import Graph

@@ -8,7 +8,7 @@ import numpy as np
 from traced import first, on, run, text, trace, type_, variable
 
 from jobflow import scope
-from jobflow.compiler.trace import Tracer
+from jobflow.compiler.front.trace import Tracer
 from jobflow.core.types import float32, float64
 from jobflow.ops.activation import relu, tanh
 from jobflow.ops.arithmetic import add, divide, multiply

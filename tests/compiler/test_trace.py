@@ -10,7 +10,7 @@ from jobflow.layout import B, P, S
 from traced import Bound, distribute, first, on, run, text, trace, type_, variable, world_of
 
 from jobflow import scope
-from jobflow.compiler.trace import Tracer
+from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import DuplicateNameError, JobError, ShapeError
 from jobflow.core.types import TensorType, float64, int64
 from jobflow.graph.text import graph_text

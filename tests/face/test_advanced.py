@@ -10,7 +10,7 @@ import pytest
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow import scope
-from jobflow.compiler.box import Reroute
+from jobflow.compiler.layouts.box import Reroute
 from jobflow.core.errors import PlacementError, ShapeError
 from jobflow.engine.job import job_of
 from jobflow.explain import laid_out

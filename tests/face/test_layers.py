@@ -10,7 +10,7 @@ import pytest
 from jobflow.layout import B, Placement, S
 
 from jobflow import distribute, initializers, layers, math, nn, regularizers, scope
-from jobflow.compiler.trace import Tracer
+from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import DuplicateNameError, ShapeError
 from jobflow.core.types import TensorType, float32, int32
 from jobflow.engine.body import JobBody

@@ -9,8 +9,8 @@ import pytest
 from jobflow.layout import S
 from traced import distribute, first, text, trace, type_, variable
 
-from jobflow.compiler.shard import shard
-from jobflow.compiler.trace import Tracer
+from jobflow.compiler.front.trace import Tracer
+from jobflow.compiler.layouts.shard import shard
 from jobflow.graph.ir import Node, Value
 from jobflow.graph.rewrite import consumers, copy_node, needed_nodes, rebuild
 from jobflow.graph.text import graph_text, physical_text, sharded_text

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from jobflow.layout import B, Split
+from jobflow.session import current_session
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow.compiler.box import Reroute
-from jobflow.session import current_session
+from jobflow.compiler.layouts.box import Reroute
 
 ROWS, INSIDE, WIDE = 6, 5, 70
 X = np.random.default_rng(0).standard_normal((ROWS, INSIDE)).astype(np.float64)

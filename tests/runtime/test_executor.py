@@ -11,7 +11,7 @@ import pytest
 from jobflow.layout import Box, Rule
 from traced import Bound, distribute, first, trace, type_, variable, world_of
 
-from jobflow.compiler.trace import Tracer
+from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import JobflowError, ShapeError
 from jobflow.core.types import TensorType, float64
 from jobflow.ops.activation import relu

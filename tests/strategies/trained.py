@@ -9,12 +9,12 @@ from typing import Any
 
 import gpt
 import numpy as np
+from jobflow.session import current_session
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow.compiler.box import Reroute
+from jobflow.compiler.layouts.box import Reroute
 from jobflow.graph.ir import Node
-from jobflow.session import current_session
 from jobflow.strategies import named
 
 BATCH, WIDTH, CLASSES = 12, 32, 10

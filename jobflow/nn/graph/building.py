@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 import jobflow.core.scope as scope
-from jobflow.compiler.trace import Tracer
+from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import JobError, SourceLine, user_line
 from jobflow.core.layout import B, Layout, Partial, Placement, Sbp
 from jobflow.core.types import Array, TensorType, int64

@@ -23,7 +23,7 @@ from typing import Any
 
 import jobflow.core.scope as scope
 from jobflow.compiler.compile import logical
-from jobflow.compiler.trace import Tracer
+from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import CheckpointError, JobError, did_you_mean, user_line
 from jobflow.core.layout import Placement
 from jobflow.core.notices import notice

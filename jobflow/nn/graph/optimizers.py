@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.compiler.trace import Tracer
+from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import ConfigError, SourceLine, user_line
 from jobflow.core.layout import B, Layout
 from jobflow.core.types import Array, DType, Tensor, TensorType, float32, float64

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from jobflow.compiler.schedule import SCHEDULES
+from jobflow.compiler.front.schedule import SCHEDULES
 from jobflow.core.errors import ConfigError, did_you_mean, user_line
 from jobflow.core.layout import Broadcast, Layout, S, Sbp, Split
 from jobflow.core.notices import notice

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from jobflow.compiler.box import Reroute
-from jobflow.compiler.paths import changed
+from jobflow.compiler.layouts.box import Reroute
+from jobflow.compiler.layouts.paths import changed
 from jobflow.core.layout import Layout, Local
 from jobflow.graph.ir import Node, Physical, Value
 from jobflow.graph.rewrite import consumers, with_values

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from jobflow.compiler.local import Item, Step
+from jobflow.compiler.rank.local import Item, Step
 from jobflow.core.types import TensorType, contiguous_strides
 from jobflow.ops.base import Op, ViewOp
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import jobflow.core.scope as scope
-from jobflow.compiler.loss_scale import Scaling
-from jobflow.compiler.trace import Tracer
+from jobflow.compiler.front.loss_scale import Scaling
+from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import JobError, PlanError
 from jobflow.core.layout import B, P, Split
 from jobflow.core.types import DType, Tensor, TensorType, float16, int64

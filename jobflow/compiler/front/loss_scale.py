@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
-from jobflow.compiler.trace import Tracer
+from jobflow.compiler.front.trace import Tracer
 from jobflow.core.layout import B
 from jobflow.core.types import Tensor, TensorType, float32, int64
 from jobflow.graph.ir import Graph, Node, Value

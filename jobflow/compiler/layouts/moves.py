@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from jobflow.compiler.local import Builder, Collect, Item, Join
-from jobflow.compiler.routes import unflatten
+from jobflow.compiler.layouts.routes import unflatten
+from jobflow.compiler.rank.local import Builder, Collect, Item, Join
 from jobflow.core.layout import SUM, Box, Layout, Partial, Span
 from jobflow.core.types import TensorType
 from jobflow.ops.layout_ops import Assemble, FillIdentity, SliceBox

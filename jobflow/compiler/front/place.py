@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 
-from jobflow.compiler.local import Collect, Item, Receive, Send, Step
-from jobflow.compiler.views import Orders, Window, inner_windows, own_window
+from jobflow.compiler.rank.local import Collect, Item, Receive, Send, Step
+from jobflow.compiler.rank.views import Orders, Window, inner_windows, own_window
 from jobflow.ops.base import Op, ViewOp
 
 

@@ -25,8 +25,8 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import combinations, count, product
 
-from jobflow.compiler.moves import exchanges, moves
-from jobflow.compiler.routes import ROUTES, Change, Route
+from jobflow.compiler.layouts.moves import exchanges, moves
+from jobflow.compiler.layouts.routes import ROUTES, Change, Route
 from jobflow.core.errors import SbpError
 from jobflow.core.layout import B, Broadcast, Layout, Partial, S, Sbp, Split
 from jobflow.core.types import TensorType

@@ -16,8 +16,8 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from jobflow.compiler.local import Collect, Item, Program, Receive, Send, Step
-from jobflow.compiler.write import views_of, written_over
+from jobflow.compiler.rank.local import Collect, Item, Program, Receive, Send, Step
+from jobflow.compiler.rank.write import views_of, written_over
 from jobflow.core.errors import PlanError
 from jobflow.ops.base import Op
 

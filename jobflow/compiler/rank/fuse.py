@@ -18,10 +18,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from jobflow.compiler.local import Builder, Item, Join, Program, Step
-from jobflow.compiler.routes import flatten
-from jobflow.compiler.views import Window, is_dense, windows
-from jobflow.compiler.write import views_of, written_over
+from jobflow.compiler.layouts.routes import flatten
+from jobflow.compiler.rank.local import Builder, Item, Join, Program, Step
+from jobflow.compiler.rank.views import Window, is_dense, windows
+from jobflow.compiler.rank.write import views_of, written_over
 from jobflow.core.types import TensorType, contiguous_strides
 from jobflow.ops.base import Op
 from jobflow.ops.layout_ops import SliceBox

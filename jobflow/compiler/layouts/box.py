@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from jobflow.compiler.paths import Hop, changed, direct, path, sent
+from jobflow.compiler.layouts.paths import Hop, changed, direct, path, sent
 from jobflow.core.errors import SbpError
 from jobflow.core.layout import B, Layout, Local, Partial, Rule
 from jobflow.core.types import TensorType

@@ -20,8 +20,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jobflow.compiler.local import Collect, Item, Receive, Send, Step, Wait
-from jobflow.compiler.order import Ordered
+from jobflow.compiler.rank.local import Collect, Item, Receive, Send, Step, Wait
+from jobflow.compiler.rank.order import Ordered
 from jobflow.ops.base import Op, ViewOp
 
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from jobflow.compiler.local import Item, Program, Step
-from jobflow.compiler.recompute import AGAIN
+from jobflow.compiler.front.recompute import AGAIN
+from jobflow.compiler.rank.local import Item, Program, Step
 from jobflow.ops.base import Op, ViewOp
 
 #: Fewest samples per rank for which batch-innermost order pays.

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from jobflow.compiler.agreed import Readers, alike
-from jobflow.compiler.box import Reroute, joined_offsets
-from jobflow.compiler.local import Argument, Builder, Collect, Item, Join, Known, Program, Receive, Send, Summed
-from jobflow.compiler.moves import exchange_steps, exchanges, moves, put_together, row_exchanges, shifted, take
-from jobflow.compiler.paths import changed, changes, row
-from jobflow.compiler.routes import flatten, unflatten
+from jobflow.compiler.layouts.box import Reroute, joined_offsets
+from jobflow.compiler.layouts.moves import exchange_steps, exchanges, moves, put_together, row_exchanges, shifted, take
+from jobflow.compiler.layouts.paths import changed, changes, row
+from jobflow.compiler.layouts.routes import flatten, unflatten
+from jobflow.compiler.rank.local import Argument, Builder, Collect, Item, Join, Known, Program, Receive, Send, Summed
 from jobflow.core.errors import PlanError
 from jobflow.core.layout import Box, Layout, Local, Partial, Reduction, Split, whole_box
 from jobflow.core.types import TensorType

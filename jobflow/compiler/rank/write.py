@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jobflow.compiler.local import Item, Program, Step
+from jobflow.compiler.rank.local import Item, Program, Step
 from jobflow.ops.base import Op, ViewOp
 from jobflow.ops.layout_ops import Copy
 from jobflow.ops.update import Assign

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import jobflow.core.scope as scope
-from jobflow.compiler.choose import Case, Choice, Marks, Operand, choose
-from jobflow.compiler.hints import Wish, contradiction, unmet
+from jobflow.compiler.front.hints import Wish, contradiction, unmet
+from jobflow.compiler.layouts.choose import Case, Choice, Marks, Operand, choose
 from jobflow.core.errors import PlanError
 from jobflow.core.layout import B, Layout, Local, Partial, Placement, S, Sbp, Split
 from jobflow.core.types import Tensor

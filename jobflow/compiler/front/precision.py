@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import jobflow.core.scope as scope
-from jobflow.compiler.trace import Tracer
+from jobflow.compiler.front.trace import Tracer
 from jobflow.core.types import DType, float32
 from jobflow.graph.ir import Node, Value
 from jobflow.ops.elementwise import cast

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from jobflow.compiler.schedule import SCHEDULES, Form, Pass, Row, Simulation, Task, diagram, rows_of, simulate
+from jobflow.compiler.front.schedule import SCHEDULES, Form, Pass, Row, Simulation, Task, diagram, rows_of, simulate
 from jobflow.core.errors import ConfigError, PlacementError
 from jobflow.core.layout import Placement
 from jobflow.graph.ir import Graph, Node

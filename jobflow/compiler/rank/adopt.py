@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jobflow.compiler.format import format_items
-from jobflow.compiler.local import Collect, Item, Program, Send, Step
+from jobflow.compiler.rank.format import format_items
+from jobflow.compiler.rank.local import Collect, Item, Program, Send, Step
+from jobflow.compiler.rank.views import Window, is_dense, windows
 from jobflow.compiler.renumber import renumbered
-from jobflow.compiler.views import Window, is_dense, windows
 from jobflow.core.layout import Box
 from jobflow.core.types import TensorType, contiguous_strides
 from jobflow.ops.base import ViewOp

@@ -31,8 +31,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
-from jobflow.compiler.differentiate import Weight, backpropagate, check_losses, gradients_of_variables, raised_by, update_variables, watched
-from jobflow.compiler.trace import Tracer
+from jobflow.compiler.front.differentiate import Weight, backpropagate, check_losses, gradients_of_variables, raised_by, update_variables, watched
+from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import ArgumentError, JobError, ShapeError, SourceLine
 from jobflow.core.layout import Box
 from jobflow.core.types import Tensor

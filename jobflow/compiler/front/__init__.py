@@ -1,0 +1,1 @@
+"""The logical half: a traced program, its gradients, precision, microbatches and pipeline."""
