@@ -15,10 +15,10 @@ from typing import Any
 import models
 import numpy as np
 import worker
-from jobflow.layout import Partial, Sbp
 
 import jobflow as flow
 from jobflow import optim
+from jobflow.core.layout import Partial, Sbp
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.placements import placement, sbp

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import worker
-from jobflow.layout import SUM
 from mpi4py import MPI
 
 import jobflow as flow
+from jobflow.core.layout import SUM
+from jobflow.engine.session import current_session
 from jobflow.runtime.world.base import Rank, World
-from jobflow.session import current_session
 
 TIMES = 20
 

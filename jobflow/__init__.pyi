@@ -4,55 +4,15 @@ from math import inf as inf
 from math import nan as nan
 from math import pi as pi
 
-from jobflow import advanced as advanced
-from jobflow import amp as amp
-from jobflow import autograd as autograd
 from jobflow import checkpoint as checkpoint
-from jobflow import comm as comm
-from jobflow import cuda as cuda
 from jobflow import data as data
-from jobflow import deprecated as deprecated
 from jobflow import distributed as distributed
-from jobflow import experimental as experimental
 from jobflow import functional as functional
-from jobflow import initializers as initializers
-from jobflow import layers as layers
-from jobflow import linalg as linalg
-from jobflow import losses as losses
-from jobflow import math as math
 from jobflow import nn as nn
 from jobflow import optim as optim
-from jobflow import optimizer as optimizer
-from jobflow import random as random
-from jobflow import regularizers as regularizers
 from jobflow import strategies as strategies
-from jobflow import train as train
 from jobflow import typing as typing
 from jobflow import utils as utils
-from jobflow.arrays import (
-    amp_white_identity,
-    broadcast_like,
-    cast_to_static_shape,
-    constant,
-    constant_like,
-    constant_pad2d,
-    constant_scalar,
-    dim_gather,
-    elem_cnt,
-    expand_dims,
-    identity,
-    identity_n,
-    pad,
-    pad_grad,
-    range,
-    reflection_pad2d,
-    replication_pad2d,
-    reshape_like,
-    reverse,
-    slice,
-    slice_v2,
-    zero_pad2d,
-)
 from jobflow.checkpoint.variables import get_all_variables, load_variables
 from jobflow.core import scope as scope
 from jobflow.core.errors import AbortedError as AbortedError
@@ -90,7 +50,6 @@ from jobflow.core.types import int64 as int64
 from jobflow.core.types import int64 as long
 from jobflow.core.types import uint8 as uint8
 from jobflow.core.version import __version__ as __version__
-from jobflow.declare import global_function
 from jobflow.eager.tensor import Size as Size
 from jobflow.engine import distribute as distribute
 from jobflow.engine.handle import INVALID_SPLIT_AXIS as INVALID_SPLIT_AXIS
@@ -145,6 +104,7 @@ from jobflow.functional import asinh as asinh
 from jobflow.functional import atan as atan
 from jobflow.functional import atan2 as atan2
 from jobflow.functional import atanh as atanh
+from jobflow.functional import autograd as autograd
 from jobflow.functional import baddbmm as baddbmm
 from jobflow.functional import bernoulli as bernoulli
 from jobflow.functional import bitwise_and as bitwise_and
@@ -162,11 +122,13 @@ from jobflow.functional import chunk as chunk
 from jobflow.functional import clamp_max as clamp_max
 from jobflow.functional import clamp_min as clamp_min
 from jobflow.functional import clone as clone
+from jobflow.functional import comm as comm
 from jobflow.functional import concatenate as concatenate
 from jobflow.functional import cos as cos
 from jobflow.functional import cosh as cosh
 from jobflow.functional import cosine_similarity as cosine_similarity
 from jobflow.functional import count_nonzero as count_nonzero
+from jobflow.functional import cuda as cuda
 from jobflow.functional import cumprod as cumprod
 from jobflow.functional import cumsum as cumsum
 from jobflow.functional import default_generator as default_generator
@@ -353,74 +315,104 @@ from jobflow.functional import unsqueeze as unsqueeze
 from jobflow.functional import var as var
 from jobflow.functional import var_mean as var_mean
 from jobflow.functional import vstack as vstack
-from jobflow.initializers import (
-    constant_initializer,
-    empty_initializer,
-    glorot_normal_initializer,
-    glorot_uniform_initializer,
-    kaiming_initializer,
-    ones_initializer,
-    random_normal_initializer,
-    random_uniform_initializer,
-    truncated_normal,
-    truncated_normal_initializer,
-    variance_scaling_initializer,
-    xavier_normal_initializer,
-    xavier_uniform_initializer,
-    zeros_initializer,
-)
-from jobflow.math import (
-    broadcast_to_compatible_with,
-    clip_by_scalar,
-    clip_by_value,
-    count_not_finite,
-    in_top_k,
-    multi_count_not_finite,
-    unsorted_batch_segment_sum,
-    unsorted_segment_sum,
-    unsorted_segment_sum_like,
-)
-from jobflow.nn.losses import smooth_l1_loss
-from jobflow.saving import load as load
-from jobflow.saving import save as save
-from jobflow.shared_names import (
-    cast,
-    clamp,
-    clip,
-    concat,
-    expand,
-    flatten,
-    gather,
-    hierarchical_parallel_cast,
-    masked_fill,
-    matmul,
-    one_hot,
-    ones,
-    ones_like,
-    parallel_cast,
-    reshape,
-    squeeze,
-    stack,
-    transpose,
-    where,
-    zeros,
-    zeros_like,
-)
-from jobflow.spellings import (
-    cast_to_current_logical_view,
-    convert_oneflow_dtype_to_numpy_dtype,
-    current_global_function_desc,
-    current_scope,
-    device_prior_placement,
-    dtypes,
-    eager_execution_enabled,
-    enable_eager_execution,
-    fixed_placement,
-    name_scope,
-)
+from jobflow.functional.saving import load as load
+from jobflow.functional.saving import save as save
+from jobflow.legacy import advanced as advanced
+from jobflow.legacy import deprecated as deprecated
+from jobflow.legacy import experimental as experimental
+from jobflow.legacy import initializers as initializers
+from jobflow.legacy import layers as layers
+from jobflow.legacy import linalg as linalg
+from jobflow.legacy import losses as losses
+from jobflow.legacy import math as math
+from jobflow.legacy import optimizer as optimizer
+from jobflow.legacy import random as random
+from jobflow.legacy import regularizers as regularizers
+from jobflow.legacy import train as train
+from jobflow.legacy.aliases import cast_to_current_logical_view as cast_to_current_logical_view
+from jobflow.legacy.aliases import convert_oneflow_dtype_to_numpy_dtype as convert_oneflow_dtype_to_numpy_dtype
+from jobflow.legacy.aliases import current_global_function_desc as current_global_function_desc
+from jobflow.legacy.aliases import current_scope as current_scope
+from jobflow.legacy.aliases import device_prior_placement as device_prior_placement
+from jobflow.legacy.aliases import dtypes as dtypes
+from jobflow.legacy.aliases import eager_execution_enabled as eager_execution_enabled
+from jobflow.legacy.aliases import enable_eager_execution as enable_eager_execution
+from jobflow.legacy.aliases import fixed_placement as fixed_placement
+from jobflow.legacy.aliases import name_scope as name_scope
+from jobflow.legacy.arrays import amp_white_identity as amp_white_identity
+from jobflow.legacy.arrays import broadcast_like as broadcast_like
+from jobflow.legacy.arrays import cast_to_static_shape as cast_to_static_shape
+from jobflow.legacy.arrays import constant as constant
+from jobflow.legacy.arrays import constant_like as constant_like
+from jobflow.legacy.arrays import constant_pad2d as constant_pad2d
+from jobflow.legacy.arrays import constant_scalar as constant_scalar
+from jobflow.legacy.arrays import dim_gather as dim_gather
+from jobflow.legacy.arrays import elem_cnt as elem_cnt
+from jobflow.legacy.arrays import expand_dims as expand_dims
+from jobflow.legacy.arrays import identity as identity
+from jobflow.legacy.arrays import identity_n as identity_n
+from jobflow.legacy.arrays import pad as pad
+from jobflow.legacy.arrays import pad_grad as pad_grad
+from jobflow.legacy.arrays import range as range
+from jobflow.legacy.arrays import reflection_pad2d as reflection_pad2d
+from jobflow.legacy.arrays import replication_pad2d as replication_pad2d
+from jobflow.legacy.arrays import reshape_like as reshape_like
+from jobflow.legacy.arrays import reverse as reverse
+from jobflow.legacy.arrays import slice as slice
+from jobflow.legacy.arrays import slice_v2 as slice_v2
+from jobflow.legacy.arrays import zero_pad2d as zero_pad2d
+from jobflow.legacy.declare import global_function as global_function
+from jobflow.legacy.initializers import constant_initializer as constant_initializer
+from jobflow.legacy.initializers import empty_initializer as empty_initializer
+from jobflow.legacy.initializers import glorot_normal_initializer as glorot_normal_initializer
+from jobflow.legacy.initializers import glorot_uniform_initializer as glorot_uniform_initializer
+from jobflow.legacy.initializers import kaiming_initializer as kaiming_initializer
+from jobflow.legacy.initializers import ones_initializer as ones_initializer
+from jobflow.legacy.initializers import random_normal_initializer as random_normal_initializer
+from jobflow.legacy.initializers import random_uniform_initializer as random_uniform_initializer
+from jobflow.legacy.initializers import truncated_normal as truncated_normal
+from jobflow.legacy.initializers import truncated_normal_initializer as truncated_normal_initializer
+from jobflow.legacy.initializers import variance_scaling_initializer as variance_scaling_initializer
+from jobflow.legacy.initializers import xavier_normal_initializer as xavier_normal_initializer
+from jobflow.legacy.initializers import xavier_uniform_initializer as xavier_uniform_initializer
+from jobflow.legacy.initializers import zeros_initializer as zeros_initializer
+from jobflow.legacy.loss_functions import smooth_l1_loss as smooth_l1_loss
+from jobflow.legacy.math import broadcast_to_compatible_with as broadcast_to_compatible_with
+from jobflow.legacy.math import clip_by_scalar as clip_by_scalar
+from jobflow.legacy.math import clip_by_value as clip_by_value
+from jobflow.legacy.math import count_not_finite as count_not_finite
+from jobflow.legacy.math import in_top_k as in_top_k
+from jobflow.legacy.math import multi_count_not_finite as multi_count_not_finite
+from jobflow.legacy.math import unsorted_batch_segment_sum as unsorted_batch_segment_sum
+from jobflow.legacy.math import unsorted_segment_sum as unsorted_segment_sum
+from jobflow.legacy.math import unsorted_segment_sum_like as unsorted_segment_sum_like
+from jobflow.legacy.shared_names import cast as cast
+from jobflow.legacy.shared_names import clamp as clamp
+from jobflow.legacy.shared_names import clip as clip
+from jobflow.legacy.shared_names import concat as concat
+from jobflow.legacy.shared_names import expand as expand
+from jobflow.legacy.shared_names import flatten as flatten
+from jobflow.legacy.shared_names import gather as gather
+from jobflow.legacy.shared_names import hierarchical_parallel_cast as hierarchical_parallel_cast
+from jobflow.legacy.shared_names import masked_fill as masked_fill
+from jobflow.legacy.shared_names import matmul as matmul
+from jobflow.legacy.shared_names import one_hot as one_hot
+from jobflow.legacy.shared_names import ones as ones
+from jobflow.legacy.shared_names import ones_like as ones_like
+from jobflow.legacy.shared_names import parallel_cast as parallel_cast
+from jobflow.legacy.shared_names import reshape as reshape
+from jobflow.legacy.shared_names import squeeze as squeeze
+from jobflow.legacy.shared_names import stack as stack
+from jobflow.legacy.shared_names import transpose as transpose
+from jobflow.legacy.shared_names import where as where
+from jobflow.legacy.shared_names import zeros as zeros
+from jobflow.legacy.shared_names import zeros_like as zeros_like
+from jobflow.legacy.variables import assign as assign
+from jobflow.legacy.variables import get_variable as get_variable
+from jobflow.legacy.watch import watch as watch
+from jobflow.legacy.watch import watch_diff as watch_diff
+from jobflow.nn import amp as amp
 from jobflow.typing import FixedTensorDef, MirroredTensorDef
-from jobflow.variables import assign, get_variable
-from jobflow.watching import watch, watch_diff
 
 __all__ = [
     "advanced",

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jobflow.layout import (
+
+from jobflow.core.errors import PlacementError, SbpError
+from jobflow.core.layout import (
     MAX,
     MIN,
     SUM,
@@ -30,8 +32,6 @@ from jobflow.layout import (
     nested_cut,
     whole_box,
 )
-
-from jobflow.core.errors import PlacementError, SbpError
 from jobflow.core.types import TensorType, float32
 
 shapes = st.lists(st.integers(0, 7), min_size=0, max_size=3).map(tuple)

@@ -6,12 +6,12 @@ import threading
 from typing import Any
 
 import pytest
-from jobflow.layout import Placement
 
 import jobflow
 from jobflow import scope
 from jobflow.core.errors import JobError, PlacementError
-from jobflow.session import folded
+from jobflow.core.layout import Placement
+from jobflow.engine.session import folded
 
 
 class Nobody:

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.session import Session
 
 from jobflow import scope
 from jobflow.cli import main
 from jobflow.comparison import allowed, apart
 from jobflow.engine.job import Job
+from jobflow.engine.session import Session
 from jobflow.explain import load_job
 from jobflow.ops.linalg import BiasAdd, MatMul
 from jobflow.ops.norm import LayerNorm

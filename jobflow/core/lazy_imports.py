@@ -2,13 +2,13 @@
 
     __getattr__, __dir__, __all__ = attach(__name__, __file__)
 
-Only users ask a package for its names.  The modules inside import each other by name (`import jobflow.scope as scope`).
+Only users ask a package for its names.  The modules inside import each other by name (`import jobflow.core.scope as scope`).
 """
 
 from __future__ import annotations
 
 import ast
-import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from importlib.abc import Loader, MetaPathFinder
@@ -68,19 +68,16 @@ class _Aliases(MetaPathFinder, Loader):
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Of names inside packages that have another name, and of what only a stub names."""
-        if fullname in self.modules:
-            return ModuleSpec(fullname, self, loader_state=self.modules[fullname])
         package, _, name = fullname.rpartition(".")
         inside = sys.modules.get(package)
-        if inside is None or not package.startswith("jobflow"):
-            return None
-        if inside.__name__ != package:
-            return ModuleSpec(fullname, self, loader_state=f"{inside.__name__}.{name}")
-        if name in self.names.get(package, ()) and PathFinder.find_spec(fullname, inside.__path__) is None:
-            found = getattr(inside, name)
-            if isinstance(found, ModuleType):
-                return ModuleSpec(fullname, self, loader_state=found.__name__)
-        return None
+        home = self.modules.get(fullname, "")
+        if not home and inside is not None and package.startswith("jobflow"):
+            if inside.__name__ != package:
+                home = f"{inside.__name__}.{name}"
+            elif name in self.names.get(package, ()) and PathFinder.find_spec(fullname, inside.__path__) is None:
+                found = getattr(inside, name)
+                home = found.__name__ if isinstance(found, ModuleType) else ""
+        return ModuleSpec(fullname, self, loader_state=home) if home and importlib.util.find_spec(home) else None
 
     def exec_module(self, module: ModuleType) -> None:
         """The import system takes what is in `sys.modules` afterwards."""

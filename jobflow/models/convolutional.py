@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import jobflow.layers as layers
-import jobflow.math as math
+import jobflow.legacy.layers as layers
+import jobflow.legacy.math as math
 import jobflow.nn as nn
 from jobflow.core.types import Tensor
-from jobflow.initializers import variance_scaling_initializer
+from jobflow.legacy.initializers import variance_scaling_initializer
 from jobflow.models.parts import Outputs, classified, pictures, rows
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-import jobflow.math as math
+import jobflow.legacy.math as math
 import jobflow.nn as nn
-from jobflow.arrays import cast, expand_dims, reshape
 from jobflow.core.errors import ShapeError, user_line
 from jobflow.core.types import Tensor, float32, int32
+from jobflow.legacy.arrays import cast, expand_dims, reshape
 
 #: What a builder returns: values by name.
 Outputs: TypeAlias = dict[str, Tensor]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jobflow.engine.distribute as distribute
-import jobflow.layers as layers
+import jobflow.legacy.layers as layers
 import jobflow.nn as nn
 from jobflow.core.errors import ArgumentError, did_you_mean, user_line
 from jobflow.core.types import Tensor
-from jobflow.initializers import variance_scaling_initializer
+from jobflow.legacy.initializers import variance_scaling_initializer
 from jobflow.models.parts import Outputs, classified, numbers, rows
 
 

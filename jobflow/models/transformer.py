@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from math import sqrt
 
 import jobflow.core.scope as scope
-import jobflow.layers as layers
-import jobflow.math as math
+import jobflow.legacy.layers as layers
+import jobflow.legacy.math as math
 import jobflow.nn as nn
-from jobflow.arrays import cast, gather, matmul, reshape, slice, transpose
 from jobflow.core.errors import ArgumentError, user_line
 from jobflow.core.types import Tensor, int32
-from jobflow.initializers import random_normal_initializer
+from jobflow.legacy.arrays import cast, gather, matmul, reshape, slice, transpose
+from jobflow.legacy.initializers import random_normal_initializer
+from jobflow.legacy.variables import get_variable
 from jobflow.models.parts import Outputs
-from jobflow.variables import get_variable
 
 
 @dataclass(frozen=True)

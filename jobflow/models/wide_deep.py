@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jobflow.engine.distribute as distribute
-import jobflow.layers as layers
-import jobflow.math as math
+import jobflow.legacy.layers as layers
+import jobflow.legacy.math as math
 import jobflow.nn as nn
-from jobflow.arrays import cast, concat, gather, reshape
 from jobflow.core.types import Tensor, float32, int32
-from jobflow.initializers import random_normal_initializer, variance_scaling_initializer, zeros_initializer
+from jobflow.legacy.arrays import cast, concat, gather, reshape
+from jobflow.legacy.initializers import random_normal_initializer, variance_scaling_initializer, zeros_initializer
+from jobflow.legacy.variables import get_variable
 from jobflow.models.parts import Outputs, rows
-from jobflow.variables import get_variable
 
 
 def wide_deep(

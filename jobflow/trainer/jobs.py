@@ -32,13 +32,13 @@ from jobflow.engine.job import Job
 from jobflow.engine.job_config import FunctionConfig
 from jobflow.engine.options import EnvSettings
 from jobflow.engine.session import Session
+from jobflow.legacy.optimizer.from_options import optimizer_of
+from jobflow.legacy.optimizer.optimizers import Minimizer
 from jobflow.ops import elementwise as ew
 from jobflow.ops import reduce as rd
 from jobflow.ops.axes import reshape
 from jobflow.ops.broadcast import broadcast_to
 from jobflow.ops.loss_scale import COUNT
-from jobflow.optimizer.from_options import optimizer_of
-from jobflow.optimizer.optimizers import Minimizer
 from jobflow.runtime.device import cuda
 from jobflow.runtime.world.launch import launched
 from jobflow.strategies import Strategy, mesh, mirrored

@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import jobflow.arrays as arrays
-import jobflow.layers as layers
-import jobflow.math as math
+import jobflow.legacy.arrays as arrays
+import jobflow.legacy.layers as layers
+import jobflow.legacy.math as math
 import jobflow.nn as nn
 from jobflow.core.errors import ConfigError, SourceLine, at_line, did_you_mean
 from jobflow.core.scope import checkpointed
 from jobflow.core.types import TensorType, float32, int32
-from jobflow.initializers import Initializer, random_normal_initializer, variance_scaling_initializer
+from jobflow.legacy.initializers import Initializer, random_normal_initializer, variance_scaling_initializer
+from jobflow.legacy.variables import get_variable
 from jobflow.trainer.config import Loaded
-from jobflow.variables import get_variable
 
 #: the field that holds what is to be learned, for lists of layers
 LABELS = "labels"

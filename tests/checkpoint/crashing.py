@@ -32,7 +32,7 @@ from jobflow.checkpoint.files import Files
 from jobflow.checkpoint.series import Series
 from jobflow.core.errors import CheckpointError
 from jobflow.distributed import mpiexec
-from jobflow.session import Session, started_session
+from jobflow.engine.session import Session, started_session
 
 ROOT = Path(__file__).parents[2]
 OLD, NEW, AFTER = 1, 2, 3

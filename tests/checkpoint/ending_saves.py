@@ -12,7 +12,7 @@ from layouts import IDS, begin
 
 from jobflow.checkpoint import files, sessions
 from jobflow.checkpoint.files import Files
-from jobflow.session import started_session
+from jobflow.engine.session import started_session
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from crashing import NEW, Case, session_on, state
 from jobflow.checkpoint import sessions, store
 from jobflow.checkpoint.reading import problems
 from jobflow.core.errors import CheckpointError
-from jobflow.session import Session
+from jobflow.engine.session import Session
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import jobflow.typing as tp
 from jobflow import cli, nn
 from jobflow.checkpoint import sessions, store
 from jobflow.checkpoint.series import Series
-from jobflow.session import started_session
+from jobflow.engine.session import started_session
 from jobflow.trainer import train
 from jobflow.trainer.config import load
 from jobflow.trainer.watching import RunInfo, StepReport, Watcher

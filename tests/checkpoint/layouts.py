@@ -9,7 +9,7 @@ import numpy as np
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow.session import Session, started_session
+from jobflow.engine.session import Session, started_session
 
 IDS = np.array([0, 3, 10, 7, 7, 1, 2, 9], np.int32)
 #: name -> (devices, strategy); sizes of axes are odd, so that pieces are uneven

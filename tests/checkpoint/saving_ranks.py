@@ -14,7 +14,7 @@ from jobflow.checkpoint import files, sessions, store
 from jobflow.checkpoint.files import Files
 from jobflow.checkpoint.series import Series
 from jobflow.core.errors import CheckpointError
-from jobflow.session import Session, started_session
+from jobflow.engine.session import Session, started_session
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from jobflow.checkpoint import owner, places, sessions, store
 from jobflow.checkpoint.files import Files
 from jobflow.checkpoint.series import Series
 from jobflow.core.errors import ArgumentError, CheckpointError
-from jobflow.session import started_session
+from jobflow.engine.session import started_session
 
 
 def add(series: Series, *steps: int, **metrics: float) -> None:

@@ -17,7 +17,7 @@ from jobflow import scope
 from jobflow.checkpoint import files, manifest, parts, reading, sessions, store
 from jobflow.checkpoint.files import Files
 from jobflow.core.errors import CheckpointError, ReplacedError
-from jobflow.session import Session, started_session
+from jobflow.engine.session import Session, started_session
 
 T = TypeVar("T")
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jobflow.layout import Box
 
 from jobflow.checkpoint import parts, safetensors
 from jobflow.checkpoint.store import load, problems, save
 from jobflow.core.errors import CheckpointError
+from jobflow.core.layout import Box
 from jobflow.core.types import TensorType, dtype_named, float32, int64
 
 DTYPES = ["bool", "int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64"]

@@ -11,19 +11,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from jobflow.session import config, current_session
 
 from jobflow import scope
 from jobflow.cli import main, run
 from jobflow.distributed import launch, mpiexec
 from jobflow.engine.options import Settings
+from jobflow.engine.session import config, current_session
 
 ROOT = Path(__file__).parents[2]
 
 SCRIPT = """\
 import os, signal, sys, time
 from pathlib import Path
-from jobflow.session import config, current_session
+from jobflow.engine.session import config, current_session
 
 config.cpu_device_num(1)
 print(current_session().asked_devices, sys.argv[1:], flush=True)

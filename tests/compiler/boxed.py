@@ -6,10 +6,10 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-from jobflow.layout import MAX, MIN, Layout, Partial, Sbp
 from traced import Bound, world_of
 
 from jobflow.compiler.layouts.box import Reroute, box
+from jobflow.core.layout import MAX, MIN, Layout, Partial, Sbp
 from jobflow.core.types import TensorType
 from jobflow.engine.commands import Sent
 from jobflow.graph.ir import Graph, Node, Physical, Sharded, Value

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from jobflow.layout import Placement
 from programs import OPTIMIZERS, Program, words
 
 from jobflow import scope
 from jobflow.compiler.front.trace import Tracer
+from jobflow.core.layout import Placement
 
 MESHES: tuple[tuple[int, ...], ...] = ((1,), (2,), (3,), (4,), (2, 2), (3, 2), (2, 1), (2, 2, 2))
 #: elements; larger values are not used further

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jobflow.layout import MAX, MIN, B, P, Partial, Placement, S, Sbp
 from traced import Bound, Sgd, evaluate, trace
 
 import jobflow.ops
@@ -22,6 +21,7 @@ from jobflow import optimizer, scope
 from jobflow.compiler import factors
 from jobflow.compiler.compile import distribute
 from jobflow.compiler.front.trace import Tracer
+from jobflow.core.layout import MAX, MIN, B, P, Partial, Placement, S, Sbp
 from jobflow.core.types import TensorType, float64, int64
 from jobflow.graph.ir import Graph, Variable
 from jobflow.ops.layout_ops import to_layout

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import B, P, Placement, S, Sbp, Signature
 from traced import Bound, evaluate, trace, world_of
 
 import jobflow.ops
 from jobflow.compiler.compile import distribute
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import JobError
+from jobflow.core.layout import B, P, Placement, S, Sbp, Signature
 from jobflow.core.types import type_of
 from jobflow.graph.ir import Graph
 from jobflow.ops.base import Op, Sample, all_ops, apply

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from boxed import Pair, agree
-from jobflow.layout import MAX, MIN, B, Layout, P, Partial, Placement, S, Sbp
 from traced import evaluate, first, on, run, trace
 
 from jobflow.compiler.compile import distribute
 from jobflow.compiler.front.trace import Tracer
 from jobflow.compiler.rank.format import format_items
 from jobflow.compiler.rank.lower import lower
+from jobflow.core.layout import MAX, MIN, B, Layout, P, Partial, Placement, S, Sbp
 from jobflow.core.types import DType, TensorType, float32, float64, int32
 from jobflow.ops.activation import relu
 from jobflow.ops.conv import conv

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import B, Placement, S
 from traced import Bound, arrays_like, distribute, evaluate, first, trace, type_, variable, world_of
 
 from jobflow.compiler.front.trace import Tracer
 from jobflow.compiler.layouts import bucket as bucketing
 from jobflow.compiler.layouts.box import Reroute
+from jobflow.core.layout import B, Placement, S
 from jobflow.core.types import float64
 from jobflow.graph.ir import Graph, Variable
 from jobflow.ops.activation import relu

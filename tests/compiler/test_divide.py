@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.session import current_session
 from traced import first, trace, type_, variable
 
 import jobflow as flow
@@ -17,6 +16,7 @@ from jobflow.compiler.compile import distribute, plan_rank
 from jobflow.compiler.divide import pieces
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.types import TensorType, float32, float64
+from jobflow.engine.session import current_session
 from jobflow.ops.base import apply
 from jobflow.ops.elementwise import add
 from jobflow.ops.linalg import matmul

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.session import current_session
 from traced import first, trace, type_, variable
 
 import jobflow as flow
@@ -16,6 +15,7 @@ from jobflow import scope
 from jobflow.compiler.compile import distribute, plan_rank
 from jobflow.compiler.front.trace import Tracer
 from jobflow.engine.commands import executors_of
+from jobflow.engine.session import current_session
 from jobflow.ops.arithmetic import add
 from jobflow.ops.linalg import matmul
 from jobflow.plan.plan import Collective, Compute, Plan

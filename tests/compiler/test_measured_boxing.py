@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 from boxed import agree
-from jobflow.layout import B, Layout, P, Placement, S, Sbp
 
+from jobflow.core.layout import B, Layout, P, Placement, S, Sbp
 from jobflow.core.types import TensorType, dtype_named
 
 MEASURED = json.loads((Path(__file__).parent / "data" / "measured_boxing.json").read_text(encoding="utf-8"))

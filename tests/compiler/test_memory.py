@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from freed import SpoilingExecutor, deaths
 from growing import grown
-from jobflow.layout import S
 from programs import check
 from traced import Bound, distribute, evaluate, first, trace, type_, variable, world_of
 
@@ -18,6 +17,7 @@ from jobflow.compiler.front import place
 from jobflow.compiler.front.trace import Tracer
 from jobflow.compiler.rank import memory
 from jobflow.core.errors import PlanError
+from jobflow.core.layout import S
 from jobflow.core.types import TensorType, float64, int64
 from jobflow.engine import commands
 from jobflow.graph.ir import Graph

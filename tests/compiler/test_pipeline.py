@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.session import current_session
 
 import jobflow as flow
 import jobflow.typing as tp
@@ -19,6 +18,7 @@ from jobflow.compiler.front.pipeline import Pipeline, pipeline_of
 from jobflow.compiler.front.schedule import SCHEDULES
 from jobflow.compiler.rank.lower import lower
 from jobflow.core.errors import JobError, PlacementError
+from jobflow.engine.session import current_session
 from jobflow.graph.ir import Physical
 from jobflow.ops.base import Op, ViewOp
 from jobflow.plan.footprint import footprint

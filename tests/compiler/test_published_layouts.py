@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobflow.layout import B, Layout, P, Placement, S, Sbp
 from traced import lies
 
 from jobflow import scope
 from jobflow.compiler.front.trace import Tracer
 from jobflow.compiler.layouts.shard import Decision, Sharding
+from jobflow.core.layout import B, Layout, P, Placement, S, Sbp
 from jobflow.core.types import TensorType, dtype_named, int32
 from jobflow.graph.ir import Graph, Node
 from jobflow.ops import (

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import MAX, B, P, Partial, S
 from traced import Bound, distribute, first, on, plain, run, trace, type_, variable, world_of
 
 from jobflow import scope
@@ -19,6 +18,7 @@ from jobflow.compiler.rank.lower import lower
 from jobflow.compiler.rank.order import order
 from jobflow.compiler.rank.write import write
 from jobflow.core.errors import PlanError
+from jobflow.core.layout import MAX, B, P, Partial, S
 from jobflow.core.types import TensorType, contiguous_strides, float32, float64
 from jobflow.graph.ir import Graph, Value
 from jobflow.graph.training import Parameter

@@ -8,7 +8,6 @@ import pytest
 from boxed import change
 from hypothesis import given
 from hypothesis import strategies as st
-from jobflow.layout import MAX, B, Box, Layout, Local, P, Partial, Placement, S, Sbp
 from traced import distribute, first, on, plain, trace, type_, variable
 
 from jobflow import scope
@@ -18,6 +17,7 @@ from jobflow.compiler.layouts.moves import Move, exchanges, moves
 from jobflow.compiler.layouts.paths import MEETING, path, price
 from jobflow.compiler.layouts.shard import shard
 from jobflow.core.errors import SbpError, SourceLine
+from jobflow.core.layout import MAX, B, Box, Layout, Local, P, Partial, Placement, S, Sbp
 from jobflow.core.types import TensorType
 from jobflow.graph.ir import Graph, Origin
 from jobflow.graph.text import physical_text

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import B, Layout, P, S, Sbp
 from traced import first, lies, on, plain, run, trace, type_, variable
 
 from jobflow import scope
@@ -15,6 +14,7 @@ from jobflow.compiler.front.trace import Tracer
 from jobflow.compiler.layouts.choose import Case, Operand, choose
 from jobflow.compiler.layouts.shard import shard
 from jobflow.core.errors import SbpError
+from jobflow.core.layout import B, Layout, P, S, Sbp
 from jobflow.core.types import TensorType, float64
 from jobflow.graph.ir import Graph
 from jobflow.graph.text import sharded_text

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import B, Layout, Placement, S, Sbp, Split
 from traced import Bound, arrays_like, evaluate, trace, world_of
 
 from jobflow.compiler.compile import distribute
 from jobflow.compiler.front.trace import Tracer
 from jobflow.compiler.layouts.box import Reroute
+from jobflow.core.layout import B, Layout, Placement, S, Sbp, Split
 from jobflow.core.types import TensorType, float64, int32
 from jobflow.graph.ir import Graph, Physical, Variable
 from jobflow.ops.activation import gelu, relu, tanh

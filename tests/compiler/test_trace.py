@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import B, P, S
 from traced import Bound, distribute, first, on, run, text, trace, type_, variable, world_of
 
 from jobflow import scope
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import DuplicateNameError, JobError, ShapeError
+from jobflow.core.layout import B, P, S
 from jobflow.core.types import TensorType, float64, int64
 from jobflow.graph.text import graph_text
 from jobflow.ops.activation import relu

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.session import current_session
 
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow import scope
 from jobflow.engine.commands import executors_of
+from jobflow.engine.session import current_session
 from jobflow.engine.shared_buffers import HATCH
 from jobflow.plan.plan import Collective, Compute, Plan
 from jobflow.plan.storage import is_common

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jobflow.layout import B, Layout, Local, Placement, Sbp
 
 from jobflow import scope
 from jobflow.compiler.compile import distribute, logical
 from jobflow.compiler.front.trace import Tracer
+from jobflow.core.layout import B, Layout, Local, Placement, Sbp
 from jobflow.core.types import DType, TensorType, float32
 from jobflow.engine.binding import StorageChoice
 from jobflow.engine.commands import Bind, Run, Unbind, WriteVariables, openings_of

@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import Box
-from jobflow.session import Session, current_session
 from launching import run_ranks
 
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow import scope
 from jobflow.core.errors import ArgumentError
+from jobflow.core.layout import Box
 from jobflow.data import Batches, Order, Position, per_device
 from jobflow.engine.compiled import Part
 from jobflow.engine.job import job_of
+from jobflow.engine.session import Session, current_session
 from jobflow.typing.lazy import Lazy
 
 HERE = Path(__file__).parent

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import B, Layout, Placement
 from ranks import on_ranks
 
 from jobflow import comm
 from jobflow.core.errors import ArgumentError, DivergedError, JobError
+from jobflow.core.layout import B, Layout, Placement
 from jobflow.core.types import type_of
 from jobflow.eager.tensor import Tensor
 

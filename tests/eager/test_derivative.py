@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import Layout, Placement
 from ranks import on_ranks
 
 from jobflow.core.errors import JobError
+from jobflow.core.layout import Layout, Placement
 from jobflow.core.types import TensorType, float32
 from jobflow.eager import run
 from jobflow.eager.tensor import Tensor

@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import B, Layout, P, Placement, S
 from ranks import on_ranks
 
-from jobflow import saving
 from jobflow.core.errors import ArgumentError, CheckpointError, JobError
+from jobflow.core.layout import B, Layout, P, Placement, S
 from jobflow.core.types import float32, type_of
 from jobflow.eager.tensor import Size, Tensor
 from jobflow.engine.placements import placement
-from jobflow.functional import values
+from jobflow.functional import saving, values
 
 WHOLE = np.arange(15.0).reshape(5, 3)
 

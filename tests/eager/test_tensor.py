@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import B, Layout, P, S
 from ranks import on_ranks
 
 from jobflow.core.errors import PlacementError
+from jobflow.core.layout import B, Layout, P, S
 from jobflow.core.types import float64
 from jobflow.eager import run
 from jobflow.eager.backward import backward

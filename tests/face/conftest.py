@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import Placement
 
 from jobflow import scope
 from jobflow.core.errors import DuplicateNameError
+from jobflow.core.layout import Placement
 from jobflow.core.types import DType, TensorType, float32, type_of
 from jobflow.engine.operators import TensorOperators
 from jobflow.graph.ir import Variable

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import B, P, Placement, S
 
 from jobflow import distribute
 from jobflow.core.errors import ArgumentError, SbpError
+from jobflow.core.layout import B, P, Placement, S
 from jobflow.ops.layout_ops import GradientLayout, ToLayout
 
 TWO, GRID = Placement("cpu", (0, 1)), Placement("cpu", (0, 1, 2, 3), (2, 2))

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import B, Placement, S
 
 from jobflow import distribute, initializers, layers, math, nn, regularizers, scope
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import DuplicateNameError, ShapeError
+from jobflow.core.layout import B, Placement, S
 from jobflow.core.types import TensorType, float32, int32
 from jobflow.engine.body import JobBody
+from jobflow.legacy import activations
 from jobflow.ops.layout_ops import ToGlobal, ToLocal
 from jobflow.ops.linalg import MatMul
 
@@ -274,7 +275,7 @@ def test_a_network_traces_with_the_published_names() -> None:
 
 def test_an_op_that_does_not_fit_names_the_layer_and_the_line() -> None:
     with pytest.raises(ShapeError, match=r'test_layers\.py:\d+ \(layer "product"\).*4.*5'):
-        traced(lambda a, b: nn.activations.matmul(a, b, name="product"), (3, 4), (5, 6))
+        traced(lambda a, b: activations.matmul(a, b, name="product"), (3, 4), (5, 6))
 
 
 def test_labels_from_an_argument() -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobflow.distribute import split, with_distribute
 
 from jobflow import nn, random, scope
 from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, JobError, ShapeError
-from jobflow.distribute import split, with_distribute
+from jobflow.legacy import loss_functions
 from jobflow.ops.loss import SplitCrossEntropy
 
 
@@ -434,7 +435,7 @@ def test_logits_far_out_do_not_overflow(run: Any) -> None:
 
 
 def test_smooth_l1(run: Any) -> None:
-    from_two = run(lambda p, t: nn.losses.smooth_l1_loss(p, t, 2.0), [0.0, 1.0, -5.0], [0.0, 0.0, 0.0])
+    from_two = run(lambda p, t: loss_functions.smooth_l1_loss(p, t, 2.0), [0.0, 1.0, -5.0], [0.0, 0.0, 0.0])
     assert from_two.tolist() == [0, 0.25, 4]
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from jobflow import arrays, distribute, initializers, layers, linalg, math, nn, random, regularizers, variables
+from jobflow import distribute, initializers, layers, linalg, math, nn, random, regularizers
 from jobflow.core import types
-from jobflow.nn import losses
+from jobflow.legacy import arrays, variables
+from jobflow.legacy import loss_functions as losses
 
 TABLE = Path(__file__).parent / "data" / "signatures.txt"
 LINE = re.compile(r"(T\d) ([\w.]+)(\(.*\))\n")

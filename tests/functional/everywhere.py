@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from jobflow.layout import B, P, S
 from ranks import on_ranks
 
+from jobflow.core.layout import B, P, S
 from jobflow.engine.placements import placement
 from jobflow.functional.creation import tensor
 from jobflow.functional.moving import to_global

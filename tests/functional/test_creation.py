@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import B, P, S
 from ranks import on_ranks
 
 from jobflow.core.errors import ArgumentError, ConfigError, DivergedError, DtypeError, JobError, RankError, SbpError, ShapeError
+from jobflow.core.layout import B, P, S
 from jobflow.core.types import bool_, float16, float32, float64, int32, int64, uint8
 from jobflow.engine.placements import placement, sbp
 from jobflow.functional import classes, creation, drawing, filling

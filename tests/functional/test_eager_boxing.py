@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import B, Layout, P, Placement, S
 from ranks import on_ranks
 from test_propagation import MARKS, held, type_named
 
 from jobflow.core.errors import SbpError
+from jobflow.core.layout import B, Layout, P, Placement, S
 from jobflow.core.types import type_of
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.placements import placement

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from everywhere import compare
-from jobflow.layout import P, S
 from ranks import on_ranks
 
 from jobflow.core.errors import ArgumentError, DtypeError
+from jobflow.core.layout import P, S
 from jobflow.core.types import bfloat16, bool_, float16, float32, float64, int32, int64, uint8
 from jobflow.engine.placements import placement
 from jobflow.functional import casting, elementwise

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import B, P, S
 from ranks import on_ranks
 
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError
+from jobflow.core.layout import B, P, S
 from jobflow.core.types import float64
 from jobflow.engine.placements import placement
-from jobflow.functional import autograd, gradients
+from jobflow.functional import custom_functions as autograd
+from jobflow.functional import gradients
 from jobflow.functional.creation import arange, full, ones, tensor, zeros
 from jobflow.functional.drawing import randn
 from jobflow.functional.nn_activations import relu

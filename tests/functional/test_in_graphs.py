@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import B, P, S
 from ranks import on_ranks
 
 import jobflow as flow
 from jobflow import nn
+from jobflow.core.layout import B, P, S
 from jobflow.engine.placements import placement
 from jobflow.functional import casting, comparing, creation, drawing, reductions
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 from everywhere import Case, compare, laid, layouts
-from jobflow.layout import B, P, S
 from ranks import on_ranks
 
 from jobflow import functional as F
 from jobflow.core.errors import AxisError, DtypeError, JobError, PlacementError, ShapeError
+from jobflow.core.layout import B, P, S
 from jobflow.engine.placements import placement
 from jobflow.functional.creation import tensor
 from jobflow.nn.graph.graph import Graph

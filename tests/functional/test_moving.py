@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import B, P, S
 from ranks import on_ranks
 
 from jobflow.core import notices
 from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, JobError, PlacementError, SbpError, ShapeError
+from jobflow.core.layout import B, P, S
 from jobflow.core.types import dtype_named, float32, float64, int64
 from jobflow.engine.placements import placement, sbp
 from jobflow.functional import devices, gradients, moving

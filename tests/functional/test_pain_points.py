@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import B, P, S
 from ranks import on_ranks
 
 import jobflow as flow
 from jobflow.core.errors import JobflowError
+from jobflow.core.layout import B, P, S
 from jobflow.engine.placements import placement
 
 #: seconds until every rank knows; ranks may wait a while for one that computes

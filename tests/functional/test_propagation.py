@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import B, Layout, P, Partial, Placement, S, Sbp
 from ranks import on_ranks
 
+from jobflow.core.layout import B, Layout, P, Partial, Placement, S, Sbp
 from jobflow.core.types import TensorType, bool_, dtype_named, int32, type_of
 from jobflow.eager.run import run
 from jobflow.eager.state import state

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from everywhere import compare
-from jobflow.layout import P, S
 from ranks import on_ranks
 
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError
+from jobflow.core.layout import P, S
 from jobflow.core.types import bool_, float32, float64, int64
 from jobflow.engine.placements import placement
 from jobflow.functional import reductions

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from everywhere import Case, compare
-from jobflow.layout import S
 from ranks import on_ranks
 
 from jobflow import functional as F
 from jobflow.core.errors import AxisError, JobError, ShapeError
+from jobflow.core.layout import S
 from jobflow.engine.placements import placement
 from jobflow.functional.creation import tensor
 

@@ -9,8 +9,8 @@ import itertools
 from typing import Any
 
 import numpy as np
-from jobflow.layout import MAX, MIN, SUM
 
+from jobflow.core.layout import MAX, MIN, SUM
 from jobflow.ops.base import Call
 from jobflow.runtime.world.base import Rank
 

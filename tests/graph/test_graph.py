@@ -6,11 +6,11 @@ import pickle
 from typing import Any
 
 import pytest
-from jobflow.layout import S
 from traced import distribute, first, text, trace, type_, variable
 
 from jobflow.compiler.front.trace import Tracer
 from jobflow.compiler.layouts.shard import shard
+from jobflow.core.layout import S
 from jobflow.graph.ir import Node, Value
 from jobflow.graph.rewrite import consumers, copy_node, needed_nodes, rebuild
 from jobflow.graph.text import graph_text, physical_text, sharded_text

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from jobflow.session import current_session
 from parts import Begin, Rows, X
 
 import jobflow as flow
@@ -13,6 +12,7 @@ import jobflow.typing as tp
 from jobflow.engine.commands import Run, openings_of
 from jobflow.engine.compiled import Compiled
 from jobflow.engine.job import job_of
+from jobflow.engine.session import current_session
 
 
 def compiled(declared: Any, *args: Any) -> Compiled:

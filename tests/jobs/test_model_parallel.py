@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import B, Split
-from jobflow.session import current_session
 
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow.compiler.layouts.box import Reroute
+from jobflow.core.layout import B, Split
+from jobflow.engine.session import current_session
 
 ROWS, INSIDE, WIDE = 6, 5, 70
 X = np.random.default_rng(0).standard_normal((ROWS, INSIDE)).astype(np.float64)

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from jobflow.layout import Layout
 from nn_cases import GRADIENTS, Case, _Called
 
 import jobflow.nn.functional as F
+from jobflow.core.layout import Layout
 from jobflow.core.types import DType
 from jobflow.functional.creation import cut, tensor
 from jobflow.functional.gradients import grad

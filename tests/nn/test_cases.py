@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import B, Layout, P, Placement, S
 from nn_cases import ACTIVATIONS, AT_ZERO, CASES, LOSSES, POOLS, TWICE, WRITTEN, Case
 from ranks import on_ranks
 from surroundings import check, forward, reference, run_case, run_twice
 
+from jobflow.core.layout import B, Layout, P, Placement, S
 from jobflow.core.types import bfloat16, float16, float32
 
 

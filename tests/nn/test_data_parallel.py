@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import B, Layout, Placement
 from ranks import on_ranks
 
 from jobflow.core.errors import JobError
+from jobflow.core.layout import B, Layout, Placement
 from jobflow.core.types import type_of
 from jobflow.eager.backward import backward
 from jobflow.eager.run import run

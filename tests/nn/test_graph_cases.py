@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import B, Layout, Placement, S
 from nn_cases import CASES, Case, _Called
 from ranks import on_ranks
 from surroundings import F, Lay, lain, nn, reference
 
+from jobflow.core.layout import B, Layout, Placement, S
 from jobflow.nn.graph import Graph
 from jobflow.nn.modules.module import Module
 from jobflow.optim import SGD

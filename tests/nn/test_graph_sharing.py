@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.session import current_session
 from ranks import on_ranks
 
 import jobflow as flow
 from jobflow.core.errors import DivergedError
 from jobflow.engine.placements import placement, sbp
+from jobflow.engine.session import current_session
 from jobflow.nn.graph import Graph
 from jobflow.nn.modules.module import Module
 from jobflow.optim.optimizers import Adam

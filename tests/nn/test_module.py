@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import B, Layout, P, Placement, S
 from ranks import on_ranks
 from surroundings import lain, nn
 
 from jobflow.core.errors import CheckpointError, DtypeError, JobError, PlacementError, SbpError
+from jobflow.core.layout import B, Layout, P, Placement, S
 from jobflow.core.types import float16, float32, float64, int64
 from jobflow.eager.state import state
 from jobflow.engine.placements import placement, sbp

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import B, Layout, P, Placement, S
 from ranks import on_ranks
 from surroundings import F, lain, nn
 
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, PlacementError, ShapeError
+from jobflow.core.layout import B, Layout, P, Placement, S
 from jobflow.eager.state import state
 from jobflow.engine.placements import placement, sbp
 from jobflow.functional.creation import ones, tensor, zeros

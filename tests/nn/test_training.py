@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import B, Layout, Placement, S
 from ranks import on_ranks
 from surroundings import F, lain, nn
 
+from jobflow.core.layout import B, Layout, Placement, S
 from jobflow.core.types import float64
 from jobflow.eager.state import state
 from jobflow.engine.placements import placement as public

@@ -23,11 +23,11 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from jobflow.layout import Broadcast, Layout, Partial, Placement, Reduction, Sbp, Signature, Split, cut
 
 import jobflow.ops
 from jobflow import scope
 from jobflow.core.errors import DtypeError
+from jobflow.core.layout import Broadcast, Layout, Partial, Placement, Reduction, Sbp, Signature, Split, cut
 from jobflow.core.types import TensorType, float32, float64, type_of
 from jobflow.engine.operators import TensorOperators
 from jobflow.ops.base import Op, Sample, ViewOp, all_ops, apply, types_tuple

@@ -13,8 +13,8 @@ from itertools import product
 
 import laws
 import numpy as np
-from jobflow.layout import MAX, MIN, SUM, B, Partial, S, Sbp, Signature
 
+from jobflow.core.layout import MAX, MIN, SUM, B, Partial, S, Sbp, Signature
 from jobflow.core.types import Array, TensorType, type_of
 from jobflow.ops.base import Op, Sample
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import laws
 import numpy as np
 import pytest
-from jobflow.layout import MAX, MIN
 
 from jobflow import scope
 from jobflow.core.errors import DtypeError
+from jobflow.core.layout import MAX, MIN
 from jobflow.core.types import DType, TensorType, bfloat16, dtype_of, float16, float32, float64, type_of
 from jobflow.ops import half
 from jobflow.ops.base import Op, Sample, types_tuple

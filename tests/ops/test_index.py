@@ -7,10 +7,10 @@ from typing import Any
 import laws
 import numpy as np
 import pytest
-from jobflow.layout import B, P, S
 
 from jobflow import scope
 from jobflow.core.errors import DtypeError, ShapeError
+from jobflow.core.layout import B, P, S
 from jobflow.core.types import TensorType, float32, float64, int32
 from jobflow.ops import index
 from jobflow.ops.base import Op

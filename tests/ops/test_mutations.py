@@ -9,8 +9,8 @@ from typing import Any
 import laws
 import numpy as np
 import pytest
-from jobflow.layout import MAX, SUM, B, P, S, Signature
 
+from jobflow.core.layout import MAX, SUM, B, P, S, Signature
 from jobflow.ops.base import Op
 from jobflow.ops.elementwise import divide, fill_like, multiply, negate, scale, square
 from jobflow.ops.move import Roll

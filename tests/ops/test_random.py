@@ -7,10 +7,10 @@ import math
 import laws
 import numpy as np
 import pytest
-from jobflow.layout import Box, whole_box
 
 from jobflow import scope
 from jobflow.core.errors import ArgumentError
+from jobflow.core.layout import Box, whole_box
 from jobflow.core.types import float32, float64, int32
 from jobflow.ops import philox
 from jobflow.ops.random import DropoutMask, RandomInt, RandomNormal, RandomUniform, TruncatedNormal, dropout

@@ -8,10 +8,10 @@ from typing import Any
 import laws
 import numpy as np
 import pytest
-from jobflow.layout import MAX, Partial, S
 
 from jobflow import scope
 from jobflow.core.errors import DtypeError, ShapeError
+from jobflow.core.layout import MAX, Partial, S
 from jobflow.core.types import TensorType, float32, int32
 from jobflow.ops import reduce
 from jobflow.ops.broadcast import sum_calls

@@ -7,10 +7,10 @@ from typing import Any
 import laws
 import numpy as np
 import pytest
-from jobflow.layout import Split
 
 from jobflow import scope
 from jobflow.core.errors import DtypeError, ShapeError
+from jobflow.core.layout import Split
 from jobflow.core.types import TensorType, float32
 from jobflow.ops import shape as sh
 

@@ -7,10 +7,10 @@ from itertools import product
 import laws
 import numpy as np
 import pytest
-from jobflow.layout import B, P, S, Signature
 
 from jobflow import scope
 from jobflow.core.errors import DtypeError, ShapeError
+from jobflow.core.layout import B, P, S, Signature
 from jobflow.ops.base import sample
 from jobflow.ops.scatter import index_add, scatter, scatter_add
 from jobflow.ops.slice_update import SliceUpdate, Subscript, slice_update, subscript

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import B, Layout, P, Placement, S
 from optim_cases import EPOCHS, METRICS, OPTIMIZERS, SCHEDULES, SHAPE, STEPS
 from ranks import on_ranks
 
 import jobflow as flow
 from jobflow import optim
 from jobflow.core.errors import CheckpointError, ConfigError
+from jobflow.core.layout import B, Layout, P, Placement, S
 from jobflow.core.types import type_of
 from jobflow.eager.tensor import Tensor
 from jobflow.functional.values import numpy

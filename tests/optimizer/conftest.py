@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import B, Placement
 
 from jobflow import scope
+from jobflow.core.layout import B, Placement
 from jobflow.core.types import TensorType, type_of
 from jobflow.engine.operators import TensorOperators
 from jobflow.graph.ir import Variable

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from jobflow.layout import Reduction, whole_box
 
 from jobflow import scope
+from jobflow.core.layout import Reduction, whole_box
 from jobflow.core.types import TensorType, contiguous_strides, float32
 from jobflow.explain import laid_out, load_job
 from jobflow.ops.elementwise import Add

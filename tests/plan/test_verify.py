@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from jobflow.layout import SUM
 
 from jobflow.core.errors import PlanError
+from jobflow.core.layout import SUM
 from jobflow.core.types import TensorType, contiguous_strides, float32
 from jobflow.plan.plan import Announced, Collective, Compute, Plan, Slot, Transfer, Wait
 from jobflow.plan.text import instruction_text, plan_text

@@ -16,7 +16,6 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from jobflow.session import Session
 
 import jobflow as flow
 import jobflow.engine.binding
@@ -25,6 +24,7 @@ from jobflow.core import notices
 from jobflow.data import order
 from jobflow.eager.state import EagerState
 from jobflow.eager.tensor import Tensor
+from jobflow.engine.session import Session
 from jobflow.explain import boxing_rows
 from jobflow.graph.text import physical_text
 from jobflow.ops import philox

@@ -8,9 +8,9 @@ from typing import Any
 import contract
 import numpy as np
 import pytest
-from jobflow.layout import SUM
 
 from jobflow.core.errors import AbortedError, PlanError
+from jobflow.core.layout import SUM
 from jobflow.runtime.comm.solo import SoloCommunicator
 from jobflow.runtime.device.cpu import CpuDevice
 from jobflow.runtime.world.base import Rank

@@ -11,9 +11,9 @@ from typing import Any
 import contract
 import numpy as np
 import pytest
-from jobflow.layout import SUM
 
 from jobflow.core.errors import PlacementError
+from jobflow.core.layout import SUM
 from jobflow.core.types import float32, float64, int8
 from jobflow.runtime.comm.nccl import NcclCommunicator, StagedCommunicator, device_communicator
 from jobflow.runtime.comm.record import Record

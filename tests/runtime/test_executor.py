@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from jobflow.layout import Box, Rule
 from traced import Bound, distribute, first, trace, type_, variable, world_of
 
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import JobflowError, ShapeError
+from jobflow.core.layout import Box, Rule
 from jobflow.core.types import TensorType, float64
 from jobflow.ops.activation import relu
 from jobflow.ops.arithmetic import multiply

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.session import current_session
 
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow import scope
 from jobflow.engine.commands import executors_of
+from jobflow.engine.session import current_session
 from jobflow.runtime.profile import Row, profiled
 from jobflow.runtime.world.base import Rank
 

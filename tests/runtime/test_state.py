@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from jobflow.layout import B, Placement, S, Sbp
 from traced import first, on
 
+from jobflow.core.layout import B, Placement, S, Sbp
 from jobflow.core.types import DType, TensorType, float32, float64
 from jobflow.graph.ir import Variable
 from jobflow.ops.random import RandomNormal

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import SUM
 
 from jobflow.core.errors import AbortedError, ArgumentError, JobError, RankError, ShapeError
+from jobflow.core.layout import SUM
 from jobflow.runtime.comm import threads as comm_threads
 from jobflow.runtime.device.cpu import CpuDevice
 from jobflow.runtime.world import blas

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from jobflow.layout import Placement
 
 import jobflow as flow
 from jobflow import strategies as st
 from jobflow.core.errors import ConfigError, PlacementError
+from jobflow.core.layout import Placement
 from jobflow.strategies.write import stage_placements
 
 

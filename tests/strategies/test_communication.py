@@ -8,7 +8,7 @@ import pytest
 import trained
 
 from jobflow import strategies as st
-from jobflow.session import current_session
+from jobflow.engine.session import current_session
 
 RANKS = 4
 SIZE = trained.GPT

@@ -9,7 +9,7 @@ import trained
 
 from jobflow import strategies as st
 from jobflow.core.errors import ConfigError, PlacementError
-from jobflow.session import current_session
+from jobflow.engine.session import current_session
 
 
 def stages(job: str) -> dict[str, int]:

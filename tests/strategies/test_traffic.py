@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import trained
-from jobflow.session import current_session
 
 import jobflow as flow
 from jobflow import strategies as st
 from jobflow.engine.commands import Sent, executors_of
+from jobflow.engine.session import current_session
 from jobflow.plan.plan import ALIGNMENT
 from jobflow.plan.traffic import Traffic, planned, total
 from jobflow.runtime.world.base import Rank

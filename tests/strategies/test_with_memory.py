@@ -15,9 +15,9 @@ import jobflow as flow
 import jobflow.typing as tp
 from jobflow import strategies as st
 from jobflow.compiler.compile import plan_rank
+from jobflow.engine.session import current_session
 from jobflow.plan.footprint import Footprint, footprint
 from jobflow.plan.storage import place_variables
-from jobflow.session import current_session
 
 SIZE = trained.GPT
 STRATEGIES = ("dp", "tp", "pp", "2x2", "zero=1,least=1", "zero=2,least=1", "zero=3,least=1", "tensor=2,zero=3,least=1", "pipeline=2,zero=2,least=1")

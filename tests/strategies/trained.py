@@ -9,11 +9,11 @@ from typing import Any
 
 import gpt
 import numpy as np
-from jobflow.session import current_session
 
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow.compiler.layouts.box import Reroute
+from jobflow.engine.session import current_session
 from jobflow.graph.ir import Node
 from jobflow.strategies import named
 

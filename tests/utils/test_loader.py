@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.layout import P
 from ranks import on_ranks
 
 from jobflow.core.errors import ArgumentError
+from jobflow.core.layout import P
 from jobflow.engine.placements import placement, sbp
 from jobflow.functional import values
 from jobflow.utils import global_view

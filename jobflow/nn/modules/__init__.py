@@ -1,10 +1,10 @@
 """Modules of `jobflow.nn`; the functions beside them, of the job face, are in the folder above."""
 
 from jobflow.eager.tensor import Tensor as _Tensor
-from jobflow.faces import of_tensors as _of_tensors
-from jobflow.nn import convolution as _convolution
-from jobflow.nn import losses as _losses
-from jobflow.nn import normalization as _normalization
+from jobflow.functional.faces import of_tensors as _of_tensors
+from jobflow.legacy import convolution as _convolution
+from jobflow.legacy import loss_functions as _losses
+from jobflow.legacy import normalization as _normalization
 from jobflow.nn.modules.activation import CELU as CELU
 from jobflow.nn.modules.activation import ELU as ELU
 from jobflow.nn.modules.activation import GELU as GELU

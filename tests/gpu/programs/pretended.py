@@ -25,7 +25,7 @@ STEPS = 6
 
 def seen() -> dict[str, object]:
     """What carried the ranks of this session, from the world that is up."""
-    from jobflow.session import current_session
+    from jobflow.engine.session import current_session
 
     world = current_session().world
     assert world is not None

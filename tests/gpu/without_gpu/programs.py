@@ -138,7 +138,7 @@ def steps(counts: host_runtime.Counts) -> dict[str, Any]:
 
 
 def _world() -> Any:
-    from jobflow.session import current_session
+    from jobflow.engine.session import current_session
 
     return current_session().world
 

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from jobflow.layout import MAX, MIN, SUM, Reduction
 
 from jobflow.core.errors import AbortedError, PlacementError, PlanError
+from jobflow.core.layout import MAX, MIN, SUM, Reduction
 from jobflow.ops.base import Call
 from jobflow.runtime.world.base import Rank
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import contract
 import numpy as np
-from jobflow.layout import SUM
 
 from jobflow.core.errors import DivergedError
+from jobflow.core.layout import SUM
 from jobflow.runtime.world.base import Rank
 
 Case = Callable[[Rank], str]

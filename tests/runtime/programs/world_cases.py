@@ -12,8 +12,8 @@ from typing import Any
 
 import contract
 import numpy as np
-from jobflow.layout import SUM
 
+from jobflow.core.layout import SUM
 from jobflow.runtime.comm import post, windows
 from jobflow.runtime.comm.base import Communicator
 from jobflow.runtime.world import launch, mpi

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.session import Session
 
 from jobflow.engine.commands import executors_of
+from jobflow.engine.session import Session
 from jobflow.plan.footprint import footprint
 from jobflow.plan.traffic import planned
 from jobflow.trainer import preview

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.session import current_session
 from watched_run import PLAIN, drive, end, evaluation_of, info, step_of
 
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow.engine.job import job_of
+from jobflow.engine.session import current_session
 from jobflow.trainer.amounts import size_text
 from jobflow.trainer.figures import figures_of
 from jobflow.trainer.history import History

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.session import current_session
 from trace_format import checked
 
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow.distributed import mpiexec
 from jobflow.engine.commands import executors_of
+from jobflow.engine.session import current_session
 from jobflow.runtime import timing
 from jobflow.runtime.timing import offset
 from jobflow.runtime.world.base import Rank

@@ -5,14 +5,14 @@ import time
 
 import numpy as np
 
-import jobflow.math as math
-import jobflow.optimizer as optimizer
+import jobflow.legacy.math as math
+import jobflow.legacy.optimizer as optimizer
 import jobflow.typing as tp
-from jobflow.declare import global_function
 from jobflow.engine.session import config
-from jobflow.initializers import ones_initializer
-from jobflow.shared_names import matmul
-from jobflow.variables import get_variable
+from jobflow.legacy.declare import global_function
+from jobflow.legacy.initializers import ones_initializer
+from jobflow.legacy.shared_names import matmul
+from jobflow.legacy.variables import get_variable
 
 ROWS, RATE, STEPS = 8, 0.1, 2
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math as numbers
 from collections.abc import Sequence
 
-import jobflow.math as math
+import jobflow.legacy.math as math
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import Tensor
-from jobflow.faces import all_of, of_jobs
-from jobflow.initializers import constant_initializer
+from jobflow.functional.faces import all_of, of_jobs
+from jobflow.legacy.initializers import constant_initializer
+from jobflow.legacy.variables import current_job, get_variable, layer_name
 from jobflow.ops import elementwise as ew
 from jobflow.ops import norm as nm
 from jobflow.ops import shape as sh
 from jobflow.ops.base import normal_axis
 from jobflow.ops.rounding import rounded_once
-from jobflow.variables import current_job, get_variable, layer_name
 
 
 @rounded_once

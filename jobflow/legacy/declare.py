@@ -17,7 +17,7 @@ from jobflow.core.notices import notice
 from jobflow.engine.job import Job
 from jobflow.engine.job_config import FunctionConfig
 from jobflow.engine.session import current_session
-from jobflow.optimizer.from_options import optimizer_of
+from jobflow.legacy.optimizer.from_options import optimizer_of
 
 
 def global_function(type: str | FunctionConfig = "predict", function_config: FunctionConfig | None = None) -> Callable[[Callable[..., Any]], Any]:

@@ -8,7 +8,8 @@ from numbers import Integral
 import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, JobError, user_line
 from jobflow.core.types import DType, Tensor, float32, int8
-from jobflow.faces import all_of, of_jobs
+from jobflow.functional.faces import all_of, of_jobs
+from jobflow.legacy.variables import current_job
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix
 from jobflow.ops import random as rn
@@ -16,7 +17,6 @@ from jobflow.ops import softmax as sm
 from jobflow.ops.base import apply
 from jobflow.ops.checked import checked
 from jobflow.ops.random import DropoutMask, RandomUniform
-from jobflow.variables import current_job
 
 
 def _uniform(what: str, shape: tuple[int, ...], dtype: DType, seed: int | None, name: str) -> Tensor:

@@ -1,10 +1,10 @@
 """Optimizers, learning-rate schedules, gradient clipping and loss scales of train jobs."""
 
-from jobflow.optimizer import clipping as grad_clipping
-from jobflow.optimizer import loss_scale, warmup
-from jobflow.optimizer.from_options import optimizer_of
-from jobflow.optimizer.optimizers import LAMB, LARS, SGD, SGDW, Adam, AdamW, CombinedOptimizer, LazyAdam, RMSProp
-from jobflow.optimizer.schedules import (
+from jobflow.legacy.optimizer import clipping as grad_clipping
+from jobflow.legacy.optimizer import loss_scale, warmup
+from jobflow.legacy.optimizer.from_options import optimizer_of
+from jobflow.legacy.optimizer.optimizers import LAMB, LARS, SGD, SGDW, Adam, AdamW, CombinedOptimizer, LazyAdam, RMSProp
+from jobflow.legacy.optimizer.schedules import (
     CosineScheduler,
     CustomScheduler,
     ExponentialScheduler,

@@ -19,11 +19,11 @@ from jobflow.core.layout import Sbp, Split
 from jobflow.core.types import DType, Tensor, TensorType, float32
 from jobflow.engine.distribute import Distribute, ParallelDistribution, broadcast, current_placement, mesh_sbp
 from jobflow.graph.ir import Variable
-from jobflow.initializers import Initializer, from_conf
+from jobflow.legacy.initializers import Initializer, from_conf
+from jobflow.legacy.regularizers import Regularizer
 from jobflow.ops.base import Op
 from jobflow.ops.layout_ops import ToLocal
 from jobflow.ops.source import ReadVariable
-from jobflow.regularizers import Regularizer
 
 
 class Job(Protocol):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import jobflow.math as math
-from jobflow.arrays import matmul, reshape, slice, transpose
+import jobflow.legacy.math as math
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import Tensor
-from jobflow.faces import all_of, of_jobs
+from jobflow.functional.faces import all_of, of_jobs
+from jobflow.legacy.arrays import matmul, reshape, slice, transpose
+from jobflow.legacy.random import dropout
 from jobflow.ops import activation as ac
 from jobflow.ops import elementwise as ew
 from jobflow.ops import linalg as la
 from jobflow.ops import softmax as sm
 from jobflow.ops.base import normal_axis
-from jobflow.random import dropout
 
 relu = math.relu
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import jobflow.core.scope as scope
-from jobflow.arrays import identity
 from jobflow.core.errors import JobError, user_line
 from jobflow.core.notices import notice
 from jobflow.core.scope import current_scope as current_scope
 from jobflow.core.types import DTYPES, DType, Tensor, bool_
-from jobflow.variables import current_job
+from jobflow.legacy.arrays import identity
+from jobflow.legacy.variables import current_job
 
 # Element types -----------------------------------------------------------------------------------------------------
 

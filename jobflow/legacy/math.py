@@ -12,7 +12,8 @@ import numpy as np
 
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import DType, Tensor, bool_, int8, int32
-from jobflow.faces import all_of, of_jobs
+from jobflow.functional.faces import all_of, of_jobs
+from jobflow.legacy.random import fused_scale_tril_softmax_dropout as fused_scale_tril_softmax_dropout
 from jobflow.ops import activation as ac
 from jobflow.ops import broadcast as bc
 from jobflow.ops import elementwise as ew
@@ -24,7 +25,6 @@ from jobflow.ops import shape as sh
 from jobflow.ops.base import normal_axis
 from jobflow.ops.pointwise import call
 from jobflow.ops.rounding import rounded_once
-from jobflow.random import fused_scale_tril_softmax_dropout as fused_scale_tril_softmax_dropout
 
 Operand: TypeAlias = Tensor | float
 Axes: TypeAlias = int | Sequence[int] | None

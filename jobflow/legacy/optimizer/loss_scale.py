@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from jobflow.core.errors import ConfigError, user_line
 from jobflow.core.types import float32
-from jobflow.optimizer.warmup import is_number
+from jobflow.legacy.optimizer.warmup import is_number
 
 __all__ = ["dynamic_loss_scale", "halt_where_not_finite", "static_loss_scale"]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from jobflow.core.errors import ConfigError, JobError, did_you_mean
 from jobflow.engine.job_config import FunctionConfig
-from jobflow.optimizer import schedules
-from jobflow.optimizer.clipping import Clipping, GlobalNorm
-from jobflow.optimizer.optimizers import LAMB, LARS, SGDW, AdamW, RMSProp, Single
-from jobflow.optimizer.warmup import ConstantWarmup, LinearWarmup, Warmup, is_number
+from jobflow.legacy.optimizer import schedules
+from jobflow.legacy.optimizer.clipping import Clipping, GlobalNorm
+from jobflow.legacy.optimizer.optimizers import LAMB, LARS, SGDW, AdamW, RMSProp, Single
+from jobflow.legacy.optimizer.warmup import ConstantWarmup, LinearWarmup, Warmup, is_number
 
 #: A field that has no default.
 NEEDED = object()

@@ -1,5 +1,5 @@
 """What the legacy face kept under `experimental`."""
 
-from jobflow.experimental import scope
+from jobflow.legacy.experimental import scope
 
 __all__ = ["scope"]

@@ -15,25 +15,25 @@ from typing import TypeAlias
 
 import jobflow.core.scope as scope
 import jobflow.engine.distribute as distribute
-import jobflow.nn.activations as activations
-import jobflow.nn.convolution as convolution
-import jobflow.nn.normalization as normalization
-from jobflow.arrays import constant
+import jobflow.legacy.activations as activations
+import jobflow.legacy.convolution as convolution
+import jobflow.legacy.normalization as normalization
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.layout import P
 from jobflow.core.types import Tensor
 from jobflow.engine.distribute import Distribute, current_placement, is_local
-from jobflow.faces import all_of, of_jobs
-from jobflow.initializers import Initializer, constant_initializer, xavier_uniform_initializer
-from jobflow.nn.convolution import Padding, Sizes, channels_last
+from jobflow.functional.faces import all_of, of_jobs
+from jobflow.legacy.arrays import constant
+from jobflow.legacy.convolution import Padding, Sizes, channels_last
+from jobflow.legacy.initializers import Initializer, constant_initializer, xavier_uniform_initializer
+from jobflow.legacy.regularizers import Regularizer
+from jobflow.legacy.variables import current_job, get_variable, layer_name, variable_of
 from jobflow.ops import batch_norm as bn
 from jobflow.ops import elementwise as ew
 from jobflow.ops import linalg as la
 from jobflow.ops.base import apply, normal_axis
 from jobflow.ops.layout_ops import to_global
 from jobflow.ops.update import MovingAverage
-from jobflow.regularizers import Regularizer
-from jobflow.variables import current_job, get_variable, layer_name, variable_of
 
 #: Called as activation(x, name="...").
 Activation: TypeAlias = Callable[..., Tensor]

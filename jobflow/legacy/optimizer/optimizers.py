@@ -14,11 +14,11 @@ from jobflow.core.errors import ConfigError, JobError, did_you_mean, user_line
 from jobflow.core.layout import Broadcast
 from jobflow.core.types import Tensor
 from jobflow.graph.training import DynamicScale, Halting, Parameter, Slots
-from jobflow.losses import TrainJob, check_loss, job_in_force
+from jobflow.legacy.losses import TrainJob, check_loss, job_in_force
+from jobflow.legacy.optimizer.clipping import Clipping
+from jobflow.legacy.optimizer.loss_scale import DynamicLossScale, HaltWhereNotFinite, LossScale, StaticLossScale
 from jobflow.ops.base import Op, apply
 from jobflow.ops.update import AdamUpdate, LambUpdate, LarsUpdate, MomentumUpdate, RmsPropUpdate, SgdUpdate, learning_rate, rate_dtype
-from jobflow.optimizer.clipping import Clipping
-from jobflow.optimizer.loss_scale import DynamicLossScale, HaltWhereNotFinite, LossScale, StaticLossScale
 
 if TYPE_CHECKING:
     from jobflow.graph.ir import Value, Variable

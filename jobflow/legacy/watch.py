@@ -18,8 +18,8 @@ from typing import Any
 from jobflow.core.errors import JobError, user_line
 from jobflow.core.types import Tensor
 from jobflow.engine.results import Delivered, LocalBlob, whole
+from jobflow.legacy.variables import current_job
 from jobflow.typing import ListNumpy, Numpy
-from jobflow.variables import current_job
 
 #: A function of one argument, or a text to print before the value, or None to print the value alone.
 Watcher = Callable[[Any], Any] | str | None

@@ -5,11 +5,11 @@ reduction is "none", "mean" or "sum"; the last two are over all elements and giv
 
 from __future__ import annotations
 
-import jobflow.math as math
+import jobflow.legacy.math as math
 from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, JobError, ShapeError, did_you_mean, user_line
 from jobflow.core.types import Tensor, TensorType
 from jobflow.engine.distribute import distribute_of, split, with_distribute
-from jobflow.faces import all_of, of_jobs
+from jobflow.functional.faces import all_of, of_jobs
 from jobflow.ops import elementwise as ew
 from jobflow.ops import loss as ls
 from jobflow.ops import reduce as rd

@@ -11,11 +11,11 @@ from typing import Any, TypeAlias, cast
 
 from jobflow.core.errors import ArgumentError, JobError, ShapeError, did_you_mean, user_line
 from jobflow.core.types import Tensor
-from jobflow.faces import all_of, of_jobs
+from jobflow.functional.faces import all_of, of_jobs
+from jobflow.legacy.variables import current_job
 from jobflow.ops import conv as cv
 from jobflow.ops import pool as pl
 from jobflow.ops import shape as sh
-from jobflow.variables import current_job
 
 Sizes: TypeAlias = int | Sequence[int]
 Padding: TypeAlias = str | Sequence[int | Sequence[int]]

@@ -14,7 +14,7 @@ from numbers import Real
 from typing import Any
 
 from jobflow.core.errors import ConfigError, JobError, user_line
-from jobflow.optimizer.warmup import Warmup, is_number
+from jobflow.legacy.optimizer.warmup import Warmup, is_number
 
 
 class Schedule(ABC):

@@ -29,7 +29,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 #: where the functions of tensors are
 TENSORS = "jobflow.functional"
 #: where the functions of jobs are, and how programs call them
-OF_JOBS = {"jobflow.arrays": "flow", "jobflow.math": "flow.math", "jobflow.nn.activations": "flow.nn", "jobflow.nn.convolution": "flow.nn"}
+OF_JOBS = {
+    "jobflow.legacy.arrays": "flow",
+    "jobflow.legacy.math": "flow.math",
+    "jobflow.legacy.activations": "flow.nn",
+    "jobflow.legacy.convolution": "flow.nn",
+}
 #: what has another name there
 OTHER_NAMES = {
     "all": "math.reduce_all",
@@ -81,7 +86,7 @@ def by_face(job: Function, word: str) -> Function:
             return job(*arguments, **named)
         return getattr(importlib.import_module(TENSORS), word)(*arguments, **named)
 
-    made: Function = _named(either, word, "jobflow.shared_names")
+    made: Function = _named(either, word, "jobflow.legacy.shared_names")
     return made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jobflow.core.notices import notice
-from jobflow.spellings import name_scope as variable_scope
+from jobflow.legacy.aliases import name_scope as variable_scope
 
 __all__ = ["delete_worker", "delete_worker_by_bootstrap", "delete_worker_of_multi_process", "init_worker", "nn", "variable_scope"]
 

@@ -3,10 +3,10 @@
 Modules that the job face has as functions (`nn.MSELoss(x, y)`) are told apart by `jobflow.nn.modules`.
 """
 
-import jobflow.arrays as arrays
 import jobflow.engine.distribute as distribute
-import jobflow.math as math
-from jobflow.faces import by_face, of_jobs
+import jobflow.legacy.arrays as arrays
+import jobflow.legacy.math as math
+from jobflow.functional.faces import by_face, of_jobs
 
 cast = by_face(arrays.cast, "cast")
 clamp = by_face(math.clamp, "clamp")
