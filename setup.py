@@ -36,7 +36,7 @@ setup(
         "Typing :: Typed",
     ],
     packages=find_packages(include=["jobflow", "jobflow.*"]),
-    package_data={"": ["py.typed", "*.pyi"], "jobflow": ["templates/*"], "jobflow.data": ["digits.npz"]},
+    package_data={"": ["py.typed", "*.pyi"], "jobflow.tools": ["templates/*"], "jobflow.data": ["digits.npz"]},
     include_package_data=False,
     python_requires=">=3.11",
     install_requires=["numpy>=2.1", "pyyaml>=6.0", "mpi4py>=4.0", "rich>=13", "jinja2>=3.1", "psutil>=5.9"],

@@ -113,7 +113,7 @@ def memory(options: argparse.Namespace) -> list[dict[str, Any]]:
     import ours  # imports jobflow
 
     from jobflow.engine.job import job_of
-    from jobflow.explain import laid_out
+    from jobflow.tools.explain import laid_out
 
     print(f"\n{'':8}{'ranks':>6}{'arena MiB':>12}{'bound':>9}{'ratio':>8}{'shared MiB':>13}{'bound':>9}{'ratio':>8}")
     results = []
@@ -132,7 +132,7 @@ def compile(options: argparse.Namespace) -> dict[str, Any]:
     import ours  # imports jobflow, and finds the examples
 
     from jobflow.engine.job import job_of
-    from jobflow.explain import laid_out
+    from jobflow.tools.explain import laid_out
 
     size = ours.gpt.Size(batch=PLANNED_RANKS, blocks=BLOCKS)
     job = job_of(ours.gpt.make_train_job(size))

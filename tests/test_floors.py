@@ -10,23 +10,29 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "jobflow"
 
-#: module or package -> floor; the longest prefix of a module's name decides
-FLOORS = {
-    floor: names.split()
-    for floor, names in {
-        "0": "core typing",
-        "1": "ops",
-        "2": "graph",
-        "3": "plan",
-        "4a": "compiler",
-        "4b": "runtime",
-        "5": "engine variable_io eager checkpoint",
-        "6": "legacy functional optim utils strategies models nn data image",
-        "7": "distributed trainer cli explain stages pages picture comparison verify __main__",
-    }.items()
-}
-FLOOR_OF = {f"jobflow.{name}": floor for floor, names in FLOORS.items() for name in names}
-STRANGERS = {("4a", "4b"), ("4b", "4a")}
+#: the folders, from the lowest floor to the highest; those in one line do not know each other
+FLOORS = """
+core
+typing
+ops
+graph
+plan
+compiler runtime
+engine
+checkpoint eager
+functional
+data strategies
+legacy
+optim
+nn
+models
+distributed
+tools
+trainer
+cli utils
+__main__
+"""
+FLOOR_OF = {f"jobflow.{folder}": number for number, line in enumerate(FLOORS.strip().splitlines()) for folder in line.split()}
 
 
 def modules(root: Path = PACKAGE) -> dict[str, Path]:
@@ -38,9 +44,9 @@ def modules(root: Path = PACKAGE) -> dict[str, Path]:
     return found
 
 
-def floor_of(module: str) -> str | None:
-    """The floor of a module; None if the table does not name it."""
-    return FLOOR_OF.get(".".join(module.split(".")[:2]))
+def folder_of(module: str) -> str:
+    """The folder of the package in which a module is."""
+    return ".".join(module.split(".")[:2])
 
 
 def everywhere(tree: ast.AST) -> Iterator[ast.AST]:
@@ -76,14 +82,17 @@ def imports(
 
 def complaint(importer: str, imported: str) -> str | None:
     """What is wrong with this import, or None."""
-    above, below = floor_of(importer), floor_of(imported)
     if imported == "jobflow":
         return "the top package is the face and is imported by no module of the package"
-    if above is None or below is None:
-        return f"{imported if below is None else importer} is on no floor"
-    if (above, below) in STRANGERS:
-        return f"{importer} and {imported} are strangers: they meet in jobflow.plan"
-    return f"{importer} (floor {above}) imports {imported} (floor {below})" if below[0] > above[0] else None
+    above, below = folder_of(importer), folder_of(imported)
+    homeless = [name for name in (above, below) if name not in FLOOR_OF]
+    if homeless:
+        return f"{homeless[0]} is on no floor"
+    if above == below or FLOOR_OF[below] < FLOOR_OF[above]:
+        return None
+    if FLOOR_OF[below] == FLOOR_OF[above]:
+        return f"{importer} and {imported} are on one floor and do not know each other"
+    return f"{importer} imports {imported}, which is above it"
 
 
 def complaints(files: dict[str, Path]) -> list[str]:
@@ -112,9 +121,9 @@ def circle(needs: dict[str, set[str]]) -> list[str]:
     return next(filter(None, (follow(name, []) for name in sorted(needs))), [])
 
 
-def test_every_module_has_a_floor() -> None:
-    homeless = [name for name in modules() if name != "jobflow" and floor_of(name) is None]
-    assert not homeless, f"name their floor in {Path(__file__).name}: {homeless}"
+def test_every_folder_has_a_floor() -> None:
+    """And there are no modules beside the folders."""
+    assert {folder_of(name) for name in modules() if name != "jobflow"} == set(FLOOR_OF)
 
 
 def test_imports_go_down() -> None:

@@ -11,8 +11,8 @@ import pytest
 from jobflow import scope
 from jobflow.cli import main
 from jobflow.compiler.layouts.box import Reroute
-from jobflow.explain import Explained, laid_out, load_job
-from jobflow.picture import arrange, graph_page
+from jobflow.tools.explain import Explained, laid_out, load_job
+from jobflow.tools.picture import arrange, graph_page
 
 JOB = str(Path(__file__).parents[1] / "examples" / "hybrid_mlp.py") + ":train_job"
 SVG = "{http://www.w3.org/2000/svg}"

@@ -16,15 +16,15 @@ import pytest
 
 from jobflow import scope
 from jobflow.cli import main
-from jobflow.comparison import allowed, apart
 from jobflow.engine.job import Job
 from jobflow.engine.session import Session
-from jobflow.explain import load_job
 from jobflow.ops.linalg import BiasAdd, MatMul
 from jobflow.ops.norm import LayerNorm
 from jobflow.ops.softmax import Softmax
 from jobflow.ops.update import AdamUpdate
-from jobflow.verify import nudged, verify
+from jobflow.tools.comparison import allowed, apart
+from jobflow.tools.explain import load_job
+from jobflow.tools.verify import nudged, verify
 
 ROOT = Path(__file__).parents[1]
 GPT = f"{ROOT}/examples/gpt.py:make_train_job(Size(blocks=1, batch=8, length=8, width=16, heads=4, words=24))"

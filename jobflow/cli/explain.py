@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jobflow.cli.words import at_least_one
 from jobflow.core.errors import ConfigError
-from jobflow.stages import STAGES
+from jobflow.tools.stages import STAGES
 
 EXAMPLES = """\
 examples:
@@ -31,7 +31,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Print the stages, or write the page."""
-    from jobflow.explain import explain, explain_page, load_job
+    from jobflow.tools.explain import explain, explain_page, load_job
 
     if given.rank not in range(given.devices):
         raise ConfigError(f"--rank {given.rank} is not one of the ranks 0 to {given.devices - 1}")

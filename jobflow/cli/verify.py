@@ -29,6 +29,6 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Compare, and print the report."""
-    from jobflow.verify import command
+    from jobflow.tools.verify import command
 
     return command(given.job, given.devices, given.strategy, given.steps, given.seed, given.ranks, given.inputs)

@@ -18,7 +18,6 @@ from jobflow.core.layout import Local
 from jobflow.core.version import __version__
 from jobflow.engine.binding import Loaded, StorageChoice
 from jobflow.engine.session import Session
-from jobflow.explain import Change, boxing_rows
 from jobflow.graph.ir import Physical
 from jobflow.plan.footprint import Footprint, footprint
 from jobflow.plan.plan import Collective, Compute, Plan, Transfer
@@ -28,6 +27,7 @@ from jobflow.runtime.world import blas
 from jobflow.runtime.world.launch import launched
 from jobflow.runtime.world.variables import usable_cores
 from jobflow.strategies.pipeline import flops
+from jobflow.tools.explain import Change, boxing_rows
 from jobflow.trainer.amounts import size_text
 
 #: routes that move nothing between ranks are left out of tables

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.comparison import Seen
 from jobflow.core.types import Array
 from jobflow.engine.job import Job
 from jobflow.engine.session import Session
 from jobflow.graph.ir import Node
 from jobflow.ops.source import Input, ReadVariable
+from jobflow.tools.comparison import Seen
+from jobflow.tools.verify import Runner
 from jobflow.typing.lazy import whole
-from jobflow.verify import Runner
 
 
 def first_not_finite(session: Session, job: Job, batch: Mapping[str, Any], run: int) -> str:

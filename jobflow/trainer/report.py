@@ -19,8 +19,8 @@ from jobflow.core.errors import counted
 from jobflow.core.extras import optional
 from jobflow.core.tables import TextTable
 from jobflow.engine.session import current_session
-from jobflow.pages import page
 from jobflow.plan.footprint import CATEGORIES
+from jobflow.tools.pages import page
 from jobflow.trainer.amounts import count_text, duration_text, metric_text, percent, rate_text, size_text
 from jobflow.trainer.charts import chart_svg, curves_png, draw_curves, draw_times
 from jobflow.trainer.figures import Figures, environment, figures_in

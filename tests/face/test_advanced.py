@@ -13,7 +13,7 @@ from jobflow import scope
 from jobflow.compiler.layouts.box import Reroute
 from jobflow.core.errors import PlacementError, ShapeError
 from jobflow.engine.job import job_of
-from jobflow.explain import laid_out
+from jobflow.tools.explain import laid_out
 
 X = np.arange(35, dtype=np.float32).reshape(7, 5)
 Rows = tp.Numpy.Placeholder((7, 5))

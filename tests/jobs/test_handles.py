@@ -9,9 +9,9 @@ import pytest
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow import explain
 from jobflow.core.errors import JobError
 from jobflow.engine.job import job_of
+from jobflow.tools import explain
 
 X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6)
 Rows = tp.Numpy.Placeholder((4, 6))

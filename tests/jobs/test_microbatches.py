@@ -12,7 +12,7 @@ import jobflow as flow
 import jobflow.typing as tp
 from jobflow.core.errors import ArgumentError, JobError
 from jobflow.engine.job import job_of
-from jobflow.explain import laid_out
+from jobflow.tools.explain import laid_out
 
 ROWS, WIDTH, CLASSES, STEPS = 10, 6, 4, 10
 DOUBLE = 1e-9

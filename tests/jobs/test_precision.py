@@ -15,7 +15,7 @@ import jobflow as flow
 import jobflow.typing as tp
 from jobflow.core.errors import ConfigError, DtypeError
 from jobflow.engine.job import job_of
-from jobflow.explain import explain
+from jobflow.tools.explain import explain
 
 pytestmark = pytest.mark.usefixtures("fresh")
 

@@ -13,7 +13,7 @@ import jobflow.typing as tp
 from jobflow import optimizer as opt
 from jobflow import scope
 from jobflow.engine.job import job_of
-from jobflow.explain import explain
+from jobflow.tools.explain import explain
 
 RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.normal(size=(12, 4)), RANDOM.normal(size=(12, 5))

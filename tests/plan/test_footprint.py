@@ -9,10 +9,10 @@ import pytest
 from jobflow import scope
 from jobflow.core.layout import Reduction, whole_box
 from jobflow.core.types import TensorType, contiguous_strides, float32
-from jobflow.explain import laid_out, load_job
 from jobflow.ops.elementwise import Add
 from jobflow.plan.footprint import footprint, footprint_text
 from jobflow.plan.plan import Collective, Compute, Feed, Instruction, Plan, Slot
+from jobflow.tools.explain import laid_out, load_job
 
 
 def slot(offset: int, n: int, buffer: str = "arena") -> Slot:

@@ -25,7 +25,6 @@ from jobflow.data import order
 from jobflow.eager.state import EagerState
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.session import Session
-from jobflow.explain import boxing_rows
 from jobflow.graph.text import physical_text
 from jobflow.ops import philox
 from jobflow.plan.footprint import footprint
@@ -35,6 +34,7 @@ from jobflow.runtime.device.cpu import CpuDevice
 from jobflow.runtime.world.base import Rank
 from jobflow.runtime.world.solo import SoloWorld
 from jobflow.runtime.world.threads import ThreadsWorld
+from jobflow.tools.explain import boxing_rows
 
 #: what is recorded of a run, as JSON has it
 Record = dict[str, Any]

@@ -17,7 +17,7 @@ import jobflow.typing as tp
 from jobflow import scope
 from jobflow.compiler.layouts.box import Reroute
 from jobflow.engine.job import job_of
-from jobflow.explain import Explained, laid_out
+from jobflow.tools.explain import Explained, laid_out
 
 RANDOM = np.random.RandomState(0)
 X = RANDOM.standard_normal((4, 5)).astype(np.float32)

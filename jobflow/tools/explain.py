@@ -24,13 +24,13 @@ from jobflow.engine.session import current_session
 from jobflow.graph.ir import Graph, Node, Physical, Sharded, Value
 from jobflow.graph.rewrite import consumers
 from jobflow.graph.text import graph_text, physical_text, sharded_text
-from jobflow.picture import graph_page
 from jobflow.plan.footprint import footprint, footprint_text
 from jobflow.plan.plan import Plan
 from jobflow.plan.text import plan_text
 from jobflow.plan.traffic import planned
-from jobflow.stages import STAGES
 from jobflow.strategies import named
+from jobflow.tools.picture import graph_page
+from jobflow.tools.stages import STAGES
 
 
 def load_job(target: str) -> Job:

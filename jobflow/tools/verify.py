@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 
 import jobflow.core.scope as scope
-from jobflow.comparison import ROUNDING, Difference, Report, Seen, allowed, apart, by_microbatch, compare, epsilon, judged, together, whole_of
 from jobflow.compiler.layouts.box import Reroute
 from jobflow.core.errors import ArgumentError, ConfigError, JobError
 from jobflow.core.layout import Placement
@@ -35,7 +34,6 @@ from jobflow.engine.commands import Bind, Run, performed
 from jobflow.engine.compiled import Compiled
 from jobflow.engine.job import Job
 from jobflow.engine.session import Session, environment
-from jobflow.explain import load_job
 from jobflow.graph.ir import Graph
 from jobflow.graph.wire import physical_to_wire
 from jobflow.runtime.device.cpu import CpuDevice
@@ -43,6 +41,8 @@ from jobflow.runtime.world.base import Rank
 from jobflow.runtime.world.launch import launched
 from jobflow.runtime.world.solo import SoloWorld
 from jobflow.strategies import named
+from jobflow.tools.comparison import ROUNDING, Difference, Report, Seen, allowed, apart, by_microbatch, compare, epsilon, judged, together, whole_of
+from jobflow.tools.explain import load_job
 from jobflow.typing.signature import Bound
 
 #: numbers that plans of watched jobs have, which no job has

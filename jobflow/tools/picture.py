@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from jobflow.compiler.layouts.box import Reroute
 from jobflow.graph.ir import Node, Phase, Physical
-from jobflow.pages import page
+from jobflow.tools.pages import page
 
 WIDTH, HEIGHT = 270, 40
 COLUMN, ROW = 360, 56

@@ -1,0 +1,1 @@
+"""Looking at jobs: explain, compare devices, draw."""
