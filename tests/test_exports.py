@@ -28,7 +28,7 @@ def test_all_says_what_jobs_have() -> None:
     """What is not in `import *` would hide names of Python or is a part of the face of tensors."""
     homes, public = read("jobflow", Path(jobflow.__file__).with_suffix(".pyi"))
     assert set(public) == set(jobflow.__all__) and set(public) <= {*homes, "__version__"}
-    parts = {"amp", "distributed", "functional", "optim", "utils"}
+    parts = {"amp", "distributed", "errors", "functional", "optim", "utils"}
     others = {name for name in set(homes) - set(public) if homes[name][0] != "jobflow.functional" or not homes[name][1]}
     assert others == parts | {"Size", "inf", "load", "nan", "pi", "save"}
 

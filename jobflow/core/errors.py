@@ -32,6 +32,27 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from types import FrameType
 
+__all__ = [
+    "AbortedError",
+    "ArgumentError",
+    "AxisError",
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "DivergedError",
+    "DtypeError",
+    "DuplicateNameError",
+    "FileError",
+    "JobError",
+    "JobflowError",
+    "PlacementError",
+    "PlanError",
+    "RankError",
+    "ReplacedError",
+    "SbpError",
+    "ShapeError",
+]
+
 _PACKAGE = os.path.join(os.path.abspath(sys.modules["jobflow"].__path__[0]), "")
 #: Python's standard library
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
