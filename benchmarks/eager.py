@@ -32,7 +32,7 @@ from statistics import median
 from typing import Any
 
 from side import Side, busy_seconds
-from step_time import FOREIGN, HERE, RESULTS, machine, quantile, running
+from step_time import FOREIGN, HERE, RESULTS, environment, machine, quantile, running
 
 RANKS = 2
 OPS = ("relu", "add", "add number", "matmul", "reshape", "sum")
@@ -52,14 +52,14 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def ours(part: str, ranks: int, options: argparse.Namespace) -> Side:
-    command = [sys.executable, str(HERE / "eager_ours.py"), part, "--ranks", str(ranks)]
-    path = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
-    together = {"PYTHONPATH": path}
+def ours(part: str, ranks: int, options: argparse.Namespace, root: Path = HERE.parent, name: str = "jobflow") -> Side:
+    """jobflow's side; of another checkout, if `root` is one."""
+    command = [sys.executable, str(root / "benchmarks" / "eager_ours.py"), part, "--ranks", str(ranks)]
+    together = environment(root)
     if ranks == 1:
-        return Side("jobflow", [command], options.cores[:1], together)
+        return Side(name, [command], options.cores[:1], together)
     together |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
-    return Side("jobflow", [["env", f"RANK={r}", f"LOCAL_RANK={r}", *command] for r in range(ranks)], options.cores, together)
+    return Side(name, [["env", f"RANK={r}", f"LOCAL_RANK={r}", *command] for r in range(ranks)], options.cores, together)
 
 
 def peer(part: str, ranks: int, options: argparse.Namespace) -> Side:

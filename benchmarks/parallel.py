@@ -20,12 +20,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import models
 from side import Side
-from step_time import FOREIGN, HERE, RESULTS, STEPS, machine, one_round, quantile, running
+from step_time import FOREIGN, HERE, RESULTS, STEPS, environment, machine, one_round, quantile, running
 
 RANKS = 2
 BLOCKS, PLANNED_RANKS = 24, 8
@@ -33,15 +34,11 @@ BLOCKS, PLANNED_RANKS = 24, 8
 SIZES = (64 << 10, 512 << 10, 4 << 20, 16 << 20)
 
 
-def environment() -> dict[str, str]:
-    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))}
-
-
-def launched(script: str, *words: str) -> list[str]:
-    """The command that runs a script of this folder on two MPI ranks."""
+def launched(script: str, *words: str, root: Path = HERE.parent) -> list[str]:
+    """The command that runs a script of this folder, or of this folder in another checkout, on two MPI ranks."""
     from jobflow.distributed import mpiexec
 
-    return [mpiexec.find() or "mpiexec", "-n", str(RANKS), sys.executable, str(HERE / script), *words]
+    return [mpiexec.find() or "mpiexec", "-n", str(RANKS), sys.executable, str(root / "benchmarks" / script), *words]
 
 
 def efficiency(options: argparse.Namespace) -> list[dict[str, Any]]:

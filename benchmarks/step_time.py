@@ -52,14 +52,19 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def ours(model: str, options: argparse.Namespace, check: bool) -> Side:
-    command = [sys.executable, str(HERE / "ours.py"), model, "--devices", str(options.ranks), *(["--check"] if check else [])]
+def ours(model: str, options: argparse.Namespace, check: bool, root: Path = HERE.parent, name: str = "jobflow") -> Side:
+    """jobflow's side; of another checkout, if `root` is one."""
+    command = [sys.executable, str(root / "benchmarks" / "ours.py"), model, "--devices", str(options.ranks), *(["--check"] if check else [])]
     if options.ranks > 1:
         beside = Path(sys.executable).with_name("mpiexec")
         mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec") or "mpiexec"
         command = [mpiexec, "-n", str(options.ranks), *command]
-    path = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
-    return Side("jobflow", [command], options.cores, {"PYTHONPATH": path})
+    return Side(name, [command], options.cores, environment(root))
+
+
+def environment(root: Path = HERE.parent) -> dict[str, str]:
+    """In which a process imports the jobflow of a checkout."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))}
 
 
 def peer(model: str, variant: str, options: argparse.Namespace, check: bool, folder: str) -> Side:

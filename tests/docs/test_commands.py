@@ -23,6 +23,7 @@ ELSEWHERE = {
     r"^if \[ \$\? -eq 75 \]": "is the end of a batch script",
     r"pytest -q -n auto$": "is the run of these tests",
     r"^scripts/check$": "runs these tests",
+    r"^scripts/record$": "runs for minutes; tests/records does what it does",
     r"^jobflow doctor$": "measures the machine; tests/cli/test_doctor.py runs it",
     r"^scripts/refresh_docs$": "writes pages of the checkout; tests/docs/test_life_of_a_job.py runs it with --check",
     r"^scripts/refresh_docs --rules": "tests/ops compares that page",

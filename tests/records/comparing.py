@@ -191,6 +191,15 @@ def differences(program: Program, was: dict[str, Record], now: dict[str, Record]
     return found
 
 
+def against_file(program: Program, now: dict[str, Record]) -> tuple[list[Difference], bool]:
+    """What differs from the file of a program, and whether numbers were compared bit for bit."""
+    if not path_of(program.name).exists():
+        return [Difference(program.name, "", "the program", None, "is not recorded")], True
+    made_on, was = read(program.name)
+    exact = made_on == machine()
+    return [*differences(program, was, now, exact), *gone(program, was)], exact
+
+
 def gone(program: Program, was: dict[str, Record]) -> list[Difference]:
     """Ways that were recorded and are not there any more."""
     there = {way.name for way in program.ways}
@@ -203,7 +212,7 @@ def forgotten(every: dict[str, Program], remove: bool) -> list[Difference]:
     beyond = [name for name in paths if name not in every]
     for name in beyond if remove else ():
         paths[name].unlink()
-    return [] if remove else [Difference(name, "", "the program", "recorded", "is not there any more") for name in beyond]
+    return [Difference(name, "", "the program", "recorded", "is not there any more") for name in beyond]
 
 
 def _unlike(field: str, was: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:

@@ -1,0 +1,249 @@
+"""This checkout beside another one: the time of steps, small ops, changes of layout, compiling, and memory, in interleaved rounds of one run.
+
+    git worktree add ../before COMMIT
+    python benchmarks/beside.py ../before
+    python benchmarks/beside.py ../before --only step compile --models gpt --rounds 31
+
+step      a training step of each model as a job, on one rank and on two MPI ranks, and the peak memory of its largest process
+eager     small ops with and without backward, changes of layout, and a step of the MLP: at once, and as nn.Graph
+reduce    an all_reduce between two MPI ranks, by size
+compile   a process of its own in each round: import, session and compile, first step, its peak memory; a deep GPT for many ranks
+
+Every side is the other checkout's own benchmarks/ours.py, eager_ours.py and reduce.py on its own jobflow.  In a round the sides take turns;
+the ratio of their times is taken in each round, and the tables show the median of the ratios with the interval in which the true
+median lies with 95 %.  Rounds in which somebody else used the cores for more than a tenth of the time are left out, unless most were.
+
+A time is as it should be if its interval reaches below 1.03; compile times and memory if the median ratio is at most 1.05.  The exit code is 1
+if anything is not.  Appends one JSON line to benchmarks/results.jsonl (not with --dry).
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import eager
+import models
+import parallel
+import step_time
+from side import Side
+from step_time import FOREIGN, HERE, RESULTS, environment, machine, running
+
+NOW, BEFORE = "now", "before"
+RANKS = 2
+#: the interval of a time's ratio begins below the first; median ratios of compile times and memory are at most the second
+FASTEST, MOST = 1.03, 1.05
+CERTAIN = 0.95
+#: routes of changes of layout that are timed, and their sizes
+SIZES = {"1 KiB": 100, "1 MiB": 20}
+#: what a process of its own is asked for, with its unit
+FACTS = {
+    "import_s": ("import", "s"),
+    "compile_s": ("session and compile", "s"),
+    "first_step_s": ("first step", "s"),
+    "mib": ("memory by then", "MiB"),
+}
+#: compiles a deep GPT for many ranks in a process of its own
+DEEP = "import json, parallel, worker; print(worker.PREFIX + json.dumps(parallel.compile(None)))"
+
+#: a side of a checkout, by its name
+Make = Callable[[Path, str], Side]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A figure of both checkouts, and its ratio in every round."""
+
+    name: str
+    unit: str
+    now: float
+    before: float
+    ratios: tuple[float, ...]
+    #: whether the median must be at most `MOST`; if not, the interval must begin below `FASTEST`
+    strict: bool = False
+    disturbed: int = 0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """In which the median of all ratios lies: between two of those that were seen, as the binomial distribution has it."""
+        n, ordered = len(self.ratios), sorted(self.ratios)
+        outside, k = 0.0, 0
+        while k < (n - 1) // 2 and outside + math.comb(n, k) / 2**n <= (1 - CERTAIN) / 2:
+            outside += math.comb(n, k) / 2**n
+            k += 1
+        first = max(k - 1, 0)
+        return ordered[first], ordered[n - 1 - first]
+
+    @property
+    def good(self) -> bool:
+        return median(self.ratios) <= MOST if self.strict else self.interval[0] < FASTEST
+
+    def __str__(self) -> str:
+        interval = "{:.3f} - {:.3f}".format(*self.interval)
+        cells = f"  {self.name:44}{self.now:12.3f}{self.before:12.3f} {self.unit:4}{median(self.ratios):9.3f}{interval:>18}"
+        return f"{cells}  {len(self.ratios):3} rounds{'' if self.good else '   WORSE'}"
+
+
+def row(name: str, unit: str, pairs: Sequence[tuple[float, float]], strict: bool = False, disturbed: int = 0) -> Row:
+    """From what was measured (now, before) in each round."""
+    now, before = (median(column) for column in zip(*pairs, strict=True))
+    return Row(name, unit, now, before, tuple(a / b for a, b in pairs), strict, disturbed)
+
+
+def turns(name: str, sides: Sequence[Side], order: str, calls: int, options: argparse.Namespace) -> Row:
+    """The time of a call, in rounds in which nobody disturbs."""
+    for side in sides:  # warm
+        side.ask(do=order, steps=calls)
+    rounds = [eager.one_turn(sides, [order] * len(sides), calls, turn, options.cores) for turn in range(options.rounds)]
+    calm = [times for times, foreign in rounds if foreign <= FOREIGN]
+    kept = calm if len(calm) >= max(3, len(rounds) // 3) else [times for times, _ in rounds]
+    pairs = [(1e3 * times[NOW], 1e3 * times[BEFORE]) for times in kept]
+    return row(name, "ms", pairs, disturbed=len(rounds) - len(calm))
+
+
+def both(make: Make, options: argparse.Namespace) -> list[Side]:
+    return [make(HERE.parent, NOW), make(options.other, BEFORE)]
+
+
+def on(options: argparse.Namespace, ranks: int) -> argparse.Namespace:
+    """The same options for so many ranks."""
+    found = copy.copy(options)
+    found.ranks, found.cores = ranks, options.cores[-ranks:]
+    return found
+
+
+# -------------------------------------------------------------------- parts
+
+
+def step(options: argparse.Namespace) -> Iterator[Row]:
+    for model in options.models:
+        for ranks in (1, RANKS):
+            own = on(options, ranks)
+            with running(both(lambda root, name: step_time.ours(model, own, False, root, name), options)) as sides:  # noqa: B023 - called at once
+                for side in sides:
+                    side.ask(do="facts")
+                yield turns(f"step of {model}, {ranks} rank(s)", sides, "round", step_time.STEPS[model], own)
+                peaks = {side.name: side.peak_mib() for side in sides}
+            yield row(f"peak memory of {model}, {ranks} rank(s)", "MiB", [(peaks[NOW], peaks[BEFORE])], strict=True)
+
+
+def at_once(options: argparse.Namespace) -> Iterator[Row]:
+    small = [*eager.OPS, *(f"{op} backward" for op in eager.OPS)]
+    routes = [(f"{route} {size}", calls) for size, calls in SIZES.items() for route in eager.ROUTES]
+    parts: list[tuple[str, int, list[tuple[str, int]]]] = [
+        ("ops", 1, [(f"local {op}", eager.SMALL_CALLS) for op in small]),
+        ("ops", RANKS, [(f"global {op}", eager.SMALL_CALLS) for op in small]),
+        ("routes", RANKS, routes),
+        ("step", 1, [("local", eager.STEPS)]),
+        ("step", RANKS, [(case, eager.STEPS) for case in ("global", "averaged")]),
+        ("graph", 1, [(case, eager.STEPS) for case in ("graph", "local graph")]),
+        ("graph", RANKS, [("graph", eager.STEPS)]),
+    ]
+    for part, ranks, cases in parts:
+        own = on(options, ranks)
+        with running(both(lambda root, name: eager.ours(part, ranks, own, root, name), options)) as sides:  # noqa: B023 - called at once
+            for side in sides:
+                side.ask(do="facts")
+            for case, calls in cases:
+                yield turns(f"{part}: {case}, {ranks} rank(s)", sides, case, calls, own)
+
+
+def reduce(options: argparse.Namespace) -> Iterator[Row]:
+    def make(root: Path, name: str) -> Side:
+        return Side(name, [parallel.launched("reduce.py", "jobflow", root=root)], options.cores, environment(root))
+
+    with running(both(make, options)) as sides:
+        for nbytes in parallel.SIZES:
+            yield turns(f"all_reduce of {nbytes >> 10} KiB, {RANKS} ranks", sides, "round", nbytes, options)
+
+
+def compiling(options: argparse.Namespace) -> Iterator[Row]:
+    for model in options.models:
+        own = on(options, 1)
+        seen: list[dict[str, dict[str, float]]] = []
+        for turn in range(options.rounds):
+            sides = both(lambda root, name: step_time.ours(model, own, False, root, name), options)  # noqa: B023 - called at once
+            seen.append({side.name: _first(side) for side in (sides if turn % 2 else sides[::-1])})
+        for fact, (words, unit) in FACTS.items():
+            yield row(f"{model}: {words}", unit, [(found[NOW][fact], found[BEFORE][fact]) for found in seen], strict=True)
+    yield from _deep(options)
+
+
+def _first(side: Side) -> dict[str, float]:
+    """A process from its start to its first step."""
+    with running([side]):
+        facts = side.ask(do="facts")
+        return {fact: float(facts[fact]) for fact in FACTS if fact in facts} | {"mib": side.peak_mib()}
+
+
+def _deep(options: argparse.Namespace) -> Iterator[Row]:
+    """Laying a deep GPT out over many ranks, and planning one of them."""
+    seen: list[dict[str, dict[str, float]]] = []
+    for turn in range(options.rounds):
+        roots = [(NOW, HERE.parent), (BEFORE, options.other)]
+        seen.append({name: _compiled(name, root, options) for name, root in (roots if turn % 2 else roots[::-1])})
+    for fact in ("layout_s", "plan_s"):
+        pairs = [(found[NOW][fact], found[BEFORE][fact]) for found in seen]
+        yield row(f"{fact.removesuffix('_s')} of a GPT of {parallel.BLOCKS} blocks, {parallel.PLANNED_RANKS} ranks", "s", pairs, strict=True)
+
+
+def _compiled(name: str, root: Path, options: argparse.Namespace) -> dict[str, float]:
+    path = {"PYTHONPATH": os.pathsep.join([str(root / "benchmarks"), environment(root)["PYTHONPATH"]])}
+    with running([Side(name, [[sys.executable, "-P", "-c", DEEP]], options.cores[-1:], path)]) as (side,):
+        return {key: float(value) for key, value in side.ask(do="compile").items()}
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {"step": step, "eager": at_once, "reduce": reduce, "compile": compiling}
+
+
+# -------------------------------------------------------------------- the run
+
+
+def checkout(text: str) -> Path:
+    """A checkout whose jobflow is the one that its processes import."""
+    root = Path(text).resolve()
+    question = "import jobflow; print(jobflow.__file__)"
+    done = subprocess.run([sys.executable, "-P", "-c", question], env=os.environ | environment(root), capture_output=True, text=True, check=False)
+    if not done.stdout.strip().startswith(f"{root}{os.sep}"):
+        raise argparse.ArgumentTypeError(f"{root} is no checkout of jobflow: there `import jobflow` finds {done.stdout.strip() or 'nothing'}")
+    return root
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("other", type=checkout, metavar="PATH", help="another checkout")
+    parser.add_argument("--only", nargs="+", choices=tuple(PARTS), default=list(PARTS))
+    parser.add_argument("--models", nargs="+", choices=models.MODELS, default=list(models.MODELS))
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--cores", type=int, nargs="+", help="two; default: the last ones")
+    parser.add_argument("--dry", action="store_true", help="append nothing to the results")
+    options = parser.parse_args()
+    options.cores = options.cores or sorted(os.sched_getaffinity(0))[-RANKS:]
+    print(f"{'':46}{NOW:>12}{BEFORE:>12}{'ratio':>14}{'95 %':>18}")
+    rows: list[Row] = []
+    for part in options.only:
+        for found in PARTS[part](options):
+            print(found, flush=True)
+            rows.append(found)
+    worse = [found.name for found in rows if not found.good]
+    print(f"{len(worse)} of {len(rows)} worse{': ' + '; '.join(worse) if worse else ''}")
+    if not options.dry:
+        table = {found.name: {"now": found.now, "before": found.before, "ratio": median(found.ratios), "interval": found.interval} for found in rows}
+        line = {"when": time.strftime("%Y-%m-%dT%H:%M:%S"), "machine": machine(), "beside": {"rounds": options.rounds, "rows": table}}
+        with RESULTS.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    return int(bool(worse))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
