@@ -46,7 +46,7 @@ def _start(devices: int) -> None:
 ONE = ("dp",)
 TWO = ("dp", "tp", "pp", "zero=1,least=1", "zero=2,least=1", "zero=3,least=1", "consistent", "mirrored")
 TWO += ("pipeline=2,microbatches=4", "pipeline=2,microbatches=4,schedule=gpipe")
-FOUR = ("2x2", "2x1x2", "data=2,tensor=2,zero=3,least=1", "pipeline=2,data=2,microbatches=4")
+FOUR = (*TWO[:8], "2x2", "2x1x2", "data=2,tensor=2,zero=3,least=1", "pipeline=2,data=2,microbatches=4")
 FOUR += ("pipeline=4,microbatches=3", "pipeline=2,data=2,stages=4,microbatches=4,schedule=interleaved")
 
 
