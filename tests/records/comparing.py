@@ -34,14 +34,14 @@ SMALL = 1e-7
 def machine() -> dict[str, str]:
     """What the last bits of a number depend on."""
     config: Any = np.show_config(mode="dicts")
+    versions = {name: metadata.version(name) for name in ("ml_dtypes", "pillow", "scikit-learn")}
     found = sorted(config.get("SIMD Extensions", {}).get("found", ()))
     return {
         "numpy": np.__version__,
         "blas": _blas(),
         "instructions": " ".join(found),
         "libc": " ".join(platform.libc_ver()),
-        "half precision": metadata.version("ml_dtypes"),
-    }
+    } | versions
 
 
 def _blas() -> str:
