@@ -214,4 +214,13 @@ def recorded(chosen: Iterable[Program], fast: bool = False) -> dict[str, dict[st
             for way in program.ways:
                 if not (fast and way.slow):
                     found.setdefault(program.name, {})[way.name] = recording.recorded(way.run, way.ranks)
+    check_modules()
     return found
+
+
+def check_modules() -> None:
+    """ImportError if jobflow's modules are not all of this checkout: another one may be installed, and be asked for what this one lacks."""
+    files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items() if name.partition(".")[0] == "jobflow"}
+    strangers = [f"{name} from {file}" for name, file in files.items() if file is not None and not Path(file).resolve().is_relative_to(ROOT)]
+    if strangers:
+        raise ImportError(f"records of {ROOT} were made with modules of another checkout: {', '.join(strangers)}")
