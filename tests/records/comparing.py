@@ -160,7 +160,7 @@ class Difference:
         was, now = (_lines_of(x) for x in (self.was, self.now))
         changed = list(difflib.unified_diff(was, now, n=0, lineterm=""))[2:]
         lines = [line for line in changed if not line.startswith("@@")]
-        yield from lines[:SHOWN]
+        yield from (line if len(line) <= WIDTH else f"{line[:WIDTH]} ..." for line in lines[:SHOWN])
         if len(lines) > SHOWN:
             yield f"... {len(lines) - SHOWN} more lines"
 
