@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.initializers import constant_initializer
 
 import jobflow.legacy.arrays as face
 from jobflow import linalg
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError
 from jobflow.core.types import float32, float64, int8, int32
+from jobflow.initializers import constant_initializer
 from jobflow.legacy import variables
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.initializers import Initializer, fans, from_conf
 
 from jobflow import distribute, initializers, regularizers, scope
 from jobflow.core.errors import ArgumentError, ConfigError, DuplicateNameError, JobError, SbpError, ShapeError
 from jobflow.core.layout import B, Placement, S
 from jobflow.core.types import DType, float32, float64, int32
 from jobflow.engine.job_config import function_config
+from jobflow.initializers import Initializer, fans, from_conf
 from jobflow.legacy.variables import get_variable, variable_of
 
 SHAPE = (64, 20, 5, 5)

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobflow.distribute import split, with_distribute
 
 from jobflow import nn, random, scope
 from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, JobError, ShapeError
+from jobflow.distribute import split, with_distribute
 from jobflow.legacy import loss_functions
 from jobflow.ops.loss import SplitCrossEntropy
 
