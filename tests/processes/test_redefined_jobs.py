@@ -34,3 +34,9 @@ def test_programs_of_a_job_that_is_defined_again_and_again_are_given_back(tmp_pa
 def test_what_closed_sessions_gave_stays_as_it_was(ranks: int) -> None:
     ended = run("reopened.py", ranks=ranks)
     assert (ended.returncode, ended.stdout) == (0, "right\n"), ended.stderr
+
+
+@pytest.mark.mpi
+def test_tensors_go_on_when_the_session_ends() -> None:
+    ended = run("ended.py", ranks=2)
+    assert (ended.returncode, ended.stdout) == (0, "right\nright\n"), ended.stderr
