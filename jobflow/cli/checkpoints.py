@@ -12,13 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
+
 from jobflow.checkpoint import manifest
 from jobflow.checkpoint.compare import Difference, differences, extra_differences, selected, type_text
 from jobflow.checkpoint.export import open_any, to_checkpoint, to_legacy, to_npz, to_safetensors
 from jobflow.checkpoint.reading import Checkpoint, Stored, StoredShard, problems
 from jobflow.checkpoint.series import TRIES
 from jobflow.core.errors import CheckpointError, ReplacedError, counted
-from jobflow.core.tables import TextTable
+from jobflow.core.tables import UNLIMITED, TextTable
 from jobflow.core.types import TensorType
 from jobflow.trainer.amounts import metric_text, number_text, size_text
 
@@ -130,7 +132,7 @@ def show(given: argparse.Namespace) -> int:
     rows = [line for name in names for line in _tensor_lines(checkpoint.stored[name], layouts.get(name, ""))]
     TextTable(["tensor", "type", "bytes", "layout", "where"], rows, right={2}).print()
     if checkpoint.extra:
-        print("\n" + "\n".join(_tree(checkpoint.extra)))
+        print("\n" + yaml.safe_dump(dict(checkpoint.extra), sort_keys=False, allow_unicode=True, width=UNLIMITED), end="")
     return 0
 
 
@@ -151,17 +153,6 @@ def _tensor_lines(stored: Stored, layout: str) -> Iterator[list[str]]:
 def _nbytes(stored: Stored) -> int:
     type: TensorType = stored.type
     return type.nbytes
-
-
-def _tree(tree: Mapping[str, Any] | Sequence[Any], indent: str = "") -> Iterator[str]:
-    """A JSON tree, a line per leaf."""
-    pairs = tree.items() if isinstance(tree, Mapping) else ((f"[{i}]", value) for i, value in enumerate(tree))
-    for key, value in pairs:
-        if isinstance(value, Mapping | list) and value:
-            yield f"{indent}{key}:"
-            yield from _tree(value, indent + "  ")
-        else:
-            yield f"{indent}{key}: {_leaf(value)}"
 
 
 # ---- verify and diff -----------------------------------------------------------------------------------------------------------------

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
 
 def page(template: str, title: str, **values: object) -> str:
     """The page that a template makes of values; one that it needs and that is not there is an error."""
+    return _templates().get_template(template).render({"title": title, "badge": None, "subtitle": "", "sections": {}, **values})
+
+
+@cache
+def _templates() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    found = Environment(loader=PackageLoader("jobflow.tools"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return found.get_template(template).render({"title": title, "badge": None, "subtitle": "", "sections": {}, **values})
+    return Environment(loader=PackageLoader("jobflow.tools"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

@@ -6,7 +6,7 @@ The train job is compiled for whole batches; no rank starts, nothing is written.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jobflow.core.errors import counted
@@ -49,29 +49,6 @@ class Preview:
     schedule: Schedule
     figures: Figures
     warnings: tuple[str, ...]
-
-    @property
-    def plain(self) -> dict[str, Any]:
-        """The same as JSON-able data, in bytes."""
-        ranks = [
-            {
-                "rank": f.rank,
-                "memory": {"total": f.memory.total, **f.memory.at_peak, "fullest_at": f.memory.peak},
-                "sends": {kind: traffic._asdict() for kind, traffic in f.traffic.items()},
-                "instructions": {"computing": f.computing, "communicating": f.communicating},
-            }
-            for f in self.figures.ranks
-        ]
-        return {
-            "name": self.name,
-            "strategy": self.strategy,
-            "schedule": asdict(self.schedule),
-            "parameters": self.figures.parameters,
-            "checkpoint_bytes": self.figures.variable_bytes,
-            "operations": self.figures.operations,
-            "ranks": ranks,
-            "warnings": list(self.warnings),
-        }
 
     def text(self) -> str:
         """For people."""

@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias
 
 from jobflow.core.errors import counted
 from jobflow.trainer.amounts import clock_text, metric_text, metrics_text, number_text, rate_text
-from jobflow.trainer.watching import Ended, EvaluationReport, RunInfo, StepReport, Watcher
+from jobflow.trainer.watching import ENDS, Ended, EvaluationReport, RunInfo, StepReport, Watcher
 
 if TYPE_CHECKING:
     from rich import progress
@@ -30,8 +30,6 @@ Mode: TypeAlias = Literal["auto", "bar", "plain", "none"]
 REDRAW = 0.2
 #: steps over which the speed is averaged
 WINDOW = 50
-#: what is said of a run's end
-ENDS = {"end": "done", "early": "stopped early", "interrupt": "interrupted", "terminated": "terminated", "nan": "stopped: not finite"}
 
 
 class Progress(Watcher):
@@ -92,7 +90,7 @@ class Progress(Watcher):
     def finished(self, run: RunInfo, outcome: Ended) -> None:
         self.closed(run)
         words = [f"step {outcome.step}", clock_text(perf_counter() - self._begun), *filter(None, [metrics_text(outcome.metrics)])]
-        self._say(f"{ENDS.get(outcome.stopped, outcome.stopped)}: {', '.join(words)}")
+        self._say(f"{ENDS.get(outcome.stopped, (outcome.stopped, ''))[0]}: {', '.join(words)}")
 
     def closed(self, run: RunInfo) -> None:
         if self._bar is not None:

@@ -28,16 +28,8 @@ from jobflow.trainer.history import RATE, SPEED, History, Line
 from jobflow.trainer.leaving import leave
 from jobflow.trainer.preview import alike, common_memory, memory_table, strategy_text, traffic_table
 from jobflow.trainer.trace import Traced, parts_table, slowest_table
-from jobflow.trainer.watching import RunInfo
+from jobflow.trainer.watching import ENDS, RunInfo
 
-#: what each way to end is called, and whether it is good news
-ENDS = {
-    "end": ("done", "good"),
-    "early": ("stopped early", "good"),
-    "interrupt": ("interrupted", "plain"),
-    "terminated": ("terminated", "plain"),
-    "nan": ("not finite", "bad"),
-}
 #: ranks whose memory and communication are worked out; those behind are hardly different
 MOST_RANKS = 16
 #: seconds after which the page of a run that goes on is written anew, when a checkpoint is, and of the run's time the most that it takes

@@ -14,6 +14,15 @@ from typing import Any, Protocol
 
 from jobflow.engine.compiled import Compiled
 
+#: what each way to end is called, and whether it is good news
+ENDS = {
+    "end": ("done", "good"),
+    "early": ("stopped early", "good"),
+    "interrupt": ("interrupted", "plain"),
+    "terminated": ("terminated", "plain"),
+    "nan": ("not finite", "bad"),
+}
+
 
 class Configured(Protocol):
     """A configuration with its sources."""

@@ -167,7 +167,7 @@ def test_whatever_lies_beside_the_tensors_is_shown(tmp_path: Path, capsys: pytes
     save(tmp_path / "c", {"w": np.zeros(1)}, {"step": "last", "layout": "free", "metrics": [1, None], "on": True})
     save(tmp_path / "d", {"w": np.zeros(1)}, {"step": 3})
     assert main(["ckpt", "ls", str(tmp_path)]) == 0 and main(["ckpt", "show", str(tmp_path / "c")]) == 0
-    assert capsys.readouterr().out.endswith("\nstep: last\nlayout: free\nmetrics:\n  [0]: 1\n  [1]: null\non: true\n")
+    assert capsys.readouterr().out.endswith("\nstep: last\nlayout: free\nmetrics:\n- 1\n- null\n'on': true\n")
 
 
 @pytest.mark.parametrize("command", ["ls", "verify"])
