@@ -180,11 +180,9 @@ def _row(texts: Mapping[str, str]) -> dict[str, Any]:
 
 def smoothed(values: Numbers, window: int) -> Numbers:
     """Means of the `window` values around each; of fewer, but as many on both sides, near the ends."""
-    count = len(values)
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    at = np.arange(count)
-    reach = np.minimum(np.minimum(at, count - 1 - at), window // 2)
-    return np.asarray((sums[at + reach + 1] - sums[at - reach]) / (2 * reach + 1))
+    last = len(values) - 1
+    reach = (min(i, last - i, window // 2) for i in range(last + 1))
+    return np.array([values[i - r : i + r + 1].mean() for i, r in enumerate(reach)])
 
 
 def wants_logarithm(values: Sequence[Numbers], name: str) -> bool:

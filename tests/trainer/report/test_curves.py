@@ -108,6 +108,7 @@ def test_smoothing_keeps_lines_and_means() -> None:
     noisy = np.where(np.arange(200) % 2, 1.0, -1.0)
     assert np.abs(smoothed(noisy, 20)[30:-30]).max() < 0.1
     assert smoothed(np.zeros(0), 5).size == 0
+    np.testing.assert_allclose(smoothed(falling := np.geomspace(1, 1e-30, 61), 3)[1:-1], falling[1:-1] * (10**0.5 + 1 + 10**-0.5) / 3, rtol=1e-12)
 
 
 def test_scales_are_chosen_by_the_values() -> None:
