@@ -1,19 +1,26 @@
-"""Threads that read what will be needed."""
+"""What will be needed, read by threads before it is asked for."""
 
 from __future__ import annotations
 
 import queue
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextvars import copy_context
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
-from jobflow.data.waiting import Coming, told_if_long
+from jobflow.data.waiting import Coming, Watch
 
 T = TypeVar("T")
+Found = TypeVar("Found", covariant=True)
 
 #: seconds that `close` waits for reads that have begun
 PATIENCE = 2.0
+#: what a read gives where there is nothing more
+END: Any = object()
 
 
 class Pool:
@@ -25,19 +32,20 @@ class Pool:
     def __init__(self, threads: int) -> None:
         self._wanted: queue.SimpleQueue[tuple[Coming[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._threads = [threading.Thread(target=_work, args=(self._wanted,), name=f"reader-{i}", daemon=True) for i in range(threads)]
+        self._watch = None if threads else Watch()
         self._closed = False
         for thread in self._threads:
             thread.start()
 
     def ask(self, call: Callable[[], T], what: Callable[[], str]) -> Coming[T]:
-        """What `call()` gives, once it is there; `what` it reads, for messages."""
+        """What `call()` gives in the caller's context, once it is there; `what` it reads, for messages."""
         future: Coming[T] = Coming(what)
         if self._closed:
             future.cancel()
-        elif self._threads:
-            self._wanted.put((future, call))
+        elif self._watch is None:
+            self._wanted.put((future, partial(copy_context().run, call)))
         else:
-            with told_if_long(what):
+            with self._watch.over(what):
                 _perform(future, call)
         return future
 
@@ -46,6 +54,8 @@ class Pool:
         if self._closed:
             return
         self._closed = True
+        if self._watch is not None:
+            self._watch.close()
         while not self._wanted.empty():
             waiting = self._wanted.get()
             if waiting is not None:
@@ -71,3 +81,64 @@ def _perform(future: Coming[T], call: Callable[[], T]) -> None:
             future.set_result(call())
         except BaseException as error:  # noqa: BLE001 - it is raised where the result is taken
             future.set_exception(error)
+
+
+class Pending(Protocol[Found]):
+    """Something that is being read; `END` where there is no more."""
+
+    def result(self) -> Found: ...
+
+
+class Reading(Iterator[T], Generic[T]):
+    """What a plan has asked a pool to read, in order, and up to `prefetch` of what follows; an error is raised where the batch would have come.
+
+    Close it, or leave its `with` block, when no more are wanted; the end of the program or the last reference does too.
+    """
+
+    def __init__(self, plan: Iterator[Pending[T]], prefetch: int, pool: Pool) -> None:
+        self._plan, self._prefetch = plan, prefetch
+        self._ahead: deque[Pending[T]] = deque()
+        #: seconds that were spent waiting for batches
+        self.waited = 0.0
+        self._close = weakref.finalize(self, pool.close)
+
+    def __next__(self) -> T:
+        began = time.perf_counter()
+        try:
+            while self._close.alive and len(self._ahead) <= self._prefetch:
+                pending = self._planned()
+                if pending is END:
+                    break
+                self._ahead.append(pending)
+            found = self._ahead.popleft().result() if self._close.alive and self._ahead else END
+        except StopIteration as error:
+            self.close()
+            raise RuntimeError("what reads a batch raised StopIteration") from error
+        except BaseException:
+            self.close()
+            raise
+        self.waited += time.perf_counter() - began
+        if found is END:
+            self.close()
+            raise StopIteration
+        return found
+
+    def _planned(self) -> Any:
+        try:
+            return next(self._plan, END)
+        except Exception as error:  # noqa: BLE001 - it is raised where the batch would have come
+            failed: Coming[Any] = Coming(str)
+            failed.set_exception(error)
+            return failed
+
+    def close(self) -> None:
+        """End the threads; there are no more batches."""
+        self._close()
+        self._ahead.clear()
+        self._plan = iter(())
+
+    def __enter__(self) -> Reading[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -89,7 +89,7 @@ class ImageFolders(Samples):
         if "images" in names:
             drawn = philox.words(np, self._key, numbers.astype(np.uint64), epoch) if self._random or self._flip else None
             images = np.empty((len(numbers), self._channels, self._size, self._size), np.float32)
-            for row, number in one_by_one(numbers, lambda number: str(self._files[number])):
+            for row, number in one_by_one(numbers.tolist(), lambda number: str(self._files[number])):
                 images[row] = self._image(self._files[number], None if drawn is None else drawn[:, row])
             found["images"] = np.divide(np.subtract(images, self._mean, out=images), self._deviation, out=images)
         if "labels" in names:

@@ -77,7 +77,7 @@ class OfRecord(Samples):
 
     def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
         found = {name: np.empty((len(numbers), *self.fields[name].shape), self.fields[name].dtype.numpy) for name in names}
-        for row, number in one_by_one(numbers, self._place):
+        for row, number in one_by_one(numbers.tolist(), self._place):
             record = self._record(number)
             for name in names:
                 feature, shape = self._features[name], self.fields[name].shape

@@ -77,7 +77,7 @@ class Listed(Samples):
     def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
         found = numbers.tolist()
         with self._lock:  # whoever wrote the sequence need not have thought of threads
-            samples = [self._sample(number) for _, number in one_by_one(numbers, "sample {}".format)]
+            samples = [self._sample(number) for _, number in one_by_one(numbers.tolist(), "sample {}".format)]
         return stacked(samples, self.fields, names, f"{self._what}: sample", found)
 
     def _sample(self, number: int) -> Mapping[str, Any]:

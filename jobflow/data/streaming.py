@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+
+import numpy as np
 
 from jobflow.core.errors import DataError, counted
 from jobflow.core.types import Array
+from jobflow.data.batch import Batch, Position
 from jobflow.data.samples import Stream
 from jobflow.data.stacking import stacked
 
-At = tuple[int, int]
 
-
-def streamed(
-    stream: Stream, names: Sequence[str], size: int, drop_last: bool, at: At, epochs: int | None
-) -> Iterator[tuple[dict[str, Array], int, At, At]]:
-    """(arrays, size, where it begins, where the next one does) of each batch; samples before `at` are skipped."""
+def streamed(stream: Stream, names: Sequence[str], size: int, drop_last: bool, at: Position, epochs: int | None) -> Iterator[Batch]:
+    """The batches from a position on; samples before it are skipped."""
     epoch, taken = at
-    while epochs is None or epoch < at[0] + epochs:
+    while epochs is None or epoch < at.epoch + epochs:
         samples = iter(stream.samples(epoch))
         skipped = sum(1 for _ in islice(samples, taken))
         if skipped < taken:
@@ -30,9 +29,14 @@ def streamed(
         while rows and not (drop_last and len(rows) < size):
             follows = list(islice(samples, size if drop_last else 1))  # whether there is another batch is told with this one
             ends = len(follows) < (size if drop_last else 1)
-            after = (epoch + 1, 0) if ends else (epoch, taken + len(rows))
-            numbers = range(taken, taken + len(rows))
-            yield stacked(rows, stream.fields, names, f"{stream}: epoch {epoch}, sample", numbers), len(rows), (epoch, taken), after
+            after = Position(epoch + 1, 0) if ends else Position(epoch, taken + len(rows))
+            yield _batch(stream, rows, names, Position(epoch, taken), after)
             taken += len(rows)
             rows = follows if drop_last else [*follows, *islice(samples, size - len(follows))] if follows else []
         epoch, taken = epoch + 1, 0
+
+
+def _batch(stream: Stream, rows: Sequence[Mapping[str, Array]], names: Sequence[str], begin: Position, after: Position) -> Batch:
+    what, numbers = f"{stream}: epoch {begin.epoch}, sample", range(begin.sample, begin.sample + len(rows))
+    arguments = stacked(rows, stream.fields, names, what, numbers)
+    return Batch(arguments, len(rows), begin, after, lambda: np.asarray(numbers), lambda row: f"{what} {numbers[row]}")

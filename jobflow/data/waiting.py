@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from jobflow.core.errors import NOWHERE, line_of
 from jobflow.core.notices import notice
-from jobflow.core.types import Array
 from jobflow.runtime.world import launch
 
 T = TypeVar("T")
@@ -50,17 +50,59 @@ def told_if_long(what: Callable[[], str]) -> Iterator[None]:
         timer.cancel()
 
 
+class Watch:
+    """`told_if_long` for one read after another: a timer for each would cost more than many reads do."""
+
+    def __init__(self) -> None:
+        self._begun: tuple[float, Callable[[], str], int] | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="slow-reads", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def over(self, what: Callable[[], str]) -> Iterator[None]:
+        """The block reads for its caller, who waits for it."""
+        self._begun = time.monotonic(), what, threading.get_ident()
+        try:
+            yield
+        finally:
+            self._begun = None
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _look(self) -> None:
+        left, told = PATIENCE, None
+        while not self._closed.wait(left):
+            found, now = self._begun, time.monotonic()
+            is_late = found is not None and found is not told and now - found[0] >= PATIENCE
+            left = PATIENCE if found is None or found is told or is_late else found[0] + PATIENCE - now
+            if found is not None and is_late:
+                told = found
+                _tell(*found[1:])
+
+
 def at(place: Callable[[], str]) -> None:
     """From now on this thread reads the sample of which `place()` says where it lies."""
     _reading[threading.get_ident()] = place
 
 
-def one_by_one(numbers: Array, place: Callable[[int], str]) -> Iterator[tuple[int, int]]:
+def one_by_one(numbers: Iterable[T], place: Callable[[T], str]) -> Iterator[tuple[int, T]]:
     """(row, number) of samples that are read one after another."""
-    for row, number in enumerate(numbers.tolist()):
+    for row, number in enumerate(numbers):
         at(partial(place, number))
         yield row, number
     _reading.pop(threading.get_ident(), None)
+
+
+def numbered(numbers: Iterable[Any], most: int = 5) -> str:
+    """For messages: samples of these numbers."""
+    found = list(numbers)
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return f"sample{'s' if len(found) > 1 else ''} {', '.join(map(str, found[:most]))}{more}"
 
 
 def _tell(what: Callable[[], str], thread: int | None) -> None:

@@ -24,7 +24,7 @@ from jobflow.compiler.front.loss_scale import NOT_FINITE
 from jobflow.core.errors import ConfigError, SourceLine, at_line, counted, did_you_mean
 from jobflow.core.layout import cut
 from jobflow.core.types import Array, DType, TensorType, bfloat16, float16, float32
-from jobflow.data.batches import per_device
+from jobflow.data.batch import per_device
 from jobflow.data.readers import open_reader
 from jobflow.data.samples import Samples, Stream
 from jobflow.engine.body import JobBody

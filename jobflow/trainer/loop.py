@@ -24,7 +24,9 @@ import numpy as np
 from jobflow.checkpoint import sessions
 from jobflow.core.errors import CheckpointError, ConfigError, at_line, counted
 from jobflow.core.notices import notice
-from jobflow.data.batches import Batch, Batches, Position, Reading
+from jobflow.data.ahead import Reading
+from jobflow.data.batch import Batch, Position
+from jobflow.data.batches import Batches
 from jobflow.data.order import Order
 from jobflow.data.samples import Samples
 from jobflow.engine.compiled import Compiled
@@ -229,7 +231,7 @@ class Loop:
         if self.tracing is not None:
             self.tracing.close()
 
-    def _step(self, reading: Reading, began: float) -> float:
+    def _step(self, reading: Reading[Batch], began: float) -> float:
         """One step and what follows it; `began` is when it begins, and the result when the next one does."""
         step, waited = self.progress.step + 1, reading.waited
         batch = next(reading)

@@ -10,7 +10,7 @@ from unittest import mock
 
 import numpy as np
 
-from jobflow.data.batches import Batch
+from jobflow.data.batch import Batch
 from jobflow.trainer.config import Loaded, load
 from jobflow.trainer.loop import Loop, train
 from jobflow.trainer.outcome import Outcome
