@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,48 +17,56 @@ def fields_of(sample: Mapping[str, Any], what: str) -> dict[str, Field]:
     """The fields that a sample has; Python's floats are float32, its ints int64."""
     if not isinstance(sample, Mapping) or not sample:
         raise DataError(f"{what} is {_shown(sample)}; samples are dicts of arrays or numbers, by field")
-    return {str(name): _field(value, f'{what}, field "{name}"') for name, value in sample.items()}
-
-
-def _field(value: Any, what: str) -> Field:
-    if isinstance(value, float) and not isinstance(value, np.generic):
-        return Field((), float32)
-    array = _array(value, what)
-    return Field(array.shape, own_dtype(array.dtype, what))
-
-
-def _array(value: Any, what: str) -> Array:
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise DataError(f"{what} is no array: {error}") from None
-    if array.dtype.kind in "OUSMm":
-        raise DataError(f"{what} is {_shown(value)}; make numbers of it")
-    return array
+    return {str(name): field_of(value, partial('{}, field "{}"'.format, what, name)) for name, value in sample.items()}
 
 
 def stacked(
     samples: Sequence[Mapping[str, Any]], fields: Mapping[str, Field], names: Sequence[str], what: str, numbers: Sequence[int]
 ) -> dict[str, Array]:
     """Rows of samples; `what` and a number name one that does not fit."""
-    found = {name: np.empty((len(samples), *fields[name].shape), fields[name].dtype.numpy) for name in names}
     for row, sample in enumerate(samples):
+        if not isinstance(sample, Mapping):
+            raise DataError(f"{what} {numbers[row]} is {_shown(sample)}; samples are dicts of arrays or numbers, by field")
         for name in names:
-            found[name][row] = _value(sample, name, fields, f"{what} {numbers[row]}")
+            if name not in sample:
+                near, found = did_you_mean(name, map(str, sample)) or ".", ", ".join(map(str, sample))
+                raise DataError(f'{what} {numbers[row]} has no field "{name}"{near} It has {found}.')
+    return {name: stack([sample[name] for sample in samples], fields[name], partial(_place, what, numbers, name)) for name in names}
+
+
+def _place(what: str, numbers: Sequence[int], name: str, row: int) -> str:
+    return f'{what} {numbers[row]}, field "{name}"'
+
+
+def stack(values: Sequence[Any], field: Field, what: Callable[[int], str]) -> Array:
+    """Values as rows of one array, which are all of one field; `what(row)` is a value for messages."""
+    found = np.empty((len(values), *field.shape), field.dtype.numpy)
+    for row, value in enumerate(values):
+        array = _array(value, what, row)
+        if array.shape != field.shape:
+            text = f"has the shape {list(array.shape)}, the first sample {list(field.shape)}; all samples have one shape"
+            raise DataError(f"{what(row)} {text}")
+        if array.dtype != found.dtype and not np.can_cast(array.dtype, found.dtype, "same_kind"):
+            raise DataError(f"{what(row)} is {array.dtype}, in the first sample {field.dtype.name}; all samples have one type")
+        found[row] = array
     return found
 
 
-def _value(sample: Mapping[str, Any], name: str, fields: Mapping[str, Field], what: str) -> Any:
-    if not isinstance(sample, Mapping):
-        raise DataError(f"{what} is {_shown(sample)}; samples are dicts of arrays or numbers, by field")
-    if name not in sample:
-        raise DataError(f'{what} has no field "{name}"{did_you_mean(name, map(str, sample)) or "."} It has {", ".join(map(str, sample))}.')
-    field, value = fields[name], sample[name]
-    array = _array(value, f'{what}, field "{name}"')
-    if array.shape != field.shape:
-        raise DataError(f'{what}, field "{name}" has the shape {list(array.shape)}, the first sample {list(field.shape)}; all samples have one shape')
-    if not np.can_cast(array.dtype, field.dtype.numpy, "same_kind"):
-        raise DataError(f'{what}, field "{name}" is {array.dtype}, in the first sample {field.dtype.name}; all samples have one type')
+def field_of(value: Any, what: Callable[[int], str]) -> Field:
+    """The field of the first of some values; Python's floats are float32, its ints int64."""
+    if isinstance(value, float) and not isinstance(value, np.generic):
+        return Field((), float32)
+    array = _array(value, what, 0)
+    return Field(array.shape, own_dtype(array.dtype, what(0)))
+
+
+def _array(value: Any, what: Callable[[int], str], row: int) -> Array:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise DataError(f"{what(row)} is no array: {error}") from None
+    if array.dtype.kind in "OUSMm":
+        raise DataError(f"{what(row)} is {_shown(value)}; make numbers of it")
     return array
 
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, TypeVar
 
 from jobflow.core.errors import NOWHERE, line_of
@@ -59,14 +58,13 @@ class Watch:
         self._thread = threading.Thread(target=self._look, name="slow-reads", daemon=True)
         self._thread.start()
 
-    @contextmanager
-    def over(self, what: Callable[[], str]) -> Iterator[None]:
-        """The block reads for its caller, who waits for it."""
+    def begin(self, what: Callable[[], str]) -> None:
+        """From now on the caller reads, and waits for it."""
         self._begun = time.monotonic(), what, threading.get_ident()
-        try:
-            yield
-        finally:
-            self._begun = None
+
+    def end(self) -> None:
+        """The caller has read."""
+        self._begun = None
 
     def close(self) -> None:
         """End the thread."""
@@ -92,9 +90,10 @@ def at(place: Callable[[], str]) -> None:
 
 def one_by_one(numbers: Iterable[T], place: Callable[[T], str]) -> Iterator[tuple[int, T]]:
     """(row, number) of samples that are read one after another."""
-    for row, number in enumerate(numbers):
-        at(partial(place, number))
-        yield row, number
+    current: T
+    at(lambda: place(current))
+    for row, current in enumerate(numbers):
+        yield row, current
     _reading.pop(threading.get_ident(), None)
 
 

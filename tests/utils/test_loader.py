@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
@@ -11,8 +12,11 @@ import numpy as np
 import pytest
 from ranks import on_ranks
 
-from jobflow.core.errors import ArgumentError
+from jobflow.core import notices
+from jobflow.core.errors import ArgumentError, ShapeError
 from jobflow.core.layout import P
+from jobflow.core.types import float32, int64
+from jobflow.data import Field, Samples, samples_of, waiting
 from jobflow.engine.placements import placement, sbp
 from jobflow.functional import values
 from jobflow.utils import global_view
@@ -69,7 +73,7 @@ def test_threads_end_with_the_iteration() -> None:
     for batch in loader:
         assert batch
         break
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("loader")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith(("reader-", "slow-reads"))]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -146,3 +150,71 @@ def test_structures_between_ranks() -> None:
         np.testing.assert_array_equal(values.numpy(global_view.to_local(whole)["x"][0]), values.numpy(batch[0]))
 
     on_ranks(2, program)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_readers_of_files_are_datasets(workers: int) -> None:
+    """The samples that the trainer reads, in the batches of a loader: whole reads, and the epoch of the sampler."""
+
+    class Noted(Samples):
+        def __init__(self) -> None:
+            super().__init__({"x": Field((2,), float32), "epoch": Field((), int64)}, 5)
+            self.reads: list[list[int]] = []
+
+        def rows(self, numbers: Any, epoch: int, names: Any) -> Any:
+            self.reads.append(numbers.tolist())
+            return {"x": np.stack([numbers, numbers], 1).astype(np.float32), "epoch": np.full(len(numbers), epoch)}
+
+    samples = Noted()
+    loader = DataLoader(samples, 2, sampler=RandomSampler(samples, seed=4), num_workers=workers)
+    for epoch in range(2):
+        samples.reads.clear()
+        batches = list(loader)
+        assert [str(batch["x"].type) for batch in batches] == ["float32[2,2]"] * 2 + ["float32[1,2]"]
+        assert sorted(values.tolist(batches[-1]["epoch"])) == [epoch] and sorted(flat(samples.reads)) == list(range(5)) and len(samples.reads) == 3
+    stream = samples_of({"i": i} for i in range(5))
+    assert [values.tolist(batch["i"]) for batch in DataLoader(stream, 2, num_workers=workers)] == [[0, 1], [2, 3], [4]]
+    (single,) = (batch for batch in DataLoader(Subset(samples, [3]), None) if batch)
+    assert values.tolist(single["x"]) == [3, 3]
+
+
+def test_what_does_not_fit_into_a_batch_is_told() -> None:
+    with pytest.raises(ShapeError, match=r"shapes \(2,\) and \(3,\); pad them, or pass collate_fn="):
+        default_collate([np.ones(2), np.ones(3)])
+    with pytest.raises(ArgumentError, match="there are no tensors of <U1"):
+        default_collate([np.array(["x"])])
+    assert values.tolist(default_collate([1, 2.5])) == [1, 2.5] and str(default_collate([np.float32(1), np.ones(())]).type) == "float64[2]"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_errors_of_samplers_come_where_their_batch_would(workers: int) -> None:
+    def sampler() -> Iterator[list[int]]:
+        yield [0, 1]
+        raise ValueError("no more")
+
+    class Ended(Squares):
+        def __getitem__(self, index: int) -> Any:
+            raise StopIteration
+
+    reading = iter(DataLoader(Squares(4), batch_sampler=sampler(), num_workers=workers))
+    assert values.tolist(next(reading)[1]) == [0, 1]
+    with pytest.raises(ValueError, match="no more"):
+        next(reading)
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        list(DataLoader(Ended(4), num_workers=workers))
+
+
+def test_loaders_that_wait_say_so(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(waiting, "PATIENCE", 0.1)
+
+    class Slow(Squares):
+        def __getitem__(self, index: int) -> Any:
+            if index == 5:
+                time.sleep(0.4)  # it stands here
+            return super().__getitem__(index)
+
+    for workers in (0, 1):
+        notices.forget()
+        assert len(list(DataLoader(Slow(6), 3, num_workers=workers))) == 2
+        told = capfd.readouterr().err
+        assert told.count("has waited 0.1 s for samples 3, 4, 5 of the dataset Slow; it reads sample 5 at") == 1, told

@@ -5,21 +5,21 @@ Threads, not processes: a program that has started MPI must not fork, and NumPy 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import copy_context
-from itertools import islice
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
-from jobflow.core.types import dtype_of, float32, int64, type_of
+from jobflow.core.types import Array, dtype_of, float32, int64, type_of
+from jobflow.data.ahead import END, Pending, Pool, Reading
+from jobflow.data.samples import Samples, Stream
+from jobflow.data.waiting import numbered, one_by_one
 from jobflow.eager.run import run
 from jobflow.eager.tensor import Tensor
 from jobflow.ops.slices import Concat
-from jobflow.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler
+from jobflow.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler, batched
 
 
 def default_collate(samples: Sequence[Any]) -> Any:
@@ -32,8 +32,8 @@ def default_collate(samples: Sequence[Any]) -> Any:
     if isinstance(first, np.ndarray | np.generic):
         return _tensor(_stacked(samples))
     if isinstance(first, bool | int | float):
-        dtype = bool if isinstance(first, bool) else int64.numpy if isinstance(first, int) else float32.numpy
-        return _tensor(np.array(samples, dtype))
+        kinds = set(map(type, samples))
+        return _tensor(np.array(samples, bool if kinds == {bool} else int64.numpy if kinds <= {bool, int} else float32.numpy))
     if isinstance(first, Mapping):
         return {key: default_collate([sample[key] for sample in samples]) for key in first}
     if isinstance(first, tuple | list):
@@ -44,7 +44,7 @@ def default_collate(samples: Sequence[Any]) -> Any:
     return list(samples)
 
 
-def _stacked(arrays: Sequence[Any]) -> np.ndarray[Any, Any]:
+def _stacked(arrays: Sequence[Any]) -> Array:
     other = next((np.shape(array) for array in arrays if np.shape(array) != np.shape(arrays[0])), None)
     if other is not None:
         shapes = f"{np.shape(arrays[0])} and {other}"
@@ -52,7 +52,7 @@ def _stacked(arrays: Sequence[Any]) -> np.ndarray[Any, Any]:
     return np.stack(arrays)
 
 
-def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
+def _tensor(array: Array) -> Tensor:
     try:
         dtype_of(array.dtype)
     except (KeyError, TypeError):
@@ -82,7 +82,7 @@ class DataLoader:
         prefetch_factor: int = 2,
     ) -> None:
         what = f"DataLoader at {user_line()}"
-        self.streams = not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__")
+        self.streams = isinstance(dataset, Stream) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__")
         if self.streams and (shuffle or sampler is not None or batch_sampler is not None):
             raise ArgumentError(
                 f"{what}: a dataset without __getitem__ and __len__ has an order of its own; leave out shuffle, sampler, batch_sampler"
@@ -101,6 +101,8 @@ class DataLoader:
         self.batch_sampler = batch_sampler
         if batch_sampler is None and batch_size is not None and not self.streams:
             self.batch_sampler = BatchSampler(self.sampler, batch_size, drop_last)
+        #: epochs begun, for datasets whose samples differ between them
+        self._begun = 0
         self.collate_fn = collate_fn or (default_collate if self.batch_sampler is not None or batch_size is not None else _as_tensors)
 
     def __len__(self) -> int:
@@ -109,43 +111,40 @@ class DataLoader:
         return len(self.batch_sampler if self.batch_sampler is not None else self.sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        if self.streams:
-            return self._streamed()
-        numbers = iter(self.batch_sampler if self.batch_sampler is not None else self.sampler)
-        return map(self._read, numbers) if self.num_workers == 0 else self._ahead(numbers)
+        epoch = getattr(self.sampler, "epoch", self._begun)
+        self._begun += 1
+        numbers = None if self.streams else iter(self.sampler if self.batch_sampler is None else self.batch_sampler)
+        pool = Pool(min(self.num_workers, 1) if self.streams else self.num_workers)
+        plan = self._streamed(epoch, pool) if numbers is None else self._planned(numbers, epoch, pool)
+        return Reading(plan, self.num_workers * self.prefetch_factor, pool)
 
-    def _read(self, numbers: Any) -> Any:
-        return self.collate_fn([self.dataset[i] for i in numbers] if self.batch_sampler is not None else self.dataset[numbers])
+    def _planned(self, numbers: Iterator[Any], epoch: int, pool: Pool) -> Iterator[Pending[Any]]:
+        for own in numbers:
+            yield pool.ask(partial(self._read, own, epoch), partial(self._text, own))
 
-    def _streamed(self) -> Iterator[Any]:
-        samples = iter(self.dataset)
-        if self.batch_size is None:
-            yield from map(self.collate_fn, samples)
-            return
-        while batch := list(islice(samples, self.batch_size)):
-            if len(batch) < self.batch_size and self.drop_last:
-                return
-            yield self.collate_fn(batch)
+    def _text(self, numbers: Any) -> str:
+        return f"{numbered([numbers] if self.batch_sampler is None else numbers)} of the dataset {type(self.dataset).__name__}"
 
-    def _ahead(self, numbers: Iterator[Any]) -> Iterator[Any]:
-        """Batches in order, read by threads; those not asked for any more are not begun."""
-        waiting: deque[Future[Any]] = deque()
-        pool = ThreadPoolExecutor(self.num_workers, thread_name_prefix="loader")
-        try:
-            while True:
-                for own in islice(numbers, self.num_workers * self.prefetch_factor - len(waiting)):
-                    waiting.append(pool.submit(copy_context().run, self._read, own))
-                if not waiting:
-                    return
-                yield waiting.popleft().result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    def _read(self, numbers: Any, epoch: int) -> Any:
+        if self.batch_sampler is None:
+            return self.collate_fn(self.dataset[numbers])
+        if isinstance(self.dataset, Samples) and self.collate_fn is default_collate:  # which reads many faster than one by one
+            return {name: _tensor(rows) for name, rows in self.dataset.read(numbers, epoch).items()}
+        return self.collate_fn([self.dataset[number] for _, number in one_by_one(numbers, "sample {}".format)])
+
+    def _streamed(self, epoch: int, pool: Pool) -> Iterator[Pending[Any]]:
+        samples = iter(self.dataset.samples(epoch) if isinstance(self.dataset, Stream) else self.dataset)
+        found = map(self.collate_fn, samples if self.batch_size is None else batched(samples, self.batch_size, self.drop_last))
+        while True:
+            yield pool.ask(partial(next, found, END), lambda: f"the next samples of the dataset {type(self.dataset).__name__}")
 
 
 def _as_tensors(sample: Any) -> Any:
     """A single sample, its arrays as tensors."""
     if isinstance(sample, np.ndarray):
         return _tensor(sample)
+    if isinstance(sample, Mapping):
+        return {key: _as_tensors(value) for key, value in sample.items()}
     if isinstance(sample, tuple | list):
         return type(sample)(map(_as_tensors, sample))
     return sample

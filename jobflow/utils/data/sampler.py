@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -12,6 +13,7 @@ from jobflow.core.errors import ArgumentError, user_line
 from jobflow.eager.state import state
 from jobflow.runtime.world import launch
 
+Item = TypeVar("Item")
 Index = TypeVar("Index", covariant=True)
 
 
@@ -19,6 +21,13 @@ def permutation(count: int, seed: int, epoch: int) -> list[int]:
     """The numbers below `count` in an order of their own for every seed and epoch."""
     order: list[int] = np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(count).tolist()
     return order
+
+
+def batched(items: Iterable[Item], size: int, drop_last: bool) -> Iterator[list[Item]]:
+    """Lists of `size` items each; what is left over is a shorter one, or is dropped."""
+    left = iter(items)
+    while (batch := list(islice(left, size))) and not (drop_last and len(batch) < size):
+        yield batch
 
 
 class Sampler(Generic[Index]):
@@ -95,14 +104,7 @@ class BatchSampler(Sampler[list[int]]):
         self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
 
     def __iter__(self) -> Iterator[list[int]]:
-        batch: list[int] = []
-        for index in self.sampler:
-            batch.append(index)
-            if len(batch) == self.batch_size:
-                yield batch
-                batch = []
-        if batch and not self.drop_last:
-            yield batch
+        return batched(self.sampler, self.batch_size, self.drop_last)
 
     def __len__(self) -> int:
         whole, rest = divmod(len(self.sampler), self.batch_size)
