@@ -16,7 +16,7 @@ from jobflow.core import notices
 from jobflow.core.errors import ArgumentError, ShapeError
 from jobflow.core.layout import P
 from jobflow.core.types import float32, int64
-from jobflow.data import Field, Samples, samples_of, waiting
+from jobflow.data import Field, Order, Samples, samples_of, waiting
 from jobflow.engine.placements import placement, sbp
 from jobflow.functional import values
 from jobflow.utils import global_view
@@ -120,6 +120,7 @@ def test_samplers() -> None:
     first, second = list(sampler), list(sampler)
     sampler.set_epoch(0)
     assert list(sampler) == first != second
+    assert [first, second] == [Order(3, 6).indices(epoch, 0, 6).tolist() for epoch in range(2)], "that of the trainer"
     with pytest.raises(ArgumentError, match="at least 1"):
         BatchSampler(range(5), 0)
 
@@ -133,7 +134,7 @@ def test_the_distributed_sampler_pads_by_wrapping() -> None:
         for sampler in samplers:
             sampler.set_epoch(epoch)
         epochs.append([list(sampler) for sampler in samplers])
-        assert sorted(flat(epochs[-1])) == list(range(9))
+        assert [i for row in zip(*epochs[-1], strict=True) for i in row] == Order(5, 9).indices(epoch, 0, 9).tolist()
     assert epochs[0] != epochs[1]
     with pytest.raises(ArgumentError, match="rank 2 is not one of 2"):
         DistributedSampler(range(9), 2, 2)

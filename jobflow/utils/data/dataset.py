@@ -8,8 +8,8 @@ from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
 from jobflow.core.errors import ArgumentError, user_line
+from jobflow.data.order import Order
 from jobflow.eager.tensor import Tensor
-from jobflow.utils.data.sampler import permutation
 
 Sample = TypeVar("Sample", covariant=True)
 
@@ -87,5 +87,5 @@ def random_split(dataset: Any, lengths: Sequence[int], seed: int = 0) -> list[Su
         raise ArgumentError(
             f"random_split at {user_line()}: lengths {list(lengths)} are {sum(lengths)} together, but there are {len(dataset)} samples"
         )
-    order, stops = permutation(len(dataset), seed, 0), list(accumulate(lengths))
+    order, stops = Order(seed, len(dataset)).indices(0, 0, len(dataset)).tolist(), list(accumulate(lengths))
     return [Subset(dataset, order[stop - length : stop]) for stop, length in zip(stops, lengths, strict=True)]

@@ -1,4 +1,4 @@
-"""In which order samples are taken.  Orders depend on (seed, epoch) alone, so that all ranks agree and runs can be repeated."""
+"""In which order samples are taken: that of `jobflow.data.Order`, which depends on (seed, epoch) alone, so that all ranks agree."""
 
 from __future__ import annotations
 
@@ -10,17 +10,12 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from jobflow.core.errors import ArgumentError, user_line
+from jobflow.data.order import Order
 from jobflow.eager.state import state
 from jobflow.runtime.world import launch
 
 Item = TypeVar("Item")
 Index = TypeVar("Index", covariant=True)
-
-
-def permutation(count: int, seed: int, epoch: int) -> list[int]:
-    """The numbers below `count` in an order of their own for every seed and epoch."""
-    order: list[int] = np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(count).tolist()
-    return order
 
 
 def batched(items: Iterable[Item], size: int, drop_last: bool) -> Iterator[list[Item]]:
@@ -62,7 +57,7 @@ class _Shuffled(Sampler[int]):
         self.epoch = epoch
 
     def order(self, count: int) -> list[int]:
-        found = permutation(count, self.seed, self.epoch)
+        found: list[int] = Order(self.seed, count).indices(self.epoch, 0, count).tolist()
         self.epoch += 1
         return found
 
@@ -135,10 +130,9 @@ class DistributedSampler(Sampler[int]):
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
-        count = len(self.dataset)
-        order = permutation(count, self.seed, self.epoch) if self.shuffle else list(range(count))
-        filled = [order[i % count] for i in range(self.total_size)]
-        return iter(filled[self.rank :: self.num_replicas])
+        order = Order(self.seed, len(self.dataset), self.shuffle)
+        places = np.arange(self.rank, self.total_size, self.num_replicas) % max(order.samples, 1)
+        return iter(order.at(self.epoch, places).tolist())
 
     def __len__(self) -> int:
         return self.num_samples
