@@ -21,6 +21,8 @@ IDX_NAMES = (
     ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
     ("train-images.idx3-ubyte", "train-labels.idx1-ubyte", "t10k-images.idx3-ubyte", "t10k-labels.idx1-ubyte"),
 )
+#: of these, images and labels
+TRAIN, TEST = slice(0, 2), slice(2, 4)
 #: the third byte of a file -> what its elements are
 ELEMENTS = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
@@ -47,7 +49,11 @@ class Idx(Columns):
         elif labels is not None:
             raise ArgumentError(f"{WHAT}: labels are given, but no images")
         else:
-            files = _published(folder, test=split == "test")
+            which = TEST if split == "test" else TRAIN
+            files = published(folder, which)
+            if not files:
+                wanted = " and ".join(IDX_NAMES[0][which])
+                raise DataError(f"{WHAT}: {folder.absolute()} has no {wanted}, packed or not; name other files with images and labels")
         arrays = dict(zip(("images", "labels"), map(elements, files), strict=False))
         if arrays["images"].ndim != 3:
             raise DataError(f"{WHAT}: {files[0]} holds an array of shape {list(arrays['images'].shape)}; images are [count, height, width]")
@@ -58,15 +64,13 @@ class Idx(Columns):
         super().__init__(arrays, {"labels": "int32"} if "labels" in arrays else None, scale, (keep, validation_every), f"{WHAT}: {files[0]}")
 
 
-def _published(folder: Path, test: bool) -> list[Path]:
-    """The two files of images and labels in a folder."""
+def published(folder: Path, which: slice = slice(None)) -> list[Path]:
+    """MNIST's files in a folder, or some of them, packed or not; empty if one is missing."""
     for names in IDX_NAMES:
-        own = names[2:] if test else names[:2]
-        found = [next((p for p in (folder / name, folder / f"{name}.gz") if p.exists()), None) for name in own]
+        found = [next((p for p in (folder / name, folder / f"{name}.gz") if p.exists()), None) for name in names[which]]
         if all(found):
             return [p for p in found if p is not None]
-    wanted = IDX_NAMES[0][2:] if test else IDX_NAMES[0][:2]
-    raise DataError(f"{WHAT}: {folder.absolute()} has no {' and '.join(wanted)}, packed or not; name other files with images and labels")
+    return []
 
 
 def elements(path: Path) -> Array:

@@ -11,7 +11,7 @@ import numpy as np
 from jobflow.core.errors import ArgumentError, DataError, JobflowError, user_line
 from jobflow.core.notices import notice
 from jobflow.data.digits import like_mnist
-from jobflow.data.idx import IDX_NAMES, elements
+from jobflow.data.idx import elements, published
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Pair: TypeAlias = tuple[Array, Array]
@@ -46,7 +46,7 @@ def load_mnist(
 def _find(folder: Path, url: str, hash_check: str) -> tuple[Pair, Pair]:
     archive = folder / "mnist.npz"
     if not archive.exists():
-        files = _idx_files(folder)
+        files = published(folder)
         if files:
             images, labels, test_images, test_labels = map(_pixels, files)
             return (images, labels), (test_images, test_labels)
@@ -74,16 +74,6 @@ def _read_archive(path: Path, hash_check: str) -> tuple[Pair, Pair]:
             raise JobflowError(f"{path}: no array called {', '.join(missing)}; it holds {', '.join(archive.files)}")
         images, labels, test_images, test_labels = (archive[name] for name in ARCHIVE_NAMES)
     return (images, labels), (test_images, test_labels)
-
-
-def _idx_files(folder: Path) -> list[Path]:
-    """The four IDX files in the order of `ARCHIVE_NAMES`; empty if one is missing."""
-    for names in IDX_NAMES:
-        found = [next((p for p in (folder / name, folder / f"{name}.gz") if p.exists()), None) for name in names]
-        files = [path for path in found if path is not None]
-        if len(files) == len(names):
-            return files
-    return []
 
 
 def _pixels(path: Path) -> Array:

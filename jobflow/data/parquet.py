@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -71,8 +70,9 @@ class Parquet(Table):
         self._schema, last = self._groups[0].file.schema_arrow, self._groups[-1]
         #: of the columns that are lists, by name
         self._shapes: dict[str, tuple[int, ...]] = {}
-        #: what was read last, by group, column and type
-        self._kept: OrderedDict[tuple[int, str, np.dtype[Any]], tuple[Array, Array]] = OrderedDict()
+        #: what was read last, by group, column and type; the oldest first
+        self._kept: dict[tuple[int, str, np.dtype[Any]], tuple[Array, Array]] = {}
+        self._held = 0
         self._lock = threading.Lock()
         super().__init__(self._schema.names, last.start + last.rows, fields, categories, dtypes, missing, (split, validation_every))
 
@@ -137,13 +137,14 @@ class Parquet(Table):
         """The values of a column in a row group, which is read unless it was lately; and in which rows there is none."""
         key = number, name, dtype
         with self._lock:  # a thread that needs the same one waits for it
-            if key not in self._kept:
+            found = self._kept.pop(key, None)
+            if found is None:
                 read = self._categories_of if name in self.categories else self._numbers_of
-                self._kept[key] = read(self._groups[number], name, dtype)
-            self._kept.move_to_end(key)
-            found = self._kept[key]
-            while sum(values.nbytes for values, _ in self._kept.values()) > self._memory:
-                self._kept.popitem(last=False)
+                found = read(self._groups[number], name, dtype)
+                self._held += found[0].nbytes
+            self._kept[key] = found
+            while self._held > self._memory:
+                self._held -= self._kept.pop(next(iter(self._kept)))[0].nbytes
         return found
 
     def _categories_of(self, group: Group, name: str, dtype: np.dtype[Any]) -> tuple[Array, Array]:

@@ -21,7 +21,7 @@ from jobflow.core.errors import ArgumentError, JobflowError
 from jobflow.data import download, load_mnist
 from jobflow.data.digits import EDGE, TEST_SIZE, TRAIN_SIZE, like_mnist, originals, scaled, weights
 from jobflow.data.download import fetch
-from jobflow.data.mnist import IDX_NAMES
+from jobflow.data.idx import IDX_NAMES
 
 Array = np.ndarray[Any, Any]
 STAND_IN = "2f598579d040f58931fe38c67882b8df66aad7ed2bc79799f1a3addf425a6b7d"
