@@ -13,10 +13,12 @@ import numpy as np
 from jobflow.core.errors import ArgumentError, DataError
 from jobflow.core.types import Array
 from jobflow.core.untrusted import RECORD, mapped
+from jobflow.data.files import fault_of
 from jobflow.data.samples import Split
 from jobflow.data.table import Table, Values
 
 WHAT = 'reader "csv"'
+fault = fault_of(WHAT)
 BLOCK = 1 << 22
 NEW_LINE, RETURN, QUOTE = 10, 13, 34
 
@@ -49,7 +51,7 @@ class CsvTable(Table):
         if len(delimiter) != 1 or delimiter in '"\r\n':
             raise ArgumentError(f"{WHAT}: delimiter is {delimiter!r}; it is one character, and no quote")
         if not self._path.exists():
-            raise DataError(f"{WHAT}: there is no file {self._path.absolute()}")
+            raise fault(f"there is no file {self._path.absolute()}")
         self._content = mapped(self._path, fault)
         self._starts = _row_starts(self._content)
         rows = len(self._starts) - 1 - self._first
@@ -121,11 +123,6 @@ class CsvTable(Table):
     def _where(self, row: int) -> str:
         start = int(self._starts[row])
         return f"{self}: line {np.count_nonzero(self._content[:start] == NEW_LINE) + 1} (byte {start})"
-
-
-def fault(text: str) -> DataError:
-    """What is wrong with a file."""
-    return DataError(f"{WHAT}: {text}")
 
 
 def _row_starts(content: Array) -> Array:

@@ -10,12 +10,14 @@ from typing import Literal
 
 import numpy as np
 
-from jobflow.core.errors import ArgumentError, DataError
+from jobflow.core.errors import ArgumentError
 from jobflow.core.types import Array
 from jobflow.core.untrusted import AXES, MEMORY, mapped, open_regular, read_at_most
+from jobflow.data.files import fault_of
 from jobflow.data.samples import Columns, Split
 
 WHAT = 'reader "idx"'
+fault = fault_of(WHAT)
 #: as they are published, and as browsers and scripts rename them
 IDX_NAMES = (
     ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
@@ -53,10 +55,10 @@ class Idx(Columns):
             files = published(folder, which)
             if not files:
                 wanted = " and ".join(IDX_NAMES[0][which])
-                raise DataError(f"{WHAT}: {folder.absolute()} has no {wanted}, packed or not; name other files with images and labels")
+                raise fault(f"{folder.absolute()} has no {wanted}, packed or not; name other files with images and labels")
         arrays = dict(zip(("images", "labels"), map(elements, files), strict=False))
         if arrays["images"].ndim != 3:
-            raise DataError(f"{WHAT}: {files[0]} holds an array of shape {list(arrays['images'].shape)}; images are [count, height, width]")
+            raise fault(f"{files[0]} holds an array of shape {list(arrays['images'].shape)}; images are [count, height, width]")
         whole = arrays["images"].dtype.kind in "ui"
         scale = {"images": 1 / np.iinfo(arrays["images"].dtype).max if whole else 1.0}
         arrays["images"] = arrays["images"][:, None]
@@ -76,7 +78,7 @@ def published(folder: Path, which: slice = slice(None)) -> list[Path]:
 def elements(path: Path) -> Array:
     """The array in an IDX file: 0, 0, type, number of axes, then each size as a big-endian int32, then the elements."""
     if not path.is_file():
-        raise DataError(f"{WHAT}: there is no file {path.absolute()}")
+        raise fault(f"there is no file {path.absolute()}")
     content = _unpacked(path) if path.suffix == ".gz" else mapped(path, fault)
     head = content[:4].tolist()
     if len(head) < 4 or head[:2] != [0, 0] or head[2] not in ELEMENTS or head[3] > AXES:
@@ -97,8 +99,3 @@ def _unpacked(path: Path) -> Array:
             return np.frombuffer(read_at_most(file, MEMORY, f"{path}, unpacked", fault), np.uint8)
     except (EOFError, OSError, zlib.error) as error:
         raise fault(f"{path} cannot be unpacked: {error}") from None
-
-
-def fault(text: str) -> DataError:
-    """What is wrong with a file."""
-    return DataError(f"{WHAT}: {text}")

@@ -12,11 +12,13 @@ from jobflow.core.errors import ArgumentError, DataError
 from jobflow.core.extras import optional
 from jobflow.core.types import Array, float32, int32
 from jobflow.core.untrusted import IMAGE, open_regular
+from jobflow.data.files import fault_of
 from jobflow.data.samples import Field, Keep, Samples, Split
 from jobflow.data.waiting import one_by_one
 from jobflow.ops import philox
 
 WHAT = 'reader "images"'
+fault = fault_of(WHAT)
 ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 #: Pillow's names of what has these endings; it knows others, for which it starts programs
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
@@ -57,7 +59,7 @@ class ImageFolders(Samples):
         self._check(crop, mean, deviation)
         self._mean, self._deviation = _per_channel(mean or [0.0] * channels), _per_channel(deviation or [1.0] * channels)
         if not self._folder.is_dir():
-            raise DataError(f"{WHAT}: there is no folder {self._folder.absolute()}")
+            raise fault(f"there is no folder {self._folder.absolute()}")
         self.classes = (_folders(self._folder) if classes is None else list(classes)) if labels else []
         groups = [_images(self._folder / name, f'class "{name}"') for name in self.classes] if labels else [_images(self._folder, "it")]
         self._files = [file for group in groups for file in group]
@@ -127,11 +129,6 @@ def _pillow() -> Any:
     return Image
 
 
-def fault(text: str) -> DataError:
-    """What is wrong with a file."""
-    return DataError(f"{WHAT}: {text}")
-
-
 def _per_channel(numbers: list[float]) -> Array:
     return np.array(numbers, np.float32)[:, None, None]
 
@@ -139,14 +136,14 @@ def _per_channel(numbers: list[float]) -> Array:
 def _folders(path: Path) -> list[str]:
     found = sorted(folder.name for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith("."))
     if not found:
-        raise DataError(f"{WHAT}: there are no folders in {path.absolute()}: each class has one, or say labels: false")
+        raise fault(f"there are no folders in {path.absolute()}: each class has one, or say labels: false")
     return found
 
 
 def _images(folder: Path, what: str) -> list[Path]:
     if not folder.is_dir():
-        raise DataError(f"{WHAT}: there is no folder {folder.absolute()} for {what}")
+        raise fault(f"there is no folder {folder.absolute()} for {what}")
     found = sorted((file for file in folder.rglob("*") if file.suffix.lower() in ENDINGS and not file.is_dir()), key=lambda file: file.as_posix())
     if not found:
-        raise DataError(f"{WHAT}: {what} has no image in {folder.absolute()} ({', '.join(sorted(ENDINGS))})")
+        raise fault(f"{what} has no image in {folder.absolute()} ({', '.join(sorted(ENDINGS))})")
     return found

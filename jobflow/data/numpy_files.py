@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jobflow.core.errors import DataError
 from jobflow.core.npy import in_archive, in_file
 from jobflow.core.types import Array
+from jobflow.data.files import fault_of
 from jobflow.data.samples import Columns, Split, checked_name
 
 WHAT = 'reader "numpy"'
+fault = fault_of(WHAT)
 
 
 class NumpyFiles(Columns):
@@ -42,14 +43,9 @@ def _arrays(path: Path) -> dict[str, Array]:
     if path.is_dir():
         files = sorted(path.glob("*.npy"))
         if not files:
-            raise DataError(f"{WHAT}: there is no .npy file in {path.absolute()}")
+            raise fault(f"there is no .npy file in {path.absolute()}")
         return {file.stem: in_file(file, fault).mapped() for file in files}
     if not path.exists():
-        raise DataError(f"{WHAT}: there is no file or folder {path.absolute()}")
+        raise fault(f"there is no file or folder {path.absolute()}")
     found = in_archive(path, fault) if path.suffix == ".npz" else [in_file(path, fault)]
     return {array.name: array.mapped() for array in found}
-
-
-def fault(text: str) -> DataError:
-    """What is wrong with a file."""
-    return DataError(f"{WHAT}: {text}")

@@ -22,10 +22,12 @@ from jobflow.core.errors import ArgumentError, DataError, counted, did_you_mean
 from jobflow.core.extras import optional
 from jobflow.core.types import Array
 from jobflow.core.untrusted import RECORD, mapped
+from jobflow.data.files import fault_of
 from jobflow.data.samples import Field, Keep, Samples, Split, checked_name, named_dtype, own_dtype
 from jobflow.data.waiting import one_by_one
 
 WHAT = 'reader "ofrecord"'
+fault = fault_of(WHAT)
 HEAD = 8
 #: the lists of which a feature has one, numbered from 1 -> type of their elements
 LISTS = {"bytes_list": np.uint8, "float_list": np.float32, "double_list": np.float64, "int32_list": np.int32, "int64_list": np.int64}
@@ -119,10 +121,10 @@ def _files(path: Path, prefix: str) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise DataError(f"{WHAT}: there is no file or folder {path.absolute()}")
+        raise fault(f"there is no file or folder {path.absolute()}")
     found = [file for file in path.iterdir() if file.name.startswith(prefix) and _has_records(file)]
     if not found:
-        raise DataError(f'{WHAT}: no file with records in {path.absolute()} has a name that begins with "{prefix}"')
+        raise fault(f'no file with records in {path.absolute()} has a name that begins with "{prefix}"')
     return sorted(found, key=lambda file: (int(number) if (number := file.name[len(prefix) :]).isdecimal() else -1, file.name))
 
 
@@ -134,19 +136,14 @@ def _records(file: Path, content: Array) -> Array:
         raise fault(f"{file} is empty")
     while at < size:
         if size - at < HEAD:
-            raise DataError(f"{WHAT}: {file} is damaged: it ends within the length of the record at byte {at}")
+            raise fault(f"{file} is damaged: it ends within the length of the record at byte {at}")
         length = int.from_bytes(content[at : at + HEAD].tobytes(), "little", signed=True)
         if not 0 <= length <= size - at - HEAD:
-            raise DataError(f"{WHAT}: {file} is damaged: the record at byte {at} has {length} bytes, but {size - at - HEAD} are left")
+            raise fault(f"{file} is damaged: the record at byte {at} has {length} bytes, but {size - at - HEAD} are left")
         RECORD.check(length, f"{file}: the record at byte {at}", fault)
         starts.append(at)
         at += HEAD + length
     return np.array(starts, np.int64)
-
-
-def fault(text: str) -> DataError:
-    """What is wrong with a file."""
-    return DataError(f"{WHAT}: {text}")
 
 
 def features_of(record: bytes) -> dict[str, Array]:

@@ -15,10 +15,12 @@ from jobflow.core.errors import ArgumentError, DataError, counted
 from jobflow.core.extras import optional
 from jobflow.core.types import Array
 from jobflow.core.untrusted import MEMORY, mapped
+from jobflow.data.files import fault_of, files_at
 from jobflow.data.samples import Split
 from jobflow.data.table import Table, Values
 
 WHAT = 'reader "parquet"'
+fault = fault_of(WHAT)
 ENDING = ".parquet"
 #: bytes of a number, at most, and rows that are read at a time
 LARGEST, PIECE = 8, 1 << 16
@@ -238,7 +240,7 @@ def _is_list(kinds: Any, kind: Any) -> bool:
 def _groups(path: Path, texts: list[str]) -> Iterator[Group]:
     """The row groups of a file, or of the files in a folder; columns of `texts` are read as places in the list of those that there are."""
     arrow, parquet, start = optional("pyarrow", WHAT), optional("pyarrow.parquet", WHAT), 0
-    for file in _files(path):
+    for file in files_at(path, f"*{ENDING}", fault):
         content = mapped(file, fault)
         try:
             source = arrow.BufferReader(arrow.py_buffer(content))
@@ -255,19 +257,5 @@ def _groups(path: Path, texts: list[str]) -> Iterator[Group]:
         start += sum(counts)
 
 
-def _files(path: Path) -> list[Path]:
-    if not path.exists():
-        raise DataError(f"{WHAT}: there is no file or folder {path.absolute()}")
-    found = sorted(path.rglob(f"*{ENDING}")) if path.is_dir() else [path]
-    if not found:
-        raise DataError(f"{WHAT}: no file in {path.absolute()} has a name that ends with {ENDING}")
-    return found
-
-
 def _place(group: Group, row: int) -> str:
     return f"{WHAT}: {group.path}: row {group.row + row}"
-
-
-def fault(text: str) -> DataError:
-    """What is wrong with a file."""
-    return DataError(f"{WHAT}: {text}")

@@ -10,14 +10,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jobflow.core.errors import ArgumentError, DataError
+from jobflow.core.errors import ArgumentError
 from jobflow.core.types import Array, int32
 from jobflow.core.untrusted import MEMORY, content, mapped
 from jobflow.data.documentation import documentation_text
+from jobflow.data.files import fault_of, files_at
 from jobflow.data.samples import Field, Samples
 from jobflow.data.vocabulary import Bytes, Characters, Vocabulary, points
 
 WHAT = 'reader "text"'
+fault = fault_of(WHAT)
 
 
 class Text(Samples):
@@ -48,7 +50,7 @@ class Text(Samples):
         cut = self._stops[-1] - round(self._stops[-1] * validation)
         self._start, stop = {"all": (0, self._stops[-1]), "train": (0, cut), "validation": (cut, self._stops[-1])}[split]
         if stop - self._start <= length:
-            raise DataError(f"{WHAT}: {stop - self._start} tokens for {split} do not fill a window of {length} and the token after it")
+            raise fault(f"{stop - self._start} tokens for {split} do not fill a window of {length} and the token after it")
         kind = Field((length,), int32)
         super().__init__({"tokens": kind, "targets": kind}, (stop - self._start - length - 1) // self.stride + 1)
 
@@ -89,32 +91,20 @@ def _check(level: str, length: int, stride: int | None, split: str, validation: 
         raise ArgumentError(f"{WHAT}: length and stride are at least 1, validation is in [0, 1); got {length}, {stride}, {validation}")
 
 
-def _files(path: str, pattern: str) -> list[Path]:
-    found = Path(path)
-    if found.is_file():
-        return [found]
-    if not found.is_dir():
-        raise DataError(f"{WHAT}: there is no file or folder {found.absolute()}")
-    files = sorted((f for f in found.rglob(pattern) if not f.is_dir()), key=lambda f: f.relative_to(found).as_posix())
-    if not files:
-        raise DataError(f"{WHAT}: no file in {found.absolute()} matches {pattern!r}")
-    return files
-
-
 def _bytes(path: str | None, pattern: str) -> tuple[list[Array], Vocabulary]:
     if path is None:
         return [np.frombuffer(documentation_text().encode(), np.uint8)], Bytes()
-    files = [file for file in _files(path, pattern) if file.stat().st_size]
+    files = [file for file in files_at(Path(path), pattern, fault) if file.stat().st_size]
     return [mapped(file, fault) for file in files], Bytes()
 
 
 def _characters(path: str | None, pattern: str, vocabulary: str | None) -> tuple[list[Array], Characters]:
     """The tokens of each file, in as few bytes as hold them."""
-    texts = {"documentation": documentation_text()} if path is None else {str(file): _decoded(file) for file in _files(path, pattern)}
+    texts = {"documentation": documentation_text()} if path is None else {str(file): _decoded(file) for file in files_at(Path(path), pattern, fault)}
     if vocabulary is None:
         seen: set[int] = set().union(*(np.unique(points(text)).tolist() for text in texts.values()))
         if not seen:
-            raise DataError(f"{WHAT}: there is no text in {', '.join(texts)}")
+            raise fault(f"there is no text in {', '.join(texts)}")
         vocabulary = "".join(map(chr, sorted(seen)))
     known = Characters(vocabulary)
     kind = np.min_scalar_type(known.size - 1)
@@ -125,9 +115,4 @@ def _decoded(file: Path) -> str:
     try:
         return content(file, MEMORY, fault).decode()
     except UnicodeDecodeError as error:
-        raise DataError(f"{WHAT}: {file} is no UTF-8 at byte {error.start}: {error.reason}; convert it, or read it with level: byte") from None
-
-
-def fault(text: str) -> DataError:
-    """What is wrong with a file."""
-    return DataError(f"{WHAT}: {text}")
+        raise fault(f"{file} is no UTF-8 at byte {error.start}: {error.reason}; convert it, or read it with level: byte") from None
