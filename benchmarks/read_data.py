@@ -5,6 +5,7 @@ Files are made in a temporary folder and are in the page cache, so this measures
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import struct
 import tempfile
@@ -31,6 +32,12 @@ def readers(folder: Path) -> Iterator[tuple[str, Samples]]:
     table = random.rand(20_000, 10).round(4)
     (folder / "t.csv").write_text(",".join("abcdefghij") + "\n" + "\n".join(",".join(map(str, row)) for row in table.tolist()))
     yield "csv, 10 columns", opened("csv", path=str(folder / "t.csv"), fields={"x": list("abcdefghij")})
+    if importlib.util.find_spec("pyarrow"):
+        from pyarrow import parquet
+        from pyarrow import table as columns
+
+        parquet.write_table(columns(dict(zip("abcdefghij", table.T, strict=True))), folder / "t.parquet", row_group_size=2000)
+        yield "parquet, 10 columns", opened("parquet", path=str(folder / "t.parquet"), fields={"x": list("abcdefghij")})
     yield "text, 128 characters", opened("text", length=128)
     yield "text, 1024 bytes", opened("text", length=1024, level="byte", stride=64)
     row = record(images[0].astype("<f4").tobytes())

@@ -73,7 +73,7 @@ class Parquet(Table):
         #: of the columns that are lists, by name
         self._shapes: dict[str, tuple[int, ...]] = {}
         #: what was read last, by group, column and type; the oldest first
-        self._kept: dict[tuple[int, str, np.dtype[Any]], tuple[Array, Array]] = {}
+        self._kept: dict[tuple[int, str, np.dtype[Any]], tuple[Array, Array | None]] = {}
         self._held = 0
         self._lock = threading.Lock()
         super().__init__(self._schema.names, last.start + last.rows, fields, categories, dtypes, missing, (split, validation_every))
@@ -119,30 +119,30 @@ class Parquet(Table):
 
     def values(self, numbers: Array, columns: Collection[str]) -> Values:
         which = np.searchsorted(self._starts, numbers, "right") - 1
-        parts = [(int(group), np.flatnonzero(which == group)) for group in np.unique(which)]
+        parts = [(int(group), places := np.flatnonzero(which == group), numbers[places] - self._starts[group]) for group in np.unique(which)]
 
         def values(column: str, dtype: np.dtype[Any]) -> Array:
             found = np.empty((len(numbers), *self._shapes.get(column, ())), dtype)
-            for group, rows in parts:
-                inside = numbers[rows] - self._starts[group]
+            for group, places, rows in parts:
                 read, wrong = self._column(group, column, dtype)
-                if wrong[inside].any():
-                    raise self._fault(self._groups[group], int(inside[wrong[inside]][0]), column, dtype)
-                found[rows] = read[inside]
+                if wrong is not None and wrong[rows].any():
+                    raise self._fault(self._groups[group], int(rows[wrong[rows]][0]), column, dtype)
+                found[places] = read[rows]
             return found
 
         return values
 
     # ---------------------------------------------------------------- reading
 
-    def _column(self, number: int, name: str, dtype: np.dtype[Any]) -> tuple[Array, Array]:
-        """The values of a column in a row group, which is read unless it was lately; and in which rows there is none."""
+    def _column(self, number: int, name: str, dtype: np.dtype[Any]) -> tuple[Array, Array | None]:
+        """The values of a column in a row group, which is read unless it was lately; and in which rows there is none, if in any."""
         key = number, name, dtype
         with self._lock:  # a thread that needs the same one waits for it
             found = self._kept.pop(key, None)
             if found is None:
                 read = self._categories_of if name in self.categories else self._numbers_of
-                found = read(self._groups[number], name, dtype)
+                values, wrong = read(self._groups[number], name, dtype)
+                found = values, wrong if wrong.any() else None
                 self._held += found[0].nbytes
             self._kept[key] = found
             while self._held > self._memory:
