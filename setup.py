@@ -7,7 +7,7 @@ from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent
 # read, not imported: when a wheel is built NumPy need not be there
-VERSION = re.findall(r'__version__ = "(.+)"', (ROOT / "jobflow" / "version.py").read_text(encoding="utf-8"))[0]
+VERSION = re.findall(r'__version__ = "(.+)"', (ROOT / "jobflow" / "core" / "version.py").read_text(encoding="utf-8"))[0]
 MPI = ["mpich>=4.1"]
 EXAMPLES = ["scikit-learn>=1.4", "tqdm>=4.60"]
 HALF = ["ml_dtypes>=0.5"]
