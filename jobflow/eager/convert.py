@@ -33,6 +33,8 @@ from jobflow.runtime.world.base import Rank
 
 #: how many changes of layout a group of ranks keeps prepared
 KEPT = 128
+#: what their programs are called
+CONVERSION = "convert"
 
 
 def empty(type: TensorType) -> Array:
@@ -193,7 +195,7 @@ def physical(type: TensorType, source: Layout, target: Layout) -> Physical:
         step.outputs = (here,)
         nodes.append(step)
         layouts[here] = hop.target
-    return Physical(Graph("convert", source.placement, tuple(nodes), (value,), (here,)), dict(layouts))
+    return Physical(Graph(CONVERSION, source.placement, tuple(nodes), (value,), (here,)), dict(layouts))
 
 
 def gathered(here: EagerState, x: Tensor, what: str) -> Array:
