@@ -95,11 +95,13 @@ def _read_only(array: Array) -> Array:
 class Storage:
     """Counts how often the memory that some tensors share has been written over, and knows where a graph has laid it."""
 
-    __slots__ = ("home", "version")
+    __slots__ = ("before", "home", "version")
 
     def __init__(self) -> None:
         self.version = 0
         self.home: Home | None = None
+        #: how the tensor lay before a graph stored it otherwise
+        self.before: Layout | None = None
 
 
 class Tensor(Methods):

@@ -59,10 +59,13 @@ class pipeline(Strategy):
         object.__setattr__(self, "cuts", (self.cuts,) if isinstance(self.cuts, str) else tuple(self.cuts))
 
     def hints(self, program: Program, n: int, split: Mapping[str, AbstractSet[int]]) -> Hints:
-        count = self.stages or n
+        steps = _model(program)
+        named = sorted({node.origin.stage for node in steps if node.origin.stage is not None}) if not self.cuts else []
+        count = self.stages or max(n, len(named))
         if count % n:
             raise ConfigError(f"strategies.pipeline: {count} stages do not divide among {n} groups of ranks; make stages a multiple of {n}")
-        steps = _model(program)
+        if named:
+            return Hints(stages=_with_the_rest(program, _as_named(program, steps, named, count)))
         begins = self._begins(program, steps, count)
         return Hints(stages=_with_the_rest(program, {node: _last(i, begins) for i, node in enumerate(steps)}))
 
@@ -93,6 +96,20 @@ def _with_the_rest(program: Program, stages: dict[Node, int]) -> dict[Node, int]
         for value in node.inputs:
             if value.node not in stages and node in found:
                 found[value.node] = min(found.get(value.node, found[node]), found[node])
+    return found
+
+
+def _as_named(program: Program, steps: Sequence[Node], names: Sequence[int], count: int) -> dict[Node, int]:
+    """The stages that the program names; a node without a name is where the last of what it reads is."""
+    if len(names) != count:
+        raise ConfigError(
+            f"strategies.pipeline: {program.name} names {len(names)} stages ({', '.join(map(str, names))}), and {count} are asked for; "
+            f"name as many, or none"
+        )
+    found: dict[Node, int] = {}
+    for node in steps:
+        stage = node.origin.stage
+        found[node] = names.index(stage) if stage is not None else max((found.get(value.node, 0) for value in node.inputs), default=0)
     return found
 
 

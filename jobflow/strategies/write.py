@@ -97,6 +97,8 @@ class _Writing:
         origin = replace(node.origin, stage=self.stages.get(node, node.origin.stage))
         if isinstance(op, ReadVariable):
             place = self.program.variables[op.key].placement
+        elif isinstance(op, Input) and op.sbp is not None:  # it comes as it lies, whichever stage takes it up
+            return self.program.again(node, inputs)
         elif isinstance(op, Input):
             op = replace(op, split=op.split and self.cut(place)[self.outermost] != B)
         elif node.phase == "forward" and not op.alias and not isinstance(op, Crossing | ToLayout | GradientLayout):
@@ -147,9 +149,8 @@ class _Writing:
     def argument(self, value: Value, op: Input) -> Value:
         """What stands for an argument where it is read: where its ranks hold more than they should read, the rest is left aside."""
         cut = self.cut(value.node.placement)
-        more = [
-            n for d, (sbp, n) in enumerate(zip(cut, value.node.placement.mesh, strict=True)) if sbp != B and (d != self.outermost or not op.split)
-        ]
+        here = op.split and op.sbp is None  # cut by the client already
+        more = [n for d, (sbp, n) in enumerate(zip(cut, value.node.placement.mesh, strict=True)) if sbp != B and (d != self.outermost or not here)]
         if not more or op.key not in self.cut_arguments or value.shape[0] < math.prod(more):
             return value
         return self.once(op.key, value, value.node.placement, cut, None, None)
@@ -170,8 +171,10 @@ class _Writing:
     def read(self, value: Value) -> Value:
         """What stands for an argument or a variable where it is read."""
         op = value.node.op
+        if isinstance(op, Identity) and isinstance(come := value.node.inputs[0].node.op, Input):
+            return self.argument(value, come)
         if isinstance(op, Input):
-            return self.argument(value, op)
+            return value if op.sbp is not None else self.argument(value, op)
         if not isinstance(op, ReadVariable) or op.key in self.asked:
             return value
         variable, home, wish = self.program.variables[op.key], self.homes[op.key], self.wished(op.key)

@@ -307,7 +307,7 @@ class _Unrolling:
             return (value,)
         op, suffix = node.op, f"#{microbatch}"
         if isinstance(op, Input) and self.microbatches.within:
-            return self._rows(node, op, microbatch)
+            return self._rows(node, op, microbatch, start)
         if isinstance(op, Input):
             op = op.rows(start, start + body.rows)
             suffix = f"[{start}:{start + body.rows}]"
@@ -319,13 +319,13 @@ class _Unrolling:
             (self.inputs[op.key],) = outputs
         return outputs
 
-    def _rows(self, node: Node, op: Input, microbatch: int) -> Sequence[Value]:
-        """A part of an argument that is there as a whole."""
-        length = op.shape[0]
+    def _rows(self, node: Node, op: Input, microbatch: int, start: int) -> Sequence[Value]:
+        """A part of an argument that is there as a whole; where all parts are equal, arguments may differ in length."""
+        length, equal = op.shape[0], len(self.microbatches.sizes) == 1
         if op.key not in self.inputs:
-            whole = replace(op, shape=(self.microbatches.count * length, *op.shape[1:]))
-            (self.inputs[op.key],) = self.tracer.again(node, (), op=whole)
-        start = microbatch * length
+            rows = self.microbatches.count * length if equal else self.microbatches.rows
+            (self.inputs[op.key],) = self.tracer.again(node, (), op=replace(op, shape=(rows, *op.shape[1:])))
+        start = microbatch * length if equal else start
         origin = replace(node.origin, microbatch=microbatch)
         made = self.tracer.again(node, (self.inputs[op.key],), op=Rows(start, start + length), origin=origin)
         return self._named(made, f"[{start}:{start + length}]")

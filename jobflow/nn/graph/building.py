@@ -56,6 +56,8 @@ class Building:
     trains: bool = False
     #: tensors that became variables in programs of the graph for other shapes, by name
     kept: Mapping[str, Tensor] = field(default_factory=dict)
+    #: True if a strategy decides where what is recorded runs: tensors that a graph has laid count as lying where they did before
+    spreads: bool = False
     #: tensors that became variables, by name
     tensors: dict[str, Tensor] = field(default_factory=dict)
     draws: list[Draw] = field(default_factory=list)
@@ -168,7 +170,7 @@ class Building:
     def _read(self, x: Tensor) -> Tensor:
         """A tensor with numbers, as a variable."""
         name = self.names.get(id(x)) or self._unused("parameter" if x.requires_grad and x.is_leaf else "tensor")
-        lies = x.layout or self.alone
+        lies = self.lying(x) or self.alone
         trained = self.trains and x.requires_grad and x.is_leaf
         if trained and x.hooks:
             raise JobError(
@@ -181,11 +183,16 @@ class Building:
         value = self.tracer.variable(variable)
         if stored != lies.sbp and self.zero is not None:
             value = self._gathered(value, lies, stored, self.zero)
-        made = Tensor(x.type, x.layout, None, traced=value)
+        made = Tensor(x.type, self.lying(x), None, traced=value)
         made.requires_grad = x.requires_grad and x.is_leaf
         self.tensors[name] = x
         self._standing[id(x)] = made
         return made
+
+    def lying(self, x: Tensor) -> Layout | None:
+        """How a tensor lies, to whom builds the graph."""
+        before = x.storage.before if self.spreads and x.storage is not None else None
+        return before or x.layout
 
     def _unused(self, word: str) -> str:
         return f"{word}{sum(name.startswith(word) for name in {*self.tensors, *self.kept})}"

@@ -19,15 +19,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jobflow.core.scope as scope
 from jobflow.compiler.compile import logical
+from jobflow.compiler.front.microbatch import cut_batch, explained
 from jobflow.compiler.front.trace import Tracer
-from jobflow.core.errors import CheckpointError, JobError, did_you_mean, user_line
+from jobflow.core.errors import CheckpointError, ConfigError, JobError, did_you_mean, user_line
 from jobflow.core.layout import Placement
 from jobflow.core.notices import notice
-from jobflow.core.types import TensorType
 from jobflow.eager.state import EagerState, state
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.session import current_session, many_shapes
@@ -35,6 +37,7 @@ from jobflow.graph.training import Microbatches, Training
 from jobflow.nn.graph.building import Building
 from jobflow.nn.graph.modules import ProxyModule, is_module
 from jobflow.nn.graph.optimizers import Added, Scaler, Steps
+from jobflow.nn.graph.parallel import spread
 from jobflow.nn.graph.running import Bound, Built, Memory, Meta
 from jobflow.nn.graph.settings import GraphConfig, GraphModule
 from jobflow.nn.graph.structures import filled, leaves
@@ -46,6 +49,17 @@ STEP = "System-Train-TrainStep"
 #: another variable of training, whose name has that of the graph which saved it
 _OF_A_GRAPH = re.compile(r"(System-Train-[A-Za-z]+-)\w+_\d+(-\w+)?")
 _MISSING = "call super().__init__() first in __init__: a graph must exist before it is given modules"
+
+
+class Traced(NamedTuple):
+    """One run of build."""
+
+    tracer: Tracer
+    building: Building
+    steps: Steps
+    #: what it gave, with stand-ins for tensors
+    returned: Any
+    outputs: list[Any]
 
 
 class Graph:
@@ -160,24 +174,59 @@ class Graph:
     def _built(self, here: EagerState, args: tuple[Any, ...], options: dict[str, Any], given: tuple[Any, ...]) -> Built:
         metas = tuple(Meta(name, x.type, x.layout) for name, x in self._leaves(args, options))
         cut = self._microbatches(metas)
-        tracer = Tracer(self.name, _together(here, metas), self._made_at, bool(self._added), half=self.config.half, schedule=self.config.schedule)
+        first, *others = [self._traced(here, metas, args, options, given, cut, size) for size in (cut.sizes if cut is not None else (0,))]
+        first.tracer.tail = (others[0].tracer, others[0].outputs) if others else None
+        building, steps = first.building, first.steps
+        graph = logical(first.tracer, first.outputs)
+        layouts = [*(meta.layout for meta in metas), *(x.layout for x in (*building.tensors.values(), *(x for _, x in leaves(first.returned, ""))))]
+        local = all(layout is None for layout in layouts)
+        schedules = [one.schedule for one in self._added if one.schedule is not None]
+        return Built(self.name, graph, metas, given, first.returned, building.tensors, building.draws, steps.rates, schedules, local)
+
+    def _traced(
+        self,
+        here: EagerState,
+        metas: tuple[Meta, ...],
+        args: tuple[Any, ...],
+        options: dict[str, Any],
+        given: tuple[Any, ...],
+        cut: Microbatches | None,
+        size: int,
+    ) -> Traced:
+        """One run of build; for parts of the batch of `size` rows, if it is cut."""
+        config = self.config
+        tracer = Tracer(self.name, _together(here, metas), self._made_at, bool(self._added), half=config.half, schedule=config.schedule)
         tracer.microbatches = cut
         kept = self._memory.tensors
         names = {id(x): name for name, x in (*kept.items(), *self._tensors())}
-        building = Building(here, tracer, names, self._settings, self.config.zero, bool(self._added), kept)
-        with building.in_force():
-            stand_ins = iter([_stand_in(tracer, building, meta, cut) for meta in metas])
+        building = Building(here, tracer, names, self._settings, config.zero, bool(self._added), kept, config.parallel is not None)
+        with building.in_force(), nullcontext() if cut is None else explained(cut, size):
+            stand_ins = iter([_stand_in(tracer, building, meta, cut, size) for meta in metas])
             taken = filled(given, stand_ins)
             returned = self.build(*taken[: len(args)], **(taken[-1] if options else {}))
             outputs = [building.known(x) for _, x in leaves(returned, f"what {self.name}.build returns")]
         tracer.placement = _union(here, tracer)
         steps = Steps(tracer, self._added, {id(x): name for name, x in building.tensors.items()}, self._scaler)
         self._train(tracer, building, steps)
-        graph = logical(tracer, [x.traced for x in outputs])
-        layouts = [*(meta.layout for meta in metas), *(x.layout for x in (*building.tensors.values(), *outputs))]
-        local = all(layout is None for layout in layouts)
-        schedules = [one.schedule for one in self._added if one.schedule is not None]
-        return Built(self.name, graph, metas, given, returned, building.tensors, building.draws, steps.rates, schedules, local)
+        self._spread(here, tracer, building, metas)
+        return Traced(tracer, building, steps, returned, [x.traced for x in outputs])
+
+    def _spread(self, here: EagerState, tracer: Tracer, building: Building, metas: tuple[Meta, ...]) -> None:
+        """Have the program be parallel as the strategy says, if there is one."""
+        config = self.config
+        if config.parallel is None:
+            return
+        if config.zero is not None:
+            raise ConfigError(
+                f"{self.name} at {user_line()}: config.enable_zero and config.strategy both say how parameters are stored; use strategies.zero(), "
+                f"alone or in strategies.combine()"
+            )
+        tensors = building.tensors.items()
+        lies = [*((meta.name, meta.layout) for meta in metas), *((name, building.lying(x)) for name, x in tensors)]
+        laid = {name: x.layout for name, x in tensors if x.layout is not None and x.layout != building.lying(x)}
+        what = f"{self.name} at {user_line()}"
+        tracer.strategy = spread(config.parallel, what, config.asked["strategy"], here.rank.size, lies, laid)
+        tracer.schedule = config.schedule or config.parallel.schedule
 
     def _check_loaded(self, built: Built) -> None:
         """CheckpointError for a tensor of the state that was loaded which the graph has no place for."""
@@ -197,17 +246,15 @@ class Graph:
             yield from leaves(x, name)
 
     def _microbatches(self, metas: tuple[Meta, ...]) -> Microbatches | None:
-        """How the inputs are cut, if they are."""
-        k = self.config.steps
+        """How the inputs are cut, if they are: all alike if all can be, else as the arguments of jobs are."""
+        config = self.config
+        k = config.steps if config.steps > 1 or config.parallel is None else config.parallel.microbatches or 1
         if k == 1 or not self._added:
             return None
-        what = f"{self.name} at {user_line()}: {k} gradient accumulation steps"
-        if not metas:
-            raise JobError(f"{what}, but build takes no tensor whose batch could be cut")
-        for meta in metas:
-            if not meta.type.shape or meta.type.shape[0] % k:
-                raise JobError(f"{what} cut the first axis of every input in {k} equal parts; {meta.name} {meta.type} cannot be cut so")
-        return Microbatches(k, metas[0].type.shape[0], tuple(meta.name for meta in metas), user_line(), within=True)
+        where = config.asked["steps" if config.steps > 1 else "strategy"]
+        if metas and all(meta.type.shape and meta.type.shape[0] % k == 0 for meta in metas):
+            return Microbatches(k, metas[0].type.shape[0], tuple(meta.name for meta in metas), where, within=True)
+        return replace(cut_batch(self.name, k, where, {meta.name: meta.type.shape for meta in metas}), within=True)
 
     def _train(self, tracer: Tracer, building: Building, steps: Steps) -> None:
         if not self._added:
@@ -312,9 +359,12 @@ class JobAttributeError(JobError, AttributeError):
     """A graph that is not ready to have attributes, or has no such one."""
 
 
-def _stand_in(tracer: Tracer, building: Building, meta: Meta, cut: Microbatches | None) -> Tensor:
+def _stand_in(tracer: Tracer, building: Building, meta: Meta, cut: Microbatches | None, size: int) -> Tensor:
     """What stands for an input; of the batch, the rows of one part."""
-    type = meta.type if cut is None else TensorType((meta.type.shape[0] // cut.count, *meta.type.shape[1:]), meta.type.dtype)
+    type = meta.type
+    if cut is not None and meta.name in cut.arguments:
+        rows = size if len(cut.sizes) > 1 else type.shape[0] // cut.count
+        type = type.with_shape((rows, *type.shape[1:]))
     return Tensor(type, meta.layout, None, traced=tracer.input(meta.name, type, lies=meta.layout or building.alone))
 
 

@@ -274,7 +274,10 @@ class Bound:
         stored = self.numbering.layout(Layout(variable.placement, variable.sbp))
         if stored == x.layout:
             return False
+        before = x.layout if x.storage is None else x.storage.before or x.layout
         x.array, x.layout = convert_array(self.here, x.array, x.type, x.layout, stored, f"{self.built.name}: {variable.name}").copy(), stored
+        x.storage = None
+        x.memory.before = before
         return True
 
     def _piece(self, saved: Tensor, variable: Variable) -> Array:
@@ -302,7 +305,9 @@ class Bound:
                 ranks = self.numbering.ranks if is_common(slot.buffer) else ()
                 home = Home(state.array(name), state.buffers[slot.buffer], slot.offset, ranks)
                 if home.array.ctypes.data != x.array.ctypes.data:
+                    before = x.memory.before
                     x.storage = None  # what looks at its old memory stays there
+                    x.memory.before = before
                 _live(x, home)
             self.memory.homes[name] = home
         self.variables.append(Stored(name, x, home, x.layout))

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobflow.compiler.front.schedule import SCHEDULES
-from jobflow.core.errors import ConfigError, did_you_mean, user_line
+from jobflow.core.errors import ConfigError, SourceLine, did_you_mean, user_line
 from jobflow.core.layout import Broadcast, Layout, S, Sbp, Split
 from jobflow.core.notices import notice
 from jobflow.core.types import DType, TensorType, bfloat16, float16
 from jobflow.engine.options import ignored_options
 from jobflow.engine.placements import placement as public_placement
+from jobflow.graph.strategy import Strategy
 
 #: switches of graphs elsewhere that have nothing to switch here
 IGNORED = frozenset(ignored_options("nn.Graph"))
@@ -56,6 +57,15 @@ class GraphConfig:
         self.steps = 1
         self.zero: Zero | None = None
         self.schedule: str | None = None
+        self.parallel: Strategy | None = None
+        #: where the strategy was asked for, and the parts of the batch
+        self.asked: dict[str, SourceLine] = {}
+
+    def strategy(self, strategy: Strategy) -> None:
+        """Be parallel as a strategy of `flow.strategies` says: the inputs and parameters lie on its ranks, and build says nothing of it."""
+        if not isinstance(strategy, Strategy):
+            raise ConfigError(f"config.strategy at {user_line()}: a strategy such as strategies.data_parallel() is needed; got {strategy!r}")
+        self.parallel, self.asked["strategy"] = strategy, user_line()
 
     def enable_amp(self, mode: bool = True, *, dtype: DType = float16) -> None:
         """Compute products and convolutions in half precision."""
@@ -67,7 +77,7 @@ class GraphConfig:
         """Let the batch pass through the graph in so many parts, and average their gradients."""
         if type(value) is not int or value < 1:
             raise ConfigError(f"config.set_gradient_accumulation_steps at {user_line()}: a number of parts, at least 1, is needed; got {value!r}")
-        self.steps = value
+        self.steps, self.asked["steps"] = value, user_line()
 
     def enable_zero(self, mode: bool = True, *, stage: int = 2, shard_min_size: int = 1024, shard_restore_level: int = 1) -> None:
         """Have every rank keep a part of the parameters only, in stage 1, 2 or 3; those under `shard_min_size` elements stay whole.
@@ -98,7 +108,13 @@ class GraphConfig:
         raise ConfigError(f'nn.Graph: config at {user_line()} has no "{name}"{did_you_mean(name, [*legal, *IGNORED])}')
 
     def __repr__(self) -> str:
-        said = {"amp": self.half, "gradient_accumulation_steps": self.steps if self.steps > 1 else None, "zero": self.zero, "schedule": self.schedule}
+        said = {
+            "amp": self.half,
+            "gradient_accumulation_steps": self.steps if self.steps > 1 else None,
+            "zero": self.zero,
+            "schedule": self.schedule,
+            "strategy": self.parallel,
+        }
         return f"(CONFIG:{', '.join(f'{name}={value}' for name, value in said.items() if value is not None) or 'default'})"
 
 

@@ -1,0 +1,94 @@
+"""A graph that is parallel as a strategy says: `graph.config.strategy(flow.strategies.zero())`.
+
+`build` speaks of tensors that lie whole on some ranks, as its inputs and parameters do.  Before the strategy distributes the program, as
+it does that of a job, all of it that runs on those ranks is put on the grid that the strategy arranges them in; what comes from outside
+is brought there from where it lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from jobflow.core.errors import ConfigError, JobError, SourceLine
+from jobflow.core.layout import B, Broadcast, Layout, Placement
+from jobflow.core.scope import View
+from jobflow.graph.ir import Node, Value
+from jobflow.graph.strategy import Program, Strategy
+from jobflow.ops.layout_ops import Crossing, GradientLayout, Identity, ToLayout
+from jobflow.ops.source import Input, ReadVariable
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A strategy for a program whose tensors lie on `given`."""
+
+    strategy: Strategy
+    given: Placement
+    #: how the variables lie that an earlier graph has laid, by name; they stay so
+    laid: Mapping[str, Layout]
+
+    @property
+    def view(self) -> View | None:
+        return self.strategy.view
+
+    @property
+    def microbatches(self) -> int | None:
+        return self.strategy.microbatches
+
+    @property
+    def schedule(self) -> str | None:
+        return self.strategy.schedule
+
+    def placement(self, given: Placement) -> Placement:
+        return self.strategy.placement(given)
+
+    def distribute(self, program: Program, outputs: Sequence[Value]) -> list[Value]:
+        program.placement = self.placement(self.given)
+        for name, variable in list(program.variables.items()):
+            if name in self.laid:
+                stored = self.laid[name]
+                program.known[name] = program.variables[name] = replace(variable, placement=stored.placement, sbp=stored.sbp)
+            elif variable.placement == self.given and all(isinstance(sbp, Broadcast) for sbp in variable.sbp):
+                program.variables[name] = replace(variable, placement=program.placement, sbp=(B,) * len(program.placement.mesh))
+        arranged = program.rewritten(outputs, lambda node, inputs: self._arranged(program, node, inputs))
+        return self.strategy.distribute(program, arranged)
+
+    def _arranged(self, program: Program, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        """What stands for a node on the grid; None for one that stays where it is."""
+        if isinstance(node.op, ReadVariable):
+            return program.again(node, inputs, placement=program.variables[node.op.key].placement)
+        if node.placement != self.given:
+            return None
+        if isinstance(node.op, Input):
+            (value,) = program.again(node, inputs)
+            entered = Node(Identity(), node.inputs, node.outputs, f"{node.name}.entered", program.placement, node.origin)
+            return program.again(entered, (value,))
+        if isinstance(node.op, Crossing | ToLayout | GradientLayout) and program.placement.mesh != self.given.mesh:
+            return None
+        return program.again(node, inputs, placement=program.placement)
+
+
+def spread(
+    strategy: Strategy, what: str, where: SourceLine, ranks: int, lies: Iterable[tuple[str, Layout | None]], laid: Mapping[str, Layout]
+) -> Spread:
+    """The strategy, as `where` asks for it, for the tensors `lies` of a graph.  JobError unless they lie on one placement."""
+    asked = f"{what}: the strategy that is asked for at {where}"
+    if strategy.view == "mirrored":
+        raise ConfigError(
+            f"{asked} is about jobs whose body says what one rank does; in a graph each tensor says where it lies: "
+            f"use strategies.data_parallel(), or local tensors and nn.parallel.DistributedDataParallel"
+        )
+    found: dict[Placement, str] = {}
+    for name, layout in lies:
+        if layout is None and ranks > 1:
+            raise JobError(f"{asked} spreads global tensors over ranks; {name} is local: bring it over with to_global(placement=..., sbp=...)")
+        if layout is not None:
+            found.setdefault(layout.placement, name)
+    if len(found) > 1:
+        (first, one), (second, other) = list(found.items())[:2]
+        raise JobError(
+            f"{asked} spreads what lies on one placement over its ranks; {one} lies on {first} and {other} on {second}: bring all to one with "
+            f"to_global, or leave the strategy out and place the stages yourself"
+        )
+    return Spread(strategy, next(iter(found), Placement("cpu", (0,))), laid)

@@ -1,0 +1,142 @@
+"""`graph.config.strategy(...)`: a graph under each strategy gives the losses of one rank, and those of the same model as a job under it."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from ranks import on_ranks
+
+import jobflow as flow
+import jobflow.typing as tp
+from jobflow import optimizer as legacy
+from jobflow import strategies
+from jobflow.engine.placements import placement, sbp
+from jobflow.nn.graph import Graph
+from jobflow.nn.modules.module import Module
+from jobflow.optim.optimizers import SGD
+
+ROWS, STEPS = 12, 4
+S0 = sbp.split(0)
+DRAW = np.random.RandomState(5).standard_normal
+SHAPES = {"w0": (6, 16), "w1": (16, 8), "w2": (8, 4)}
+FIRST = {name: (0.5 * DRAW(shape)).astype(np.float32) for name, shape in SHAPES.items()}
+BATCHES = [(DRAW((ROWS, 6)).astype(np.float32), DRAW((ROWS, 4)).astype(np.float32)) for _ in range(STEPS)]
+
+#: per case: ranks, the strategy, and in how many parts the batch passes beside what the strategy says
+CASES: dict[str, tuple[int, Any, int]] = {
+    "alone": (1, strategies.data_parallel(), 1),
+    "data": (2, strategies.data_parallel(), 1),
+    "data of 4": (4, strategies.data_parallel(), 1),
+    "zero 1": (2, strategies.zero(1, least=1), 1),
+    "zero 2": (4, strategies.zero(2, least=1), 1),
+    "zero 3": (2, strategies.zero(3, least=1), 2),
+    "tensor": (2, strategies.tensor_parallel(), 1),
+    "pipeline": (2, strategies.pipeline(microbatches=4), 1),
+    "uneven parts": (2, strategies.pipeline(), 5),
+    "gpipe": (4, strategies.pipeline(2, microbatches=2, schedule="gpipe"), 1),
+    "interleaved": (2, strategies.pipeline(2, microbatches=4, schedule="interleaved", stages=4), 1),
+    "data x tensor": (4, strategies.mesh(data=2, tensor=2), 1),
+    "pipeline x data": (4, strategies.mesh(pipeline=2, data=2, microbatches=2), 1),
+    "pipeline x zero": (4, strategies.mesh(pipeline=2, zero=2, data=2, microbatches=3, least=1), 1),
+    "consistent": (2, strategies.consistent(), 3),
+}
+CASES["gpipe"] = (2, strategies.pipeline(2, microbatches=2, schedule="gpipe"), 1)
+
+
+class Layer(Module):
+    def __init__(self, name: str, where: placement) -> None:
+        super().__init__()
+        self.w = flow.nn.Parameter(flow.tensor(FIRST[name], placement=where, sbp=sbp.broadcast))
+
+    def forward(self, x: Any) -> Any:
+        return flow.matmul(x, self.w).tanh()
+
+
+class Model(Module):
+    def __init__(self, where: placement) -> None:
+        super().__init__()
+        self.w0, self.w1, self.w2 = (Layer(name, where) for name in FIRST)
+
+    def forward(self, x: Any) -> Any:
+        return self.w2(self.w1(self.w0(x)))
+
+
+class Train(Graph):
+    def __init__(self, model: Model, strategy: Any, parts: int = 1) -> None:
+        super().__init__()
+        self.model = model
+        self.add_optimizer(SGD(model.parameters(), 0.1, momentum=0.9))
+        if strategy is not None:
+            self.config.strategy(strategy)
+        if parts > 1:
+            self.config.set_gradient_accumulation_steps(parts)
+
+    def build(self, x: Any, y: Any) -> Any:
+        loss = (self.model(x) - y).square().mean()
+        loss.backward()
+        return loss
+
+
+class Look(Graph):
+    def __init__(self, model: Model, strategy: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.config.strategy(strategy)
+
+    def build(self, x: Any) -> Any:
+        return self.model(x)
+
+
+def losses_of(rank: int, n: int, strategy: Any, parts: int, how: Any = S0) -> Any:
+    where = placement("cpu", range(n))
+    model = Model(where)
+    train = Train(model, strategy, parts)
+    found: list[float] = []
+    for x, y in BATCHES:
+        loss = train(*(flow.tensor(array, placement=where, sbp=how) for array in (x, y)))
+        found.append(float(np.mean(loss.numpy())))
+    look = Look(model, strategies.data_parallel() if strategy is None else strategy)
+    seen = look(flow.tensor(BATCHES[0][0], placement=where, sbp=how)).numpy()
+    return found, [p.numpy() for p in model.parameters()], seen
+
+
+@cache
+def expected() -> Any:
+    return on_ranks(1, losses_of, 1, None, 1)[0]
+
+
+def as_job(n: int, strategy: Any, parts: int) -> list[float]:
+    flow.config.cpu_device_num(n)
+    config = flow.function_config()
+    config.strategy(strategy)
+    if parts > 1:
+        config.train.num_gradient_accumulation_steps(parts)
+
+    @flow.global_function(type="train", function_config=config)
+    def job(x: tp.Numpy.Placeholder((ROWS, 6)), y: tp.Numpy.Placeholder((ROWS, 4))) -> tp.Numpy:  # type: ignore[valid-type]
+        for name, shape in SHAPES.items():
+            x = flow.math.tanh(flow.matmul(x, flow.get_variable(name, shape, initializer=flow.zeros_initializer())))
+        loss = flow.math.reduce_mean(flow.math.square(flow.math.subtract(x, y)))
+        legacy.SGD(legacy.PiecewiseConstantScheduler([], [0.1]), momentum=0.9).minimize(loss)
+        return loss
+
+    flow.load_variables(FIRST)
+    losses = [float(np.mean(job(x, y))) for x, y in BATCHES]
+    flow.clear_default_session()
+    return losses
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_the_losses_are_those_of_one_rank_and_of_the_job(case: str) -> None:
+    n, strategy, parts = CASES[case]
+    losses, weights, seen = expected()
+    uneven = ROWS % (parts if parts > 1 else strategy.microbatches or 1)
+    for mine, own, shown in on_ranks(n, losses_of, n, strategy, parts):
+        if not uneven:  # the mean of the parts' means is not that of the batch
+            np.testing.assert_allclose(mine, losses, rtol=2e-6)
+        for a, b in zip([*own, shown], [*weights, seen], strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(as_job(n, strategy, parts), mine, rtol=2e-6)
