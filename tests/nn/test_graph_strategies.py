@@ -13,8 +13,9 @@ import jobflow as flow
 import jobflow.typing as tp
 from jobflow import optimizer as legacy
 from jobflow import strategies
+from jobflow.core.errors import ConfigError, JobError, JobflowError
 from jobflow.engine.placements import placement, sbp
-from jobflow.nn.graph import Graph
+from jobflow.nn.graph import Graph, GraphModule
 from jobflow.nn.modules.module import Module
 from jobflow.optim.optimizers import SGD
 
@@ -140,3 +141,123 @@ def test_the_losses_are_those_of_one_rank_and_of_the_job(case: str) -> None:
         for a, b in zip([*own, shown], [*weights, seen], strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
     np.testing.assert_allclose(as_job(n, strategy, parts), mine, rtol=2e-6)
+
+
+# -------------------------------------------------------------------- what else a graph says
+
+
+class Staged(Train):
+    """Stages by module: the first layer alone, the others together."""
+
+    def __init__(self, model: Model, strategy: Any, parts: int = 1) -> None:
+        super().__init__(model, strategy, parts)
+        for layer, stage in ((self.model.w0, 0), (self.model.w1, 1), (self.model.w2, 1)):
+            layer.to(GraphModule).set_stage(stage)
+            layer.to(GraphModule).activation_checkpointing = True
+
+
+def test_stages_may_be_named_by_module() -> None:
+    def program(rank: int) -> Any:
+        where = placement("cpu", range(2))
+        model = Model(where)
+        train = Staged(model, strategies.pipeline(microbatches=2))
+        losses = [float(np.mean(train(*(flow.tensor(a, placement=where, sbp=S0) for a in batch)).numpy())) for batch in BATCHES]
+        return losses, [str(p.layout) for p in model.parameters()]
+
+    for losses, places in on_ranks(2, program):
+        np.testing.assert_allclose(losses, expected()[0], rtol=2e-6)
+        assert places == ["cpu[0]:B", "cpu[1]:B", "cpu[1]:B"]
+
+
+def test_parameters_lie_as_the_strategy_stores_them_and_go_on_at_once() -> None:
+    """For inputs of other lengths, with random numbers and buffers, under ZeRO; the model runs at once in between."""
+
+    class Noisy(Module):
+        def __init__(self, where: placement) -> None:
+            super().__init__()
+            self.inner = Layer("w0", where)
+            self.norm = flow.nn.BatchNorm1d(16).to_global(placement=where, sbp=sbp.broadcast)
+            self.drop = flow.nn.Dropout(0.5)
+
+        def forward(self, x: Any) -> Any:
+            return self.drop(self.norm(self.inner(x)))
+
+    class Graphed(Graph):
+        def __init__(self, model: Noisy, strategy: Any) -> None:
+            super().__init__()
+            self.model = model
+            self.add_optimizer(SGD(model.parameters(), 0.1))
+            if strategy is not None:
+                self.config.strategy(strategy)
+
+        def build(self, x: Any) -> Any:
+            loss = self.model(x).square().mean()
+            loss.backward()
+            return loss
+
+    def program(rank: int, n: int, strategy: Any) -> Any:
+        flow.manual_seed(7)
+        where = placement("cpu", range(n))
+        model = Noisy(where)
+        train = Graphed(model, strategy)
+        seen = []
+        for rows in (12, 8, 12, 8):
+            x = flow.tensor(BATCHES[0][0][:rows], placement=where, sbp=sbp.broadcast)
+            seen.append(float(train(x).numpy()))
+            seen.append(float(model.eval()(x).sum().numpy()))
+            model.train()
+        return seen, str(model.inner.w.layout), [x.numpy().tolist() for x in model.state_dict().values()]
+
+    (one, _, final), *_ = on_ranks(1, program, 1, None)
+    for seen, layout, state in on_ranks(4, program, 4, strategies.zero(2, least=32)):
+        np.testing.assert_allclose(seen, one, rtol=2e-5)
+        assert layout == "cpu[0-3]:S(0)"
+        for a, b in zip(state, final, strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+
+
+class Moved(Train):
+    """The labels come from somewhere else."""
+
+    def build(self, x: Any, y: Any) -> Any:
+        return super().build(x, y.to_global(placement=placement("cpu", range(2)), sbp=sbp.broadcast))
+
+
+def refused(rank: int, how: str) -> str:
+    where = placement("cpu", range(2))
+    model = Model(where)
+    if how == "local":
+        for layer in (model.w0, model.w1, model.w2):
+            layer.w = flow.nn.Parameter(layer.w.detach().to_local())
+    strategy = strategies.mirrored() if how == "mirrored" else strategies.pipeline(2) if how == "stages" else strategies.data_parallel()
+    train = (Moved if how == "places" else Train)(model, strategy)
+    x, y = (flow.tensor(a, placement=where, sbp=S0) for a in BATCHES[0])
+    if how == "zero":
+        train.config.enable_zero()
+    if how == "places":
+        y = y.to_global(placement=placement("cpu", [0]), sbp=sbp.broadcast)
+    if how == "local":
+        x, y = x.to_local(), y.to_local()
+    if how == "stages":
+        for stage in range(3):
+            getattr(train.model, f"w{stage}").to(GraphModule).set_stage(stage)
+    with pytest.raises(JobflowError) as told:
+        train.config.strategy("zero") if how == "text" else train(x, y)
+    return f"{type(told.value).__name__}: {told.value}"
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "words"),
+    [
+        ("mirrored", ConfigError, "in a graph each tensor says where it lies: use strategies.data_parallel()"),
+        ("zero", ConfigError, "config.enable_zero and config.strategy both say how parameters are stored"),
+        ("places", JobError, "input0 lies on cpu[0-1] and input1 on cpu[0]"),
+        ("local", JobError, "input0 is local: bring it over with to_global"),
+        ("stages", ConfigError, "3 stages do not divide among 2 groups of ranks"),
+        ("text", ConfigError, "a strategy such as strategies.data_parallel() is needed; got 'zero'"),
+    ],
+)
+def test_what_does_not_fit_is_told(how: str, error: type[Exception], words: str) -> None:
+    for told in on_ranks(2, refused, how):
+        assert told.startswith(f"{error.__name__}: ") and words in told
+        assert "test_graph_strategies.py:" in told or how == "stages"
