@@ -24,7 +24,7 @@ from jobflow.eager.convert import agree, convert, convert_array, empty
 from jobflow.eager.run import prepared, recorder
 from jobflow.eager.state import EagerState, mixed
 from jobflow.eager.tape import Gradients, record
-from jobflow.eager.tensor import Tensor
+from jobflow.eager.tensor import Tensor, shows
 from jobflow.ops.base import Op, apply
 from jobflow.ops.broadcast import BroadcastTo, SumTo
 from jobflow.ops.layout_ops import dual
@@ -75,7 +75,7 @@ def _entered(here: EagerState, x: Tensor, target: Layout, check: bool, copy: boo
         array = _first_copy(here, array, type, target)
     output = Tensor(type, target, array)
     if array is x.array:
-        x.shows(output)
+        shows(x, output)
     here.entered += 1
     output.origin = mixed(here.entered, zlib.crc32(f"{type} {target}".encode()))
     here.trail(target.placement).add(output.origin, f"to_global of a local tensor: {type} {target}")

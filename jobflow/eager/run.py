@@ -24,7 +24,7 @@ from jobflow.core.types import Array, TensorType, int64
 from jobflow.eager.convert import agree, convert, done, empty
 from jobflow.eager.state import EagerState, mixed, state
 from jobflow.eager.tape import follow, record_op
-from jobflow.eager.tensor import Tensor
+from jobflow.eager.tensor import Tensor, own
 from jobflow.ops import half
 from jobflow.ops.base import Op, ViewOp, types_tuple
 from jobflow.ops.checked import Checked
@@ -263,7 +263,7 @@ def _update(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> None:
     if found.placement is not None:
         here.trail(found.placement).add(origin, found.text)
     for i in op.alias.values():
-        inputs[i].own()
+        own(inputs[i])
     arrays = [x.array if want is None else convert(here, x, want, "an input") for x, want in zip(inputs, found.wanted, strict=True)]
     for i in op.alias.values():
         inputs[i].origin = origin + i
@@ -277,7 +277,7 @@ def _update(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> None:
         if want is not None:  # the op must see the whole of what lies in pieces: each rank keeps its own of the result
             if not want.is_whole or x.layout is None or x.layout.is_partial:
                 raise PlanError(f"{op.word()}: the tensor that it writes over lies {x.layout} but is read {want}")
-            x.own()[...] = arrays[i][x.layout.box(x.type.shape, here.rank.index).slices]
+            own(x)[...] = arrays[i][x.layout.box(x.type.shape, here.rank.index).slices]
         x.wrote()
 
 

@@ -228,20 +228,22 @@ class Tensor(Methods):
         if view.storage.home is not None:
             view.storage.home.tensors[id(view)] = view
 
-    def shows(self, view: Tensor) -> None:
-        """`view` looks at the same memory, but does not count how often that is written over."""
-        if self.storage is not None and self.storage.home is not None:
-            view.memory.home = self.storage.home
-            self.storage.home.tensors[id(view)] = view
-
-    def own(self) -> Array:
-        """Its numbers, to be written over: those of this rank alone."""
-        if not self.array.flags.writeable and self.storage is not None and self.storage.home is not None:
-            self.storage.home.leave()
-        return self.array
-
     #: a tensor is a key by which one it is
     __hash__ = object.__hash__
+
+
+def shows(x: Tensor, view: Tensor) -> None:
+    """`view` looks at the memory of x, but does not count how often that is written over."""
+    if x.storage is not None and x.storage.home is not None:
+        view.memory.home = x.storage.home
+        x.storage.home.tensors[id(view)] = view
+
+
+def own(x: Tensor) -> Array:
+    """The numbers of x, to be written over: those of this rank alone."""
+    if not x.array.flags.writeable and x.storage is not None and x.storage.home is not None:
+        x.storage.home.leave()
+    return x.array
 
 
 def method(*names: str) -> Callable[[Function], Function]:

@@ -17,7 +17,7 @@ from jobflow.core.types import Array, TensorType
 from jobflow.eager.collectives import REDUCTIONS, carried, reduced, scattered, spread, stacked, swapped
 from jobflow.eager.convert import meeting
 from jobflow.eager.state import EagerState, state
-from jobflow.eager.tensor import Tensor
+from jobflow.eager.tensor import Tensor, own
 from jobflow.functional.faces import all_of, of_tensors
 
 
@@ -41,7 +41,7 @@ def _reduction(what: str, op: str) -> Reduction:
 
 
 def _write(x: Tensor, value: Array) -> None:
-    x.own()[...] = value
+    own(x)[...] = value
     x.wrote()
 
 

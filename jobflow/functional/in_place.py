@@ -14,7 +14,7 @@ from jobflow.core.errors import DtypeError, PlacementError, ShapeError, user_lin
 from jobflow.eager import crossing, writing
 from jobflow.eager.state import state
 from jobflow.eager.tape import follow
-from jobflow.eager.tensor import Tensor, method
+from jobflow.eager.tensor import Tensor, method, own
 from jobflow.functional.faces import called_as
 from jobflow.functional.promotion import cast, kind
 
@@ -38,7 +38,7 @@ def written(x: Tensor, what: str, value: Tensor) -> Tensor:
     if here.building is not None:
         here.building.write(x, value)
     else:
-        x.own()[...] = value.array
+        own(x)[...] = value.array
         writing.written(here, x, value, what)
     return x
 

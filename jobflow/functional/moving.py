@@ -11,7 +11,7 @@ from jobflow.core.layout import Layout
 from jobflow.eager import crossing
 from jobflow.eager.run import recorder, run
 from jobflow.eager.state import state
-from jobflow.eager.tensor import Tensor, attribute, method
+from jobflow.eager.tensor import Tensor, attribute, method, shows
 from jobflow.engine.placements import on_host, sbp_tuple
 from jobflow.engine.placements import placement as public_placement
 from jobflow.functional import devices as where
@@ -200,7 +200,7 @@ def _data(x: Tensor) -> Tensor:
     """x in the same memory, as a tensor that the graph of gradients does not know."""
     made = Tensor(x.type, x.layout, x.array, x.traced)
     made._device, made.origin = x._device, x.origin
-    x.shows(made)
+    shows(x, made)
     return made
 
 

@@ -20,7 +20,7 @@ from jobflow.core.types import TensorType, int64
 from jobflow.eager.convert import convert, empty
 from jobflow.eager.run import Running, run, source, with_line
 from jobflow.eager.state import EagerState, state
-from jobflow.eager.tensor import Tensor
+from jobflow.eager.tensor import Tensor, own
 from jobflow.ops.base import Op
 
 P = ParamSpec("P")
@@ -147,7 +147,7 @@ def assign(here: EagerState, x: Tensor, made: Tensor) -> None:
     array = made.array
     if x.layout is not None and made.layout != x.layout:
         array = convert(here, made, x.layout, "an assignment")
-    x.own()[...] = array
+    own(x)[...] = array
     x.origin = made.origin
     x.wrote()
 

@@ -13,7 +13,7 @@ from jobflow.core.types import Array, DType, float32, float64
 from jobflow.eager.backward import unsummed
 from jobflow.eager.run import source
 from jobflow.eager.state import state
-from jobflow.eager.tensor import Tensor
+from jobflow.eager.tensor import Tensor, own
 from jobflow.functional.creation import cut, number
 from jobflow.functional.drawing import DRAW, generator_of
 from jobflow.functional.faces import all_of, of_tensors
@@ -90,7 +90,7 @@ def _written(what: str, tensor: Tensor, array: Array) -> Tensor:
     """The tensor, with the logical value `array`, which every rank has."""
     array = np.ascontiguousarray(array, tensor.dtype.numpy)
     if tensor.layout is None:
-        tensor.own()[...] = array
+        own(tensor)[...] = array
         tensor.wrote()
     else:
         assign(state(), tensor, cut(what, array, tensor.layout))

@@ -8,7 +8,7 @@ from typing import Any
 
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.eager.state import state
-from jobflow.eager.tensor import Tensor
+from jobflow.eager.tensor import Tensor, own
 from jobflow.functional import nn_linear as F
 from jobflow.functional.creation import empty
 from jobflow.functional.shapes import flatten, reshape
@@ -83,7 +83,7 @@ def _zero_row(table: Tensor, row: int) -> None:
         rank = state().rank.index
         first = table.layout.box(table.type.shape, rank).start[0] if rank in table.layout.placement.ranks else 0
     if 0 <= row - first < table.array.shape[0]:
-        table.own()[row - first] = 0
+        own(table)[row - first] = 0
         table.wrote()
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from jobflow.core.errors import CheckpointError, did_you_mean, user_line
 from jobflow.eager import crossing
 from jobflow.eager.state import EagerState, gradients, state
-from jobflow.eager.tensor import Tensor
+from jobflow.eager.tensor import Tensor, own
 from jobflow.functional.creation import cut, from_numpy
 from jobflow.functional.promotion import cast
 
@@ -103,5 +103,5 @@ def take(here: EagerState, x: Tensor, value: Any) -> None:
     value = cast(value, x.type.dtype)
     if x.layout is not None:
         value = crossing.change(here, value, x.layout)
-    x.own()[...] = value.array
+    own(x)[...] = value.array
     x.wrote()

@@ -16,7 +16,7 @@ from jobflow.core.errors import JobError, user_line
 from jobflow.core.layout import SUM
 from jobflow.eager.collectives import reduced, spread
 from jobflow.eager.state import EagerState, state
-from jobflow.eager.tensor import Tensor
+from jobflow.eager.tensor import Tensor, own
 
 
 class Bucket:
@@ -121,5 +121,5 @@ def DistributedDataParallel(module: Any, *, broadcast_buffers: bool = True, broa
 def _take_over(here: EagerState, tensors: Any, what: str) -> None:
     """The values of rank 0."""
     for x in tensors:
-        x.own()[...] = spread(here, x.array, 0, what)
+        own(x)[...] = spread(here, x.array, 0, what)
         x.wrote()
