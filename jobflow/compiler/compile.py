@@ -83,14 +83,28 @@ def distribute(graph: Graph) -> Physical:
     return bucket(box(shard(graph)))
 
 
-def rank_program(physical: Physical, rank: int, slots: dict[str, Slot], copies: bool = False, places: Mapping[str, Slot] = NOWHERE) -> Program:
-    """What one rank does; `slots` and `copies` as in `lower`, `places` as in `adopt`."""
+def rank_program(
+    physical: Physical,
+    rank: int,
+    slots: dict[str, Slot],
+    copies: bool = False,
+    places: Mapping[str, Slot] = NOWHERE,
+    own: Mapping[str, Slot] = NOWHERE,
+) -> Program:
+    """What one rank does; `slots` and `copies` as in `lower`, `places` and `own` as in `adopt`."""
     sharing = sharers(physical.graph.variables.values(), slots)
     physical = keep_weights(physical, sharing, slots, places)
-    program = adopt(write(lower(physical, rank, slots, copies)), places, sharing)
+    program = adopt(write(lower(physical, rank, slots, copies)), places, own, sharing)
     return divide(fuse(gather_factors(program, sharing)), sharing)
 
 
-def plan_rank(physical: Physical, rank: int, slots: dict[str, Slot], copies: bool = False, places: Mapping[str, Slot] = NOWHERE) -> Plan:
+def plan_rank(
+    physical: Physical,
+    rank: int,
+    slots: dict[str, Slot],
+    copies: bool = False,
+    places: Mapping[str, Slot] = NOWHERE,
+    own: Mapping[str, Slot] = NOWHERE,
+) -> Plan:
     """The same with addresses, in the order in which it is done."""
-    return plan_memory(overlap(order(rank_program(physical, rank, slots, copies, places))))
+    return plan_memory(overlap(order(rank_program(physical, rank, slots, copies, places, own))))

@@ -14,14 +14,20 @@ from dataclasses import dataclass
 from jobflow.compiler.compile import plan_rank, rank_program
 from jobflow.compiler.rank.local import Program
 from jobflow.core.errors import JobError
+from jobflow.core.layout import Layout
+from jobflow.core.types import contiguous_strides
 from jobflow.engine.shared_buffers import HATCH, Opening, hatch_of, planned_places, slots_of
 from jobflow.graph.ir import Graph, Physical
+from jobflow.ops.source import Input
 from jobflow.plan.plan import Plan, Slot
-from jobflow.plan.storage import apart, is_common, place_variables
+from jobflow.plan.storage import GIVEN, apart, is_common, place_variables
 from jobflow.plan.verify import compare_plans, told
 from jobflow.runtime.executor import Executor, Through
 from jobflow.runtime.state import State
 from jobflow.runtime.world.base import Rank
+
+#: bytes of an argument that cost more to copy than preparing the calls anew that read it
+LARGE = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -31,11 +37,13 @@ class StorageChoice:
     share   variables that all ranks hold whole are stored once where they have memory in common
     hatch   one client hands over arguments and takes results in common memory, if there is any
     copies  outputs that all ranks hold whole are handed out by all of them, not by the first alone
+    in_place  each rank's large arguments are read where it has them, which may be elsewhere in every run
     """
 
     share: bool = False
     hatch: bool = False
     copies: bool = False
+    in_place: bool = False
 
 
 #: each rank has its own copy of everything
@@ -76,7 +84,8 @@ class Loaded:
         return Ready(self._prepared(rank, state, slots_of(feeds, memory), through), Opening(hatch, memory))
 
     def _prepared(self, rank: Rank, state: State, places: dict[str, Slot], through: Through | None) -> Executor:
-        plan = plan_rank(self.physical, rank.index, state.slots, self.storage.copies, places)
+        own = _own_places(self.physical, rank.index) if self.storage.in_place and rank.device.tag == "cpu" else {}
+        plan = plan_rank(self.physical, rank.index, state.slots, self.storage.copies, places, own)
         compare_plans(plan.job, rank.comm.exchange(told(plan)))
         return Executor(plan, rank.device, rank.comm, state, through)
 
@@ -96,6 +105,19 @@ class Loaded:
         sharing = tuple(range(ranks)) if self.storage.share else ()
         slots, _ = place_variables(graph.variables.values(), rank, sharing=sharing, own=apart(graph))
         return slots, planned_places(self.physical, rank) if self.storage.hatch else {}
+
+
+def _own_places(physical: Physical, rank: int) -> dict[str, Slot]:
+    """Places of a rank's large arguments, wherever it will have them."""
+    found: dict[str, Slot] = {}
+    for value in physical.graph.inputs:
+        op, layout = value.node.op, physical.layouts[value]
+        assert isinstance(op, Input)
+        if isinstance(layout, Layout) and rank in layout.placement.ranks:
+            type = layout.local_type(value.type, rank)
+            if type.nbytes >= LARGE:
+                found[op.key] = Slot(f"{GIVEN}{op.key}", 0, type, contiguous_strides(type.shape, type.dtype.itemsize))
+    return found
 
 
 def state_of(rank: Rank) -> State:

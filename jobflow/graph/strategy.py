@@ -18,6 +18,7 @@ class Program(Protocol):
 
     name: str
     placement: Placement
+    inputs: dict[str, Value]
     #: a strategy may replace how a variable that is not `known` is stored
     variables: dict[str, Variable]
     #: those that other jobs have declared: their storage is shared and stays as it is

@@ -19,6 +19,15 @@ from jobflow.plan.plan import ALIGNMENT, Slot
 OWN, COMMON = "state/", "common/"
 
 
+#: what the name of a buffer begins with that is an argument where this rank has it, which may be elsewhere in every run
+GIVEN = "given/"
+
+
+def is_given(buffer: str) -> bool:
+    """True for an argument that is read where this rank has it."""
+    return buffer.startswith(GIVEN)
+
+
 def is_common(buffer: str) -> bool:
     """True for a buffer that ranks have in common."""
     return buffer.startswith(COMMON)

@@ -22,7 +22,7 @@ from jobflow.ops import half
 from jobflow.ops.base import Call
 from jobflow.ops.checked import Checked
 from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Slot, Transfer, Wait
-from jobflow.plan.storage import is_common
+from jobflow.plan.storage import is_common, is_given
 from jobflow.runtime.arrays import window
 from jobflow.runtime.comm.base import Communicator
 from jobflow.runtime.device.base import Device
@@ -41,6 +41,18 @@ class Through:
     outputs: Mapping[int, Array]
 
 
+class Given:
+    """An argument that is read where it lies, and the calls that read it: in which list, from which one to which one, for which instruction."""
+
+    def __init__(self, slot: Slot, own: Array) -> None:
+        self.slot = slot
+        #: memory for what must be copied
+        self.own = own
+        #: the address that the calls are prepared for
+        self.start: int = own.__array_interface__["data"][0]
+        self.readers: list[tuple[list[Call], int, int, Compute]] = []
+
+
 class Executor:
     """One plan, bound to the buffers of one rank.  Binding is collective: every rank binds the plans of a job together."""
 
@@ -51,6 +63,7 @@ class Executor:
         self.begin: Callable[[], None] | None = None
         common = {} if through is None else through.buffers
         self.buffers = {**state.buffers, **common, "arena": device.allocate(plan.buffers["arena"]), "shared": comm.allocate(plan.buffers["shared"])}
+        self.buffers |= {feed.slot.buffer: device.allocate(feed.slot.type.nbytes) for feed in plan.feeds if is_given(feed.slot.buffer)}
         self.feeds = {feed.name: (self.view(feed.slot), feed.box) for feed in plan.feeds}
         self._waits: dict[int, list[Call]] = {}
         self._notes: list[Note] = []
@@ -61,6 +74,7 @@ class Executor:
         self.body: list[Call] = [call for _, calls in bound for call in calls]
         self.epilogue: list[Call] = [call for _, calls in late for call in calls]
         self.fetches = [(position, self.view(slot)) for position, slot in plan.fetches]
+        self._given = self._found(bound, late)
         in_place = {feed.name for feed in plan.feeds if feed.slot.buffer in common}
         self._takes = [] if through is None else [(self.feeds[key][0], a) for key, a in through.arguments.items() if key not in in_place]
         self._gives = [] if through is None else [(through.outputs[position], view) for position, view in self.fetches]
@@ -92,9 +106,8 @@ class Executor:
                 note = Note(op, instruction, self.device)
                 self._notes.append(note)
                 return [(op.note, (self.device.xp, self.view(inputs[0]), self.view(outputs[0]), note.at, note.value))]
-            case Compute(op, inputs, outputs):
-                self.device.begin_instruction()
-                return half.bind(op, self.device, [self.view(s) for s in inputs], [self.view(s) for s in outputs])
+            case Compute():
+                return self._calls(instruction)
             case Transfer(peer, sends, slot, order):
                 calls, self._waits[order] = (comm.bind_send if sends else comm.bind_receive)(
                     peer, self.view(slot), name=told_name(instruction, self.plan)
@@ -106,6 +119,11 @@ class Executor:
                 return _bind_collective(
                     instruction, self.view(instruction.input), self.view(instruction.output), comm, told_name(instruction, self.plan)
                 )
+
+    def _calls(self, instruction: Compute) -> list[Call]:
+        self.device.begin_instruction()
+        inputs, outputs = instruction.inputs, instruction.outputs
+        return half.bind(instruction.op, self.device, [self.view(s) for s in inputs], [self.view(s) for s in outputs])
 
     def run(self, arguments: Mapping[str, Array] | None) -> list[tuple[int, Array]]:
         """One step: this rank's parts of the arguments in, its parts of the outputs (position, NumPy copy) out.
@@ -141,9 +159,58 @@ class Executor:
     def feed(self, arguments: Mapping[str, Array]) -> None:
         """Put this rank's parts of the arguments where the plan reads them; every rank does."""
         for name, (target, _) in self.feeds.items():
-            self.device.upload(target, arguments[name])
+            given = self._given.get(name)
+            if given is None or not self._reads(given, arguments[name]):
+                self.device.upload(target, arguments[name])
         if self._fed is not None:
             self._fed()
+
+    # ---------------------------------------------------------------- arguments that are read where they lie
+
+    def _found(self, *parts: list[tuple[Instruction, list[Call]]]) -> dict[str, Given]:
+        """The arguments that lie elsewhere in every run, but for those that others look at: their ranks have been told an address."""
+        told = {i.slot.buffer for i in self.plan.instructions if isinstance(i, Transfer | Wait)}
+        told |= {i.input.buffer for i in self.plan.instructions if isinstance(i, Collective)}
+        found: dict[str, Given] = {}
+        for feed in self.plan.feeds:
+            if is_given(feed.slot.buffer) and feed.slot.buffer not in told:
+                found[feed.name] = given = Given(feed.slot, self.buffers[feed.slot.buffer])
+                for prepared, part in zip((self.body, self.epilogue), parts, strict=True):
+                    at = 0
+                    for instruction, calls in part:
+                        if isinstance(instruction, Compute) and any(slot.buffer == feed.slot.buffer for slot in instruction.inputs):
+                            given.readers.append((prepared, at, at + len(calls), instruction))
+                        at += len(calls)
+        return found
+
+    def _reads(self, given: Given, array: Array) -> bool:
+        """Have the calls read an argument where it lies; False if it must be copied, because it is not dense, or a run writes there."""
+        start = array.__array_interface__["data"][0]
+        plain = array.flags.c_contiguous and start % array.itemsize == 0 and array.dtype == given.slot.type.dtype.numpy
+        if plain and start == given.start:
+            return True
+        mine = (memory for name, memory in self.buffers.items() if not is_given(name))
+        if not plain or any(np.may_share_memory(array, memory) for memory in mine) or not self._rebound(given, array.reshape(-1).view(np.uint8)):
+            self._rebound(given, given.own)
+            return False
+        return True
+
+    def _rebound(self, given: Given, memory: Array) -> bool:
+        """Prepare the calls that read an argument for other memory; False if that takes more calls, or fewer, than before."""
+        start = memory.__array_interface__["data"][0]
+        if start == given.start:
+            return True
+        self.buffers[given.slot.buffer] = memory
+        made = [self._calls(instruction) for *_, instruction in given.readers]
+        if any(stop - first != len(calls) for (_, first, stop, _), calls in zip(given.readers, made, strict=True)):
+            return False
+        for (prepared, first, stop, _), calls in zip(given.readers, made, strict=True):
+            prepared[first:stop] = calls
+        for i, (position, slot) in enumerate(self.plan.fetches):
+            if slot.buffer == given.slot.buffer:
+                self.fetches[i] = position, self.view(slot)
+        given.start = start
+        return True
 
     def _perform(self, prepared: list[Call], first: int) -> Refusal | None:
         """Make the calls; what the first check that failed said."""

@@ -20,13 +20,17 @@ from jobflow.ops.base import ViewOp
 from jobflow.plan.plan import Announced, Slot
 
 
-def adopt(program: Program, places: Mapping[str, Slot], ranks: tuple[int, ...]) -> Program:
-    """Give every argument that is read as it comes its place, by key; `ranks` are those that have all memory in common."""
-    orders = format_items(program) if places else {}
+def adopt(program: Program, places: Mapping[str, Slot], own: Mapping[str, Slot], ranks: tuple[int, ...]) -> Program:
+    """Give every argument that is read as it comes its place, by key; `ranks` are those that have all memory in common.
+
+    `places` are in memory that those ranks have in common, `own` in that of this rank alone.
+    """
+    given = {**places, **own}
+    orders = format_items(program) if given else {}
     now = {
-        argument.item: Item(argument.item.type, argument.item.name, slot=places[argument.key])
+        argument.item: Item(argument.item.type, argument.item.name, slot=given[argument.key])
         for argument in program.arguments
-        if argument.key in places and argument.item not in orders and argument.item.type.ndim
+        if argument.key in given and argument.item not in orders and argument.item.type.ndim
     }
     if not now:
         return program
@@ -36,7 +40,8 @@ def adopt(program: Program, places: Mapping[str, Slot], ranks: tuple[int, ...]) 
     results = tuple(now.get(item, item) for item in program.results)
     # a rank may want images in another memory order, and its neighbours may not, unless they are alike, or nothing but views reads them
     used = {item for step in steps if not isinstance(step.action, ViewOp | Collect | Send) for item in step.inputs}
-    plain = [a for a in arguments if a.item.slot is not None and (program.known.alike or a.item.type.ndim <= 2 or a.item not in used)]
+    common = [a for a in arguments if a.key in places]
+    plain = [a for a in common if a.item.slot is not None and (program.known.alike or a.item.type.ndim <= 2 or a.item not in used)]
     together = {a.item: slot for a in plain if a.item.slot is not None and (slot := _together(a.item.slot, a.box)) is not None}
     return _ungathered(replace(program, steps=steps, arguments=arguments, fetches=fetches, results=results, together=together), ranks)
 

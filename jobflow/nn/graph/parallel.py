@@ -51,17 +51,20 @@ class Spread:
                 program.known[name] = program.variables[name] = replace(variable, placement=stored.placement, sbp=stored.sbp)
             elif variable.placement == self.given and all(isinstance(sbp, Broadcast) for sbp in variable.sbp):
                 program.variables[name] = replace(variable, placement=program.placement, sbp=(B,) * len(program.placement.mesh))
-        arranged = program.rewritten(outputs, lambda node, inputs: self._arranged(program, node, inputs))
+        come: dict[str, Value] = {}
+        arranged = program.rewritten(outputs, lambda node, inputs: self._arranged(program, come, node, inputs))
+        program.inputs.update(come)
         return self.strategy.distribute(program, arranged)
 
-    def _arranged(self, program: Program, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        """What stands for a node on the grid; None for one that stays where it is."""
+    def _arranged(self, program: Program, come: dict[str, Value], node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        """What stands for a node on the grid; None for one that stays where it is.  `come` are the inputs, as they come."""
         if isinstance(node.op, ReadVariable):
             return program.again(node, inputs, placement=program.variables[node.op.key].placement)
         if node.placement != self.given:
             return None
         if isinstance(node.op, Input):
             (value,) = program.again(node, inputs)
+            come[node.op.key] = value
             entered = Node(Identity(), node.inputs, node.outputs, f"{node.name}.entered", program.placement, node.origin)
             return program.again(entered, (value,))
         if isinstance(node.op, Crossing | ToLayout | GradientLayout) and program.placement.mesh != self.given.mesh:

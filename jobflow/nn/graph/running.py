@@ -182,7 +182,7 @@ class Bound:
         self._compare(comm)
         rank = self.memory.rank = self.memory.rank or Rank(index, len(ranks), here.device, comm)
         fresh = self._adopt(state_of(rank), comm)
-        ready = Loaded(self.physical, StorageChoice(share=current_session().settings.share_variables, copies=True)).bind(rank)
+        ready = Loaded(self.physical, StorageChoice(share=current_session().settings.share_variables, copies=True, in_place=True)).bind(rank)
         self._fill(state_of(rank), fresh, loaded)
         self.executor = ready.executor
         self.comm = comm if ready.plan.schedule or ready.executor.depart is not None else None
