@@ -28,7 +28,7 @@ from jobflow.engine.commands import Bind, Meet, ReadVariables, Run, Tell, Unbind
 from jobflow.engine.compiled import Compiled
 from jobflow.engine.options import ConfigOptions, EnvOptions, EnvSettings, Settings
 from jobflow.graph.ir import Variable
-from jobflow.graph.text import physical_text
+from jobflow.graph.text import first_difference, physical_text
 from jobflow.graph.wire import physical_to_wire
 from jobflow.runtime.world.base import World
 from jobflow.runtime.world.launch import launched
@@ -237,13 +237,16 @@ class Session:
 
     def _compare_programs(self, world: World, job: Declared, compiled: Compiled) -> None:
         """JobError unless every client has traced the same program."""
-        texts = [physical_text(program) for program in compiled.programs]
-        for rank, other in enumerate(world.call(Tell(digest(*texts), f"the programs of job {job.name}"))):
-            if other != digest(*texts):
-                raise JobError(
-                    f"job {job.name} ({job.where}): rank {rank} has traced another program than rank {world.ranks[0].index}; "
-                    f"as multi client every rank must run the same script with the same settings"
-                )
+        text, me = "\n".join(map(physical_text, compiled.programs)), world.ranks[0].index
+        others = world.call(Tell(digest(text), f"the programs of job {job.name}"))
+        rank = next((rank for rank, other in enumerate(others) if other != digest(text)), None)
+        if rank is not None:
+            theirs: str = world.call(Tell(text, f"the texts of job {job.name}"))[rank]
+            here, there = first_difference(text.splitlines(), theirs.splitlines())
+            raise JobError(
+                f"job {job.name} ({job.where}): rank {rank} has traced another program than rank {me}; as multi client every rank must run the same "
+                f"script with the same settings. The first difference:\n  rank {me}: {here}\n  rank {rank}: {there}"
+            )
 
     def compare_arguments(self, job: Declared, arrays: Mapping[str, Sequence[Array | Lazy]]) -> None:
         """ArgumentError unless every client passes the same arguments; looked at in the first calls only, because it costs a message."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
 
 from jobflow.graph.ir import Graph, Node, Physical, Sharded, Value
 
@@ -34,3 +35,14 @@ def _text(graph: Graph, describe: Callable[[Value], str]) -> str:
 def _line(node: Node, describe: Callable[[Value], str]) -> str:
     outputs = ", ".join(f"{value}: {describe(value)}" for value in node.outputs)
     return f"{outputs} = {node.op}({', '.join(map(str, node.inputs))})  # {node.where}"
+
+
+def bare(line: str) -> str:
+    """A step of a program without the line that asked for it."""
+    return line.partition("  # ")[0].strip()
+
+
+def first_difference(one: Sequence[str], other: Sequence[str]) -> tuple[str, str]:
+    """The first steps in which the texts of two programs differ; if in none, the first lines of users that asked for them."""
+    pairs = [(a.strip(), b.strip()) for a, b in zip_longest(one, other, fillvalue="nothing more") if a.strip() != b.strip()]
+    return next((pair for pair in pairs if bare(pair[0]) != bare(pair[1])), pairs[0])

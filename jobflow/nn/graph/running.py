@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -26,7 +25,7 @@ from jobflow.engine.binding import Loaded, StorageChoice, state_of
 from jobflow.engine.session import current_session
 from jobflow.graph.ir import Graph, Node, Value, Variable
 from jobflow.graph.rewrite import rebuild
-from jobflow.graph.text import physical_text
+from jobflow.graph.text import bare, first_difference, physical_text
 from jobflow.nn.graph.building import Draw
 from jobflow.nn.graph.optimizers import Rate
 from jobflow.nn.graph.structures import filled, form, leaves
@@ -131,7 +130,7 @@ class Bound:
         self._check_memory()
         self.physical = distribute(self.numbering.graph(built.graph))
         self.lines = physical_text(self.physical).splitlines()
-        self.digest = crc32("\n".join(map(_bare, self.lines)).encode())
+        self.digest = crc32("\n".join(map(bare, self.lines)).encode())
         given = [x for _, x in leaves(built.given, "an output")]
         self.outputs = [self._given(value, x) for value, x in zip(self.physical.graph.outputs, given, strict=True)]
         self.executor: Executor | None = None
@@ -203,12 +202,12 @@ class Bound:
             return
         programs = comm.exchange(self.lines)
         first = programs[0]
-        rank, other = next((i, lines) for i, lines in enumerate(programs) if list(map(_bare, lines)) != list(map(_bare, first)))
-        a, b = next((a, b) for a, b in zip_longest(first, other, fillvalue="nothing more") if _bare(a) != _bare(b))
+        rank, other = next((i, lines) for i, lines in enumerate(programs) if list(map(bare, lines)) != list(map(bare, first)))
+        a, b = first_difference(first, other)
         names = self.numbering.ranks[0], self.numbering.ranks[rank]
         raise DivergedError(
             f"{self._described()}: ranks {names[0]} and {names[1]} have built different graphs; every rank builds the same one. "
-            f"The first difference:\n  rank {names[0]}: {a.strip()}\n  rank {names[1]}: {b.strip()}"
+            f"The first difference:\n  rank {names[0]}: {a}\n  rank {names[1]}: {b}"
         )
 
     def _adopt(self, state: State, comm: Communicator) -> list[Variable]:
@@ -464,8 +463,3 @@ def _live(x: Tensor, home: Home) -> None:
     """x lies there from now on."""
     x.memory.home, x.array = home, home.array
     home.tensors[id(x)] = x
-
-
-def _bare(line: str) -> str:
-    """A step of a program without the line that asked for it."""
-    return line.partition("  # ")[0]
