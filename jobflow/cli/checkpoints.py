@@ -22,7 +22,7 @@ from jobflow.checkpoint.series import TRIES
 from jobflow.core.errors import CheckpointError, ReplacedError, counted
 from jobflow.core.tables import UNLIMITED, TextTable
 from jobflow.core.types import TensorType
-from jobflow.trainer.amounts import metric_text, number_text, size_text
+from jobflow.trainer.units import metric_text, number_text, size_text
 
 T = TypeVar("T")
 

@@ -28,8 +28,8 @@ def run(given: argparse.Namespace) -> int:
     from jobflow.core.errors import counted
     from jobflow.core.tables import TextTable
     from jobflow.runtime.world.launch import launched
-    from jobflow.trainer.amounts import metric_text
     from jobflow.trainer.evaluate import evaluate
+    from jobflow.trainer.units import metric_text
 
     report = evaluate(loaded_from(given), given.checkpoint, given.on)
     started = launched()

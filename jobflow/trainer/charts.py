@@ -16,9 +16,9 @@ from xml.etree import ElementTree
 import numpy as np
 
 from jobflow.core.extras import optional
-from jobflow.trainer.amounts import duration_text
 from jobflow.trainer.history import RATE, SPEED, TRAIN, Curve, History, Numbers, is_fraction, smoothed, wants_logarithm
 from jobflow.trainer.leaving import leave
+from jobflow.trainer.units import duration_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -28,7 +28,7 @@ from jobflow.runtime.world.launch import launched
 from jobflow.runtime.world.variables import usable_cores
 from jobflow.strategies.pipeline import flops
 from jobflow.tools.explain import Change, boxing_rows
-from jobflow.trainer.amounts import size_text
+from jobflow.trainer.units import size_text
 
 #: routes that move nothing between ranks are left out of tables
 QUIET = 0.0

@@ -30,7 +30,6 @@ from jobflow.data.batches import Batches
 from jobflow.data.order import Order
 from jobflow.data.samples import Samples
 from jobflow.engine.compiled import Compiled
-from jobflow.trainer.amounts import metric_text, metrics_text
 from jobflow.trainer.config import Loaded, load
 from jobflow.trainer.config.schema import Checkpoint, Evaluation
 from jobflow.trainer.evaluate import batches_of, measure
@@ -44,6 +43,7 @@ from jobflow.trainer.resume import Progress, check_alike, chosen, follow, read, 
 from jobflow.trainer.signals import Signals
 from jobflow.trainer.stopping import Agreement, Clock, Early
 from jobflow.trainer.trace import Tracing
+from jobflow.trainer.units import metric_text, metrics_text
 from jobflow.trainer.watching import RunInfo, StepReport, Watcher
 
 

@@ -16,10 +16,10 @@ from jobflow.engine.job import Job
 from jobflow.engine.session import Session
 from jobflow.plan.footprint import CATEGORIES
 from jobflow.runtime.world.variables import usable_cores
-from jobflow.trainer.amounts import count_text, size_text
 from jobflow.trainer.figures import Figures, figures_in, host_memory
 from jobflow.trainer.jobs import Prepared, check_lengths, check_metrics, prepared
 from jobflow.trainer.optimizing import slow_start
+from jobflow.trainer.units import count_text, size_text
 
 #: rows of a batch that a rank gets at a time, under which its kernels hardly pay
 FEW_ROWS = 4

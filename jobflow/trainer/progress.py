@@ -19,7 +19,7 @@ from time import perf_counter
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias
 
 from jobflow.core.errors import counted
-from jobflow.trainer.amounts import clock_text, metric_text, metrics_text, number_text, rate_text
+from jobflow.trainer.units import clock_text, metric_text, metrics_text, number_text, rate_text
 from jobflow.trainer.watching import ENDS, Ended, EvaluationReport, RunInfo, StepReport, Watcher
 
 if TYPE_CHECKING:

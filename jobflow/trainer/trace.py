@@ -23,8 +23,8 @@ from jobflow.engine.commands import executors_of
 from jobflow.engine.session import Session, current_session
 from jobflow.runtime.timing import Ran, Recorded, Recording, Timed
 from jobflow.runtime.world.base import Rank
-from jobflow.trainer.amounts import duration_text, percent
 from jobflow.trainer.leaving import leave
+from jobflow.trainer.units import duration_text, percent
 
 #: where a rank keeps what it records, in `Rank.memory`
 RECORDING = "recording"

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from jobflow.trainer.amounts import clock_text, count_text, duration_text, metric_text, metrics_text, number_text, rate_text, size_text
+from jobflow.trainer.units import clock_text, count_text, duration_text, metric_text, metrics_text, number_text, rate_text, size_text
 
 
 @pytest.mark.parametrize(
