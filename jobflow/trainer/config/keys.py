@@ -61,7 +61,7 @@ def kinds_at(path: str, tree: Node | None, root: Any = TrainConfig) -> list[Any]
     """The kinds of value that may stand under a path: of several sections, the one that `name:` chooses in the tree, if it does."""
     found = [root]
     for step in steps_of(path):
-        tree = tree and tree.children.get(step)
+        tree = tree and tree.child(step)
         found = [inside for kind in found for inside in _inside(kind, step)]
         name = tree and tree.children.get("name")
         found = [kind for kind in found if name and is_section(kind) and tag_of(kind) == name.value] or found

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from jobflow.core.errors import ConfigError
 
-#: letters of a message, whatever it quotes
-MOST = 500
+#: letters of a message, whatever it quotes, and how many problems are told at once
+LETTERS, MOST = 500, 200
 
 
 @dataclass(frozen=True)
@@ -67,18 +67,25 @@ class Problems:
         self.taken: dict[str, Origin] = {}
         #: keys that are missing, even if nothing is said of it because another problem explains it
         self.unsaid: set[str] = set()
+        #: keys with something wrong inside of them, too
+        self._around: set[str] = set()
 
     def add(self, at: Origin, key: str, message: str, legal: str = "") -> None:
-        short = message if len(message) <= MOST else f"{message[: MOST - 100]} ... {message[-100:]}"
+        """ConfigErrors if there are more than anybody reads: what is wrong with a hostile file is not looked for any longer."""
+        short = message if len(message) <= LETTERS else f"{message[: LETTERS - 100]} ... {message[-100:]}"
         self.found.setdefault((at, key), Problem(at.file, at.line, at.column, key, short, legal))
+        self._around |= prefixes(key)
+        if len(self.found) >= MOST:
+            self.stop_if_any(())
 
     def about(self, key: str) -> bool:
         """True if something is wrong with the value of that key, or inside it."""
-        return any(is_in(other, key) for _, other in self.found)
+        return key in self._around
 
     def spoil(self, key: str) -> bool:
         """True if the value of that key cannot be judged: something is wrong with it, inside it, or with what it stands in."""
-        return any(is_in(wrong, key) or (wrong and is_in(key, wrong)) for wrong in (*self.unsaid, *(path for _, path in self.found)))
+        wrong = {path for _, path in self.found if path} | self.unsaid
+        return self.about(key) or any(is_in(path, key) for path in self.unsaid) or not wrong.isdisjoint(prefixes(key))
 
     def stop_if_any(self, files: Sequence[str]) -> None:
         """ConfigErrors if there are any, by lines; files, and settings, in the given order."""
@@ -92,3 +99,8 @@ class Problems:
 def is_in(path: str, other: str) -> bool:
     """Whether a path is another one or leads to something inside of it."""
     return path == other or path.startswith(f"{other}.") or not other
+
+
+def prefixes(path: str) -> set[str]:
+    """A path and those of all that it stands in."""
+    return {"", path, *(path[:i] for i, letter in enumerate(path) if letter == ".")}

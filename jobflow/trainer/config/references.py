@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from jobflow.core.errors import did_you_mean
@@ -100,7 +101,7 @@ class References:
         owner = self.root.get(above)
         known = [name for section in sections_at(above, self.root) for name in fields_of(section)]
         meant = close_key(key, [*known, *owner.children]) if owner is not None and owner.is_map else ""
-        return f'; did you mean "{below(above, meant)}"?' if meant else did_you_mean(target, [path for path, _ in self.root.walk() if path])
+        return f'; did you mean "{below(above, meant)}"?' if meant else did_you_mean(target, [path for path, _ in islice(self.root.walk(), 1, 1000)])
 
 
 def _broken(message: str, legal: str = "", at: Origin | None = None, key: str = "") -> _Broken:

@@ -52,6 +52,12 @@ class Node:
             return {str(i): entry for i, entry in enumerate(self.value)}
         return self.value if isinstance(self.value, dict) else {}
 
+    def child(self, step: str | int) -> Node | None:
+        """What stands under a key, or at a position; None if nothing does."""
+        if isinstance(self.value, tuple):
+            return self.value[int(step)] if str(step).isdecimal() and int(step) < len(self.value) else None
+        return self.children.get(str(step))
+
     @property
     def place(self) -> Origin:
         """Where to point for something that is wrong with it: at a value itself, or at the key of a map or list."""
@@ -72,13 +78,13 @@ class Node:
         """What stands under a path; None if nothing does."""
         found: Node | None = self
         for step in steps_of(path):
-            found = found and found.children.get(step)
+            found = found and found.child(step)
         return found
 
     def nearest(self, path: str) -> Node:
         """What stands under a path or, if nothing does, under the longest beginning of it."""
         steps, found = steps_of(path), self
-        while steps and (inside := found.children.get(steps.pop(0))) is not None:
+        while steps and (inside := found.child(steps.pop(0))) is not None:
             found = inside
         return found
 
@@ -98,7 +104,7 @@ class Node:
     def _having(self, steps: list[str], entry: Node, path: str) -> Node:
         if not steps:
             return replace(entry, key_at=entry.key_at or self.key_at)
-        step, old = steps[0], self.children.get(steps[0])
+        step, old = steps[0], self.child(steps[0])
         if old is None and not self.is_map:
             raise KeyError(path)
         changed = (old or Node({}, entry.at, entry.at))._having(steps[1:], entry, below(path, step))

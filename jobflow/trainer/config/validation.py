@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 from jobflow.core.errors import did_you_mean
 from jobflow.trainer.config.keys import fields_of, is_section, kinds_at, notes_of, sections_at, suggestion, tag_of
 from jobflow.trainer.config.messages import hint, section_hint, short, shown, wanted
-from jobflow.trainer.config.problems import Origin, Problems, is_in
+from jobflow.trainer.config.problems import Origin, Problems, prefixes
 from jobflow.trainer.config.schema import TrainConfig
 from jobflow.trainer.config.tree import Node, below, split
 
@@ -65,7 +65,7 @@ class Validation:
         """pydantic's places also name the members of unions, which the tree has not."""
         path, here, skipped, last = "", self.part, 0, len(error["loc"]) - 1
         for i, step in enumerate(error["loc"]):
-            inside = here.children.get(str(step))
+            inside = here.child(step)
             if inside is not None or (i == last and error["type"] == "missing"):
                 path, here = below(path, step), inside or here
             else:
@@ -81,9 +81,9 @@ class Validation:
                 if one.path not in meant:
                     self.missing(one.path)
         wrong: dict[str, list[ErrorDetails]] = {}
+        around = {path for one in findings for path in prefixes(one.path) - {one.path}}
         for one in findings:
-            deeper = any(is_in(other.path, one.path) and other.path != one.path for other in findings)
-            if one.kind not in _OF_KEYS and not (deeper and (one.in_union or one.kind.startswith("too_"))):
+            if one.kind not in _OF_KEYS and not (one.path in around and (one.in_union or one.kind.startswith("too_"))):
                 wrong.setdefault(one.path, []).append(one.error)
         for path, errors in wrong.items():
             if not self.problems.about(self.full(path)):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from config_cases import cases
 
+from jobflow.trainer.config import reading
 from jobflow.trainer.config.merging import merged, with_settings
 from jobflow.trainer.config.problems import ConfigErrors, Origin, Problems
 from jobflow.trainer.config.reading import read, value_of
@@ -125,12 +126,26 @@ def test_paths_of_keys_with_dots() -> None:
     assert tree.plain == {"a": {"b.c": {"d": 1}}} and tree.without(below("a", "b.c", "d")).plain == {"a": {"b.c": {}}}
 
 
-def test_aliases_of_aliases_make_nothing_deeper_or_larger_than_may_be_written() -> None:
+def test_aliases_of_aliases_make_nothing_deeper_or_larger_than_may_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each line is short; what it stands for is 60 deeper, or ten times as large, as the line before."""
+    monkeypatch.setattr(reading, "MOST", 2000)  # it takes a while to count further
     for line, reason in (("[" * 60 + "{}" + "]" * 60, "more than 64 deep"), ("[" + "{}, " * 9 + "{}]", "multiply without end")):
         lines = ["a0: &a0 " + line.replace("{}", "1"), *(f"a{i}: &a{i} " + line.replace("{}", f"*a{i - 1}") for i in range(1, 7))]
         with pytest.raises(ConfigErrors, match=reason):
             tree_of("\n".join(lines))
+
+
+def test_no_more_problems_are_told_than_anybody_reads(tmp_path: Path) -> None:
+    """Nor looked for: each might be compared to all others."""
+    from jobflow.trainer.config import load
+
+    strange = "\n".join(f"k{i}: ${{nothing{i}}}" for i in range(250))
+    wrong = f"optimizer: {{name: sgd, lr: 1, schedule: {{name: piecewise, scales: [1], boundaries: [{', '.join('x' * 250)}]}}}}"
+    for text in (strange, strange.replace("$", ""), wrong):
+        (tmp_path / FILE).write_text(text)
+        with pytest.raises(ConfigErrors) as raised:
+            load(tmp_path / FILE, look_outside=False)
+        assert len(raised.value.problems) == 200
 
 
 _BITS = ["null", "{}", "[]", "- a", "3", '"x"', "${", "${a}", "${model}", "&a ", "*a", "!t ", "|", "\t", ":", "- ", "extends:", "'", '"', "#"]
