@@ -118,7 +118,7 @@ def default_at(path: str, tree: Node) -> Any:
 def suggestion(key: str, path: str, legal: Sequence[str], taken: Mapping[str, object]) -> tuple[str, str]:
     """What to say about a key that a section has not (begins with "; "), and the key that was probably meant (may be empty)."""
     general = ".".join("N" if step.isdecimal() else step for step in steps_of(path))
-    inside = [name for name in taken if (below(general, name), None) in homes().get(key, ())]
+    inside = [name for name in taken if (below(general, name), None) in homes()[key]] if key in homes() else []
     if inside:
         return f"; it belongs under {inside[0]}: indent it further", f"{inside[0]}.{key}"
     if "." in key and all(step in homes() for step in steps_of(key)):

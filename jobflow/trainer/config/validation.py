@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -19,7 +20,7 @@ from pydantic_core import ErrorDetails
 from jobflow.core.errors import did_you_mean
 from jobflow.trainer.config.keys import fields_of, is_section, kinds_at, notes_of, sections_at, suggestion, tag_of
 from jobflow.trainer.config.messages import hint, section_hint, short, shown, wanted
-from jobflow.trainer.config.problems import Origin, Problems, prefixes
+from jobflow.trainer.config.problems import MOST, Origin, Problems, prefixes
 from jobflow.trainer.config.schema import TrainConfig
 from jobflow.trainer.config.tree import Node, below, split
 
@@ -126,7 +127,7 @@ class Validation:
         above, key = split(path)
         fields, owner, tags = self.fields(above), self.part.nearest(above), self.tags(path)
         field = fields.get(key)
-        others = {name: entry for name, entry in owner.children.items() if name not in fields}
+        others = {name: entry for name, entry in islice(owner.children.items(), MOST) if name not in fields}
         if self.function and not above:
             legal = f"arguments of {self.function}: {', '.join(fields)}"
             self.problems.add(self.owner or owner.place, self.full(path), f'{self.function} needs the argument "{key}"', legal)
