@@ -46,7 +46,7 @@ def schema() -> dict[str, Any]:
     made = TrainConfig.model_json_schema(schema_generator=_ForOneFile)
     definitions: dict[str, Any] = made["$defs"]
     for name, reader in READERS.items():
-        own = arguments_model(reader, set()).model_json_schema(schema_generator=_ForOneFile)
+        own = arguments_model(reader).model_json_schema(schema_generator=_ForOneFile)
         definitions |= own.pop("$defs", {})
         chosen = {"reader": {"const": name, "description": "the kind of samples"}, **own.get("properties", {})}
         meaning = (inspect.getdoc(reader) or "").partition("\n\n")[0]
@@ -100,7 +100,7 @@ def _readers() -> str:
     """The arguments of every reader, from its signature."""
     lines = ["### Readers\n\n| reader | argument | value | default |", "|---|---|---|---|"]
     for name, made in READERS.items():
-        kinds = arguments_model(made, set()).model_json_schema()
+        kinds = arguments_model(made).model_json_schema()
         for key, parameter in inspect.signature(made).parameters.items():
             default = "needed" if parameter.default is parameter.empty else f"`{word(parameter.default)}`"
             lines.append(f"| `{name}` | `{key}` | {_kind(kinds['properties'][key], kinds.get('$defs', {}))} | {default} |")

@@ -10,6 +10,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, create_model
@@ -61,8 +62,8 @@ def _builder(tree: Node, problems: Problems) -> Callable[..., Any] | None:
     if recompute is not None and recompute.value is True and "recompute" not in parameters and not problems.about("strategy.recompute"):
         told = f"strategy.recompute: {entry.value} has no parameter `recompute`"
         problems.add(recompute.at, "strategy.recompute", told, "a builder that has one wraps its blocks in jobflow.checkpointed if it is true")
-    needed = {name for name in _needed(function) if parameters[name].kind is inspect.Parameter.KEYWORD_ONLY}
-    _arguments(function, "model.arguments", f"builder {entry.value}", needed, tree, problems, entry)
+    needed = frozenset(name for name in _needed(function) if parameters[name].kind is inspect.Parameter.KEYWORD_ONLY)
+    _arguments(arguments_model(function, needed), "model.arguments", f"builder {entry.value}", tree, problems, entry)
     return function
 
 
@@ -77,7 +78,7 @@ def _reader(path: str, tree: Node, problems: Problems) -> None:
         problems.add(name.at, f"{path}.reader", told, f"readers: {', '.join(READERS)}")
         return
     made = READERS[name.value]
-    _arguments(made, path, f"reader {name.value}", _needed(made), tree, problems, reader, "reader")
+    _arguments(_reader_model(made, _needed(made)), path, f"reader {name.value}", tree, problems, reader, "reader")
     parameters = inspect.signature(made).parameters
     for key in FILES:
         entry = reader.children.get(key)
@@ -93,7 +94,7 @@ def _reader(path: str, tree: Node, problems: Problems) -> None:
     if function is not None:
         # a function of the epoch is given its number
         needed = _needed(function) - {"epoch"}
-        _arguments(function, f"{path}.arguments", f"function {entry.value}", needed, tree, problems, entry)
+        _arguments(arguments_model(function, needed), f"{path}.arguments", f"function {entry.value}", tree, problems, entry)
 
 
 def _exists(entry: Node, path: str, problems: Problems) -> None:
@@ -156,24 +157,23 @@ def _near_module(missing: str, target: str) -> str:
 # -------------------------------------------------------------------- arguments
 
 
-def _needed(function: Callable[..., Any]) -> set[str]:
+def _needed(function: Callable[..., Any]) -> frozenset[str]:
     """The parameters of a function that have no default."""
     ends = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return {name for name, one in inspect.signature(function).parameters.items() if one.default is one.empty and one.kind not in ends}
+    parameters = inspect.signature(function).parameters
+    return frozenset(name for name, one in parameters.items() if one.default is one.empty and one.kind not in ends)
 
 
-def _arguments(
-    function: Callable[..., Any], path: str, what: str, needed: set[str], tree: Node, problems: Problems, owner: Node, besides: str = ""
-) -> None:
-    """Check the map under `path`, but for the key `besides`, against the signature of a function."""
+def _arguments(model: type[BaseModel], path: str, function: str, tree: Node, problems: Problems, owner: Node, besides: str = "") -> None:
+    """Check the map under `path`, but for the key `besides`, against the parameters of a function."""
     given = tree.get(path) or Node({}, owner.at)
     if given.is_map:
         at = owner.at if tree.get(path) is None else given.place
         part = given.holding({name: entry for name, entry in given.children.items() if name != besides})
-        Validation(part, problems, arguments_model(function, needed), path, what, at).check()
+        Validation(part, problems, model, path, function, at).check()
 
 
-def arguments_model(function: Callable[..., Any], needed: set[str]) -> type[BaseModel]:
+def arguments_model(function: Callable[..., Any], needed: frozenset[str] = frozenset()) -> type[BaseModel]:
     """The parameters of a function as a strict model; those that are not `needed` may be left out."""
     try:
         hints: Mapping[str, Any] = get_type_hints(function.__init__ if inspect.isclass(function) else inspect.unwrap(function), include_extras=True)
@@ -189,6 +189,10 @@ def arguments_model(function: Callable[..., Any], needed: set[str]) -> type[Base
             field = Field(alias=name) if name in needed else Field(None, alias=name)
             fields[f"a_{name}"] = (_checkable(hints.get(name, Any)), field)
     return create_model("Arguments", __config__=ConfigDict(extra=extra, strict=True, protected_namespaces=()), **fields)  # type: ignore[typeddict-item]
+
+
+#: those of readers do not change
+_reader_model = cache(arguments_model)
 
 
 def _checkable(annotation: Any) -> Any:
