@@ -4,6 +4,9 @@ This is the table of contents of what `flow.<name>` means outside of jobs; `jobf
 """
 
 from jobflow.eager.tensor import Tensor as _Tensor
+from jobflow.engine.faces import Roles as _Roles
+from jobflow.engine.faces import all_of as _all_of
+from jobflow.engine.faces import of_tensors as _of_tensors
 from jobflow.functional import filling as _filling  # noqa: F401 - methods only, as the next two
 from jobflow.functional import indexing as _indexing  # noqa: F401
 from jobflow.functional import values as _values  # noqa: F401
@@ -162,9 +165,6 @@ from jobflow.functional.elementwise import sqrt as sqrt
 from jobflow.functional.elementwise import square as square
 from jobflow.functional.elementwise import tan as tan
 from jobflow.functional.elementwise import trunc as trunc
-from jobflow.functional.faces import Roles as _Roles
-from jobflow.functional.faces import all_of as _all_of
-from jobflow.functional.faces import of_tensors as _of_tensors
 from jobflow.functional.gradients import clone as clone
 from jobflow.functional.gradients import detach as detach
 from jobflow.functional.gradients import enable_grad as enable_grad

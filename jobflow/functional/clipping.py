@@ -15,7 +15,7 @@ from jobflow.eager.convert import convert_array, empty, gathered
 from jobflow.eager.run import run
 from jobflow.eager.state import EagerState, gradients, state
 from jobflow.eager.tensor import Tensor
-from jobflow.functional.faces import all_of, of_tensors
+from jobflow.engine.faces import all_of, of_tensors
 from jobflow.functional.nn_base import composing
 from jobflow.functional.promotion import cast
 from jobflow.ops import elementwise as ew

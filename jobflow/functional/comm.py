@@ -18,7 +18,7 @@ from jobflow.eager.collectives import REDUCTIONS, carried, reduced, scattered, s
 from jobflow.eager.convert import meeting
 from jobflow.eager.state import EagerState, state
 from jobflow.eager.tensor import Tensor, own
-from jobflow.functional.faces import all_of, of_tensors
+from jobflow.engine.faces import all_of, of_tensors
 
 
 def _here(what: str, *tensors: Tensor) -> EagerState:

@@ -15,7 +15,7 @@ from jobflow.eager import crossing, writing
 from jobflow.eager.state import state
 from jobflow.eager.tape import follow
 from jobflow.eager.tensor import Tensor, method, own
-from jobflow.functional.faces import called_as
+from jobflow.engine.faces import called_as
 from jobflow.functional.promotion import cast, kind
 
 

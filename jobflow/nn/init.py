@@ -14,9 +14,9 @@ from jobflow.eager.backward import unsummed
 from jobflow.eager.run import source
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor, own
+from jobflow.engine.faces import all_of, of_tensors
 from jobflow.functional.creation import cut, number
 from jobflow.functional.drawing import DRAW, generator_of
-from jobflow.functional.faces import all_of, of_tensors
 from jobflow.functional.nn_base import assign
 from jobflow.functional.promotion import cast
 from jobflow.ops import special
