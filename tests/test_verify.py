@@ -20,8 +20,8 @@ from jobflow.engine.job import Job
 from jobflow.engine.session import Session
 from jobflow.ops.linalg import BiasAdd, MatMul
 from jobflow.ops.norm import LayerNorm
+from jobflow.ops.optimizer_updates import AdamUpdate
 from jobflow.ops.softmax import Softmax
-from jobflow.ops.update import AdamUpdate
 from jobflow.tools.comparison import allowed, apart
 from jobflow.tools.explain import load_job
 from jobflow.tools.verify import nudged, verify

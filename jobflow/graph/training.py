@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from jobflow.core.errors import SourceLine
-from jobflow.core.layout import Span, cut
-from jobflow.core.types import TensorType
+from jobflow.core.layout import Broadcast, Span, cut
+from jobflow.core.types import DType, Tensor, TensorType
 from jobflow.graph.ir import Value, Variable
+from jobflow.ops.base import apply
 from jobflow.ops.checked import Checked
+from jobflow.ops.optimizer_updates import OptimizerUpdate
+from jobflow.ops.update import rate_dtype
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,36 @@ class Parameter:
 #: slot(name, type, initial value, like) -> the current value of an optimizer's own variable, created at first sight.
 #: `like` is the variable whose storage layout it shares; None for a scalar that every rank holds.
 Slots = Callable[[str, TensorType, float, Variable | None], Value]
+
+
+def updated(
+    parameters: Sequence[Parameter],
+    op_of: Callable[[str], OptimizerUpdate],
+    rate_of: Callable[[DType], Tensor],
+    step: Value,
+    slots: Slots,
+    names: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Value]:
+    """New values by name of variable and slot, each by the update of its variable; the learning rate is asked for once for each type.
+
+    `names` are those of slots that a face calls by another name.
+    """
+    dtypes = {parameter.variable.name: rate_dtype(parameter.variable.type.dtype) for parameter in parameters}
+    rates = {dtype: rate_of(dtype) for dtype in dict.fromkeys(dtypes.values())}
+    new: dict[str, Value] = {}
+    for parameter in parameters:
+        variable, op = parameter.variable, op_of(parameter.variable.name)
+        values = {variable.name: parameter.value}
+        for slot in op.slots:
+            name = f"{variable.name}-{names.get(slot.name, slot.name)}"
+            if slot.scalar:
+                whole = all(isinstance(sbp, Broadcast) for sbp in variable.sbp)
+                values[name] = slots(name, variable.type.with_shape((1,)), slot.initial, variable if whole else None)
+            else:
+                values[name] = slots(name, variable.type, slot.initial, variable)
+        made = apply(op, *values.values(), parameter.gradient, rates[dtypes[variable.name]], *([step] if op.reads_step else []))
+        new.update(zip(values, made if op.slots else (made,), strict=True))
+    return new
 
 
 @dataclass(frozen=True)

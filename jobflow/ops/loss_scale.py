@@ -12,8 +12,9 @@ from jobflow.core.errors import ShapeError
 from jobflow.core.layout import B, Box, Rule, Signature
 from jobflow.core.types import Array, Tensor, TensorType, Xp, bool_, float32, int64
 from jobflow.ops.base import LETTERS, Binder, Call, Op, Sample, apply, sample
+from jobflow.ops.optimizer_updates import AdamUpdate, LambUpdate, SgdUpdate
 from jobflow.ops.pointwise import FLOATS, check_dtypes, numbers
-from jobflow.ops.update import AdamUpdate, Assign, LambUpdate, SgdUpdate, Updated
+from jobflow.ops.update import Assign, Updated
 
 #: The type of a count: what `Unless` asks.
 COUNT = TensorType((1,), int64)
@@ -113,7 +114,7 @@ class Unless(Updated):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        for op in (AdamUpdate(weight_decay=0.1), SgdUpdate(), LambUpdate(), Assign()):
+        for op in (AdamUpdate(weight_decay=0.1), SgdUpdate(), LambUpdate(weight_decay=0.1), Assign()):
             for given in op.samples():
                 for bad in (0, 3):
                     if given.op == op:

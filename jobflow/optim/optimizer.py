@@ -16,9 +16,9 @@ from jobflow.eager.convert import convert_array
 from jobflow.eager.state import EagerState, gradients, state
 from jobflow.eager.tensor import Tensor
 from jobflow.functional.clipping import clip_grad_norm_
+from jobflow.ops.optimizer_updates import OptimizerUpdate
 from jobflow.ops.source import Constant
 from jobflow.ops.update import rate_dtype
-from jobflow.optim.rule import StepRule
 
 Group = dict[str, Any]
 #: what an option must be: a predicate, and the same in words
@@ -26,6 +26,8 @@ Legal = tuple[Callable[[Any], bool], str]
 POSITIVE: Legal = (lambda x: x >= 0, "a number of at least 0")
 #: options that every optimizer takes in a group: the norm that `clip_grad`, or a graph, clips the group's gradients to, and which norm
 COMMON: dict[str, Any] = {"clip_grad_max_norm": None, "clip_grad_norm_type": None}
+#: the slots of the formulas that have another name in `Optimizer.state`
+SLOT_NAMES = {"momentum": "momentum_buf", "mean_square": "square_avg", "mean_gradient": "grad_avg"}
 
 
 def _is(legal: Callable[[Any], bool], value: Any) -> bool:
@@ -92,8 +94,8 @@ class Optimizer:
 
     # ---------------------------------------------------------------- steps
 
-    def rule(self, group: Group) -> StepRule:
-        """How parameters of a group step."""
+    def update(self, group: Group) -> OptimizerUpdate:
+        """What steps the parameters of a group."""
         raise NotImplementedError
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -119,25 +121,23 @@ class Optimizer:
                 loss = closure()
         here = state()
         for group in self.param_groups:
-            rule = self.rule(group)
+            op = self.update(group)
             for p in group["params"]:
                 if p.grad is not None:
-                    self._step(here, p, p.grad, rule, float(group["lr"]))
+                    self._step(here, p, p.grad, op, float(group["lr"]))
         return loss
 
-    def _step(self, here: EagerState, p: Tensor, gradient: Tensor, rule: StepRule, rate: float) -> None:
-        mine = self._slots(p, rule)
-        scalars = (_number(p, np.array([rate], rate_dtype(p.type.dtype).numpy)), _number(p, np.array([mine["step"]], np.int64)))
-        run.update(here, rule.op, (p, *(mine[name] for name, _ in rule.slots), gradient, *scalars))
-        mine["step"] += 1
-
-    def _slots(self, p: Tensor, rule: StepRule) -> dict[str, Any]:
-        """What is kept for a parameter, made at the first step."""
+    def _step(self, here: EagerState, p: Tensor, gradient: Tensor, op: OptimizerUpdate, rate: float) -> None:
         mine = self.state.setdefault(p, {"step": 0})
-        for name, initial in rule.slots:
-            if name not in mine:
-                mine[name] = run.source(Constant(p.type.shape, p.type.dtype, initial), p.layout)
-        return mine
+        slots = {SLOT_NAMES.get(slot.name, slot.name): slot for slot in op.slots}
+        for name, slot in slots.items():
+            if name not in mine:  # the first step
+                mine[name] = run.source(Constant(p.type.shape, p.type.dtype, slot.initial), p.layout)
+        scalars = [_number(p, np.array([rate], rate_dtype(p.type.dtype).numpy))]
+        if op.reads_step:
+            scalars.append(_number(p, np.array([mine["step"]], np.int64)))
+        run.update(here, op, (p, *(mine[name] for name in slots), gradient, *scalars))
+        mine["step"] += 1
 
     def _parameters(self) -> Iterable[Tensor]:
         return (p for group in self.param_groups for p in group["params"])

@@ -1,4 +1,4 @@
-"""The optimizers: options, and which step they make of them; the formulas are those of `jobflow.ops.steps`."""
+"""The optimizers: options, and which formula of `jobflow.ops.optimizer_updates` steps a group that has them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from jobflow.core.errors import ConfigError, user_line
-from jobflow.ops.steps import AdadeltaStep, AdagradStep, AdamStep, AmsgradStep, LambStep, MomentumStep, RmspropStep, SgdStep
+from jobflow.ops.optimizer_updates import (
+    AdadeltaUpdate,
+    AdagradUpdate,
+    AdamUpdate,
+    LambUpdate,
+    MomentumUpdate,
+    OptimizerUpdate,
+    RmsPropUpdate,
+    SgdUpdate,
+)
 from jobflow.optim.optimizer import POSITIVE, Group, Legal, Optimizer
-from jobflow.optim.rule import StepRule
 
 _UNIT: Legal = (lambda x: 0 <= x < 1, "a number in [0, 1)")
 _PAIR: Legal = (lambda x: len(x) == 2 and all(0 <= b < 1 for b in x), "a pair of numbers in [0, 1)")
@@ -36,11 +44,11 @@ class SGD(Optimizer):
         options = {"momentum": momentum, "dampening": dampening, "weight_decay": weight_decay, "nesterov": nesterov, "maximize": maximize}
         super().__init__(params, {"lr": lr, **options})
 
-    def rule(self, group: Group) -> StepRule:
-        if not group["momentum"]:
-            return StepRule(SgdStep(group["maximize"], group["weight_decay"]))
-        names = ("maximize", "momentum", "dampening", "nesterov", "weight_decay")
-        return StepRule(MomentumStep(*(group[name] for name in names)), (("momentum_buf", 0.0),))
+    def update(self, group: Group) -> OptimizerUpdate:
+        decay, maximize, momentum = group["weight_decay"], group["maximize"], group["momentum"]
+        if not momentum:
+            return SgdUpdate(decay, maximize)
+        return MomentumUpdate(momentum, decay, False, maximize, group["dampening"], group["nesterov"])
 
 
 class Adam(Optimizer):
@@ -63,11 +71,9 @@ class Adam(Optimizer):
         options = {"betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad, "maximize": maximize}
         super().__init__(params, {"lr": lr, "do_bias_correction": do_bias_correction, **options})
 
-    def rule(self, group: Group) -> StepRule:
-        made = AmsgradStep if group["amsgrad"] else AdamStep
-        (beta1, beta2), eps, decay = group["betas"], group["eps"], group["weight_decay"]
-        op = made(group["maximize"], beta1, beta2, eps, decay, self.decoupled, group["do_bias_correction"])
-        return StepRule(op, tuple((name, 0.0) for name in ("m", "v", "max_v")[: op.count - 1]))
+    def update(self, group: Group) -> OptimizerUpdate:
+        (beta1, beta2), decay, correct = group["betas"], group["weight_decay"], group["do_bias_correction"]
+        return AdamUpdate(beta1, beta2, group["eps"], decay, correct, True, self.decoupled, group["maximize"], group["amsgrad"])
 
 
 class AdamW(Adam):
@@ -108,10 +114,9 @@ class LAMB(Optimizer):
             raise ConfigError(f"optim.LAMB at {user_line()}: decay is not part of the gradient here; leave adam_w_mode at True")
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "do_bias_correction": do_bias_correction})
 
-    def rule(self, group: Group) -> StepRule:
+    def update(self, group: Group) -> OptimizerUpdate:
         beta1, beta2 = group["betas"]
-        op = LambStep(False, beta1, beta2, group["eps"], group["weight_decay"], False, group["do_bias_correction"])
-        return StepRule(op, (("m", 0.0), ("v", 0.0)))
+        return LambUpdate(beta1, beta2, group["eps"], group["weight_decay"], True, group["do_bias_correction"])
 
 
 class RMSprop(Optimizer):
@@ -132,10 +137,8 @@ class RMSprop(Optimizer):
         options = {"alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum, "centered": centered}
         super().__init__(params, {"lr": lr, **options})
 
-    def rule(self, group: Group) -> StepRule:
-        op = RmspropStep(False, group["alpha"], group["eps"], group["weight_decay"], group["momentum"], group["centered"])
-        names = ["square_avg", *(["grad_avg"] if group["centered"] else []), *(["momentum_buf"] if group["momentum"] > 0 else [])]
-        return StepRule(op, tuple((name, 0.0) for name in names))
+    def update(self, group: Group) -> OptimizerUpdate:
+        return RmsPropUpdate(group["alpha"], group["eps"], group["centered"], False, group["weight_decay"], group["momentum"])
 
 
 class Adagrad(Optimizer):
@@ -155,9 +158,8 @@ class Adagrad(Optimizer):
         options = {"lr_decay": lr_decay, "weight_decay": weight_decay, "initial_accumulator_value": initial_accumulator_value, "eps": eps}
         super().__init__(params, {"lr": lr, **options})
 
-    def rule(self, group: Group) -> StepRule:
-        op = AdagradStep(False, group["lr_decay"], group["weight_decay"], group["eps"])
-        return StepRule(op, (("sum", float(group["initial_accumulator_value"])),))
+    def update(self, group: Group) -> OptimizerUpdate:
+        return AdagradUpdate(group["lr_decay"], group["weight_decay"], group["eps"], float(group["initial_accumulator_value"]))
 
 
 class Adadelta(Optimizer):
@@ -170,6 +172,5 @@ class Adadelta(Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "rho": rho, "eps": eps, "weight_decay": weight_decay, "maximize": maximize})
 
-    def rule(self, group: Group) -> StepRule:
-        op = AdadeltaStep(group["maximize"], group["rho"], group["eps"], group["weight_decay"])
-        return StepRule(op, (("square_avg", 0.0), ("acc_delta", 0.0)))
+    def update(self, group: Group) -> OptimizerUpdate:
+        return AdadeltaUpdate(group["rho"], group["eps"], group["weight_decay"], group["maximize"])

@@ -16,9 +16,9 @@ from jobflow.ops.activation import relu
 from jobflow.ops.arithmetic import add, multiply
 from jobflow.ops.base import apply
 from jobflow.ops.linalg import bias_add, matmul
+from jobflow.ops.optimizer_updates import SgdUpdate
 from jobflow.ops.reduce import reduce_sum
 from jobflow.ops.scalar import cast, detach
-from jobflow.ops.update import SgdUpdate
 
 
 def added(graph: Any) -> str:

@@ -28,9 +28,10 @@ from jobflow.ops.axes import reshape, transpose
 from jobflow.ops.base import apply
 from jobflow.ops.layout_ops import to_layout
 from jobflow.ops.linalg import bias_add, matmul
+from jobflow.ops.optimizer_updates import LarsUpdate
 from jobflow.ops.reduce import reduce_sum
 from jobflow.ops.source import Constant
-from jobflow.ops.update import Assign, LarsUpdate
+from jobflow.ops.update import Assign
 from jobflow.plan.plan import Announced, Slot
 from jobflow.plan.storage import place_variables
 from jobflow.plan.text import plan_text

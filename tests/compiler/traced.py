@@ -21,8 +21,8 @@ from jobflow.graph.text import graph_text
 from jobflow.graph.training import Parameter
 from jobflow.graph.wire import physical_to_wire
 from jobflow.ops.base import apply
+from jobflow.ops.optimizer_updates import SgdUpdate
 from jobflow.ops.source import Constant, External, Input
-from jobflow.ops.update import SgdUpdate
 from jobflow.runtime.device.cpu import CpuDevice
 from jobflow.runtime.world.base import World
 from jobflow.runtime.world.solo import SoloWorld

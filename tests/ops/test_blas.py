@@ -12,9 +12,9 @@ from jobflow.core.types import TensorType, float32, int32
 from jobflow.ops import blas
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.linalg import BatchMatMul, BiasAdd, MatMul
+from jobflow.ops.optimizer_updates import SgdUpdate
 from jobflow.ops.product_sum import ProductSum
 from jobflow.ops.product_update import SgdProduct
-from jobflow.ops.update import SgdUpdate
 
 Array = Any
 

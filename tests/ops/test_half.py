@@ -12,9 +12,9 @@ from jobflow.core.layout import MAX, MIN
 from jobflow.core.types import DType, TensorType, bfloat16, dtype_of, float16, float32, float64, type_of
 from jobflow.ops import half
 from jobflow.ops.base import Op, Sample, types_tuple
+from jobflow.ops.optimizer_updates import SgdUpdate
 from jobflow.ops.scalar import Cast
 from jobflow.ops.source import Constant
-from jobflow.ops.update import SgdUpdate
 
 HALVES = (float16, bfloat16)
 #: distance of 1 from the next larger number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import laws
@@ -11,8 +12,10 @@ import pytest
 
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.types import type_of
+from jobflow.ops import optimizer_updates as formula
 from jobflow.ops import update
 from jobflow.ops.base import Op
+from jobflow.ops.formula import block_calls, compiled, weighted_sum
 
 Array = np.ndarray[Any, Any]
 LR = 0.1
@@ -47,31 +50,31 @@ def formulas(shape: tuple[int, ...], wd: float) -> list[tuple[Op, list[Array], l
     move = (adam_m / (1 - 0.8**2)) / (np.sqrt(adam_v / (1 - 0.95**2)) + 1e-6)
     ratio = np.linalg.norm(w) / np.linalg.norm(move)
     return [
-        (update.SgdUpdate(wd), [w, g, lr], [w - LR * (g + wd * w)]),
-        (update.MomentumUpdate(0.9, wd), [w, m, g, lr], [w + new_v - LR * wd * w, new_v]),
+        (formula.SgdUpdate(wd), [w, g, lr], [w - LR * (g + wd * w)]),
+        (formula.MomentumUpdate(0.9, wd), [w, m, g, lr], [w + new_v - LR * wd * w, new_v]),
         (
-            update.AdamUpdate(0.8, 0.95, 1e-8, wd),
+            formula.AdamUpdate(0.8, 0.95, 1e-8, wd),
             [w, m, v, g, lr, step],
             [w - LR * (adam_m / (np.sqrt(adam_v) + 1e-8) + wd * w), adam_m, adam_v],
         ),
         (
-            update.AdamUpdate(0.8, 0.95, 1e-8, wd, bias_correction=True),
+            formula.AdamUpdate(0.8, 0.95, 1e-8, wd, bias_correction=True),
             [w, m, v, g, lr, step],
             [w - corrected * (adam_m / (np.sqrt(adam_v) + 1e-8) + wd * w), adam_m, adam_v],
         ),
-        (update.RmsPropUpdate(0.9, 1e-8), [w, v, g, lr], [w - LR * g / np.sqrt(spread + 1e-8), spread]),
+        (formula.RmsPropUpdate(0.9, 1e-8), [w, v, g, lr], [w - LR * g / np.sqrt(spread + 1e-8), spread]),
         (
-            update.RmsPropUpdate(0.9, 1e-8, centered=True),
+            formula.RmsPropUpdate(0.9, 1e-8, centered=True),
             [w, v, m / 2, g, lr],
             [w - LR * g / np.sqrt(spread - slope**2 + 1e-8), spread, slope],
         ),
         (
-            update.LarsUpdate(0.9, 1e-9, 0.01, wd),
+            formula.LarsUpdate(0.9, 1e-9, 0.01, wd),
             [w, m, g, lr],
             [w + (0.9 * m - local * g) - local * wd * w, 0.9 * m - local * g],
         ),
         (
-            update.LambUpdate(0.8, 0.95, 1e-6, wd),
+            formula.LambUpdate(0.8, 0.95, 1e-6, wd),
             [w, m, v, np.array([0.8]), np.array([0.95]), g, lr],
             [w - LR * ratio * (move + wd * w), adam_m, adam_v, np.array([0.64]), np.array([0.95**2])],
         ),
@@ -86,11 +89,28 @@ def test_formulas_in_place(shape: tuple[int, ...], wd: float) -> None:
             np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12, err_msg=str(op))
 
 
+def test_formulas_are_made_in_place_as_far_as_nothing_is_overwritten_that_is_still_read() -> None:
+    """Elements change places, and what is still read is not written over: it goes through scratch."""
+
+    def turned(x: Any, y: Any, z: Any, kept: Any, factor: Any) -> tuple[Any, ...]:
+        return y, weighted_sum(factor, x * x, 0.5, y - x), x, kept
+
+    arrays = list(np.random.default_rng(1).standard_normal((4, 100_000)))
+    expected = [a.copy() for a in turned(*arrays, 2.0)]
+    program = compiled(turned, 4, 1)
+    for function, arguments in block_calls(program, laws.Bench(), arrays, [np.array(2.0)], arrays) or ():
+        function(*arguments)
+    for ours, theirs in zip(arrays, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-14)
+    rows = {op: compiled(partial(op.formula, np), op.count + 1, len(op.numbers(0.1, 1))).rows for op, *_ in formulas((2,), 0.1) if op.flat}
+    assert list(rows.values()) == [1, 1, 1, 1, 2, 2], "an update in place takes no more scratch than this"
+
+
 def test_learning_rate_is_read_at_run_time() -> None:
     w, _, _, g = state(40)
     lr = np.array([0.0])
     out = np.empty_like(w)
-    calls = update.SgdUpdate().bind(laws.Bench(), [w, g, lr], [out])
+    calls = formula.SgdUpdate().bind(laws.Bench(), [w, g, lr], [out])
     for rate in (0.5, 0.25):
         lr[0] = rate
         for function, arguments in calls:
@@ -115,8 +135,8 @@ def test_counters_and_averages() -> None:
 def test_operands_that_do_not_fit() -> None:
     w, g, lr = (type_of(np.zeros(n, np.float32)) for n in (4, 5, 1))
     with pytest.raises(ShapeError, match=r"sgdupdate: variable float32\[4\] and float32\[5\] differ in shape"):
-        update.SgdUpdate().infer(w, g, lr)
+        formula.SgdUpdate().infer(w, g, lr)
     with pytest.raises(DtypeError, match=r"float32\[4\] and float64\[4\] differ in element type"):
-        update.SgdUpdate().infer(w, type_of(np.zeros(4)), lr)
+        formula.SgdUpdate().infer(w, type_of(np.zeros(4)), lr)
     with pytest.raises(ShapeError, match=r"float32\[4\] is not of shape \(1,\)"):
-        update.SgdUpdate().infer(w, w, w)
+        formula.SgdUpdate().infer(w, w, w)

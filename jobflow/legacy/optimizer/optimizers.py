@@ -1,6 +1,7 @@
-"""Optimizers: which update op a variable gets, with which slots; the formulas are those of `jobflow.ops.update`.
+"""Optimizers: which update a variable gets; the formulas are those of `jobflow.ops.optimizer_updates`.
 
-An optimizer is a frozen dataclass, so it prints, compares and pickles, and one object may serve many jobs.
+An optimizer is a frozen dataclass, so it prints, compares and pickles, and one object may serve many jobs.  Its fields, in order, are those
+of its options and then those that all have; an optimizer with weight decay has these in between.
 """
 
 from __future__ import annotations
@@ -11,31 +12,21 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from jobflow.core.errors import ConfigError, JobError, did_you_mean, user_line
-from jobflow.core.layout import Broadcast
 from jobflow.core.types import Tensor
-from jobflow.graph.training import DynamicScale, Halting, Parameter, Slots
+from jobflow.graph.training import DynamicScale, Halting, Parameter, Slots, updated
 from jobflow.legacy.losses import TrainJob, check_loss, job_in_force
 from jobflow.legacy.optimizer.clipping import Clipping
 from jobflow.legacy.optimizer.loss_scale import DynamicLossScale, HaltWhereNotFinite, LossScale, StaticLossScale
-from jobflow.ops.base import Op, apply
-from jobflow.ops.update import AdamUpdate, LambUpdate, LarsUpdate, MomentumUpdate, RmsPropUpdate, SgdUpdate, learning_rate, rate_dtype
+from jobflow.ops.optimizer_updates import AdamUpdate, LambUpdate, LarsUpdate, MomentumUpdate, OptimizerUpdate, RmsPropUpdate, SgdUpdate
+from jobflow.ops.update import learning_rate
 
 if TYPE_CHECKING:
-    from jobflow.graph.ir import Value, Variable
+    from jobflow.graph.ir import Value
     from jobflow.ops.update import Schedule
 
 #: Names of variables, or a function that gives them when `minimize` is called.
 Names = Sequence[str] | Callable[[], Sequence[str]] | None
 Patterns = str | Sequence[str] | None
-
-
-@dataclass(frozen=True)
-class Slot:
-    """A variable of the optimizer, named ``<variable>-<suffix>``: of the variable's shape, or one number."""
-
-    suffix: str
-    initial: float = 0.0
-    scalar: bool = False
 
 
 class Minimizer:
@@ -88,12 +79,30 @@ class Minimizer:
             raise ConfigError(f"{type(self).__name__} at {user_line()}: loss_scale_policy is {self.loss_scale_policy!r}; {advice}")
 
 
-class Single(Minimizer):
-    """An optimizer of its own: schedule, clipping, and one update op per variable."""
+@dataclass(frozen=True)
+class Options:
+    """What an optimizer is given first: the learning rate, and the numbers of its formula."""
 
     lr_scheduler: Schedule
-    grad_clipping: Clipping | None
-    variables: Names
+
+    def update_of(self, variable: str) -> OptimizerUpdate:
+        """The op that updates `variable`."""
+        raise NotImplementedError
+
+    def decay_of(self, variable: str) -> float:
+        """Its weight decay."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Single(Minimizer, Options):
+    """An optimizer of its own: schedule, clipping, and one update op per variable."""
+
+    loss_scale_factor: float | None = None
+    grad_clipping: Clipping | None = None
+    train_step_lbn: str | None = None
+    loss_scale_policy: LossScale | None = None
+    variables: Names = None
 
     def __post_init__(self) -> None:
         what = f"{type(self).__name__} at {user_line()}"
@@ -106,17 +115,6 @@ class Single(Minimizer):
             raise ConfigError(f"{what}: grad_clipping is {self.grad_clipping!r}; pass grad_clipping.by_global_norm(n)")
         self._check_scales()
 
-    def step_op(self, variable: str) -> Op:
-        """The op that updates `variable`."""
-        raise NotImplementedError
-
-    def slots(self) -> tuple[Slot, ...]:
-        """The optimizer's own variables for each variable, in the order of the op's inputs."""
-        return ()
-
-    #: True if the op reads the train step
-    reads_step = False
-
     def for_job(self, job: TrainJob) -> Self:
         if self.variables is None:
             return self
@@ -125,8 +123,7 @@ class Single(Minimizer):
             if name not in job.variables:
                 what = f"{type(self).__name__}.minimize in job {job.name} at {user_line()}"
                 raise JobError(f'{what}: the job has no variable "{name}"{did_you_mean(name, job.variables)}')
-        changed: Self = replace(self, variables=names)  # type: ignore[type-var]
-        return changed
+        return replace(self, variables=names)
 
     def selects(self, names: Sequence[str]) -> Sequence[str]:
         if self.variables is None:
@@ -140,35 +137,22 @@ class Single(Minimizer):
             return {}
         if self.grad_clipping is not None:
             parameters = self.grad_clipping.clipped(parameters)
-        dtypes = {parameter.variable.name: rate_dtype(parameter.variable.type.dtype) for parameter in parameters}
-        rates = {dtype: learning_rate(self.lr_scheduler, step, dtype) for dtype in dict.fromkeys(dtypes.values())}
-        new: dict[str, Value] = {}
-        for parameter in parameters:
-            new.update(self._updated(parameter, rates[dtypes[parameter.variable.name]], step, slots))
-        return new
-
-    def _updated(self, parameter: Parameter, rate: Tensor, step: Value, slots: Slots) -> dict[str, Value]:
-        variable = parameter.variable
-        own = {f"{variable.name}-{slot.suffix}": slot for slot in self.slots()}
-        values = [_slot_value(name, slot, variable, slots) for name, slot in own.items()]
-        last = (rate, step) if self.reads_step else (rate,)
-        new = apply(self.step_op(variable.name), parameter.value, *values, parameter.gradient, *last)
-        return dict(zip((variable.name, *own), new if own else (new,), strict=True))
+        return updated(parameters, self.update_of, lambda dtype: learning_rate(self.lr_scheduler, step, dtype), step, slots)
 
 
-def _slot_value(name: str, slot: Slot, variable: Variable, slots: Slots) -> Value:
-    if not slot.scalar:
-        return slots(name, variable.type, slot.initial, variable)
-    whole = all(isinstance(sbp, Broadcast) for sbp in variable.sbp)
-    return slots(name, variable.type.with_shape((1,)), slot.initial, variable if whole else None)
+@dataclass(frozen=True)
+class Decay(Options):
+    """The fields of weight decay."""
+
+    loss_scale_factor: float | None = None
+    weight_decay: float | None = None
+    weight_decay_includes: Patterns = None
+    weight_decay_excludes: Patterns = None
 
 
-class Decaying(Single):
+@dataclass(frozen=True)
+class Decaying(Single, Decay):
     """An optimizer with decoupled weight decay for the variables whose names match."""
-
-    weight_decay: float | None
-    weight_decay_includes: Patterns
-    weight_decay_excludes: Patterns
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -202,187 +186,105 @@ def _found(patterns: Patterns, name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class SGD(Single):
-    """w' = w - lr g; with momentum v' = momentum v - lr g, w' = w + v'.  Slot: momentum."""
+class Descent(Options):
+    """The options of gradient descent."""
 
-    lr_scheduler: Schedule
     loss_scale_factor: float | None = None
     momentum: float = 0.9
-    grad_clipping: Clipping | None = None
-    train_step_lbn: str | None = None
-    loss_scale_policy: LossScale | None = None
-    variables: Names = None
 
-    def slots(self) -> tuple[Slot, ...]:
-        return (Slot("momentum"),) if self.momentum else ()
-
-    def step_op(self, variable: str) -> Op:
-        return MomentumUpdate(self.momentum) if self.momentum else SgdUpdate()
-
-
-@dataclass(frozen=True)
-class SGDW(Decaying):
-    """SGD with decoupled weight decay: w' additionally loses lr weight_decay w.  Slot: momentum."""
-
-    lr_scheduler: Schedule
-    loss_scale_factor: float | None = None
-    momentum: float = 0.9
-    weight_decay: float | None = None
-    weight_decay_includes: Patterns = None
-    weight_decay_excludes: Patterns = None
-    grad_clipping: Clipping | None = None
-    train_step_lbn: str | None = None
-    loss_scale_policy: LossScale | None = None
-    variables: Names = None
-
-    def slots(self) -> tuple[Slot, ...]:
-        return (Slot("momentum"),) if self.momentum else ()
-
-    def step_op(self, variable: str) -> Op:
+    def update_of(self, variable: str) -> OptimizerUpdate:
         decay = self.decay_of(variable)
         return MomentumUpdate(self.momentum, decay) if self.momentum else SgdUpdate(decay)
 
 
 @dataclass(frozen=True)
-class Adam(Single):
-    """Adam; without bias correction unless `do_bias_correction`.  Slots: m, v."""
-
-    lr_scheduler: Schedule
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-08
-    do_bias_correction: bool = False
-    loss_scale_factor: float | None = None
-    grad_clipping: Clipping | None = None
-    train_step_lbn: str | None = None
-    loss_scale_policy: LossScale | None = None
-    variables: Names = None
-
-    reads_step = True
-
-    def slots(self) -> tuple[Slot, ...]:
-        return Slot("m"), Slot("v")
-
-    def step_op(self, variable: str) -> Op:
-        return AdamUpdate(self.beta1, self.beta2, self.epsilon, 0.0, self.do_bias_correction)
+class SGD(Single, Descent):
+    """w' = w - lr g; with momentum v' = momentum v - lr g, w' = w + v'.  Slot: momentum."""
 
 
 @dataclass(frozen=True)
-class AdamW(Decaying):
-    """Adam with decoupled weight decay.  Slots: m, v."""
+class SGDW(Decaying, Descent):
+    """SGD with decoupled weight decay: w' additionally loses lr weight_decay w.  Slot: momentum."""
 
-    lr_scheduler: Schedule
+
+@dataclass(frozen=True)
+class Moments(Options):
+    """The options of an optimizer that keeps means of the gradient and of its square."""
+
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-08
+
+
+@dataclass(frozen=True)
+class Corrected(Moments):
+    """The options of Adam."""
+
     do_bias_correction: bool = False
-    loss_scale_factor: float | None = None
-    weight_decay: float | None = None
-    weight_decay_includes: Patterns = None
-    weight_decay_excludes: Patterns = None
-    grad_clipping: Clipping | None = None
-    train_step_lbn: str | None = None
-    loss_scale_policy: LossScale | None = None
-    variables: Names = None
 
-    reads_step = True
-
-    def slots(self) -> tuple[Slot, ...]:
-        return Slot("m"), Slot("v")
-
-    def step_op(self, variable: str) -> Op:
+    def update_of(self, variable: str) -> OptimizerUpdate:
         return AdamUpdate(self.beta1, self.beta2, self.epsilon, self.decay_of(variable), self.do_bias_correction)
 
 
 @dataclass(frozen=True)
-class LazyAdam(Single):
-    """Adam with bias correction; every row is updated in every step.  Slots: m, v."""
-
-    lr_scheduler: Schedule
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-08
-    loss_scale_factor: float | None = None
-    grad_clipping: Clipping | None = None
-    train_step_lbn: str | None = None
-    loss_scale_policy: LossScale | None = None
-    variables: Names = None
-
-    reads_step = True
-
-    def slots(self) -> tuple[Slot, ...]:
-        return Slot("m"), Slot("v")
-
-    def step_op(self, variable: str) -> Op:
-        return AdamUpdate(self.beta1, self.beta2, self.epsilon, 0.0, True)
+class Adam(Single, Corrected):
+    """Adam; without bias correction unless `do_bias_correction`.  Slots: m, v."""
 
 
 @dataclass(frozen=True)
-class RMSProp(Single):
-    """s' = d s + (1 - d) g^2, w' = w - lr g / sqrt(s' + epsilon); centred by the mean gradient.  Slots: mean_square, mean_gradient."""
+class AdamW(Decaying, Corrected):
+    """Adam with decoupled weight decay.  Slots: m, v."""
 
-    lr_scheduler: Schedule
+
+@dataclass(frozen=True)
+class LazyAdam(Single, Moments):
+    """Adam with bias correction; every row is updated in every step.  Slots: m, v."""
+
+    def update_of(self, variable: str) -> OptimizerUpdate:
+        return AdamUpdate(self.beta1, self.beta2, self.epsilon, bias_correction=True)
+
+
+@dataclass(frozen=True)
+class MeanSquare(Options):
+    """The options of RMSProp."""
+
     decay_rate: float = 0.99
     epsilon: float = 1e-08
     centered: bool = False
-    loss_scale_factor: float | None = None
-    grad_clipping: Clipping | None = None
-    train_step_lbn: str | None = None
-    loss_scale_policy: LossScale | None = None
-    variables: Names = None
 
-    def slots(self) -> tuple[Slot, ...]:
-        return (Slot("mean_square"), Slot("mean_gradient")) if self.centered else (Slot("mean_square"),)
 
-    def step_op(self, variable: str) -> Op:
+@dataclass(frozen=True)
+class RMSProp(Single, MeanSquare):
+    """s' = d s + (1 - d) g^2, w' = w - lr g / sqrt(s' + epsilon); centred by the mean gradient.  Slots: mean_square, mean_gradient."""
+
+    def update_of(self, variable: str) -> OptimizerUpdate:
         return RmsPropUpdate(self.decay_rate, self.epsilon, self.centered)
 
 
 @dataclass(frozen=True)
-class LARS(Decaying):
-    """Momentum with a rate per variable in proportion to |w| / |g|.  Slot: momentum."""
+class LocalRates(Options):
+    """The options of LARS."""
 
-    lr_scheduler: Schedule
     momentum_beta: float = 0.9
     epsilon: float = 1e-09
     lars_coefficient: float = 0.0001
-    loss_scale_factor: float | None = None
-    weight_decay: float | None = None
-    weight_decay_includes: Patterns = None
-    weight_decay_excludes: Patterns = None
-    grad_clipping: Clipping | None = None
-    train_step_lbn: str | None = None
-    loss_scale_policy: LossScale | None = None
-    variables: Names = None
 
-    def slots(self) -> tuple[Slot, ...]:
-        return (Slot("momentum"),)
 
-    def step_op(self, variable: str) -> Op:
+@dataclass(frozen=True)
+class LARS(Decaying, LocalRates):
+    """Momentum with a rate per variable in proportion to |w| / |g|.  Slot: momentum."""
+
+    def update_of(self, variable: str) -> OptimizerUpdate:
         return LarsUpdate(self.momentum_beta, self.epsilon, self.lars_coefficient, self.decay_of(variable))
 
 
 @dataclass(frozen=True)
-class LAMB(Decaying):
+class LAMB(Decaying, Moments):
     """Adam's direction, scaled to |w| per variable.  Slots: m, v, and the numbers beta1_t, beta2_t."""
 
-    lr_scheduler: Schedule
-    beta1: float = 0.9
-    beta2: float = 0.999
     epsilon: float = 1e-06
-    loss_scale_factor: float | None = None
-    weight_decay: float | None = None
-    weight_decay_includes: Patterns = None
-    weight_decay_excludes: Patterns = None
-    grad_clipping: Clipping | None = None
-    train_step_lbn: str | None = None
-    loss_scale_policy: LossScale | None = None
-    variables: Names = None
 
-    def slots(self) -> tuple[Slot, ...]:
-        return Slot("m"), Slot("v"), Slot("beta1_t", self.beta1, scalar=True), Slot("beta2_t", self.beta2, scalar=True)
-
-    def step_op(self, variable: str) -> Op:
+    def update_of(self, variable: str) -> OptimizerUpdate:
         return LambUpdate(self.beta1, self.beta2, self.epsilon, self.decay_of(variable))
 
 

@@ -15,16 +15,17 @@ from jobflow.core.errors import ConfigError, SourceLine, user_line
 from jobflow.core.layout import B, Layout
 from jobflow.core.types import Array, DType, Tensor, TensorType, float32, float64
 from jobflow.graph.ir import Value
-from jobflow.graph.training import DynamicScale, Parameter, Slots
+from jobflow.graph.training import DynamicScale, Parameter, Slots, updated
 from jobflow.ops import elementwise as ew
 from jobflow.ops.base import apply
 from jobflow.ops.layout_ops import ToLayout
 from jobflow.ops.reduce import SquareSum, reduce_max
-from jobflow.ops.update import rate_dtype
-from jobflow.optim.optimizer import Group, Optimizer
+from jobflow.optim.optimizer import SLOT_NAMES, Group, Optimizer
 
 #: what is added to a norm before it divides
 EPSILON = 1e-6
+#: the slots of the formulas that have another name as variables
+NAMES = {slot: name.removesuffix("_buf") for slot, name in SLOT_NAMES.items()}
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,6 @@ class Steps:
     names: Mapping[int, str]
     scaler: Scaler | None
     rates: list[Rate] = field(default_factory=list)
-    #: name of a variable -> names of what is kept for it, in order
-    slots: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def loss_scale(self) -> float:
@@ -110,21 +109,8 @@ class Steps:
         return new
 
     def _stepped(self, optimizer: Optimizer, group: Group, parameters: Sequence[Parameter], step: Value, slots: Slots) -> dict[str, Value]:
-        rule = optimizer.rule(group)
-        dtypes = {parameter.variable.name: rate_dtype(parameter.variable.type.dtype) for parameter in parameters}
-        rates = {dtype: self._rate(group, dtype) for dtype in dict.fromkeys(dtypes.values())}
-        new: dict[str, Value] = {}
-        for parameter in parameters:
-            variable = parameter.variable
-            rate = rates[dtypes[variable.name]]
-            own = {f"{variable.name}-{name.removesuffix('_buf')}": initial for name, initial in rule.slots}
-            values = [slots(name, variable.type, initial, variable) for name, initial in own.items()]
-            stepless = rule.op.stepless()
-            last = (rate, step) if stepless is None else (rate,)
-            made = apply(stepless or rule.op, parameter.value, *values, parameter.gradient, *last)
-            new.update(zip((variable.name, *own), made if own else (made,), strict=True))
-            self.slots[variable.name] = list(own)
-        return new
+        op = optimizer.update(group)
+        return updated(parameters, lambda _: op, lambda dtype: self._rate(group, dtype), step, slots, NAMES)
 
     def _rate(self, group: Group, dtype: DType) -> Value:
         key, where = f"#rate{len(self.rates)}", self.tracer.placement

@@ -1,0 +1,396 @@
+"""The formulas of optimizers, each once: jobs, tensors at once and graphs spell their parameters in their own ways.
+
+w is the variable, g its gradient, d the direction along which it goes down, lr the learning rate, t = step + 1 the number of the step.
+A prime marks a new value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+from jobflow.core.types import Array, TensorType, Xp, dtype_of, float32, float64
+from jobflow.ops.base import Binder, Call, Op, Sample, sample
+from jobflow.ops.formula import LONG_BLOCK, Element, Program, block_calls, compiled, weighted_sum
+from jobflow.ops.linalg import MatMul
+from jobflow.ops.pointwise import numbers as some
+from jobflow.ops.product_update import SgdProduct
+from jobflow.ops.update import Updated
+
+Elements = tuple[Element, ...]
+
+
+@dataclass(frozen=True)
+class OptimizerSlot:
+    """What an optimizer keeps for a variable: of its shape, or one number."""
+
+    name: str
+    initial: float = 0.0
+    scalar: bool = False
+
+
+@dataclass(frozen=True)
+class OptimizerUpdate(Updated):
+    """One formula of an optimizer: the new values of a variable and of its slots.
+
+    Inputs: w, the slots, g, the learning rate (one element), and for some the number of steps before (int64[1]).  `formula` is arithmetic
+    on the elements of the first ones and on a few numbers, which `numbers` makes of rate and step once per run.
+    """
+
+    abstract: ClassVar[bool] = True
+    #: names of the slots that are of the variable's shape and begin at 0
+    kept: ClassVar[tuple[str, ...]] = ()
+    #: True if the number of steps before is an input
+    reads_step: ClassVar[bool] = False
+    #: attributes of the samples
+    cases: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+
+    @property
+    def slots(self) -> tuple[OptimizerSlot, ...]:
+        return tuple(map(OptimizerSlot, self.kept))
+
+    @property
+    def count(self) -> int:
+        return 1 + len(self.slots)
+
+    @property
+    def single(self) -> frozenset[int]:  # type: ignore[override]
+        return frozenset(i for i, slot in enumerate(self.slots, 1) if slot.scalar)
+
+    @property
+    def alias(self) -> Mapping[int, int]:  # type: ignore[override]
+        return {i: i for i in range(self.count)}
+
+    def numbers(self, rate: float, step: int) -> tuple[float, ...]:
+        """What the formula takes after w, the slots and g."""
+        return (rate,)
+
+    def formula(self, xp: Xp, *values: Element) -> Elements:
+        """The new values of w and of the slots."""
+        raise NotImplementedError
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        n = self.count
+        rate, *step = arrays[n + 1 : -n]
+        numbers = self.numbers(float(rate[0]), int(step[0][0])) if step else self.numbers(rate.reshape(()), 0)
+        for new, value in zip(arrays[-n:], self.formula(xp, *arrays[: n + 1], *numbers), strict=True):
+            new[...] = value
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        if device.xp is not np or not self.flat:
+            return super().bind(device, inputs, outputs)
+        elements, scalars = inputs[: self.count + 1], [a.reshape(()) for a in inputs[self.count + 1 :]]
+        numbers, first = scalars[:1], list[Call]()
+        if type(self).numbers is not OptimizerUpdate.numbers:
+            numbers = [device.scratch((), dtype_of(elements[0].dtype)) for _ in self.numbers(0.0, 0)]
+            first = [(_fill, (numbers, self.numbers, *scalars))]
+        calls = block_calls(_program(self, len(numbers)), device, elements, numbers, outputs)
+        return super().bind(device, inputs, outputs) if calls is None else [*first, *calls]
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for op in (cls(**options) for options in cls.cases):
+            # a mean square is no less than the square of a mean
+            slots = [[slot.initial] if slot.scalar else abs(some(i, 5, 3)) + 4 * (i == 1) for i, slot in enumerate(op.slots, 1)]
+            for w in (some(0, 5, 3),) if op.flat else (some(0, 5, 3), np.zeros((5, 3))):
+                yield sample(op, w, *slots, some(9, 5, 3), [0.1], *([np.array([2])] if op.reads_step else []), differentiable=())
+
+
+@lru_cache(1024)
+def _program(op: OptimizerUpdate, numbers: int) -> Program:
+    return compiled(partial(op.formula, np), op.count + 1, numbers)
+
+
+def _fill(targets: Sequence[Array], numbers: Callable[[float, int], tuple[float, ...]], rate: Array, step: Array | None = None) -> None:
+    for target, number in zip(targets, numbers(rate.item(), 0 if step is None else step.item()), strict=True):
+        target[()] = number
+
+
+def _downwards(w: Element, g: Element, weight_decay: float, maximize: bool = False) -> Element:
+    """The direction, with decay as a part of it."""
+    g = -g if maximize else g
+    return g + weight_decay * w if weight_decay else g
+
+
+def _mean_square(decay: float, s: Element, d: Element, square_first: bool) -> Element:
+    """decay s + (1 - decay) d^2, rounded as whoever uses it always has: some square before they multiply."""
+    return decay * s + ((1 - decay) * (d * d) if square_first else (1 - decay) * d * d)
+
+
+def _separate_sum(alpha: Element, x: Element, beta: Element, y: Element) -> Element:
+    """`weighted_sum` with both products rounded."""
+    return beta * y + alpha * x
+
+
+def _norm(x: Array) -> float:
+    """Euclidean norm, summed in float64."""
+    return math.sqrt(float((x.astype("float64") ** 2).sum()))
+
+
+@dataclass(frozen=True)
+class SgdUpdate(OptimizerUpdate):
+    """d = g + weight_decay w;  w' = w - lr d."""
+
+    weight_decay: float = 0.0
+    maximize: bool = False
+    cases = ({}, {"weight_decay": 0.2}, {"weight_decay": 0.2, "maximize": True})
+
+    def formula(self, xp: Xp, w: Element, g: Element, rate: Element) -> Elements:
+        return (w - rate * _downwards(w, g, self.weight_decay, self.maximize),)
+
+    def absorb(self, index: int, maker: Op, *types: TensorType) -> Op | None:
+        plain = index == 1 and not self.weight_decay and not self.maximize
+        gains = plain and types[0].size >= LONG_BLOCK and types[0].dtype in (float32, float64)
+        return SgdProduct(maker.transpose_a, maker.transpose_b) if gains and type(maker) is MatMul else None
+
+
+@dataclass(frozen=True)
+class MomentumUpdate(OptimizerUpdate):
+    """v' = beta v - lr g;  w' = w (1 - lr weight_decay) + v'.
+
+    Unless `rate_inside`, the velocity does without the rate: d = g + weight_decay w;  v' = beta v + (1 - dampening) d, or d in the first
+    step;  w' = w - lr v', or w - lr (d + beta v') if `nesterov`.
+    """
+
+    beta: float
+    weight_decay: float = 0.0
+    rate_inside: bool = True
+    maximize: bool = False
+    dampening: float = 0.0
+    nesterov: bool = False
+    kept = ("momentum",)
+    cases = (
+        *({"beta": 0.9, "weight_decay": decay, "rate_inside": inside} for decay in (0.0, 0.2) for inside in (True, False)),
+        {"beta": 0.9, "rate_inside": False, "dampening": 0.1},
+        {"beta": 0.9, "rate_inside": False, "nesterov": True},
+    )
+
+    @property
+    def reads_step(self) -> bool:  # type: ignore[override]
+        return self.dampening != 0
+
+    def numbers(self, rate: float, step: int) -> tuple[float, ...]:
+        """The rate, and how much is taken of w, or of d."""
+        if self.rate_inside:
+            return rate, 1.0 - rate * self.weight_decay if self.weight_decay else 1.0
+        return rate, 1.0 - self.dampening if step else 1.0
+
+    def formula(self, xp: Xp, w: Element, v: Element, g: Element, rate: Element, share: Element) -> Elements:
+        if self.rate_inside:
+            v = self.beta * v - rate * g
+            return (share * w if self.weight_decay else w) + v, v
+        d = _downwards(w, g, self.weight_decay, self.maximize)
+        v = self.beta * v + (share * d if self.dampening else d)
+        return w - rate * (d + self.beta * v if self.nesterov else v), v
+
+
+def _corrections(beta1: float, beta2: float, step: int) -> tuple[float, float]:
+    """What the moments of a step are divided by, since they began at 0."""
+    return 1 - beta1 ** (step + 1), 1 - beta2 ** (step + 1)
+
+
+@dataclass(frozen=True)
+class AdamUpdate(OptimizerUpdate):
+    """m' = beta1 m + (1 - beta1) d;  v' = beta2 v + (1 - beta2) d^2;  w' = w - lr' (m' / (sqrt(v') + epsilon) + weight_decay w).
+
+    d = g, and lr' is lr, or with bias correction lr sqrt(1 - beta2^t) / (1 - beta1^t).
+
+    If it `corrects_moments`, bias correction is that of Kingma and Ba instead: the move is along m' / (1 - beta1^t) and v' / (1 - beta2^t),
+    and lr' = lr.  Unless `decoupled`, d = g + weight_decay w, and there is no other decay.  With `amsgrad` the move is over the root of the
+    largest v' that there was (Reddi et al. 2018).
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    bias_correction: bool = False
+    corrects_moments: bool = False
+    decoupled: bool = True
+    maximize: bool = False
+    amsgrad: bool = False
+    reads_step = True
+    cases = (
+        *({"weight_decay": decay, "bias_correction": correct} for decay in (0.0, 0.1) for correct in (False, True)),
+        *({"weight_decay": 0.1, "bias_correction": True, "corrects_moments": True, "decoupled": decoupled} for decoupled in (True, False)),
+        {"maximize": True, "amsgrad": True},
+    )
+
+    @property
+    def kept(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("m", "v", "max_v") if self.amsgrad else ("m", "v")
+
+    def numbers(self, rate: float, step: int) -> tuple[float, ...]:
+        """Factors of the move, of the root, and of w."""
+        first, second = _corrections(self.beta1, self.beta2, step) if self.bias_correction else (1.0, 1.0)
+        decay = self.weight_decay if self.decoupled else 0.0
+        if self.corrects_moments:
+            return -rate / first, 1 / math.sqrt(second), 1.0 - rate * decay
+        rate = rate * math.sqrt(second) / first
+        return -rate, 1.0, 1.0 - rate * decay
+
+    def formula(self, xp: Xp, w: Element, m: Element, v: Element, *others: Element) -> Elements:
+        *largest, g, back, wider, keep = others
+        d = _downwards(w, g, 0.0 if self.decoupled else self.weight_decay, self.maximize)
+        mixed = _separate_sum if self.amsgrad or self.maximize else weighted_sum  # these two have always rounded so
+        m = mixed(1 - self.beta1, d, self.beta1, m)
+        v = mixed(1 - self.beta2, d * d, self.beta2, v)
+        largest = [xp.maximum(x, v) for x in largest]
+        root = xp.sqrt(largest[0] if largest else v)
+        move = m / ((root * wider if self.corrects_moments else root) + self.epsilon)
+        return mixed(back, move, keep, w), m, v, *largest
+
+
+@dataclass(frozen=True)
+class RmsPropUpdate(OptimizerUpdate):
+    """s' = decay s + (1 - decay) d^2;  centered: a' = decay a + (1 - decay) d, r = s' - a'^2, else r = s';  w' = w - lr d / sqrt(r + epsilon).
+
+    d = g + weight_decay w.  Unless `epsilon_inside`, u = d / (sqrt(r) + epsilon);  v' = momentum v + u, without momentum u;  w' = w - lr v'.
+    """
+
+    decay: float = 0.99
+    epsilon: float = 1e-8
+    centered: bool = False
+    epsilon_inside: bool = True
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    cases = ({}, {"centered": True}, *({"epsilon_inside": False, "weight_decay": 0.1, "momentum": 0.5, "centered": each} for each in (False, True)))
+
+    @property
+    def kept(self) -> tuple[str, ...]:  # type: ignore[override]
+        return "mean_square", *(["mean_gradient"] if self.centered else []), *(["momentum"] if self.momentum > 0 else [])
+
+    def formula(self, xp: Xp, w: Element, s: Element, *others: Element) -> Elements:
+        *kept, g, rate = others
+        d = _downwards(w, g, self.weight_decay)
+        s = _mean_square(self.decay, s, d, self.epsilon_inside)
+        spread = s
+        if self.centered:
+            kept[0] = self.decay * kept[0] + (1 - self.decay) * d
+            spread = s - kept[0] * kept[0]
+        if self.epsilon_inside:
+            return w - rate * d / xp.sqrt(spread + self.epsilon), s, *kept
+        move = d / (xp.sqrt(spread) + self.epsilon)
+        if self.momentum > 0:
+            kept[-1] = move = self.momentum * kept[-1] + move
+        return w - rate * move, s, *kept
+
+
+@dataclass(frozen=True)
+class AdagradUpdate(OptimizerUpdate):
+    """s' = s + d^2;  w' = w - lr / (1 + step lr_decay) d / (sqrt(s') + epsilon);  d = g + weight_decay w.  s begins at `initial`."""
+
+    lr_decay: float = 0.0
+    weight_decay: float = 0.0
+    epsilon: float = 1e-10
+    initial: float = 0.0
+    reads_step = True
+    cases = ({}, {"lr_decay": 0.1, "weight_decay": 0.1})
+
+    @property
+    def slots(self) -> tuple[OptimizerSlot, ...]:
+        return (OptimizerSlot("sum", self.initial),)
+
+    def numbers(self, rate: float, step: int) -> tuple[float, ...]:
+        return (rate / (1 + step * self.lr_decay),)
+
+    def formula(self, xp: Xp, w: Element, s: Element, g: Element, rate: Element) -> Elements:
+        d = _downwards(w, g, self.weight_decay)
+        s = s + d * d
+        return w - rate * (d / (xp.sqrt(s) + self.epsilon)), s
+
+
+@dataclass(frozen=True)
+class AdadeltaUpdate(OptimizerUpdate):
+    """s' = rho s + (1 - rho) d^2;  u = d sqrt(x + epsilon) / sqrt(s' + epsilon);  x' = rho x + (1 - rho) u^2;  w' = w - lr u.
+
+    d = g + weight_decay w.
+    """
+
+    rho: float = 0.9
+    epsilon: float = 1e-6
+    weight_decay: float = 0.0
+    maximize: bool = False
+    kept = ("square_avg", "acc_delta")
+    cases = ({"weight_decay": 0.1},)
+
+    def formula(self, xp: Xp, w: Element, s: Element, x: Element, g: Element, rate: Element) -> Elements:
+        d = _downwards(w, g, self.weight_decay, self.maximize)
+        s = _mean_square(self.rho, s, d, False)
+        u = d * xp.sqrt(x + self.epsilon) / xp.sqrt(s + self.epsilon)
+        return w - rate * u, s, _mean_square(self.rho, x, u, False)
+
+
+@dataclass(frozen=True)
+class LarsUpdate(OptimizerUpdate):
+    """v' = beta v - r g;  w' = w + v' - r weight_decay w, with the local rate r = lr coefficient |w| / (epsilon + |g| + weight_decay |w|).
+
+    r is lr where |w| or |g| is zero.  The norms are those of the whole variable, so it stays whole.
+    """
+
+    beta: float = 0.9
+    epsilon: float = 1e-9
+    coefficient: float = 1e-4
+    weight_decay: float = 0.0
+    flat = False
+    kept = ("momentum",)
+    cases = ({"coefficient": 0.1, "weight_decay": 0.2},)
+
+    def formula(self, xp: Xp, w: Element, v: Element, g: Element, lr: Element) -> Elements:
+        rate, w_norm, g_norm = float(lr), _norm(w), _norm(g)
+        if w_norm > 0 and g_norm > 0:
+            rate *= self.coefficient * w_norm / (self.epsilon + g_norm + self.weight_decay * w_norm)
+        v = self.beta * v - rate * g
+        return w + v - rate * self.weight_decay * w, v
+
+
+@dataclass(frozen=True)
+class LambUpdate(OptimizerUpdate):
+    """u = (m' / c1) / (sqrt(v' / c2) + epsilon);  w' = w - lr r (u + weight_decay w), r = |w| / |u|, or 1 where a norm is zero.
+
+    m', v' as in Adam; c1 = 1 - p1', c2 = 1 - p2'.  p1 and p2 are variables of one element that begin at beta1 and beta2 and are multiplied
+    by them before use, so the first step corrects with the square: a peculiarity that is kept.
+
+    If it is as `published` (You et al. 2020), r = |w| / |u + weight_decay w|, and c1 = 1 - beta1^t, c2 = 1 - beta2^t, or 1 without bias
+    correction.  The norms are those of the whole variable, so it stays whole.
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-6
+    weight_decay: float = 0.0
+    published: bool = False
+    bias_correction: bool = True
+    flat = False
+    kept = ("m", "v")
+    cases = ({"weight_decay": 0.1}, {"weight_decay": 0.1, "published": True})
+
+    @property
+    def slots(self) -> tuple[OptimizerSlot, ...]:
+        powers = OptimizerSlot("beta1_t", self.beta1, scalar=True), OptimizerSlot("beta2_t", self.beta2, scalar=True)
+        return (*super().slots, *(() if self.published else powers))
+
+    @property
+    def reads_step(self) -> bool:  # type: ignore[override]
+        return self.published
+
+    def numbers(self, rate: float, step: int) -> tuple[float, ...]:
+        return rate, *(_corrections(self.beta1, self.beta2, step) if self.published and self.bias_correction else (1.0, 1.0))
+
+    def formula(self, xp: Xp, w: Element, m: Element, v: Element, *others: Element) -> Elements:
+        *powers, g, rate, first, second = others
+        m = self.beta1 * m + (1 - self.beta1) * g
+        v = _mean_square(self.beta2, v, g, self.published)
+        if powers:
+            powers = [power * beta for power, beta in zip(powers, (self.beta1, self.beta2), strict=True)]
+            first, second = (1 - float(power[0]) for power in powers)
+        move = m / first / (xp.sqrt(v / second) + self.epsilon)
+        decayed = move + self.weight_decay * w
+        w_norm, move_norm = _norm(w), _norm(decayed if self.published else move)
+        ratio = w_norm / move_norm if w_norm > 0 and move_norm > 0 else 1.0
+        return w - float(rate) * ratio * decayed, m, v, *powers
