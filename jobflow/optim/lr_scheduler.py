@@ -1,6 +1,7 @@
 """Learning rates that change: each schedule sets the rates of an optimizer's groups at every `step()`.
 
-Most are closed formulas of the number of steps t, in float64: `rate(base, t)`.  `base` is the rate that the group began with.
+Most are closed formulas of the number of steps t, in float64: `rate(base, t)`.  `base` is the rate that the group began with.  Those that
+jobs have too are in `jobflow.optimizer.schedules`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from jobflow.core.errors import ConfigError, user_line
+from jobflow.legacy.optimizer.schedules import cosine, exponential, polynomial
+from jobflow.legacy.optimizer.warmup import rising
 from jobflow.optim.optimizer import Optimizer
 
 
@@ -110,7 +113,7 @@ class StepLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def rate(self, base: float, t: int) -> float:
-        return float(base * self.gamma ** (t // self.step_size))
+        return exponential(base, self.gamma, t // self.step_size)
 
 
 class MultiStepLR(LRScheduler):
@@ -121,7 +124,7 @@ class MultiStepLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def rate(self, base: float, t: int) -> float:
-        return float(base * self.gamma ** bisect_right(self.milestones, t))
+        return exponential(base, self.gamma, bisect_right(self.milestones, t))
 
 
 class ExponentialLR(LRScheduler):
@@ -132,7 +135,7 @@ class ExponentialLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def rate(self, base: float, t: int) -> float:
-        return float(base * self.gamma**t)
+        return exponential(base, self.gamma, t)
 
 
 class ConstantLR(LRScheduler):
@@ -162,7 +165,7 @@ class LinearLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def rate(self, base: float, t: int) -> float:
-        return base * (self.start_factor + (self.end_factor - self.start_factor) * min(t, self.total_iters) / self.total_iters)
+        return rising(base, min(t, self.total_iters), self.total_iters, self.start_factor, self.end_factor)
 
 
 class PolynomialLR(LRScheduler):
@@ -176,9 +179,7 @@ class PolynomialLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def rate(self, base: float, t: int) -> float:
-        n = self.steps * max(1, math.ceil(t / self.steps)) if self.cycle else self.steps
-        left = 1 - min(t, n) / n
-        return float((base - self.end_learning_rate) * left**self.power + self.end_learning_rate)
+        return polynomial(base, t, self.steps, self.end_learning_rate, self.power, self.cycle)
 
 
 class CosineDecayLR(LRScheduler):
@@ -190,8 +191,7 @@ class CosineDecayLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def rate(self, base: float, t: int) -> float:
-        cosine = (1 + math.cos(math.pi * min(t, self.decay_steps) / self.decay_steps)) / 2
-        return base * ((1 - self.alpha) * cosine + self.alpha)
+        return cosine(base, t, self.decay_steps, self.alpha)
 
 
 class CosineAnnealingLR(LRScheduler):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from numbers import Real
@@ -15,12 +15,15 @@ from jobflow.graph.training import Parameter
 from jobflow.ops import elementwise as ew
 from jobflow.ops.base import apply
 from jobflow.ops.layout_ops import ToLayout
-from jobflow.ops.reduce import SquareSum
+from jobflow.ops.reduce import SquareSum, reduce_max
 
 if TYPE_CHECKING:
-    from jobflow.graph.ir import Value, Variable
+    from jobflow.graph.ir import Value
 
 __all__ = ["by_global_norm"]
+
+#: what PyTorch adds to a norm before it divides
+EPSILON = 1e-6
 
 
 class Clipping(Protocol):
@@ -40,19 +43,35 @@ class GlobalNorm:
             raise ConfigError(f"grad_clipping.by_global_norm at {user_line()}: clip_norm must be a positive number; got {self.clip_norm!r}")
 
     def clipped(self, parameters: Sequence[Parameter]) -> list[Parameter]:
-        if not parameters:
-            return []
-        wide = float64 if any(p.gradient.dtype is float64 for p in parameters) else float32
-        parameters = [replace(p, gradient=_in_layout_of(p.variable, p.gradient)) for p in parameters]
-        squares = [apply(SquareSum(), ew.cast(p.gradient, wide)) for p in parameters]
-        norm = ew.sqrt(reduce(ew.add, squares))
-        factor = ew.scale(ew.reciprocal(ew.clip(norm, minimum=self.clip_norm)), self.clip_norm)
-        return [replace(p, gradient=_times(p.gradient, factor)) for p in parameters]
+        return by_norm(parameters, lambda n: ew.scale(ew.reciprocal(ew.clip(n, minimum=self.clip_norm)), self.clip_norm))
 
 
-def _in_layout_of(variable: Variable, gradient: Value) -> Any:
-    """Addends are summed before they are squared, and once: the update reads the sum as well."""
-    return apply(ToLayout(variable.sbp), gradient)
+@dataclass(frozen=True)
+class GroupNorm:
+    """g min(1, most / (n + EPSILON)), n = the norm of all gradients of a group taken as one vector: PyTorch's."""
+
+    most: float
+    kind: float = 2.0
+
+    def clipped(self, parameters: Sequence[Parameter]) -> list[Parameter]:
+        return by_norm(parameters, lambda n: ew.clip(ew.scale(ew.reciprocal(ew.shift(n, EPSILON)), self.most), maximum=1.0), self.kind)
+
+
+def by_norm(parameters: Sequence[Parameter], factor_of: Callable[[Tensor], Tensor], kind: float = 2.0) -> list[Parameter]:
+    """The gradients times a factor that is made of their norm: the Euclidean one, or, if `kind` is infinite, the largest absolute value.
+
+    Addends are summed before they are squared, and once: the update reads the sum as well.
+    """
+    if not parameters:
+        return []
+    wide = float64 if any(p.gradient.dtype is float64 for p in parameters) else float32
+    parameters = [replace(p, gradient=apply(ToLayout(p.variable.sbp), p.gradient)) for p in parameters]
+    if kind == math.inf:
+        norm: Tensor = reduce(ew.maximum, [reduce_max(ew.absolute(p.gradient)) for p in parameters])
+    else:
+        norm = ew.sqrt(reduce(ew.add, [apply(SquareSum(), ew.cast(p.gradient, wide)) for p in parameters]))
+    factor = factor_of(norm)
+    return [replace(p, gradient=_times(p.gradient, factor)) for p in parameters]
 
 
 def _times(gradient: Value, factor: Tensor) -> Any:

@@ -17,6 +17,22 @@ from jobflow.core.errors import ConfigError, JobError, user_line
 from jobflow.legacy.optimizer.warmup import Warmup, is_number
 
 
+def exponential(base: float, rate: float, periods: float) -> float:
+    """base rate^periods"""
+    return float(base * rate**periods)
+
+
+def cosine(base: float, step: int, steps: float, alpha: float) -> float:
+    """base ((1 - alpha) (1 + cos(pi s / steps)) / 2 + alpha), s = min(step, steps)"""
+    return base * ((1 - alpha) * 0.5 * (1 + math.cos(math.pi * min(step, steps) / steps)) + alpha)
+
+
+def polynomial(base: float, step: int, steps: float, end: float, power: float, cycle: bool) -> float:
+    """(base - end) (1 - min(step, d) / d)^power + end, d = steps, or with `cycle` the next multiple of it."""
+    d = steps * max(1, math.ceil(step / steps)) if cycle else steps
+    return float((base - end) * (1 - min(step, d) / d) ** power + end)
+
+
 class Schedule(ABC):
     """A learning rate per step.  A schedule of one's own is a frozen dataclass with `base` and `decayed`, or any object with `rate`."""
 
@@ -120,8 +136,7 @@ class CosineScheduler(_Decay):
     warmup: Warmup | None = None
 
     def decayed(self, step: int) -> float:
-        s = min(step, self.steps)
-        return self.base_lr * ((1 - self.alpha) * 0.5 * (1 + math.cos(math.pi * s / self.steps)) + self.alpha)
+        return cosine(self.base_lr, step, self.steps, self.alpha)
 
 
 @dataclass(frozen=True)
@@ -139,12 +154,7 @@ class PolynomialScheduler(_Decay):
     warmup: Warmup | None = None
 
     def decayed(self, step: int) -> float:
-        if self.cycle:
-            s, d = float(step), self.steps * max(1, math.ceil(step / self.steps))
-        else:
-            s, d = min(step, self.steps), self.steps
-        left: float = (1 - s / d) ** self.power
-        return (self.base_lr - self.end_learning_rate) * left + self.end_learning_rate
+        return polynomial(self.base_lr, step, self.steps, self.end_learning_rate, self.power, self.cycle)
 
 
 #: The misspelling of earlier releases.
@@ -162,8 +172,7 @@ class ExponentialScheduler(_Decay):
     warmup: Warmup | None = None
 
     def decayed(self, step: int) -> float:
-        rate: float = self.base_lr * self.decay_rate ** self._periods(step, self.staircase)
-        return rate
+        return exponential(self.base_lr, self.decay_rate, self._periods(step, self.staircase))
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,12 @@ class LinearWarmup:
         _check("warmup.linear", self.steps, "start_multiplier", self.start_multiplier)
 
     def rate(self, base: float, step: int) -> float:
-        return base * (self.start_multiplier + (1 - self.start_multiplier) * step / self.steps)
+        return rising(base, step, self.steps, self.start_multiplier)
+
+
+def rising(base: float, step: float, steps: float, start: float, end: float = 1.0) -> float:
+    """base times what goes evenly from start to end within `steps` steps."""
+    return base * (start + (end - start) * step / steps)
 
 
 constant = ConstantWarmup

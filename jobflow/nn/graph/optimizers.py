@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import reduce
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,17 +12,12 @@ import numpy as np
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import ConfigError, SourceLine, user_line
 from jobflow.core.layout import B, Layout
-from jobflow.core.types import Array, DType, Tensor, TensorType, float32, float64
+from jobflow.core.types import Array, DType, TensorType
 from jobflow.graph.ir import Value
 from jobflow.graph.training import DynamicScale, Parameter, Slots, updated
-from jobflow.ops import elementwise as ew
-from jobflow.ops.base import apply
-from jobflow.ops.layout_ops import ToLayout
-from jobflow.ops.reduce import SquareSum, reduce_max
+from jobflow.legacy.optimizer.clipping import GroupNorm
 from jobflow.optim.optimizer import SLOT_NAMES, Group, Optimizer
 
-#: what is added to a norm before it divides
-EPSILON = 1e-6
 #: the slots of the formulas that have another name as variables
 NAMES = {slot: name.removesuffix("_buf") for slot, name in SLOT_NAMES.items()}
 
@@ -119,23 +113,10 @@ class Steps:
 
 
 def clipped(parameters: Sequence[Parameter], group: Group) -> Sequence[Parameter]:
-    """Gradients times min(1, most / (n + epsilon)), n the norm of all gradients of the group as one vector; unless no clipping is asked for."""
+    """With the gradients clipped as the group asks for."""
     most, kind = group.get("clip_grad_max_norm"), group.get("clip_grad_norm_type")
     if most is None:
         return parameters
     if kind not in (None, 2, math.inf):
         raise ConfigError(f"nn.Graph: clip_grad_norm_type is 2 or inf; got {kind!r}")
-    wide = float64 if any(p.gradient.dtype is float64 for p in parameters) else float32
-    whole = [replace(p, gradient=_given(apply(ToLayout(p.variable.sbp), p.gradient))) for p in parameters]
-    norm = _largest(whole) if kind == math.inf else ew.sqrt(reduce(ew.add, [apply(SquareSum(), ew.cast(p.gradient, wide)) for p in whole]))
-    factor = ew.clip(ew.scale(ew.reciprocal(ew.shift(norm, EPSILON)), float(most)), maximum=1.0)
-    return [replace(p, gradient=_given(ew.multiply(p.gradient, ew.cast(factor, p.gradient.dtype)))) for p in whole]
-
-
-def _largest(parameters: Sequence[Parameter]) -> Tensor:
-    return reduce(ew.maximum, [reduce_max(ew.absolute(p.gradient)) for p in parameters])
-
-
-def _given(made: Tensor) -> Value:
-    assert isinstance(made, Value)
-    return made
+    return GroupNorm(float(most), 2.0 if kind is None else kind).clipped(parameters)
