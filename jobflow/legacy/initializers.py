@@ -195,14 +195,17 @@ glorot_uniform_initializer = xavier_uniform_initializer
 glorot_normal_initializer = xavier_normal_initializer
 
 
+#: how much wider values may be before an activation than 1 / sqrt(fan)
+GAINS = {
+    **dict.fromkeys(("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "sigmoid"), 1.0),
+    "tanh": 5 / 3,
+    "relu": math.sqrt(2.0),
+    "selu": 3 / 4,
+}
+
+
 def _gain(nonlinearity: str, slope: float) -> float:
-    gains = {
-        **dict.fromkeys(("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "sigmoid"), 1.0),
-        "tanh": 5 / 3,
-        "relu": math.sqrt(2.0),
-        "leaky_relu": math.sqrt(2.0 / (1.0 + slope**2)),
-        "selu": 3 / 4,
-    }
+    gains = {**GAINS, "leaky_relu": math.sqrt(2.0 / (1.0 + slope**2))}
     return gains[_one_of("kaiming_initializer", "nonlinearity", nonlinearity, tuple(gains))]
 
 

@@ -19,6 +19,8 @@ from jobflow.functional.creation import cut, number
 from jobflow.functional.drawing import DRAW, generator_of
 from jobflow.functional.nn_base import assign
 from jobflow.functional.promotion import cast
+from jobflow.legacy.initializers import GAINS
+from jobflow.legacy.initializers import fans as fans_of
 from jobflow.ops import special
 from jobflow.ops.base import Op
 from jobflow.ops.random import RandomNormal, RandomUniform
@@ -120,9 +122,6 @@ def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
 
 # -------------------------------------------------------------------- by the sizes of a layer
 
-_GAINS = {"sigmoid": 1.0, "linear": 1.0, "tanh": 5.0 / 3.0, "relu": math.sqrt(2.0), "selu": 0.75}
-_LINEAR = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-
 
 def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
     """How much wider values may be before an activation than 1 / sqrt(size); `param` is the slope of leaky_relu, 0.01 if None."""
@@ -131,12 +130,10 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
     if nonlinearity == "leaky_relu":
         slope = 0.01 if param is None else float(param)
         return math.sqrt(2.0 / (1.0 + slope * slope))
-    if nonlinearity in _LINEAR:
-        return 1.0
-    if nonlinearity not in _GAINS:
-        known = (*_GAINS, "leaky_relu", *_LINEAR)
+    if nonlinearity not in GAINS:
+        known = (*GAINS, "leaky_relu")
         raise ArgumentError(f"calculate_gain at {user_line()}: no gain is known for {nonlinearity!r}{did_you_mean(nonlinearity, known)}")
-    return _GAINS[nonlinearity]
+    return GAINS[nonlinearity]
 
 
 def fans(what: str, tensor: Tensor) -> tuple[int, int]:
@@ -144,8 +141,7 @@ def fans(what: str, tensor: Tensor) -> tuple[int, int]:
     _check(what, tensor)
     if tensor.ndim < 2:
         raise ShapeError(f"{what} at {user_line()}: {tensor.type} has not the two axes [out, in, ...] or more")
-    window = math.prod(tensor.shape[2:])
-    return tensor.shape[1] * window, tensor.shape[0] * window
+    return fans_of(tensor.shape, "NCHW")
 
 
 def xavier_uniform_(tensor: Tensor, gain: float = 1.0, generator: Any = None) -> Tensor:

@@ -94,8 +94,8 @@ class Optimizer:
 
     # ---------------------------------------------------------------- steps
 
-    def update(self, group: Group) -> OptimizerUpdate:
-        """What steps the parameters of a group."""
+    def rule(self, group: Group) -> OptimizerUpdate:
+        """The update that steps the parameters of a group."""
         raise NotImplementedError
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -121,7 +121,7 @@ class Optimizer:
                 loss = closure()
         here = state()
         for group in self.param_groups:
-            op = self.update(group)
+            op = self.rule(group)
             for p in group["params"]:
                 if p.grad is not None:
                     self._step(here, p, p.grad, op, float(group["lr"]))

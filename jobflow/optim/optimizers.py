@@ -44,7 +44,7 @@ class SGD(Optimizer):
         options = {"momentum": momentum, "dampening": dampening, "weight_decay": weight_decay, "nesterov": nesterov, "maximize": maximize}
         super().__init__(params, {"lr": lr, **options})
 
-    def update(self, group: Group) -> OptimizerUpdate:
+    def rule(self, group: Group) -> OptimizerUpdate:
         decay, maximize, momentum = group["weight_decay"], group["maximize"], group["momentum"]
         if not momentum:
             return SgdUpdate(decay, maximize)
@@ -71,7 +71,7 @@ class Adam(Optimizer):
         options = {"betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad, "maximize": maximize}
         super().__init__(params, {"lr": lr, "do_bias_correction": do_bias_correction, **options})
 
-    def update(self, group: Group) -> OptimizerUpdate:
+    def rule(self, group: Group) -> OptimizerUpdate:
         (beta1, beta2), decay, correct = group["betas"], group["weight_decay"], group["do_bias_correction"]
         return AdamUpdate(beta1, beta2, group["eps"], decay, correct, True, self.decoupled, group["maximize"], group["amsgrad"])
 
@@ -114,7 +114,7 @@ class LAMB(Optimizer):
             raise ConfigError(f"optim.LAMB at {user_line()}: decay is not part of the gradient here; leave adam_w_mode at True")
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "do_bias_correction": do_bias_correction})
 
-    def update(self, group: Group) -> OptimizerUpdate:
+    def rule(self, group: Group) -> OptimizerUpdate:
         beta1, beta2 = group["betas"]
         return LambUpdate(beta1, beta2, group["eps"], group["weight_decay"], True, group["do_bias_correction"])
 
@@ -137,7 +137,7 @@ class RMSprop(Optimizer):
         options = {"alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum, "centered": centered}
         super().__init__(params, {"lr": lr, **options})
 
-    def update(self, group: Group) -> OptimizerUpdate:
+    def rule(self, group: Group) -> OptimizerUpdate:
         return RmsPropUpdate(group["alpha"], group["eps"], group["centered"], False, group["weight_decay"], group["momentum"])
 
 
@@ -158,7 +158,7 @@ class Adagrad(Optimizer):
         options = {"lr_decay": lr_decay, "weight_decay": weight_decay, "initial_accumulator_value": initial_accumulator_value, "eps": eps}
         super().__init__(params, {"lr": lr, **options})
 
-    def update(self, group: Group) -> OptimizerUpdate:
+    def rule(self, group: Group) -> OptimizerUpdate:
         return AdagradUpdate(group["lr_decay"], group["weight_decay"], group["eps"], float(group["initial_accumulator_value"]))
 
 
@@ -172,5 +172,5 @@ class Adadelta(Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "rho": rho, "eps": eps, "weight_decay": weight_decay, "maximize": maximize})
 
-    def update(self, group: Group) -> OptimizerUpdate:
+    def rule(self, group: Group) -> OptimizerUpdate:
         return AdadeltaUpdate(group["rho"], group["eps"], group["weight_decay"], group["maximize"])

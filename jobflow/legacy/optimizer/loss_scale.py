@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from jobflow.core.errors import ConfigError, user_line
 from jobflow.core.types import float32
+from jobflow.graph.training import DynamicScale, Halting
 from jobflow.legacy.optimizer.warmup import is_number
 
 __all__ = ["dynamic_loss_scale", "halt_where_not_finite", "static_loss_scale"]
@@ -18,10 +19,15 @@ class StaticLossScale:
     """The same factor at every step."""
 
     loss_scale_factor: float
+    dynamic: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         if not is_number(self.loss_scale_factor) or self.loss_scale_factor <= 0:
             raise ConfigError(f"loss scale at {user_line()}: the factor must be a positive number; got {self.loss_scale_factor!r}")
+
+    @property
+    def scale(self) -> float:
+        return float(self.loss_scale_factor)
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,7 @@ class DynamicLossScale:
     initial_loss_scale: float = 2**30
     increment_period: int = 2000
     multiplier: float = 2.0
+    scale: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
         what = f"loss scale at {user_line()}"
@@ -45,10 +52,17 @@ class DynamicLossScale:
         if not is_number(self.multiplier) or not 1 < self.multiplier < math.inf:
             raise ConfigError(f"{what}: multiplier must be a number larger than 1; got {self.multiplier!r}")
 
+    @property
+    def dynamic(self) -> DynamicScale:
+        return DynamicScale(float(self.initial_loss_scale), self.increment_period, float(self.multiplier))
+
 
 @dataclass(frozen=True)
 class HaltWhereNotFinite:
     """No scale, but from the first step on in which a gradient is not finite, no variable changes any more: the state is that before this step."""
+
+    scale: ClassVar[float] = 1.0
+    dynamic: ClassVar[Halting] = Halting()
 
 
 LossScale: TypeAlias = StaticLossScale | DynamicLossScale | HaltWhereNotFinite

@@ -16,7 +16,7 @@ from jobflow.core.types import Tensor
 from jobflow.graph.training import DynamicScale, Halting, Parameter, Slots, updated
 from jobflow.legacy.losses import TrainJob, check_loss, job_in_force
 from jobflow.legacy.optimizer.clipping import Clipping
-from jobflow.legacy.optimizer.loss_scale import DynamicLossScale, HaltWhereNotFinite, LossScale, StaticLossScale
+from jobflow.legacy.optimizer.loss_scale import LossScale, StaticLossScale
 from jobflow.ops.optimizer_updates import AdamUpdate, LambUpdate, LarsUpdate, MomentumUpdate, OptimizerUpdate, RmsPropUpdate, SgdUpdate
 from jobflow.ops.update import learning_rate
 
@@ -47,18 +47,13 @@ class Minimizer:
     @property
     def dynamic_loss_scale(self) -> DynamicScale | Halting | None:
         """The loss scale that changes from step to step, or what else may skip a step, if there is one."""
-        policy = self.loss_scale_policy
-        if isinstance(policy, HaltWhereNotFinite):
-            return Halting()
-        if not isinstance(policy, DynamicLossScale):
-            return None
-        return DynamicScale(float(policy.initial_loss_scale), int(policy.increment_period), float(policy.multiplier))
+        return None if self.loss_scale_policy is None else self.loss_scale_policy.dynamic
 
     @property
     def loss_scale(self) -> float:
         """Factor on the loss gradient that is divided out of the variables' gradients again."""
-        if isinstance(self.loss_scale_policy, StaticLossScale):
-            return float(self.loss_scale_policy.loss_scale_factor)
+        if self.loss_scale_policy is not None:
+            return self.loss_scale_policy.scale
         return 1.0 if self.loss_scale_factor is None else float(self.loss_scale_factor)
 
     def for_job(self, job: TrainJob) -> Self:
@@ -85,7 +80,7 @@ class Options:
 
     lr_scheduler: Schedule
 
-    def update_of(self, variable: str) -> OptimizerUpdate:
+    def step_op(self, variable: str) -> OptimizerUpdate:
         """The op that updates `variable`."""
         raise NotImplementedError
 
@@ -137,7 +132,7 @@ class Single(Minimizer, Options):
             return {}
         if self.grad_clipping is not None:
             parameters = self.grad_clipping.clipped(parameters)
-        return updated(parameters, self.update_of, lambda dtype: learning_rate(self.lr_scheduler, step, dtype), step, slots)
+        return updated(parameters, self.step_op, lambda dtype: learning_rate(self.lr_scheduler, step, dtype), step, slots)
 
 
 @dataclass(frozen=True)
@@ -192,7 +187,7 @@ class Descent(Options):
     loss_scale_factor: float | None = None
     momentum: float = 0.9
 
-    def update_of(self, variable: str) -> OptimizerUpdate:
+    def step_op(self, variable: str) -> OptimizerUpdate:
         decay = self.decay_of(variable)
         return MomentumUpdate(self.momentum, decay) if self.momentum else SgdUpdate(decay)
 
@@ -222,7 +217,7 @@ class Corrected(Moments):
 
     do_bias_correction: bool = False
 
-    def update_of(self, variable: str) -> OptimizerUpdate:
+    def step_op(self, variable: str) -> OptimizerUpdate:
         return AdamUpdate(self.beta1, self.beta2, self.epsilon, self.decay_of(variable), self.do_bias_correction)
 
 
@@ -240,7 +235,7 @@ class AdamW(Decaying, Corrected):
 class LazyAdam(Single, Moments):
     """Adam with bias correction; every row is updated in every step.  Slots: m, v."""
 
-    def update_of(self, variable: str) -> OptimizerUpdate:
+    def step_op(self, variable: str) -> OptimizerUpdate:
         return AdamUpdate(self.beta1, self.beta2, self.epsilon, bias_correction=True)
 
 
@@ -257,7 +252,7 @@ class MeanSquare(Options):
 class RMSProp(Single, MeanSquare):
     """s' = d s + (1 - d) g^2, w' = w - lr g / sqrt(s' + epsilon); centred by the mean gradient.  Slots: mean_square, mean_gradient."""
 
-    def update_of(self, variable: str) -> OptimizerUpdate:
+    def step_op(self, variable: str) -> OptimizerUpdate:
         return RmsPropUpdate(self.decay_rate, self.epsilon, self.centered)
 
 
@@ -274,7 +269,7 @@ class LocalRates(Options):
 class LARS(Decaying, LocalRates):
     """Momentum with a rate per variable in proportion to |w| / |g|.  Slot: momentum."""
 
-    def update_of(self, variable: str) -> OptimizerUpdate:
+    def step_op(self, variable: str) -> OptimizerUpdate:
         return LarsUpdate(self.momentum_beta, self.epsilon, self.lars_coefficient, self.decay_of(variable))
 
 
@@ -284,7 +279,7 @@ class LAMB(Decaying, Moments):
 
     epsilon: float = 1e-06
 
-    def update_of(self, variable: str) -> OptimizerUpdate:
+    def step_op(self, variable: str) -> OptimizerUpdate:
         return LambUpdate(self.beta1, self.beta2, self.epsilon, self.decay_of(variable))
 
 

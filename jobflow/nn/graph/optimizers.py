@@ -103,7 +103,7 @@ class Steps:
         return new
 
     def _stepped(self, optimizer: Optimizer, group: Group, parameters: Sequence[Parameter], step: Value, slots: Slots) -> dict[str, Value]:
-        op = optimizer.update(group)
+        op = optimizer.rule(group)
         return updated(parameters, lambda _: op, lambda dtype: self._rate(group, dtype), step, slots, NAMES)
 
     def _rate(self, group: Group, dtype: DType) -> Value:
