@@ -122,9 +122,6 @@ class _Decay(Schedule):
     def base(self) -> float:
         return self.base_lr
 
-    def _periods(self, step: int, staircase: bool) -> float:
-        return math.floor(step / self.steps) if staircase else step / self.steps
-
 
 @dataclass(frozen=True)
 class CosineScheduler(_Decay):
@@ -162,45 +159,38 @@ PolynomialSchduler = PolynomialScheduler
 
 
 @dataclass(frozen=True)
-class ExponentialScheduler(_Decay):
+class _Periodic(_Decay):
+    """A schedule of p = step / steps, rounded down when `staircase`."""
+
+    base_lr: float
+    steps: float
+    decay_rate: float
+    staircase: bool = False
+    warmup: Warmup | None = None
+
+    def _periods(self, step: int) -> float:
+        return math.floor(step / self.steps) if self.staircase else step / self.steps
+
+
+class ExponentialScheduler(_Periodic):
     """base_lr decay_rate^p, p = step / steps, rounded down when `staircase`"""
 
-    base_lr: float
-    steps: float
-    decay_rate: float
-    staircase: bool = False
-    warmup: Warmup | None = None
-
     def decayed(self, step: int) -> float:
-        return exponential(self.base_lr, self.decay_rate, self._periods(step, self.staircase))
+        return exponential(self.base_lr, self.decay_rate, self._periods(step))
 
 
-@dataclass(frozen=True)
-class InverseTimeScheduler(_Decay):
+class InverseTimeScheduler(_Periodic):
     """base_lr / (1 + decay_rate p), p = step / steps, rounded down when `staircase`"""
 
-    base_lr: float
-    steps: float
-    decay_rate: float
-    staircase: bool = False
-    warmup: Warmup | None = None
-
     def decayed(self, step: int) -> float:
-        return self.base_lr / (1 + self.decay_rate * self._periods(step, self.staircase))
+        return self.base_lr / (1 + self.decay_rate * self._periods(step))
 
 
-@dataclass(frozen=True)
-class NaturalExpScheduler(_Decay):
+class NaturalExpScheduler(_Periodic):
     """base_lr exp(-decay_rate p), p = step / steps, rounded down when `staircase`"""
 
-    base_lr: float
-    steps: float
-    decay_rate: float
-    staircase: bool = False
-    warmup: Warmup | None = None
-
     def decayed(self, step: int) -> float:
-        return self.base_lr * math.exp(-self.decay_rate * self._periods(step, self.staircase))
+        return self.base_lr * math.exp(-self.decay_rate * self._periods(step))
 
 
 @dataclass(frozen=True)
