@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,8 @@ Element = Any
 Formula = Callable[..., Sequence[Element]]
 #: a function, the values it takes (a float is a constant), and the value it gives
 Step = tuple[Callable[..., Any], tuple[int | float, ...], int]
+#: a function, and what takes its arguments, with what it writes, out of all places
+Placed = tuple[Callable[..., Any], Callable[[Sequence[Array]], Any]]
 
 
 class Recorded(np.lib.mixins.NDArrayOperatorsMixin):
@@ -61,15 +63,21 @@ def weighted_sum(alpha: Element, x: Element, beta: Element, y: Element) -> Eleme
 
 @dataclass(frozen=True)
 class Program:
-    """The calls of a block, by place: the elements, the numbers, the new values, then rows of scratch."""
+    """The calls of a block.  They find their arrays by place: the elements, the numbers, the new values, rows of scratch, then the constants."""
 
-    steps: tuple[Step, ...]
-    #: place of the scratch that a step needs besides, by position
-    spare: dict[int, int]
+    elements: int
+    numbers: int
     rows: int
+    constants: tuple[Array, ...]
+    steps: tuple[Placed, ...]
+
+    @property
+    def length(self) -> int:
+        """Elements per block."""
+        return LONG_BLOCK if self.elements + self.rows <= FEW else BLOCK
 
 
-def compiled(formula: Formula, elements: int, numbers: int) -> Program:
+def compiled(formula: Formula, elements: int, numbers: int, dtype: Any) -> Program:
     """A formula as calls that write each value where it ends up, as far as nothing there is still read, and else into scratch."""
     steps: list[Step] = []
     given = elements + numbers
@@ -90,9 +98,16 @@ def compiled(formula: Formula, elements: int, numbers: int) -> Program:
         if value not in places:
             places[value] = scratch.take()
         scratch.free += [spare[i]] if i in spare else []
-    copies = [(np.positive, (places[value],), given + k) for k, value in enumerate(results) if places[value] != given + k]
-    placed = [(f, tuple(places[x] if isinstance(x, int) else x for x in inputs), places[value]) for f, inputs, value in steps]
-    return Program((*placed, *copies), spare, scratch.rows)
+    chosen = [(f, [*inputs, value], [spare[i]] if i in spare else []) for i, (f, inputs, value) in enumerate(steps)]
+    constants = {x.hex(): x for _, values, _ in chosen for x in values if isinstance(x, float)}
+    behind = {name: scratch.first + scratch.rows + i for i, name in enumerate(constants)}
+
+    def at(value: int | float) -> int:
+        return behind[value.hex()] if isinstance(value, float) else places[value]
+
+    calls: list[Placed] = [(POSITIONAL.get(f, f), itemgetter(*map(at, values), *also)) for f, values, also in chosen]
+    calls += [(np.positive, itemgetter(places[value], given + k)) for k, value in enumerate(results) if places[value] != given + k]
+    return Program(elements, numbers, scratch.rows, tuple(np.asarray(x, dtype) for x in constants.values()), tuple(calls))
 
 
 def _lead_to(output: int, value: int, old: int, steps: list[Step], last: dict[int, int], places: dict[int, int], given: int) -> None:
@@ -124,22 +139,36 @@ def block_calls(program: Program, device: Binder, elements: Sequence[Array], num
     """
     if not all(a.flags.c_contiguous for a in (*elements, *outputs)):
         return None
-    size, dtype = elements[0].size, elements[0].dtype
-    length = LONG_BLOCK if len(elements) + program.rows <= FEW else BLOCK
-    scratch = list(device.scratch((program.rows, min(length, size)), dtype_of(dtype)))
-    constants = {x: np.asarray(x, dtype) for _, inputs, _ in program.steps for x in inputs if isinstance(x, float)}
-    flat, new = [a.reshape(-1) for a in elements], [a.reshape(-1) for a in outputs]
+    size, length = elements[0].size, program.length
+    rows = [*device.scratch((program.rows, min(length, size)), dtype_of(elements[0].dtype))] if program.rows else []
+    elements, outputs = [a.reshape(-1) for a in elements], [a.reshape(-1) for a in outputs]
+    if 0 < size <= length:
+        return _block(program, [*elements, *numbers, *outputs, *rows, *program.constants])
     calls: list[Call] = []
     for start, stop in reversed(cut(size, max(1, -(-size // length)))):
         if stop > start:
-            places = [*(a[start:stop] for a in flat), *numbers, *(a[start:stop] for a in new), *(row[: stop - start] for row in scratch)]
-            for i, (function, inputs, place) in enumerate(program.steps):
-                arguments = [constants[x] if isinstance(x, float) else places[x] for x in inputs]
-                if function is weighted_sum:
-                    alpha, x, beta, y = arguments
-                    calls += blas.mixed(alpha, x, beta, y, places[place], places[program.spare[i]])
-                elif function in (np.maximum, np.minimum):  # a positional output of these is deprecated
-                    calls.append((partial(function, out=places[place]), tuple(arguments)))
-                else:
-                    calls.append((function, (*arguments, places[place])))
+            old, new = ([a[start:stop] for a in arrays] for arrays in (elements, outputs))
+            calls += _block(program, [*old, *numbers, *new, *(row[: stop - start] for row in rows), *program.constants])
     return calls
+
+
+def _block(program: Program, places: Sequence[Array]) -> list[Call]:
+    calls: list[Call] = []
+    for function, arguments in program.steps:
+        if function is weighted_sum:
+            calls += blas.mixed(*arguments(places))
+        else:
+            calls.append((function, arguments(places)))
+    return calls
+
+
+def _maximum(x: Array, y: Array, z: Array) -> None:
+    np.maximum(x, y, out=z)
+
+
+def _minimum(x: Array, y: Array, z: Array) -> None:
+    np.minimum(x, y, out=z)
+
+
+#: instead of functions of which a positional output is deprecated
+POSITIONAL: dict[Callable[..., Any], Callable[..., Any]] = {np.maximum: _maximum, np.minimum: _minimum}

@@ -43,7 +43,7 @@ class OptimizerUpdate(Updated):
     """
 
     abstract: ClassVar[bool] = True
-    #: names of the slots that are of the variable's shape and begin at 0
+    #: names of the slots
     kept: ClassVar[tuple[str, ...]] = ()
     #: True if the number of steps before is an input
     reads_step: ClassVar[bool] = False
@@ -52,11 +52,15 @@ class OptimizerUpdate(Updated):
 
     @property
     def slots(self) -> tuple[OptimizerSlot, ...]:
-        return tuple(map(OptimizerSlot, self.kept))
+        return tuple(map(self.slot, self.kept))
+
+    def slot(self, name: str) -> OptimizerSlot:
+        """The slot of this name: of the variable's shape, and 0 at first, unless said otherwise."""
+        return OptimizerSlot(name)
 
     @property
     def count(self) -> int:
-        return 1 + len(self.slots)
+        return 1 + len(self.kept)
 
     @property
     def single(self) -> frozenset[int]:  # type: ignore[override]
@@ -69,6 +73,11 @@ class OptimizerUpdate(Updated):
     def numbers(self, rate: float, step: int) -> tuple[float, ...]:
         """What the formula takes after w, the slots and g."""
         return (rate,)
+
+    @property
+    def derives(self) -> bool:
+        """True if these are others than the rate."""
+        return type(self).numbers is not OptimizerUpdate.numbers
 
     def formula(self, xp: Xp, *values: Element) -> Elements:
         """The new values of w and of the slots."""
@@ -84,12 +93,14 @@ class OptimizerUpdate(Updated):
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         if device.xp is not np or not self.flat:
             return super().bind(device, inputs, outputs)
-        elements, scalars = inputs[: self.count + 1], [a.reshape(()) for a in inputs[self.count + 1 :]]
+        dtype = inputs[0].dtype
+        program = _program(self, dtype)
+        elements, scalars = inputs[: program.elements], [a.reshape(()) for a in inputs[program.elements :]]
         numbers, first = scalars[:1], list[Call]()
-        if type(self).numbers is not OptimizerUpdate.numbers:
-            numbers = [device.scratch((), dtype_of(elements[0].dtype)) for _ in self.numbers(0.0, 0)]
+        if self.derives:
+            numbers = [device.scratch((), dtype_of(dtype)) for _ in range(program.numbers)]
             first = [(_fill, (numbers, self.numbers, *scalars))]
-        calls = block_calls(_program(self, len(numbers)), device, elements, numbers, outputs)
+        calls = block_calls(program, device, elements, numbers, outputs)
         return super().bind(device, inputs, outputs) if calls is None else [*first, *calls]
 
     @classmethod
@@ -102,8 +113,14 @@ class OptimizerUpdate(Updated):
 
 
 @lru_cache(1024)
-def _program(op: OptimizerUpdate, numbers: int) -> Program:
-    return compiled(partial(op.formula, np), op.count + 1, numbers)
+def _program(op: OptimizerUpdate, dtype: Any) -> Program:
+    return compiled(partial(op.formula, np), op.count + 1, len(op.numbers(0.0, 0)), dtype)
+
+
+@lru_cache(1024)
+def unified(op: OptimizerUpdate) -> OptimizerUpdate:
+    """One of all that are equal, which caches find without comparing their attributes."""
+    return op
 
 
 def _fill(targets: Sequence[Array], numbers: Callable[[float, int], tuple[float, ...]], rate: Array, step: Array | None = None) -> None:
@@ -175,17 +192,21 @@ class MomentumUpdate(OptimizerUpdate):
         return self.dampening != 0
 
     def numbers(self, rate: float, step: int) -> tuple[float, ...]:
-        """The rate, and how much is taken of w, or of d."""
-        if self.rate_inside:
-            return rate, 1.0 - rate * self.weight_decay if self.weight_decay else 1.0
-        return rate, 1.0 - self.dampening if step else 1.0
+        """The rate, and how much is taken of w, or of d, if that is not all."""
+        if not self.derives:
+            return (rate,)
+        return (rate, 1.0 - rate * self.weight_decay) if self.rate_inside else (rate, 1.0 - self.dampening if step else 1.0)
 
-    def formula(self, xp: Xp, w: Element, v: Element, g: Element, rate: Element, share: Element) -> Elements:
+    @property
+    def derives(self) -> bool:
+        return (self.weight_decay if self.rate_inside else self.dampening) != 0
+
+    def formula(self, xp: Xp, w: Element, v: Element, g: Element, rate: Element, *share: Element) -> Elements:
         if self.rate_inside:
             v = self.beta * v - rate * g
-            return (share * w if self.weight_decay else w) + v, v
+            return (share[0] * w if share else w) + v, v
         d = _downwards(w, g, self.weight_decay, self.maximize)
-        v = self.beta * v + (share * d if self.dampening else d)
+        v = self.beta * v + (share[0] * d if share else d)
         return w - rate * (d + self.beta * v if self.nesterov else v), v
 
 
@@ -290,11 +311,11 @@ class AdagradUpdate(OptimizerUpdate):
     epsilon: float = 1e-10
     initial: float = 0.0
     reads_step = True
+    kept = ("sum",)
     cases = ({}, {"lr_decay": 0.1, "weight_decay": 0.1})
 
-    @property
-    def slots(self) -> tuple[OptimizerSlot, ...]:
-        return (OptimizerSlot("sum", self.initial),)
+    def slot(self, name: str) -> OptimizerSlot:
+        return OptimizerSlot(name, self.initial)
 
     def numbers(self, rate: float, step: int) -> tuple[float, ...]:
         return (rate / (1 + step * self.lr_decay),)
@@ -367,13 +388,15 @@ class LambUpdate(OptimizerUpdate):
     published: bool = False
     bias_correction: bool = True
     flat = False
-    kept = ("m", "v")
     cases = ({"weight_decay": 0.1}, {"weight_decay": 0.1, "published": True})
 
     @property
-    def slots(self) -> tuple[OptimizerSlot, ...]:
-        powers = OptimizerSlot("beta1_t", self.beta1, scalar=True), OptimizerSlot("beta2_t", self.beta2, scalar=True)
-        return (*super().slots, *(() if self.published else powers))
+    def kept(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("m", "v") if self.published else ("m", "v", "beta1_t", "beta2_t")
+
+    def slot(self, name: str) -> OptimizerSlot:
+        powers = {"beta1_t": self.beta1, "beta2_t": self.beta2}
+        return OptimizerSlot(name, powers[name], scalar=True) if name in powers else OptimizerSlot(name)
 
     @property
     def reads_step(self) -> bool:  # type: ignore[override]

@@ -16,7 +16,7 @@ from jobflow.eager.convert import convert_array
 from jobflow.eager.state import EagerState, gradients, state
 from jobflow.eager.tensor import Tensor
 from jobflow.functional.clipping import clip_grad_norm_
-from jobflow.ops.optimizer_updates import OptimizerUpdate
+from jobflow.ops.optimizer_updates import OptimizerUpdate, unified
 from jobflow.ops.source import Constant
 from jobflow.ops.update import rate_dtype
 
@@ -121,18 +121,18 @@ class Optimizer:
                 loss = closure()
         here = state()
         for group in self.param_groups:
-            op = self.rule(group)
+            op = unified(self.rule(group))
+            slots = {SLOT_NAMES.get(slot.name, slot.name): slot.initial for slot in op.slots}
             for p in group["params"]:
                 if p.grad is not None:
-                    self._step(here, p, p.grad, op, float(group["lr"]))
+                    self._step(here, p, p.grad, op, slots, float(group["lr"]))
         return loss
 
-    def _step(self, here: EagerState, p: Tensor, gradient: Tensor, op: OptimizerUpdate, rate: float) -> None:
+    def _step(self, here: EagerState, p: Tensor, gradient: Tensor, op: OptimizerUpdate, slots: Mapping[str, float], rate: float) -> None:
         mine = self.state.setdefault(p, {"step": 0})
-        slots = {SLOT_NAMES.get(slot.name, slot.name): slot for slot in op.slots}
-        for name, slot in slots.items():
+        for name, initial in slots.items():
             if name not in mine:  # the first step
-                mine[name] = run.source(Constant(p.type.shape, p.type.dtype, slot.initial), p.layout)
+                mine[name] = run.source(Constant(p.type.shape, p.type.dtype, initial), p.layout)
         scalars = [_number(p, np.array([rate], rate_dtype(p.type.dtype).numpy))]
         if op.reads_step:
             scalars.append(_number(p, np.array([mine["step"]], np.int64)))

@@ -97,13 +97,14 @@ def test_formulas_are_made_in_place_as_far_as_nothing_is_overwritten_that_is_sti
 
     arrays = list(np.random.default_rng(1).standard_normal((4, 100_000)))
     expected = [a.copy() for a in turned(*arrays, 2.0)]
-    program = compiled(turned, 4, 1)
+    program = compiled(turned, 4, 1, np.float64)
     for function, arguments in block_calls(program, laws.Bench(), arrays, [np.array(2.0)], arrays) or ():
         function(*arguments)
     for ours, theirs in zip(arrays, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-14)
-    rows = {op: compiled(partial(op.formula, np), op.count + 1, len(op.numbers(0.1, 1))).rows for op, *_ in formulas((2,), 0.1) if op.flat}
-    assert list(rows.values()) == [1, 1, 1, 1, 2, 2], "an update in place takes no more scratch than this"
+    flat = [op for op, *_ in formulas((2,), 0.1) if op.flat]
+    rows = [compiled(partial(op.formula, np), op.count + 1, len(op.numbers(0.1, 1)), np.float64).rows for op in flat]
+    assert rows == [1, 1, 1, 1, 2, 2], "an update in place takes no more scratch than this"
 
 
 def test_learning_rate_is_read_at_run_time() -> None:
