@@ -28,11 +28,12 @@ compile alone agree.  The first half is done once for all ranks, the second by e
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from jobflow.compiler.divide import divide
 from jobflow.compiler.factors import gather_factors
-from jobflow.compiler.front.differentiate import differentiate
+from jobflow.compiler.front.differentiate import Logical, differentiate
 from jobflow.compiler.front.loss_scale import guard
 from jobflow.compiler.front.microbatch import unroll
 from jobflow.compiler.front.pipeline import pipeline
@@ -59,23 +60,23 @@ from jobflow.plan.storage import sharers
 NOWHERE: Mapping[str, Slot] = MappingProxyType({})
 
 
-def logical(tracer: Tracer, outputs: Sequence[Value]) -> Graph:
+def logical(tracer: Tracer, outputs: Sequence[Value]) -> Logical:
     """What to compute."""
     if tracer.microbatches is None:
-        return _settled(tracer, differentiate(tracer, prepared(tracer, outputs)))
-    bodies = [(tracer, outputs)] if tracer.tail is None else [(tracer, outputs), tracer.tail]
-    return _settled(tracer, unroll([(body, prepared(body, made)) for body, made in bodies], tracer.microbatches))
+        found = differentiate(*prepared(tracer, outputs))
+    else:
+        bodies = [(tracer, outputs)] if tracer.tail is None else [(tracer, outputs), tracer.tail]
+        found = unroll([prepared(body, made) for body, made in bodies], tracer.microbatches)
+    return replace(found, graph=recompute(pipeline(simplify(guard(found.graph)), tracer.schedule)))
 
 
-def prepared(tracer: Tracer, outputs: Sequence[Value]) -> Sequence[Value]:
-    """The traced program as the job's strategy has it, in the precision the job asks for; its outputs as they are then."""
-    if tracer.strategy is not None:
-        outputs = tracer.strategy.distribute(tracer, outputs)
+def prepared(tracer: Tracer, outputs: Sequence[Value]) -> tuple[Tracer, Sequence[Value]]:
+    """The traced program as the job's strategy has it, in the precision the job asks for, and its outputs."""
+    strategy = tracer.strategy
+    if strategy is not None:
+        tracer = tracer.fork()
+        outputs = strategy.distribute(tracer, outputs)
     return lower_precision(tracer, outputs, tracer.half)
-
-
-def _settled(tracer: Tracer, graph: Graph) -> Graph:
-    return recompute(pipeline(simplify(guard(graph)), tracer.schedule))
 
 
 def distribute(graph: Graph) -> Physical:

@@ -12,14 +12,13 @@ has just written; in `y = all_to_all(x w[256:]^T)` 0.05 MB.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
 
 from jobflow.compiler.factors import pays
 from jobflow.compiler.layouts.box import Reroute, rerouted
 from jobflow.core.layout import B, Layout, Local, S, Sbp, Signature, Split
 from jobflow.graph.ir import Node, Physical, Value
-from jobflow.graph.rewrite import consumers, copy_node, with_values
+from jobflow.graph.rewrite import Rewriter, consumers
 from jobflow.ops.axes import Reshape
 from jobflow.ops.source import Input
 from jobflow.ops.update import Updated
@@ -33,7 +32,7 @@ def keep_weights(physical: Physical, ranks: tuple[int, ...], slots: Mapping[str,
         return physical
     finding = _Finding(physical, ranks, slots, hatch)
     turned = {node: signature for node in physical.graph.nodes if (signature := finding.signature(node)) is not None}
-    return _Turning(physical, turned).run() if turned else physical
+    return _Turning(physical, turned).physically() if turned else physical
 
 
 class _Finding:
@@ -77,34 +76,30 @@ class _Finding:
         return isinstance(value.node.op, Input) and value.node.op.key in self.hatch and as_it_comes
 
 
-@dataclass
-class _Turning:
-    physical: Physical
-    turned: Mapping[Node, Signature]
-    nodes: list[Node] = field(default_factory=list)
-    layouts: dict[Value, Layout | Local] = field(default_factory=dict)
+class _Turning(Rewriter):
+    def __init__(self, physical: Physical, turned: Mapping[Node, Signature]) -> None:
+        super().__init__(physical.graph)
+        self.physical, self.turned = physical, turned
+        self.layouts: dict[Value, Layout | Local] = {}
 
-    def run(self) -> Physical:
-        now: dict[Value, Value] = {}
-        for node in self.physical.graph.nodes:
-            inputs, before = tuple(now[value] for value in node.inputs), [self.physical.layouts[value] for value in node.outputs]
-            signature = self.turned.get(node)
-            if signature is not None:
-                inputs = tuple(self._laid(value, node, sbp) for value, sbp in zip(inputs, signature.inputs, strict=True))
-            made = self._added(copy_node(node, inputs), before if signature is None else [Layout(node.placement, signature.outputs)])
-            if signature is not None:
-                made = (self._laid(made[0], node, S(0)),)
-            now.update(zip(node.outputs, made, strict=True))
-        return Physical(with_values(self.physical.graph, self.nodes, now), self.layouts)
+    def physically(self) -> Physical:
+        return Physical(self.run(), self.layouts)
 
-    def _added(self, node: Node, layouts: Sequence[Layout | Local]) -> tuple[Value, ...]:
-        """The outputs of a new node."""
-        self.nodes.append(node)
-        self.layouts.update(zip(node.outputs, layouts, strict=True))
-        return node.outputs
+    def take(self, node: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
+        signature = self.turned.get(node)
+        if signature is None:
+            made = self.keep(node, inputs)
+            self.layouts.update(zip(made, [self.physical.layouts[value] for value in node.outputs], strict=True))
+            return made
+        laid = tuple(self._laid(value, node, sbp) for value, sbp in zip(inputs, signature.inputs, strict=True))
+        (product,) = self.keep(node, laid)
+        self.layouts[product] = Layout(node.placement, signature.outputs)
+        return (self._laid(product, node, S(0)),)
 
     def _laid(self, value: Value, node: Node, sbp: Sbp) -> Value:
         """The value as `node` reads or hands it on."""
         source, target = self.layouts[value], Layout(node.placement, (sbp,))
         assert isinstance(source, Layout)
-        return self._added(rerouted(value, Reroute(source, target), node.origin).node, [target])[0]
+        (laid,) = self.add(rerouted(value, Reroute(source, target), node.origin))
+        self.layouts[laid] = target
+        return laid

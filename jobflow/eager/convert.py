@@ -18,7 +18,7 @@ import jobflow.core.scope as scope
 from jobflow.compiler.layouts.box import Reroute
 from jobflow.compiler.layouts.paths import path
 from jobflow.core.errors import DivergedError, user_line
-from jobflow.core.layout import B, Layout, Placement
+from jobflow.core.layout import B, Layout, Local, Placement
 from jobflow.core.types import Array, TensorType
 from jobflow.eager.state import EagerState, mixed
 from jobflow.eager.tensor import Tensor
@@ -184,18 +184,16 @@ def _numbered(placement: Placement, ranks: tuple[int, ...]) -> Placement:
 
 def physical(type: TensorType, source: Layout, target: Layout) -> Physical:
     """A program that takes x in one layout and gives it in the other."""
-    node = Node(Input(type.shape, type.dtype, "x"), (), (), "x", source.placement)
-    value = Value(type, node, 0, "x")
-    node.outputs = (value,)
-    nodes, layouts = [node], {value: source}
-    here = value
+    nodes = [Node(Input(type.shape, type.dtype, "x"), (), ((type, "x", False),), "x", source.placement)]
+    first = here = nodes[0].outputs[0]
+    layouts: dict[Value, Layout | Local] = {here: source}
+    before = source
     for hop in path(source, target, type):
-        step = Node(Reroute(layouts[here], hop.target, hop.name), (here,), (), f"x:{hop.target}", hop.target.placement)
-        here = Value(type, step, 0, step.name)
-        step.outputs = (here,)
-        nodes.append(step)
-        layouts[here] = hop.target
-    return Physical(Graph(CONVERSION, source.placement, tuple(nodes), (value,), (here,)), dict(layouts))
+        name = f"x:{hop.target}"
+        nodes.append(Node(Reroute(before, hop.target, hop.name), (here,), ((type, name, False),), name, hop.target.placement))
+        here, before = nodes[-1].outputs[0], hop.target
+        layouts[here] = before
+    return Physical(Graph(CONVERSION, source.placement, tuple(nodes), (first,), (here,)), layouts)
 
 
 def gathered(here: EagerState, x: Tensor, what: str) -> Array:

@@ -180,9 +180,8 @@ class Job:
 
     def _lay_out(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...]) -> Version:
         tracer, results = self.trace(session, placement, shapes, rows)
-        graph = logical(tracer, returned_values(results))
-        pieces = tracer.pieces or (1,) * len(graph.outputs)
-        return Version(distribute(graph), results, tuple(tracer.watches), tuple(dict.fromkeys(tracer.limits)), pieces)
+        found = logical(tracer, returned_values(results))
+        return Version(distribute(found.graph), results, found.watches, tuple(dict.fromkeys(tracer.limits)), found.pieces)
 
     @staticmethod
     def _argument(tracer: Tracer, name: str, declared: Declared, shape: tuple[int, ...]) -> Value:

@@ -1,10 +1,13 @@
-"""A program before anyone decided where it runs: values, nodes, graphs.  Immutable once traced; passes build new ones."""
+"""A program before anyone decided where it runs: values, nodes, graphs.
+
+All of it is immutable, so graphs may share nodes: a pass builds a new graph, of new nodes where something changes and of the same ones elsewhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import InitVar, dataclass, field
+from typing import Literal, TypeAlias
 
 from jobflow.core.errors import NOWHERE, SourceLine
 from jobflow.core.layout import B, Layout, Local, Placement, Sbp
@@ -13,11 +16,13 @@ from jobflow.ops.base import Op
 
 #: What a node is for: the user's program, its gradients, or the step that writes variables.
 Phase = Literal["forward", "backward", "update"]
+#: What a node is to make, for its constructor: type, name, and whether it is of the mirrored view.
+Output: TypeAlias = tuple[TensorType, str, bool]
 
 
-@dataclass(eq=False, slots=True, weakref_slot=True)
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Value:
-    """One tensor of a program; compared by identity.
+    """One tensor of a program: output `index` of `node`; compared by identity.
 
     `local` is True in the mirrored view, where `type` is the type on one rank and no logical whole exists.
     """
@@ -74,16 +79,21 @@ class Origin:
     gradients: tuple[End | None, ...] = ()
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Node:
-    """One application of an op on a placement."""
+    """One application of an op on a placement; compared by identity.  It is made together with its outputs."""
 
     op: Op
     inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
+    makes: InitVar[Sequence[Output]]
     name: str
     placement: Placement
     origin: Origin = Origin()
+    outputs: tuple[Value, ...] = field(init=False)
+
+    def __post_init__(self, makes: Sequence[Output]) -> None:
+        values = tuple([Value(type, self, i, name, local) for i, (type, name, local) in enumerate(makes)])
+        object.__setattr__(self, "outputs", values)
 
     @property
     def where(self) -> SourceLine:

@@ -9,7 +9,7 @@ from jobflow.core.layout import Placement
 from jobflow.core.scope import View
 from jobflow.core.types import Tensor
 from jobflow.graph.ir import Node, Origin, Value, Variable
-from jobflow.graph.rewrite import Rewrite
+from jobflow.graph.rewrite import Take
 from jobflow.ops.base import Op
 
 
@@ -27,7 +27,7 @@ class Program(Protocol):
     @property
     def nodes(self) -> Sequence[Node]: ...
     def apply(self, op: Op, inputs: Sequence[Tensor], name: str | None) -> tuple[Any, ...]: ...
-    def rewritten(self, outputs: Sequence[Value], rewrite: Rewrite) -> list[Value]: ...
+    def rewritten(self, outputs: Sequence[Value], rewrite: Take) -> list[Value]: ...
     def again(
         self, node: Node, inputs: Sequence[Value], *, op: Op | None = None, placement: Placement | None = None, origin: Origin | None = None
     ) -> tuple[Value, ...]: ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jobflow.graph.ir import Graph, Node, Physical, Value
+from jobflow.graph.rewrite import made_by
 
 Wire = tuple[Any, ...]
 
@@ -16,7 +17,7 @@ def graph_to_wire(graph: Graph) -> Wire:
         (
             node.op,
             tuple(number[v] for v in node.inputs),
-            tuple((v.type, v.name, v.local) for v in node.outputs),
+            made_by(node),
             node.name,
             node.placement,
             node.origin,
@@ -42,8 +43,7 @@ def graph_from_wire(wire: Wire) -> Graph:
     nodes: list[Node] = []
     values: list[Value] = []
     for op, sources, made, label, placed, origin in rows:
-        node = Node(op, tuple(values[i] for i in sources), (), label, placed, origin)
-        node.outputs = tuple(Value(type, node, i, value_name, local) for i, (type, value_name, local) in enumerate(made))
+        node = Node(op, tuple(values[i] for i in sources), made, label, placed, origin)
         values.extend(node.outputs)
         nodes.append(node)
     return Graph(

@@ -116,7 +116,7 @@ def laid_out(job: Job, devices: int, strategy: str | None = None) -> Explained:
     tracer, results = job.trace(session, placement, shapes)
     outputs = returned_values(results)
     traced = tracer.graph(outputs)
-    graph = logical(tracer, outputs)
+    graph = logical(tracer, outputs).graph
     sharded = shard(graph)
     return Explained(traced, graph, sharded, bucket(box(sharded)), devices, tracer.schedule)
 

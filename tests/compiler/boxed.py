@@ -25,11 +25,9 @@ RUNS = 2
 
 def change(source: Layout, target: Layout, type: TensorType, number: int = 0) -> tuple[Value, Node, Sharded]:
     """x in `source`, read by a node that wants it in `target`."""
-    read = Node(Input(type.shape, type.dtype, f"x{number}"), (), (), f"x{number}", source.placement)
-    x = Value(type, read, 0, f"x{number}")
-    read.outputs = (x,)
-    copy = Node(Copy(), (x,), (), f"y{number}", target.placement)
-    copy.outputs = (Value(type, copy, 0, f"y{number}"),)
+    read = Node(Input(type.shape, type.dtype, f"x{number}"), (), ((type, f"x{number}", False),), f"x{number}", source.placement)
+    (x,) = read.outputs
+    copy = Node(Copy(), (x,), ((type, f"y{number}", False),), f"y{number}", target.placement)
     graph = Graph("job", source.placement, (read, copy), (x,), copy.outputs)
     return x, copy, Sharded(graph, {x: source, copy.outputs[0]: target}, {read: (), copy: (target,)})
 

@@ -37,7 +37,7 @@ def unrolled(body: Body, rows: int, count: int) -> Graph:
     tracer, outputs = made[0]
     tracer.microbatches, tracer.tail = cut, made[1] if len(made) > 1 else None
     with scope.using(interpreter=tracer, placement=tracer.placement, view="consistent", namespace=()):
-        return logical(tracer, outputs)
+        return logical(tracer, outputs).graph
 
 
 def linear(tracer: Tracer, x: Any) -> Tensor:
@@ -88,7 +88,7 @@ def test_masks_are_windows_on_that_of_the_whole_batch() -> None:
     with scope.using(interpreter=whole, placement=whole.placement, view="consistent", namespace=()):
         loss: Any = body(whole, whole.input("x", type_(7, 2, dtype=float64)))
         whole.minimize(Sgd(), [loss])
-        expected = logical(whole, [loss])
+        expected = logical(whole, [loss]).graph
     x, w = np.random.default_rng(0).normal(size=(7, 2)), np.ones((2, 1))
     counter = {"#run": np.array([5])}
     (losses,), after = evaluate(expected, {"x": x, **counter}, {"w": w})

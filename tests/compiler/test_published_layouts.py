@@ -178,7 +178,7 @@ def chosen(op: str, types: Sequence[str], mesh: str, inputs: Sequence[str]) -> s
     """How the output lies."""
     graph = traced(op, tuple(types), mesh)
     given = {f"x{i}": Layout(MESHES[mesh], tuple(MARKS[mark] for mark in text.split(","))) for i, text in enumerate(inputs)}
-    sharded = Given(graph, given).run()
+    sharded = Given(graph, given).sharded()
     return re.sub(r"S\((\d)\)", r"S\1", lies(sharded.layouts, sharded.graph.outputs[0]))
 
 

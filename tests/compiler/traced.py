@@ -76,7 +76,7 @@ def trace(
         outputs = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
         if train:
             tracer.minimize(optimizer or Sgd(), outputs)
-        return logical(tracer, outputs)
+        return logical(tracer, outputs).graph
 
 
 def text(graph: Graph) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import FrozenInstanceError, fields
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from jobflow.compiler.front.trace import Tracer
 from jobflow.compiler.layouts.shard import shard
 from jobflow.core.layout import S
 from jobflow.graph.ir import Node, Value
-from jobflow.graph.rewrite import consumers, copy_node, needed_nodes, rebuild
+from jobflow.graph.rewrite import Rewriter, changed, consumers, needed_nodes
 from jobflow.graph.text import graph_text, physical_text, sharded_text
 from jobflow.graph.wire import graph_from_wire, graph_to_wire, physical_from_wire, physical_to_wire
 from jobflow.ops.activation import relu, tanh
@@ -65,22 +66,40 @@ def test_values_are_compared_by_identity() -> None:
 # -------------------------------------------------------------------- rewriting
 
 
-def test_rebuilding_leaves_the_graph_it_was_given() -> None:
+def test_values_and_nodes_cannot_be_changed() -> None:
+    (value, _), node = trace(body).outputs, trace(body).nodes[-1]
+    for whole in (value, node):
+        for each in fields(whole):
+            with pytest.raises(FrozenInstanceError, match=each.name):
+                setattr(whole, each.name, getattr(whole, each.name))
+            with pytest.raises(FrozenInstanceError, match=each.name):
+                delattr(whole, each.name)
+    assert node.outputs[0].node is node and all(value in value.node.outputs for value in node.inputs)
+
+
+def test_what_does_not_change_is_the_same() -> None:
     graph = trace(lambda t: body(t)[0], first(2), train=True)
-    before, nodes = text(graph), graph.nodes
-    again = rebuild(graph, lambda node, inputs: None)
-    assert text(again) == before == text(graph)
-    assert graph.nodes is nodes and not set(again.nodes) & set(nodes)
-    assert set(again.values()).isdisjoint(graph.values())
+    again = Rewriter(graph).run()
+    assert again is not graph and again == graph
 
 
-def test_nodes_may_be_replaced_by_values() -> None:
-    """Without its relu, the graph returns what the relu read."""
+class Dropping(Rewriter):
+    """Leaves out one kind of op, and renames another."""
 
-    def drop(node: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...] | None:
-        return inputs if node.op.word() == "relu" else None
+    def take(self, node: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
+        if node.op.word() == "relu":
+            return inputs
+        return self.keep(node, inputs, name="product") if node.op.word() == "matmul" else self.keep(node, inputs)
 
-    assert text(rebuild(trace(body), drop)).endswith("  return %matmul_0, %tanh_0\n")
+
+def test_nodes_may_be_replaced() -> None:
+    """Without its relu, the graph returns what the relu read; what reads nothing that has changed is the same."""
+    graph = trace(body)
+    before = text(graph)
+    made = Dropping(graph).run()
+    assert text(made).endswith("  return %matmul_0, %tanh_0\n") and [node.name for node in made.nodes] == ["x", "w", "product", "tanh_0"]
+    assert [node in graph.nodes for node in made.nodes] == [True, True, False, True]
+    assert text(graph) == before and graph.nodes[2].name == "matmul_0"
 
 
 def test_readers_and_needs() -> None:
@@ -90,11 +109,12 @@ def test_readers_and_needs() -> None:
     assert needed_nodes([y]) == {x.node, y.node} and needed_nodes([z]) == set(graph.nodes)
 
 
-def test_a_copied_node_has_values_of_its_own() -> None:
+def test_a_changed_node_has_values_of_its_own() -> None:
     node = trace(body).nodes[-1]
-    fresh = copy_node(node, node.inputs)
-    assert (str(fresh), fresh.where, fresh.phase) == (str(node), node.where, node.phase)
+    fresh = changed(node, node.inputs, name="other")
+    assert (str(fresh), fresh.where, fresh.phase, fresh.name) == (str(node), node.where, node.phase, "other")
     assert fresh.outputs[0] is not node.outputs[0] and fresh.outputs[0].node is fresh
+    assert changed(node, node.inputs) is node
 
 
 # -------------------------------------------------------------------- between processes

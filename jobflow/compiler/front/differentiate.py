@@ -18,8 +18,9 @@ from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import JobError, PlanError
 from jobflow.core.layout import B, P, Split
 from jobflow.core.types import DType, Tensor, TensorType, float16, int64
-from jobflow.graph.ir import End, Graph, Node, Value, Variable
-from jobflow.graph.training import DynamicScale, Optimizer, Parameter, Training
+from jobflow.graph.ir import End, Graph, Node, Origin, Value, Variable
+from jobflow.graph.rewrite import Rewriter
+from jobflow.graph.training import DynamicScale, Optimizer, Parameter, Training, Watch
 from jobflow.ops import elementwise as ew
 from jobflow.ops.axes import Reshape, Squeeze
 from jobflow.ops.base import apply
@@ -46,23 +47,67 @@ class Weight:
     raised: float = 1.0
 
 
-def differentiate(tracer: Tracer, outputs: Sequence[Value]) -> Graph:
+@dataclass(frozen=True)
+class Gradients:
+    """What the backward pass gives."""
+
+    #: by the value they are the gradient of
+    of: Mapping[Value, Value]
+    #: by the value they are: what each of its values is the gradient of
+    ends: Mapping[Value, End]
+
+    def of_variables(self, tracer: Tracer) -> dict[str, Value]:
+        """By name, those of the variables that are trained."""
+        names = [name for name, variable in tracer.variables.items() if variable.trainable and tracer.reads[name] in self.of]
+        return {name: self.of[tracer.reads[name]] for name in names}
+
+    def origin(self, node: Node) -> Origin:
+        """Where a node comes from, and what its outputs are gradients of."""
+        ends = tuple([self.ends.get(value) for value in node.outputs])
+        return replace(node.origin, gradients=ends) if any(ends) else node.origin
+
+
+@dataclass(frozen=True)
+class Logical:
+    """What a job computes, and how its outputs are to be read."""
+
+    graph: Graph
+    #: who is shown the last outputs
+    watches: tuple[Watch, ...]
+    #: per result and watch, of how many outputs it consists, one after another along axis 0
+    pieces: tuple[int, ...]
+
+
+def differentiate(tracer: Tracer, outputs: Sequence[Value]) -> Logical:
     """The traced job with the nodes of its training appended; a predict job is left as it is."""
-    training = tracer.training
+    traced, tracer, training = len(tracer.nodes), tracer.fork(), tracer.training
     if training is None:
-        return tracer.graph((*outputs, *watched(tracer, {}, Weight(1))))
+        watches, shown = watched(tracer, {}, Weight(1))
+        return Logical(tracer.graph((*outputs, *shown)), watches, (1,) * (len(outputs) + len(shown)))
     check_losses(tracer, training)
     weight = Weight(training.losses[0].type.size)
     weight = replace(weight, raised=raised_by(tracer, training, weight))
     gradients = backpropagate(tracer, training, weight)
-    update_variables(tracer, training, gradients_of_variables(tracer, gradients), weight.raised)
-    return tracer.graph((*outputs, *watched(tracer, gradients, weight)))
+    update_variables(tracer, training, gradients.of_variables(tracer), weight.raised)
+    watches, shown = watched(tracer, gradients.of, weight)
+    return Logical(_Marking(tracer.graph((*outputs, *shown)), traced, gradients).run(), watches, (1,) * (len(outputs) + len(shown)))
 
 
-def gradients_of_variables(tracer: Tracer, gradients: Mapping[Value, Value]) -> dict[str, Value]:
-    """By name, those of the variables that are trained."""
-    names = [name for name, variable in tracer.variables.items() if variable.trainable and tracer.reads[name] in gradients]
-    return {name: gradients[tracer.reads[name]] for name in names}
+class _Marking(Rewriter):
+    """Has the nodes of the backward pass, which follow those that were traced, say what their outputs are gradients of."""
+
+    def __init__(self, graph: Graph, traced: int, gradients: Gradients) -> None:
+        super().__init__(graph)
+        self.traced, self.gradients = traced, gradients
+
+    def run(self) -> Graph:
+        self.stay(self.graph.nodes[: self.traced])
+        self.walk(self.graph.nodes[self.traced :])
+        return self.rebuilt()
+
+    def take(self, node: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
+        origin = self.gradients.origin(node)
+        return self.keep(node, inputs, origin=None if origin is node.origin else origin)
 
 
 #: a loss of so many elements, and no more, has slopes that float16 can take without help
@@ -117,10 +162,11 @@ def update_variables(tracer: Tracer, training: Training, gradients: Mapping[str,
         tracer.updates[step.name] = apply(Increment(), step)
 
 
-def watched(tracer: Tracer, gradients: Mapping[Value, Value], weight: Weight) -> list[Value]:
-    """What the watches show.  Those of gradients that there are not are forgotten."""
-    tracer.watches = [watch for watch in tracer.watches if not watch.gradient or watch.value in gradients]
-    return [_undivided(tracer, watch.value, gradients[watch.value], weight) if watch.gradient else watch.value for watch in tracer.watches]
+def watched(tracer: Tracer, gradients: Mapping[Value, Value], weight: Weight) -> tuple[tuple[Watch, ...], list[Value]]:
+    """The watches, without those of gradients that there are not, and what they show."""
+    watches = tuple(watch for watch in tracer.watches if not watch.gradient or watch.value in gradients)
+    shown = [_undivided(tracer, watch.value, gradients[watch.value], weight) if watch.gradient else watch.value for watch in watches]
+    return watches, shown
 
 
 def _undivided(tracer: Tracer, value: Value, gradient: Value, weight: Weight) -> Value:
@@ -153,7 +199,7 @@ def check_losses(tracer: Tracer, training: Training) -> None:
             raise JobError(f"job {tracer.name} at {training.where}: loss {loss.name} is {loss.type}; a loss is a floating-point tensor")
 
 
-def backpropagate(tracer: Tracer, training: Training, weight: Weight) -> dict[Value, Value]:
+def backpropagate(tracer: Tracer, training: Training, weight: Weight) -> Gradients:
     """The gradient of the losses with respect to every value that leads from a trainable variable to them."""
     nodes = tuple(tracer.nodes)
     needed = _reached_from_variables(tracer, nodes)
@@ -168,16 +214,17 @@ def backpropagate(tracer: Tracer, training: Training, weight: Weight) -> dict[Va
             seed = seed if scaling is None else _traced(scaling.scaled(seed))
             found.setdefault(loss, []).append(_traced(ew.cast(seed, loss.dtype)))
     gradients: dict[Value, Value] = {}
+    ends: dict[Value, End] = {}
     for node in reversed(nodes):
         if not any(output in found for output in node.outputs):
             continue
         with tracer.gradients_of(node):
             for output in node.outputs:
                 if output in found:
-                    gradients[output] = _of(_total(found[output]), End(node.name, output.index, output=True))
+                    gradients[output] = _marked(_total(found[output]), End(node.name, output.index, output=True), ends)
             if any(value in needed for value in node.inputs):
-                _add_gradients(node, gradients, needed, found)
-    return gradients
+                _add_gradients(node, gradients, needed, found, ends)
+    return Gradients(gradients, ends)
 
 
 def _reached_from_variables(tracer: Tracer, nodes: Sequence[Node]) -> set[Value]:
@@ -231,24 +278,20 @@ def _total(contributions: list[Value]) -> Value:
     return total
 
 
-def _add_gradients(node: Node, gradients: dict[Value, Value], needed: set[Value], found: Contributions) -> None:
+def _add_gradients(node: Node, gradients: Mapping[Value, Value], needed: set[Value], found: Contributions, ends: dict[Value, End]) -> None:
     results = node.op.grad(*node.inputs, *node.outputs, *(gradients.get(output) for output in node.outputs))
     for index, (value, gradient) in enumerate(zip(node.inputs, results, strict=True)):
         if gradient is None or value not in needed:
             continue
         if not isinstance(gradient, Value) or gradient.type != value.type:
             raise PlanError(f"{node.op} at {node.where}: its gradient for {value.name} {value.type} is {gradient!r}")
-        found.setdefault(value, []).append(_of(gradient, End(node.name, index)))
+        found.setdefault(value, []).append(_marked(gradient, End(node.name, index), ends))
 
 
-def _of(gradient: Value, end: End) -> Value:
-    """The gradient, whose node says what it is the gradient of; what it was made for counts where it is passed on."""
-    node = gradient.node
-    if node.phase == "backward":
-        ends = list(node.origin.gradients or (None,) * len(node.outputs))
-        if ends[gradient.index] is None:
-            ends[gradient.index] = end
-            node.origin = replace(node.origin, gradients=tuple(ends))
+def _marked(gradient: Value, end: End, ends: dict[Value, End]) -> Value:
+    """The gradient, of which `ends` says then what it is the gradient of; what it was made for counts where it is passed on."""
+    if gradient.node.phase == "backward":
+        ends.setdefault(gradient, end)
     return gradient
 
 

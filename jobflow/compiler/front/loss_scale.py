@@ -20,7 +20,7 @@ from jobflow.compiler.front.trace import Tracer
 from jobflow.core.layout import B
 from jobflow.core.types import Tensor, TensorType, float32, int64
 from jobflow.graph.ir import Graph, Node, Value
-from jobflow.graph.rewrite import copy_node, needed_nodes, with_values
+from jobflow.graph.rewrite import Rewriter, needed_nodes
 from jobflow.graph.training import DynamicScale, Halting
 from jobflow.ops import elementwise as ew
 from jobflow.ops.base import Op, ViewOp, apply
@@ -99,53 +99,46 @@ def guard(graph: Graph) -> Graph:
     return graph if judge is None else _Guarding(graph, judge).run()
 
 
-class _Guarding:
+class _Guarding(Rewriter):
     def __init__(self, graph: Graph, judge: Node) -> None:
-        self.graph = graph
+        super().__init__(graph)
         self.judge = judge
-        self.bad = judge.inputs[-1]
         self.before = needed_nodes(judge.inputs)
-        self.early: list[Node] = []
-        self.late: list[Node] = []
-        self.now: dict[Value, Value] = {}
         self.local: dict[object, Value] = {}
 
     def run(self) -> Graph:
+        behind = self._behind()
+        self.walk(node for node in self.graph.nodes if node not in behind)
+        self.walk(node for node in self.graph.nodes if node in behind)
+        updates = {name: self._written(name, value) for name, value in self.graph.updates.items()}
+        return replace(self.rebuilt(), updates=updates)
+
+    def _is_guarded(self, node: Node) -> bool:
+        return isinstance(node.op, Updated) and node is not self.judge and node not in self.before
+
+    def _behind(self) -> set[Node]:
+        """What depends on the count: the writes that heed it, and who reads what they have written."""
         behind: set[Node] = set()
         for node in self.graph.nodes:
-            guarded = isinstance(node.op, Updated) and node is not self.judge and node not in self.before
-            if guarded or any(value.node in behind for value in node.inputs):
+            if self._is_guarded(node) or any(value.node in behind for value in node.inputs):
                 behind.add(node)
-            if node not in behind:
-                self._keep(node, copy_node(node, tuple(self.now[value] for value in node.inputs)), self.early)
-        for node in self.graph.nodes:
-            if node in behind:
-                self._keep(node, self._guarded(node), self.late)
-        self.nodes = [*self.early, *self.late]
-        updates = {name: self._written(name, value) for name, value in self.graph.updates.items()}
-        return replace(with_values(self.graph, self.nodes, self.now), nodes=tuple(self.nodes), updates=updates)
+        return behind
 
-    def _keep(self, node: Node, fresh: Node, nodes: list[Node]) -> None:
-        nodes.append(fresh)
-        self.now.update(zip(node.outputs, fresh.outputs, strict=True))
-
-    def _guarded(self, node: Node) -> Node:
-        fresh = copy_node(node, tuple(self.now[value] for value in node.inputs))
-        if isinstance(node.op, Updated):
-            fresh.op, fresh.inputs = Unless(node.op), (*fresh.inputs, self._count(fresh))
-            fresh.origin = replace(node.origin, phase="update")
-        return fresh
+    def take(self, node: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
+        if not self._is_guarded(node):
+            return self.keep(node, inputs)
+        assert isinstance(node.op, Updated), "others are not guarded"
+        count = self._count(node)
+        return self.keep(node, (*inputs, count), op=Unless(node.op), origin=replace(node.origin, phase="update"))
 
     def _count(self, node: Node) -> Value:
         """The count, as a node of either view reads it."""
-        bad = self.now[self.bad]
+        bad = self.now[self.judge.inputs[-1]]
         if not node.outputs[0].local:
             return bad
         if node.placement not in self.local:
-            crossing = Node(ToLocal((B,)), (bad,), (), f"{bad.name}:local", node.placement, replace(node.origin, phase="update"))
-            crossing.outputs = (Value(bad.type, crossing, 0, crossing.name, local=True),)
-            self.late.append(crossing)
-            self.local[node.placement] = crossing.outputs[0]
+            name, origin = f"{bad.name}:local", replace(node.origin, phase="update")
+            (self.local[node.placement],) = self.add(Node(ToLocal((B,)), (bad,), ((bad.type, name, True),), name, node.placement, origin))
         return self.local[node.placement]
 
     def _written(self, name: str, value: Value) -> Value:
@@ -156,13 +149,11 @@ class _Guarding:
             return now
         if _is_stored(now):  # as it was before the run: another variable may be given this one's value
             now = self._made(Copy(), (now,), f"{name}:before", now)
-        return self._made(Unless(Assign()), (read, now, self.now[self.bad]), f"{name}:assign", read)
+        return self._made(Unless(Assign()), (read, now, self.now[self.judge.inputs[-1]]), f"{name}:assign", read)
 
     def _made(self, op: Op, inputs: tuple[Value, ...], name: str, like: Value) -> Value:
-        node = Node(op, inputs, (), name, like.node.placement, replace(like.node.origin, phase="update"))
-        node.outputs = (Value(like.type, node, 0, name),)
-        self.nodes.append(node)
-        return node.outputs[0]
+        origin = replace(like.node.origin, phase="update")
+        return self.add(Node(op, inputs, ((like.type, name, False),), name, like.node.placement, origin))[0]
 
 
 def _is_stored(value: Value) -> bool:

@@ -31,13 +31,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
-from jobflow.compiler.front.differentiate import Weight, backpropagate, check_losses, gradients_of_variables, raised_by, update_variables, watched
+from jobflow.compiler.front.differentiate import (
+    Gradients,
+    Logical,
+    Weight,
+    backpropagate,
+    check_losses,
+    raised_by,
+    update_variables,
+    watched,
+)
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import ArgumentError, JobError, ShapeError, SourceLine
 from jobflow.core.layout import Box
 from jobflow.core.types import Tensor
-from jobflow.graph.ir import End, Graph, Node, Origin, Value
-from jobflow.graph.training import Microbatches, Training
+from jobflow.graph.ir import End, Node, Origin, Value
+from jobflow.graph.rewrite import walk
+from jobflow.graph.training import Microbatches, Training, Watch
 from jobflow.ops.arithmetic import Add, add
 from jobflow.ops.axes import reshape
 from jobflow.ops.base import Op
@@ -96,9 +106,13 @@ class _Body:
     """A traced and differentiated body for microbatches of `rows` rows."""
 
     rows: int
+    #: where it is recorded
+    tracer: Tracer
     nodes: tuple[Node, ...]
     #: results, and then what watches show
     outputs: list[Value]
+    watches: tuple[Watch, ...]
+    backward: Gradients
     gradients: dict[str, Value]
     #: the values that variables take
     updates: dict[str, Value]
@@ -123,9 +137,11 @@ def _bodies(traced: Sequence[Traced], microbatches: Microbatches) -> list[_Body]
     weights = [replace(weight, raised=raised) for weight in weights]
     found: list[_Body] = []
     for (tracer, outputs), training, weight, rows in zip(traced, trainings, weights, microbatches.sizes, strict=True):
-        gradients = backpropagate(tracer, training, weight)
-        shown = [*outputs, *watched(tracer, gradients, weight)]
-        found.append(_Body(rows, tuple(tracer.nodes), shown, gradients_of_variables(tracer, gradients), dict(tracer.updates), raised))
+        own = tracer.fork()
+        backward = backpropagate(own, training, weight)
+        watches, shown = watched(own, backward.of, weight)
+        gradients = backward.of_variables(own)
+        found.append(_Body(rows, own, tuple(own.nodes), [*outputs, *shown], watches, backward, gradients, dict(own.updates), raised))
     positioned = [[node for node in body.nodes if node.op.by_position] for body in found]
     alike = len(set(map(len, positioned))) == 1
     for body, nodes in zip(found, positioned, strict=True):
@@ -167,8 +183,8 @@ def _times(values: Sequence[Value], sizes: Sequence[int]) -> int | None:
 # -------------------------------------------------------------------- unrolling
 
 
-def unroll(traced: Sequence[Traced], microbatches: Microbatches) -> Graph:
-    """The program for the whole batch.  `traced`: one body per size of microbatch; the first one's tracer records it."""
+def unroll(traced: Sequence[Traced], microbatches: Microbatches) -> Logical:
+    """The program for the whole batch.  `traced`: one body per size of microbatch."""
     for other in traced[1:]:
         _check_alike(traced[0], other, microbatches)
     tracer = traced[0][0]
@@ -177,7 +193,7 @@ def unroll(traced: Sequence[Traced], microbatches: Microbatches) -> Graph:
             f"job {tracer.name}: the ranks' arguments differ in length ({list(tracer.rows)}) and microbatches of one rank have one row each, in "
             f"which a loss per row and the mean of a loss look alike; ask for fewer than {microbatches.rows}, not as at {microbatches.where}"
         )
-    return _Unrolling(traced[0][0], microbatches, _bodies(traced, microbatches)).run()
+    return _Unrolling(microbatches, _bodies(traced, microbatches)).run()
 
 
 def _check_alike(one: Traced, other: Traced, microbatches: Microbatches) -> None:
@@ -204,11 +220,12 @@ def _check_alike(one: Traced, other: Traced, microbatches: Microbatches) -> None
 
 
 class _Unrolling:
-    """Copies bodies into the program that `tracer` records."""
+    """Copies bodies into one program, which goes on with the names of the first."""
 
-    def __init__(self, tracer: Tracer, microbatches: Microbatches, bodies: Sequence[_Body]) -> None:
-        self.tracer, self.microbatches = tracer, microbatches
-        self.training = _training(tracer)
+    def __init__(self, microbatches: Microbatches, bodies: Sequence[_Body]) -> None:
+        self.tracer, self.microbatches = bodies[0].tracer.fork(), microbatches
+        self.tracer.nodes = []
+        self.training = _training(self.tracer)
         self.bodies = bodies
         self.of_size = {body.rows: body for body in bodies}
         trained = {name for optimizer in self.training.optimizers for name in optimizer.selects(list(bodies[0].gradients))}
@@ -222,19 +239,17 @@ class _Unrolling:
         #: gradients so far
         self.totals: dict[str, Value] = {}
 
-    def run(self) -> Graph:
+    def run(self) -> Logical:
         tracer, spans = self.tracer, self.microbatches.spans
         for body in self.bodies:
             self._find_copied(body)
-        tracer.nodes = []
         passes = [self._pass(i, self.of_size[stop - start], start) for i, (start, stop) in enumerate(spans)]
         results = [self._result(at, passes) for at in range(len(self.bodies[0].outputs))]
         tracer.inputs, tracer.reads, tracer.updates = self.inputs, self.reads, dict(self.state)
-        tracer.pieces = tuple(map(len, results))
         tracer.rows = ()  # those of the ranks' arguments are not those of their microbatches
         first = self.bodies[0]
         update_variables(tracer, self.training, {name: self.totals[name] for name in first.gradients}, first.raised)
-        return tracer.graph([value for result in results for value in result])
+        return Logical(tracer.graph([value for result in results for value in result]), first.watches, tuple(map(len, results)))
 
     def _find_copied(self, body: _Body) -> None:
         """Find what depends on the rows, or on a variable that the microbatch before has assigned: nodes to copy.
@@ -267,12 +282,15 @@ class _Unrolling:
         names: dict[Value, list[str]] = {}
         for name, value in body.gradients.items():
             names.setdefault(value, []).append(name)
-        for node in body.nodes:
-            inputs = tuple(now[value] for value in node.inputs)
-            now.update(zip(node.outputs, self._made(body, node, inputs, microbatch, start), strict=True))
-            for value in node.outputs:
+
+        def take(node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
+            made = self._made(body, node, inputs, microbatch, start)
+            for value, gradient in zip(node.outputs, made, strict=True):
                 for name in names.get(value, ()):
-                    self._add(name, now[value], microbatch)
+                    self._add(name, gradient, microbatch)
+            return made
+
+        walk(body.nodes, take, now)
         self.state.update({name: now[body.updates[name]] for name in self.assigned})
         return now
 
@@ -283,7 +301,7 @@ class _Unrolling:
         if node in body.copied:
             return self._copy(body, node, inputs, microbatch, start)
         if node.outputs[0] not in body.shared:
-            body.shared.update(zip(node.outputs, self._share(node, inputs), strict=True))
+            body.shared.update(zip(node.outputs, self._share(body, node, inputs), strict=True))
         return [body.shared[value] for value in node.outputs]
 
     def _read(self, node: Node, name: str) -> Value:
@@ -292,9 +310,9 @@ class _Unrolling:
             (self.reads[name],) = self.tracer.again(node, ())
         return self.state.get(name, self.reads[name])
 
-    def _share(self, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
+    def _share(self, body: _Body, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
         if not isinstance(node.op, Input):
-            return self.tracer.again(node, inputs)
+            return self.tracer.again(node, inputs, origin=body.backward.origin(node))
         if node.op.key not in self.inputs:
             (self.inputs[node.op.key],) = self.tracer.again(node, ())
         return (self.inputs[node.op.key],)
@@ -313,8 +331,9 @@ class _Unrolling:
             suffix = f"[{start}:{start + body.rows}]"
         elif op.by_position:
             op = self._placed(body, node, microbatch, start)
-        origin = replace(node.origin, microbatch=microbatch, gradients=tuple(self._end(body, end, suffix) for end in node.origin.gradients))
-        outputs = self._named(self.tracer.again(node, inputs, op=op, origin=origin), suffix)
+        origin = body.backward.origin(node)
+        origin = replace(origin, microbatch=microbatch, gradients=tuple(self._end(body, end, suffix) for end in origin.gradients))
+        outputs = self.tracer.again(node, inputs, op=op, origin=origin, suffix=suffix)
         if isinstance(op, Input):
             (self.inputs[op.key],) = outputs
         return outputs
@@ -327,20 +346,13 @@ class _Unrolling:
             (self.inputs[op.key],) = self.tracer.again(node, (), op=replace(op, shape=(rows, *op.shape[1:])))
         start = microbatch * length if equal else start
         origin = replace(node.origin, microbatch=microbatch)
-        made = self.tracer.again(node, (self.inputs[op.key],), op=Rows(start, start + length), origin=origin)
-        return self._named(made, f"[{start}:{start + length}]")
+        end = start + length
+        return self.tracer.again(node, (self.inputs[op.key],), op=Rows(start, end), origin=origin, suffix=f"[{start}:{end}]")
 
     @staticmethod
     def _end(body: _Body, end: End | None, suffix: str) -> End | None:
         """The copy of what a gradient belongs to."""
         return replace(end, node=end.node + suffix) if end is not None and end.node in body.names else end
-
-    @staticmethod
-    def _named(outputs: tuple[Value, ...], suffix: str) -> tuple[Value, ...]:
-        outputs[0].node.name += suffix
-        for value in outputs:
-            value.name += suffix
-        return outputs
 
     def _placed(self, body: _Body, node: Node, microbatch: int, start: int) -> Op:
         """The node's op for the rows of the batch that begin at `start`."""
@@ -361,21 +373,18 @@ class _Unrolling:
             return
         read = self.reads[name].node
         origin = Origin(read.where, "backward", read.origin.stage, microbatch)
-        sum_ = Node(Add(), read.inputs, read.outputs, f"{name}.gradient#{microbatch}", read.placement, origin)
-        (total,) = self.tracer.again(sum_, (self.totals[name], gradient))
-        total.name = sum_.name
-        self.totals[name] = total
+        (self.totals[name],) = self.tracer.add(Add(), (self.totals[name], gradient), f"{name}.gradient#{microbatch}", read.placement, origin)
 
     # ---------------------------------------------------------------- results
 
     def _result(self, at: int, passes: Sequence[Mapping[Value, Value]]) -> list[Value]:
         """What stands for one output of the body: one value, or one for each microbatch."""
         body = self.bodies[0]
-        value, watch = body.outputs[at], at - len(body.outputs) + len(self.tracer.watches)
+        value, number = body.outputs[at], at - len(body.outputs) + len(body.watches)
         sizes = [stop - start for start, stop in self.microbatches.spans]
         each = [now[self.of_size[size].outputs[at]] for now, size in zip(passes, sizes, strict=True)]
         with self.tracer.standing_for(value.node):
-            if watch >= 0 and self.tracer.watches[watch].gradient and self.tracer.watches[watch].value not in body.varying:
+            if number >= 0 and body.watches[number].gradient and body.watches[number].value not in body.varying:
                 return [reduce(_sum, each)]
             if value not in body.varying:
                 return each[:1]

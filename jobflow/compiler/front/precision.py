@@ -26,14 +26,15 @@ from jobflow.graph.ir import Node, Value
 from jobflow.ops.elementwise import cast
 
 
-def lower_precision(tracer: Tracer, outputs: Sequence[Value], half: DType | None) -> Sequence[Value]:
-    """Rewrite the program that `tracer` holds; its outputs as they are then.  None changes nothing."""
+def lower_precision(tracer: Tracer, outputs: Sequence[Value], half: DType | None) -> tuple[Tracer, Sequence[Value]]:
+    """The program in half precision, and its outputs.  None changes nothing."""
     if half is None:
-        return outputs
+        return tracer, outputs
+    tracer = tracer.fork()
     shown = {*outputs, *tracer.losses, *(watch.value for watch in tracer.watches), *tracer.updates.values()}
     shown.update(tracer.training.losses if tracer.training is not None else ())
     with_gradient = {watch.value for watch in tracer.watches if watch.gradient}
-    return tracer.rewritten(outputs, _Lowering(tracer, half, _in_half(tracer.nodes), shown, with_gradient).stand_in)
+    return tracer, tracer.rewritten(outputs, _Lowering(tracer, half, _in_half(tracer.nodes), shown, with_gradient).stand_in)
 
 
 def _in_half(nodes: Sequence[Node]) -> set[Node]:

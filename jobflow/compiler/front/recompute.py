@@ -18,11 +18,11 @@ before the first of these gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from jobflow.graph.ir import Graph, Node, Value
-from jobflow.graph.rewrite import copy_node, with_values
+from jobflow.graph.rewrite import Rewriter, made_by
 from jobflow.ops.source import ReadVariable
 
 #: What the names of repeated nodes and values begin with.
@@ -104,26 +104,34 @@ def _repeated(graph: Graph, regions: Iterable[Region]) -> Graph:
     for region in regions:
         if region.again:
             starts.setdefault(region.first, []).extend(region.again)
-    if not starts:
-        return graph
-    nodes: list[Node] = []
-    now: dict[Value, Value] = {}
-    again: dict[Value, Value] = {}
+    return _Repeating(graph, starts).run() if starts else graph
 
-    def repeat(node: Node) -> None:
-        fresh = copy_node(node, tuple(again[value] if value in again else now[value] for value in node.inputs))
+
+class _Repeating(Rewriter):
+    """Has nodes made again, before the nodes at these positions."""
+
+    def __init__(self, graph: Graph, starts: Mapping[int, Sequence[Node]]) -> None:
+        super().__init__(graph)
+        self.starts = starts
+        #: what nodes behind the forward pass read in the place of a value
+        self.again: dict[Value, Value] = {}
+
+    def run(self) -> Graph:
+        for at, node in enumerate(self.graph.nodes):
+            for own in self.starts.get(at, ()):
+                self._repeat(own)
+            self.walk((node,))
+        return self.rebuilt()
+
+    def take(self, node: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
+        return self.keep(node, inputs if node.phase == "forward" else self._read(node))
+
+    def _read(self, node: Node) -> tuple[Value, ...]:
+        return tuple(self.again[value] if value in self.again else self.now[value] for value in node.inputs)
+
+    def _repeat(self, node: Node) -> None:
         assert node.origin.region is not None, "nodes of a region have one"
-        fresh.name, fresh.origin = f"{AGAIN}{node.name}", replace(node.origin, phase="backward", region=~node.origin.region)
-        for value, repeated in zip(node.outputs, fresh.outputs, strict=True):
-            repeated.name = f"{AGAIN}{value.name}"
-            again[value] = repeated
-        nodes.append(fresh)
-
-    for at, node in enumerate(graph.nodes):
-        for own in starts.get(at, ()):
-            repeat(own)
-        seen = {} if node.phase == "forward" else again
-        fresh = copy_node(node, tuple(seen[value] if value in seen else now[value] for value in node.inputs))
-        nodes.append(fresh)
-        now.update(zip(node.outputs, fresh.outputs, strict=True))
-    return with_values(graph, nodes, now)
+        origin = replace(node.origin, phase="backward", region=~node.origin.region)
+        makes = [(type, f"{AGAIN}{name}", local) for type, name, local in made_by(node)]
+        repeated = self.keep(node, self._read(node), makes=makes, name=f"{AGAIN}{node.name}", origin=origin)
+        self.again.update(zip(node.outputs, repeated, strict=True))

@@ -7,7 +7,7 @@ from typing import Any
 
 from jobflow.core.types import Tensor
 from jobflow.graph.ir import Graph, Node, Value
-from jobflow.graph.rewrite import needed_nodes, rebuild
+from jobflow.graph.rewrite import Rewriter, needed_nodes
 
 
 def simplify(graph: Graph) -> Graph:
@@ -17,16 +17,21 @@ def simplify(graph: Graph) -> Graph:
 
 def merge_equal(graph: Graph) -> Graph:
     """Nodes with equal ops, equal inputs and equal places compute the same: keep the first."""
-    seen: dict[Any, tuple[Value, ...]] = {}
+    return _Merging(graph).run()
 
-    def rewrite(node: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...] | None:
-        return seen.get(_key(node, inputs)) if _mergeable(node) else None
 
-    def made(node: Node) -> None:
-        if _mergeable(node):
-            seen[_key(node, node.inputs)] = node.outputs
+class _Merging(Rewriter):
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(graph)
+        self.seen: dict[Any, tuple[Value, ...]] = {}
 
-    return rebuild(graph, rewrite, made)
+    def take(self, node: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
+        if not _mergeable(node):
+            return self.keep(node, inputs)
+        key = _key(node, inputs)
+        if key not in self.seen:
+            self.seen[key] = self.keep(node, inputs)
+        return self.seen[key]
 
 
 def _mergeable(node: Node) -> bool:

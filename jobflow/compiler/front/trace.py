@@ -1,14 +1,15 @@
 """Job function -> graph: every op that is called becomes a node.
 
-The tracer is the interpreter in force while a job's body runs, and again while its gradients are made.  It is one of the few
-mutable things in jobflow; `graph()` freezes what it has seen.
+The tracer records a job's body while it runs, and is the interpreter in force while its gradients are made.  It is one of the few
+mutable things in jobflow, and grows only while it records: passes go on in a `fork`, and `graph()` freezes what it has seen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from jobflow.core.errors import NOT_A_TENSOR, NOWHERE, DuplicateNameError, JobEr
 from jobflow.core.layout import B, Layout, Placement, S
 from jobflow.core.types import DType, Tensor, TensorType, float32, int64
 from jobflow.graph.ir import Graph, Node, Origin, Phase, Value, Variable
-from jobflow.graph.rewrite import Rewrite, copy_node
+from jobflow.graph.rewrite import Take, walk
 from jobflow.graph.strategy import Strategy
 from jobflow.graph.training import Limit, Microbatches, Optimizer, Training, Watch
 from jobflow.ops.base import Op, ViewOp, types_tuple
@@ -28,6 +29,8 @@ from jobflow.ops.source import Constant, External, Input, ReadVariable
 
 #: The key of the hidden argument that counts the runs of a job.
 RUN_COUNTER = "#run"
+#: the fields of a tracer that grow while it records
+_CHANGING = frozenset(["nodes", "inputs", "variables", "reads", "updates", "losses", "watches", "limits", "_made", "_names", "_counters"])
 
 
 @dataclass
@@ -72,8 +75,6 @@ class Tracer:
     watches: list[Watch] = field(default_factory=list)
     #: what arguments may hold
     limits: list[Limit] = field(default_factory=list)
-    #: per result and watch, of how many outputs of the graph it consists, one after another; empty where each is one
-    pieces: tuple[int, ...] = ()
 
     _made: set[Node] = field(default_factory=set)
     _names: dict[str, SourceLine] = field(default_factory=dict)
@@ -109,9 +110,15 @@ class Tracer:
             types = types_tuple(op.infer(*(value.type for value in values)))
         except JobflowError as error:
             raise type(error)(_located(str(error), op, label, where)) from None
-        node = Node(op, values, (), label, placement, self._origin(where))
-        names = [label] if len(types) == 1 else [f"{label}.{i}" for i in range(len(types))]
-        node.outputs = tuple(Value(type, node, i, names[i], local) for i, type in enumerate(types))
+        makes = [(type, label if len(types) == 1 else f"{label}.{i}", local) for i, type in enumerate(types)]
+        return self._add(Node(op, values, makes, label, placement, self._origin(where)))
+
+    def add(self, op: Op, inputs: tuple[Value, ...], name: str, placement: Placement, origin: Origin) -> tuple[Value, ...]:
+        """Record an op under this very name, for a reason of its own."""
+        types = types_tuple(op.infer(*(value.type for value in inputs)))
+        return self._add(Node(op, inputs, [(type, name, False) for type in types], name, placement, origin))
+
+    def _add(self, node: Node) -> tuple[Value, ...]:
         self.nodes.append(node)
         self._made.add(node)
         return node.outputs
@@ -207,20 +214,23 @@ class Tracer:
 
     # ---------------------------------------------------------------- rewriting
 
-    def rewritten(self, outputs: Sequence[Value], rewrite: Rewrite) -> list[Value]:
+    def fork(self) -> Tracer:
+        """One that goes on from here, for a pass to record in; this one stays as it is."""
+        return replace(self, **{each.name: copy(getattr(self, each.name)) for each in fields(self) if each.name in _CHANGING})
+
+    def rewritten(self, outputs: Sequence[Value], rewrite: Take) -> list[Value]:
         """Record the program anew, with `rewrite` choosing what stands for a node; the outputs as they are then.
 
         Ops that `rewrite` calls are recorded in the node's place, with its line, placement, view and stage.
         """
+
+        def take(node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
+            with self.standing_for(node):
+                return rewrite(node, inputs)
+
         old, self.nodes = self.nodes, []
         now: dict[Value, Value] = {}
-        for node in old:
-            inputs = tuple(now[value] for value in node.inputs)
-            with self.standing_for(node):
-                made = rewrite(node, inputs)
-            if made is None:
-                made = self.again(node, inputs)
-            now.update(zip(node.outputs, made, strict=True))
+        walk(old, take, now)
         for named in (self.inputs, self.reads, self.updates):
             named.update({name: now[value] for name, value in named.items()})
         self.losses = [now[value] for value in self.losses]
@@ -230,16 +240,19 @@ class Tracer:
         return [now[value] for value in outputs]
 
     def again(
-        self, node: Node, inputs: Sequence[Value], *, op: Op | None = None, placement: Placement | None = None, origin: Origin | None = None
+        self,
+        node: Node,
+        inputs: Sequence[Value],
+        *,
+        op: Op | None = None,
+        placement: Placement | None = None,
+        origin: Origin | None = None,
+        suffix: str = "",
     ) -> tuple[Value, ...]:
-        """Record a node once more, under its name, on other inputs; with another op, place or origin, if given."""
-        other = Node(op or node.op, node.inputs, node.outputs, node.name, placement or node.placement, origin or node.origin)
-        fresh = copy_node(other, tuple(inputs))
-        for value, type in zip(fresh.outputs, types_tuple(fresh.op.infer(*(value.type for value in inputs))), strict=True):
-            value.type = type
-        self.nodes.append(fresh)
-        self._made.add(fresh)
-        return fresh.outputs
+        """Record a node once more on other inputs, under its names with `suffix` behind; with another op, place or origin, if given."""
+        types = types_tuple((op or node.op).infer(*(value.type for value in inputs)))
+        makes = [(type, value.name + suffix, value.local) for value, type in zip(node.outputs, types, strict=True)]
+        return self._add(Node(op or node.op, tuple(inputs), makes, node.name + suffix, placement or node.placement, origin or node.origin))
 
     @contextmanager
     def standing_for(self, node: Node, microbatch: int | None = None) -> Iterator[None]:

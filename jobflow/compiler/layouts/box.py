@@ -15,7 +15,7 @@ from jobflow.core.errors import SbpError
 from jobflow.core.layout import B, Layout, Local, Partial, Rule
 from jobflow.core.types import TensorType
 from jobflow.graph.ir import Node, Origin, Physical, Sharded, Value
-from jobflow.graph.rewrite import copy_node, with_values
+from jobflow.graph.rewrite import Rewriter
 from jobflow.ops.base import Op, Types
 from jobflow.plan.plan import ALIGNMENT
 from jobflow.plan.traffic import handed
@@ -82,39 +82,37 @@ def joined_offsets(types: Sequence[TensorType]) -> tuple[list[int], int]:
     return offsets, total
 
 
-def rerouted(value: Value, op: Reroute, origin: Origin) -> Value:
-    """What a new node makes of a value."""
-    node = Node(op, (value,), (), f"{value.name}:{op.target}", op.target.placement, origin)
-    node.outputs = (Value(value.type, node, 0, f"{value.name}:{','.join(map(str, op.target.sbp))}"),)
-    return node.outputs[0]
+def rerouted(value: Value, op: Reroute, origin: Origin) -> Node:
+    """The node that brings a value into another layout."""
+    name = f"{value.name}:{','.join(map(str, op.target.sbp))}"
+    return Node(op, (value,), ((value.type, name, False),), f"{value.name}:{op.target}", op.target.placement, origin)
 
 
 def box(sharded: Sharded) -> Physical:
     """Insert the reroutes."""
-    return _Boxing(sharded).run()
+    return _Boxing(sharded).boxed()
 
 
-class _Boxing:
+class _Boxing(Rewriter):
     def __init__(self, sharded: Sharded) -> None:
+        super().__init__(sharded.graph)
         self.sharded = sharded
-        self.nodes: list[Node] = []
-        self.now: dict[Value, Value] = {}
         self.layouts: dict[Value, Layout | Local] = {}
         self.rerouted: dict[tuple[Value, Layout, object], Value] = {}
 
-    def run(self) -> Physical:
-        graph = self.sharded.graph
-        for node in graph.nodes:
-            wanted = self.sharded.wanted[node]
-            inputs = tuple(self.bring(self.now[v], layout, node) for v, layout in zip(node.inputs, wanted, strict=True))
-            fresh = copy_node(node, inputs)
-            self.nodes.append(fresh)
-            for before, after in zip(node.outputs, fresh.outputs, strict=True):
-                self.now[before] = after
-                self.layouts[after] = self.sharded.layouts[before]
+    def boxed(self) -> Physical:
+        graph = self.graph
+        self.walk(graph.nodes)
         outputs = tuple(self._result(value) for value in graph.outputs)
         updates = {name: self.bring(self.now[value], graph.variables[name].layout, value.node) for name, value in graph.updates.items()}
-        return Physical(replace(with_values(graph, self.nodes, self.now), outputs=outputs, updates=updates), self.layouts)
+        return Physical(replace(self.rebuilt(), outputs=outputs, updates=updates), self.layouts)
+
+    def take(self, node: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
+        read = tuple([self.bring(value, layout, node) for value, layout in zip(inputs, self.sharded.wanted[node], strict=True)])
+        made = self.keep(node, read)
+        for before, after in zip(node.outputs, made, strict=True):
+            self.layouts[after] = self.sharded.layouts[before]
+        return made
 
     def _result(self, value: Value) -> Value:
         """An output, which leaves as B or S."""
@@ -145,8 +143,7 @@ class _Boxing:
         if key not in self.rerouted:
             source = self.layouts[value]
             assert isinstance(source, Layout)
-            output = rerouted(value, Reroute(source, hop.target, hop.name), node.origin)
-            self.nodes.append(output.node)
+            (output,) = self.add(rerouted(value, Reroute(source, hop.target, hop.name), node.origin))
             self.layouts[output] = hop.target
             self.rerouted[key] = output
         return self.rerouted[key]

@@ -17,7 +17,7 @@ per row travel.  The graph is then another one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import jobflow.core.scope as scope
@@ -27,7 +27,7 @@ from jobflow.core.errors import PlanError
 from jobflow.core.layout import B, Layout, Local, Partial, Placement, S, Sbp, Split
 from jobflow.core.types import Tensor
 from jobflow.graph.ir import End, Graph, Node, Sharded, Value
-from jobflow.graph.rewrite import copy_node, with_values
+from jobflow.graph.rewrite import Rewriter, changed
 from jobflow.ops.base import Op, types_tuple
 from jobflow.ops.layout_ops import ToGlobal, ToLayout, ToLocal
 from jobflow.ops.parts import PutPart, TakePart
@@ -39,7 +39,7 @@ Reads = tuple[Layout | Local, ...]
 
 def shard(graph: Graph) -> Sharded:
     """Decide the layout of every value, and in which layouts each node reads its inputs."""
-    return Sharding(graph).run()
+    return Sharding(graph).sharded()
 
 
 @dataclass(frozen=True)
@@ -51,44 +51,37 @@ class Decision:
     wish: Wish | None = None
 
 
-class Sharding:
+class Sharding(Rewriter):
     def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+        super().__init__(graph)
         self.layouts: dict[Value, Layout | Local] = {}
         self.wanted: dict[Node, Reads] = {}
         self.wishes: dict[Value, Wish] = {}
-        self.nodes: list[Node] = []
-        #: original value -> the value that stands for it, where nodes were replaced
-        self.now: dict[Value, Value] = {}
         #: how the inputs and outputs of a node lay, by the node's name
         self.seen: dict[str, tuple[Reads, Reads]] = {}
         self.chosen: dict[Case, Choice] = {}
         #: the inputs for whose sake the last node stands aside
         self.stuck: tuple[int, ...] = ()
 
-    def run(self) -> Sharded:
-        for node in self.graph.nodes:
-            self.now.update(zip(node.outputs, self.take(node), strict=True))
-        changed = len(self.nodes) != len(self.graph.nodes) or any(a is not b for a, b in zip(self.nodes, self.graph.nodes, strict=True))
-        graph = with_values(self.graph, self.nodes, self.now) if changed else self.graph
-        return Sharded(graph, self.layouts, self.wanted)
+    def sharded(self) -> Sharded:
+        return Sharded(self.run(), self.layouts, self.wanted)
 
-    def take(self, node: Node) -> Sequence[Value]:
+    def take(self, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
         """Decide about a node of the program; the values that stand for its outputs."""
-        inputs = tuple(self.now[value] for value in node.inputs)
-        here = node if inputs == node.inputs else copy_node(node, inputs)
+        here = changed(node, inputs)
         decided = self.decide(here)
         made: Sequence[Value] = here.outputs
         if decided is None:
             made = self.replaced(here)
             self.seen[node.name] = tuple(self.layouts[v] for v in inputs), tuple(self.layouts[v] for v in made)
         else:
-            self.add(here, decided)
+            self.settle(here, decided)
             self.seen[node.name] = decided.inputs, decided.outputs
         return made
 
-    def add(self, node: Node, decided: Decision) -> None:
-        self.nodes.append(node)
+    def settle(self, node: Node, decided: Decision) -> None:
+        """Add a node as it was decided about."""
+        self.add(node)
         self.wanted[node] = decided.inputs
         self.layouts.update(zip(node.outputs, decided.outputs, strict=True))
         if decided.wish is not None:
@@ -175,7 +168,8 @@ class Sharding:
     # ---------------------------------------------------------------- smaller ops
 
     def replaced(self, node: Node) -> tuple[Value, ...]:
-        """The outputs of a node as smaller ops make them."""
+        """The outputs of a node as smaller ops make them, under their names."""
+        start = len(self.nodes)
         recorder = _Recorder(self, node, [node.inputs[i] for i in self.stuck])
         with scope.using(interpreter=recorder, placement=node.placement, view="consistent", namespace=()):
             made = node.op.smaller(*node.inputs)
@@ -185,10 +179,22 @@ class Sharding:
             raise PlanError(
                 f"{node.op} at {node.where}: written in smaller ops it gives {list(map(repr, found))}, not {list(map(repr, node.outputs))}"
             )
-        for value, before in zip(found, node.outputs, strict=True):
-            if value.node in recorder.made:
-                value.name = before.name
-        return found
+        names = {value: before.name for value, before in zip(found, node.outputs, strict=True) if value.node in recorder.made}
+        now = self._renamed(start, names)
+        return tuple(now.get(value, value) for value in found)
+
+    def _renamed(self, start: int, names: Mapping[Value, str]) -> dict[Value, Value]:
+        """Make the nodes from `start` on anew, so that some of their values have these names; what stands for values that are others then."""
+        now: dict[Value, Value] = {}
+        for at, node in enumerate(self.nodes[start:], start):
+            inputs = tuple(now.get(value, value) for value in node.inputs)
+            makes = [(value.type, names.get(value, value.name), value.local) for value in node.outputs]
+            fresh = changed(node, inputs, makes=makes if any(value in names for value in node.outputs) else None)
+            if fresh is not node:
+                self.nodes[at], self.wanted[fresh] = fresh, self.wanted.pop(node)
+                now.update(zip(node.outputs, fresh.outputs, strict=True))
+                self.layouts.update((now[value], self.layouts.pop(value)) for value in node.outputs)
+        return now
 
 
 class _Recorder:
@@ -219,13 +225,13 @@ class _Recorder:
         types = types_tuple(op.infer(*(value.type for value in values)))
         label = f"{self.node.name}.{op.word()}_{len(self.made)}"
         origin = replace(self.node.origin, gradients=())
-        fresh = Node(op, values, (), label, self.node.placement, origin)
-        fresh.outputs = tuple(Value(type, fresh, i, label if len(types) == 1 else f"{label}.{i}") for i, type in enumerate(types))
+        makes = [(type, label if len(types) == 1 else f"{label}.{i}", False) for i, type in enumerate(types)]
+        fresh = Node(op, values, makes, label, self.node.placement, origin)
         self.made.add(fresh)
         decided = self.sharding.decide(fresh)
         if decided is None:
             return self.sharding.replaced(fresh)
-        self.sharding.add(fresh, decided)
+        self.sharding.settle(fresh, decided)
         for value in fresh.outputs:
             if value.shape in self.shapes:
                 self._keep(value, fresh)

@@ -177,7 +177,7 @@ class Graph:
         first, *others = [self._traced(here, metas, args, options, given, cut, size) for size in (cut.sizes if cut is not None else (0,))]
         first.tracer.tail = (others[0].tracer, others[0].outputs) if others else None
         building, steps = first.building, first.steps
-        graph = logical(first.tracer, first.outputs)
+        graph = logical(first.tracer, first.outputs).graph
         layouts = [*(meta.layout for meta in metas), *(x.layout for x in (*building.tensors.values(), *(x for _, x in leaves(first.returned, ""))))]
         local = all(layout is None for layout in layouts)
         schedules = [one.schedule for one in self._added if one.schedule is not None]
@@ -206,7 +206,7 @@ class Graph:
             returned = self.build(*taken[: len(args)], **(taken[-1] if options else {}))
             outputs = [building.known(x) for _, x in leaves(returned, f"what {self.name}.build returns")]
         tracer.placement = _union(here, tracer)
-        steps = Steps(tracer, self._added, {id(x): name for name, x in building.tensors.items()}, self._scaler)
+        steps = Steps(self._added, {id(x): name for name, x in building.tensors.items()}, self._scaler)
         self._train(tracer, building, steps)
         self._spread(here, tracer, building, metas)
         return Traced(tracer, building, steps, returned, [x.traced for x in outputs])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+import jobflow.core.scope as scope
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import ConfigError, SourceLine, user_line
 from jobflow.core.layout import B, Layout
@@ -73,7 +74,6 @@ Scaler = GradScaler | StaticGradScaler
 class Steps:
     """All optimizers of a graph as one: each parameter steps as the group asks that it is in."""
 
-    tracer: Tracer
     added: Sequence[Added]
     #: names of variables by id of the parameter
     names: Mapping[int, str]
@@ -107,9 +107,11 @@ class Steps:
         return updated(parameters, lambda _: op, lambda dtype: self._rate(group, dtype), step, slots, NAMES)
 
     def _rate(self, group: Group, dtype: DType) -> Value:
-        key, where = f"#rate{len(self.rates)}", self.tracer.placement
+        recorder = scope.current().interpreter
+        assert isinstance(recorder, Tracer), "updates are recorded"
+        key, where = f"#rate{len(self.rates)}", recorder.placement
         self.rates.append(Rate(key, np.zeros(1, dtype.numpy), group))
-        return self.tracer.input(key, TensorType((1,), dtype), lies=Layout(where, (B,) * len(where.mesh)))
+        return recorder.input(key, TensorType((1,), dtype), lies=Layout(where, (B,) * len(where.mesh)))
 
 
 def clipped(parameters: Sequence[Parameter], group: Group) -> Sequence[Parameter]:

@@ -14,6 +14,7 @@ from jobflow.core.errors import ConfigError, JobError, SourceLine
 from jobflow.core.layout import B, Broadcast, Layout, Placement
 from jobflow.core.scope import View
 from jobflow.graph.ir import Node, Value
+from jobflow.graph.rewrite import made_by
 from jobflow.graph.strategy import Program, Strategy
 from jobflow.ops.layout_ops import Crossing, GradientLayout, Identity, ToLayout
 from jobflow.ops.source import Input, ReadVariable
@@ -56,19 +57,19 @@ class Spread:
         program.inputs.update(come)
         return self.strategy.distribute(program, arranged)
 
-    def _arranged(self, program: Program, come: dict[str, Value], node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        """What stands for a node on the grid; None for one that stays where it is.  `come` are the inputs, as they come."""
+    def _arranged(self, program: Program, come: dict[str, Value], node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
+        """What stands for a node on the grid.  `come` are the inputs, as they come."""
         if isinstance(node.op, ReadVariable):
             return program.again(node, inputs, placement=program.variables[node.op.key].placement)
         if node.placement != self.given:
-            return None
+            return program.again(node, inputs)
         if isinstance(node.op, Input):
             (value,) = program.again(node, inputs)
             come[node.op.key] = value
-            entered = Node(Identity(), node.inputs, node.outputs, f"{node.name}.entered", program.placement, node.origin)
+            entered = Node(Identity(), node.inputs, made_by(node), f"{node.name}.entered", program.placement, node.origin)
             return program.again(entered, (value,))
         if isinstance(node.op, Crossing | ToLayout | GradientLayout) and program.placement.mesh != self.given.mesh:
-            return None
+            return program.again(node, inputs)
         return program.again(node, inputs, placement=program.placement)
 
 

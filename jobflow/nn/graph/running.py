@@ -24,7 +24,7 @@ from jobflow.eager.tensor import Home, Storage, Tensor
 from jobflow.engine.binding import Loaded, StorageChoice, state_of
 from jobflow.engine.session import current_session
 from jobflow.graph.ir import Graph, Node, Value, Variable
-from jobflow.graph.rewrite import rebuild
+from jobflow.graph.rewrite import Rewriter
 from jobflow.graph.text import bare, first_difference, physical_text
 from jobflow.nn.graph.building import Draw
 from jobflow.nn.graph.optimizers import Rate
@@ -90,13 +90,8 @@ class Numbering:
 
     def graph(self, graph: Graph) -> Graph:
         """The graph with the ranks' numbers."""
-
-        def place(node: Node) -> None:
-            node.placement = self.within[node.placement]
-
-        made = rebuild(graph, lambda node, inputs: None, place)
         variables = {name: self.variable(variable) for name, variable in graph.variables.items()}
-        return replace(made, placement=self.within[graph.placement], variables=variables)
+        return replace(_Placing(graph, self.within).run(), placement=self.within[graph.placement], variables=variables)
 
     def variable(self, variable: Variable) -> Variable:
         return replace(variable, placement=self.within[variable.placement])
@@ -105,6 +100,17 @@ class Numbering:
         """A layout with numbers of the world."""
         assert isinstance(layout, Layout)
         return Layout(self.outside[layout.placement], layout.sbp)
+
+
+class _Placing(Rewriter):
+    """Has every node run elsewhere."""
+
+    def __init__(self, graph: Graph, places: Mapping[Placement, Placement]) -> None:
+        super().__init__(graph)
+        self.places = places
+
+    def take(self, node: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
+        return self.keep(node, inputs, placement=self.places[node.placement])
 
 
 @dataclass

@@ -1,0 +1,98 @@
+"""No pass changes what it is given: the examples go through every stage, and each stage's input reads afterwards as it did before."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import jobflow as flow
+from jobflow.compiler import compile as stages
+from jobflow.compiler.front.trace import Tracer
+from jobflow.compiler.rank.local import Program
+from jobflow.engine.job import Job, job_of
+from jobflow.graph.ir import Graph, Physical, Sharded
+from jobflow.graph.text import graph_text, physical_text, sharded_text
+from jobflow.tools.explain import laid_out, load_job
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+STAGES = "prepared differentiate unroll guard simplify pipeline recompute shard box bucket keep_weights lower write adopt gather_factors fuse divide"
+
+
+def seen(whole: Any) -> Any:
+    """Everything about the input of a stage, so that it can be compared later."""
+    if isinstance(whole, Tracer):
+        values = (getattr(whole, each.name) for each in fields(whole))
+        return [copy(value) if isinstance(value, list | dict | set) else value for value in values]
+    if isinstance(whole, Physical):
+        return physical_text(whole), dict(whole.layouts), seen(whole.graph)
+    if isinstance(whole, Sharded):
+        return sharded_text(whole), dict(whole.layouts), dict(whole.wanted), seen(whole.graph)
+    if isinstance(whole, Graph):
+        return graph_text(whole), whole.nodes, dict(whole.variables), dict(whole.reads), dict(whole.updates)
+    if isinstance(whole, Program):
+        return whole.steps, [repr(item) for step in whole.steps for item in (*step.inputs, *step.outputs)], dict(whole.reads), dict(whole.updates)
+    if isinstance(whole, list | tuple):
+        return list(map(seen, whole))
+    return str(whole)
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
+    """How often each stage has run; a stage that changes its input fails."""
+    counts = dict.fromkeys(STAGES.split(), 0)
+
+    def watching(name: str, stage: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any, **named: Any) -> Any:
+            before = [seen(one) for one in given]
+            made = stage(*given, **named)
+            assert [seen(one) for one in given] == before, f"{name} has changed its input"
+            counts[name] += 1
+            return made
+
+        return run
+
+    for name in counts:
+        monkeypatch.setattr(stages, name, watching(name, getattr(stages, name)))
+    yield counts
+
+
+def jobs() -> Iterator[Job]:
+    for name in ("hybrid_mlp", "hybrid_mlp_optimizer"):
+        yield load_job(f"{EXAMPLES}/{name}.py:train_job")
+    gpt = runpy.run_path(str(EXAMPLES / "gpt.py"))
+    size = gpt["Size"](length=8, width=16, heads=2, blocks=2, words=32, checkpointing=True)
+    yield job_of(gpt["make_train_job"](size, strategy=flow.strategies.named("2x2"), microbatches=3))
+    yield job_of(halves(gpt, size))
+
+
+def halves(gpt: dict[str, Any], size: Any) -> Any:
+    """Half precision with a dynamic loss scale, and watches."""
+    config = flow.function_config()
+    config.enable_auto_mixed_precision(True)
+
+    @flow.global_function("train", config)
+    def job(words: flow.typing.Numpy.Placeholder((8, 8), dtype=flow.int32)) -> flow.typing.Numpy:  # type: ignore[valid-type]
+        loss = flow.math.reduce_mean(gpt["gpt"](words, size))
+        flow.watch(loss)
+        flow.watch_diff(loss)
+        scale = flow.optimizer.loss_scale.dynamic_loss_scale(increment_period=3)
+        flow.optimizer.Adam(flow.optimizer.PiecewiseConstantScheduler([], [0.1]), loss_scale_policy=scale).minimize(loss)
+        return loss
+
+    return job
+
+
+def test_no_pass_changes_its_input(watched: dict[str, int]) -> None:
+    for job in jobs():
+        flow.clear_default_session()
+        found = laid_out(job, 4)
+        stages.distribute(found.logical)
+        found.program(1)
+    flow.clear_default_session()
+    assert all(watched.values()), watched
