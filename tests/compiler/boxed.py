@@ -6,13 +6,15 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+from jobflow.commands import Sent
 from traced import Bound, world_of
 
 from jobflow.compiler.layouts.box import Reroute, box
+from jobflow.core.errors import NOWHERE, SourceLine
 from jobflow.core.layout import MAX, MIN, Layout, Partial, Sbp
 from jobflow.core.types import TensorType
 from jobflow.engine.commands import Sent
-from jobflow.graph.ir import Graph, Node, Physical, Sharded, Value
+from jobflow.graph.ir import Graph, Node, Origin, Physical, Sharded, Value
 from jobflow.ops.layout_ops import Copy
 from jobflow.ops.source import Input
 
@@ -23,11 +25,11 @@ Pair = tuple[Layout, Layout]
 RUNS = 2
 
 
-def change(source: Layout, target: Layout, type: TensorType, number: int = 0) -> tuple[Value, Node, Sharded]:
-    """x in `source`, read by a node that wants it in `target`."""
+def change(source: Layout, target: Layout, type: TensorType, number: int = 0, where: SourceLine = NOWHERE) -> tuple[Value, Node, Sharded]:
+    """x in `source`, read by a node, at a line of the program, that wants it in `target`."""
     read = Node(Input(type.shape, type.dtype, f"x{number}"), (), ((type, f"x{number}", False),), f"x{number}", source.placement)
     (x,) = read.outputs
-    copy = Node(Copy(), (x,), ((type, f"y{number}", False),), f"y{number}", target.placement)
+    copy = Node(Copy(), (x,), ((type, f"y{number}", False),), f"y{number}", target.placement, Origin(where))
     graph = Graph("job", source.placement, (read, copy), (x,), copy.outputs)
     return x, copy, Sharded(graph, {x: source, copy.outputs[0]: target}, {read: (), copy: (target,)})
 

@@ -19,7 +19,7 @@ from jobflow.compiler.layouts.shard import shard
 from jobflow.core.errors import SbpError, SourceLine
 from jobflow.core.layout import MAX, B, Box, Layout, Local, P, Partial, Placement, S, Sbp
 from jobflow.core.types import TensorType
-from jobflow.graph.ir import Graph, Origin
+from jobflow.graph.ir import Graph
 from jobflow.graph.text import physical_text
 from jobflow.ops.activation import relu, tanh
 from jobflow.ops.layout_ops import to_layout
@@ -161,8 +161,7 @@ def test_the_price_is_bytes_and_meetings() -> None:
     ids=str,
 )
 def test_errors_name_op_tensor_and_layouts(source: Layout, target: Any, message: str) -> None:
-    _, copy, sharded = change(source, target, type_(4, 6))  # type: ignore[arg-type]
-    copy.origin = Origin(SourceLine("model.py", 41))
+    _, _, sharded = change(source, target, type_(4, 6), where=SourceLine("model.py", 41))  # type: ignore[arg-type]
     with pytest.raises(SbpError, match=r'^copy at model.py:41 \(layer "y0"\): x0 float32\[4,6\] ' + message):
         box(sharded)
 
