@@ -6,7 +6,6 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-from jobflow.commands import Sent
 from traced import Bound, world_of
 
 from jobflow.compiler.layouts.box import Reroute, box
