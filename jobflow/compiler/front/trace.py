@@ -29,8 +29,8 @@ from jobflow.ops.source import Constant, External, Input, ReadVariable
 
 #: The key of the hidden argument that counts the runs of a job.
 RUN_COUNTER = "#run"
-#: the fields of a tracer that grow while it records
-_CHANGING = frozenset(["nodes", "inputs", "variables", "reads", "updates", "losses", "watches", "limits", "_made", "_names", "_counters"])
+#: the fields of a tracer that change while it records
+_CHANGING = frozenset(["known", "nodes", "inputs", "variables", "reads", "updates", "losses", "watches", "limits", "_made", "_names", "_counters"])
 
 
 @dataclass
