@@ -102,7 +102,7 @@ class OfRecord(Samples):
         _, content, start, stop = self._at(number)
         try:
             return features_of(content[start:stop].tobytes())
-        except optional("google.protobuf.message", WHAT).DecodeError:
+        except (optional("google.protobuf.message", WHAT).DecodeError, ValueError):
             raise DataError(
                 f"{self._place(number)} is damaged: the {counted(stop - start, 'byte')} from byte {start} on are no message OFRecord"
             ) from None
@@ -147,9 +147,14 @@ def _records(file: Path, content: Array) -> Array:
 
 
 def features_of(record: bytes) -> dict[str, Array]:
-    """The features of a record, flat, by name, in the order of the record."""
+    """The features of a record, flat, by name, in the order of the record; ValueError where it has what no OFRecord has."""
     found: dict[str, Array] = {}
-    for entry in _message_class().FromString(record).feature:
+    message = _message_class().FromString(record)
+    size = message.ByteSize()
+    message.DiscardUnknownFields()  # protobuf passes over fields with other numbers or of other types: only damaged records have such
+    if message.ByteSize() != size:
+        raise ValueError("a field that no OFRecord has")
+    for entry in message.feature:
         kind = entry.value.WhichOneof("kind") or "bytes_list"
         values = getattr(entry.value, kind).value
         found[entry.key] = np.frombuffer(b"".join(values), np.uint8) if kind == "bytes_list" else np.array(values, LISTS[kind])

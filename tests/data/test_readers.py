@@ -387,11 +387,12 @@ def test_damaged_records(tmp_path: Path) -> None:
         file.write_bytes(content)
         with pytest.raises(DataError, match=message):
             open_reader("ofrecord", path=str(tmp_path))
-    torn = bytearray(good)
-    torn[9] = 120  # the length of the first feature
-    file.write_bytes(good + torn)
-    with pytest.raises(DataError, match=f"record at byte {len(good)} is damaged: the 19 bytes from byte {len(good) + 8} on are no message OFRecord"):
-        opened("ofrecord", path=str(tmp_path)).read([1])
+    for place, value in ((9, 120), (8, 3 << 3 | 2)):  # the length of the first feature; its number and type, which protobuf would pass over
+        torn = bytearray(good)
+        torn[place] = value
+        file.write_bytes(good + torn)
+        with pytest.raises(DataError, match=f"record at byte {len(good)} is damaged: the 19 bytes from byte {len(good) + 8} on are no message OFR"):
+            opened("ofrecord", path=str(tmp_path)).read([1])
     file.write_bytes(good + framed(record(y=(2, b""))))
     with pytest.raises(DataError, match='there is no feature "x"'):
         opened("ofrecord", path=str(tmp_path)).read([1])

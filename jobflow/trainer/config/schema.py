@@ -203,7 +203,9 @@ class Data(Section):
     validation: Annotated[Reader | None, key("samples to measure on while training", "val valid dev")] = None
     test: Annotated[Reader | None, key("samples for `jobflow eval`")] = None
     batch_size: Annotated[Count, key("samples per step, over all devices", "batch batchsize bs global_batch_size")]
-    evaluation_batch_size: Annotated[Count, key("samples per step of an evaluation", "eval_batch_size test_batch_size", "${data.batch_size}")]
+    evaluation_batch_size: Annotated[
+        Count, key("samples per step of an evaluation", "eval_batch_size validation_batch_size test_batch_size", "${data.batch_size}")
+    ]
     shuffle: Annotated[bool, key("a new order in each epoch, from `seed`")] = True
     drop_last: Annotated[bool, key("leave out the last batch of an epoch if it is smaller")] = False
     prefetch: Annotated[int, key("batches that are read ahead", ge=0, le=1024)] = 2
@@ -267,7 +269,10 @@ Schedule = Annotated[Constant | Cosine | Linear | Polynomial | Exponential | Pie
 class _Optimizer(Section):
     name: Annotated[str, key("which", "type kind optimizer_name")]
     lr: Annotated[Positive, key("learning rate", "learning_rate learningrate learn_rate base_lr lr_rate rate")]
-    clip_norm: Annotated[Positive | None, key("largest norm of all gradients together; null: any", "grad_clip max_grad_norm clip max_norm")] = None
+    clip_norm: Annotated[
+        Positive | None,
+        key("largest norm of all gradients together; null: any", "gradient_clip clip_grad_norm grad_clip max_grad_norm clip max_norm"),
+    ] = None
     schedule: Annotated[Schedule, key("how the learning rate changes", "scheduler lr_scheduler lr_schedule")] = Constant(name="constant")
     warmup_steps: Annotated[int, key("steps in which the rate rises to lr", "warmup warm_up", ge=0)] = 0
 
@@ -345,18 +350,29 @@ class Strategy(Section):
 
     view: Annotated[Literal["consistent", "mirrored"], key("whether the model speaks of all devices or of one")] = "consistent"
     devices: Annotated[
-        Count | Literal["all"], key("ranks; all: those of mpiexec, else data x tensor x pipeline", "gpus world_size device_num ranks")
+        Count | Literal["all"],
+        key("ranks; all: those of mpiexec, else data x tensor x pipeline", "gpus num_gpus world_size num_devices device_num ranks"),
     ] = "all"
     data: Annotated[Count | None, key("parts of the batch; null: what the others leave", "dp data_parallel")] = None
     tensor: Annotated[Count, key("parts of each layer", "tp tensor_parallel model_parallel")] = 1
     pipeline: Annotated[Count, key("groups of ranks with some of the layers each", "pp pipeline_parallel num_stages")] = 1
-    zero: Annotated[int, key("1-3: variables, gradients, and what is read lie split over the data ranks", "zero_stage", ge=0, le=3)] = 0
-    accumulation: Annotated[Count, key("parts of the batch that are computed one after another", "gradient_accumulation accumulate")] = 1
+    zero: Annotated[
+        int, key("1-3: variables, gradients, and what is read lie split over the data ranks", "zero_stage zero_optimization", ge=0, le=3)
+    ] = 0
+    accumulation: Annotated[
+        Count,
+        key(
+            "parts of the batch that are computed one after another",
+            "gradient_accumulation accumulate gradient_accumulation_steps accumulation_steps",
+        ),
+    ] = 1
     microbatches: Annotated[Count | None, key("parts of the batch in a pipeline; null: those of accumulation")] = None
-    recompute: Annotated[bool, key("compute activations again in the backward pass, to save memory", "activation_checkpointing checkpointing")] = (
-        False
+    recompute: Annotated[
+        bool, key("compute activations again in the backward pass, to save memory", "gradient_checkpointing activation_checkpointing checkpointing")
+    ] = False
+    precision: Annotated[Literal["float32", "bfloat16", "float16"], key("of products and convolutions", "amp dtype mixed_precision fp16 bf16")] = (
+        "float32"
     )
-    precision: Annotated[Literal["float32", "bfloat16", "float16"], key("of products and convolutions", "amp dtype mixed_precision fp16")] = "float32"
 
 
 class Training(Section):
