@@ -47,6 +47,8 @@ class OptimizerUpdate(Updated):
     kept: ClassVar[tuple[str, ...]] = ()
     #: True if the number of steps before is an input
     reads_step: ClassVar[bool] = False
+    #: False if the formula takes norms: it runs on whole arrays
+    elementwise: ClassVar[bool] = True
     #: attributes of the samples
     cases: ClassVar[tuple[dict[str, Any], ...]] = ({},)
 
@@ -70,8 +72,8 @@ class OptimizerUpdate(Updated):
     def alias(self) -> Mapping[int, int]:  # type: ignore[override]
         return {i: i for i in range(self.count)}
 
-    def numbers(self, rate: float, step: int) -> tuple[float, ...]:
-        """What the formula takes after w, the slots and g."""
+    def numbers(self, rate: float, step: int, *arrays: Array) -> tuple[float, ...]:
+        """What the formula takes after w, the slots and g; their arrays are given when it runs, for who takes norms of them."""
         return (rate,)
 
     @property
@@ -86,12 +88,12 @@ class OptimizerUpdate(Updated):
     def kernel(self, xp: Xp, *arrays: Array) -> None:
         n = self.count
         rate, *step = arrays[n + 1 : -n]
-        numbers = self.numbers(float(rate[0]), int(step[0][0])) if step else self.numbers(rate.reshape(()), 0)
+        numbers = self.numbers(float(rate[0]) if step else rate.reshape(()), int(step[0][0]) if step else 0, *arrays[: n + 1])
         for new, value in zip(arrays[-n:], self.formula(xp, *arrays[: n + 1], *numbers), strict=True):
             new[...] = value
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np or not self.flat:
+        if device.xp is not np or not self.elementwise:
             return super().bind(device, inputs, outputs)
         dtype = inputs[0].dtype
         program = _program(self, dtype)
@@ -99,7 +101,7 @@ class OptimizerUpdate(Updated):
         numbers, first = scalars[:1], list[Call]()
         if self.derives:
             numbers = [device.scratch((), dtype_of(dtype)) for _ in range(program.numbers)]
-            first = [(_fill, (numbers, self.numbers, *scalars))]
+            first = [(_fill, (numbers, self.numbers, elements, *scalars))]
         calls = block_calls(program, device, elements, numbers, outputs)
         return super().bind(device, inputs, outputs) if calls is None else [*first, *calls]
 
@@ -123,8 +125,10 @@ def unified(op: OptimizerUpdate) -> OptimizerUpdate:
     return op
 
 
-def _fill(targets: Sequence[Array], numbers: Callable[[float, int], tuple[float, ...]], rate: Array, step: Array | None = None) -> None:
-    for target, number in zip(targets, numbers(rate.item(), 0 if step is None else step.item()), strict=True):
+def _fill(
+    targets: Sequence[Array], numbers: Callable[..., tuple[float, ...]], elements: Sequence[Array], rate: Array, step: Array | None = None
+) -> None:
+    for target, number in zip(targets, numbers(rate.item(), 0 if step is None else step.item(), *elements), strict=True):
         target[()] = number
 
 
@@ -191,7 +195,7 @@ class MomentumUpdate(OptimizerUpdate):
     def reads_step(self) -> bool:  # type: ignore[override]
         return self.dampening != 0
 
-    def numbers(self, rate: float, step: int) -> tuple[float, ...]:
+    def numbers(self, rate: float, step: int, *arrays: Array) -> tuple[float, ...]:
         """The rate, and how much is taken of w, or of d, if that is not all."""
         if not self.derives:
             return (rate,)
@@ -246,7 +250,7 @@ class AdamUpdate(OptimizerUpdate):
     def kept(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("m", "v", "max_v") if self.amsgrad else ("m", "v")
 
-    def numbers(self, rate: float, step: int) -> tuple[float, ...]:
+    def numbers(self, rate: float, step: int, *arrays: Array) -> tuple[float, ...]:
         """Factors of the move, of the root, and of w."""
         first, second = _corrections(self.beta1, self.beta2, step) if self.bias_correction else (1.0, 1.0)
         decay = self.weight_decay if self.decoupled else 0.0
@@ -317,7 +321,7 @@ class AdagradUpdate(OptimizerUpdate):
     def slot(self, name: str) -> OptimizerSlot:
         return OptimizerSlot(name, self.initial)
 
-    def numbers(self, rate: float, step: int) -> tuple[float, ...]:
+    def numbers(self, rate: float, step: int, *arrays: Array) -> tuple[float, ...]:
         return (rate / (1 + step * self.lr_decay),)
 
     def formula(self, xp: Xp, w: Element, s: Element, g: Element, rate: Element) -> Elements:
@@ -362,12 +366,16 @@ class LarsUpdate(OptimizerUpdate):
     kept = ("momentum",)
     cases = ({"coefficient": 0.1, "weight_decay": 0.2},)
 
-    def formula(self, xp: Xp, w: Element, v: Element, g: Element, lr: Element) -> Elements:
-        rate, w_norm, g_norm = float(lr), _norm(w), _norm(g)
+    def numbers(self, rate: float, step: int, *arrays: Array) -> tuple[float, ...]:
+        """The local rate, and what decay takes of w."""
+        rate, (w_norm, g_norm) = float(rate), (_norm(arrays[0]), _norm(arrays[-1])) if arrays else (0.0, 0.0)
         if w_norm > 0 and g_norm > 0:
             rate *= self.coefficient * w_norm / (self.epsilon + g_norm + self.weight_decay * w_norm)
+        return rate, rate * self.weight_decay
+
+    def formula(self, xp: Xp, w: Element, v: Element, g: Element, rate: Element, decay: Element) -> Elements:
         v = self.beta * v - rate * g
-        return w + v - rate * self.weight_decay * w, v
+        return w + v - decay * w, v
 
 
 @dataclass(frozen=True)
@@ -388,6 +396,7 @@ class LambUpdate(OptimizerUpdate):
     published: bool = False
     bias_correction: bool = True
     flat = False
+    elementwise = False
     cases = ({"weight_decay": 0.1}, {"weight_decay": 0.1, "published": True})
 
     @property
@@ -402,7 +411,7 @@ class LambUpdate(OptimizerUpdate):
     def reads_step(self) -> bool:  # type: ignore[override]
         return self.published
 
-    def numbers(self, rate: float, step: int) -> tuple[float, ...]:
+    def numbers(self, rate: float, step: int, *arrays: Array) -> tuple[float, ...]:
         return rate, *(_corrections(self.beta1, self.beta2, step) if self.published and self.bias_correction else (1.0, 1.0))
 
     def formula(self, xp: Xp, w: Element, m: Element, v: Element, *others: Element) -> Elements:
