@@ -67,7 +67,7 @@ class Samples(ABC):
                 raise DataError(f"{self.where(number)}: {type(found).__name__}: {found}") from found
             if f"sample {number}" not in str(found):
                 found.args = (f"{found}; it is sample {number}", *found.args[1:])
-            raise found from None
+            raise found from found.__cause__
 
     def _first_unreadable(self, asked: Array, epoch: int, names: Sequence[str], error: Exception) -> tuple[int, Exception]:
         """Of samples that cannot be read together the first that cannot be read alone, and why; the first of all if each can."""
