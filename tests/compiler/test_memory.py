@@ -13,9 +13,8 @@ from programs import check
 from traced import Bound, distribute, evaluate, first, trace, type_, variable, world_of
 
 from jobflow.compiler.compile import plan_rank
-from jobflow.compiler.front import place
 from jobflow.compiler.front.trace import Tracer
-from jobflow.compiler.rank import memory
+from jobflow.compiler.rank import memory, place
 from jobflow.core.errors import PlanError
 from jobflow.core.layout import S
 from jobflow.core.types import TensorType, float64, int64

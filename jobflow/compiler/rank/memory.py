@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jobflow.compiler.front.place import communicated, overwritten, placements
 from jobflow.compiler.rank.format import format_items
 from jobflow.compiler.rank.local import Collect, Item, Join, Receive, Send, Step, Wait
 from jobflow.compiler.rank.order import Ordered
+from jobflow.compiler.rank.place import communicated, overwritten, placements
 from jobflow.compiler.rank.views import Window, is_dense, is_free, windows
 from jobflow.compiler.rank.write import views_of, written_over
 from jobflow.core.errors import PlanError
