@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from cases import STEPS, Way
-from programs import Program
+from recorded_programs import Program
 from recording import Record, short_hash
 
 DATA = Path(__file__).parent / "data"

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import comparing
-import programs
 import pytest
+import recorded_programs
 from comparing import differences
-from programs import ROOT
+from recorded_programs import ROOT
 from recording import Record
 
-PROGRAMS = programs.programs()
+PROGRAMS = recorded_programs.programs()
 #: programs some ways of which take seconds
 SLOW = [name for name, program in PROGRAMS.items() if any(way.slow for way in program.ways)]
 

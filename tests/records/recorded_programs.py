@@ -81,7 +81,7 @@ def examples() -> Iterator[Program]:
     listed = {*OF_JOBS, *OF_TENSORS, *NOT_RUN}
     there = {path.stem for path in EXAMPLES.glob("*.py")}
     if there != listed:
-        raise LookupError(f"tests/records/programs.py lists other examples than there are: {sorted(there ^ listed)}")
+        raise LookupError(f"tests/records/recorded_programs.py lists other examples than there are: {sorted(there ^ listed)}")
     steps = ("--steps", str(STEPS), "--every", "1")
     for name, options in OF_JOBS.items():
         ways = [Way(devices(n), _example(name, "--devices", str(n), *steps, *options), slow=bool(options)) for n in SIZES]
