@@ -1,7 +1,7 @@
 """Layouts are chosen as the legacy system was measured to choose them, on two devices and on two by two, but for the differences on record.
 
 `data/published_layouts.json` holds the measurements: how the inputs lie -> how the output lies, "S0,B" being S(0) along the outer and B
-along the inner mesh dimension.  The differences are the rows of a table in docs/decisions/0006; none of them may be idle.
+along the inner mesh dimension.  The differences are the rows of a table in docs/internals/decisions/0006; none of them may be idle.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from jobflow.ops.elementwise_loss import sigmoid_cross_entropy, smooth_l1
 from jobflow.ops.source import Input
 
 HERE = Path(__file__).parent
-RECORD = HERE.parents[1] / "docs" / "decisions" / "0006-layout-choice.md"
+RECORD = HERE.parents[1] / "docs" / "internals" / "decisions" / "0006-layout-choice.md"
 PUBLISHED = json.loads((HERE / "data" / "published_layouts.json").read_text(encoding="utf-8"))
 MESHES = {"1d": Placement("cpu", (0, 1)), "2d": Placement("cpu", (0, 1, 2, 3), (2, 2))}
 MARKS: dict[str, Sbp] = {"B": B, "P": P, **{f"S{axis}": S(axis) for axis in range(4)}}

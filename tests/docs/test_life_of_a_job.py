@@ -1,4 +1,4 @@
-"""The printed artifacts in docs/life_of_a_job.md are what `jobflow explain` prints today."""
+"""The printed artifacts in docs/internals/life_of_a_job.md are what `jobflow explain` prints today."""
 
 from __future__ import annotations
 

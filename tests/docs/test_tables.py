@@ -32,7 +32,7 @@ def test_every_optimizer_and_schedule() -> None:
     ours = {name for name in vars(flow.optim) if isinstance(getattr(flow.optim, name), type)} - {"Optimizer"}
     schedules = {name for name, kind in vars(lr_scheduler).items() if isinstance(kind, type) and name.endswith("LR")}
     theirs = {name for name in flow.optimizer.__all__ if name[0].isupper()} - {"Schedule", "CustomScheduler", "PolynomialSchduler"}
-    listed = set(re.findall(r"`(\w+)", page("two_faces.md")))
+    listed = set(re.findall(r"`(\w+)", page("jobs_and_tensors.md")))
     assert sorted((ours | schedules | theirs) - listed) == []
 
 

@@ -1,6 +1,6 @@
 """What makes ranks abort, hang or compute wrong numbers elsewhere, and what it does here.
 
-The whole list, with the tests of other files, is docs/decisions/0021-when-ranks-diverge.md.
+The whole list, with the tests of other files, is docs/internals/decisions/0021-when-ranks-diverge.md.
 """
 
 from __future__ import annotations

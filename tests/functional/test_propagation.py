@@ -1,7 +1,7 @@
 """Functions over global tensors lie as was measured on two and on two by two ranks, but for the differences on record; their numbers
 and gradients are those of one rank, and every leaf's gradient lies as the leaf does.
 
-The measurements are those of tests/compiler (`published_layouts.json`); the differences are the rows of a table in docs/decisions.
+The measurements are those of tests/compiler (`published_layouts.json`); the differences are the rows of a table in docs/internals/decisions.
 A partial input is what was measured too: along each partial dimension of the mesh every rank but the last holds x / 4 + 1.
 """
 
@@ -50,7 +50,7 @@ from jobflow.functional import (
 from jobflow.ops.loss import SparseSoftmaxCrossEntropy
 
 TESTS = Path(__file__).parents[1]
-RECORD = next((TESTS.parent / "docs" / "decisions").glob("*-layouts-at-once.md"))
+RECORD = next((TESTS.parent / "docs" / "internals" / "decisions").glob("*-layouts-at-once.md"))
 PUBLISHED = json.loads((TESTS / "compiler" / "data" / "published_layouts.json").read_text(encoding="utf-8"))
 MESHES = {"1d": Placement("cpu", (0, 1)), "2d": Placement("cpu", (0, 1, 2, 3), (2, 2))}
 MARKS: dict[str, Sbp] = {"B": B, "P": P, **{f"S{axis}": S(axis) for axis in range(4)}}

@@ -1,6 +1,6 @@
 """The same model trained with tensors at once, as nn.Graph and as a job function: where formulas coincide, so do the numbers.
 
-Ranks are threads.  What is compared is in programs/face_cases.py, and in words in docs/two_faces.md.
+Ranks are threads.  What is compared is in programs/face_cases.py, and in words in docs/jobs_and_tensors.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Everything but numbers is compared exactly.  Numbers are compared bit for bit where both were made on machines of one class - the same
 NumPy, the same BLAS kernels, the same instructions - and within a tolerance that grows with the steps elsewhere: see
-docs/decisions/0008-what-float32-curves-can-promise.md.
+docs/internals/decisions/0008-what-float32-curves-can-promise.md.
 """
 
 from __future__ import annotations

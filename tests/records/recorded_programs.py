@@ -52,7 +52,7 @@ NOT_RUN = {"gpt", "mnist_util"}
 #: in a program of the docs, what tells that it compiles or trains
 COMPILES = re.compile(r"global_function|nn\.Graph|backward\(\)|\btrain\(load")
 #: pages whose programs say themselves how many devices there are, or where tensors and a job meet, which is in one process
-ITSELF = ("strategies.md", "two_faces.md")
+ITSELF = ("strategies.md", "jobs_and_tensors.md")
 #: their LeNet is large and its rate high, so that elsewhere another of two nearly equal candidates of a pooling window soon wins: decision 0008
 CHAOTIC, FAR = ("reports-1", "training-1"), (1e-4, 5e-2)
 #: programs for so many devices

@@ -20,7 +20,7 @@ as it lies is taken at once.  Else the lowest price wins (`price`), in which cut
 Example, two ranks: x S(0), w B.  MatMul "mk,kn->mn" takes (S(0) B -> S(0)): both inputs lie so already.  Its gradient for w
 is x' dy with both S(0): "km,kn->mn" split along k gives P, and the update, which only takes B B B, has it all_reduced.
 
-Both orders are what the legacy system was measured to do; docs/decisions lists where the results differ on purpose.
+Both orders are what the legacy system was measured to do; docs/internals/decisions lists where the results differ on purpose.
 """
 
 from __future__ import annotations

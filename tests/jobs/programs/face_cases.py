@@ -1,4 +1,4 @@
-"""What both faces can be told alike: optimizers, schedules, clipping, accumulation; docs/two_faces.md lists them in words."""
+"""What both faces can be told alike: optimizers, schedules, clipping, accumulation; docs/jobs_and_tensors.md lists them in words."""
 
 from __future__ import annotations
 
