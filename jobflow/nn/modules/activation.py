@@ -2,242 +2,157 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from jobflow.eager.tensor import Tensor
 from jobflow.functional import nn_activations as F
 from jobflow.functional.creation import full
 from jobflow.nn.modules.module import Module
+from jobflow.nn.modules.options import OfOne
 from jobflow.nn.parameter import Parameter
 
 
-class _Activation(Module):
-    """function(x, *options); a subclass names the function, and the options that are shown."""
-
-    function: ClassVar[Callable[..., Tensor]]
-    options: ClassVar[tuple[str, ...]] = ()
-
-    def forward(self, input: Tensor) -> Tensor:
-        return type(self).function(input, **{name: getattr(self, name) for name in self.options})
-
-    def extra_repr(self) -> str:
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.options)
-
-
-class _InPlace(_Activation):
-    """One that can write over its input."""
-
-    options: ClassVar[tuple[str, ...]] = ("inplace",)
-
-    def __init__(self, inplace: bool = False) -> None:
-        super().__init__()
-        self.inplace = inplace
-
-    def extra_repr(self) -> str:
-        own = [f"{name}={getattr(self, name)!r}" for name in self.options if name != "inplace"]
-        return ", ".join([*own, *(["inplace=True"] if self.inplace else [])])
-
-
-class ReLU(_InPlace):
+class ReLU(OfOne, function=F.relu):
     """max(x, 0)"""
 
-    function = staticmethod(F.relu)
+    inplace: bool = False
 
 
-class ReLU6(_InPlace):
+class ReLU6(OfOne, function=F.relu6):
     """x limited to [0, 6]"""
 
-    function = staticmethod(F.relu6)
+    inplace: bool = False
 
 
-class SiLU(_InPlace):
+class SiLU(OfOne, function=F.silu):
     """x sigmoid(x)"""
 
-    function = staticmethod(F.silu)
+    inplace: bool = False
 
 
-class SELU(_InPlace):
+class SELU(OfOne, function=F.selu):
     """1.0507 elu(x, 1.67326)"""
 
-    function = staticmethod(F.selu)
+    inplace: bool = False
 
 
-class LeakyReLU(_InPlace):
+class LeakyReLU(OfOne, function=F.leaky_relu):
     """x where x > 0, else negative_slope x"""
 
-    function = staticmethod(F.leaky_relu)
-    options = ("negative_slope", "inplace")
-
-    def __init__(self, negative_slope: float = 0.01, inplace: bool = False) -> None:
-        super().__init__(inplace)
-        self.negative_slope = negative_slope
+    negative_slope: float = 0.01
+    inplace: bool = False
 
 
-class ELU(_InPlace):
+class ELU(OfOne, function=F.elu):
     """x where x > 0, else alpha (e^x - 1)"""
 
-    function = staticmethod(F.elu)
-    options = ("alpha", "inplace")
-
-    def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
-        super().__init__(inplace)
-        self.alpha = alpha
+    alpha: float = 1.0
+    inplace: bool = False
 
 
-class CELU(ELU):
+class CELU(ELU, function=F.celu):
     """x where x > 0, else alpha (e^(x / alpha) - 1)"""
 
-    function = staticmethod(F.celu)
 
-
-class GELU(_Activation):
+class GELU(OfOne, function=F.gelu):
     """x Phi(x) with the normal distribution Phi, or the formula by tanh"""
 
-    function = staticmethod(F.gelu)
-    options = ("approximate",)
-
-    def __init__(self, approximate: str = "none") -> None:
-        super().__init__()
-        self.approximate = approximate
+    approximate: str = "none"
 
 
-class QuickGELU(_Activation):
+class QuickGELU(OfOne, function=F.quick_gelu):
     """x sigmoid(1.702 x)"""
 
-    function = staticmethod(F.quick_gelu)
 
-
-class Sigmoid(_Activation):
+class Sigmoid(OfOne, function=F.sigmoid):
     """1 / (1 + e^-x)"""
 
-    function = staticmethod(F.sigmoid)
 
-
-class Tanh(_Activation):
+class Tanh(OfOne, function=F.tanh):
     """tanh x"""
 
-    function = staticmethod(F.tanh)
 
-
-class Softsign(_Activation):
+class Softsign(OfOne, function=F.softsign):
     """x / (1 + |x|)"""
 
-    function = staticmethod(F.softsign)
 
-
-class LogSigmoid(_Activation):
+class LogSigmoid(OfOne, function=F.logsigmoid):
     """-ln(1 + e^-x)"""
 
-    function = staticmethod(F.logsigmoid)
 
-
-class Hardsigmoid(_InPlace):
+class Hardsigmoid(OfOne, function=F.hardsigmoid):
     """x/6 + 1/2 limited to [0, 1]"""
 
-    function = staticmethod(F.hardsigmoid)
+    inplace: bool = False
 
 
-class Hardswish(_InPlace):
+class Hardswish(OfOne, function=F.hardswish):
     """x/6 times x + 3 limited to [0, 6]"""
 
-    function = staticmethod(F.hardswish)
+    inplace: bool = False
 
 
-class Mish(_InPlace):
+class Mish(OfOne, function=F.mish):
     """x tanh(ln(1 + e^x))"""
 
-    function = staticmethod(F.mish)
+    inplace: bool = False
 
 
-class Tanhshrink(_Activation):
+class Tanhshrink(OfOne, function=F.tanhshrink):
     """x - tanh x"""
 
-    function = staticmethod(F.tanhshrink)
 
-
-class Softplus(_Activation):
+class Softplus(OfOne, function=F.softplus):
     """ln(1 + e^(beta x)) / beta; x itself where beta x > threshold"""
 
-    function = staticmethod(F.softplus)
-    options = ("beta", "threshold")
-
-    def __init__(self, beta: float = 1.0, threshold: float = 20.0) -> None:
-        super().__init__()
-        self.beta, self.threshold = beta, threshold
+    beta: float = 1.0
+    threshold: float = 20.0
 
 
-class Hardtanh(_InPlace):
+class Hardtanh(OfOne, function=F.hardtanh):
     """x limited to [min_val, max_val]"""
 
-    function = staticmethod(F.hardtanh)
-    options = ("min_val", "max_val", "inplace")
-
-    def __init__(self, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> None:
-        super().__init__(inplace)
-        self.min_val, self.max_val = min_val, max_val
+    min_val: float = -1.0
+    max_val: float = 1.0
+    inplace: bool = False
 
 
-class Threshold(_InPlace):
+class Threshold(OfOne, function=F.threshold):
     """x where x > threshold, else value"""
 
-    function = staticmethod(F.threshold)
-    options = ("threshold", "value", "inplace")
-
-    def __init__(self, threshold: float, value: float, inplace: bool = False) -> None:
-        super().__init__(inplace)
-        self.threshold, self.value = threshold, value
+    threshold: float
+    value: float
+    inplace: bool = False
 
 
-class Hardshrink(_Activation):
+class Hardshrink(OfOne, function=F.hardshrink):
     """x where |x| > lambd, else 0"""
 
-    function = staticmethod(F.hardshrink)
-    options = ("lambd",)
-
-    def __init__(self, lambd: float = 0.5) -> None:
-        super().__init__()
-        self.lambd = lambd
+    lambd: float = 0.5
 
 
-class Softshrink(Hardshrink):
+class Softshrink(Hardshrink, function=F.softshrink):
     """x brought nearer to 0 by lambd, and 0 within that"""
 
-    function = staticmethod(F.softshrink)
 
-
-class GLU(_Activation):
+class GLU(OfOne, function=F.glu):
     """a sigmoid(b), a and b being the halves of x along `dim`"""
 
-    function = staticmethod(F.glu)
-    options = ("dim",)
-
-    def __init__(self, dim: int = -1) -> None:
-        super().__init__()
-        self.dim = dim
+    dim: int = -1
 
 
-class Softmax(_Activation):
+class Softmax(OfOne, function=F.softmax):
     """e^x / sum e^x along `dim`"""
 
-    function = staticmethod(F.softmax)
-    options = ("dim",)
-
-    def __init__(self, dim: int | None = None) -> None:
-        super().__init__()
-        self.dim = dim
+    dim: int | None = None
 
 
-class LogSoftmax(Softmax):
+class LogSoftmax(Softmax, function=F.log_softmax):
     """Logarithm of the softmax along `dim`"""
 
-    function = staticmethod(F.log_softmax)
 
-
-class Softmin(Softmax):
+class Softmin(Softmax, function=F.softmin):
     """softmax of -x along `dim`"""
-
-    function = staticmethod(F.softmin)
 
 
 class PReLU(Module):

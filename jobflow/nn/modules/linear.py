@@ -14,6 +14,7 @@ from jobflow.functional.creation import empty
 from jobflow.functional.shapes import flatten, reshape
 from jobflow.nn import init
 from jobflow.nn.modules.module import Module
+from jobflow.nn.modules.options import OfOne, WithOptions
 from jobflow.nn.parameter import Parameter
 
 
@@ -167,18 +168,11 @@ class Dropout3d(Dropout):
     _function = staticmethod(F.dropout3d)
 
 
-class Flatten(Module):
+class Flatten(OfOne, function=flatten):
     """The axes from `start_dim` to `end_dim`, both included, as one."""
 
-    def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
-        super().__init__()
-        self.start_dim, self.end_dim = start_dim, end_dim
-
-    def forward(self, input: Tensor) -> Tensor:
-        return flatten(input, self.start_dim, self.end_dim)
-
-    def extra_repr(self) -> str:
-        return f"start_dim={self.start_dim}, end_dim={self.end_dim}"
+    start_dim: int = 1
+    end_dim: int = -1
 
 
 class Unflatten(Module):
@@ -202,18 +196,14 @@ class Unflatten(Module):
         return f"dim={self.dim}, unflattened_size={self.unflattened_size}"
 
 
-class CosineSimilarity(Module):
+class CosineSimilarity(WithOptions, function=F.cosine_similarity):
     """The cosine of two tensors along `dim`; lengths are at least `eps`."""
 
-    def __init__(self, dim: int = 1, eps: float = 1e-8) -> None:
-        super().__init__()
-        self.dim, self.eps = dim, eps
+    dim: int = 1
+    eps: float = 1e-8
 
     def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
         return F.cosine_similarity(x1, x2, self.dim, self.eps)
-
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}, eps={self.eps}"
 
 
 class PairwiseDistance(Module):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import field
 from typing import ClassVar
 
 from jobflow.eager.tensor import Tensor
@@ -10,146 +11,91 @@ from jobflow.functional import nn_pool as F
 from jobflow.functional import nn_shapes as shapes
 from jobflow.functional.nn_base import Sizes, sizes
 from jobflow.nn.modules.module import Module
+from jobflow.nn.modules.options import OfOne
 
 
-class _Shown(Module):
-    """function(x, *options); the options are attributes."""
+class _MaxPool(OfOne, shared=True):
+    kernel_size: Sizes
+    stride: Sizes | None = None
+    padding: Sizes = 0
+    ceil_mode: bool = field(default=False, kw_only=True)
 
-    function: ClassVar[Callable[..., Tensor]]
-    options: ClassVar[tuple[str, ...]]
-
-    def forward(self, input: Tensor) -> Tensor:
-        return type(self).function(input, **{name: getattr(self, name) for name in self.options})
-
-    def extra_repr(self) -> str:
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.options)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.stride = self.kernel_size if self.stride is None else self.stride
 
 
-class _MaxPool(_Shown):
-    options = ("kernel_size", "stride", "padding", "ceil_mode")
-
-    def __init__(self, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, *, ceil_mode: bool = False) -> None:
-        super().__init__()
-        self.kernel_size, self.padding, self.ceil_mode = kernel_size, padding, ceil_mode
-        self.stride = kernel_size if stride is None else stride
-
-
-class MaxPool1d(_MaxPool):
+class MaxPool1d(_MaxPool, function=F.max_pool1d):
     """The largest of each window of [n, c, l]."""
 
-    function = staticmethod(F.max_pool1d)
 
-
-class MaxPool2d(_MaxPool):
+class MaxPool2d(_MaxPool, function=F.max_pool2d):
     """The largest of each window of [n, c, h, w]."""
 
-    function = staticmethod(F.max_pool2d)
 
-
-class MaxPool3d(_MaxPool):
+class MaxPool3d(_MaxPool, function=F.max_pool3d):
     """The largest of each window of [n, c, d, h, w]."""
 
-    function = staticmethod(F.max_pool3d)
 
-
-class AvgPool1d(_Shown):
+class AvgPool1d(OfOne, function=F.avg_pool1d):
     """The mean of each window of [n, c, l]; zeros of the padding count unless `count_include_pad=False`."""
 
-    function = staticmethod(F.avg_pool1d)
-    options: ClassVar[tuple[str, ...]] = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
+    kernel_size: Sizes
+    stride: Sizes | None = None
+    padding: Sizes = 0
+    ceil_mode: bool = False
+    count_include_pad: bool = True
 
-    def __init__(
-        self, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, ceil_mode: bool = False, count_include_pad: bool = True
-    ) -> None:
-        super().__init__()
-        self.kernel_size, self.padding, self.ceil_mode, self.count_include_pad = kernel_size, padding, ceil_mode, count_include_pad
-        self.stride = kernel_size if stride is None else stride
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.stride = self.kernel_size if self.stride is None else self.stride
 
 
-class AvgPool2d(AvgPool1d):
+class AvgPool2d(AvgPool1d, function=F.avg_pool2d):
     """The mean of each window of [n, c, h, w]; `divisor_override` is what sums are divided by instead."""
 
-    function = staticmethod(F.avg_pool2d)
-    options = (*AvgPool1d.options, "divisor_override")
-
-    def __init__(
-        self,
-        kernel_size: Sizes,
-        stride: Sizes | None = None,
-        padding: Sizes = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> None:
-        super().__init__(kernel_size, stride, padding, ceil_mode, count_include_pad)
-        self.divisor_override = divisor_override
+    divisor_override: int | None = None
 
 
-class AvgPool3d(AvgPool2d):
+class AvgPool3d(AvgPool2d, function=F.avg_pool3d):
     """The mean of each window of [n, c, d, h, w]."""
 
-    function = staticmethod(F.avg_pool3d)
+
+class _Adaptive(OfOne, shared=True):
+    output_size: F.Outputs
 
 
-class _Adaptive(_Shown):
-    options = ("output_size",)
-
-    def __init__(self, output_size: F.Outputs) -> None:
-        super().__init__()
-        self.output_size = output_size
-
-
-class AdaptiveAvgPool1d(_Adaptive):
+class AdaptiveAvgPool1d(_Adaptive, function=F.adaptive_avg_pool1d):
     """Means of windows that fill the last axis, `output_size` of them."""
 
-    function = staticmethod(F.adaptive_avg_pool1d)
 
-
-class AdaptiveAvgPool2d(_Adaptive):
+class AdaptiveAvgPool2d(_Adaptive, function=F.adaptive_avg_pool2d):
     """Means of windows that fill the image; None keeps an axis."""
 
-    function = staticmethod(F.adaptive_avg_pool2d)
 
-
-class AdaptiveAvgPool3d(_Adaptive):
+class AdaptiveAvgPool3d(_Adaptive, function=F.adaptive_avg_pool3d):
     """Means of windows that fill the volume; None keeps an axis."""
 
-    function = staticmethod(F.adaptive_avg_pool3d)
 
-
-class AdaptiveMaxPool1d(_Adaptive):
+class AdaptiveMaxPool1d(_Adaptive, function=F.adaptive_max_pool1d):
     """The largest of windows that fill the last axis."""
 
-    function = staticmethod(F.adaptive_max_pool1d)
 
-
-class AdaptiveMaxPool2d(_Adaptive):
+class AdaptiveMaxPool2d(_Adaptive, function=F.adaptive_max_pool2d):
     """The largest of windows that fill the image."""
 
-    function = staticmethod(F.adaptive_max_pool2d)
 
-
-class AdaptiveMaxPool3d(_Adaptive):
+class AdaptiveMaxPool3d(_Adaptive, function=F.adaptive_max_pool3d):
     """The largest of windows that fill the volume."""
 
-    function = staticmethod(F.adaptive_max_pool3d)
 
-
-class Upsample(_Shown):
+class Upsample(OfOne, function=shapes.interpolate):
     """Images of another size, by `size` or `scale_factor`; see nn.functional.interpolate."""
 
-    function = staticmethod(shapes.interpolate)
-    options = ("size", "scale_factor", "mode", "align_corners")
-
-    def __init__(
-        self,
-        size: Sizes | None = None,
-        scale_factor: float | Sequence[float] | None = None,
-        mode: str = "nearest",
-        align_corners: bool | None = None,
-    ) -> None:
-        super().__init__()
-        self.size, self.scale_factor, self.mode, self.align_corners = size, scale_factor, mode, align_corners
+    size: Sizes | None = None
+    scale_factor: float | Sequence[float] | None = None
+    mode: str = "nearest"
+    align_corners: bool | None = None
 
 
 class UpsamplingNearest2d(Upsample):
@@ -166,26 +112,16 @@ class UpsamplingBilinear2d(Upsample):
         super().__init__(size, scale_factor, "bilinear", True)
 
 
-class PixelShuffle(_Shown):
+class PixelShuffle(OfOne, function=shapes.pixel_shuffle):
     """[..., c r r, h, w] -> [..., c, h r, w r]"""
 
-    function = staticmethod(shapes.pixel_shuffle)
-    options = ("upscale_factor",)
-
-    def __init__(self, upscale_factor: int) -> None:
-        super().__init__()
-        self.upscale_factor = upscale_factor
+    upscale_factor: int
 
 
-class PixelUnshuffle(_Shown):
+class PixelUnshuffle(OfOne, function=shapes.pixel_unshuffle):
     """[..., c, h r, w r] -> [..., c r r, h, w]"""
 
-    function = staticmethod(shapes.pixel_unshuffle)
-    options = ("downscale_factor",)
-
-    def __init__(self, downscale_factor: int) -> None:
-        super().__init__()
-        self.downscale_factor = downscale_factor
+    downscale_factor: int
 
 
 # -------------------------------------------------------------------- borders
