@@ -3,10 +3,10 @@
 This is the table of contents of what `flow.<name>` means outside of jobs; `jobflow.nn.functional` has the functions of modules.
 """
 
+from jobflow.eager.faces import Roles as _Roles
+from jobflow.eager.faces import all_of as _all_of
+from jobflow.eager.faces import of_tensors as _of_tensors
 from jobflow.eager.tensor import Tensor as _Tensor
-from jobflow.engine.faces import Roles as _Roles
-from jobflow.engine.faces import all_of as _all_of
-from jobflow.engine.faces import of_tensors as _of_tensors
 from jobflow.functional import filling as _filling  # noqa: F401 - methods only, as the next two
 from jobflow.functional import indexing as _indexing  # noqa: F401
 from jobflow.functional import values as _values  # noqa: F401

@@ -12,10 +12,10 @@ from typing import Any
 
 from jobflow.core.errors import DtypeError, PlacementError, ShapeError, user_line
 from jobflow.eager import crossing, writing
+from jobflow.eager.faces import called_as
 from jobflow.eager.state import state
 from jobflow.eager.tape import follow
 from jobflow.eager.tensor import Tensor, method, own
-from jobflow.engine.faces import called_as
 from jobflow.functional.promotion import cast, kind
 
 

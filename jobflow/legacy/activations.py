@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jobflow.legacy.math as math
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import Tensor
-from jobflow.engine.faces import all_of, of_jobs
+from jobflow.eager.faces import all_of, of_jobs
 from jobflow.legacy.arrays import matmul, reshape, slice, transpose
 from jobflow.legacy.random import dropout
 from jobflow.ops import activation as ac

@@ -13,7 +13,7 @@ from typing import Any
 
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, user_line
 from jobflow.core.types import DType, Tensor, dtype_of, int32, int64
-from jobflow.engine.faces import all_of, of_jobs
+from jobflow.eager.faces import all_of, of_jobs
 from jobflow.legacy.math import Operand, fitting, tensors, truth
 from jobflow.ops import broadcast as bc
 from jobflow.ops import elementwise as ew

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, cast
 
 from jobflow.core.errors import ArgumentError, JobError, ShapeError, did_you_mean, user_line
 from jobflow.core.types import Tensor
-from jobflow.engine.faces import all_of, of_jobs
+from jobflow.eager.faces import all_of, of_jobs
 from jobflow.legacy.variables import current_job
 from jobflow.ops import conv as cv
 from jobflow.ops import pool as pl

@@ -21,8 +21,8 @@ import jobflow.legacy.normalization as normalization
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.layout import P
 from jobflow.core.types import Tensor
+from jobflow.eager.faces import all_of, of_jobs
 from jobflow.engine.distribute import Distribute, current_placement, is_local
-from jobflow.engine.faces import all_of, of_jobs
 from jobflow.legacy.arrays import constant
 from jobflow.legacy.convolution import Padding, Sizes, channels_last
 from jobflow.legacy.initializers import Initializer, constant_initializer, xavier_uniform_initializer

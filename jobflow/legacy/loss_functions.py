@@ -8,8 +8,8 @@ from __future__ import annotations
 import jobflow.legacy.math as math
 from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, JobError, ShapeError, did_you_mean, user_line
 from jobflow.core.types import Tensor, TensorType
+from jobflow.eager.faces import all_of, of_jobs
 from jobflow.engine.distribute import distribute_of, split, with_distribute
-from jobflow.engine.faces import all_of, of_jobs
 from jobflow.ops import elementwise as ew
 from jobflow.ops import loss as ls
 from jobflow.ops import reduce as rd

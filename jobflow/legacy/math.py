@@ -12,7 +12,7 @@ import numpy as np
 
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import DType, Tensor, bool_, int8, int32
-from jobflow.engine.faces import all_of, of_jobs
+from jobflow.eager.faces import all_of, of_jobs
 from jobflow.legacy.random import fused_scale_tril_softmax_dropout as fused_scale_tril_softmax_dropout
 from jobflow.ops import activation as ac
 from jobflow.ops import broadcast as bc

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jobflow.legacy.math as math
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import Tensor
-from jobflow.engine.faces import all_of, of_jobs
+from jobflow.eager.faces import all_of, of_jobs
 from jobflow.legacy.initializers import constant_initializer
 from jobflow.legacy.variables import current_job, get_variable, layer_name
 from jobflow.ops import elementwise as ew

@@ -8,7 +8,7 @@ from numbers import Integral
 import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, JobError, user_line
 from jobflow.core.types import DType, Tensor, float32, int8
-from jobflow.engine.faces import all_of, of_jobs
+from jobflow.eager.faces import all_of, of_jobs
 from jobflow.legacy.variables import current_job
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix

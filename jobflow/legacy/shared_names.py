@@ -6,7 +6,7 @@ Modules that the job face has as functions (`nn.MSELoss(x, y)`) are told apart b
 import jobflow.engine.distribute as distribute
 import jobflow.legacy.arrays as arrays
 import jobflow.legacy.math as math
-from jobflow.engine.faces import by_face, of_jobs
+from jobflow.eager.faces import by_face, of_jobs
 
 cast = by_face(arrays.cast, "cast")
 clamp = by_face(math.clamp, "clamp")

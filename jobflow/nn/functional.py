@@ -1,8 +1,8 @@
 """nn.functional: what modules do, as functions of tensors."""
 
+from jobflow.eager.faces import all_of as _all_of
+from jobflow.eager.faces import of_tensors as _of_tensors
 from jobflow.eager.tensor import Tensor as _Tensor
-from jobflow.engine.faces import all_of as _all_of
-from jobflow.engine.faces import of_tensors as _of_tensors
 from jobflow.functional.nn_activations import celu as celu
 from jobflow.functional.nn_activations import elu as elu
 from jobflow.functional.nn_activations import elu_ as elu_

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Self
 
 from jobflow.core.errors import DtypeError, JobError, did_you_mean, user_line
 from jobflow.core.types import DType, bfloat16, float16, float32, float64
+from jobflow.eager.faces import in_job
 from jobflow.eager.state import building_now, gradients
 from jobflow.eager.tensor import Tensor
-from jobflow.engine.faces import in_job
 from jobflow.functional.gradients import RemovableHandle
 from jobflow.functional.promotion import cast
 from jobflow.nn.modules import moving, saving
