@@ -1,7 +1,7 @@
 """The two faces, and what happens to their functions where they meet: an answer, or an error in words of the caller.
 
     relu = of_jobs(relu)          takes tensors of the job whose body runs; of others, what its ops make of them at once or in nn.Graph.build
-    sort = of_tensors(sort)       takes local and global tensors, at once or in nn.Graph.build
+    sort = of_tensors(sort)       takes local and global tensors, at once or in nn.Graph.build, and tensors of the job whose body runs
     reshape = by_face(arrays.reshape)       in the body of a job that one, elsewhere `jobflow.functional.reshape`
 
 Which parameters are tensors is read from a function's annotations.
@@ -22,53 +22,16 @@ import numpy as np
 import jobflow.core.scope as scope
 from jobflow.core.errors import NOT_A_TENSOR, DtypeError, JobError, user_line
 from jobflow.core.types import TensorType
+from jobflow.eager.in_jobs import NOT_OF_THE_JOB, recorded
+from jobflow.engine.body import JobBody
 from jobflow.engine.operators import TensorOperators
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 #: where the functions of tensors are
 TENSORS = "jobflow.functional"
-#: where the functions of jobs are, and how programs call them
-OF_JOBS = {
-    "jobflow.legacy.arrays": "flow",
-    "jobflow.legacy.math": "flow.math",
-    "jobflow.legacy.activations": "flow.nn",
-    "jobflow.legacy.convolution": "flow.nn",
-}
-#: what has another name there
-OTHER_NAMES = {
-    "all": "math.reduce_all",
-    "any": "math.reduce_any",
-    "amax": "math.reduce_max",
-    "amin": "math.reduce_min",
-    "broadcast_to": "expand",
-    "cat": "concat",
-    "div": "math.divide",
-    "eq": "math.equal",
-    "ge": "math.greater_equal",
-    "gt": "math.greater",
-    "le": "math.less_equal",
-    "log_softmax": "nn.logsoftmax",
-    "logsumexp": "math.reduce_logsumexp",
-    "lt": "math.less",
-    "max": "math.reduce_max",
-    "mean": "math.reduce_mean",
-    "min": "math.reduce_min",
-    "mul": "math.multiply",
-    "ne": "math.not_equal",
-    "neg": "math.negative",
-    "permute": "transpose",
-    "prod": "math.reduce_prod",
-    "silu": "nn.swish",
-    "std": "math.reduce_std",
-    "sub": "math.subtract",
-    "sum": "math.reduce_sum",
-    "unsqueeze": "expand_dims",
-    "var": "math.reduce_variance",
-}
-#: functions whose result has as many elements as the numbers say
-UNKNOWN_SIZE = ("argwhere", "masked_select", "nonzero", "unique")
-MASKS = "how many elements it has is known only when it runs; use a mask: where(condition, x, y)"
+#: functions that make tensors of shapes and numbers: of the job in whose body they are called
+MADE = frozenset(["arange", "empty", "eye", "full", "linspace", "logspace", "normal", "rand", "randint", "randn", "randperm"])
 
 
 def in_job() -> bool:
@@ -187,7 +150,9 @@ def _told(x: Any) -> str:
 
 
 def of_tensors(function: Function, word: str, tensor: type) -> Function:
-    """The function, called with tensors of class `tensor`; a DtypeError for arrays in their places, a JobError for tensors of a job."""
+    """The function, called with tensors of class `tensor`, or with those of the job whose body runs; a DtypeError for arrays in their places."""
+    if word in MADE:
+        return _made(function)
     roles = Roles(word, function)
     must = {name: role not in ("", "operand") for name, role in roles.by_name.items()}
     by_place = tuple(must[name] for name in roles.places)
@@ -196,36 +161,52 @@ def of_tensors(function: Function, word: str, tensor: type) -> Function:
     def called(*arguments: Any, **named: Any) -> Any:
         for given, needed in zip(arguments, by_place, strict=False):
             if given.__class__ is not tensor and (isinstance(given, TensorOperators) or (needed and not isinstance(given, tensor))):
-                _check(roles, tensor, arguments, named)
                 break
         else:
-            if len(arguments) > len(by_place) or (named and any(must.get(name) or is_tensor(given) for name, given in named.items())):
-                _check(roles, tensor, arguments, named)
+            if len(arguments) == len(by_place) and not named:
+                return function(*arguments)
+            if len(arguments) <= len(by_place) and not any(must.get(name) or is_tensor(given) for name, given in named.items()):
+                return function(*arguments, **named)
+        if _checked(roles, tensor, arguments, named):
+            return recorded(_body(roles, arguments, named), function, arguments, named)
         return function(*arguments, **named)
 
     return called  # type: ignore[return-value]
 
 
-def _check(roles: Roles, tensor: type, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+def _made(function: Function) -> Function:
+    """A function that makes tensors of nothing: in the body of a job, of the job."""
+
+    @wraps(function)
+    def called(*arguments: Any, **named: Any) -> Any:
+        body = scope.current().interpreter
+        return recorded(body, function, arguments, named) if isinstance(body, JobBody) else function(*arguments, **named)
+
+    return called  # type: ignore[return-value]
+
+
+def _checked(roles: Roles, tensor: type, arguments: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Whether tensors of a job are among the arguments; DtypeError for what is no tensor where one must be."""
+    of_a_job = False
     for name, given in roles.given(arguments, named):
         if isinstance(given, TensorOperators):
-            raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {given.type} of a job, {_in_jobs(roles.what)}")
-        if not isinstance(given, tensor) and roles.wrong(name, given, numbers=False):
+            of_a_job = True
+        elif not isinstance(given, tensor) and roles.wrong(name, given, numbers=False):
             instead = "; make a tensor of it: flow.tensor(x)" if isinstance(given, np.ndarray) else ""
             raise DtypeError(f"{roles.what} at {user_line()}: {name} is {_told(given)}, not {roles.must_be(name)}{instead}")
+    return of_a_job
 
 
-def _in_jobs(word: str) -> str:
-    """What the body of a job has in the place of a function of tensors."""
-    if word in UNKNOWN_SIZE:
-        return f"which {word} does not take: {MASKS}"
-    takes = f"and {word} takes local and global tensors only"
-    for home, face in OF_JOBS.items():
-        if isinstance(getattr(importlib.import_module(home), word, None), FunctionType):
-            return f"{takes}; in the body of a job use {face}.{word}"
-    if word in OTHER_NAMES:
-        return f"{takes}; in the body of a job use flow.{OTHER_NAMES[word]}"
-    return f"{takes}; the functions of jobs are those of flow.math, flow.nn and flow.layers; or call {word} on what the job returns"
+def _body(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> JobBody:
+    """The body of the job that runs, whose tensors the arguments are; JobError for others, and where none runs."""
+    body = scope.current().interpreter
+    for name, given in roles.given(arguments, named):
+        if isinstance(given, TensorOperators) and not isinstance(body, JobBody):
+            raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {given.type} of a job whose body does not run any more")
+        if is_tensor(given) and not isinstance(given, TensorOperators) and given.traced is None:
+            raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {given.type} {NOT_OF_THE_JOB}")
+    assert isinstance(body, JobBody)
+    return body
 
 
 # -------------------------------------------------------------------- functions of jobs
@@ -259,10 +240,7 @@ def _check_in_job(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any
         if isinstance(given, TensorOperators):
             continue
         if is_tensor(given):
-            raise JobError(
-                f"{roles.what} at {user_line()}: {name} is a tensor {given.type} with numbers, none of this job; "
-                "give the job its array as an argument, or make it a variable (get_variable)"
-            )
+            raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {given.type} {NOT_OF_THE_JOB}")
         if roles.wrong(name, given, numbers=True):
             raise JobError(f"{roles.what} at {user_line()}: {name} is {_told(given)}, not {roles.must_be(name)} of this job; {NOT_A_TENSOR}")
 

@@ -190,6 +190,12 @@ def building_now() -> Any:
     return None if here is None else here.building
 
 
+def running() -> str:
+    """What runs while tensors have no numbers: nn.Graph.build, or the body of a job."""
+    found: str = building_now().running
+    return found
+
+
 @contextmanager
 def gradients(enabled: bool) -> Iterator[None]:
     """Record for `backward`, or do not, inside."""

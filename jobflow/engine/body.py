@@ -28,6 +28,8 @@ class JobBody:
 
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
+        #: how functions of tensors record here: see eager/in_jobs.py
+        self.records: Any = None
         self._handles: dict[Value, Handle] = {}
 
     def handle(self, value: Value) -> Handle:

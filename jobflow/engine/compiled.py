@@ -96,7 +96,8 @@ class Compiled:
         if len(wrong):
             at = tuple(map(int, wrong[0]))
             shown = f" at {[at[0] + first, *at[1:]]}" if at else ""
-            takes = f"takes {check.low} to {check.high}" if check.high is not None else f"takes none below {check.low}"
+            least = "no 0" if check.low is None else f"none below {check.low}"
+            takes = f"takes {least}" if check.high is None else f"takes {check.low} to {check.high}"
             error = check.error(
                 f'{self.name}({limit.argument}=...) at {user_line()}: argument "{limit.argument}"{whose} holds {array[at].item()}{shown}; '
                 f"{check.what} at {limit.where} {takes}. Pass such numbers, or make what they point into larger."

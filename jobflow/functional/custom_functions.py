@@ -14,7 +14,7 @@ from jobflow.core.layout import Layout
 from jobflow.core.types import TensorType
 from jobflow.eager import backward as passes
 from jobflow.eager import writing
-from jobflow.eager.state import state
+from jobflow.eager.state import running, state
 from jobflow.eager.tape import Gradients, TapeNode, edge_of, note
 from jobflow.eager.tensor import Tensor
 from jobflow.functional.gradients import enable_grad, grad, no_grad, seeds_of, set_grad_enabled, tensors_of
@@ -114,7 +114,7 @@ class Function:
         """The result of forward, with backward as its gradient."""
         here = state()
         if here.building is not None:
-            raise JobError(f"{cls.__name__} at {user_line()}: a function with a gradient of its own cannot be part of nn.Graph.build")
+            raise JobError(f"{cls.__name__} at {user_line()}: a function with a gradient of its own cannot be part of {running()}")
         edges = [edge_of(each) if isinstance(each, Tensor) else None for each in arguments]
         saved = Saved(cls.__name__, tuple(edge is not None for edge in edges))
         with no_grad():

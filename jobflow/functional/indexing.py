@@ -21,7 +21,7 @@ from jobflow.core.types import Array, TensorType, bool_, dtype_of, int64
 from jobflow.eager import crossing
 from jobflow.eager.convert import empty
 from jobflow.eager.run import run, source, update
-from jobflow.eager.state import state
+from jobflow.eager.state import running, state
 from jobflow.eager.tape import OpGradient, record
 from jobflow.eager.tensor import Tensor, method
 from jobflow.eager.writing import written as note_written
@@ -72,7 +72,7 @@ def found(mask: Tensor, like: Tensor, what: str) -> list[Tensor]:
     """Per axis of a bool tensor the positions where it holds; every rank there is calls it."""
     if mask.traced is not None:
         raise JobError(
-            f"{what} at {user_line()}: how many elements a mask selects is known when it runs, not while nn.Graph.build runs; "
+            f"{what} at {user_line()}: how many elements a mask selects is known when it runs, not while {running()} runs; "
             f"use where(mask, x, y) or masked_fill there"
         )
     return [listed(like, places.astype(np.int64)) for places in np.nonzero(value_of(mask, what))]

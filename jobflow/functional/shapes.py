@@ -13,6 +13,7 @@ from typing import Any
 from jobflow.core.errors import ArgumentError, AxisError, DtypeError, JobError, ShapeError, user_line
 from jobflow.core.types import DType
 from jobflow.eager.run import run
+from jobflow.eager.state import running
 from jobflow.eager.tensor import Size, Tensor, attribute, method
 from jobflow.functional.promotion import cast
 from jobflow.ops.axes import ExpandDims, Reshape, Squeeze, Transpose
@@ -30,7 +31,7 @@ def integer(what: str, value: Any) -> int:
     """An int, also one of NumPy or a tensor of one; DtypeError for any other number, which would lose its fraction."""
     if isinstance(value, Tensor) and value.traced is not None:
         raise JobError(
-            f"{what} at {user_line()}: the number in the tensor {value.type} is not known while nn.Graph.build runs; "
+            f"{what} at {user_line()}: the number in the tensor {value.type} is not known while {running()} runs; "
             "give an int, or take the elements with index_select or gather"
         )
     try:

@@ -10,7 +10,7 @@ import numpy as np
 from jobflow.core.errors import DtypeError, JobError, ShapeError, user_line
 from jobflow.core.types import Array
 from jobflow.eager.convert import gathered
-from jobflow.eager.state import state
+from jobflow.eager.state import running, state
 from jobflow.eager.tensor import Tensor, method
 from jobflow.functional.devices import device_of
 
@@ -24,7 +24,7 @@ DIGITS = 4
 def value_of(x: Tensor, what: str) -> Array:
     """The numbers of x, whole; of a global tensor on every rank, all of which call it."""
     if x.traced is not None:
-        raise JobError(f"{what} at {user_line()}: a tensor has no numbers while nn.Graph.build runs; return it from build")
+        raise JobError(f"{what} at {user_line()}: a tensor has no numbers while {running()} runs; return it from {state().building.short}")
     if x.layout is None:
         return x.array
     return gathered(state(), x, what)
@@ -87,7 +87,7 @@ def as_index(x: Tensor) -> int:
 def as_bool(x: Tensor) -> bool:
     """Whether the only element is not 0."""
     if x.traced is not None:
-        raise JobError(f"if at {user_line()}: the truth of a tensor is not known while nn.Graph.build runs; use where(condition, x, y)")
+        raise JobError(f"if at {user_line()}: the truth of a tensor is not known while {running()} runs; use where(condition, x, y)")
     if x.type.size != 1:
         raise ShapeError(f"bool() at {user_line()}: the truth of the {x.type.size} elements of {x.type} is not one; use all() or any()")
     return bool(_only(x, "bool()"))

@@ -13,7 +13,7 @@ from jobflow.core.types import Array, DType, float32, float64
 from jobflow.eager.backward import unsummed
 from jobflow.eager.faces import all_of, of_tensors
 from jobflow.eager.run import source
-from jobflow.eager.state import state
+from jobflow.eager.state import running, state
 from jobflow.eager.tensor import Tensor, own
 from jobflow.functional.creation import cut, number
 from jobflow.functional.drawing import DRAW, generator_of
@@ -31,7 +31,7 @@ def _check(what: str, tensor: Tensor) -> None:
     if not isinstance(tensor, Tensor):
         raise ArgumentError(f"{what} at {user_line()}: a tensor is filled, not {type(tensor).__name__}")
     if tensor.traced is not None:
-        raise JobError(f"{what} at {user_line()}: a tensor cannot be filled while nn.Graph.build runs; do it before")
+        raise JobError(f"{what} at {user_line()}: a tensor cannot be filled while {running()} runs; do it before")
 
 
 def _made(what: str, tensor: Tensor, op: Op, counter: int | None = None) -> Tensor:

@@ -207,24 +207,6 @@ def test_sizes_that_only_numbers_tell(word: str) -> None:
             assert "mask" in told
 
 
-@pytest.mark.parametrize(
-    ("word", "near"),
-    [
-        ("sort", "returns"),
-        ("argsort", "returns"),
-        ("diag", "returns"),
-        ("exp", "flow.math.exp"),
-        ("sum", "flow.math.reduce_sum"),
-        ("unsqueeze", "flow.expand_dims"),
-    ],
-)
-def test_what_only_tensors_have_in_a_job(word: str, near: str) -> None:
-    with pytest.raises(JobError) as caught:
-        of_job(lambda x: getattr(flow, word)(x))
-    told = str(caught.value)
-    assert word in told and near in told and "float32[2,3]" in told and "test_any_arguments.py:" in told
-
-
 @pytest.mark.parametrize("function", [flow.exp, flow.sort, flow.math.relu, flow.nn.functional.softmax, flow.nn.Linear(3, 2), flow.nn.ReLU()])
 def test_an_array_in_the_place_of_a_tensor(function: Callable[..., Any]) -> None:
     with pytest.raises(DtypeError) as caught:

@@ -45,6 +45,10 @@ class Draw:
 class Building:
     """One run of a graph's `build`."""
 
+    #: what is running, in messages, and in short
+    running: ClassVar[str] = "nn.Graph.build"
+    short: ClassVar[str] = "build"
+
     here: EagerState
     tracer: Tracer
     #: names of the tensors of the graph's modules, by id

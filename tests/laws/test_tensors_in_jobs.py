@@ -1,0 +1,149 @@
+"""Functions of tensors in the body of a job: what they give there is what they give at once, or an error that names the user's line.
+
+One job computes all functions of one argument; what is written over, or has as many elements as its numbers say, is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from op_cases import ARGUMENTS, BINARY, PAIRS, REDUCTIONS, SHAPED, UNARY
+from running import Array, Ended, at_once, flat, proper
+
+import jobflow as flow
+import jobflow.typing as tp
+
+F = flow.nn.functional
+HERE = Path(__file__).name
+Named = tuple[str, Callable[..., Any]]
+
+
+def public(name: str) -> Callable[..., Any] | None:
+    """A function of tensors; not those that are the job face's in a job."""
+    face, _, word = name.rpartition(".")
+    found: Callable[..., Any] | None = getattr(F, word, None) or (None if face else getattr(flow.functional, word, None))
+    return found
+
+
+def of_one() -> Iterator[Named]:
+    for name in UNARY:
+        yield name, public(name)
+    for name in REDUCTIONS:
+        yield name, public(name)
+        yield f"{name}(dim=0)", lambda x, name=name: public(name)(x, dim=0)
+    for name, given in SHAPED:
+        yield f"{name}{given}", lambda x, name=name, given=given: public(name)(x, *given)
+
+
+def both_ways(calls: Sequence[Named], arrays: Sequence[Array], refused: bool = True) -> list[str]:
+    """What a job makes of the arrays otherwise than tensors do at once; `refused`: also of calls that are errors, whatever the numbers."""
+    tensors = [flow.tensor(a) for a in arrays]
+    wanted = {name: at_once(call, tensors) for name, call in calls}
+    if not refused:
+        calls = [(name, call) for name, call in calls if wanted[name].error is None]
+    failed: dict[str, Exception] = {}
+    sizes: list[tuple[str, int]] = []
+
+    def compute(*given: Any) -> list[Any]:
+        made: list[Any] = []
+        for name, call in calls:
+            try:
+                parts = call(*given)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the law looks at it
+                failed[name] = error
+                continue
+            several = list(parts) if isinstance(parts, tuple | list) else [parts]
+            sizes.append((name, len(several)))
+            made += several
+        return made
+
+    kinds = {name: tp.Numpy.Placeholder(a.shape, dtype=x.dtype) for name, a, x in zip("ab", arrays, tensors, strict=False)}
+    job = (lambda a: compute(a)) if len(arrays) == 1 else (lambda a, b: compute(a, b))
+    job.__name__, job.__annotations__ = "job", {**kinds, "return": list[tp.Numpy]}
+    results = iter(flow.global_function()(job)(*arrays))
+    found = {name: Ended(tuple(part for _ in range(size) for part in flat(next(results)))) for name, size in sizes}
+    wrong = [f"{name}: {found[name]}\n      but at once: {wanted[name]}" for name in found if not wanted[name].same(found[name], 1e-6)]
+    wrong += [f"{name}: {error}" for name, error in failed.items() if not proper(error, HERE)]
+    return wrong + [f"{name} fails: {failed[name]}" for name in failed if wanted[name].error is None and not name.startswith("unique")]
+
+
+@pytest.mark.parametrize("label", ["float32", "float16", "int64", "bool", "one element", "not finite"])
+def test_functions_of_one_tensor(label: str) -> None:
+    (array,) = (a for name, a, _ in ARGUMENTS if name == label)
+    wrong = both_ways(list(of_one()), [array], refused=array.dtype.kind == "f")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("label", ["float32", "int64 and float32", "bool and int8", "zeros below", "batches"])
+def test_functions_of_two_tensors(label: str) -> None:
+    (arrays,) = ((a, b) for name, a, b in PAIRS if name == label)
+    wrong = both_ways([(name, public(name)) for name in BINARY if public(name)], arrays, refused=label in ("float32", "batches"))
+    assert not wrong, "\n".join(wrong)
+
+
+def test_what_is_made_of_nothing() -> None:
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((3,))) -> tuple[(tp.Numpy,) * 6]:  # type: ignore[misc]
+        return flow.functional.add(flow.arange(3), x), flow.full((2,), 7), flow.eye(2), flow.linspace(0, 1, 3), flow.rand(4), flow.randn(4)
+
+    x = np.ones(3, np.float32)
+    first, second = job(x), job(x)
+    for made, again, expected in zip(first[:4], second, ([1, 2, 3], [7, 7], np.eye(2), [0, 0.5, 1]), strict=False):
+        np.testing.assert_array_equal(made, expected)
+        np.testing.assert_array_equal(again, expected)
+    assert (first[4] != second[4]).all() and (first[5] != second[5]).all() and (first[4] != first[5]).all(), "drawn anew at every run"
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "facts"),
+    [
+        ("nonzero", lambda x: flow.nonzero(x), "where(mask, x, y)"),
+        ("unique", lambda x: flow.unique(x), "known when it runs"),
+        ("scatter_add_", lambda x: flow.scatter_add_(x, 0, flow.argmax(x, 0, True), x), "cannot be written over"),
+        ("relu", lambda x: F.relu(x, inplace=True), "cannot be written over"),
+        ("allclose", lambda x: flow.allclose(x, x), "no numbers while the body of a job runs"),
+        ("to_global", lambda x: flow.to_global(x, flow.placement("cpu", [0]), flow.sbp.broadcast), "flow.parallel_cast"),
+        ("where", lambda x: flow.functional.where(x > 0, flow.tensor(1.0), x), "with numbers, none of this job"),
+        ("linear", lambda x: F.linear(x, np.ones((3, 3), np.float32)), "NumPy array"),
+        ("randn", lambda x: flow.randn(2, placement=flow.placement("cpu", [0]), sbp=flow.sbp.broadcast), "placement= and sbp="),
+    ],
+)
+def test_what_jobs_do_not_have(name: str, call: Callable[[Any], Any], facts: str) -> None:
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((2, 3))) -> tp.Numpy:
+        return call(x)
+
+    with pytest.raises(flow.JobflowError) as caught:
+        job(np.ones((2, 3), np.float32))
+    assert facts in str(caught.value) and f"{HERE}:" in str(caught.value), f"{name}: {caught.value}"
+
+
+def test_gradients_go_through_them() -> None:
+    """Functions of tensors train what those of jobs declare; under no_grad they do not."""
+    x = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+
+    def trained(detached: bool) -> Any:
+        flow.clear_default_session()
+
+        @flow.global_function(type="train")
+        def job(x: tp.Numpy.Placeholder((2, 3))) -> tp.Numpy:
+            w = flow.get_variable("w", (3,), initializer=flow.ones_initializer())
+            loss = flow.mean(F.softplus(x * w)) + flow.math.reduce_sum(w) * 0.0
+            if detached:
+                with flow.no_grad():
+                    loss = flow.mean(F.softplus(x * w))
+                loss = loss + flow.math.reduce_sum(w) * 0.0
+            flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [1.0]), momentum=0).minimize(loss)
+            return w
+
+        job(x)
+        return job(x)
+
+    w = flow.ones(3, requires_grad=True)
+    F.softplus(flow.tensor(x) * w).mean().backward()
+    np.testing.assert_allclose(trained(False), 1 - w.grad.numpy(), rtol=1e-6)
+    np.testing.assert_array_equal(trained(True), np.ones(3, np.float32))
