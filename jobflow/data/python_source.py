@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.core.errors import ArgumentError, DataError, JobflowError, did_you_mean
+from jobflow.core.errors import ArgumentError, DataError, JobflowError
+from jobflow.core.imports import IMPORT_PATH, ImportFailedError, function_named
 from jobflow.core.types import Array
 from jobflow.data.samples import Columns, Field, Samples, Stream
 from jobflow.data.stacking import fields_of, stacked
@@ -29,7 +30,12 @@ def python_source(function: str, arguments: dict[str, Any] | None = None, names:
     iterated is streamed: for each epoch the function is called again, with the number of the epoch as `epoch` if it takes that.
     Samples are dicts of arrays and numbers by field, or tuples, or single arrays, whose fields `names` gives.
     """
-    made = _imported(function)
+    if not re.fullmatch(IMPORT_PATH, function):
+        raise ArgumentError(f'{WHAT}: function is "{function}"; write "module:function"')
+    try:
+        made = function_named(function)
+    except ImportFailedError as error:
+        raise ArgumentError(f"{WHAT}: {error}") from error.__cause__
     given = dict(arguments or {})
     counts = "epoch" not in given and "epoch" in inspect.signature(made).parameters
     what = f"{WHAT}: {function}"
@@ -155,19 +161,3 @@ def _array(column: Any, what: str) -> Array:
     if found.dtype.kind in "OUSMm" or not found.ndim:
         raise DataError(f"{what} is {found.dtype} of shape {list(found.shape)}; give an array of numbers with a row for each sample")
     return found
-
-
-def _imported(path: str) -> Callable[..., Any]:
-    module, mark, name = path.partition(":")
-    if not mark or not module or not name:
-        raise ArgumentError(f'{WHAT}: function is "{path}"; write "module:function"')
-    try:
-        found = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
-            raise ArgumentError(f'{WHAT}: there is no module "{module}" for "{path}"; it must be installed, or on PYTHONPATH') from None
-        raise
-    if not callable(getattr(found, name, None)):
-        raise ArgumentError(f'{WHAT}: module "{module}" has no function "{name}"{did_you_mean(name, vars(found))}')
-    made: Callable[..., Any] = getattr(found, name)
-    return made

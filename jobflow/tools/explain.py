@@ -17,6 +17,7 @@ from jobflow.compiler.layouts.bucket import bucket
 from jobflow.compiler.layouts.shard import shard
 from jobflow.compiler.rank.local import Program
 from jobflow.core.errors import ConfigError, JobError, SourceLine, did_you_mean
+from jobflow.core.imports import ImportFailedError, module_named
 from jobflow.core.tables import TextTable
 from jobflow.engine.binding import Loaded, StorageChoice
 from jobflow.engine.job import Job, job_of, returned_values
@@ -52,7 +53,10 @@ def load_job(target: str) -> Job:
 
 def _load(where: str) -> ModuleType:
     if not where.endswith(".py"):
-        return importlib.import_module(where)
+        try:
+            return module_named(where)
+        except ImportFailedError as error:
+            raise ConfigError(str(error)) from error.__cause__
     if not os.path.isfile(where):
         raise ConfigError(f"there is no file {where}")
     sys.path.insert(0, os.path.dirname(os.path.abspath(where)))

@@ -17,7 +17,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from jobflow.core.untrusted import open_regular
-from jobflow.trainer.watching import Ended, EvaluationReport, RunInfo, StepReport, Watcher
+from jobflow.trainer.outcome import Outcome
+from jobflow.trainer.units import is_share
+from jobflow.trainer.watching import EvaluationReport, RunInfo, StepReport, Watcher
 
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 #: what a curve of training is called beside those of "validation" and the like
@@ -84,7 +86,7 @@ class History(Watcher):
     latest: float | None = None
     step_number: int = 0
     samples: int = 0
-    outcome: Ended | None = None
+    outcome: Outcome | None = None
     #: earlier parts of the run left no records
     missing: bool = False
 
@@ -117,7 +119,7 @@ class History(Watcher):
         number = re.search(r"(\d+)$", path.name)  # it may be of an earlier step, being written beside the steps after it
         self.checkpoints.append((int(number[1]) if number else self.step_number, path))
 
-    def finished(self, run: RunInfo, outcome: Ended) -> None:
+    def finished(self, run: RunInfo, outcome: Outcome) -> None:
         self.latest = perf_counter()
         self.outcome = outcome
 
@@ -196,5 +198,4 @@ def wants_logarithm(values: Sequence[Numbers], name: str) -> bool:
 
 def is_fraction(name: str, values: Sequence[Numbers]) -> bool:
     """True for shares of one, which are shown in percent."""
-    named = any(word in name for word in ("accuracy", "top", "precision", "recall", "error_rate"))
-    return named and all(((v >= 0) & (v <= 1)).all() for v in values)
+    return is_share(name) and all(((v >= 0) & (v <= 1)).all() for v in values)

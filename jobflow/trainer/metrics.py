@@ -12,7 +12,8 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,6 @@ def step_record(report: StepReport) -> Record:
     metrics = {f"train/{name}": value for name, value in report.metrics.items()}
     times = {"seconds": round(report.seconds, 6), "samples_per_second": round(speed, 2)}
     return {"step": report.step, "epoch": report.epoch, "train/loss": report.loss, **metrics, "rate": report.rate, **times}
-
-
-def evaluation_record(report: EvaluationReport) -> Record:
-    """What is written of an evaluation."""
-    return {"step": report.step, "epoch": report.epoch, **report.metrics}
 
 
 class Lines:
@@ -74,7 +70,7 @@ class Lines:
         while data:  # a full disk may take a part of it, and the next write says why
             data = data[os.write(self._file, data) :]
 
-    def sync(self) -> None:
+    def flush(self) -> None:
         """What was added is on the disk."""
         if self._file is not None:
             os.fsync(self._file)
@@ -86,101 +82,85 @@ class Lines:
             self._file = None
 
 
-class JsonLines(Watcher):
+class Records(Watcher):
+    """Writes a record of every so many steps and of every evaluation; `file` is what `saved` flushes and `closed` closes."""
+
+    def __init__(self, file: Any, every: int = 1) -> None:
+        self._file, self._every = file, every
+
+    def write(self, record: Record) -> None:
+        """Add a record to the file."""
+        raise NotImplementedError
+
+    def step(self, run: RunInfo, report: StepReport) -> None:
+        if report.step % self._every == 0 or report.step in (1, run.steps):
+            self.write(step_record(report))
+
+    def evaluated(self, run: RunInfo, report: EvaluationReport) -> None:
+        self.write({"step": report.step, "epoch": report.epoch, **report.metrics})
+
+    def saved(self, run: RunInfo, path: Path) -> None:
+        self._file.flush()
+
+    def closed(self, run: RunInfo) -> None:
+        self._file.close()
+
+
+class JsonLines(Records):
     """A JSON object per line: {"step": 10, "epoch": 0, "train/loss": 1.7, ...}; numbers that are not finite are null."""
 
     def __init__(self, path: Path, every: int = 1) -> None:
-        self._lines = Lines(path)
-        self._every = every
+        super().__init__(Lines(path), every)
 
     def started(self, run: RunInfo) -> None:
-        self._lines.replace(line for line in self._lines.read() if _step_of(line) <= run.first_step)
+        self._file.replace(line for line in self._file.read() if _step_of(line) <= run.first_step)
 
-    def step(self, run: RunInfo, report: StepReport) -> None:
-        if is_due(report.step, self._every, run):
-            self._write(step_record(report))
-
-    def evaluated(self, run: RunInfo, report: EvaluationReport) -> None:
-        self._write(evaluation_record(report))
-
-    def _write(self, record: Record) -> None:
-        self._lines.add(json.dumps({name: _finite(value) for name, value in record.items()}))
-
-    def saved(self, run: RunInfo, path: Path) -> None:
-        self._lines.sync()
-
-    def closed(self, run: RunInfo) -> None:
-        self._lines.close()
+    def write(self, record: Record) -> None:
+        self._file.add(json.dumps({name: _finite(value) for name, value in record.items()}))
 
 
-class Table(Watcher):
+class Table(Records):
     """The same as comma-separated values; a metric that appears late gets a column, empty in the rows before."""
 
     def __init__(self, path: Path, every: int = 1) -> None:
-        self._lines = Lines(path)
-        self._every = every
+        super().__init__(Lines(path), every)
         self._columns: list[str] = []
 
     def started(self, run: RunInfo) -> None:
-        rows = list(csv.reader(self._lines.read()))
+        rows = list(csv.reader(self._file.read()))
         kept = [row for row in rows[1:] if row and row[0].isdigit() and int(row[0]) <= run.first_step]
         self._columns = rows[0] if kept else list(FIRST)
-        self._lines.replace(map(_joined, [self._columns, *kept]))
+        self._file.replace(map(_joined, [self._columns, *kept]))
 
-    def step(self, run: RunInfo, report: StepReport) -> None:
-        if is_due(report.step, self._every, run):
-            self._write(step_record(report))
-
-    def evaluated(self, run: RunInfo, report: EvaluationReport) -> None:
-        self._write(evaluation_record(report))
-
-    def _write(self, record: Record) -> None:
+    def write(self, record: Record) -> None:
         late = [name for name in record if name not in self._columns]
         if late:
-            rows = list(csv.reader(self._lines.read()))[1:]
+            rows = list(csv.reader(self._file.read()))[1:]
             self._columns += late
-            self._lines.replace(map(_joined, [self._columns, *(row + [""] * (len(self._columns) - len(row)) for row in rows)]))
-        self._lines.add(_joined([record.get(name, "") for name in self._columns]))
-
-    def saved(self, run: RunInfo, path: Path) -> None:
-        self._lines.sync()
-
-    def closed(self, run: RunInfo) -> None:
-        self._lines.close()
+            self._file.replace(map(_joined, [self._columns, *(row + [""] * (len(self._columns) - len(row)) for row in rows)]))
+        self._file.add(_joined([record.get(name, "") for name in self._columns]))
 
 
-class TensorBoard(Watcher):
+class TensorBoard(Records):
     """Scalars as TensorBoard's event files, in a directory; needs tensorboardX."""
 
     def __init__(self, directory: Path, every: int = 1) -> None:
-        self._directory = directory
-        self._every = every
-        self._writer: Any = None
-        self._make = _summary_writer()
+        super().__init__(None, every)
+        self._make = partial(_summary_writer(), logdir=str(directory))
 
     def started(self, run: RunInfo) -> None:
         # TensorBoard itself drops what an interrupted run wrote behind the step from which the next one goes on
-        self._writer = self._make(logdir=str(self._directory), purge_step=run.first_step + 1 if run.first_step else None)
+        self._file = self._make(purge_step=run.first_step + 1 if run.first_step else None)
 
-    def step(self, run: RunInfo, report: StepReport) -> None:
-        if is_due(report.step, self._every, run):
-            self._write(step_record(report))
-
-    def evaluated(self, run: RunInfo, report: EvaluationReport) -> None:
-        self._write(evaluation_record(report))
-
-    def _write(self, record: Mapping[str, Any]) -> None:
+    def write(self, record: Record) -> None:
         for name, value in record.items():
             if name not in ("step", "epoch"):
-                self._writer.add_scalar(name, value, record["step"])
-
-    def saved(self, run: RunInfo, path: Path) -> None:
-        self._writer.flush()
+                self._file.add_scalar(name, value, record["step"])
 
     def closed(self, run: RunInfo) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        if self._file is not None:
+            super().closed(run)
+            self._file = None
 
 
 def _summary_writer() -> Any:
@@ -193,20 +173,8 @@ def _summary_writer() -> Any:
 def metric_files(config: TrainConfig, output: Path) -> list[Watcher]:
     """The files that a configuration's `logging` asks for, in the directory of the run's output."""
     wish = config.logging
-    every = wish.every_steps or 1
-    found: list[Watcher] = []
-    if wish.jsonl:
-        found.append(JsonLines(output / "metrics.jsonl", every))
-    if wish.csv:
-        found.append(Table(output / "metrics.csv", every))
-    if wish.tensorboard:
-        found.append(TensorBoard(output / "tensorboard", every))
-    return found
-
-
-def is_due(step: int, every: int, run: RunInfo) -> bool:
-    """Whether a step is written: every so many, the very first and the last."""
-    return step % every == 0 or step == 1 or step == run.steps
+    kinds = [(wish.jsonl, JsonLines, "metrics.jsonl"), (wish.csv, Table, "metrics.csv"), (wish.tensorboard, TensorBoard, "tensorboard")]
+    return [kind(output / name, wish.every_steps) for wanted, kind, name in kinds if wanted]
 
 
 def _step_of(line: str) -> float:

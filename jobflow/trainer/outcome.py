@@ -18,7 +18,14 @@ NOT_FINITE = 3
 AGAIN = 75
 INTERRUPTED = 130
 
-_CODES: dict[Stopped, int] = {"end": DONE, "early": DONE, "interrupt": INTERRUPTED, "terminated": AGAIN, "nan": NOT_FINITE}
+#: by the way to end: the exit code, what it is called, and whether it is good news
+ENDS: dict[str, tuple[int, str, str]] = {
+    "end": (DONE, "done", "good"),
+    "early": (DONE, "stopped early", "good"),
+    "interrupt": (INTERRUPTED, "interrupted", "plain"),
+    "terminated": (AGAIN, "terminated", "plain"),
+    "nan": (NOT_FINITE, "not finite", "bad"),
+}
 
 
 @dataclass(frozen=True)
@@ -40,4 +47,4 @@ class Outcome:
     @property
     def exit_code(self) -> int:
         """What `jobflow train` ends with."""
-        return _CODES[self.stopped]
+        return ENDS[self.stopped][0]

@@ -19,8 +19,9 @@ from time import perf_counter
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias
 
 from jobflow.core.errors import counted
+from jobflow.trainer.outcome import ENDS, Outcome
 from jobflow.trainer.units import clock_text, metric_text, metrics_text, number_text, rate_text
-from jobflow.trainer.watching import ENDS, Ended, EvaluationReport, RunInfo, StepReport, Watcher
+from jobflow.trainer.watching import EvaluationReport, RunInfo, StepReport, Watcher
 
 if TYPE_CHECKING:
     from rich import progress
@@ -87,10 +88,10 @@ class Progress(Watcher):
         self._said = metrics_text(report.metrics)
         self._say(f"step {report.step}: {self._said}")
 
-    def finished(self, run: RunInfo, outcome: Ended) -> None:
+    def finished(self, run: RunInfo, outcome: Outcome) -> None:
         self.closed(run)
         words = [f"step {outcome.step}", clock_text(perf_counter() - self._begun), *filter(None, [metrics_text(outcome.metrics)])]
-        self._say(f"{ENDS.get(outcome.stopped, (outcome.stopped, ''))[0]}: {', '.join(words)}")
+        self._say(f"{ENDS[outcome.stopped][1]}: {', '.join(words)}")
 
     def closed(self, run: RunInfo) -> None:
         if self._bar is not None:

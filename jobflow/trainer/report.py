@@ -25,10 +25,11 @@ from jobflow.trainer.charts import chart_svg, curves_png, draw_curves, draw_time
 from jobflow.trainer.figures import Figures, environment, figures_in
 from jobflow.trainer.history import RATE, SPEED, History, Line
 from jobflow.trainer.leaving import leave
+from jobflow.trainer.outcome import ENDS
 from jobflow.trainer.preview import alike, common_memory, memory_table, strategy_text, traffic_table
 from jobflow.trainer.trace import Traced, parts_table, slowest_table
 from jobflow.trainer.units import count_text, duration_text, metric_text, percent, rate_text, size_text
-from jobflow.trainer.watching import ENDS, RunInfo
+from jobflow.trainer.watching import RunInfo
 
 #: ranks whose memory and communication are worked out; those behind are hardly different
 MOST_RANKS = 16
@@ -98,7 +99,7 @@ def report_page(
     compiled = None if unfinished else run.compiled()
     laid_out = None if compiled is None else figures_in(current_session(), compiled.programs, MOST_RANKS)
     unended = ("unfinished", "plain") if unfinished else ("failed", "bad")
-    badge = unended if history.outcome is None else ENDS.get(history.outcome.stopped, (history.outcome.stopped, "plain"))
+    badge = unended if history.outcome is None else ENDS[history.outcome.stopped][1:]
     date = "" if when is None else f"{when:%Y-%m-%d %H:%M}, "
     strategy = run.loaded.plain.get("strategy")
     how = strategy_text(SimpleNamespace(**strategy), run.ranks) if isinstance(strategy, Mapping) else f"{run.ranks} ranks"
@@ -119,7 +120,7 @@ def report_page(
 def _message(history: History, error: BaseException | None) -> str:
     """How a run ended, for people; "" if there is nothing to say."""
     if history.outcome is not None:
-        return str(getattr(history.outcome, "message", ""))
+        return history.outcome.message
     return "" if error is None else f"{type(error).__name__}: {error}"
 
 

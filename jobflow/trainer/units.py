@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-#: metrics that are shares of one, by what their names hold
-_SHARES = ("accuracy", "top", "precision", "recall", "error_rate")
-
 
 def size_text(nbytes: float) -> str:
     """512 B, 1.5 KiB, 20.0 MiB, 3.25 GiB."""
@@ -61,8 +58,12 @@ def number_text(value: float) -> str:
 
 def metric_text(name: str, value: float) -> str:
     """A metric as its kind is read: accuracies in percent."""
-    is_share = any(word in name for word in _SHARES) and 0 <= value <= 1
-    return percent(value, 2 if 0.99 < value < 1 else 1) if is_share else number_text(value)
+    return percent(value, 2 if 0.99 < value < 1 else 1) if is_share(name) and 0 <= value <= 1 else number_text(value)
+
+
+def is_share(name: str) -> bool:
+    """Whether a metric is a share of one, by its name."""
+    return any(word in name for word in ("accuracy", "top", "precision", "recall", "error_rate"))
 
 
 def metrics_text(metrics: Mapping[str, float]) -> str:

@@ -10,42 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from jobflow.engine.compiled import Compiled
+from jobflow.trainer.outcome import Outcome
 
-#: what each way to end is called, and whether it is good news
-ENDS = {
-    "end": ("done", "good"),
-    "early": ("stopped early", "good"),
-    "interrupt": ("interrupted", "plain"),
-    "terminated": ("terminated", "plain"),
-    "nan": ("not finite", "bad"),
-}
-
-
-class Configured(Protocol):
-    """A configuration with its sources."""
-
-    #: resolved, JSON-able
-    @property
-    def plain(self) -> Mapping[str, Any]: ...
-    #: dotted key -> where it comes from: an object with .file, .line, .column
-    @property
-    def origins(self) -> Mapping[str, Any]: ...
-
-
-class Ended(Protocol):
-    """How a run ended."""
-
-    @property
-    def step(self) -> int: ...
-    @property
-    def epoch(self) -> int: ...
-    @property
-    def metrics(self) -> Mapping[str, float]: ...
-    @property
-    def stopped(self) -> str: ...
+if TYPE_CHECKING:
+    from jobflow.trainer.config import Loaded
 
 
 @dataclass(frozen=True)
@@ -53,7 +24,7 @@ class RunInfo:
     """What is known of a run before its first step."""
 
     name: str
-    loaded: Configured
+    loaded: Loaded
     #: where the run writes
     output: Path
     #: devices that take part, threads or processes
@@ -123,7 +94,7 @@ class Watcher:
     def saved(self, run: RunInfo, path: Path) -> None:
         """A checkpoint is published at `path`."""
 
-    def finished(self, run: RunInfo, outcome: Ended) -> None:
+    def finished(self, run: RunInfo, outcome: Outcome) -> None:
         """The run has come to an end that is no error."""
 
     def closed(self, run: RunInfo) -> None:

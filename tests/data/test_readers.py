@@ -416,8 +416,8 @@ def test_functions_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert isinstance(stream, Stream) and [[int(s["x"]) for s in stream.samples(epoch)] for epoch in (0, 3, 0)] == [[0, 1], [30, 31], [0, 1]]
     for function, message in (
         ("own_samples", 'write "module:function"'),
-        ("own_samples:tabel", 'has no function "tabel"; did you mean "table"'),
-        ("own_sample:table", 'no module "own_sample"'),
+        ("own_samples:tabel", 'own_samples has no tabel; did you mean "table"'),
+        ("own_sample:table", 'no module own_sample; did you mean "own_samples"'),
     ):
         with pytest.raises(ArgumentError, match=message):
             open_reader("python", function=function)

@@ -34,7 +34,7 @@ def test_lines_are_whole(tmp_path: Path) -> None:
     assert lines.read() == []
     lines.replace(["one"])
     lines.add("two")
-    lines.sync()
+    lines.flush()
     with open(lines.path, "a") as file:
         file.write("a part of thr")
     assert lines.read() == ["one", "two"] and [path.name for path in lines.path.parent.iterdir()] == ["file"]

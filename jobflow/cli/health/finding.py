@@ -25,3 +25,9 @@ class Finding:
         if self.command:
             lines.append(f"{'':<20}     {self.command}" if self.fix else f"{'':<20}fix: {self.command}")
         return "\n".join(lines)
+
+
+def judged(name: str, text: str, *cases: tuple[object, str, str, str, str]) -> Finding:
+    """The first case that holds, as (whether it does, status, what follows the text, fix, command); if none does, all is well."""
+    found = next((case for case in cases if case[0]), None)
+    return Finding(name, OK, text) if found is None else Finding(name, found[1], text + found[2], *found[3:])

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jobflow.cli.health.child import ask, probe
-from jobflow.cli.health.finding import GIB, NOTE, OK, PROBLEM, Finding
+from jobflow.cli.health.finding import GIB, NOTE, OK, PROBLEM, Finding, judged
 
 INSTALL = 'pip install "jobflow-sbp[gpu]"'
 #: seconds; a first kernel is compiled
@@ -47,7 +47,5 @@ def found(data: dict[str, Any], devices: int) -> Iterator[Finding]:
         yield Finding("GPU", PROBLEM, f"{text}; a kernel failed: {data['trouble']}", fix, 'pip install "cupy-cuda13x[ctk]"')
         return
     yield Finding("GPU", OK, f"{text}; a kernel and a product came out right")
-    if data["nccl"] is None:
-        yield Finding("NCCL", NOTE, f"not usable ({data['nccl_trouble']}): several GPUs exchange tensors through the host", "", INSTALL)
-    else:
-        yield Finding("NCCL", OK, data["nccl"])
+    unusable = f"not usable ({data['nccl_trouble']}): several GPUs exchange tensors through the host"
+    yield judged("NCCL", data["nccl"] or "", (data["nccl"] is None, NOTE, unusable, "", INSTALL))

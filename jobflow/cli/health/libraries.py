@@ -8,10 +8,12 @@ import re
 from collections.abc import Iterator
 
 from jobflow.cli.health.child import ask, probe
-from jobflow.cli.health.finding import NOTE, OK, PROBLEM, Finding
+from jobflow.cli.health.finding import NOTE, OK, PROBLEM, Finding, judged
 from jobflow.core.extras import PACKAGES
 from jobflow.runtime.world.variables import usable_cores
 
+#: variables that say how many threads a matrix library has
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 #: what NumPy calls its own plain loops
 NONE = ("", "none", "unknown", "lapack_lite")
 
@@ -23,10 +25,8 @@ def numpy() -> Iterator[Finding]:
         yield Finding("NumPy", PROBLEM, f"it does not work: {answer.failure}", "install it again", 'pip install --force-reinstall "numpy>=2.1"')
         return
     version, name, threads, one, all_ = (answer.data[key] for key in ("version", "name", "threads", "one", "all"))
-    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < (2, 1):
-        yield Finding("NumPy", PROBLEM, f"{version}; jobflow needs 2.1 or newer", "", 'pip install -U "numpy>=2.1"')
-    else:
-        yield Finding("NumPy", OK, version)
+    old = _numbers(version) < (2, 1)
+    yield judged("NumPy", version, (old, PROBLEM, "; jobflow needs 2.1 or newer", "", 'pip install -U "numpy>=2.1"'))
     yield _blas(name, threads, one, all_)
 
 
@@ -39,14 +39,15 @@ def _blas(name: str, threads: int | None, one: float, most: float) -> Finding:
         return Finding("BLAS", NOTE, text, "", "pip install threadpoolctl")
     speed = f"{one / 1e9:.0f} GFLOP/s (float32) on 1 thread" + (f", {most / 1e9:.0f} on {threads}" if threads > 1 else "")
     usable = len(usable_cores())
-    if threads < usable:
-        said = " ".join(f"{key}={os.environ[key]}" for key in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS") if key in os.environ)
-        text = f"{name}: {speed}; a single process leaves {usable - threads} of {usable} cores idle" + (f" ({said})" if said else "")
-        return Finding("BLAS", NOTE, text, "for programs of one rank, let it use all", "unset OMP_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS")
-    if threads > usable:
-        text = f"{name}: {speed}; {threads} threads share {usable} cores"
-        return Finding("BLAS", NOTE, text, "", f"export OMP_NUM_THREADS={usable}")
-    return Finding("BLAS", OK, f"{name}: {speed}; ranks divide the cores among them")
+    said = " ".join(f"{key}={os.environ[key]}" for key in THREADS if key in os.environ)
+    idle = f"; a single process leaves {usable - threads} of {usable} cores idle" + (f" ({said})" if said else "")
+    return judged(
+        "BLAS",
+        f"{name}: {speed}",
+        (threads < usable, NOTE, idle, "for programs of one rank, let it use all", f"unset {' '.join(THREADS)}"),
+        (threads > usable, NOTE, f"; {threads} threads share {usable} cores", "", f"export OMP_NUM_THREADS={usable}"),
+        (True, OK, "; ranks divide the cores among them", "", ""),
+    )
 
 
 def packages() -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from jobflow.cli.health.child import ask, probe
-from jobflow.cli.health.finding import GIB, NOTE, OK, PROBLEM, Finding
+from jobflow.cli.health.finding import GIB, NOTE, OK, PROBLEM, Finding, judged
 from jobflow.core.version import __version__
 from jobflow.runtime.world.variables import usable_cores
 
@@ -32,15 +32,9 @@ def python() -> Iterator[Finding]:
 
 def job() -> Iterator[Finding]:
     """A small training job on two threads against the same by hand."""
-    answer = ask(probe("job"))
+    answer, again = ask(probe("job")), "pip install --force-reinstall jobflow-sbp"
     if answer.failure:
-        yield Finding(
-            "jobflow",
-            PROBLEM,
-            f"{__version__}: a small job failed: {answer.failure}",
-            "install it again",
-            "pip install --force-reinstall jobflow-sbp",
-        )
+        yield Finding("jobflow", PROBLEM, f"{__version__}: a small job failed: {answer.failure}", "install it again", again)
     else:
         yield Finding("jobflow", OK, f"{__version__}: a small job trained on 2 threads in {answer.data['seconds']:.2f} s, with the right numbers")
 
@@ -52,16 +46,16 @@ def cores() -> Iterator[Finding]:
     real = whole(mine)
     seen = f"{len(mine)} usable" + (f" of {there}" if there != len(mine) else "") + (f", threads of {real}" if real != len(mine) else "")
     seen += f": up to {real} ranks have one each"
-    allowed = quota()
-    if allowed is not None and allowed < real:
-        fix = f"run at most {max(1, int(allowed))} ranks, or start the container with so many cores"
-        yield Finding("cores", NOTE, f"{seen}, but this container gets the time of only {allowed:g}", fix)
-        return
-    busy = os.getloadavg()[0]
-    if busy > len(mine):
-        yield Finding("cores", NOTE, f"{seen}; other programs keep them busy (load {busy:.1f}), so what is timed now is slow", "", "uptime; top")
-        return
-    yield Finding("cores", OK, seen)
+    allowed, busy = quota(), os.getloadavg()[0]
+    limited = allowed is not None and allowed < real
+    fix = f"run at most {max(1, int(allowed or 0))} ranks, or start the container with so many cores"
+    keeps = f"; other programs keep them busy (load {busy:.1f}), so what is timed now is slow"
+    yield judged(
+        "cores",
+        seen,
+        (limited, NOTE, f", but this container gets the time of only {allowed or 0:g}", fix, ""),
+        (busy > len(mine), NOTE, keeps, "", "uptime; top"),
+    )
 
 
 def whole(processors: set[int]) -> int:
@@ -86,11 +80,7 @@ def quota() -> float | None:
 def memory() -> Iterator[Finding]:
     """What programs can still get."""
     free = available()
-    text = f"{free / GIB:.1f} GiB free"
-    if free < MEMORY_ENOUGH:
-        yield Finding("memory", NOTE, text, "end other programs, or ask for more")
-    else:
-        yield Finding("memory", OK, text)
+    yield judged("memory", f"{free / GIB:.1f} GiB free", (free < MEMORY_ENOUGH, NOTE, "", "end other programs, or ask for more", ""))
 
 
 def available() -> int:
@@ -110,17 +100,15 @@ def shared_memory() -> Iterator[Finding]:
         yield Finding("/dev/shm", NOTE, "there is none; what ranks share is put elsewhere")
         return
     size, free = (blocks * found.f_frsize for blocks in (found.f_blocks, found.f_bavail))
-    text = f"{free / GIB:.2f} GiB free of {size / GIB:.2f}"
-    fix = (
-        "make it larger, as root; for a container: docker run --shm-size=8g" if size < 2 * SHARED_ENOUGH else "remove what killed programs left there"
+    fix, command = "remove what killed programs left there", "ls -la /dev/shm"
+    if size < 2 * SHARED_ENOUGH:
+        fix, command = "make it larger, as root; for a container: docker run --shm-size=8g", "mount -o remount,size=8g /dev/shm"
+    yield judged(
+        "/dev/shm",
+        f"{free / GIB:.2f} GiB free of {size / GIB:.2f}",
+        (free < SHARED_LEAST, PROBLEM, ": MPI may not start", fix, command),
+        (free < SHARED_ENOUGH, NOTE, ": ranks with larger models exchange tensors by messages, which is slower", fix, command),
     )
-    command = "mount -o remount,size=8g /dev/shm" if size < 2 * SHARED_ENOUGH else "ls -la /dev/shm"
-    if free < SHARED_LEAST:
-        yield Finding("/dev/shm", PROBLEM, f"{text}: MPI may not start", fix, command)
-    elif free < SHARED_ENOUGH:
-        yield Finding("/dev/shm", NOTE, f"{text}: ranks with larger models exchange tensors by messages, which is slower", fix, command)
-    else:
-        yield Finding("/dev/shm", OK, text)
 
 
 def disk() -> Iterator[Finding]:
@@ -133,11 +121,11 @@ def disk() -> Iterator[Finding]:
         return
     free, sync, rate = (answer.data[name] for name in ("free", "sync", "rate"))
     text = f"{free / GIB:.1f} GiB free in {here} ({answer.data['kind']}); a small file is safe after {1e3 * sync:.1f} ms, {rate / 1e6:.0f} MB/s"
-    if free < DISK_LEAST:
-        yield Finding("disk", PROBLEM, f"{text}: too little for checkpoints", "make room, or set output: in the configuration", f"du -sh {here}/*")
-    elif free < DISK_ENOUGH:
-        yield Finding("disk", NOTE, text, "keep few checkpoints (checkpoint.keep_last), or make room", f"du -sh {here}/*")
-    elif sync > SLOW_SYNC:
-        yield Finding("disk", NOTE, f"{text}: saving is slow", "set checkpoint.asynchronous: true, or save on a local disk")
-    else:
-        yield Finding("disk", OK, text)
+    room, sizes = "make room, or set output: in the configuration", f"du -sh {here}/*"
+    yield judged(
+        "disk",
+        text,
+        (free < DISK_LEAST, PROBLEM, ": too little for checkpoints", room, sizes),
+        (free < DISK_ENOUGH, NOTE, "", "keep few checkpoints (checkpoint.keep_last), or make room", sizes),
+        (sync > SLOW_SYNC, NOTE, ": saving is slow", "set checkpoint.asynchronous: true, or save on a local disk", ""),
+    )

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from jobflow.cli.health.child import Answer, ask, probe
-from jobflow.cli.health.finding import NOTE, OK, PROBLEM, Finding
+from jobflow.cli.health.finding import NOTE, OK, PROBLEM, Finding, judged
 from jobflow.distributed import mpiexec
 
 INSTALL = 'pip install "jobflow-sbp[mpi]"'
@@ -80,10 +80,13 @@ def launched(vendor: str, works: bool) -> Finding:
 def _speeds(name: str, what: str, answer: Answer) -> Finding:
     sent, read = answer.data["messages"], answer.data["shared"]
     text = f"{what}: {1e6 * answer.data['latency']:.0f} us, messages {sent / 1e9:.1f} GB/s"
-    if not read:
-        text += f"; no shared windows ({answer.data['trouble']}), so ranks exchange tensors by messages"
-        return Finding(name, NOTE, text, "give /dev/shm room, and processes leave to share memory; for a container: docker run --ipc=host")
-    text += f", shared windows {read / 1e9:.1f} GB/s"
-    if read < SLOW:
-        return Finding(name, NOTE, f"{text}: slow", "give each rank a core of its own, and end what else runs", "uptime; top")
-    return Finding(name, OK, text)
+    alone = f"; no shared windows ({answer.data['trouble']}), so ranks exchange tensors by messages"
+    room = "give /dev/shm room, and processes leave to share memory; for a container: docker run --ipc=host"
+    windows = f", shared windows {read / 1e9:.1f} GB/s"
+    return judged(
+        name,
+        text,
+        (not read, NOTE, alone, room, ""),
+        (read < SLOW, NOTE, f"{windows}: slow", "give each rank a core of its own, and end what else runs", "uptime; top"),
+        (True, OK, windows, "", ""),
+    )

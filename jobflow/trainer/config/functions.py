@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
-import pkgutil
 import re
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, get_type_hints
@@ -16,9 +13,9 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, create_model
 
 from jobflow.core.errors import did_you_mean
-from jobflow.trainer.config.messages import PATTERNS, meant_function, shown
+from jobflow.core.imports import IMPORT_PATH, ImportFailedError, function_named
+from jobflow.trainer.config.messages import PATTERNS, shown
 from jobflow.trainer.config.problems import Problems
-from jobflow.trainer.config.schema import IMPORTED
 from jobflow.trainer.config.tree import Node
 from jobflow.trainer.config.validation import Validation
 
@@ -87,8 +84,8 @@ def _reader(path: str, tree: Node, problems: Problems) -> None:
     entry = _text(f"{path}.function", tree, problems)
     if "function" not in parameters or entry is None:
         return
-    if not re.fullmatch(IMPORTED, entry.value):
-        problems.add(entry.at, f"{path}.function", f"{path}.function must be {PATTERNS[IMPORTED]}; got {shown(entry.value)}")
+    if not re.fullmatch(IMPORT_PATH, entry.value):
+        problems.add(entry.at, f"{path}.function", f"{path}.function must be {PATTERNS[IMPORT_PATH]}; got {shown(entry.value)}")
         return
     function = _imported(entry, f"{path}.function", problems)
     if function is not None:
@@ -105,53 +102,13 @@ def _exists(entry: Node, path: str, problems: Problems) -> None:
             problems.add(file.at, path, f"there is no file or folder {file.value}{near}", f"looked for in {os.getcwd()}")
 
 
-# -------------------------------------------------------------------- importing
-
-
 def _imported(entry: Node, key: str, problems: Problems) -> Callable[..., Any] | None:
     """What "module:function" names; None, and a problem, if there is no such thing."""
-    module_name, _, name = entry.value.partition(":")
     try:
-        found: Any = importlib.import_module(module_name)
-    except Exception as error:  # noqa: BLE001 - somebody else's code runs here; whatever goes wrong in it is reported
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing is None or not f"{module_name}.".startswith(f"{missing}."):
-            problems.add(entry.at, key, f"{module_name} cannot be imported: {_failure(error)}")
-        else:
-            advice = "modules are looked for in the folder of the configuration, in the current one, and among what is installed"
-            problems.add(entry.at, key, f"there is no module {missing}{_near_module(missing, entry.value)}", advice)
+        return function_named(entry.value)
+    except ImportFailedError as error:
+        problems.add(entry.at, key, error.message, error.advice)
         return None
-    for part in name.split("."):
-        if not hasattr(found, part):
-            package = module_name.partition(".")[0]
-            own = {word: value for word, value in vars(found).items() if (getattr(value, "__module__", None) or package).startswith(package)}
-            known = [word for word, value in own.items() if callable(value) and not word.startswith("_")]
-            listed = f"{module_name} has: {', '.join(known)}" if 0 < len(known) <= 20 else ""
-            problems.add(entry.at, key, f"{module_name} has no {part}{did_you_mean(part, known)}", listed)
-            return None
-        found = getattr(found, part)
-    if not callable(found):
-        problems.add(entry.at, key, f"{entry.value} is no function but {type(found).__name__} {found!r:.60}")
-        return None
-    return found  # type: ignore[no-any-return]
-
-
-def _failure(error: Exception) -> str:
-    """What was raised, and on which line outside of the machinery of imports."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"SyntaxError at {os.path.basename(error.filename)}:{error.lineno}: {error.msg}"
-    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename and frame.filename != __file__]
-    where = f" at {os.path.basename(lines[-1].filename)}:{lines[-1].lineno}" if lines else ""
-    return f"{type(error).__name__}{where}: {error}"
-
-
-def _near_module(missing: str, target: str) -> str:
-    """What was probably meant instead of a module that is not there: another way to write a function, or one of its neighbours."""
-    if ".py:" in target and (meant := meant_function(target)):
-        return f'; did you mean "{meant}"?'
-    head, _, last = missing.rpartition(".")
-    near = did_you_mean(last, {module.name for module in pkgutil.iter_modules(getattr(sys.modules.get(head), "__path__", ()) if head else None)})
-    return near.replace('"', f'"{head}.', 1) if head else near
 
 
 # -------------------------------------------------------------------- arguments

@@ -11,8 +11,9 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from jobflow.core.errors import did_you_mean
+from jobflow.core.imports import IMPORT_PATH, meant_function
 from jobflow.trainer.config.reading import value_of
-from jobflow.trainer.config.schema import IMPORTED, METRIC
+from jobflow.trainer.config.schema import METRIC
 
 #: type of an error, or the word that it begins with -> what should stand there, to follow "must be"
 WANTED = {
@@ -36,7 +37,7 @@ WANTED = {
 }
 PATTERNS = {
     METRIC: 'the name of a metric of the evaluation, such as "validation/loss"',
-    IMPORTED: 'a module and a function, such as "jobflow.models:lenet"',
+    IMPORT_PATH: 'a module and a function, such as "jobflow.models:lenet"',
 }
 #: what other programs call a choice
 CHOICES = {
@@ -56,7 +57,7 @@ HINTS: tuple[tuple[str, str, Callable[[re.Match[str]], str]], ...] = (
     ("int float", r"[^_ ]+", lambda found: "; leave the quotes out" if _is_number(found[0]) else ""),
     ("int float", r".+", lambda found: f"; write {plain}" if _is_number(plain := re.sub(r"(?<=\d)[_ ](?=\d)", "", found[0])) else ""),
     (METRIC, r"(?:[a-z_]+/)?([a-z_]\w*)", lambda found: f'; did you mean "validation/{found[1]}"?'),
-    (IMPORTED, r".+", lambda found: f'; did you mean "{meant}"?' if (meant := meant_function(found[0])) else ""),
+    (IMPORT_PATH, r".+", lambda found: f'; did you mean "{meant}"?' if (meant := meant_function(found[0])) else ""),
 )
 _STRATEGY = {"dp": "data", "ddp": "data", "tp": "tensor", "pp": "pipeline", "fsdp": "zero"}
 
@@ -128,15 +129,6 @@ def hint(errors: Sequence[ErrorDetails], choices: Sequence[Any]) -> str:
     near = did_you_mean(CHOICES.get(given.lower(), given.lower()), [choice for choice in choices if isinstance(choice, str)])
     said = (say(found) for what, pattern, say in HINTS if wished & {what, *what.split()} and (found := re.fullmatch(pattern, given)))
     return near or next(filter(None, said), "")
-
-
-def meant_function(given: str) -> str:
-    """module:function for own.py:f, folder/own.py:f and own.f; "" for what is no way to write a function."""
-    file = re.fullmatch(r"(?:\./)?((?:\w+/)*\w+)\.py:+(\w+(?:\.\w+)*)", given)
-    if file:
-        return f"{file[1].replace('/', '.')}:{file[2]}"
-    dotted = re.fullmatch(r"([A-Za-z_]\w*(?:\.\w+)*)\.([A-Za-z_]\w*)", given)
-    return f"{dotted[1]}:{dotted[2]}" if dotted and dotted[2] != "py" else ""
 
 
 def _is_number(text: str) -> bool:

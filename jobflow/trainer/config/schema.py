@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_serializer, model_validator
 from pydantic.fields import FieldInfo
 
+from jobflow.core.imports import IMPORT_PATH
+
 
 @dataclass(frozen=True)
 class Notes:
@@ -43,9 +45,8 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Sizes = Count | tuple[Count, Count]
 Activation = Literal["relu", "gelu", "tanh", "sigmoid", "elu", "leaky_relu", "swish", "softmax", "softplus"]
 Padding = Literal["same", "valid"]
-#: how the name of a number that evaluation gives is written, and the import path of a function
+#: how the name of a number that evaluation gives is written
 METRIC = r"^validation/\w+$"
-IMPORTED = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
 Metric = Annotated[str, Field(pattern=METRIC)]
 EveryEpochs = Annotated[Count | None, key("null: not by epochs")]
 EverySteps = Annotated[Count | None, key("null: not by steps", "save_every save_steps log_every log_steps interval")]
@@ -174,7 +175,7 @@ class Layer(Section):
 class Model(Section):
     """What is trained: a Python function that builds it, or a list of layers."""
 
-    builder: Annotated[str | None, key('"module:function"; see the model builders', pattern=IMPORTED)] = None
+    builder: Annotated[str | None, key('"module:function"; see the model builders', pattern=IMPORT_PATH)] = None
     arguments: Annotated[dict[str, Any], key("keyword arguments of the builder", "args kwargs params", default_factory=dict)]
     layers: Annotated[tuple[Layer, ...] | None, key("a plain net instead of a builder", min_length=1)] = None
     loss: Annotated[Literal["softmax_cross_entropy", "mean_squared_error"] | None, key("of the layers' output; a builder has its own")] = None
