@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -12,6 +12,10 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROO
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: <!-- from FILE --> before a block: its lines stand in that file
 EXCERPT = re.compile(r"<!-- from (\S+) -->\s*\Z")
+#: <!-- output --> before a block: what the program above it prints
+OUTPUT = re.compile(r"<!-- output -->\s*\Z")
+#: the first line of a program or configuration that readers save under this name
+SAVED = re.compile(r"# ([\w-]+\.(?:py|yaml))\n")
 #: what a command begins with
 STARTS = ("jobflow ", "python ", "mpiexec ", "scripts/", "srun ", "eval ", "MASTER_ADDR=")
 #: of a command that is a form to fill in, not one to paste
@@ -28,6 +32,8 @@ class Block:
     text: str
     #: the file that it is an excerpt of
     excerpt: str | None
+    #: what it prints, if the page shows that
+    output: str | None = None
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -35,11 +41,24 @@ class Block:
 
 def blocks() -> Iterator[Block]:
     for path in PAGES:
-        text = path.read_text(encoding="utf-8")
-        for found in FENCE.finditer(text):
-            before = EXCERPT.search(text[: found.start()])
-            line = text.count("\n", 0, found.start()) + 1
-            yield Block(path.name, line, found[1], found[2], before[1] if before else None)
+        yield from _blocks_of(path.name, path.read_text(encoding="utf-8"))
+
+
+def _blocks_of(page: str, text: str) -> list[Block]:
+    found: list[Block] = []
+    for match in FENCE.finditer(text):
+        before = text[: match.start()]
+        excerpt = EXCERPT.search(before)
+        if OUTPUT.search(before):
+            program = max(i for i, block in enumerate(found) if block.language == "python")
+            found[program] = replace(found[program], output=match[2])
+        found.append(Block(page, before.count("\n") + 1, match[1], match[2], excerpt[1] if excerpt else None))
+    return found
+
+
+def saved(page: str) -> dict[str, str]:
+    """The files that a reader of the page saves: name -> content."""
+    return {found[1]: block.text for block in blocks() if block.page == page and (found := SAVED.match(block.text))}
 
 
 def programs() -> list[Block]:

@@ -22,10 +22,12 @@ ELSEWHERE = {
     r"^srun ": "needs Slurm",
     r"^if \[ \$\? -eq 75 \]": "is the end of a batch script",
     r"pytest -q -n auto$": "is the run of these tests",
+    r"pip install \"\.\[mpi\]\"$": "installs; test_the_first_command does so",
+    r"^((mpiexec -n 2 )?python first|python job)\.py$": "test_programs runs these programs so",
     r"^scripts/check$": "runs these tests",
     r"^scripts/record$": "runs for minutes; tests/records does what it does",
     r"^jobflow doctor$": "measures the machine; tests/cli/test_doctor.py runs it",
-    r"^scripts/refresh_docs$": "writes pages of the checkout; tests/docs/test_life_of_a_job.py runs it with --check",
+    r"^scripts/refresh_docs$": "writes pages of the checkout; tests/docs/test_generated.py runs it with --check",
     r"^scripts/refresh_docs --rules": "tests/ops compares that page",
     r"^python benchmarks/read_data\.py$": "measures for minutes",
     r"^scripts/crash_sweep$": "runs for minutes; tests/checkpoint runs a sample of it",
@@ -82,10 +84,8 @@ def prepare(page: str, folder: Path) -> None:
     owner = "README.md" if page == "README.md" else "global_tensors.md" if page == "global_tensors.md" else "job_functions.md"
     script = [block for block in pages.programs() if block.page == owner][-1]
     (folder / "script.py").write_text(script.text, encoding="utf-8")
-    for block in pages.blocks():
-        first = block.text.partition("\n")[0]
-        if block.page == page and block.language == "yaml" and first.endswith(".yaml"):
-            (folder / first.removeprefix("# ")).write_text(block.text, encoding="utf-8")
+    for name, text in pages.saved(page).items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def checkout(folder: Path) -> None:

@@ -43,6 +43,7 @@ def run(block: Block, folder: Path, *launcher: str, **more: str) -> str:
     command = [*launcher, sys.executable, script.name]
     done = subprocess.run(command, cwd=folder, env=environment(**more), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"{block}\n{done.stdout}{done.stderr}"
+    assert block.output in (None, done.stdout)
     return done.stdout
 
 

@@ -9,6 +9,7 @@ from pages import ROOT
 import jobflow as flow
 import jobflow.strategies as strategies
 from jobflow.cli import CODES
+from jobflow.core import errors
 from jobflow.data import READERS
 from jobflow.optim import lr_scheduler
 from jobflow.trainer import outcome
@@ -34,6 +35,16 @@ def test_every_optimizer_and_schedule() -> None:
     theirs = {name for name in flow.optimizer.__all__ if name[0].isupper()} - {"Schedule", "CustomScheduler", "PolynomialSchduler"}
     listed = set(re.findall(r"`(\w+)", page("jobs_and_tensors.md")))
     assert sorted((ours | schedules | theirs) - listed) == []
+
+
+def test_every_kind_of_error() -> None:
+    listed = re.findall(r"^\| `(\w+Error)`", page("errors.md"), re.MULTILINE)
+    assert sorted(["JobflowError", *listed]) == errors.__all__
+
+
+def test_the_shown_divergence_is_one() -> None:
+    shown = page("errors.md").partition("shows both:\n\n```text\n")[2].partition("```")[0]
+    assert shown and shown in (ROOT / "tests" / "wrong" / "messages.txt").read_text(encoding="utf-8")
 
 
 def test_every_exit_code_of_training() -> None:
