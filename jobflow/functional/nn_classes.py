@@ -61,12 +61,14 @@ def _likelihood(what: str, logs: Value, x: Tensor, target: Tensor, weight: Tenso
     return ew.divide(rd.reduce_sum(loss), rd.reduce_sum(weights))
 
 
+def _by_class(each: Value, x: Tensor, weight: Tensor | None) -> Value:
+    """Numbers of the classes of x, times the weights of these."""
+    return each if weight is None else ew.multiply(each, sh.reshape(weight, (-1,) + (1,) * (x.type.ndim - 1 - _axis(x))))
+
+
 def _spread(logs: Value, x: Tensor, target: Tensor, weight: Tensor | None, ignored: int) -> Value:
     """-sum over the classes of weight log p; 0 for labels that are ignored."""
-    axis = _axis(x)
-    if weight is not None:
-        logs = ew.multiply(logs, sh.reshape(weight, (-1,) + (1,) * (x.type.ndim - 1 - axis)))
-    total = ew.negate(rd.reduce_sum(logs, (axis,)))
+    total = ew.negate(rd.reduce_sum(_by_class(logs, x, weight), (_axis(x),)))
     return ew.where(ew.not_equal(target, ew.fill_like(target, ignored)), total, ew.fill_like(total, 0.0))
 
 
@@ -117,7 +119,5 @@ def _with_probabilities(logs: Value, x: Tensor, target: Value, weight: Tensor | 
     axis, classes = _axis(x), x.type.shape[_axis(x)]
     if smoothing:
         target = ew.shift(ew.scale(target, 1.0 - smoothing), smoothing / classes)
-    if weight is not None:
-        target = ew.multiply(target, sh.reshape(weight, (-1,) + (1,) * (x.type.ndim - 1 - axis)))
-    loss = ew.negate(rd.reduce_sum(ew.multiply(logs, target), (axis,)))
+    loss = ew.negate(rd.reduce_sum(ew.multiply(logs, _by_class(target, x, weight)), (axis,)))
     return reduced("cross_entropy", loss, reduction)

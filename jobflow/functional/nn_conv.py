@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jobflow.core.errors import ShapeError, user_line
+from jobflow.core.signatures import variant
 from jobflow.core.types import Tensor as Value
 from jobflow.eager.tensor import Tensor
 from jobflow.functional.nn_base import Sizes, composed, sizes
@@ -54,60 +55,53 @@ def pairs(
     return tuple((total // 2, total - total // 2) for total in totals)
 
 
-@composed
+def _check_weight(what: str, weight: Tensor, spatial: int, channels: str) -> None:
+    if weight.type.ndim != spatial + 2:
+        raise ShapeError(f"{what} at {user_line()}: weight {weight.type} is [{channels} / groups, *kernel] with {spatial} kernel sizes")
+
+
 def _conv(
-    input: Tensor, spatial: int, weight: Tensor, bias: Tensor | None, stride: Sizes, padding: str | Sizes, dilation: Sizes, groups: int
+    spatial: int,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: str | Sizes = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
 ) -> Value:
     what = f"conv{spatial}d"
     x = batched(what, input, spatial)
-    if weight.type.ndim != spatial + 2:
-        raise ShapeError(f"{what} at {user_line()}: weight {weight.type} is [out, in / groups, *kernel] with {spatial} kernel sizes")
+    _check_weight(what, weight, spatial, "out, in")
     strides, dilations = sizes(what, "stride", stride, spatial, 1), sizes(what, "dilation", dilation, spatial, 1)
     around = pairs(what, padding, weight.type.shape[2:], strides, dilations)
     y = cv.conv(x, weight, strides=strides, padding=around, dilations=dilations, groups=groups)
     return unbatched(_biased(what, y, bias), input)
 
 
-def conv1d(
-    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: str | Sizes = 0, dilation: Sizes = 1, groups: int = 1
-) -> Tensor:
-    """y[n,o,i] = sum over c, k of x[n,c, i stride + k dilation - padding] w[o,c,k], plus b[o].
+_CONV = """y[n,o,i] = sum over c, k of x[n,c, i stride + k dilation - padding] w[o,c,k], plus b[o].
 
     `padding` is a number, or "valid" (none) or "same" (the output is as long as the input).
     """
-    return _conv(input, 1, weight, bias, stride, padding, dilation, groups)
+conv1d = composed(variant(_conv, 1, "conv1d", _CONV))
+conv2d = composed(variant(_conv, 2, "conv2d", "conv1d for images [n, c, h, w] and weights [o, c / groups, kh, kw]."))
+conv3d = composed(variant(_conv, 3, "conv3d", "conv1d for volumes [n, c, d, h, w] and weights [o, c / groups, kd, kh, kw]."))
 
 
-def conv2d(
-    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: str | Sizes = 0, dilation: Sizes = 1, groups: int = 1
-) -> Tensor:
-    """conv1d for images [n, c, h, w] and weights [o, c / groups, kh, kw]."""
-    return _conv(input, 2, weight, bias, stride, padding, dilation, groups)
-
-
-def conv3d(
-    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: str | Sizes = 0, dilation: Sizes = 1, groups: int = 1
-) -> Tensor:
-    """conv1d for volumes [n, c, d, h, w] and weights [o, c / groups, kd, kh, kw]."""
-    return _conv(input, 3, weight, bias, stride, padding, dilation, groups)
-
-
-@composed
 def _conv_transpose(
-    input: Tensor,
     spatial: int,
+    input: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
-    stride: Sizes,
-    padding: Sizes,
-    output_padding: Sizes,
-    groups: int,
-    dilation: Sizes,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    dilation: Sizes = 1,
 ) -> Value:
     what = f"conv_transpose{spatial}d"
     x = batched(what, input, spatial)
-    if weight.type.ndim != spatial + 2:
-        raise ShapeError(f"{what} at {user_line()}: weight {weight.type} is [in, out / groups, *kernel] with {spatial} kernel sizes")
+    _check_weight(what, weight, spatial, "in, out")
     strides, dilations = sizes(what, "stride", stride, spatial, 1), sizes(what, "dilation", dilation, spatial, 1)
     around, extra = sizes(what, "padding", padding, spatial), sizes(what, "output_padding", output_padding, spatial)
     if any(e >= max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True)):
@@ -125,46 +119,10 @@ def _conv_transpose(
     return unbatched(_biased(what, y, bias), input)
 
 
-def conv_transpose1d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sizes = 1,
-    padding: Sizes = 0,
-    output_padding: Sizes = 0,
-    groups: int = 1,
-    dilation: Sizes = 1,
-) -> Tensor:
-    """The transpose of conv1d: y[n,o,j] = sum of x[n,c,i] w[c,o,k] over i stride + k dilation - padding == j, plus b[o].
+_TRANSPOSE = """The transpose of conv1d: y[n,o,j] = sum of x[n,c,i] w[c,o,k] over i stride + k dilation - padding == j, plus b[o].
 
     An axis of n becomes (n - 1) stride - 2 padding + dilation (k - 1) + output_padding + 1.
     """
-    return _conv_transpose(input, 1, weight, bias, stride, padding, output_padding, groups, dilation)
-
-
-def conv_transpose2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sizes = 1,
-    padding: Sizes = 0,
-    output_padding: Sizes = 0,
-    groups: int = 1,
-    dilation: Sizes = 1,
-) -> Tensor:
-    """conv_transpose1d for images."""
-    return _conv_transpose(input, 2, weight, bias, stride, padding, output_padding, groups, dilation)
-
-
-def conv_transpose3d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sizes = 1,
-    padding: Sizes = 0,
-    output_padding: Sizes = 0,
-    groups: int = 1,
-    dilation: Sizes = 1,
-) -> Tensor:
-    """conv_transpose1d for volumes."""
-    return _conv_transpose(input, 3, weight, bias, stride, padding, output_padding, groups, dilation)
+conv_transpose1d = composed(variant(_conv_transpose, 1, "conv_transpose1d", _TRANSPOSE))
+conv_transpose2d = composed(variant(_conv_transpose, 2, "conv_transpose2d", "conv_transpose1d for images."))
+conv_transpose3d = composed(variant(_conv_transpose, 3, "conv_transpose3d", "conv_transpose1d for volumes."))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 from jobflow.core.errors import ShapeError, user_line
+from jobflow.core.signatures import variant
 from jobflow.core.types import Tensor as Value
 from jobflow.eager.tensor import Tensor
 from jobflow.functional.nn_base import Sizes, composed, sizes
@@ -29,8 +30,7 @@ def _windows(
     return kernel, strides, around
 
 
-@composed
-def _max_pool(input: Tensor, spatial: int, kernel_size: Sizes, stride: Sizes | None, padding: Sizes, ceil_mode: bool) -> Value:
+def _max_pool(spatial: int, input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, *, ceil_mode: bool = False) -> Value:
     what = f"max_pool{spatial}d"
     kernel, strides, around = _windows(what, spatial, kernel_size, stride, padding)
     x = batched(what, input, spatial)
@@ -39,31 +39,21 @@ def _max_pool(input: Tensor, spatial: int, kernel_size: Sizes, stride: Sizes | N
     return unbatched(pl.max_pool(x, kernel, strides, [(p, p) for p in around], ceil_mode=ceil_mode), input)
 
 
-def max_pool1d(input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, *, ceil_mode: bool = False) -> Tensor:
-    """The largest of each window; `stride` is kernel_size if None; `ceil_mode` keeps a last window that begins inside."""
-    return _max_pool(input, 1, kernel_size, stride, padding, ceil_mode)
+_MAX = "The largest of each window; `stride` is kernel_size if None; `ceil_mode` keeps a last window that begins inside."
+max_pool1d = composed(variant(_max_pool, 1, "max_pool1d", _MAX))
+max_pool2d = composed(variant(_max_pool, 2, "max_pool2d", "max_pool1d for images."))
+max_pool3d = composed(variant(_max_pool, 3, "max_pool3d", "max_pool1d for volumes."))
 
 
-def max_pool2d(input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, *, ceil_mode: bool = False) -> Tensor:
-    """max_pool1d for images."""
-    return _max_pool(input, 2, kernel_size, stride, padding, ceil_mode)
-
-
-def max_pool3d(input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, *, ceil_mode: bool = False) -> Tensor:
-    """max_pool1d for volumes."""
-    return _max_pool(input, 3, kernel_size, stride, padding, ceil_mode)
-
-
-@composed
 def _avg_pool(
-    input: Tensor,
     spatial: int,
+    input: Tensor,
     kernel_size: Sizes,
-    stride: Sizes | None,
-    padding: Sizes,
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
 ) -> Value:
     what = f"avg_pool{spatial}d"
     kernel, strides, around = _windows(what, spatial, kernel_size, stride, padding)
@@ -99,37 +89,17 @@ def _summed(what: str, x: Value, kernel: Sequence[int], strides: Sequence[int], 
     return ew.scale(_begun_inside(y, x, strides, around), size / divisor)
 
 
+@composed
 def avg_pool1d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, ceil_mode: bool = False, count_include_pad: bool = True
-) -> Tensor:
+) -> Value:
     """The mean of each window, in which zeros of the padding count unless `count_include_pad=False`."""
-    return _avg_pool(input, 1, kernel_size, stride, padding, ceil_mode, count_include_pad, None)
+    return _avg_pool(1, input, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
 
-def avg_pool2d(
-    input: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Sizes = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Tensor:
-    """avg_pool1d for images; `divisor_override` is what the sums are divided by instead."""
-    return _avg_pool(input, 2, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-
-
-def avg_pool3d(
-    input: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Sizes = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Tensor:
-    """avg_pool2d for volumes."""
-    return _avg_pool(input, 3, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+_AVERAGE = "avg_pool1d for images; `divisor_override` is what the sums are divided by instead."
+avg_pool2d = composed(variant(_avg_pool, 2, "avg_pool2d", _AVERAGE))
+avg_pool3d = composed(variant(_avg_pool, 3, "avg_pool3d", "avg_pool2d for volumes."))
 
 
 #: sizes of an output; None for an axis that stays as it is
@@ -144,15 +114,12 @@ def _outputs(what: str, x: Value, given: Outputs) -> tuple[int, ...]:
     return sizes(what, "output_size", [n if size is None else size for n, size in zip_longest(spatial, asked)][: len(asked)], len(spatial), 0)
 
 
-@rounded_once
-@composed
-def _adaptive_avg(input: Tensor, spatial: int, output_size: Outputs) -> Value:
+def _adaptive_avg(spatial: int, input: Tensor, output_size: Outputs) -> Value:
     x = batched(f"adaptive_avg_pool{spatial}d", input, spatial)
     return unbatched(ap.adaptive_avg_pool(x, _outputs(f"adaptive_avg_pool{spatial}d", x, output_size)), input)
 
 
-@composed
-def _adaptive_max(input: Tensor, spatial: int, output_size: Outputs) -> Value:
+def _adaptive_max(spatial: int, input: Tensor, output_size: Outputs) -> Value:
     x = batched(f"adaptive_max_pool{spatial}d", input, spatial)
     wanted = _outputs(f"adaptive_max_pool{spatial}d", x, output_size)
     if all(m and not n % m for n, m in zip(x.type.shape[2:], wanted, strict=True)):
@@ -167,31 +134,12 @@ def _largest_of_windows(x: Value, axis: int, windows: Sequence[tuple[int, int]])
     return sl.concat([rd.reduce_max(sl.slice_(x, (*front, a), (*front, b)), (axis,), True) for a, b in windows], axis)
 
 
-def adaptive_avg_pool1d(input: Tensor, output_size: Outputs) -> Tensor:
-    """`output_size` means along the last axis; the i-th of m is that of elements floor(i n / m) up to ceil((i + 1) n / m)."""
-    return _adaptive_avg(input, 1, output_size)
+_MEANS = "`output_size` means along the last axis; the i-th of m is that of elements floor(i n / m) up to ceil((i + 1) n / m)."
+adaptive_avg_pool1d = rounded_once(composed(variant(_adaptive_avg, 1, "adaptive_avg_pool1d", _MEANS)))
+adaptive_avg_pool2d = rounded_once(composed(variant(_adaptive_avg, 2, "adaptive_avg_pool2d", "adaptive_avg_pool1d for images.")))
+adaptive_avg_pool3d = rounded_once(composed(variant(_adaptive_avg, 3, "adaptive_avg_pool3d", "adaptive_avg_pool1d for volumes.")))
 
-
-def adaptive_avg_pool2d(input: Tensor, output_size: Outputs) -> Tensor:
-    """adaptive_avg_pool1d for images."""
-    return _adaptive_avg(input, 2, output_size)
-
-
-def adaptive_avg_pool3d(input: Tensor, output_size: Outputs) -> Tensor:
-    """adaptive_avg_pool1d for volumes."""
-    return _adaptive_avg(input, 3, output_size)
-
-
-def adaptive_max_pool1d(input: Tensor, output_size: Outputs) -> Tensor:
-    """adaptive_avg_pool1d with the largest element in place of the mean."""
-    return _adaptive_max(input, 1, output_size)
-
-
-def adaptive_max_pool2d(input: Tensor, output_size: Outputs) -> Tensor:
-    """adaptive_max_pool1d for images."""
-    return _adaptive_max(input, 2, output_size)
-
-
-def adaptive_max_pool3d(input: Tensor, output_size: Outputs) -> Tensor:
-    """adaptive_max_pool1d for volumes."""
-    return _adaptive_max(input, 3, output_size)
+_LARGEST = "adaptive_avg_pool1d with the largest element in place of the mean."
+adaptive_max_pool1d = composed(variant(_adaptive_max, 1, "adaptive_max_pool1d", _LARGEST))
+adaptive_max_pool2d = composed(variant(_adaptive_max, 2, "adaptive_max_pool2d", "adaptive_max_pool1d for images."))
+adaptive_max_pool3d = composed(variant(_adaptive_max, 3, "adaptive_max_pool3d", "adaptive_max_pool1d for volumes."))

@@ -51,6 +51,11 @@ def _pick(xp: Xp, x: Array, labels: Array) -> Array:
     return xp.take_along_axis(x, at, axis=-1)[..., 0]
 
 
+def _softmax(xp: Xp, logits: Array, prob: Array) -> None:
+    e = xp.exp(logits - logits.max(axis=-1, keepdims=True)) if logits.size else logits
+    prob[...] = e / e.sum(axis=-1, keepdims=True)
+
+
 def _classes(x: TensorType) -> tuple[str, str]:
     """Letters of the samples' axes, and of the whole tensor, of which the classes stay whole."""
     return LETTERS[: x.ndim - 1], LETTERS[: x.ndim - 1] + "Z"
@@ -89,8 +94,7 @@ class SparseSoftmaxCrossEntropy(Op):
         return Rule(f"{whole},{rows}->{rows},{whole}")
 
     def kernel(self, xp: Xp, logits: Array, labels: Array, loss: Array, prob: Array) -> None:
-        e = xp.exp(logits - logits.max(axis=-1, keepdims=True)) if logits.size else logits
-        prob[...] = e / e.sum(axis=-1, keepdims=True)
+        _softmax(xp, logits, prob)
         loss[...] = -xp.log(xp.maximum(_pick(xp, prob, labels), TINY))
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
@@ -267,8 +271,7 @@ class SoftmaxCrossEntropy(Op):
         return Rule(f"{whole},{whole}->{rows},{whole}")
 
     def kernel(self, xp: Xp, logits: Array, labels: Array, loss: Array, prob: Array) -> None:
-        e = xp.exp(logits - logits.max(axis=-1, keepdims=True)) if logits.size else logits
-        prob[...] = e / e.sum(axis=-1, keepdims=True)
+        _softmax(xp, logits, prob)
         loss[...] = -(labels * xp.log(xp.maximum(prob, TINY))).sum(axis=-1)
 
     def grad(self, logits: Tensor, labels: Tensor, loss: Tensor, prob: Tensor, dloss: Tensor | None, dprob: Tensor | None) -> Grads:

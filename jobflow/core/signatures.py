@@ -1,0 +1,39 @@
+"""Functions that differ in one argument and in defaults, written once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+First = TypeVar("First")
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+def variant(function: Callable[Concatenate[First, P], Result], first: First, name: str, doc: str, **defaults: Any) -> Callable[P, Result]:
+    """`function` with this first argument, as a function of its own: with a name, documentation, and defaults other than those of `function`."""
+    whole = signature(function)
+    parameters = [each.replace(default=defaults.get(each.name, each.default)) for each in list(whole.parameters.values())[1:]]
+    own = whole.replace(parameters=parameters)
+    by_place = [each.default for each in parameters if each.kind is Parameter.POSITIONAL_OR_KEYWORD]
+    least, most = by_place.count(Parameter.empty), len(by_place)
+
+    @wraps(function)
+    def call(*arguments: P.args, **named: P.kwargs) -> Result:
+        if not defaults and not named and least <= len(arguments) <= most:
+            return function(first, *arguments, **named)
+        try:
+            bound = own.bind(*arguments, **named)
+        except TypeError as error:
+            raise TypeError(f"{name}() {error}") from None
+        bound.apply_defaults()
+        return function(first, *bound.args, **bound.kwargs)
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = doc
+    vars(call)["__signature__"] = own
+    del vars(call)["__wrapped__"]
+    call.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": own.return_annotation}
+    return call
