@@ -12,7 +12,7 @@ P = ParamSpec("P")
 Result = TypeVar("Result")
 
 
-def variant(function: Callable[Concatenate[First, P], Result], first: First, name: str, doc: str, **defaults: Any) -> Callable[P, Result]:
+def variant(function: Callable[Concatenate[First, P], Result], first: First, name: str, doc: str, /, **defaults: Any) -> Callable[P, Result]:
     """`function` with this first argument, as a function of its own: with a name, documentation, and defaults other than those of `function`."""
     whole = signature(function)
     parameters = [each.replace(default=defaults.get(each.name, each.default)) for each in list(whole.parameters.values())[1:]]

@@ -148,7 +148,7 @@ def _epsilon(dtype: Any) -> float:
     return {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10}.get(dtype.name, 2.0**-7)
 
 
-def _rows(x: Tensor, rows: tuple[int, ...], eps: float) -> Value:
+def normalised_rows(x: Value, rows: tuple[int, ...], eps: float) -> Value:
     """x in rows [*rows, rest], each with mean 0 and variance 1, in its own shape."""
     flat = sh.reshape(x, (*rows, x.type.size // max(math.prod(rows), 1)))
     return sh.reshape(nm.layer_norm(flat, None, None, len(rows), eps), x.type.shape)
@@ -172,7 +172,7 @@ def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bia
     t = input.type
     if t.ndim < 2 or num_groups < 1 or t.shape[1] % num_groups:
         raise ShapeError(f"group_norm at {user_line()}: the channels, axis 1 of input {t}, do not fall into {num_groups} equal groups")
-    return _per_channel("group_norm", _rows(input, (t.shape[0], num_groups), eps), weight, bias)
+    return _per_channel("group_norm", normalised_rows(input, (t.shape[0], num_groups), eps), weight, bias)
 
 
 def instance_norm(
@@ -201,7 +201,7 @@ def instance_norm(
     if running_mean is not None and not t.size:
         raise ShapeError(f"{what} at {user_line()}: no running statistics come of input {t}, which has no numbers")
     with composing(input):
-        y = _per_channel("instance_norm", _rows(input, t.shape[:2], eps), weight, bias)
+        y = _per_channel("instance_norm", normalised_rows(input, t.shape[:2], eps), weight, bias)
     if running_mean is not None and running_var is not None:
         with gradients(False), composing(input):
             axes = tuple(range(2, t.ndim))

@@ -7,9 +7,10 @@ per axis of `data_format`, each an int for both sides or (before, after), zero f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 from jobflow.core.errors import ArgumentError, JobError, ShapeError, did_you_mean, user_line
+from jobflow.core.signatures import variant
 from jobflow.core.types import Tensor
 from jobflow.eager.faces import all_of, of_jobs
 from jobflow.legacy.variables import current_job
@@ -72,22 +73,24 @@ def _pair(what: str, entry: int | Sequence[int]) -> tuple[int, int]:
 
 def _conv(
     what: str,
-    ndim: int,
-    x: Tensor,
-    w: Tensor,
+    input: Tensor,
+    filters: Tensor,
     strides: Sizes,
     padding: Padding,
-    data_format: str,
-    dilations: Sizes | None,
-    groups: int,
-    name: str | None,
+    data_format: str = "",
+    dilations: Sizes | None = None,
+    groups: int = 1,
+    name: str | None = None,
 ) -> Tensor:
+    ndim = int(what[-2])
     last = channels_last(what, data_format, ndim)
-    if x.type.ndim != ndim + 2 or w.type.ndim != ndim + 2:
-        raise ShapeError(f"{what} at {user_line()}: input {x.type} and filters {w.type} must have {ndim + 2} axes each")
+    if input.type.ndim != ndim + 2 or filters.type.ndim != ndim + 2:
+        raise ShapeError(f"{what} at {user_line()}: input {input.type} and filters {filters.type} must have {ndim + 2} axes each")
+    if what == "compat_conv2d" and isinstance(padding, str) and padding.upper() == "SAME":
+        padding = "SAME_UPPER"
     y: Tensor = cv.conv(
-        to_first(x, last),
-        to_first(w, last),
+        to_first(input, last),
+        to_first(filters, last),
         strides=strides,
         padding=pads(what, padding, ndim, last),
         dilations=1 if dilations is None else dilations,
@@ -98,62 +101,14 @@ def _conv(
     return to_last(y, last)
 
 
-def conv1d(
-    input: Tensor,
-    filters: Tensor,
-    strides: Sizes,
-    padding: Padding,
-    data_format: str = "NCW",
-    dilations: Sizes | None = None,
-    groups: int = 1,
-    name: str | None = None,
-) -> Tensor:
-    """Cross-correlation of input [n,c,w] with filters [f,c/groups,k]; NWC: [n,w,c] with [f,k,c/groups]."""
-    return _conv("conv1d", 1, input, filters, strides, padding, data_format, dilations, groups, name)
-
-
-def conv2d(
-    input: Tensor,
-    filters: Tensor,
-    strides: Sizes,
-    padding: Padding,
-    data_format: str = "NCHW",
-    dilations: Sizes | None = None,
-    groups: int = 1,
-    name: str | None = None,
-) -> Tensor:
-    """Cross-correlation of input [n,c,h,w] with filters [f,c/groups,kh,kw]; NHWC: [n,h,w,c] with [f,kh,kw,c/groups]."""
-    return _conv("conv2d", 2, input, filters, strides, padding, data_format, dilations, groups, name)
-
-
-def conv3d(
-    input: Tensor,
-    filters: Tensor,
-    strides: Sizes,
-    padding: Padding,
-    data_format: str = "NCDHW",
-    dilations: Sizes | None = None,
-    groups: int = 1,
-    name: str | None = None,
-) -> Tensor:
-    """Cross-correlation of input [n,c,d,h,w] with filters [f,c/groups,kd,kh,kw]; NDHWC: channels last in both."""
-    return _conv("conv3d", 3, input, filters, strides, padding, data_format, dilations, groups, name)
-
-
-def compat_conv2d(
-    input: Tensor,
-    filters: Tensor,
-    strides: Sizes,
-    padding: Padding,
-    data_format: str = "NCHW",
-    dilations: Sizes | None = None,
-    groups: int = 1,
-    name: str | None = None,
-) -> Tensor:
-    """conv2d in which "SAME" puts the odd element of padding after."""
-    if isinstance(padding, str) and padding.upper() == "SAME":
-        padding = "SAME_UPPER"
-    return _conv("compat_conv2d", 2, input, filters, strides, padding, data_format, dilations, groups, name)
+_CONV1D = "Cross-correlation of input [n,c,w] with filters [f,c/groups,k]; NWC: [n,w,c] with [f,k,c/groups]."
+_CONV2D = "Cross-correlation of input [n,c,h,w] with filters [f,c/groups,kh,kw]; NHWC: [n,h,w,c] with [f,kh,kw,c/groups]."
+_CONV3D = "Cross-correlation of input [n,c,d,h,w] with filters [f,c/groups,kd,kh,kw]; NDHWC: channels last in both."
+_COMPAT = 'conv2d in which "SAME" puts the odd element of padding after.'
+conv1d = variant(_conv, "conv1d", "conv1d", _CONV1D, data_format="NCW")
+conv2d = variant(_conv, "conv2d", "conv2d", _CONV2D, data_format="NCHW")
+conv3d = variant(_conv, "conv3d", "conv3d", _CONV3D, data_format="NCDHW")
+compat_conv2d = variant(_conv, "compat_conv2d", "compat_conv2d", _COMPAT, data_format="NCHW")
 
 
 def conv2d_transpose(
@@ -203,52 +158,39 @@ def _either(what: str, one: str, a: Tensor | None, other: str, b: Tensor | None)
 
 
 def _pool(
-    op: Any, what: str, ndim: int, x: Tensor, ksize: Sizes, strides: Sizes, padding: Padding, data_format: str, ceil_mode: bool, name: str | None
+    what: str,
+    input: Tensor,
+    ksize: Sizes,
+    strides: Sizes,
+    padding: Padding,
+    data_format: str = "",
+    ceil_mode: bool = False,
+    name: str | None = None,
 ) -> Tensor:
+    ndim, pool = int(what[-2]), pl.max_pool if what.startswith("max") else pl.avg_pool
     last = channels_last(what, data_format, ndim)
-    if x.type.ndim != ndim + 2:
-        raise ShapeError(f"{what} at {user_line()}: input {x.type} must have {ndim + 2} axes")
+    if input.type.ndim != ndim + 2:
+        raise ShapeError(f"{what} at {user_line()}: input {input.type} must have {ndim + 2} axes")
     pairs = pads(what, padding, ndim, last)
-    y: Tensor = op(to_first(x, last), ksize, strides, pairs, ceil_mode=bool(ceil_mode) and not isinstance(pairs, str), name=name)
+    y: Tensor = pool(to_first(input, last), ksize, strides, pairs, ceil_mode=bool(ceil_mode) and not isinstance(pairs, str), name=name)
     return to_last(y, last)
 
 
-def max_pool2d(
-    input: Tensor, ksize: Sizes, strides: Sizes, padding: Padding, data_format: str = "NCHW", ceil_mode: bool = False, name: str | None = None
-) -> Tensor:
-    """The largest element of each window; padding never wins.  `ceil_mode` counts for explicit padding only."""
-    return _pool(pl.max_pool, "max_pool2d", 2, input, ksize, strides, padding, data_format, ceil_mode, name)
+_MAX = "The largest element of each window; padding never wins.  `ceil_mode` counts for explicit padding only."
+_AVERAGE = "The mean of each window's elements inside the image.  `ceil_mode` counts for explicit padding only."
+max_pool2d = variant(_pool, "max_pool2d", "max_pool2d", _MAX, data_format="NCHW")
+avg_pool2d = variant(_pool, "avg_pool2d", "avg_pool2d", _AVERAGE, data_format="NCHW")
+max_pool3d = variant(_pool, "max_pool3d", "max_pool3d", "max_pool2d over three spatial axes.", data_format="NCDHW")
+avg_pool3d = variant(_pool, "avg_pool3d", "avg_pool3d", "avg_pool2d over three spatial axes.", data_format="NCDHW")
 
 
-def avg_pool2d(
-    input: Tensor, ksize: Sizes, strides: Sizes, padding: Padding, data_format: str = "NCHW", ceil_mode: bool = False, name: str | None = None
-) -> Tensor:
-    """The mean of each window's elements inside the image.  `ceil_mode` counts for explicit padding only."""
-    return _pool(pl.avg_pool, "avg_pool2d", 2, input, ksize, strides, padding, data_format, ceil_mode, name)
+def _no_pool(what: str, input: Tensor, ksize: Sizes, strides: Sizes, padding: Padding, data_format: str = "", name: str | None = None) -> Tensor:
+    raise JobError(f"{what} at {user_line()} is not available; add an axis of size 1 with expand_dims and use {what.replace('1', '2')}")
 
 
-def max_pool3d(
-    input: Tensor, ksize: Sizes, strides: Sizes, padding: Padding, data_format: str = "NCDHW", ceil_mode: bool = False, name: str | None = None
-) -> Tensor:
-    """max_pool2d over three spatial axes."""
-    return _pool(pl.max_pool, "max_pool3d", 3, input, ksize, strides, padding, data_format, ceil_mode, name)
-
-
-def avg_pool3d(
-    input: Tensor, ksize: Sizes, strides: Sizes, padding: Padding, data_format: str = "NCDHW", ceil_mode: bool = False, name: str | None = None
-) -> Tensor:
-    """avg_pool2d over three spatial axes."""
-    return _pool(pl.avg_pool, "avg_pool3d", 3, input, ksize, strides, padding, data_format, ceil_mode, name)
-
-
-def max_pool1d(input: Tensor, ksize: Sizes, strides: Sizes, padding: Padding, data_format: str = "NWC", name: str | None = None) -> Tensor:
-    """Never available, as published: use max_pool2d with an axis of size 1."""
-    raise JobError(f"max_pool1d at {user_line()} is not available; add an axis of size 1 with expand_dims and use max_pool2d")
-
-
-def avg_pool1d(input: Tensor, ksize: Sizes, strides: Sizes, padding: Padding, data_format: str = "NCW", name: str | None = None) -> Tensor:
-    """Never available, as published: use avg_pool2d with an axis of size 1."""
-    raise JobError(f"avg_pool1d at {user_line()} is not available; add an axis of size 1 with expand_dims and use avg_pool2d")
+_NEVER = "Never available, as published: use {} with an axis of size 1."
+max_pool1d = variant(_no_pool, "max_pool1d", "max_pool1d", _NEVER.format("max_pool2d"), data_format="NWC")
+avg_pool1d = variant(_no_pool, "avg_pool1d", "avg_pool1d", _NEVER.format("avg_pool2d"), data_format="NCW")
 
 
 def PixelShuffle(input: Tensor, upscale_factor: int, name: str | None = None) -> Tensor:

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from jobflow.core.errors import ArgumentError, ConfigError, did_you_mean, user_line
 from jobflow.core.types import DType, float32
+from jobflow.functional.nn_base import one_of
 from jobflow.ops.base import Op
 from jobflow.ops.random import RandomInt, RandomNormal, RandomUniform, TruncatedNormal
 from jobflow.ops.source import Constant
@@ -125,12 +126,6 @@ _MODES = ("fan_in", "fan_out", "fan_avg")
 _DISTRIBUTIONS = ("truncated_normal", "random_normal", "random_uniform")
 
 
-def _one_of(what: str, name: str, value: str, legal: Sequence[str]) -> str:
-    if value not in legal:
-        raise ConfigError(f"{what} at {user_line()}: {name} {value!r} is not one of {', '.join(legal)}{did_you_mean(str(value), legal)}")
-    return value
-
-
 def empty_initializer(dtype: DType = float32) -> Initializer:
     """Any value: here 0."""
     return Fill(0)
@@ -178,7 +173,7 @@ def variance_scaling_initializer(
 ) -> Initializer:
     """Zero mean, variance scale / fan."""
     what = "variance_scaling_initializer"
-    return VarianceScaling(scale, _one_of(what, "mode", mode, _MODES), _one_of(what, "distribution", distribution, _DISTRIBUTIONS), data_format)
+    return VarianceScaling(scale, one_of(what, "mode", mode, _MODES), one_of(what, "distribution", distribution, _DISTRIBUTIONS), data_format)
 
 
 def xavier_uniform_initializer(data_format: str = "") -> Initializer:
@@ -204,9 +199,12 @@ GAINS = {
 }
 
 
-def _gain(nonlinearity: str, slope: float) -> float:
-    gains = {**GAINS, "leaky_relu": math.sqrt(2.0 / (1.0 + slope**2))}
-    return gains[_one_of("kaiming_initializer", "nonlinearity", nonlinearity, tuple(gains))]
+NONLINEARITIES = (*GAINS, "leaky_relu")
+
+
+def gain_of(nonlinearity: str, slope: float) -> float:
+    """The gain of one of NONLINEARITIES; `slope` is that of leaky_relu."""
+    return math.sqrt(2.0 / (1.0 + slope * slope)) if nonlinearity == "leaky_relu" else GAINS[nonlinearity]
 
 
 def kaiming_initializer(
@@ -222,9 +220,9 @@ def kaiming_initializer(
     gain: tanh 5/3, relu sqrt(2), leaky_relu sqrt(2 / (1 + negative_slope^2)), selu 3/4, linear, sigmoid and convolutions 1.
     """
     what = "kaiming_initializer"
-    fan = _fan(shape, _one_of(what, "mode", mode, ("fan_in", "fan_out")), data_format)
-    std = _gain(nonlinearity, negative_slope) / math.sqrt(fan)
-    return _spread(_one_of(what, "distribution", distribution, ("random_normal", "random_uniform")), std)
+    fan = _fan(shape, one_of(what, "mode", mode, ("fan_in", "fan_out")), data_format)
+    std = gain_of(one_of(what, "nonlinearity", nonlinearity, NONLINEARITIES), negative_slope) / math.sqrt(fan)
+    return _spread(one_of(what, "distribution", distribution, ("random_normal", "random_uniform")), std)
 
 
 _CONF: dict[str, Callable[[Mapping[str, Any]], Initializer]] = {

@@ -20,6 +20,7 @@ import jobflow.legacy.convolution as convolution
 import jobflow.legacy.normalization as normalization
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.layout import P
+from jobflow.core.signatures import variant
 from jobflow.core.types import Tensor
 from jobflow.eager.faces import all_of, of_jobs
 from jobflow.engine.distribute import Distribute, current_placement, is_local
@@ -110,24 +111,23 @@ def _conv(
     ndim: int,
     inputs: Tensor,
     filters: int,
-    kernel_size: Sizes,
-    strides: Sizes,
-    padding: Padding,
-    data_format: str,
-    dilation_rate: Sizes | None,
-    groups: int,
-    activation: Activation | None,
-    use_bias: bool,
-    kernel_initializer: Initializer | None,
-    bias_initializer: Initializer | None,
-    kernel_regularizer: Regularizer | None,
-    bias_regularizer: Regularizer | None,
-    trainable: bool,
-    name: str | None,
-    weight_name: str | None,
-    bias_name: str | None,
+    kernel_size: Sizes = 1,
+    strides: Sizes = 1,
+    padding: Padding = "VALID",
+    data_format: str = "",
+    dilation_rate: Sizes | None = None,
+    groups: int = 1,
+    activation: Activation | None = None,
+    use_bias: bool = True,
+    kernel_initializer: Initializer | None = None,
+    bias_initializer: Initializer | None = None,
+    kernel_regularizer: Regularizer | None = None,
+    bias_regularizer: Regularizer | None = None,
+    trainable: bool = True,
+    name: str = "",
+    weight_name: str | None = None,
+    bias_name: str | None = None,
 ) -> Tensor:
-    """Convolution, bias and activation: what conv1d, conv2d and conv3d have in common."""
     what = f"conv{ndim}d"
     own = name or layer_name(current_job(what), what.capitalize())
     shape = _weight_shape(ndim, own, inputs, filters, kernel_size, data_format, groups)
@@ -159,85 +159,10 @@ def _weight_shape(ndim: int, name: str, inputs: Tensor, filters: int, kernel_siz
     return (filters, *kernel, channels) if last else (filters, channels // groups, *kernel)
 
 
-def conv1d(
-    inputs: Tensor,
-    filters: int,
-    kernel_size: Sizes = 1,
-    strides: Sizes = 1,
-    padding: Padding = "VALID",
-    data_format: str = "NCW",
-    dilation_rate: Sizes | None = None,
-    groups: int = 1,
-    activation: Activation | None = None,
-    use_bias: bool = True,
-    kernel_initializer: Initializer | None = None,
-    bias_initializer: Initializer | None = None,
-    kernel_regularizer: Regularizer | None = None,
-    bias_regularizer: Regularizer | None = None,
-    trainable: bool = True,
-    name: str = "Conv1d",
-    weight_name: str | None = None,
-    bias_name: str | None = None,
-) -> Tensor:
-    """activation(conv1d(inputs, W) + bias); W starts as xavier_uniform, bias as zeros."""
-    return _conv(
-        1, inputs, filters, kernel_size, strides, padding, data_format, dilation_rate, groups, activation, use_bias, kernel_initializer,
-        bias_initializer, kernel_regularizer, bias_regularizer, trainable, name, weight_name, bias_name,
-    )  # fmt: skip
-
-
-def conv2d(
-    inputs: Tensor,
-    filters: int,
-    kernel_size: Sizes = 1,
-    strides: Sizes = 1,
-    padding: Padding = "VALID",
-    data_format: str = "NCHW",
-    dilation_rate: Sizes | None = None,
-    groups: int = 1,
-    activation: Activation | None = None,
-    use_bias: bool = True,
-    kernel_initializer: Initializer | None = None,
-    bias_initializer: Initializer | None = None,
-    kernel_regularizer: Regularizer | None = None,
-    bias_regularizer: Regularizer | None = None,
-    trainable: bool = True,
-    name: str = "Conv2d",
-    weight_name: str | None = None,
-    bias_name: str | None = None,
-) -> Tensor:
-    """activation(conv2d(inputs, W) + bias); W starts as xavier_uniform, bias as zeros."""
-    return _conv(
-        2, inputs, filters, kernel_size, strides, padding, data_format, dilation_rate, groups, activation, use_bias, kernel_initializer,
-        bias_initializer, kernel_regularizer, bias_regularizer, trainable, name, weight_name, bias_name,
-    )  # fmt: skip
-
-
-def conv3d(
-    inputs: Tensor,
-    filters: int,
-    kernel_size: Sizes = 1,
-    strides: Sizes = 1,
-    padding: Padding = "VALID",
-    data_format: str = "NCDHW",
-    dilation_rate: Sizes | None = None,
-    groups: int = 1,
-    activation: Activation | None = None,
-    use_bias: bool = True,
-    kernel_initializer: Initializer | None = None,
-    bias_initializer: Initializer | None = None,
-    kernel_regularizer: Regularizer | None = None,
-    bias_regularizer: Regularizer | None = None,
-    trainable: bool = True,
-    name: str = "Conv3d",
-    weight_name: str | None = None,
-    bias_name: str | None = None,
-) -> Tensor:
-    """activation(conv3d(inputs, W) + bias); W starts as xavier_uniform, bias as zeros."""
-    return _conv(
-        3, inputs, filters, kernel_size, strides, padding, data_format, dilation_rate, groups, activation, use_bias, kernel_initializer,
-        bias_initializer, kernel_regularizer, bias_regularizer, trainable, name, weight_name, bias_name,
-    )  # fmt: skip
+_CONV = "activation(conv{0}d(inputs, W) + bias); W starts as xavier_uniform, bias as zeros."
+conv1d = variant(_conv, 1, "conv1d", _CONV.format(1), data_format="NCW", name="Conv1d")
+conv2d = variant(_conv, 2, "conv2d", _CONV.format(2), data_format="NCHW", name="Conv2d")
+conv3d = variant(_conv, 3, "conv3d", _CONV.format(3), data_format="NCDHW", name="Conv3d")
 
 
 def batch_normalization(
@@ -333,10 +258,7 @@ def batch_normalization_relu(
     name: str = "BatchNorm",
 ) -> Tensor:
     """relu(batch_normalization(inputs))."""
-    return batch_normalization_add_relu(
-        inputs, None, axis, momentum, epsilon, center, scale, beta_initializer, gamma_initializer, beta_regularizer, gamma_regularizer,
-        moving_mean_initializer, moving_variance_initializer, trainable, training, name,
-    )  # fmt: skip
+    return activations.relu(batch_normalization(**locals()))
 
 
 def batch_normalization_add_relu(
@@ -362,11 +284,7 @@ def batch_normalization_add_relu(
     moving_variance_name: str | None = None,
 ) -> Tensor:
     """relu(batch_normalization(inputs) + addend)."""
-    y = batch_normalization(
-        inputs, axis, momentum, epsilon, center, scale, beta_initializer, gamma_initializer, beta_regularizer, gamma_regularizer,
-        moving_mean_initializer, moving_variance_initializer, trainable, training, name, gamma_name, beta_name, moving_mean_name,
-        moving_variance_name,
-    )  # fmt: skip
+    y = batch_normalization(**{parameter: given for parameter, given in locals().items() if parameter != "addend"})
     return activations.relu(y if addend is None else ew.add(y, addend))
 
 

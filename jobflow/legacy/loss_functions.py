@@ -6,10 +6,11 @@ reduction is "none", "mean" or "sum"; the last two are over all elements and giv
 from __future__ import annotations
 
 import jobflow.legacy.math as math
-from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, JobError, ShapeError, did_you_mean, user_line
+from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, user_line
 from jobflow.core.types import Tensor, TensorType
 from jobflow.eager.faces import all_of, of_jobs
 from jobflow.engine.distribute import distribute_of, split, with_distribute
+from jobflow.functional.nn_losses import reduced
 from jobflow.ops import elementwise as ew
 from jobflow.ops import loss as ls
 from jobflow.ops import reduce as rd
@@ -73,14 +74,8 @@ def sparse_cross_entropy(labels: Tensor, prediction: Tensor, name: str | None = 
 
 def _reduced(what: str, loss: Tensor, reduction: str, name: str | None) -> Tensor:
     """The elements, their mean or their sum."""
-    if reduction == "none":
-        return loss
-    if reduction not in ("mean", "sum"):
-        raise ConfigError(
-            f"{what} at {user_line()}: reduction {reduction!r} is not none, mean or sum{did_you_mean(str(reduction), ('none', 'mean', 'sum'))}"
-        )
-    op = rd.reduce_mean if reduction == "mean" else rd.reduce_sum
-    return sh.reshape(op(loss), (1,), name=name)
+    made = reduced(what, loss, reduction)
+    return made if reduction == "none" else sh.reshape(made, (1,), name=name)
 
 
 def _named(reduction: str, name: str | None) -> str | None:

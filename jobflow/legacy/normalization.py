@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math as numbers
 from collections.abc import Sequence
 
 import jobflow.legacy.math as math
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
+from jobflow.core.signatures import variant
 from jobflow.core.types import Tensor
 from jobflow.eager.faces import all_of, of_jobs
+from jobflow.functional.nn_norm import normalised_rows
 from jobflow.legacy.initializers import constant_initializer
 from jobflow.legacy.variables import current_job, get_variable, layer_name
 from jobflow.ops import elementwise as ew
@@ -78,13 +79,6 @@ def layer_norm(
     return nm.layer_norm(inputs, gamma, beta, begin, epsilon, name=name)
 
 
-def _normalised_rows(x: Tensor, rows: tuple[int, ...], eps: float) -> Tensor:
-    """x reshaped to [*rows, rest], each row with mean 0 and variance 1, and back in its own shape."""
-    rest = x.type.size // numbers.prod(rows)
-    flat = sh.reshape(x, (*rows, rest))
-    return sh.reshape(nm.layer_norm(flat, None, None, len(rows), eps), x.type.shape)
-
-
 def _scaled_channels(y: Tensor, name: str, affine: bool) -> Tensor:
     """gamma y + beta per channel of [n,c,...], with variables `<name>_gamma` and `<name>_beta` of shape (1, c, 1)."""
     if not affine:
@@ -109,27 +103,19 @@ def GroupNorm(x: Tensor, num_groups: int = 32, eps: float = 1e-5, affine: bool =
     batch, channels = x.type.shape[:2]
     if channels % num_groups:
         raise ShapeError(f"GroupNorm at {user_line()}: the {channels} channels of x {x.type} do not fall into {num_groups} equal groups")
-    return _scaled_channels(_normalised_rows(x, (batch, num_groups), eps), name or layer_name(current_job("GroupNorm"), "GroupNorm"), affine)
+    return _scaled_channels(normalised_rows(x, (batch, num_groups), eps), name or layer_name(current_job("GroupNorm"), "GroupNorm"), affine)
 
 
-def _instance_norm(what: str, ndim: int, x: Tensor, eps: float, affine: bool, name: str | None) -> Tensor:
-    _channels_first(what, x, ndim)
-    return _scaled_channels(_normalised_rows(x, x.type.shape[:2], eps), name or layer_name(current_job(what), "InstanceNorm"), affine)
+def _instance_norm(ndim: int, x: Tensor, eps: float = 1e-5, affine: bool = True, name: str | None = None) -> Tensor:
+    what = f"InstanceNorm{ndim}d"
+    _channels_first(what, x, ndim + 2)
+    return _scaled_channels(normalised_rows(x, x.type.shape[:2], eps), name or layer_name(current_job(what), "InstanceNorm"), affine)
 
 
-def InstanceNorm1d(x: Tensor, eps: float = 1e-5, affine: bool = True, name: str | None = None) -> Tensor:
-    """x [n,c,l] with mean 0 and variance 1 in each channel of each sample; then gamma x + beta if affine."""
-    return _instance_norm("InstanceNorm1d", 3, x, eps, affine, name)
-
-
-def InstanceNorm2d(x: Tensor, eps: float = 1e-5, affine: bool = True, name: str | None = None) -> Tensor:
-    """InstanceNorm1d for x [n,c,h,w]."""
-    return _instance_norm("InstanceNorm2d", 4, x, eps, affine, name)
-
-
-def InstanceNorm3d(x: Tensor, eps: float = 1e-5, affine: bool = True, name: str | None = None) -> Tensor:
-    """InstanceNorm1d for x [n,c,d,h,w]."""
-    return _instance_norm("InstanceNorm3d", 5, x, eps, affine, name)
+_FIRST = "x [n,c,l] with mean 0 and variance 1 in each channel of each sample; then gamma x + beta if affine."
+InstanceNorm1d = variant(_instance_norm, 1, "InstanceNorm1d", _FIRST)
+InstanceNorm2d = variant(_instance_norm, 2, "InstanceNorm2d", "InstanceNorm1d for x [n,c,h,w].")
+InstanceNorm3d = variant(_instance_norm, 3, "InstanceNorm3d", "InstanceNorm1d for x [n,c,d,h,w].")
 
 
 globals().update(all_of(__name__, globals(), __name__, of_jobs))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, did_you_mean, user_line
-from jobflow.core.types import Array, DType, float32, float64
+from jobflow.core.types import Array, float32, float64
 from jobflow.eager.backward import unsummed
 from jobflow.eager.faces import all_of, of_tensors
 from jobflow.eager.run import source
@@ -19,7 +19,7 @@ from jobflow.functional.creation import cut, number
 from jobflow.functional.drawing import DRAW, generator_of
 from jobflow.functional.nn_base import assign
 from jobflow.functional.promotion import cast
-from jobflow.legacy.initializers import GAINS
+from jobflow.legacy.initializers import NONLINEARITIES, gain_of
 from jobflow.legacy.initializers import fans as fans_of
 from jobflow.ops import special
 from jobflow.ops.base import Op
@@ -37,39 +37,25 @@ def _check(what: str, tensor: Tensor) -> None:
 def _made(what: str, tensor: Tensor, op: Op, counter: int | None = None) -> Tensor:
     """The tensor, filled with what a source gives."""
     _check(what, tensor)
-    made = source(op, tensor.layout, counter)
-    assign(state(), tensor, cast(made, tensor.dtype))
+    assign(state(), tensor, cast(source(op, tensor.layout, counter), tensor.dtype))
     return tensor
 
 
-def _drawing(dtype: DType) -> DType:
-    return float32 if dtype.is_half else dtype
-
-
-def _draw(what: str, tensor: Tensor, generator: Any, make: Callable[[int], Op]) -> Tensor:
+def _draw(what: str, tensor: Tensor, generator: Any, kind: Callable[..., Op], **numbers: float) -> Tensor:
     _check(what, tensor)
-    given = generator_of(generator, tensor.layout)
-    return _made(what, tensor, make(given.seed), given.next())
+    given, dtype = generator_of(generator, tensor.layout), float32 if tensor.dtype.is_half else tensor.dtype
+    op = kind(tuple(tensor.shape), dtype, DRAW, given.seed, **{word: float(number) for word, number in numbers.items()})
+    return _made(what, tensor, op, given.next())
 
 
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Any = None) -> Tensor:
     """U[a, b)"""
-    return _draw(
-        "init.uniform_",
-        tensor,
-        generator,
-        lambda seed: RandomUniform(tuple(tensor.shape), _drawing(tensor.dtype), DRAW, seed, low=float(a), high=float(b)),
-    )
+    return _draw("init.uniform_", tensor, generator, RandomUniform, low=a, high=b)
 
 
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Tensor:
     """N(mean, std^2)"""
-    return _draw(
-        "init.normal_",
-        tensor,
-        generator,
-        lambda seed: RandomNormal(tuple(tensor.shape), _drawing(tensor.dtype), DRAW, seed, mean=float(mean), std=float(std)),
-    )
+    return _draw("init.normal_", tensor, generator, RandomNormal, mean=mean, std=std)
 
 
 def constant_(tensor: Tensor, val: float) -> Tensor:
@@ -127,13 +113,9 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
     """How much wider values may be before an activation than 1 / sqrt(size); `param` is the slope of leaky_relu, 0.01 if None."""
     if not isinstance(nonlinearity, str):
         raise DtypeError(f"calculate_gain at {user_line()}: the nonlinearity is a name such as 'relu', not of type {type(nonlinearity).__name__}")
-    if nonlinearity == "leaky_relu":
-        slope = 0.01 if param is None else float(param)
-        return math.sqrt(2.0 / (1.0 + slope * slope))
-    if nonlinearity not in GAINS:
-        known = (*GAINS, "leaky_relu")
-        raise ArgumentError(f"calculate_gain at {user_line()}: no gain is known for {nonlinearity!r}{did_you_mean(nonlinearity, known)}")
-    return GAINS[nonlinearity]
+    if nonlinearity not in NONLINEARITIES:
+        raise ArgumentError(f"calculate_gain at {user_line()}: no gain is known for {nonlinearity!r}{did_you_mean(nonlinearity, NONLINEARITIES)}")
+    return gain_of(nonlinearity, 0.01 if param is None else float(param))
 
 
 def fans(what: str, tensor: Tensor) -> tuple[int, int]:
