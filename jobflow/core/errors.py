@@ -230,11 +230,12 @@ def is_users(frame: FrameType) -> bool:
 
 
 def is_ours(frame: FrameType) -> bool:
-    """Whether a frame is jobflow's own, or the interpreter's; `bin/jobflow`, which the installer writes, is too."""
+    """Whether a frame is jobflow's own, or the interpreter's; `bin/jobflow`, which the installer writes, is too, and no other script is."""
     file, module = frame.f_code.co_filename, frame.f_globals.get("__name__", "")
     generated = file == "<string>" and module.startswith("jobflow.")  # a dataclass's own __init__
     own = file.startswith(_PACKAGE) and not file.startswith(_MODELS)
-    command = module == "__main__" and getattr(frame.f_globals.get("main"), "__module__", "") == "jobflow.cli"
+    main = getattr(frame.f_globals.get("main"), "__module__", "")
+    command = (module, os.path.basename(file), main) == ("__main__", "jobflow", "jobflow.cli")
     return generated or own or command or file.startswith("<frozen ")
 
 

@@ -124,7 +124,7 @@ class Job:
         if count == 1 or not self.trainable:
             return None
         named = zip(self.signature.placeholders(), shapes, strict=True)
-        return cut_batch(self.name, count, self.config.lines.get(option, self.where), {name: shape for (name, _), shape in named})
+        return cut_batch(f"job {self.name}", count, self.config.lines.get(option, self.where), {name: shape for (name, _), shape in named})
 
     def trace(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...] = ()) -> tuple[Tracer, Results]:
         """Run the body: what it recorded, and the nesting of what it returned.  `rows` as in `Tracer`.

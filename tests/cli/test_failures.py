@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jobflow.core.errors import user_line
 from jobflow.distributed import mpiexec
 
 HERE = Path(__file__).parent
@@ -52,6 +53,13 @@ def trained(folder: Path, *settings: str, ranks: tuple[object, ...] = (), more: 
 def own(told: str) -> bool:
     """Whether jobflow's own lines are shown."""
     return f"{ROOT}/jobflow/" in told
+
+
+@pytest.mark.parametrize(("file", "seen"), [("/home/me/train.py", "train.py:3"), ("/opt/bin/jobflow", None)], ids=["script", "installed"])
+def test_only_the_installed_command_is_not_the_users(file: str, seen: str | None) -> None:
+    names = {"__name__": "__main__", "user_line": user_line}
+    exec(compile("from jobflow.cli import main\n\nline = user_line()\n", file, "exec"), names)
+    assert seen == str(names["line"]) or (seen is None and Path(__file__).name in str(names["line"]))
 
 
 def test_lines_of_builders_come_first(tmp_path: Path) -> None:

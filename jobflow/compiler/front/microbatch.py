@@ -62,9 +62,12 @@ Traced = tuple[Tracer, Sequence[Value]]
 # -------------------------------------------------------------------- which arguments are cut
 
 
-def cut_batch(job: str, count: int, where: SourceLine, shapes: Mapping[str, tuple[int, ...]]) -> Microbatches:
-    """How `count` microbatches are cut from arguments of these shapes.  JobError, at `where` they were asked for, if they cannot be."""
-    what = f"job {job}: {count} microbatches, asked for at {where}"
+def cut_batch(whose: str, count: int, where: SourceLine, shapes: Mapping[str, tuple[int, ...]]) -> Microbatches:
+    """How `count` microbatches are cut from arguments of these shapes.  JobError, at `where` they were asked for, if they cannot be.
+
+    `whose` is the job or graph, for messages.
+    """
+    what = f"{whose}: {count} microbatches, asked for at {where}"
     lengths = {name: shape[0] for name, shape in shapes.items() if shape and shape[0] != 1}
     if not lengths:
         alone = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())

@@ -254,7 +254,7 @@ class Graph:
         where = config.asked["steps" if config.steps > 1 else "strategy"]
         if metas and all(meta.type.shape and meta.type.shape[0] % k == 0 for meta in metas):
             return Microbatches(k, metas[0].type.shape[0], tuple(meta.name for meta in metas), where, within=True)
-        return replace(cut_batch(self.name, k, where, {meta.name: meta.type.shape for meta in metas}), within=True)
+        return replace(cut_batch(f"graph {self.name}", k, where, {meta.name: meta.type.shape for meta in metas}), within=True)
 
     def _train(self, tracer: Tracer, building: Building, steps: Steps) -> None:
         if not self._added:
