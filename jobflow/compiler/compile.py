@@ -40,7 +40,6 @@ from jobflow.compiler.front.pipeline import pipeline
 from jobflow.compiler.front.precision import lower_precision
 from jobflow.compiler.front.recompute import recompute
 from jobflow.compiler.front.simplify import simplify
-from jobflow.compiler.front.trace import Tracer
 from jobflow.compiler.layouts.box import box
 from jobflow.compiler.layouts.bucket import bucket
 from jobflow.compiler.layouts.shard import shard
@@ -54,29 +53,28 @@ from jobflow.compiler.rank.overlap import overlap
 from jobflow.compiler.rank.write import write
 from jobflow.compiler.weights import keep_weights
 from jobflow.graph.ir import Graph, Physical, Value
+from jobflow.graph.traced import Traced
 from jobflow.plan.plan import Plan, Slot
 from jobflow.plan.storage import sharers
 
 NOWHERE: Mapping[str, Slot] = MappingProxyType({})
 
 
-def logical(tracer: Tracer, outputs: Sequence[Value]) -> Logical:
+def logical(program: Traced, outputs: Sequence[Value]) -> Logical:
     """What to compute."""
-    if tracer.microbatches is None:
-        found = differentiate(*prepared(tracer, outputs))
+    if program.microbatches is None:
+        found = differentiate(*prepared(program, outputs))
     else:
-        bodies = [(tracer, outputs)] if tracer.tail is None else [(tracer, outputs), tracer.tail]
-        found = unroll([prepared(body, made) for body, made in bodies], tracer.microbatches)
-    return replace(found, graph=recompute(pipeline(simplify(guard(found.graph)), tracer.schedule)))
+        bodies = [(program, outputs)] if program.tail is None else [(program, outputs), program.tail]
+        found = unroll([prepared(body, made) for body, made in bodies], program.microbatches)
+    return replace(found, graph=recompute(pipeline(simplify(guard(found.graph)), program.schedule)))
 
 
-def prepared(tracer: Tracer, outputs: Sequence[Value]) -> tuple[Tracer, Sequence[Value]]:
+def prepared(program: Traced, outputs: Sequence[Value]) -> tuple[Traced, Sequence[Value]]:
     """The traced program as the job's strategy has it, in the precision the job asks for, and its outputs."""
-    strategy = tracer.strategy
-    if strategy is not None:
-        tracer = tracer.fork()
-        outputs = strategy.distribute(tracer, outputs)
-    return lower_precision(tracer, outputs, tracer.half)
+    if program.strategy is not None:
+        program, outputs = program.strategy.distribute(program, outputs)
+    return lower_precision(program, outputs)
 
 
 def distribute(graph: Graph) -> Physical:

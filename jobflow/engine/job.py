@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from jobflow.engine.results import deliver
 from jobflow.engine.session import Session
 from jobflow.graph.ir import Physical, Value
 from jobflow.graph.strategy import Strategy
+from jobflow.graph.traced import Traced
 from jobflow.graph.training import Limit, Microbatches, Optimizer, Watch
 from jobflow.typing.annotations import Declared
 from jobflow.typing.lazy import is_lazy, whole
@@ -126,7 +128,7 @@ class Job:
         named = zip(self.signature.placeholders(), shapes, strict=True)
         return cut_batch(f"job {self.name}", count, self.config.lines.get(option, self.where), {name: shape for (name, _), shape in named})
 
-    def trace(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...] = ()) -> tuple[Tracer, Results]:
+    def trace(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...] = ()) -> tuple[Traced, Results]:
         """Run the body: what it recorded, and the nesting of what it returned.  `rows` as in `Tracer`.
 
         Once; or once for each size of microbatches, if the batch is cut.
@@ -136,18 +138,17 @@ class Job:
         if cut is None:
             return self._traced(session, placement, shapes, rows)
         named = list(zip(self.signature.placeholders(), shapes, strict=True))
-        each: list[tuple[Tracer, Results]] = []
+        each: list[tuple[Traced, Results]] = []
         for size in cut.sizes:
             own = [(size, *shape[1:]) if name in cut.arguments else shape for (name, _), shape in named]
             with explained(cut, size):
                 each.append(self._traced(session, placement, own, rows))
-        tracer, results = each[0]
-        tracer.microbatches = cut
-        tracer.schedule = self.config.options.get("pipeline_schedule") or (self.strategy.schedule if self.strategy is not None else None)
-        tracer.tail = (each[1][0], returned_values(each[1][1])) if len(each) > 1 else None
-        return tracer, results
+        (program, results), *others = each
+        schedule = self.config.options.get("pipeline_schedule") or (self.strategy.schedule if self.strategy is not None else None)
+        tail = next(((body, returned_values(returned)) for body, returned in others), None)
+        return replace(program, microbatches=cut, schedule=schedule, tail=tail), results
 
-    def _traced(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...]) -> tuple[Tracer, Results]:
+    def _traced(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...]) -> tuple[Traced, Results]:
         settings, view = session.settings, self.view
         tracer = Tracer(
             name=self.name,
@@ -158,9 +159,7 @@ class Job:
             conv_algorithm=settings.conv_algorithm,
             default_dtype=self.config.options.get("default_data_type") or float32,
             config=self.config,
-            half=self.config.half,
             known=session.variables,
-            strategy=self.strategy,
             rows=rows,
             looks=True,
         )
@@ -176,12 +175,13 @@ class Job:
                 raise
             results = self.signature.results(returned)
             self._train(tracer)
-        return tracer, results
+        program = tracer.traced(returned_values(results))
+        return replace(program, half=self.config.half, strategy=self.strategy), results
 
     def _lay_out(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...]) -> Version:
-        tracer, results = self.trace(session, placement, shapes, rows)
-        found = logical(tracer, returned_values(results))
-        return Version(distribute(found.graph), results, found.watches, tuple(dict.fromkeys(tracer.limits)), found.pieces)
+        program, results = self.trace(session, placement, shapes, rows)
+        found = logical(program, returned_values(results))
+        return Version(distribute(found.graph), results, found.watches, program.limits, found.pieces)
 
     @staticmethod
     def _argument(tracer: Tracer, name: str, declared: Declared, shape: tuple[int, ...]) -> Value:

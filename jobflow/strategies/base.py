@@ -16,7 +16,7 @@ from typing import ClassVar
 from jobflow.core.layout import Placement
 from jobflow.core.scope import View
 from jobflow.graph.ir import Value
-from jobflow.graph.strategy import Program
+from jobflow.graph.traced import Traced
 from jobflow.strategies.hints import Dimension, Hints
 from jobflow.strategies.write import arranged, write
 
@@ -45,12 +45,12 @@ class Strategy:
         """From the outermost dimension of the ranks to the innermost."""
         return (self,)
 
-    def hints(self, program: Program, n: int, split: Mapping[str, AbstractSet[int]]) -> Hints:
+    def hints(self, program: Traced, n: int, split: Mapping[str, AbstractSet[int]]) -> Hints:
         """What this strategy wishes of the program on n ranks.  `split`: by variable, the axes that inner dimensions split."""
         return Hints(cuts_arguments=True)
 
     def placement(self, given: Placement) -> Placement:
         return arranged(self.dimensions, given)
 
-    def distribute(self, program: Program, outputs: Sequence[Value]) -> list[Value]:
+    def distribute(self, program: Traced, outputs: Sequence[Value]) -> tuple[Traced, Sequence[Value]]:
         return write(program, outputs, self.dimensions)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from jobflow.graph.strategy import Program
+from jobflow.graph.traced import Traced
 from jobflow.strategies.base import Strategy
 from jobflow.strategies.hints import Hints
 
@@ -20,5 +20,5 @@ class data_parallel(Strategy):
 
     size: int | None = None
 
-    def hints(self, program: Program, n: int, split: Mapping[str, AbstractSet[int]]) -> Hints:
+    def hints(self, program: Traced, n: int, split: Mapping[str, AbstractSet[int]]) -> Hints:
         return Hints(cuts_arguments=True, read={})

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from jobflow.core.layout import Sbp
 from jobflow.graph.ir import Node, Value
-from jobflow.graph.strategy import Program
+from jobflow.graph.traced import Traced
 
 
 @dataclass(frozen=True)
@@ -42,4 +42,4 @@ class Dimension(Protocol):
     def size(self) -> int | None: ...
     @property
     def is_pipeline(self) -> bool: ...
-    def hints(self, program: Program, n: int, split: Mapping[str, AbstractSet[int]]) -> Hints: ...
+    def hints(self, program: Traced, n: int, split: Mapping[str, AbstractSet[int]]) -> Hints: ...

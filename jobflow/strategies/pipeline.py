@@ -25,7 +25,7 @@ from jobflow.compiler.front.schedule import SCHEDULES
 from jobflow.core.errors import ConfigError, PlacementError
 from jobflow.core.layout import Rule
 from jobflow.graph.ir import Node, Value
-from jobflow.graph.strategy import Program
+from jobflow.graph.traced import Traced
 from jobflow.ops.base import ViewOp
 from jobflow.ops.source import ReadVariable
 from jobflow.strategies.base import Strategy
@@ -58,7 +58,7 @@ class pipeline(Strategy):
             raise ConfigError(f"strategies.pipeline: there is no schedule {self.schedule!r}; use {', '.join(SCHEDULES)}")
         object.__setattr__(self, "cuts", (self.cuts,) if isinstance(self.cuts, str) else tuple(self.cuts))
 
-    def hints(self, program: Program, n: int, split: Mapping[str, AbstractSet[int]]) -> Hints:
+    def hints(self, program: Traced, n: int, split: Mapping[str, AbstractSet[int]]) -> Hints:
         steps = _model(program)
         named = sorted({node.origin.stage for node in steps if node.origin.stage is not None}) if not self.cuts else []
         count = self.stages or max(n, len(named))
@@ -69,7 +69,7 @@ class pipeline(Strategy):
         begins = self._begins(program, steps, count)
         return Hints(stages=_with_the_rest(program, {node: _last(i, begins) for i, node in enumerate(steps)}))
 
-    def _begins(self, program: Program, steps: Sequence[Node], count: int) -> Sequence[int]:
+    def _begins(self, program: Traced, steps: Sequence[Node], count: int) -> Sequence[int]:
         """Where in program order each stage but the first begins."""
         if self.cuts:
             return _named(program, steps, self.cuts, count)
@@ -80,7 +80,7 @@ def _last(position: int, begins: Sequence[int]) -> int:
     return sum(begin <= position for begin in begins)
 
 
-def _model(program: Program) -> list[Node]:
+def _model(program: Traced) -> list[Node]:
     """The nodes that depend on a variable, but for the variables themselves: what is to be cut."""
     found: dict[Node, None] = {}
     for node in program.nodes:
@@ -89,7 +89,7 @@ def _model(program: Program) -> list[Node]:
     return list(found)
 
 
-def _with_the_rest(program: Program, stages: dict[Node, int]) -> dict[Node, int]:
+def _with_the_rest(program: Traced, stages: dict[Node, int]) -> dict[Node, int]:
     """Variables, arguments, and what is made of arguments alone, belong to the first stage that reads them."""
     found = dict(stages)
     for node in reversed(program.nodes):
@@ -99,7 +99,7 @@ def _with_the_rest(program: Program, stages: dict[Node, int]) -> dict[Node, int]
     return found
 
 
-def _as_named(program: Program, steps: Sequence[Node], names: Sequence[int], count: int) -> dict[Node, int]:
+def _as_named(program: Traced, steps: Sequence[Node], names: Sequence[int], count: int) -> dict[Node, int]:
     """The stages that the program names; a node without a name is where the last of what it reads is."""
     if len(names) != count:
         raise ConfigError(
@@ -113,7 +113,7 @@ def _as_named(program: Program, steps: Sequence[Node], names: Sequence[int], cou
     return found
 
 
-def _named(program: Program, steps: Sequence[Node], cuts: Sequence[str], count: int) -> list[int]:
+def _named(program: Traced, steps: Sequence[Node], cuts: Sequence[str], count: int) -> list[int]:
     if len(cuts) != count - 1:
         raise ConfigError(f"strategies.pipeline: {len(cuts)} cuts make {len(cuts) + 1} stages, not {count}; give {count - 1}, or set stages")
     begins: list[int] = []

@@ -26,7 +26,7 @@ from fnmatch import fnmatchcase
 from jobflow.core.errors import ConfigError
 from jobflow.core.layout import B, Broadcast, Partial, Sbp, Signature, Split
 from jobflow.graph.ir import Node, Value
-from jobflow.graph.strategy import Program
+from jobflow.graph.traced import Traced
 from jobflow.ops.base import Op
 from jobflow.ops.source import ReadVariable
 from jobflow.strategies.base import Strategy
@@ -59,7 +59,7 @@ class tensor_parallel(Strategy):
     def is_named(self) -> bool:
         return bool(self.columns or self.rows or self.vocabulary)
 
-    def hints(self, program: Program, n: int, split: Mapping[str, AbstractSet[int]]) -> Hints:
+    def hints(self, program: Traced, n: int, split: Mapping[str, AbstractSet[int]]) -> Hints:
         if n == 1:
             return Hints(read={})
         state = _Pairs(self, program, n).run()
@@ -67,7 +67,7 @@ class tensor_parallel(Strategy):
         self._check(program, found)
         return Hints(found, read=found, values=dict.fromkeys(state.sums, B), gradients=dict.fromkeys(state.sources, B))
 
-    def _check(self, program: Program, found: Mapping[str, Sbp]) -> None:
+    def _check(self, program: Traced, found: Mapping[str, Sbp]) -> None:
         for pattern in (*self.columns, *self.rows, *self.vocabulary):
             fitting = [name for name in program.variables if fnmatchcase(name, pattern)]
             if not fitting:
@@ -112,7 +112,7 @@ class _State:
 
 
 class _Pairs:
-    def __init__(self, strategy: tensor_parallel, program: Program, n: int) -> None:
+    def __init__(self, strategy: tensor_parallel, program: Traced, n: int) -> None:
         self.strategy = strategy
         self.n = n
         self.nodes = [node for node in program.nodes if node.phase == "forward" and node.inputs and not node.outputs[0].local]

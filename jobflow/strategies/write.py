@@ -14,10 +14,11 @@ from functools import cached_property
 import numpy as np
 
 import jobflow.core.scope as scope
+from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import PlacementError
 from jobflow.core.layout import B, Placement, S, Sbp, Split
 from jobflow.graph.ir import Node, Value, Variable
-from jobflow.graph.strategy import Program
+from jobflow.graph.traced import Traced
 from jobflow.ops.layout_ops import Crossing, GradientLayout, Identity, ToLayout
 from jobflow.ops.source import Input, ReadVariable
 from jobflow.strategies.hints import Dimension, Hints
@@ -56,14 +57,14 @@ def stage_placements(dimensions: Sequence[Dimension], given: Placement) -> tuple
     return tuple(Placement(given.tag, tuple(int(rank) for rank in part), mesh) for part in parts)
 
 
-def write(program: Program, outputs: Sequence[Value], dimensions: Sequence[Dimension]) -> list[Value]:
+def write(program: Traced, outputs: Sequence[Value], dimensions: Sequence[Dimension]) -> tuple[Traced, Sequence[Value]]:
     """The program with the hints of all dimensions in it; its outputs as they are then."""
     return _Writing(program, dimensions).run(outputs)
 
 
 class _Writing:
-    def __init__(self, program: Program, dimensions: Sequence[Dimension]) -> None:
-        self.program = program
+    def __init__(self, program: Traced, dimensions: Sequence[Dimension]) -> None:
+        self.program, self.tracer = program, Tracer.onward(program)
         self.given = program.placement
         self.places = stage_placements(dimensions, self.given)
         hints = collected(program, dimensions)
@@ -77,12 +78,16 @@ class _Writing:
         self.brought: dict[str, Value] = {}
         self.received: dict[tuple[Value, Placement], Value] = {}
 
-    def run(self, outputs: Sequence[Value]) -> list[Value]:
-        for name, variable in self.program.variables.items():
-            if name not in self.program.known and variable.placement == self.given:
-                home = self.homes[name]
-                self.program.variables[name] = replace(variable, placement=home, sbp=self.stored(variable, len(home.mesh)))
-        return self.program.rewritten(outputs, self.rewrite)
+    def run(self, outputs: Sequence[Value]) -> tuple[Traced, Sequence[Value]]:
+        self.variables = {name: self.at_home(variable) for name, variable in self.program.variables.items()}
+        return self.tracer.rewritten(replace(self.program, variables=self.variables), outputs, self.rewrite)
+
+    def at_home(self, variable: Variable) -> Variable:
+        """A variable as it is stored."""
+        if variable.name in self.program.known or variable.placement != self.given:
+            return variable
+        home = self.homes[variable.name]
+        return replace(variable, placement=home, sbp=self.stored(variable, len(home.mesh)))
 
     # ---------------------------------------------------------------- nodes
 
@@ -96,15 +101,15 @@ class _Writing:
         op, place = node.op, self.place(node)
         origin = replace(node.origin, stage=self.stages.get(node, node.origin.stage))
         if isinstance(op, ReadVariable):
-            place = self.program.variables[op.key].placement
+            place = self.variables[op.key].placement
         elif isinstance(op, Input) and op.sbp is not None:  # it comes as it lies, whichever stage takes it up
-            return self.program.again(node, inputs)
+            return self.tracer.again(node, inputs)
         elif isinstance(op, Input):
             op = replace(op, split=op.split and self.cut(place)[self.outermost] != B)
         elif node.phase == "forward" and not op.alias and not isinstance(op, Crossing | ToLayout | GradientLayout):
             inputs = tuple(map(self.read, inputs))
         inputs = tuple(self.handed_over(value, place, origin.stage) for value in inputs)
-        made = self.program.again(node, inputs, op=op, placement=place, origin=origin)
+        made = self.tracer.again(node, inputs, op=op, placement=place, origin=origin)
         return [self.laid(new, old) for new, old in zip(made, node.outputs, strict=True)]
 
     def handed_over(self, value: Value, place: Placement, stage: int | None) -> Value:
@@ -113,7 +118,7 @@ class _Writing:
             return value
         if (value, place) not in self.received:
             with scope.using(placement=place, view="consistent", stage=stage):
-                (self.received[value, place],) = self.program.apply(Identity(), (value,), None)
+                (self.received[value, place],) = self.tracer.apply(Identity(), (value,), None)
         return self.received[value, place]
 
     def laid(self, value: Value, before: Value) -> Value:
@@ -124,7 +129,7 @@ class _Writing:
             return value
         with scope.using(placement=value.node.placement, view="consistent", stage=value.node.origin.stage):
             op = GradientLayout(back) if wish is None and back is not None else ToLayout(wish or (), back)
-            (fresh,) = self.program.apply(op, (value,), None)
+            (fresh,) = self.tracer.apply(op, (value,), None)
         assert isinstance(fresh, Value)
         return fresh
 
@@ -177,7 +182,7 @@ class _Writing:
             return value if op.sbp is not None else self.argument(value, op)
         if not isinstance(op, ReadVariable) or op.key in self.asked:
             return value
-        variable, home, wish = self.program.variables[op.key], self.homes[op.key], self.wished(op.key)
+        variable, home, wish = self.variables[op.key], self.homes[op.key], self.wished(op.key)
         if wish is None or (variable.placement, variable.sbp) == (home, wish):
             return value
         at_once = home == variable.placement and any(hints.reduces_at_once for hints in self.hints)
@@ -191,7 +196,7 @@ class _Writing:
         """The value in another layout, the same for all who read it."""
         if key not in self.brought:
             with scope.using(placement=home, view="consistent", stage=value.node.origin.stage, region=region):
-                (self.brought[key],) = self.program.apply(ToLayout(wish, back), (value,), None)
+                (self.brought[key],) = self.tracer.apply(ToLayout(wish, back), (value,), None)
         return self.brought[key]
 
     @cached_property
@@ -200,7 +205,7 @@ class _Writing:
         return 1 + max((node.origin.region for node in self.program.nodes if node.origin.region is not None), default=0)
 
 
-def collected(program: Program, dimensions: Sequence[Dimension]) -> list[Hints]:
+def collected(program: Traced, dimensions: Sequence[Dimension]) -> list[Hints]:
     """The hints of every dimension; inner ones come first, so that outer ones know which axes are split already."""
     split = {name: {sbp.axis for sbp in variable.sbp if isinstance(sbp, Split)} for name, variable in program.variables.items()}
     found: list[Hints] = []

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from jobflow.core.errors import ConfigError
 from jobflow.core.layout import S, Sbp
 from jobflow.graph.ir import Variable
-from jobflow.graph.strategy import Program
+from jobflow.graph.traced import Traced
 from jobflow.strategies.base import Strategy
 from jobflow.strategies.hints import Hints
 
@@ -34,7 +34,7 @@ class zero(Strategy):
         if self.stage not in (1, 2, 3):
             raise ConfigError(f"strategies.zero: stage is {self.stage!r}; use 1, 2 or 3")
 
-    def hints(self, program: Program, n: int, split: Mapping[str, AbstractSet[int]]) -> Hints:
+    def hints(self, program: Traced, n: int, split: Mapping[str, AbstractSet[int]]) -> Hints:
         stored: dict[str, Sbp] = {}
         for name, variable in program.variables.items():
             axis = self.axis(variable, n, split[name])

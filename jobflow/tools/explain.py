@@ -117,12 +117,11 @@ def laid_out(job: Job, devices: int, strategy: str | None = None) -> Explained:
     session.settings.gpu_device_num, session.settings.cpu_device_num = None, devices
     placement = job.placement(session)
     shapes = [shape[0] if d.per_device else shape for (_, d), shape in zip(job.signature.placeholders(), job.declared_shapes(session), strict=True)]
-    tracer, results = job.trace(session, placement, shapes)
+    program, results = job.trace(session, placement, shapes)
     outputs = returned_values(results)
-    traced = tracer.graph(outputs)
-    graph = logical(tracer, outputs).graph
+    graph = logical(program, outputs).graph
     sharded = shard(graph)
-    return Explained(traced, graph, sharded, bucket(box(sharded)), devices, tracer.schedule)
+    return Explained(program.graph(outputs), graph, sharded, bucket(box(sharded)), devices, program.schedule)
 
 
 def explain(job: Job, *, devices: int = 1, rank: int = 0, stages: Sequence[str] = STAGES, strategy: str | None = None) -> str:

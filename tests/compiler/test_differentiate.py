@@ -157,7 +157,7 @@ def test_no_loss() -> None:
     tracer = Tracer("job", first(1), trainable=True)
     tracer.minimize(Sgd(), ())
     with pytest.raises(JobError, match=r"job job at test_differentiate\.py:\d+: a train job needs at least one loss; pass it to minimize"):
-        differentiate(tracer, ())
+        differentiate(tracer.traced(), ())
 
 
 def test_losses_of_two_shapes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from jobflow.core.errors import NOWHERE, JobError
 from jobflow.core.types import Tensor, float64
 from jobflow.graph.ir import Graph
 from jobflow.graph.text import graph_text
+from jobflow.graph.traced import Traced
 from jobflow.ops import elementwise as ew
 from jobflow.ops.linalg import matmul
 from jobflow.ops.random import dropout
@@ -27,17 +29,16 @@ Body = Callable[[Tracer, Any], Tensor]
 def unrolled(body: Body, rows: int, count: int) -> Graph:
     """The graph of a train job of one argument x, float64[rows, 2], whose loss `body` returns."""
     cut = cut_batch("job f", count, NOWHERE, {"x": (rows, 2)})
-    made: list[tuple[Tracer, list[Any]]] = []
+    made: list[tuple[Traced, list[Any]]] = []
     for size in cut.sizes:
         tracer = Tracer("job", first(1), trainable=True)
         with scope.using(interpreter=tracer, placement=tracer.placement, view="consistent", namespace=()):
             loss: Any = body(tracer, tracer.input("x", type_(size, 2, dtype=float64)))
             tracer.minimize(Sgd(), [loss])
-        made.append((tracer, [loss]))
-    tracer, outputs = made[0]
-    tracer.microbatches, tracer.tail = cut, made[1] if len(made) > 1 else None
-    with scope.using(interpreter=tracer, placement=tracer.placement, view="consistent", namespace=()):
-        return logical(tracer, outputs).graph
+        made.append((tracer.traced(), [loss]))
+    program, outputs = made[0]
+    with scope.using(placement=program.placement, view="consistent", namespace=()):
+        return logical(replace(program, microbatches=cut, tail=made[1] if len(made) > 1 else None), outputs).graph
 
 
 def linear(tracer: Tracer, x: Any) -> Tensor:
@@ -88,7 +89,7 @@ def test_masks_are_windows_on_that_of_the_whole_batch() -> None:
     with scope.using(interpreter=whole, placement=whole.placement, view="consistent", namespace=()):
         loss: Any = body(whole, whole.input("x", type_(7, 2, dtype=float64)))
         whole.minimize(Sgd(), [loss])
-        expected = logical(whole, [loss]).graph
+        expected = logical(whole.traced(), [loss]).graph
     x, w = np.random.default_rng(0).normal(size=(7, 2)), np.ones((2, 1))
     counter = {"#run": np.array([5])}
     (losses,), after = evaluate(expected, {"x": x, **counter}, {"w": w})

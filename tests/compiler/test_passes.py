@@ -13,11 +13,11 @@ import pytest
 
 import jobflow as flow
 from jobflow.compiler import compile as stages
-from jobflow.compiler.front.trace import Tracer
 from jobflow.compiler.rank.local import Program
 from jobflow.engine.job import Job, job_of
 from jobflow.graph.ir import Graph, Physical, Sharded
 from jobflow.graph.text import graph_text, physical_text, sharded_text
+from jobflow.graph.traced import Traced
 from jobflow.tools.explain import laid_out, load_job
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -26,7 +26,7 @@ STAGES = "prepared differentiate unroll guard simplify pipeline recompute shard 
 
 def seen(whole: Any) -> Any:
     """Everything about the input of a stage, so that it can be compared later."""
-    if isinstance(whole, Tracer):
+    if isinstance(whole, Traced):
         values = (getattr(whole, each.name) for each in fields(whole))
         return [copy(value) if isinstance(value, list | dict | set) else value for value in values]
     if isinstance(whole, Physical):

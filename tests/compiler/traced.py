@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,14 @@ class Sgd:
 
 
 def trace(
-    body: Body, placement: Placement | None = None, *, view: scope.View = "consistent", train: bool = False, optimizer: Any = None, **options: Any
+    body: Body,
+    placement: Placement | None = None,
+    *,
+    view: scope.View = "consistent",
+    train: bool = False,
+    optimizer: Any = None,
+    half: DType | None = None,
+    **options: Any,
 ) -> Graph:
     """The logical graph of a body that returns a value or several; with `train`, they are the losses."""
     tracer = Tracer(name="job", placement=placement or first(1), trainable=train, **options)
@@ -76,7 +83,7 @@ def trace(
         outputs = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
         if train:
             tracer.minimize(optimizer or Sgd(), outputs)
-        return logical(tracer, outputs).graph
+        return logical(replace(tracer.traced(outputs), half=half), outputs).graph
 
 
 def text(graph: Graph) -> str:

@@ -20,6 +20,7 @@ from jobflow.core.layout import B, P, Split
 from jobflow.core.types import DType, Tensor, TensorType, float16, int64
 from jobflow.graph.ir import End, Graph, Node, Origin, Value, Variable
 from jobflow.graph.rewrite import Rewriter
+from jobflow.graph.traced import Traced
 from jobflow.graph.training import DynamicScale, Optimizer, Parameter, Training, Watch
 from jobflow.ops import elementwise as ew
 from jobflow.ops.axes import Reshape, Squeeze
@@ -78,19 +79,19 @@ class Logical:
     pieces: tuple[int, ...]
 
 
-def differentiate(tracer: Tracer, outputs: Sequence[Value]) -> Logical:
+def differentiate(program: Traced, outputs: Sequence[Value]) -> Logical:
     """The traced job with the nodes of its training appended; a predict job is left as it is."""
-    traced, tracer, training = len(tracer.nodes), tracer.fork(), tracer.training
+    tracer, training = Tracer.onward(program), program.training
     if training is None:
         watches, shown = watched(tracer, {}, Weight(1))
         return Logical(tracer.graph((*outputs, *shown)), watches, (1,) * (len(outputs) + len(shown)))
-    check_losses(tracer, training)
+    check_losses(program)
     weight = Weight(training.losses[0].type.size)
-    weight = replace(weight, raised=raised_by(tracer, training, weight))
+    weight = replace(weight, raised=raised_by(program.nodes, training, weight))
     gradients = backpropagate(tracer, training, weight)
     update_variables(tracer, training, gradients.of_variables(tracer), weight.raised)
     watches, shown = watched(tracer, gradients.of, weight)
-    return Logical(_Marking(tracer.graph((*outputs, *shown)), traced, gradients).run(), watches, (1,) * (len(outputs) + len(shown)))
+    return Logical(_Marking(tracer.graph((*outputs, *shown)), len(program.nodes), gradients).run(), watches, (1,) * (len(outputs) + len(shown)))
 
 
 class _Marking(Rewriter):
@@ -116,14 +117,14 @@ FEW = 1024
 _OF_MEANS = (Cast, DivideBy, Reshape, ReduceSum, Scale, Squeeze)
 
 
-def raised_by(tracer: Tracer, training: Training, weight: Weight) -> float:
+def raised_by(nodes: Sequence[Node], training: Training, weight: Weight) -> float:
     """How many times larger the gradients are made that go into float16, so that the 1 / N of a mean over millions of elements does not vanish.
 
     A power of two, so that no digit of a float32 changes: of the loss's elements, and of those of the means that make it, as many as
     are more than FEW.  A loss scale counts: what it does need not be done.  One that follows the gradients begins where it is told to.
     """
     optimizer = training.optimizers[0]
-    half = any(value.dtype is float16 for node in tracer.nodes for value in node.outputs)
+    half = any(value.dtype is float16 for node in nodes for value in node.outputs)
     if not half or any(loss.dtype.is_half for loss in training.losses):
         return 1.0
     dynamic = optimizer.dynamic_loss_scale
@@ -184,19 +185,20 @@ def _undivided(tracer: Tracer, value: Value, gradient: Value, weight: Weight) ->
         return _traced(ew.cast(ew.multiply(single, apply(ToLocal((B,)), counted) if value.local else counted), gradient.dtype))
 
 
-def check_losses(tracer: Tracer, training: Training) -> None:
-    """JobError unless there are losses, of one floating-point type."""
+def check_losses(program: Traced) -> Training:
+    """What is to be minimised.  JobError unless there are losses, of one floating-point type."""
+    assert program.training is not None, "only train jobs have losses"
+    training, what = program.training, f"{program} at {program.training.where}"
     if not training.losses:
-        raise JobError(f"job {tracer.name} at {training.where}: a train job needs at least one loss; pass it to minimize or to losses.add_loss")
+        raise JobError(f"{what}: a train job needs at least one loss; pass it to minimize or to losses.add_loss")
     first = training.losses[0]
     for loss in training.losses[1:]:
         if loss.type != first.type:
-            raise JobError(
-                f"job {tracer.name} at {training.where}: losses {first.name} {first.type} and {loss.name} {loss.type} differ in shape or dtype"
-            )
+            raise JobError(f"{what}: losses {first.name} {first.type} and {loss.name} {loss.type} differ in shape or dtype")
     for loss in training.losses:
         if not loss.dtype.is_float:
-            raise JobError(f"job {tracer.name} at {training.where}: loss {loss.name} is {loss.type}; a loss is a floating-point tensor")
+            raise JobError(f"{what}: loss {loss.name} is {loss.type}; a loss is a floating-point tensor")
+    return training
 
 
 def backpropagate(tracer: Tracer, training: Training, weight: Weight) -> Gradients:
@@ -208,7 +210,7 @@ def backpropagate(tracer: Tracer, training: Training, weight: Weight) -> Gradien
     scaling = Scaling.of(tracer, training.optimizers[0].dynamic_loss_scale)
     for loss in training.losses:
         if loss not in needed:
-            raise JobError(f"job {tracer.name} at {training.where}: loss {loss.name} does not depend on any trainable variable")
+            raise JobError(f"{tracer.kind} {tracer.name} at {training.where}: loss {loss.name} does not depend on any trainable variable")
         with tracer.gradients_of(loss.node):
             seed = _seed(tracer, loss, scale * weight.share * weight.raised, weight)
             seed = seed if scaling is None else _traced(scaling.scaled(seed))

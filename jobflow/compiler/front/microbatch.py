@@ -47,7 +47,8 @@ from jobflow.core.layout import Box
 from jobflow.core.types import Tensor
 from jobflow.graph.ir import End, Node, Origin, Value
 from jobflow.graph.rewrite import walk
-from jobflow.graph.training import Microbatches, Training, Watch
+from jobflow.graph.traced import Traced
+from jobflow.graph.training import Microbatches, Watch
 from jobflow.ops.arithmetic import Add, add
 from jobflow.ops.axes import reshape
 from jobflow.ops.base import Op
@@ -56,7 +57,7 @@ from jobflow.ops.slices import concat
 from jobflow.ops.source import Input, ReadVariable, Source
 
 #: A traced body and its outputs.
-Traced = tuple[Tracer, Sequence[Value]]
+Body = tuple[Traced, Sequence[Value]]
 
 
 # -------------------------------------------------------------------- which arguments are cut
@@ -109,16 +110,12 @@ class _Body:
     """A traced and differentiated body for microbatches of `rows` rows."""
 
     rows: int
-    #: where it is recorded
-    tracer: Tracer
-    nodes: tuple[Node, ...]
+    program: Traced
     #: results, and then what watches show
     outputs: list[Value]
     watches: tuple[Watch, ...]
     backward: Gradients
     gradients: dict[str, Value]
-    #: the values that variables take
-    updates: dict[str, Value]
     #: by how much the gradients are larger than they are
     raised: float
     #: of nodes whose result depends on the position of the rows: how many elements per row the first axis of that has
@@ -132,20 +129,19 @@ class _Body:
     shared: dict[Value, Value] = field(default_factory=dict)
 
 
-def _bodies(traced: Sequence[Traced], microbatches: Microbatches) -> list[_Body]:
+def _bodies(traced: Sequence[Body], microbatches: Microbatches) -> list[_Body]:
     """Differentiate what was traced."""
-    trainings = [_training(tracer) for tracer, _ in traced]
+    trainings = [check_losses(program) for program, _ in traced]
     weights = _weights([training.losses[0] for training in trainings], microbatches)
-    raised = min(raised_by(tracer, training, weight) for (tracer, _), training, weight in zip(traced, trainings, weights, strict=True))
+    raised = min(raised_by(program.nodes, training, weight) for (program, _), training, weight in zip(traced, trainings, weights, strict=True))
     weights = [replace(weight, raised=raised) for weight in weights]
     found: list[_Body] = []
-    for (tracer, outputs), training, weight, rows in zip(traced, trainings, weights, microbatches.sizes, strict=True):
-        own = tracer.fork()
-        backward = backpropagate(own, training, weight)
-        watches, shown = watched(own, backward.of, weight)
-        gradients = backward.of_variables(own)
-        found.append(_Body(rows, own, tuple(own.nodes), [*outputs, *shown], watches, backward, gradients, dict(own.updates), raised))
-    positioned = [[node for node in body.nodes if node.op.by_position] for body in found]
+    for (program, outputs), training, weight, rows in zip(traced, trainings, weights, microbatches.sizes, strict=True):
+        tracer = Tracer.onward(program)
+        backward = backpropagate(tracer, training, weight)
+        watches, shown = watched(tracer, backward.of, weight)
+        found.append(_Body(rows, tracer.traced(), [*outputs, *shown], watches, backward, backward.of_variables(tracer), raised))
+    positioned = [[node for node in body.program.nodes if node.op.by_position] for body in found]
     alike = len(set(map(len, positioned))) == 1
     for body, nodes in zip(found, positioned, strict=True):
         for at, node in enumerate(nodes):
@@ -154,12 +150,6 @@ def _bodies(traced: Sequence[Traced], microbatches: Microbatches) -> list[_Body]
             certain = len(others) > 1 or times == 1 or not isinstance(node.op, Source)
             body.times[node] = times if certain else None
     return found
-
-
-def _training(tracer: Tracer) -> Training:
-    assert tracer.training is not None, "only train jobs have microbatches"
-    check_losses(tracer, tracer.training)
-    return tracer.training
 
 
 def _weights(losses: Sequence[Value], microbatches: Microbatches) -> list[Weight]:
@@ -186,24 +176,24 @@ def _times(values: Sequence[Value], sizes: Sequence[int]) -> int | None:
 # -------------------------------------------------------------------- unrolling
 
 
-def unroll(traced: Sequence[Traced], microbatches: Microbatches) -> Logical:
+def unroll(traced: Sequence[Body], microbatches: Microbatches) -> Logical:
     """The program for the whole batch.  `traced`: one body per size of microbatch."""
     for other in traced[1:]:
         _check_alike(traced[0], other, microbatches)
-    tracer = traced[0][0]
-    if tracer.rows and microbatches.count == microbatches.rows:
+    program = traced[0][0]
+    if program.rows and microbatches.count == microbatches.rows:
         raise JobError(
-            f"job {tracer.name}: the ranks' arguments differ in length ({list(tracer.rows)}) and microbatches of one rank have one row each, in "
+            f"{program}: the ranks' arguments differ in length ({list(program.rows)}) and microbatches of one rank have one row each, in "
             f"which a loss per row and the mean of a loss look alike; ask for fewer than {microbatches.rows}, not as at {microbatches.where}"
         )
     return _Unrolling(microbatches, _bodies(traced, microbatches)).run()
 
 
-def _check_alike(one: Traced, other: Traced, microbatches: Microbatches) -> None:
+def _check_alike(one: Body, other: Body, microbatches: Microbatches) -> None:
     """JobError if the body does other things for the shorter microbatches than for the longer ones."""
     (a, outputs), (b, others) = one, other
     sizes = " and of ".join(map(str, microbatches.sizes))
-    what = f"job {a.name}: its body, traced for microbatches of {sizes} rows ({microbatches.count} of {microbatches.rows}),"
+    what = f"{a}: its body, traced for microbatches of {sizes} rows ({microbatches.count} of {microbatches.rows}),"
     for name in {**a.variables, **b.variables}:
         first, second = (str(t.variables[name].type) if name in t.variables else "nothing" for t in (a, b))
         if first != second:
@@ -226,14 +216,14 @@ class _Unrolling:
     """Copies bodies into one program, which goes on with the names of the first."""
 
     def __init__(self, microbatches: Microbatches, bodies: Sequence[_Body]) -> None:
-        self.tracer, self.microbatches = bodies[0].tracer.fork(), microbatches
-        self.tracer.nodes = []
-        self.training = _training(self.tracer)
+        program = bodies[0].program
+        self.tracer, self.microbatches = Tracer.onward(replace(program, nodes=())), microbatches
+        self.training = check_losses(program)
         self.bodies = bodies
         self.of_size = {body.rows: body for body in bodies}
         trained = {name for optimizer in self.training.optimizers for name in optimizer.selects(list(bodies[0].gradients))}
         #: variables that the body assigns, unless an optimizer does
-        self.assigned = [name for name in bodies[0].updates if name not in trained]
+        self.assigned = [name for name in program.updates if name not in trained]
         #: as the last microbatch left them
         self.state: dict[str, Value] = {}
         #: variables as they are before the run
@@ -259,8 +249,8 @@ class _Unrolling:
 
         Nodes of a region are copied in any case, so that what they give can be dropped and made again.
         """
-        again = {value for node in body.nodes if isinstance(node.op, ReadVariable) and node.op.key in self.assigned for value in node.outputs}
-        for node in body.nodes:
+        again = {value for node in body.program.nodes if isinstance(node.op, ReadVariable) and node.op.key in self.assigned for value in node.outputs}
+        for node in body.program.nodes:
             if isinstance(node.op, ReadVariable):
                 continue
             varies = self._begins(body, node) or any(value in body.varying or value in again for value in node.inputs)
@@ -293,8 +283,8 @@ class _Unrolling:
                     self._add(name, gradient, microbatch)
             return made
 
-        walk(body.nodes, take, now)
-        self.state.update({name: now[body.updates[name]] for name in self.assigned})
+        walk(body.program.nodes, take, now)
+        self.state.update({name: now[body.program.updates[name]] for name in self.assigned})
         return now
 
     def _made(self, body: _Body, node: Node, inputs: tuple[Value, ...], microbatch: int, start: int) -> Sequence[Value]:

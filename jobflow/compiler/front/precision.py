@@ -23,18 +23,20 @@ import jobflow.core.scope as scope
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.types import DType, float32
 from jobflow.graph.ir import Node, Value
+from jobflow.graph.traced import Traced
 from jobflow.ops.elementwise import cast
 
 
-def lower_precision(tracer: Tracer, outputs: Sequence[Value], half: DType | None) -> tuple[Tracer, Sequence[Value]]:
-    """The program in half precision, and its outputs.  None changes nothing."""
-    if half is None:
-        return tracer, outputs
-    tracer = tracer.fork()
-    shown = {*outputs, *tracer.losses, *(watch.value for watch in tracer.watches), *tracer.updates.values()}
-    shown.update(tracer.training.losses if tracer.training is not None else ())
-    with_gradient = {watch.value for watch in tracer.watches if watch.gradient}
-    return tracer, tracer.rewritten(outputs, _Lowering(tracer, half, _in_half(tracer.nodes), shown, with_gradient).stand_in)
+def lower_precision(program: Traced, outputs: Sequence[Value]) -> tuple[Traced, Sequence[Value]]:
+    """The program with what can be in the half precision that it asks for, and its outputs."""
+    if program.half is None:
+        return program, outputs
+    shown = {*outputs, *program.losses, *(watch.value for watch in program.watches), *program.updates.values()}
+    shown.update(program.training.losses if program.training is not None else ())
+    with_gradient = {watch.value for watch in program.watches if watch.gradient}
+    tracer = Tracer.onward(program)
+    lowering = _Halving(tracer, program.half, _in_half(program.nodes), shown, with_gradient)
+    return tracer.rewritten(program, outputs, lowering.stand_in)
 
 
 def _in_half(nodes: Sequence[Node]) -> set[Node]:
@@ -59,7 +61,7 @@ def _only_single(node: Node) -> bool:
 
 
 @dataclass
-class _Lowering:
+class _Halving:
     tracer: Tracer
     half: DType
     chosen: set[Node]

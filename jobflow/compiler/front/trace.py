@@ -1,16 +1,16 @@
 """Job function -> graph: every op that is called becomes a node.
 
 The tracer records a job's body while it runs, and is the interpreter in force while its gradients are made.  It is one of the few
-mutable things in jobflow, and grows only while it records: passes go on in a `fork`, and `graph()` freezes what it has seen.
+mutable things in jobflow, and belongs to who records: `traced()` freezes what it has seen, and a pass that adds to that has a tracer of
+its own (`Tracer.onward`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,8 +20,8 @@ from jobflow.core.layout import B, Layout, Placement, S
 from jobflow.core.types import DType, Tensor, TensorType, float32, int64
 from jobflow.graph.ir import Graph, Node, Origin, Phase, Value, Variable
 from jobflow.graph.rewrite import Take, walk
-from jobflow.graph.strategy import Strategy
-from jobflow.graph.training import Limit, Microbatches, Optimizer, Training, Watch
+from jobflow.graph.traced import Traced
+from jobflow.graph.training import Limit, Optimizer, Training, Watch
 from jobflow.ops.base import Op, ViewOp, types_tuple
 from jobflow.ops.checked import Checked
 from jobflow.ops.layout_ops import Crossing, ToGlobal, ToLocal
@@ -29,8 +29,6 @@ from jobflow.ops.source import Constant, External, Input, ReadVariable
 
 #: The key of the hidden argument that counts the runs of a job.
 RUN_COUNTER = "#run"
-#: the fields of a tracer that change while it records
-_CHANGING = frozenset(["known", "nodes", "inputs", "variables", "reads", "updates", "losses", "watches", "limits", "_made", "_names", "_counters"])
 
 
 @dataclass
@@ -45,23 +43,15 @@ class Tracer:
     seed: int = 0
     conv_algorithm: str = "auto"
     default_dtype: DType = float32
-    #: in which products and convolutions are computed; None leaves them as they are
-    half: DType | None = None
+    #: who is recorded, for messages
+    kind: Literal["job", "graph"] = "job"
     #: the job's function_config
     config: Any = None
-    known: dict[str, Variable] = field(default_factory=dict)
-    #: how the job is parallel; None leaves it to its body and to layout inference
-    strategy: Strategy | None = None
+    known: Mapping[str, Variable] = field(default_factory=dict)
     #: mirrored view only: the length of the first axis of each rank's arguments, if the ranks' shapes differ
     rows: tuple[int, ...] = ()
-    #: how the batch is cut, if it is: the body is then that of one microbatch, of the longer ones if there are two sizes
-    microbatches: Microbatches | None = None
-    #: the order of the stages of a pipeline by name; None leaves it to the compiler
-    schedule: str | None = None
     #: whether arguments are looked at before a run, so that what passes a check need not be checked in it
     looks: bool = False
-    #: the same body for the shorter microbatches, if there are any, and its outputs
-    tail: tuple[Tracer, list[Value]] | None = None
 
     nodes: list[Node] = field(default_factory=list)
     inputs: dict[str, Value] = field(default_factory=dict)
@@ -78,7 +68,7 @@ class Tracer:
 
     _made: set[Node] = field(default_factory=set)
     _names: dict[str, SourceLine] = field(default_factory=dict)
-    _counters: dict[str, int] = field(default_factory=dict)
+    _counts: dict[str, int] = field(default_factory=dict)
     _phase: Phase = "forward"
     _where: SourceLine | None = None
     _prefix: str = ""
@@ -163,7 +153,7 @@ class Tracer:
         """The op that knows how many ranks have a part."""
         if op.axes and self.rows:
             raise JobError(
-                f"job {self.name} at {where}: the ranks' arguments differ in length ({list(self.rows)}), "
+                f"{self.kind} {self.name} at {where}: the ranks' arguments differ in length ({list(self.rows)}), "
                 f"so their tensors are no balanced pieces of one logical tensor; stay in the mirrored view, or pass arrays of one length"
             )
         return replace(op, ranks=placement.size) if op.axes else op
@@ -182,8 +172,8 @@ class Tracer:
         """`<prefix>_<n>`, behind the namespaces, that no other node has."""
         while True:
             full = self._prefix + scope.current().full_name(prefix)
-            n = self._counters.get(full, 0)
-            self._counters[full] = n + 1
+            n = self._counts.get(full, 0)
+            self._counts[full] = n + 1
             label = f"{full}_{n}"
             if label not in self._names:
                 self._names[label] = self._where or user_line()
@@ -214,30 +204,57 @@ class Tracer:
 
     # ---------------------------------------------------------------- rewriting
 
-    def fork(self) -> Tracer:
-        """One that goes on from here, for a pass to record in; this one stays as it is."""
-        return replace(self, **{each.name: copy(getattr(self, each.name)) for each in fields(self) if each.name in _CHANGING})
+    @classmethod
+    def onward(cls, program: Traced) -> Tracer:
+        """One that goes on where a program ends, for a pass to record in; the program stays as it is."""
+        return cls(
+            program.name,
+            program.placement,
+            program.where,
+            kind=program.kind,
+            known=program.known,
+            rows=program.rows,
+            nodes=list(program.nodes),
+            inputs=dict(program.inputs),
+            variables=dict(program.variables),
+            reads=dict(program.reads),
+            updates=dict(program.updates),
+            losses=list(program.losses),
+            training=program.training,
+            watches=list(program.watches),
+            _made=set(program.nodes),
+            _names=dict(program.names),
+            _counts=dict(program.counts),
+        )
 
-    def rewritten(self, outputs: Sequence[Value], rewrite: Take) -> list[Value]:
-        """Record the program anew, with `rewrite` choosing what stands for a node; the outputs as they are then.
+    def rewritten(self, program: Traced, outputs: Sequence[Value], rewrite: Take) -> tuple[Traced, list[Value]]:
+        """A program recorded anew, with `rewrite` choosing what stands for a node; and its outputs as they are then.
 
-        Ops that `rewrite` calls are recorded in the node's place, with its line, placement, view and stage.
+        The tracer goes on from that program.  Ops that `rewrite` calls are recorded in the node's place, with its line, placement, view and
+        stage.
         """
 
         def take(node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
             with self.standing_for(node):
                 return rewrite(node, inputs)
 
-        old, self.nodes = self.nodes, []
+        self.nodes = []
         now: dict[Value, Value] = {}
-        walk(old, take, now)
-        for named in (self.inputs, self.reads, self.updates):
-            named.update({name: now[value] for name, value in named.items()})
-        self.losses = [now[value] for value in self.losses]
-        if self.training is not None:
-            self.training = replace(self.training, losses=tuple(now[value] for value in self.training.losses))
-        self.watches = [replace(watch, value=now[watch.value]) for watch in self.watches]
-        return [now[value] for value in outputs]
+        walk(program.nodes, take, now)
+        training = program.training
+        made = replace(
+            program,
+            nodes=tuple(self.nodes),
+            inputs={name: now[value] for name, value in program.inputs.items()},
+            reads={name: now[value] for name, value in program.reads.items()},
+            updates={name: now[value] for name, value in program.updates.items()},
+            training=None if training is None else replace(training, losses=tuple(now[value] for value in training.losses)),
+            losses=tuple(now[value] for value in program.losses),
+            watches=tuple(replace(watch, value=now[watch.value]) for watch in program.watches),
+            names=dict(self._names),
+            counts=dict(self._counts),
+        )
+        return made, [now[value] for value in outputs]
 
     def again(
         self,
@@ -342,21 +359,33 @@ class Tracer:
         if not self.trainable:
             raise JobError(f'job {self.name}: {what} at {user_line()} in a job of type "predict"; decorate it with @global_function(type="train")')
 
-    def graph(self, outputs: Sequence[Value] = ()) -> Graph:
-        """What has been recorded."""
+    def traced(self, outputs: Sequence[Value] = ()) -> Traced:
+        """What has been recorded, of which these are to be the outputs."""
         for value in outputs:
-            self._own(value, f"job {self.name}: its result", self.where)
-        return Graph(
+            self._own(value, f"{self.kind} {self.name}: its result", self.where)
+        return Traced(
             self.name,
             self.placement,
             tuple(self.nodes),
-            tuple(self.inputs.values()),
-            tuple(outputs),
+            dict(self.inputs),
             dict(self.variables),
+            dict(self.known),
             dict(self.reads),
             dict(self.updates),
+            self.training,
+            tuple(self.losses),
+            tuple(self.watches),
+            tuple(dict.fromkeys(self.limits)),
             self.rows,
+            dict(self._names),
+            dict(self._counts),
+            self.where,
+            self.kind,
         )
+
+    def graph(self, outputs: Sequence[Value] = ()) -> Graph:
+        """What has been recorded, without what is to be done with it."""
+        return self.traced(outputs).graph(outputs)
 
 
 def _argument(value: Value) -> str | None:

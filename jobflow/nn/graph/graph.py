@@ -33,6 +33,8 @@ from jobflow.core.notices import notice
 from jobflow.eager.state import EagerState, state
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.session import current_session, many_shapes
+from jobflow.graph.strategy import Strategy
+from jobflow.graph.traced import Traced
 from jobflow.graph.training import Microbatches, Training
 from jobflow.nn.graph.building import Building
 from jobflow.nn.graph.modules import ProxyModule, is_module
@@ -51,10 +53,10 @@ _OF_A_GRAPH = re.compile(r"(System-Train-[A-Za-z]+-)\w+_\d+(-\w+)?")
 _MISSING = "call super().__init__() first in __init__: a graph must exist before it is given modules"
 
 
-class Traced(NamedTuple):
+class Body(NamedTuple):
     """One run of build."""
 
-    tracer: Tracer
+    program: Traced
     building: Building
     steps: Steps
     #: what it gave, with stand-ins for tensors
@@ -175,9 +177,9 @@ class Graph:
         metas = tuple(Meta(name, x.type, x.layout) for name, x in self._leaves(args, options))
         cut = self._microbatches(metas)
         first, *others = [self._traced(here, metas, args, options, given, cut, size) for size in (cut.sizes if cut is not None else (0,))]
-        first.tracer.tail = (others[0].tracer, others[0].outputs) if others else None
         building, steps = first.building, first.steps
-        graph = logical(first.tracer, first.outputs).graph
+        tail = next(((other.program, other.outputs) for other in others), None)
+        graph = logical(replace(first.program, tail=tail), first.outputs).graph
         layouts = [*(meta.layout for meta in metas), *(x.layout for x in (*building.tensors.values(), *(x for _, x in leaves(first.returned, ""))))]
         local = all(layout is None for layout in layouts)
         schedules = [one.schedule for one in self._added if one.schedule is not None]
@@ -192,11 +194,10 @@ class Graph:
         given: tuple[Any, ...],
         cut: Microbatches | None,
         size: int,
-    ) -> Traced:
+    ) -> Body:
         """One run of build; for parts of the batch of `size` rows, if it is cut."""
         config = self.config
-        tracer = Tracer(self.name, _together(here, metas), self._made_at, bool(self._added), half=config.half, schedule=config.schedule)
-        tracer.microbatches = cut
+        tracer = Tracer(self.name, _together(here, metas), self._made_at, bool(self._added), kind="graph")
         kept = self._memory.tensors
         names = {id(x): name for name, x in (*kept.items(), *self._tensors())}
         building = Building(here, tracer, names, self._settings, config.zero, bool(self._added), kept, config.parallel is not None)
@@ -205,17 +206,23 @@ class Graph:
             taken = filled(given, stand_ins)
             returned = self.build(*taken[: len(args)], **(taken[-1] if options else {}))
             outputs = [building.known(x) for _, x in leaves(returned, f"what {self.name}.build returns")]
-        tracer.placement = _union(here, tracer)
         steps = Steps(self._added, {id(x): name for name, x in building.tensors.items()}, self._scaler)
-        self._train(tracer, building, steps)
-        self._spread(here, tracer, building, metas)
-        return Traced(tracer, building, steps, returned, [x.traced for x in outputs])
+        program = replace(
+            tracer.traced(),
+            placement=_union(here, tracer),
+            training=self._training(building, steps),
+            strategy=self._spread(here, building, metas),
+            half=config.half,
+            microbatches=cut,
+            schedule=config.schedule or (config.parallel.schedule if config.parallel is not None else None),
+        )
+        return Body(program, building, steps, returned, [x.traced for x in outputs])
 
-    def _spread(self, here: EagerState, tracer: Tracer, building: Building, metas: tuple[Meta, ...]) -> None:
-        """Have the program be parallel as the strategy says, if there is one."""
+    def _spread(self, here: EagerState, building: Building, metas: tuple[Meta, ...]) -> Strategy | None:
+        """How the program is parallel, if a strategy says."""
         config = self.config
         if config.parallel is None:
-            return
+            return None
         if config.zero is not None:
             raise ConfigError(
                 f"{self.name} at {user_line()}: config.enable_zero and config.strategy both say how parameters are stored; use strategies.zero(), "
@@ -225,8 +232,7 @@ class Graph:
         lies = [*((meta.name, meta.layout) for meta in metas), *((name, building.lying(x)) for name, x in tensors)]
         laid = {name: x.layout for name, x in tensors if x.layout is not None and x.layout != building.lying(x)}
         what = f"{self.name} at {user_line()}"
-        tracer.strategy = spread(config.parallel, what, config.asked["strategy"], here.rank.size, lies, laid)
-        tracer.schedule = config.schedule or config.parallel.schedule
+        return spread(config.parallel, what, config.asked["strategy"], here.rank.size, lies, laid)
 
     def _check_loaded(self, built: Built) -> None:
         """CheckpointError for a tensor of the state that was loaded which the graph has no place for."""
@@ -256,13 +262,13 @@ class Graph:
             return Microbatches(k, metas[0].type.shape[0], tuple(meta.name for meta in metas), where, within=True)
         return replace(cut_batch(f"graph {self.name}", k, where, {meta.name: meta.type.shape for meta in metas}), within=True)
 
-    def _train(self, tracer: Tracer, building: Building, steps: Steps) -> None:
+    def _training(self, building: Building, steps: Steps) -> Training | None:
         if not self._added:
-            return
+            return None
         if not building.losses:
             raise JobError(f"{self.name}: an optimizer was added at {self._added[0].where}, but build calls no loss.backward()")
         assert building.where is not None, "a loss was marked somewhere"
-        tracer.training = Training(tuple(building.losses), (steps,), building.where)
+        return Training(tuple(building.losses), (steps,), building.where)
 
     # ---------------------------------------------------------------- saving
 

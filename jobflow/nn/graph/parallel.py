@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import ConfigError, JobError, SourceLine
 from jobflow.core.layout import B, Broadcast, Layout, Placement
 from jobflow.core.scope import View
-from jobflow.graph.ir import Node, Value
+from jobflow.graph.ir import Node, Value, Variable
 from jobflow.graph.rewrite import made_by
-from jobflow.graph.strategy import Program, Strategy
+from jobflow.graph.strategy import Strategy
+from jobflow.graph.traced import Traced
 from jobflow.ops.layout_ops import Crossing, GradientLayout, Identity, ToLayout
 from jobflow.ops.source import Input, ReadVariable
 
@@ -44,33 +46,50 @@ class Spread:
     def placement(self, given: Placement) -> Placement:
         return self.strategy.placement(given)
 
-    def distribute(self, program: Program, outputs: Sequence[Value]) -> list[Value]:
-        program.placement = self.placement(self.given)
-        for name, variable in list(program.variables.items()):
-            if name in self.laid:
-                stored = self.laid[name]
-                program.known[name] = program.variables[name] = replace(variable, placement=stored.placement, sbp=stored.sbp)
-            elif variable.placement == self.given and all(isinstance(sbp, Broadcast) for sbp in variable.sbp):
-                program.variables[name] = replace(variable, placement=program.placement, sbp=(B,) * len(program.placement.mesh))
-        come: dict[str, Value] = {}
-        arranged = program.rewritten(outputs, lambda node, inputs: self._arranged(program, come, node, inputs))
-        program.inputs.update(come)
-        return self.strategy.distribute(program, arranged)
+    def distribute(self, program: Traced, outputs: Sequence[Value]) -> tuple[Traced, Sequence[Value]]:
+        return self.strategy.distribute(*_Arranging(self, program).run(outputs))
 
-    def _arranged(self, program: Program, come: dict[str, Value], node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
-        """What stands for a node on the grid.  `come` are the inputs, as they come."""
+
+class _Arranging:
+    """Puts what runs on the given ranks on the strategy's grid."""
+
+    def __init__(self, spread: Spread, program: Traced) -> None:
+        self.given, self.grid = spread.given, spread.placement(spread.given)
+        laid = {
+            name: replace(program.variables[name], placement=lies.placement, sbp=lies.sbp)
+            for name, lies in spread.laid.items()
+            if name in program.variables
+        }
+        variables = {name: laid.get(name) or self.arranged(variable) for name, variable in program.variables.items()}
+        self.program = replace(program, placement=self.grid, variables=variables, known={**program.known, **laid})
+        self.tracer = Tracer.onward(self.program)
+        #: the inputs, as they come
+        self.come: dict[str, Value] = {}
+
+    def run(self, outputs: Sequence[Value]) -> tuple[Traced, Sequence[Value]]:
+        made, found = self.tracer.rewritten(self.program, outputs, self.take)
+        return replace(made, inputs={**made.inputs, **self.come}), found
+
+    def arranged(self, variable: Variable) -> Variable:
+        """A variable that lies whole on the given ranks, on the grid."""
+        if variable.placement != self.given or not all(isinstance(sbp, Broadcast) for sbp in variable.sbp):
+            return variable
+        return replace(variable, placement=self.grid, sbp=(B,) * len(self.grid.mesh))
+
+    def take(self, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
+        """What stands for a node on the grid."""
         if isinstance(node.op, ReadVariable):
-            return program.again(node, inputs, placement=program.variables[node.op.key].placement)
+            return self.tracer.again(node, inputs, placement=self.program.variables[node.op.key].placement)
         if node.placement != self.given:
-            return program.again(node, inputs)
+            return self.tracer.again(node, inputs)
         if isinstance(node.op, Input):
-            (value,) = program.again(node, inputs)
-            come[node.op.key] = value
-            entered = Node(Identity(), node.inputs, made_by(node), f"{node.name}.entered", program.placement, node.origin)
-            return program.again(entered, (value,))
-        if isinstance(node.op, Crossing | ToLayout | GradientLayout) and program.placement.mesh != self.given.mesh:
-            return program.again(node, inputs)
-        return program.again(node, inputs, placement=program.placement)
+            (value,) = self.tracer.again(node, inputs)
+            self.come[node.op.key] = value
+            entered = Node(Identity(), node.inputs, made_by(node), f"{node.name}.entered", self.grid, node.origin)
+            return self.tracer.again(entered, (value,))
+        if isinstance(node.op, Crossing | ToLayout | GradientLayout) and self.grid.mesh != self.given.mesh:
+            return self.tracer.again(node, inputs)
+        return self.tracer.again(node, inputs, placement=self.grid)
 
 
 def spread(
