@@ -27,9 +27,8 @@ compile alone agree.  The first half is done once for all ranks, the second by e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 from jobflow.compiler.divide import divide
 from jobflow.compiler.factors import gather_factors
@@ -54,10 +53,8 @@ from jobflow.compiler.rank.write import write
 from jobflow.compiler.weights import keep_weights
 from jobflow.graph.ir import Graph, Physical, Value
 from jobflow.graph.traced import Traced
-from jobflow.plan.plan import Plan, Slot
-from jobflow.plan.storage import sharers
-
-NOWHERE: Mapping[str, Slot] = MappingProxyType({})
+from jobflow.plan.plan import Plan
+from jobflow.plan.storage import RankMemory, sharers
 
 
 def logical(program: Traced, outputs: Sequence[Value]) -> Logical:
@@ -82,28 +79,14 @@ def distribute(graph: Graph) -> Physical:
     return bucket(box(shard(graph)))
 
 
-def rank_program(
-    physical: Physical,
-    rank: int,
-    slots: dict[str, Slot],
-    copies: bool = False,
-    places: Mapping[str, Slot] = NOWHERE,
-    own: Mapping[str, Slot] = NOWHERE,
-) -> Program:
-    """What one rank does; `slots` and `copies` as in `lower`, `places` and `own` as in `adopt`."""
-    sharing = sharers(physical.graph.variables.values(), slots)
-    physical = keep_weights(physical, sharing, slots, places)
-    program = adopt(write(lower(physical, rank, slots, copies)), places, own, sharing)
+def rank_program(physical: Physical, memory: RankMemory) -> Program:
+    """What the rank does that has this memory."""
+    sharing = sharers(physical.graph.variables.values(), memory.slots)
+    physical = keep_weights(physical, sharing, memory.slots, memory.places)
+    program = adopt(write(lower(physical, memory)), memory, sharing)
     return divide(fuse(gather_factors(program, sharing)), sharing)
 
 
-def plan_rank(
-    physical: Physical,
-    rank: int,
-    slots: dict[str, Slot],
-    copies: bool = False,
-    places: Mapping[str, Slot] = NOWHERE,
-    own: Mapping[str, Slot] = NOWHERE,
-) -> Plan:
+def plan_rank(physical: Physical, memory: RankMemory) -> Plan:
     """The same with addresses, in the order in which it is done."""
-    return plan_memory(overlap(order(rank_program(physical, rank, slots, copies, places, own))))
+    return plan_memory(overlap(order(rank_program(physical, memory))))

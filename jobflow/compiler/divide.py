@@ -19,10 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from jobflow.compiler.layouts.routes import flatten
 from jobflow.compiler.rank.local import Builder, Collect, Item, Program, Step
-from jobflow.compiler.rank.views import is_dense, windows
-from jobflow.compiler.rank.write import views_of
+from jobflow.compiler.rank.views import is_dense, views_of, windows
 from jobflow.core.errors import PlanError
 from jobflow.core.layout import SUM, cut
 from jobflow.core.types import TensorType, contiguous_strides
@@ -174,7 +172,7 @@ class _Division:
     def _part_of(self, build: Builder, item: Item, begin: int, stop: int, scattered: dict[Item, _Scattered]) -> Item:
         here = scattered.get(self.windows[item].root)
         if here is None:
-            return build.compute(SliceBox((begin,), (stop,)), flatten(build, item), name=f"{item.name}:piece")
+            return build.compute(SliceBox((begin,), (stop,)), build.flatten(item), name=f"{item.name}:piece")
         start = self.windows[item].offset // item.type.dtype.itemsize - here.span[0]
         return build.compute(SliceBox((start + begin,), (start + stop,)), here.item, name=f"{item.name}:piece")
 

@@ -19,11 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from jobflow.compiler.layouts.box import joined_offsets
-from jobflow.compiler.rank.adopt import whole_in_hatch
 from jobflow.compiler.rank.format import format_items
 from jobflow.compiler.rank.local import Builder, Collect, Item, Join, Program, Step, Summed
-from jobflow.compiler.rank.views import windows
+from jobflow.compiler.rank.views import whole_in_hatch, windows
 from jobflow.compiler.renumber import renumbered
 from jobflow.core.layout import SUM, Box, cut
 from jobflow.core.types import TensorType, contiguous_strides
@@ -31,7 +29,7 @@ from jobflow.ops.axes import Transpose
 from jobflow.ops.base import Op
 from jobflow.ops.layout_ops import PackColumns, PackPieces, SliceBox, UnpackPieces
 from jobflow.ops.update import Updated
-from jobflow.plan.plan import Announced, Kind, Slot
+from jobflow.plan.plan import Announced, Kind, Slot, end_to_end
 from jobflow.plan.storage import is_common
 
 #: bytes of the smallest tensor in whose place others travel: less is not worth a communication of its own
@@ -263,7 +261,7 @@ class _Gathering:
             return
         (total,), dtype = collect.outputs, collect.outputs[0].type.dtype
         assert isinstance(join.action, Join) and isinstance(collect.action, Collect)
-        offsets, nbytes = joined_offsets([item.type for item in parts])
+        offsets, nbytes = end_to_end([item.type for item in parts])
         flat = TensorType((nbytes // dtype.itemsize,), dtype)
         packed, summed = Item(flat, collect.inputs[0].name), Item(flat, total.name)
         if total in self.for_updates:

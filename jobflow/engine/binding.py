@@ -20,7 +20,7 @@ from jobflow.engine.shared_buffers import HATCH, Opening, hatch_of, planned_plac
 from jobflow.graph.ir import Graph, Physical
 from jobflow.ops.source import Input
 from jobflow.plan.plan import Plan, Slot
-from jobflow.plan.storage import GIVEN, apart, is_common, place_variables
+from jobflow.plan.storage import GIVEN, RankMemory, apart, is_common, place_variables
 from jobflow.plan.verify import compare_plans, told
 from jobflow.runtime.executor import Executor, Through
 from jobflow.runtime.state import State
@@ -85,26 +85,25 @@ class Loaded:
 
     def _prepared(self, rank: Rank, state: State, places: dict[str, Slot], through: Through | None) -> Executor:
         own = _own_places(self.physical, rank.index) if self.storage.in_place and rank.device.tag == "cpu" else {}
-        plan = plan_rank(self.physical, rank.index, state.slots, self.storage.copies, places, own)
+        plan = plan_rank(self.physical, RankMemory(rank.index, state.slots, places, own, self.storage.copies))
         compare_plans(plan.job, rank.comm.exchange(told(plan)))
         return Executor(plan, rank.device, rank.comm, state, through)
 
     def plan(self, rank: int, ranks: int) -> Plan:
         """What one of `ranks` ranks on one machine would do."""
-        slots, places = self._imagined(rank, ranks)
-        return plan_rank(self.physical, rank, slots, self.storage.copies, places)
+        return plan_rank(self.physical, self._imagined(rank, ranks))
 
     def program(self, rank: int, ranks: int) -> Program:
         """The same, without addresses."""
-        slots, places = self._imagined(rank, ranks)
-        return rank_program(self.physical, rank, slots, self.storage.copies, places)
+        return rank_program(self.physical, self._imagined(rank, ranks))
 
-    def _imagined(self, rank: int, ranks: int) -> tuple[dict[str, Slot], dict[str, Slot]]:
+    def _imagined(self, rank: int, ranks: int) -> RankMemory:
         """Where a rank that nobody has bound would have its variables, and the arguments that come through the hatch, if there is one."""
         graph = self.physical.graph
         sharing = tuple(range(ranks)) if self.storage.share else ()
         slots, _ = place_variables(graph.variables.values(), rank, sharing=sharing, own=apart(graph))
-        return slots, planned_places(self.physical, rank) if self.storage.hatch else {}
+        places = planned_places(self.physical, rank) if self.storage.hatch else {}
+        return RankMemory(rank, slots, places, copies=self.storage.copies)
 
 
 def _own_places(physical: Physical, rank: int) -> dict[str, Slot]:

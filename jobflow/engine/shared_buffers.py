@@ -21,7 +21,7 @@ from jobflow.core.layout import Layout, Local
 from jobflow.core.types import Array, TensorType, contiguous_strides, dtype_of
 from jobflow.graph.ir import Physical, Value
 from jobflow.ops.source import Input
-from jobflow.plan.plan import ALIGNMENT, Slot
+from jobflow.plan.plan import Slot, aligned
 
 #: the buffer's name in plans
 HATCH = "hatch"
@@ -115,7 +115,7 @@ def hatch_of(physical: Physical) -> Hatch | None:
     def place(type: TensorType, own: bool, ranks: int) -> Place:
         nonlocal size
         found = Place(size, type.with_shape((ranks, *type.shape)) if own else type, own)
-        size += -(-found.type.nbytes // ALIGNMENT) * ALIGNMENT
+        size += aligned(found.type.nbytes)
         return found
 
     n = graph.placement.size

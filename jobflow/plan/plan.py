@@ -7,7 +7,9 @@ own) and ``common/...`` (stored once for all ranks of the node).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal, TypeAlias
 
 from jobflow.core.errors import NOWHERE, SourceLine
@@ -18,6 +20,18 @@ from jobflow.ops.base import Op
 
 #: Bytes; where every tensor that has memory of its own begins.
 ALIGNMENT = 64
+
+
+def aligned(nbytes: int) -> int:
+    """The least multiple of the alignment that so many bytes fit into."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def end_to_end(types: Iterable[TensorType]) -> tuple[list[int], int]:
+    """Byte offsets of tensors laid one after another, each aligned, and the bytes of all."""
+    stops = list(accumulate((aligned(type.nbytes) for type in types), initial=0))
+    return stops[:-1], stops[-1]
+
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 

@@ -8,12 +8,13 @@ common: once, instead of a copy each.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from jobflow.core.layout import Broadcast
 from jobflow.core.types import contiguous_strides
 from jobflow.graph.ir import Graph, Variable
 from jobflow.ops.layout_ops import ToGlobal
-from jobflow.plan.plan import ALIGNMENT, Slot
+from jobflow.plan.plan import Slot, aligned
 
 #: what the names of buffers begin with that are one rank's own, and that ranks have in common
 OWN, COMMON = "state/", "common/"
@@ -21,6 +22,20 @@ OWN, COMMON = "state/", "common/"
 
 #: what the name of a buffer begins with that is an argument where this rank has it, which may be elsewhere in every run
 GIVEN = "given/"
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """What a rank has before its program is planned, and where."""
+
+    rank: int
+    #: its parts of variables
+    slots: Mapping[str, Slot]
+    #: its parts of arguments, by key: in memory that ranks have in common, and in its own
+    places: Mapping[str, Slot] = field(default_factory=dict)
+    own: Mapping[str, Slot] = field(default_factory=dict)
+    #: whether it hands out outputs that all ranks hold whole, which else the first alone does
+    copies: bool = False
 
 
 def is_given(buffer: str) -> bool:
@@ -61,7 +76,7 @@ def place_variables(
         for variable in members:
             type = variable.layout.local_type(variable.type, rank)
             slots[variable.name] = Slot(buffer, offset, type, contiguous_strides(type.shape, type.dtype.itemsize))
-            offset += -(-max(type.nbytes, 1) // ALIGNMENT) * ALIGNMENT
+            offset += aligned(max(type.nbytes, 1))
         sizes[buffer] = offset
     return slots, sizes
 

@@ -21,6 +21,7 @@ from jobflow.core.types import DType, TensorType, float32, float64, int32
 from jobflow.ops.activation import relu
 from jobflow.ops.conv import conv
 from jobflow.ops.layout_ops import to_layout
+from jobflow.plan.storage import RankMemory
 
 
 def kinds(ndim: int) -> list[Sbp]:
@@ -127,7 +128,7 @@ def test_images_stored_with_the_batch_innermost(n: int) -> None:
         return tuple(to_layout(to_layout(y, a), b) for a, b in product(kinds(4), repeat=2))
 
     graph = trace(body, first(n))
-    assert any(order == (1, 2, 3, 0) for order in format_items(lower(distribute(graph), 0, {})).values()), "nothing is stored so"
+    assert any(order == (1, 2, 3, 0) for order in format_items(lower(distribute(graph), RankMemory(0, {}))).values()), "nothing is stored so"
     (expected, *_), _ = evaluate(graph, {"x": x, "w": w}, {})
     for result in run(n, body, x=x, w=w):
         np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-12)

@@ -22,14 +22,14 @@ from jobflow.ops.elementwise import add
 from jobflow.ops.linalg import matmul
 from jobflow.ops.update import Assign
 from jobflow.plan.plan import Collective, Compute, Plan
-from jobflow.plan.storage import is_common, place_variables
+from jobflow.plan.storage import RankMemory, is_common, place_variables
 
 
 def plans(body: Any, n: int, train: bool = True) -> list[Plan]:
     """The plans of n ranks that have memory in common."""
     physical = distribute(trace(body, first(n), train=train))
     variables = physical.graph.variables.values()
-    return [plan_rank(physical, rank, place_variables(variables, rank, 0, tuple(range(n)))[0]) for rank in range(n)]
+    return [plan_rank(physical, RankMemory(rank, place_variables(variables, rank, 0, tuple(range(n)))[0])) for rank in range(n)]
 
 
 def written(plan: Plan) -> list[tuple[int, int]]:

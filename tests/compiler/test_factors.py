@@ -19,7 +19,7 @@ from jobflow.engine.session import current_session
 from jobflow.ops.arithmetic import add
 from jobflow.ops.linalg import matmul
 from jobflow.plan.plan import Collective, Compute, Plan
-from jobflow.plan.storage import is_common, place_variables
+from jobflow.plan.storage import RankMemory, is_common, place_variables
 
 
 def plans(rows: int, n: int) -> list[Plan]:
@@ -31,7 +31,7 @@ def plans(rows: int, n: int) -> list[Plan]:
 
     physical = distribute(trace(layer, first(n), train=True))
     variables = physical.graph.variables.values()
-    return [plan_rank(physical, rank, place_variables(variables, rank, 0, tuple(range(n)))[0]) for rank in range(n)]
+    return [plan_rank(physical, RankMemory(rank, place_variables(variables, rank, 0, tuple(range(n)))[0])) for rank in range(n)]
 
 
 def kinds(plan: Plan) -> list[str]:

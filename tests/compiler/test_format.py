@@ -16,11 +16,12 @@ from jobflow.ops.arithmetic import add
 from jobflow.ops.axes import reshape
 from jobflow.ops.conv import conv
 from jobflow.ops.pool import max_pool
+from jobflow.plan.storage import RankMemory
 
 
 def innermost(body: Any, n: int = 1) -> set[str]:
     """Names of what is stored with the batch innermost."""
-    orders = format_items(lower(distribute(trace(body, first(n))), 0, {}))
+    orders = format_items(lower(distribute(trace(body, first(n))), RankMemory(0, {})))
     assert all(order == (*range(1, len(order)), 0) for order in orders.values())
     return {item.name for item in orders}
 

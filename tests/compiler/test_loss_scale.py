@@ -18,7 +18,7 @@ from jobflow.ops.linalg import matmul
 from jobflow.ops.loss_scale import LossScaleUpdate, Unless
 from jobflow.ops.update import Increment, MovingAverage, Updated
 from jobflow.plan.plan import Compute
-from jobflow.plan.storage import place_variables
+from jobflow.plan.storage import RankMemory, place_variables
 
 DYNAMIC = Sgd(dynamic_loss_scale=DynamicScale(8.0, 3, 2.0))
 
@@ -147,6 +147,6 @@ def test_updates_of_variables_that_lie_together_stay_one() -> None:
     for n in (1, 2):
         graph = trace(deep, first(n), train=True, optimizer=DYNAMIC)
         slots, _ = place_variables(graph.variables.values(), 0)
-        plan = plan_rank(distribute(graph), 0, slots)
+        plan = plan_rank(distribute(graph), RankMemory(0, slots))
         updates = [i for i in plan.epilogue if isinstance(i, Compute) and str(i.op) == "Unless(op=SgdUpdate())"]
         assert [i.outputs[0].type.shape for i in updates] == [(3 * 16,)], "one update of the whole run"

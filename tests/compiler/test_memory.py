@@ -31,13 +31,13 @@ from jobflow.ops.pool import max_pool
 from jobflow.ops.slices import slice_
 from jobflow.ops.softmax import causal_softmax
 from jobflow.plan.plan import ALIGNMENT, Compute, Plan
-from jobflow.plan.storage import place_variables
+from jobflow.plan.storage import RankMemory, place_variables
 
 
 def plan_of(graph: Graph, rank: int = 0) -> Plan:
     physical = distribute(graph)
     slots, _ = place_variables(physical.graph.variables.values(), rank)
-    return plan_rank(physical, rank, slots)
+    return plan_rank(physical, RankMemory(rank, slots))
 
 
 def computed(plan: Plan) -> list[str]:

@@ -23,7 +23,7 @@ from jobflow.graph.ir import Physical
 from jobflow.ops.base import Op, ViewOp
 from jobflow.plan.footprint import footprint
 from jobflow.plan.plan import Compute, Plan, Transfer, Wait
-from jobflow.plan.storage import place_variables
+from jobflow.plan.storage import RankMemory, place_variables
 
 
 def load(path: Path) -> ModuleType:
@@ -45,7 +45,7 @@ def compiled(name: str, size: int, schedule: str, microbatches: int = 8) -> Phys
 
 
 def plan_of(physical: Physical, rank: int) -> Plan:
-    return plan_rank(physical, rank, place_variables(physical.graph.variables.values(), rank)[0])
+    return plan_rank(physical, RankMemory(rank, place_variables(physical.graph.variables.values(), rank)[0]))
 
 
 def found(physical: Physical, schedule: str) -> Pipeline:
@@ -56,7 +56,7 @@ def found(physical: Physical, schedule: str) -> Pipeline:
 
 def work(physical: Physical, rank: int) -> list[str]:
     """What a rank computes for which microbatch, in order."""
-    program = lower(physical, rank, place_variables(physical.graph.variables.values(), rank)[0])
+    program = lower(physical, RankMemory(rank, place_variables(physical.graph.variables.values(), rank)[0]))
     steps = [step for step in program.steps if isinstance(step.action, Op) and not isinstance(step.action, ViewOp) and step.microbatch is not None]
     return changes([f"{step.phase} {step.microbatch}" for step in steps])
 

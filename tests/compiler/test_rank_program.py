@@ -33,14 +33,14 @@ from jobflow.ops.reduce import reduce_sum
 from jobflow.ops.source import Constant
 from jobflow.ops.update import Assign
 from jobflow.plan.plan import Announced, Slot
-from jobflow.plan.storage import place_variables
+from jobflow.plan.storage import RankMemory, place_variables
 from jobflow.plan.text import plan_text
 
 
 def lowered(graph: Graph, rank: int = 0) -> Program:
     physical = distribute(graph)
     slots, _ = place_variables(physical.graph.variables.values(), rank)
-    return lower(physical, rank, slots)
+    return lower(physical, RankMemory(rank, slots))
 
 
 def layer(tracer: Tracer) -> Any:
@@ -305,7 +305,7 @@ def test_nothing_is_communicated_once_variables_are_written() -> None:
 def test_a_plan_prints() -> None:
     physical = distribute(trace(layer, first(2), train=True))
     slots, _ = place_variables(physical.graph.variables.values(), 0)
-    printed = plain(plan_text(plan_rank(physical, 0, slots))).splitlines()
+    printed = plain(plan_text(plan_rank(physical, RankMemory(0, slots)))).splitlines()
     assert printed[1:3] == ["  feed x -> arena@0:float32[3,4]", "  body"]
     assert printed[-4:] == [
         "  epilogue",

@@ -20,7 +20,7 @@ from jobflow.ops.linalg import matmul
 from jobflow.ops.random import dropout
 from jobflow.ops.reduce import reduce_mean, reduce_sum
 from jobflow.ops.update import MovingAverage
-from jobflow.plan.storage import place_variables
+from jobflow.plan.storage import RankMemory, place_variables
 
 Layer = Callable[[Tracer, Value, int], Any]
 
@@ -53,7 +53,7 @@ def again(graph: Graph) -> list[str]:
 
 def arena(graph: Graph) -> int:
     slots, _ = place_variables(graph.variables.values(), 0)
-    return plan_rank(distribute(graph), 0, slots).buffers["arena"]
+    return plan_rank(distribute(graph), RankMemory(0, slots)).buffers["arena"]
 
 
 def test_the_copies_stand_before_their_first_reader() -> None:

@@ -126,10 +126,10 @@ class Recorder:
         )
 
     def _plans(self, plan_rank: Any) -> Any:
-        def watched(physical: Any, rank: int, *args: Any, **options: Any) -> Any:
-            plan = plan_rank(physical, rank, *args, **options)
+        def watched(physical: Any, memory: Any) -> Any:
+            plan = plan_rank(physical, memory)
             if plan.job != AT_ONCE:
-                self.of(rank).programs.append((physical, plan))
+                self.of(memory.rank).programs.append((physical, plan))
             return plan
 
         return watched

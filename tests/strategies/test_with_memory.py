@@ -17,7 +17,7 @@ from jobflow import strategies as st
 from jobflow.compiler.compile import plan_rank
 from jobflow.engine.session import current_session
 from jobflow.plan.footprint import Footprint, footprint
-from jobflow.plan.storage import place_variables
+from jobflow.plan.storage import RankMemory, place_variables
 
 SIZE = trained.GPT
 STRATEGIES = ("dp", "tp", "pp", "2x2", "zero=1,least=1", "zero=2,least=1", "zero=3,least=1", "tensor=2,zero=3,least=1", "pipeline=2,zero=2,least=1")
@@ -85,7 +85,7 @@ def footprints(strategy: str) -> list[Footprint]:
     plans = []
     for rank in range(4):
         slots, _ = place_variables(compiled.variables.values(), rank)
-        plans.append(footprint(plan_rank(compiled.programs[rank], rank, slots)))
+        plans.append(footprint(plan_rank(compiled.programs[rank], RankMemory(rank, slots))))
     return plans
 
 

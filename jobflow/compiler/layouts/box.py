@@ -17,7 +17,7 @@ from jobflow.core.types import TensorType
 from jobflow.graph.ir import Node, Origin, Physical, Sharded, Value
 from jobflow.graph.rewrite import Rewriter
 from jobflow.ops.base import Op, Types
-from jobflow.plan.plan import ALIGNMENT
+from jobflow.plan.plan import end_to_end
 from jobflow.plan.traffic import handed
 
 
@@ -51,7 +51,7 @@ class Reroute(Op):
             return dict(sent(self.name, self.source, self.target, types[0]))
         found: dict[int, int] = {}
         for ranks in self.source.placement.along(changed(self.source, self.target)):
-            size = joined_offsets(self.joined_types(types, ranks[0]))[1] // types[0].dtype.itemsize
+            size = end_to_end(self.joined_types(types, ranks[0]))[1] // types[0].dtype.itemsize
             for i, rank in enumerate(ranks):
                 found[rank] = handed("all_reduce", (size,), i, len(ranks)) * types[0].dtype.itemsize
         return found
@@ -71,15 +71,6 @@ class Reroute(Op):
 
     def __str__(self) -> str:
         return f"{self.name}[{self.source} -> {self.target}]"
-
-
-def joined_offsets(types: Sequence[TensorType]) -> tuple[list[int], int]:
-    """Byte offsets of tensors laid end to end, each aligned, and the bytes of all."""
-    offsets, total = [], 0
-    for type in types:
-        offsets.append(total)
-        total += -(-type.nbytes // ALIGNMENT) * ALIGNMENT
-    return offsets, total
 
 
 def rerouted(value: Value, op: Reroute, origin: Origin) -> Node:

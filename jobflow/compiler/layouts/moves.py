@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from jobflow.compiler.layouts.routes import unflatten
 from jobflow.compiler.rank.local import Builder, Collect, Item, Join
 from jobflow.core.layout import SUM, Box, Layout, Partial, Span
 from jobflow.core.types import TensorType
@@ -130,7 +129,7 @@ def exchange_steps(build: Builder, x: Item, source: Box, target: Box, exchange: 
         for move in takes:
             if move.size:
                 piece = build.compute(SliceBox((start,), (start + move.size,)), flat)
-                received.append((move.box, unflatten(build, piece, move.box.shape)))
+                received.append((move.box, build.unflatten(piece, move.box.shape)))
                 start += move.size
     return put_together(build, target, received, x.type)
 

@@ -88,14 +88,6 @@ class Route:
         return handed(self.kind, self.counts(change), change.index, len(change.ranks)) * change.type.dtype.itemsize
 
 
-def flatten(build: Builder, x: Item) -> Item:
-    return build.compute(PackPieces(0, (x.type.shape[0] if x.type.shape else 1,)), x, name=f"{x.name}.flat")
-
-
-def unflatten(build: Builder, flat: Item, shape: tuple[int, ...]) -> Item:
-    return build.compute(UnpackPieces(0, (shape[0] if shape else 1,), shape), flat)
-
-
 def _collect(build: Builder, change: Change, kind: Kind, x: Item, size: int, counts: tuple[int, ...], receives: tuple[int, ...] = ()) -> Item:
     out = Item(x.type.with_shape((size,)), f"{build.name}.{kind}")
     build.append(Collect(kind, change.ranks, counts, receives, change.reduce.reduce, change.order), (x,), (out,))
@@ -132,7 +124,7 @@ def _nothing(change: Change) -> tuple[int, ...]:
 def _all_gather(build: Builder, x: Item, change: Change) -> Item:
     assert isinstance(change.source, Split)
     counts = _gathered(change)
-    flat = _collect(build, change, "all_gather", flatten(build, x), sum(counts), counts)
+    flat = _collect(build, change, "all_gather", build.flatten(x), sum(counts), counts)
     return build.compute(UnpackPieces(change.source.axis, change.counts(change.source), change.type.shape), flat)
 
 
@@ -141,12 +133,12 @@ def _reduce_scatter(build: Builder, x: Item, change: Change) -> Item:
     counts = _scattered(change)
     packed = build.compute(PackPieces(change.target.axis, change.counts(change.target)), x, name=f"{x.name}.packed")
     flat = _collect(build, change, "reduce_scatter", packed, counts[change.index], counts)
-    return unflatten(build, flat, change.local_shape(change.target))
+    return build.unflatten(flat, change.local_shape(change.target))
 
 
 def _all_reduce(build: Builder, x: Item, change: Change) -> Item:
-    flat = _collect(build, change, "all_reduce", flatten(build, x), change.type.size, (change.type.size,))
-    return unflatten(build, flat, change.type.shape)
+    flat = _collect(build, change, "all_reduce", build.flatten(x), change.type.size, (change.type.size,))
+    return build.unflatten(flat, change.type.shape)
 
 
 def _all_to_all(build: Builder, x: Item, change: Change) -> Item:

@@ -12,20 +12,18 @@ from dataclasses import replace
 
 from jobflow.compiler.rank.format import format_items
 from jobflow.compiler.rank.local import Collect, Item, Program, Send, Step
-from jobflow.compiler.rank.views import Window, is_dense, windows
+from jobflow.compiler.rank.views import whole_in_hatch, windows
 from jobflow.compiler.renumber import renumbered
 from jobflow.core.layout import Box
-from jobflow.core.types import TensorType, contiguous_strides
+from jobflow.core.types import contiguous_strides
 from jobflow.ops.base import ViewOp
 from jobflow.plan.plan import Announced, Slot
+from jobflow.plan.storage import RankMemory
 
 
-def adopt(program: Program, places: Mapping[str, Slot], own: Mapping[str, Slot], ranks: tuple[int, ...]) -> Program:
-    """Give every argument that is read as it comes its place, by key; `ranks` are those that have all memory in common.
-
-    `places` are in memory that those ranks have in common, `own` in that of this rank alone.
-    """
-    given = {**places, **own}
+def adopt(program: Program, memory: RankMemory, ranks: tuple[int, ...]) -> Program:
+    """Give every argument that is read as it comes its place; `ranks` are those that have all memory in common."""
+    given = {**memory.places, **memory.own}
     orders = format_items(program) if given else {}
     now = {
         argument.item: Item(argument.item.type, argument.item.name, slot=given[argument.key])
@@ -40,7 +38,7 @@ def adopt(program: Program, places: Mapping[str, Slot], own: Mapping[str, Slot],
     results = tuple(now.get(item, item) for item in program.results)
     # a rank may want images in another memory order, and its neighbours may not, unless they are alike, or nothing but views reads them
     used = {item for step in steps if not isinstance(step.action, ViewOp | Collect | Send) for item in step.inputs}
-    common = [a for a in arguments if a.key in places]
+    common = [a for a in arguments if a.key in memory.places]
     plain = [a for a in common if a.item.slot is not None and (program.known.alike or a.item.type.ndim <= 2 or a.item not in used)]
     together = {a.item: slot for a in plain if a.item.slot is not None and (slot := _together(a.item.slot, a.box)) is not None}
     return _ungathered(replace(program, steps=steps, arguments=arguments, fetches=fetches, results=results, together=together), ranks)
@@ -63,16 +61,6 @@ def _ungathered(program: Program, ranks: tuple[int, ...]) -> Program:
             now[step.outputs[0]] = Item(slot.type, step.outputs[0].name, slot=slot)
     reading = {step: instead.get(step, [_reading(step, now)]) for step in program.steps}
     return renumbered(program, reading, lines, {}) if lines else program
-
-
-def whole_in_hatch(item: Item, whole: TensorType, found: Mapping[Item, Window], together: Mapping[Item, Slot]) -> Slot | None:
-    """Where the parts of all ranks, of which `item` is this rank's, lie one after another as `whole`; None if they do not."""
-    window = found[item]
-    slot = together.get(window.root)
-    is_all = window.offset == 0 and is_dense(item.type, window) and item.type.nbytes == window.root.type.nbytes
-    if slot is None or not is_all or slot.type.nbytes != whole.nbytes:
-        return None
-    return Slot(slot.buffer, slot.offset, whole, contiguous_strides(whole.shape, whole.dtype.itemsize))
 
 
 def _reading(step: Step, now: Mapping[Item, Item]) -> Step:

@@ -18,15 +18,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from jobflow.compiler.layouts.routes import flatten
 from jobflow.compiler.rank.local import Builder, Item, Join, Program, Step
-from jobflow.compiler.rank.views import Window, is_dense, windows
-from jobflow.compiler.rank.write import views_of, written_over
+from jobflow.compiler.rank.views import Window, is_dense, views_of, windows, written_over
 from jobflow.core.types import TensorType, contiguous_strides
 from jobflow.ops.base import Op
 from jobflow.ops.layout_ops import SliceBox
 from jobflow.ops.update import Updated
-from jobflow.plan.plan import ALIGNMENT, Slot
+from jobflow.plan.plan import Slot, aligned
 from jobflow.plan.storage import is_common
 
 
@@ -137,10 +135,7 @@ def _slot(item: Item) -> Slot:
 
 def _follows(a: Step, b: Step) -> bool:
     assert isinstance(a.action, Updated)
-    return all(
-        -(-_slot(x).stop // ALIGNMENT) * ALIGNMENT == _slot(y).offset
-        for x, y in zip(a.inputs[: a.action.count], b.inputs[: a.action.count], strict=True)
-    )
+    return all(aligned(_slot(x).stop) == _slot(y).offset for x, y in zip(a.inputs[: a.action.count], b.inputs[: a.action.count], strict=True))
 
 
 def _gradients_follow(a: Step, b: Step, found: dict[Item, Window]) -> bool:
@@ -209,6 +204,6 @@ def _together(build: Builder, items: list[Item], offsets: list[int], flat: Tenso
         if begin + flat.shape[0] <= root.type.shape[0]:
             return build.compute(SliceBox((begin,), (begin + flat.shape[0],)), root)
     joined = Item(flat, f"{build.name}:gradients")
-    parts = tuple(flatten(build, item) for item in items)
+    parts = tuple(build.flatten(item) for item in items)
     build.append(Join(tuple(offsets)), parts, (joined,))
     return joined

@@ -11,10 +11,11 @@ from jobflow.core.layout import Box, Reduction
 from jobflow.core.types import TensorType
 from jobflow.graph.ir import Phase
 from jobflow.ops.base import Op, types_tuple
+from jobflow.ops.layout_ops import PackPieces, UnpackPieces
 from jobflow.plan.plan import Announced, Kind, Slot
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Item:
     """One tensor on this rank; compared by identity.  `slot` is set where the place is given: variables."""
 
@@ -189,6 +190,14 @@ class Builder:
         outputs = tuple(Item(type, label if len(types) == 1 else f"{label}.{i}") for i, type in enumerate(types))
         self.append(op, inputs, outputs)
         return outputs
+
+    def flatten(self, x: Item) -> Item:
+        """An item as one axis."""
+        return self.compute(PackPieces(0, (x.type.shape[0] if x.type.shape else 1,)), x, name=f"{x.name}.flat")
+
+    def unflatten(self, flat: Item, shape: tuple[int, ...]) -> Item:
+        """What was made one axis, in its shape again."""
+        return self.compute(UnpackPieces(0, (shape[0] if shape else 1,), shape), flat)
 
     def append(self, action: Action, inputs: tuple[Item, ...], outputs: tuple[Item, ...]) -> None:
         self.steps.append(Step(action, inputs, outputs, self.name, self.where, self.phase, self.microbatch))

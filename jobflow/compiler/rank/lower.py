@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from jobflow.compiler.agreed import Readers, alike
-from jobflow.compiler.layouts.box import Reroute, joined_offsets
+from jobflow.compiler.layouts.box import Reroute
 from jobflow.compiler.layouts.moves import exchange_steps, exchanges, moves, put_together, row_exchanges, shifted, take
 from jobflow.compiler.layouts.paths import changed, changes, row
-from jobflow.compiler.layouts.routes import flatten, unflatten
 from jobflow.compiler.rank.local import Argument, Builder, Collect, Item, Join, Known, Program, Receive, Send, Summed
 from jobflow.core.errors import PlanError
 from jobflow.core.layout import Box, Layout, Local, Partial, Reduction, Split, whole_box
@@ -25,21 +24,19 @@ from jobflow.ops.layout_ops import SliceBox, ToLocal
 from jobflow.ops.parts import PutPart
 from jobflow.ops.rows import Rows
 from jobflow.ops.source import Input, ReadVariable
-from jobflow.plan.plan import Announced, Slot
-from jobflow.plan.storage import is_common
+from jobflow.plan.plan import Announced, end_to_end
+from jobflow.plan.storage import RankMemory, is_common
 
 
-def lower(physical: Physical, rank: int, slots: dict[str, Slot], copies: bool = False) -> Program:
-    """What `rank` does.  `slots` says where its variables are stored; with `copies`, outputs that all hold whole are handed out by all."""
-    return _Lowering(physical, rank, slots, copies).run()
+def lower(physical: Physical, memory: RankMemory) -> Program:
+    """What the rank does that has this memory."""
+    return _Lowering(physical, memory).run()
 
 
 @dataclass
 class _Lowering:
     physical: Physical
-    rank: int
-    slots: dict[str, Slot]
-    copies: bool
+    memory: RankMemory
     items: dict[Value, Item] = field(default_factory=dict)
     arguments: list[Argument] = field(default_factory=list)
     reads: dict[str, Item] = field(default_factory=dict)
@@ -50,10 +47,10 @@ class _Lowering:
     announced: int = 0
 
     def run(self) -> Program:
-        graph = self.physical.graph
+        graph, self.rank = self.physical.graph, self.memory.rank
         self.build = Builder(self.rank)
         self.readers = Readers(self.physical)
-        common = tuple(name for name, slot in self.slots.items() if is_common(slot.buffer))
+        common = tuple(name for name, slot in self.memory.slots.items() if is_common(slot.buffer))
         for node in graph.nodes:
             self.build.name, self.build.where, self.build.phase = node.outputs[0].name, node.where, node.phase
             self.build.microbatch = node.origin.microbatch
@@ -85,7 +82,7 @@ class _Lowering:
     def _gives(self, value: Value) -> bool:
         """Whether this rank hands out its part of an output; of what all hold whole, the first does."""
         layout = self.physical.layouts[value]
-        gives = self.copies or isinstance(layout, Local) or not layout.is_whole or layout.placement.ranks[0] == self.rank
+        gives = self.memory.copies or isinstance(layout, Local) or not layout.is_whole or layout.placement.ranks[0] == self.rank
         return gives and value in self.items
 
     # ---------------------------------------------------------------- ordinary nodes
@@ -104,7 +101,7 @@ class _Lowering:
         op = node.op
         if isinstance(op, ReadVariable):
             (value,) = node.outputs
-            item = Item(self.local_type(value), value.name, slot=self.slots[op.key])
+            item = Item(self.local_type(value), value.name, slot=self.memory.slots[op.key])
             self.items[value] = self.reads[op.key] = item
             return
         if isinstance(op, Input):
@@ -127,9 +124,9 @@ class _Lowering:
             raise PlanError(
                 f"{node.op} at {node.where}: rank {self.rank} would make {', '.join(map(str, inferred))} but holds {', '.join(map(str, types))}"
             )
-        for value, item in zip(node.outputs, self.build.computes(op, inputs, node.name, types), strict=True):
-            item.name = value.name
-            self.items[value] = item
+        outputs = tuple([Item(type, value.name) for value, type in zip(node.outputs, types, strict=True)])
+        self.build.append(op, inputs, outputs)
+        self.items.update(zip(node.outputs, outputs, strict=True))
         summed = _summed(node, self.physical.layouts)
         reader = self.readers.alone(node.outputs[0])
         if summed is not None and reader is not None and isinstance(reader.op, Reroute):
@@ -196,20 +193,20 @@ class _Lowering:
         """All_reduce several tensors as one flat array in which each begins at a multiple of the alignment."""
         dtype = node.inputs[0].dtype
         for ranks in op.source.placement.along(changed(op.source, op.target)):
-            offsets, total = joined_offsets(op.joined_types([value.type for value in node.inputs], ranks[0]))
+            offsets, total = end_to_end(op.joined_types([value.type for value in node.inputs], ranks[0]))
             order = self._announce(op.name, node.outputs[0].name, ranks, total)
             if self.rank not in ranks:
                 continue
             flat = TensorType((total // dtype.itemsize,), dtype)
             joined, summed = Item(flat, f"{node.name}:parts"), Item(flat, f"{node.name}:sum")
             held = [self.items[value] for value in node.inputs]
-            self.build.append(Join(tuple(offsets)), tuple(flatten(self.build, item) for item in held), (joined,))
+            self.build.append(Join(tuple(offsets)), tuple(self.build.flatten(item) for item in held), (joined,))
             self.build.append(Collect("all_reduce", ranks, flat.shape, (), _reduction(op), order), (joined,), (summed,))
             for value, item, offset in zip(node.outputs, held, offsets, strict=True):
                 start = offset // dtype.itemsize
                 piece = self.build.compute(SliceBox((start,), (start + item.type.size,)), summed, name=f"{value.name}.flat")
                 self.build.name = value.name
-                self.items[value] = unflatten(self.build, piece, item.type.shape)
+                self.items[value] = self.build.unflatten(piece, item.type.shape)
             here = [value for value in node.outputs if self.readers.only_update(value, ranks)]
             self.for_updates.update(self.items[value] for value in here)
             if len(here) == len(node.outputs):
@@ -226,11 +223,11 @@ class _Lowering:
             order = self._announce("move", value.name, (move.source, move.target), move.size * value.dtype.itemsize)
             if self.rank == move.source and held is not None:
                 part = take(self.build, self.items[value], held, move.box)
-                self.build.append(Send(move.target, order), (flatten(self.build, part),), ())
+                self.build.append(Send(move.target, order), (self.build.flatten(part),), ())
             elif self.rank == move.target:
                 flat = Item(value.type.with_shape((move.size,)), output.name)
                 self.build.append(Receive(move.source, order), (), (flat,))
-                received.append((move.box, unflatten(self.build, flat, move.box.shape)))
+                received.append((move.box, self.build.unflatten(flat, move.box.shape)))
         if self.rank in op.target.placement.ranks:
             self.items[output] = put_together(self.build, op.target.box(value.shape, self.rank), received, output.type)
 

@@ -18,14 +18,13 @@ from jobflow.compiler.rank.format import format_items
 from jobflow.compiler.rank.local import Collect, Item, Join, Receive, Send, Step, Wait
 from jobflow.compiler.rank.order import Ordered
 from jobflow.compiler.rank.place import communicated, overwritten, placements
-from jobflow.compiler.rank.views import Window, is_dense, is_free, windows
-from jobflow.compiler.rank.write import views_of, written_over
+from jobflow.compiler.rank.views import Window, is_dense, is_free, views_of, windows, written_over
 from jobflow.core.errors import PlanError
 from jobflow.core.types import contiguous_strides
 from jobflow.ops.base import Op
 from jobflow.ops.layout_ops import Copy
 from jobflow.plan import plan as plans
-from jobflow.plan.plan import ALIGNMENT, Collective, Compute, Feed, Instruction, Plan, Slot, Transfer
+from jobflow.plan.plan import Collective, Compute, Feed, Instruction, Plan, Slot, Transfer, aligned
 from jobflow.plan.verify import Access, verify_memory, verify_order
 
 
@@ -167,7 +166,7 @@ class _Planning:
         size = 0
         for count, root in enumerate(roots):
             first, last = lives[root]
-            need = max(-(-root.type.nbytes // ALIGNMENT) * ALIGNMENT, ALIGNMENT)
+            need = aligned(max(root.type.nbytes, 1))
             offset = 0
             starts, stops, begins, ends = placed[:, :count]
             at_once = (begins <= last) & (first <= ends)

@@ -17,7 +17,7 @@ import heapq
 from dataclasses import dataclass
 
 from jobflow.compiler.rank.local import Collect, Item, Program, Receive, Send, Step
-from jobflow.compiler.rank.write import views_of, written_over
+from jobflow.compiler.rank.views import views_of, written_over
 from jobflow.core.errors import PlanError
 from jobflow.ops.base import Op
 

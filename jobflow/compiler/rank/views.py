@@ -1,4 +1,4 @@
-"""Where views lie: the window on its root that each item of a program is.
+"""Where views lie: the window on its root that each item of a program is; and what is written over what.
 
 `ViewOp.view` is asked what it would do to an array of the right shape and strides.  The array is a mock: its memory is never
 read, only the strides and the address of the result are.
@@ -15,6 +15,7 @@ import numpy as np
 from jobflow.compiler.rank.local import Item, Step
 from jobflow.core.types import TensorType, contiguous_strides
 from jobflow.ops.base import Op, ViewOp
+from jobflow.plan.plan import Slot
 
 #: Memory orders of items that are not C-ordered: axes from outermost to innermost.
 Orders = Mapping[Item, tuple[int, ...]]
@@ -116,3 +117,32 @@ def is_dense(type: TensorType, window: Window) -> bool:
     """True if the window is C-ordered without gaps."""
     expected = contiguous_strides(type.shape, type.dtype.itemsize)
     return all(n <= 1 or a == b for n, a, b in zip(type.shape, window.strides, expected, strict=True))
+
+
+def whole_in_hatch(item: Item, whole: TensorType, found: Mapping[Item, Window], together: Mapping[Item, Slot]) -> Slot | None:
+    """Where the parts of all ranks, of which `item` is this rank's, lie one after another as `whole`; None if they do not."""
+    window = found[item]
+    slot = together.get(window.root)
+    is_all = window.offset == 0 and is_dense(item.type, window) and item.type.nbytes == window.root.type.nbytes
+    if slot is None or not is_all or slot.type.nbytes != whole.nbytes:
+        return None
+    return Slot(slot.buffer, slot.offset, whole, contiguous_strides(whole.shape, whole.dtype.itemsize))
+
+
+def written_over(steps: tuple[Step, ...]) -> dict[Item, Item]:
+    """Outputs of update ops, and the variables they overwrite."""
+    found: dict[Item, Item] = {}
+    for step in steps:
+        if isinstance(step.action, Op):
+            for output, source in step.action.alias.items():
+                found[step.outputs[output]] = found.get(step.inputs[source], step.inputs[source])
+    return found
+
+
+def views_of(steps: tuple[Step, ...], roots: set[Item]) -> dict[Item, Item]:
+    """Every item that may share memory with one of the roots, and which."""
+    found = {root: root for root in roots}
+    for step in steps:
+        if isinstance(step.action, ViewOp) and step.inputs and step.inputs[0] in found:
+            found[step.outputs[0]] = found[step.inputs[0]]
+    return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jobflow.compiler.rank.local import Item, Program, Step
-from jobflow.ops.base import Op, ViewOp
+from jobflow.compiler.rank.views import views_of, written_over
 from jobflow.ops.layout_ops import Copy
 from jobflow.ops.update import Assign
 
@@ -33,22 +33,3 @@ def write(program: Program) -> Program:
             steps.append(Step(Assign(), (old, new), (Item(old.type, f"{name}:new"),), name, phase="update"))
     fetches = tuple((position, kept(item, "returned") if item in stored or item in over else item) for position, item in program.fetches)
     return replace(program, steps=tuple(steps), fetches=fetches, updates={})
-
-
-def written_over(steps: tuple[Step, ...]) -> dict[Item, Item]:
-    """Outputs of update ops, and the variables they overwrite."""
-    found: dict[Item, Item] = {}
-    for step in steps:
-        if isinstance(step.action, Op):
-            for output, source in step.action.alias.items():
-                found[step.outputs[output]] = found.get(step.inputs[source], step.inputs[source])
-    return found
-
-
-def views_of(steps: tuple[Step, ...], roots: set[Item]) -> dict[Item, Item]:
-    """Every item that may share memory with one of the roots, and which."""
-    found = {root: root for root in roots}
-    for step in steps:
-        if isinstance(step.action, ViewOp) and step.inputs and step.inputs[0] in found:
-            found[step.outputs[0]] = found[step.inputs[0]]
-    return found
