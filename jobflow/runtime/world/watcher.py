@@ -24,10 +24,14 @@ import sys
 import time
 from contextlib import suppress
 
+#: what a watcher says when it watches
+READY = b"."
 #: what a rank says before it ends in a way that needs no telling
 GOODBYE = b"."
 #: seconds in which the end of a job, which may have had this rank end, ends the process manager's connection too
 SETTLE = 0.3
+#: seconds that a rank waits for its watcher
+START = 5.0
 #: seconds that a rank which has lost its process manager has to end by itself
 GRACE = 0.5
 #: files of MPICH in /dev/shm
@@ -35,7 +39,11 @@ SHARED = "/dev/shm/mpich_shm_"
 
 
 def start(rank: int, token: str) -> socket.socket | None:
-    """Have this process watched; what to say `GOODBYE` on.  None where nothing but the system's own means are there: no MPICH, no pidfds."""
+    """Have this process watched; what to say `GOODBYE` on.  None where nothing but the system's own means are there: no MPICH, no pidfds.
+
+    Comes back when the watcher watches: of a rank that ended before, it would learn after the process manager has ended the others for it,
+    and theirs would be taken for the first end.
+    """
     starter = os.environ.get("PMI_FD", "")
     if not starter.isdigit() or not hasattr(os, "pidfd_open") or not sys.executable:
         return None
@@ -52,6 +60,8 @@ def start(rank: int, token: str) -> socket.socket | None:
     finally:
         os.close(process)
     child.returncode = 0  # it outlives this process; so Popen need not warn at the end
+    if poller((mine.fileno(), select.POLLIN)).poll(1000 * START):
+        mine.recv(1)
     return mine
 
 
@@ -175,6 +185,8 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # they are for the rank
     rank, token = int(sys.argv[1]), sys.argv[2]
     line, process, starter = map(int, sys.argv[3:])
+    with suppress(OSError):
+        os.write(line, READY)
     ended = watch(line, process, starter)
     if ended == "rank":
         end_job(rank, token, starter)
