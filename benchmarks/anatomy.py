@@ -12,7 +12,7 @@ from jobflow.engine.commands import executors_of
 from jobflow.engine.job import job_of
 from jobflow.engine.session import current_session
 from jobflow.runtime.profile import by_kernel, profiled
-from jobflow.runtime.world.base import Rank
+from jobflow.runtime.world.world import Rank
 
 LOOPED = 20_000
 

@@ -24,9 +24,9 @@ from jobflow.eager.tensor import Tensor
 from jobflow.engine.placements import placement, sbp
 from jobflow.functional import nn_activations, nn_classes, shapes
 from jobflow.functional.creation import from_numpy
-from jobflow.functional.moving import to_global
+from jobflow.functional.global_tensors import to_global
 from jobflow.nn.graph.graph import Graph
-from jobflow.nn.modules.linear import Linear
+from jobflow.nn.modules.linear_layers import Linear
 from jobflow.nn.modules.module import Module
 from jobflow.nn.parallel import DistributedDataParallel
 

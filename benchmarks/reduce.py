@@ -18,7 +18,7 @@ from mpi4py import MPI
 import jobflow as flow
 from jobflow.core.layout import SUM
 from jobflow.engine.session import current_session
-from jobflow.runtime.world.base import Rank, World
+from jobflow.runtime.world.world import Rank, World
 
 TIMES = 20
 

@@ -16,7 +16,7 @@ Everything is defined elsewhere; `__init__.pyi` is the table of contents.  What 
 
 from jobflow.core.lazy_imports import attach as _attach
 from jobflow.core.version import __version__ as __version__
-from jobflow.runtime.world import launch as _launch
+from jobflow.runtime.world import launched as _launch
 
 __getattr__, __dir__, __all__ = _attach(__name__, __file__, {"layout": "jobflow.core.layout", "session": "jobflow.engine.session"})
 

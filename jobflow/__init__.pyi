@@ -13,7 +13,8 @@ from jobflow import optim as optim
 from jobflow import strategies as strategies
 from jobflow import typing as typing
 from jobflow import utils as utils
-from jobflow.checkpoint.variables import get_all_variables, load_variables
+from jobflow.checkpoint.session_variables import get_all_variables as get_all_variables
+from jobflow.checkpoint.session_variables import load_variables as load_variables
 from jobflow.core import errors as errors
 from jobflow.core import scope as scope
 from jobflow.core.errors import AbortedError as AbortedError

@@ -163,5 +163,5 @@ def test_a_circle_is_seen() -> None:
     ],
 )
 def test_the_checker_sees(module: str, source: str, wrong: bool) -> None:
-    names = {*modules(), "jobflow.graph.ir", "jobflow.layers", "jobflow.core.scope", "jobflow.ops.base", "jobflow.runtime.executor"}
+    names = {*modules(), "jobflow.graph.ir", "jobflow.layers", "jobflow.core.scope", "jobflow.ops.op", "jobflow.runtime.executor"}
     assert any(complaint(module, imported) for _, imported in imports(module, source, names)) == wrong

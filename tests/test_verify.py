@@ -18,7 +18,7 @@ from jobflow import scope
 from jobflow.cli import main
 from jobflow.engine.job import Job
 from jobflow.engine.session import Session
-from jobflow.ops.linalg import BiasAdd, MatMul
+from jobflow.ops.matmul import BiasAdd, MatMul
 from jobflow.ops.norm import LayerNorm
 from jobflow.ops.optimizer_updates import AdamUpdate
 from jobflow.ops.softmax import Softmax

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from jobflow.checkpoint import places
-from jobflow.checkpoint.compare import selected
-from jobflow.checkpoint.files import files_of
+from jobflow.checkpoint.checkpoint_reader import Checkpoint, LegacyTensor, Stored, load
+from jobflow.checkpoint.difference import selected
+from jobflow.checkpoint.file_system import files_of
 from jobflow.checkpoint.places import DONE
-from jobflow.checkpoint.reading import Checkpoint, LegacyTensor, Stored, load
 from jobflow.checkpoint.safetensors import Place, bytes_of, header_of, read_header, read_tensor, storable
 from jobflow.checkpoint.writing import save
 from jobflow.core.errors import CheckpointError

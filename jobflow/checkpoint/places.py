@@ -17,7 +17,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from jobflow.checkpoint import manifest
-from jobflow.checkpoint.files import Files, files_of
+from jobflow.checkpoint.file_system import Files, files_of
 from jobflow.checkpoint.owner import host, is_alive, start_of
 from jobflow.core.errors import CheckpointError
 from jobflow.core.notices import notice

@@ -18,8 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from jobflow.checkpoint import manifest, places, reading, sessions
-from jobflow.checkpoint.files import files_of
+from jobflow.checkpoint import checkpoint_reader as reading
+from jobflow.checkpoint import manifest, places, sessions
+from jobflow.checkpoint.file_system import files_of
 from jobflow.checkpoint.manifest import Manifest
 from jobflow.core.errors import ArgumentError, CheckpointError, ReplacedError
 from jobflow.engine.session import Session

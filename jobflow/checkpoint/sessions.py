@@ -24,7 +24,9 @@ from typing import Any, Literal, TypeVar
 from weakref import WeakSet
 
 import jobflow.core.scope as scope
-from jobflow.checkpoint import parts, ranks, safetensors
+from jobflow.checkpoint import rank_commands as ranks
+from jobflow.checkpoint import rank_files as parts
+from jobflow.checkpoint import safetensors
 from jobflow.checkpoint.manifest import Spans, check_extra
 from jobflow.checkpoint.writing import name_of
 from jobflow.checkpoint.writing import save as save_arrays
@@ -34,8 +36,8 @@ from jobflow.core.types import Array, TensorType
 from jobflow.core.untrusted import whole
 from jobflow.engine.session import Session
 from jobflow.graph.ir import Variable
-from jobflow.runtime.world import launch
-from jobflow.runtime.world.base import World
+from jobflow.runtime.world import launched as launch
+from jobflow.runtime.world.world import World
 
 T = TypeVar("T")
 Where = str | os.PathLike[str]

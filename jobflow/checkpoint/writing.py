@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jobflow.checkpoint import parts, places, safetensors
-from jobflow.checkpoint.files import Files, files_of
+from jobflow.checkpoint import places, safetensors
+from jobflow.checkpoint import rank_files as parts
+from jobflow.checkpoint.file_system import Files, files_of
 from jobflow.checkpoint.manifest import Entry, Manifest, check_extra
-from jobflow.checkpoint.parts import Piece
 from jobflow.checkpoint.places import DONE as DONE
 from jobflow.checkpoint.places import clean as clean
+from jobflow.checkpoint.rank_files import Piece
 from jobflow.core.errors import CheckpointError
 
 

@@ -13,11 +13,11 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 
 from jobflow.cli import failure
-from jobflow.cli.table import COMMANDS, GROUPS, Command
+from jobflow.cli.command_table import COMMANDS, GROUPS, Command
 from jobflow.core.errors import ConfigError, JobflowError, did_you_mean
 from jobflow.core.extras import package_of
 from jobflow.core.version import __version__
-from jobflow.runtime.world.launch import end_job, guarded, say_once
+from jobflow.runtime.world.launched import end_job, guarded, say_once
 
 CODES = {
     0: "done",

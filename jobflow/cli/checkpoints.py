@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import yaml
 
 from jobflow.checkpoint import manifest
-from jobflow.checkpoint.compare import Difference, differences, extra_differences, selected, type_text
+from jobflow.checkpoint.checkpoint_reader import Checkpoint, Stored, StoredShard, problems
+from jobflow.checkpoint.difference import Difference, differences, extra_differences, selected, type_text
 from jobflow.checkpoint.export import open_any, to_checkpoint, to_legacy, to_npz, to_safetensors
-from jobflow.checkpoint.reading import Checkpoint, Stored, StoredShard, problems
 from jobflow.checkpoint.series import TRIES
 from jobflow.core.errors import CheckpointError, ReplacedError, counted
 from jobflow.core.tables import UNLIMITED, TextTable

@@ -12,7 +12,7 @@ from jobflow.compiler.layouts.box import Reroute
 from jobflow.core.layout import Layout, Local, Split
 from jobflow.graph.ir import Node, Physical, Value
 from jobflow.graph.rewrite import consumers
-from jobflow.ops.base import ViewOp
+from jobflow.ops.op import ViewOp
 from jobflow.ops.parts import Part
 from jobflow.ops.rows import Rows
 from jobflow.ops.source import ReadVariable

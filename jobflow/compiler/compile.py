@@ -33,9 +33,9 @@ from dataclasses import replace
 from jobflow.compiler.divide import divide
 from jobflow.compiler.factors import gather_factors
 from jobflow.compiler.front.differentiate import Logical, differentiate
-from jobflow.compiler.front.loss_scale import guard
+from jobflow.compiler.front.dynamic_loss_scale import guard
 from jobflow.compiler.front.microbatch import unroll
-from jobflow.compiler.front.pipeline import pipeline
+from jobflow.compiler.front.pipeline_order import pipeline
 from jobflow.compiler.front.precision import lower_precision
 from jobflow.compiler.front.recompute import recompute
 from jobflow.compiler.front.simplify import simplify
@@ -49,7 +49,7 @@ from jobflow.compiler.rank.lower import lower
 from jobflow.compiler.rank.memory import plan_memory
 from jobflow.compiler.rank.order import order
 from jobflow.compiler.rank.overlap import overlap
-from jobflow.compiler.rank.write import write
+from jobflow.compiler.rank.variable_writes import write
 from jobflow.compiler.weights import keep_weights
 from jobflow.graph.ir import Graph, Physical, Value
 from jobflow.graph.traced import Traced

@@ -24,8 +24,8 @@ from jobflow.compiler.rank.views import is_dense, views_of, windows
 from jobflow.core.errors import PlanError
 from jobflow.core.layout import SUM, cut
 from jobflow.core.types import TensorType, contiguous_strides
-from jobflow.ops.base import Op, ViewOp
 from jobflow.ops.layout_ops import SliceBox
+from jobflow.ops.op import Op, ViewOp
 from jobflow.ops.update import Updated
 from jobflow.plan.plan import ALIGNMENT, Slot
 from jobflow.plan.storage import is_common

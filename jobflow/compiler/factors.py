@@ -26,8 +26,8 @@ from jobflow.compiler.renumber import renumbered
 from jobflow.core.layout import SUM, Box, cut
 from jobflow.core.types import TensorType, contiguous_strides
 from jobflow.ops.axes import Transpose
-from jobflow.ops.base import Op
 from jobflow.ops.layout_ops import PackColumns, PackPieces, SliceBox, UnpackPieces
+from jobflow.ops.op import Op
 from jobflow.ops.update import Updated
 from jobflow.plan.plan import Announced, Kind, Slot, end_to_end
 from jobflow.plan.storage import is_common

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from jobflow.core.errors import ArgumentError, JobflowError, counted
 from jobflow.core.types import Array
-from jobflow.data.order import Order
+from jobflow.data.sample_order import Order
 from jobflow.data.samples import Samples
 from jobflow.data.waiting import numbered
 from jobflow.typing.lazy import Lazy, Rows

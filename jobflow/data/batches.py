@@ -21,11 +21,11 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, counted
 from jobflow.data.ahead import END, Pending, Pool, Reading
 from jobflow.data.batch import BEGINNING, Batch, Ordered, Position
-from jobflow.data.order import Order
+from jobflow.data.sample_order import Order
 from jobflow.data.samples import Samples, Stream, checked_name
 from jobflow.data.shards import Wanted, Window
 from jobflow.data.streaming import streamed
-from jobflow.runtime.world import launch
+from jobflow.runtime.world import launched as launch
 
 
 class Batches:

@@ -7,9 +7,9 @@
 None of these functions starts MPI.
 """
 
+from jobflow.runtime.world.environment import rank as get_rank
+from jobflow.runtime.world.environment import world_size as get_world_size
 from jobflow.runtime.world.rendezvous import local_rank as get_local_rank
 from jobflow.runtime.world.rendezvous import node_size as get_node_size
-from jobflow.runtime.world.variables import rank as get_rank
-from jobflow.runtime.world.variables import world_size as get_world_size
 
 __all__ = ["get_rank", "get_local_rank", "get_world_size", "get_node_size"]

@@ -17,10 +17,10 @@ from pathlib import Path
 from jobflow.core.errors import ConfigError, JobflowError
 from jobflow.distributed.output import Screen
 from jobflow.distributed.processes import Processes, end_service, say
-from jobflow.runtime.world.joining import job_secret
+from jobflow.runtime.world.environment import LAUNCHER, LOCAL_SIZE, inherited
+from jobflow.runtime.world.handshake import job_secret
 from jobflow.runtime.world.rendezvous import listen, start_service
 from jobflow.runtime.world.service.proof import SECRET, made_up
-from jobflow.runtime.world.variables import LAUNCHER, LOCAL_SIZE, inherited
 
 DESCRIPTION = """\
 Start a program as several ranks on this node, and end all of them when one fails.

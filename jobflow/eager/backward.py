@@ -24,7 +24,7 @@ from jobflow.eager.state import EagerState, gradients, state
 from jobflow.eager.tape import Edge, Gradients, Hook, OpGradient, TapeNode, anomalies, record
 from jobflow.eager.tensor import Tensor
 from jobflow.ops.arithmetic import Add
-from jobflow.ops.base import apply
+from jobflow.ops.op import apply
 from jobflow.ops.source import Constant
 
 

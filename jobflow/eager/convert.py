@@ -26,10 +26,10 @@ from jobflow.engine.binding import Loaded, StorageChoice
 from jobflow.graph.ir import Graph, Node, Physical, Value
 from jobflow.ops.source import Input
 from jobflow.plan.plan import Plan, Slot
-from jobflow.runtime.arrays import window
-from jobflow.runtime.comm.base import Communicator
+from jobflow.runtime.comm.communicator import Communicator
 from jobflow.runtime.executor import Executor
-from jobflow.runtime.world.base import Rank
+from jobflow.runtime.slot_arrays import window
+from jobflow.runtime.world.world import Rank
 
 #: how many changes of layout a group of ranks keeps prepared
 KEPT = 128

@@ -25,9 +25,9 @@ from jobflow.eager.run import prepared, recorder
 from jobflow.eager.state import EagerState, mixed
 from jobflow.eager.tape import Gradients, record
 from jobflow.eager.tensor import Tensor, shows
-from jobflow.ops.base import Op, apply
 from jobflow.ops.broadcast import BroadcastTo, SumTo
 from jobflow.ops.layout_ops import dual
+from jobflow.ops.op import Op, apply
 from jobflow.ops.scalar import Scale
 
 #: the most axes that NumPy's arrays have

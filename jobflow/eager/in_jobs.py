@@ -18,9 +18,9 @@ from jobflow.eager.state import EagerState
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.body import JobBody
 from jobflow.engine.handle import Handle
-from jobflow.ops.base import Op
+from jobflow.ops.op import Op
 from jobflow.ops.scalar import Detach
-from jobflow.runtime.device.cpu import CpuDevice
+from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world.solo import SoloWorld
 
 #: what a job has where tensors have layouts of their own

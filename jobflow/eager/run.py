@@ -26,9 +26,9 @@ from jobflow.eager.state import EagerState, mixed, state
 from jobflow.eager.tape import follow, record_op
 from jobflow.eager.tensor import Tensor, own
 from jobflow.ops import half
-from jobflow.ops.base import Op, ViewOp, types_tuple
 from jobflow.ops.checked import Checked
 from jobflow.ops.derivative import Derivative
+from jobflow.ops.op import Op, ViewOp, types_tuple
 from jobflow.runtime.refusals import Refusal, located, raise_first
 
 #: how many ops on types and layouts a rank keeps prepared

@@ -18,11 +18,11 @@ from jobflow.core.errors import JobError, user_line
 from jobflow.core.layout import Placement
 from jobflow.core.types import float32
 from jobflow.engine.session import current_session, environment
-from jobflow.runtime.device.base import Device
-from jobflow.runtime.device.cpu import CpuDevice
-from jobflow.runtime.world import launch
-from jobflow.runtime.world.base import Rank, World
+from jobflow.runtime.device.device import Device
+from jobflow.runtime.device.numpy_device import CpuDevice
+from jobflow.runtime.world import launched as launch
 from jobflow.runtime.world.solo import SoloWorld
+from jobflow.runtime.world.world import Rank, World
 
 #: how many of the last ops a message about ranks that diverged names
 REMEMBERED = 5

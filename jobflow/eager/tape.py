@@ -19,8 +19,8 @@ from jobflow.core.errors import JobError, SourceLine, user_line
 from jobflow.core.layout import Placement
 from jobflow.core.types import Array, TensorType
 from jobflow.eager.tensor import Storage, Tensor
-from jobflow.ops.base import Op
 from jobflow.ops.derivative import Derivative, derivative
+from jobflow.ops.op import Op
 
 #: per input: the node and the number of its output, or the leaf, that the gradient goes to; None if to nobody
 Edge = tuple[Any, int] | Tensor | None

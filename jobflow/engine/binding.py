@@ -20,11 +20,11 @@ from jobflow.engine.shared_buffers import HATCH, Opening, hatch_of, planned_plac
 from jobflow.graph.ir import Graph, Physical
 from jobflow.ops.source import Input
 from jobflow.plan.plan import Plan, Slot
+from jobflow.plan.plan_checks import compare_plans, told
 from jobflow.plan.storage import GIVEN, RankMemory, apart, is_common, place_variables
-from jobflow.plan.verify import compare_plans, told
 from jobflow.runtime.executor import Executor, Through
-from jobflow.runtime.state import State
-from jobflow.runtime.world.base import Rank
+from jobflow.runtime.variable_buffers import State
+from jobflow.runtime.world.world import Rank
 
 #: bytes of an argument that cost more to copy than preparing the calls anew that read it
 LARGE = 1 << 21

@@ -17,7 +17,7 @@ from jobflow.core.types import DType, Tensor, TensorType, int8
 from jobflow.engine.handle import Handle, value_of
 from jobflow.graph.ir import Value, Variable
 from jobflow.graph.training import Optimizer
-from jobflow.ops.base import Op
+from jobflow.ops.op import Op
 
 
 class JobBody:

@@ -15,7 +15,7 @@ from jobflow.engine.shared_buffers import Opening
 from jobflow.graph.wire import Wire, physical_from_wire
 from jobflow.plan.traffic import Traffic
 from jobflow.runtime.executor import Executor
-from jobflow.runtime.world.base import Rank, World
+from jobflow.runtime.world.world import Rank, World
 
 
 def executors_of(rank: Rank) -> dict[int, Executor]:

@@ -20,8 +20,8 @@ from jobflow.core.errors import ArgumentError, JobError, SbpError, user_line
 from jobflow.core.layout import B, P, Placement, S, Sbp, Split
 from jobflow.core.notices import notice
 from jobflow.core.types import Tensor, TensorType
-from jobflow.ops.base import Op, apply
 from jobflow.ops.layout_ops import GradientLayout, Identity, ToLayout, to_layout
+from jobflow.ops.op import Op, apply
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ from jobflow.engine.body import JobBody
 from jobflow.engine.compiled import Compiled, argument_parts
 from jobflow.engine.handle import value_of
 from jobflow.engine.job_config import FunctionConfig
-from jobflow.engine.results import deliver
+from jobflow.engine.returned import deliver
 from jobflow.engine.session import Session
 from jobflow.graph.ir import Physical, Value
 from jobflow.graph.strategy import Strategy

@@ -11,7 +11,7 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import NOT_A_TENSOR, DtypeError, JobError, user_line
 from jobflow.core.types import DType, Tensor, TensorType, bool_
 from jobflow.ops import elementwise as ew
-from jobflow.ops import linalg
+from jobflow.ops import matmul as linalg
 from jobflow.ops.pointwise import call
 
 #: What may stand beside a tensor in an expression.  A number takes the tensor's element type.

@@ -18,8 +18,9 @@ from jobflow.core.types import DType
 from jobflow.engine.ignored_options import IGNORED
 from jobflow.engine.placements import placement, world_size
 from jobflow.graph.strategy import Strategy
-from jobflow.runtime.world import rendezvous, variables
-from jobflow.runtime.world.variables import default_client
+from jobflow.runtime.world import environment as variables
+from jobflow.runtime.world import rendezvous
+from jobflow.runtime.world.environment import default_client
 
 
 def told_devices() -> int | None:

@@ -19,8 +19,8 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import PlacementError, SbpError, user_line
 from jobflow.core.layout import MAX, MIN, Broadcast, Partial, Placement, Sbp, Split
 from jobflow.core.notices import notice
-from jobflow.runtime.device import cuda
-from jobflow.runtime.world.launch import launched
+from jobflow.runtime.device import cupy_device as cuda
+from jobflow.runtime.world.launched import launched
 
 TAGS = ("cpu", "cuda")
 #: tensors of more axes than this have no split

@@ -27,12 +27,12 @@ from jobflow.engine.binding import StorageChoice
 from jobflow.engine.commands import Bind, Meet, ReadVariables, Run, Tell, Unbind, WriteVariables, openings_of, performed
 from jobflow.engine.compiled import Compiled
 from jobflow.engine.options import ConfigOptions, EnvOptions, EnvSettings, Settings
+from jobflow.graph.graph_text import first_difference, physical_text
 from jobflow.graph.ir import Variable
-from jobflow.graph.text import first_difference, physical_text
 from jobflow.graph.wire import physical_to_wire
-from jobflow.runtime.world.base import World
-from jobflow.runtime.world.launch import launched
+from jobflow.runtime.world.launched import launched
 from jobflow.runtime.world.start import start_world
+from jobflow.runtime.world.world import World
 from jobflow.typing.lazy import Lazy
 from jobflow.typing.signature import Bound
 

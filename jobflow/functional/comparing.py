@@ -10,15 +10,15 @@ from jobflow.core.errors import ArgumentError, DtypeError, user_line
 from jobflow.core.types import bool_
 from jobflow.eager.run import run
 from jobflow.eager.tensor import Tensor, method
-from jobflow.functional.arithmetic import both, operators, sides
+from jobflow.functional.binary_functions import both, operators, sides
 from jobflow.functional.promotion import Number, constant, operand, pair, result_type, rounded_once
 from jobflow.functional.promotion import cast as as_dtype
 from jobflow.ops import compare
 from jobflow.ops.arithmetic import Subtract, Where
-from jobflow.ops.base import Op
 from jobflow.ops.compare import NotEqual
-from jobflow.ops.functions import Absolute
+from jobflow.ops.op import Op
 from jobflow.ops.scalar import FillLike
+from jobflow.ops.transcendental import Absolute
 
 Comparison = Callable[[Any, Any], Tensor]
 

@@ -20,13 +20,13 @@ from jobflow.eager.run import addend, run, source
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor, method
 from jobflow.functional.devices import checked_device, marked
-from jobflow.functional.moving import layout_of
+from jobflow.functional.global_tensors import layout_of
 from jobflow.functional.promotion import Number, cast, fitting, number_dtype, number_kind
 from jobflow.ops.axes import ExpandDims
 from jobflow.ops.compare import Equal
-from jobflow.ops.functions import Power
 from jobflow.ops.scalar import FillLike
 from jobflow.ops.source import Arange, Constant, Linspace
+from jobflow.ops.transcendental import Power
 
 
 class Place:

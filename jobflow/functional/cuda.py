@@ -1,6 +1,6 @@
 """flow.cuda: whether there are GPUs.  Jobs run on them; tensors and graphs refuse the device "cuda" there, and without a GPU live on the host."""
 
-from jobflow.runtime.device import cuda
+from jobflow.runtime.device import cupy_device as cuda
 
 
 def device_count() -> int:

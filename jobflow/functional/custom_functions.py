@@ -13,14 +13,14 @@ from jobflow.core.errors import ArgumentError, JobError, ShapeError, user_line
 from jobflow.core.layout import Layout
 from jobflow.core.types import TensorType
 from jobflow.eager import backward as passes
-from jobflow.eager import writing
+from jobflow.eager import in_place_writes as writing
 from jobflow.eager.state import running, state
 from jobflow.eager.tape import Gradients, TapeNode, edge_of, note
 from jobflow.eager.tensor import Tensor
 from jobflow.functional.gradients import enable_grad, grad, no_grad, seeds_of, set_grad_enabled, tensors_of
 from jobflow.functional.promotion import cast
-from jobflow.ops.base import apply
 from jobflow.ops.broadcast import SumTo
+from jobflow.ops.op import apply
 
 __all__ = ["Function", "backward", "enable_grad", "grad", "no_grad", "set_grad_enabled"]
 

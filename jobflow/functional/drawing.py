@@ -22,14 +22,14 @@ from jobflow.eager.run import run, source
 from jobflow.eager.state import Generator as Counter
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor, method
-from jobflow.functional.arithmetic import add, mul
+from jobflow.functional.binary_functions import add, mul
 from jobflow.functional.creation import Place, full_like, number, shape_of, whole
 from jobflow.functional.promotion import as_float, cast
 from jobflow.functional.shapes import integer
 from jobflow.ops.checked import Checked
 from jobflow.ops.checked import weights as enough_weights
 from jobflow.ops.compare import Less
-from jobflow.ops.random import RandomInt, RandomNormal, RandomUniform
+from jobflow.ops.random_tensors import RandomInt, RandomNormal, RandomUniform
 from jobflow.ops.slices import Concat, Slice
 from jobflow.ops.sort import Sort
 

@@ -11,7 +11,8 @@ from types import FunctionType
 from typing import Any
 
 from jobflow.core.errors import DtypeError, PlacementError, ShapeError, user_line
-from jobflow.eager import crossing, writing
+from jobflow.eager import crossing
+from jobflow.eager import in_place_writes as writing
 from jobflow.eager.faces import called_as
 from jobflow.eager.state import state
 from jobflow.eager.tape import follow

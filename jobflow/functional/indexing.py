@@ -20,22 +20,22 @@ from jobflow.core.layout import B, Layout, Split
 from jobflow.core.types import Array, TensorType, bool_, dtype_of, int64
 from jobflow.eager import crossing
 from jobflow.eager.convert import empty
+from jobflow.eager.in_place_writes import written as note_written
 from jobflow.eager.run import run, source, update
 from jobflow.eager.state import running, state
 from jobflow.eager.tape import OpGradient, record
 from jobflow.eager.tensor import Tensor, method
-from jobflow.eager.writing import written as note_written
+from jobflow.functional.global_tensors import value_of
 from jobflow.functional.in_place import check_writable, written
-from jobflow.functional.moving import value_of
 from jobflow.functional.promotion import cast, fitting, operand, together
 from jobflow.functional.shapes import common_shape, expand, integer, movedim, reshape
 from jobflow.ops.arithmetic import Add, Where
 from jobflow.ops.axes import ExpandDims, Reshape, Squeeze
-from jobflow.ops.base import Op
 from jobflow.ops.checked import positions
 from jobflow.ops.index import Gather
 from jobflow.ops.layout_ops import Identity
 from jobflow.ops.masked import MaskedFill
+from jobflow.ops.op import Op
 from jobflow.ops.scalar import Scale
 from jobflow.ops.scatter import Scatter
 from jobflow.ops.slice_update import SliceUpdate, SliceWrite, Subscript

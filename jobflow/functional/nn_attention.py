@@ -21,7 +21,7 @@ from jobflow.ops import elementwise as ew
 from jobflow.ops import shape as sh
 from jobflow.ops import slices as sl
 from jobflow.ops.broadcast import broadcast_to
-from jobflow.ops.linalg import matmul
+from jobflow.ops.matmul import matmul
 from jobflow.ops.softmax import causal_softmax, softmax
 from jobflow.ops.triangle import tril
 

@@ -21,7 +21,7 @@ from jobflow.eager.convert import convert, empty
 from jobflow.eager.run import Running, run, source, with_line
 from jobflow.eager.state import EagerState, state
 from jobflow.eager.tensor import Tensor, own
-from jobflow.ops.base import Op
+from jobflow.ops.op import Op
 
 P = ParamSpec("P")
 #: one number for all spatial axes, or one for each

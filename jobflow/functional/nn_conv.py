@@ -10,8 +10,8 @@ from jobflow.functional.nn_base import Sizes, composed, sizes
 from jobflow.ops import conv as cv
 from jobflow.ops import shape as sh
 from jobflow.ops import slices as sl
-from jobflow.ops.base import apply
-from jobflow.ops.linalg import BiasAdd
+from jobflow.ops.matmul import BiasAdd
+from jobflow.ops.op import apply
 
 
 def batched(what: str, x: Tensor, spatial: int) -> Value:

@@ -14,8 +14,8 @@ from jobflow.eager import crossing
 from jobflow.eager.run import run
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
+from jobflow.functional.global_tensors import value_of
 from jobflow.functional.in_place import check_writable, kept, written
-from jobflow.functional.moving import value_of
 from jobflow.functional.nn_base import composed, draw_for, real
 from jobflow.functional.promotion import rounded_once
 from jobflow.functional.shapes import axis_of
@@ -24,13 +24,13 @@ from jobflow.ops import reduce as rd
 from jobflow.ops import shape as sh
 from jobflow.ops import slices as sl
 from jobflow.ops.axes import ExpandDims, Squeeze
-from jobflow.ops.base import apply, broadcast_shapes
 from jobflow.ops.broadcast import broadcast_to
 from jobflow.ops.checked import rows as row_numbers
 from jobflow.ops.index import gather
 from jobflow.ops.index import one_hot as rows_of_ones
-from jobflow.ops.linalg import BiasAdd, BroadcastMatMul, MatMul, matmul
-from jobflow.ops.random import DropoutMask
+from jobflow.ops.matmul import BiasAdd, BroadcastMatMul, MatMul, matmul
+from jobflow.ops.op import apply, broadcast_shapes
+from jobflow.ops.random_tensors import DropoutMask
 
 _PRODUCT, _PRODUCTS = MatMul(transpose_b=True), BroadcastMatMul(transpose_b=True)
 

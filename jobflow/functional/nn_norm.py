@@ -21,7 +21,7 @@ from jobflow.ops import elementwise as ew
 from jobflow.ops import norm as nm
 from jobflow.ops import reduce as rd
 from jobflow.ops import shape as sh
-from jobflow.ops.base import Op
+from jobflow.ops.op import Op
 from jobflow.ops.scalar import Scale
 from jobflow.ops.source import constant
 from jobflow.ops.update import MovingAverage

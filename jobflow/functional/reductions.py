@@ -15,19 +15,19 @@ from jobflow.eager import crossing
 from jobflow.eager.run import run
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor, method
-from jobflow.functional import arithmetic
+from jobflow.functional import binary_functions as arithmetic
 from jobflow.functional.nn_base import composed
 from jobflow.functional.promotion import as_float, cast, constant, rounded_once
 from jobflow.ops.arithmetic import Add, Subtract, Where
 from jobflow.ops.axes import ExpandDims, Reshape, Squeeze
 from jobflow.ops.compare import Equal, NotEqual
-from jobflow.ops.functions import Absolute, Exp, Log, Sqrt, Square
 from jobflow.ops.index import DimGather
 from jobflow.ops.reduce import ArgExtreme, ReduceAll, ReduceAny, ReduceMax, ReduceMin, ReduceProd, ReduceSum, check_filled
 from jobflow.ops.scalar import Detach, DivideBy, FillLike, Scale
 from jobflow.ops.scan import CumProd, CumSum
 from jobflow.ops.slices import Slice
 from jobflow.ops.sort import Sort
+from jobflow.ops.transcendental import Absolute, Exp, Log, Sqrt, Square
 from jobflow.ops.vector_norm import vector_norm
 
 Dim: TypeAlias = int | Sequence[int] | None

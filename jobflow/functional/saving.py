@@ -23,7 +23,8 @@ from jobflow.eager.convert import convert, meeting
 from jobflow.eager.state import EagerState, state
 from jobflow.eager.tensor import Size, Tensor
 from jobflow.engine.placements import placement as public_placement
-from jobflow.functional import moving, values
+from jobflow.functional import global_tensors as moving
+from jobflow.functional import values
 
 Path = str | os.PathLike[str]
 

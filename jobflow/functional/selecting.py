@@ -12,9 +12,9 @@ from jobflow.core.types import bool_, int8
 from jobflow.eager.run import run, source
 from jobflow.eager.tensor import Tensor, method
 from jobflow.functional import comparing
+from jobflow.functional.global_tensors import value_of
 from jobflow.functional.in_place import hang
 from jobflow.functional.indexing import check_mask, filled, found, listed, number_as, placed, selected, whole
-from jobflow.functional.moving import value_of
 from jobflow.functional.promotion import cast, result_type
 from jobflow.functional.shapes import axis_of, common_shape, expand, flatten, integer, permute, reshape, sizes
 from jobflow.ops.arithmetic import Add

@@ -12,12 +12,12 @@ from jobflow.core.errors import DtypeError, JobError, ShapeError, user_line
 from jobflow.eager.run import run
 from jobflow.eager.state import running
 from jobflow.eager.tensor import Tensor, method
+from jobflow.functional.global_tensors import value_of
 from jobflow.functional.indexing import listed
-from jobflow.functional.moving import value_of
 from jobflow.functional.promotion import together
 from jobflow.functional.selecting import diagonal
 from jobflow.functional.shapes import axis_of, expand, integer, permute, reshape
-from jobflow.ops.linalg import BatchMatMul, MatMul
+from jobflow.ops.matmul import BatchMatMul, MatMul
 from jobflow.ops.reduce import ReduceSum
 from jobflow.ops.sort import Sort, TopK
 

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 from jobflow.core.errors import NOWHERE, SourceLine
 from jobflow.core.layout import B, Layout, Local, Placement, Sbp
 from jobflow.core.types import DType, TensorType
-from jobflow.ops.base import Op
+from jobflow.ops.op import Op
 
 #: What a node is for: the user's program, its gradients, or the step that writes variables.
 Phase = Literal["forward", "backward", "update"]

@@ -18,7 +18,7 @@ from typing import Any
 
 from jobflow.core.layout import Placement
 from jobflow.graph.ir import Graph, Node, Origin, Output, Value
-from jobflow.ops.base import Op
+from jobflow.ops.op import Op
 
 #: What stands for the outputs of a node, given what stands for its inputs.
 Take = Callable[[Node, tuple[Value, ...]], Sequence[Value]]

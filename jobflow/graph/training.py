@@ -11,8 +11,8 @@ from jobflow.core.errors import SourceLine
 from jobflow.core.layout import Broadcast, Span, cut
 from jobflow.core.types import DType, Tensor, TensorType
 from jobflow.graph.ir import Value, Variable
-from jobflow.ops.base import apply
 from jobflow.ops.checked import Checked
+from jobflow.ops.op import apply
 from jobflow.ops.optimizer_updates import OptimizerUpdate
 from jobflow.ops.update import rate_dtype
 

@@ -12,9 +12,9 @@ from jobflow.legacy.arrays import matmul, reshape, slice, transpose
 from jobflow.legacy.random import dropout
 from jobflow.ops import activation as ac
 from jobflow.ops import elementwise as ew
-from jobflow.ops import linalg as la
+from jobflow.ops import matmul as la
 from jobflow.ops import softmax as sm
-from jobflow.ops.base import normal_axis
+from jobflow.ops.op import normal_axis
 
 relu = math.relu
 

@@ -18,9 +18,9 @@ from jobflow.core.layout import B, P, Placement, S, cut
 from jobflow.core.types import Tensor
 from jobflow.eager.faces import all_of, of_jobs
 from jobflow.engine.distribute import current_placement
-from jobflow.ops.base import apply, normal_axis
 from jobflow.ops.elementwise import add
 from jobflow.ops.layout_ops import Identity
+from jobflow.ops.op import apply, normal_axis
 from jobflow.ops.parts import put_part, take_parts
 
 

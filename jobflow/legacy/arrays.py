@@ -18,13 +18,13 @@ from jobflow.legacy.math import Operand, fitting, tensors, truth
 from jobflow.ops import broadcast as bc
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix
-from jobflow.ops import linalg as la
+from jobflow.ops import matmul as la
 from jobflow.ops import shape as sh
 from jobflow.ops import slices as sl
 from jobflow.ops import source
-from jobflow.ops.base import apply, normal_axis
 from jobflow.ops.checked import checked
 from jobflow.ops.layout_ops import Identity
+from jobflow.ops.op import apply, normal_axis
 from jobflow.ops.scalar import InHalf
 
 Name = str | None

@@ -21,8 +21,8 @@ from typing import Any, Protocol
 from jobflow.core.errors import ArgumentError, ConfigError, did_you_mean, user_line
 from jobflow.core.types import DType, float32
 from jobflow.functional.nn_base import one_of
-from jobflow.ops.base import Op
-from jobflow.ops.random import RandomInt, RandomNormal, RandomUniform, TruncatedNormal
+from jobflow.ops.op import Op
+from jobflow.ops.random_tensors import RandomInt, RandomNormal, RandomUniform, TruncatedNormal
 from jobflow.ops.source import Constant
 
 #: Standard deviation of a unit normal cut at +-2.

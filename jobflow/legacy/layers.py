@@ -31,9 +31,9 @@ from jobflow.legacy.regularizers import Regularizer
 from jobflow.legacy.variables import current_job, get_variable, layer_name, variable_of
 from jobflow.ops import batch_norm as bn
 from jobflow.ops import elementwise as ew
-from jobflow.ops import linalg as la
-from jobflow.ops.base import apply, normal_axis
+from jobflow.ops import matmul as la
 from jobflow.ops.layout_ops import to_global
+from jobflow.ops.op import apply, normal_axis
 from jobflow.ops.update import MovingAverage
 
 #: Called as activation(x, name="...").

@@ -18,11 +18,12 @@ from jobflow.ops import activation as ac
 from jobflow.ops import broadcast as bc
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix
-from jobflow.ops import loss_scale, source
 from jobflow.ops import norm as nm
 from jobflow.ops import reduce as rd
 from jobflow.ops import shape as sh
-from jobflow.ops.base import normal_axis
+from jobflow.ops import skipped_steps as loss_scale
+from jobflow.ops import source
+from jobflow.ops.op import normal_axis
 from jobflow.ops.pointwise import call
 from jobflow.ops.rounding import rounded_once
 

@@ -15,7 +15,7 @@ from jobflow.legacy.variables import current_job, get_variable, layer_name
 from jobflow.ops import elementwise as ew
 from jobflow.ops import norm as nm
 from jobflow.ops import shape as sh
-from jobflow.ops.base import normal_axis
+from jobflow.ops.op import normal_axis
 from jobflow.ops.rounding import rounded_once
 
 

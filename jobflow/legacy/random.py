@@ -12,11 +12,11 @@ from jobflow.eager.faces import all_of, of_jobs
 from jobflow.legacy.variables import current_job
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix
-from jobflow.ops import random as rn
+from jobflow.ops import random_tensors as rn
 from jobflow.ops import softmax as sm
-from jobflow.ops.base import apply
 from jobflow.ops.checked import checked
-from jobflow.ops.random import DropoutMask, RandomUniform
+from jobflow.ops.op import apply
+from jobflow.ops.random_tensors import DropoutMask, RandomUniform
 
 
 def _uniform(what: str, shape: tuple[int, ...], dtype: DType, seed: int | None, name: str) -> Tensor:

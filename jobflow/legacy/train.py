@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from datetime import datetime
 
+from jobflow.checkpoint import session_variables as stored
 from jobflow.checkpoint import sessions
-from jobflow.checkpoint import variables as stored
 from jobflow.engine.session import current_session, started_session
 
 __all__ = ["CheckPoint", "SimpleCheckPointManager"]

@@ -21,8 +21,8 @@ from jobflow.engine.distribute import Distribute, ParallelDistribution, broadcas
 from jobflow.graph.ir import Variable
 from jobflow.legacy.initializers import Initializer, from_conf
 from jobflow.legacy.regularizers import Regularizer
-from jobflow.ops.base import Op
 from jobflow.ops.layout_ops import ToLocal
+from jobflow.ops.op import Op
 from jobflow.ops.source import ReadVariable
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from jobflow.core.errors import JobError, user_line
 from jobflow.core.types import Tensor
-from jobflow.engine.results import Delivered, LocalBlob, whole
+from jobflow.engine.returned import Delivered, LocalBlob, whole
 from jobflow.legacy.variables import current_job
 from jobflow.typing import ListNumpy, Numpy
 

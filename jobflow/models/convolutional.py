@@ -9,7 +9,7 @@ import jobflow.legacy.math as math
 import jobflow.nn as nn
 from jobflow.core.types import Tensor
 from jobflow.legacy.initializers import variance_scaling_initializer
-from jobflow.models.parts import Outputs, classified, pictures, rows
+from jobflow.models.building_blocks import Outputs, classified, pictures, rows
 
 
 def _dense(x: Tensor, units: int, name: str, relu: bool = False) -> Tensor:

@@ -10,7 +10,7 @@ import jobflow.nn as nn
 from jobflow.core.errors import ArgumentError, did_you_mean, user_line
 from jobflow.core.types import Tensor
 from jobflow.legacy.initializers import variance_scaling_initializer
-from jobflow.models.parts import Outputs, classified, numbers, rows
+from jobflow.models.building_blocks import Outputs, classified, numbers, rows
 
 
 def _names(hidden: Sequence[int], split: Sequence[str]) -> list[str]:

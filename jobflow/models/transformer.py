@@ -14,7 +14,7 @@ from jobflow.core.types import Tensor, int32
 from jobflow.legacy.arrays import cast, gather, matmul, reshape, slice, transpose
 from jobflow.legacy.initializers import random_normal_initializer
 from jobflow.legacy.variables import get_variable
-from jobflow.models.parts import Outputs
+from jobflow.models.building_blocks import Outputs
 
 
 @dataclass(frozen=True)

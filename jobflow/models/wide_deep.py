@@ -12,7 +12,7 @@ from jobflow.core.types import Tensor, float32, int32
 from jobflow.legacy.arrays import cast, concat, gather, reshape
 from jobflow.legacy.initializers import random_normal_initializer, variance_scaling_initializer, zeros_initializer
 from jobflow.legacy.variables import get_variable
-from jobflow.models.parts import Outputs, rows
+from jobflow.models.building_blocks import Outputs, rows
 
 
 def wide_deep(

@@ -22,8 +22,8 @@ from jobflow.functional.promotion import cast
 from jobflow.legacy.initializers import NONLINEARITIES, gain_of
 from jobflow.legacy.initializers import fans as fans_of
 from jobflow.ops import special
-from jobflow.ops.base import Op
-from jobflow.ops.random import RandomNormal, RandomUniform
+from jobflow.ops.op import Op
+from jobflow.ops.random_tensors import RandomNormal, RandomUniform
 from jobflow.ops.source import Constant
 
 

@@ -8,12 +8,12 @@ from jobflow.core.errors import ShapeError, user_line
 from jobflow.eager.faces import all_of, of_tensors
 from jobflow.eager.state import gradients, state
 from jobflow.eager.tensor import Tensor
-from jobflow.functional.clipping import clip_grad_norm_ as clip_grad_norm_
-from jobflow.functional.clipping import clip_grad_value_ as clip_grad_value_
-from jobflow.functional.clipping import total_norm as total_norm
+from jobflow.functional.gradient_clipping import clip_grad_norm_ as clip_grad_norm_
+from jobflow.functional.gradient_clipping import clip_grad_value_ as clip_grad_value_
+from jobflow.functional.gradient_clipping import total_norm as total_norm
 from jobflow.functional.joining import cat, split
 from jobflow.functional.shapes import reshape
-from jobflow.nn.modules.saving import take
+from jobflow.nn.modules.state_dicts import take
 
 
 def parameters_to_vector(parameters: Iterable[Tensor]) -> Tensor:

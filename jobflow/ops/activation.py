@@ -18,12 +18,12 @@ from jobflow.core.layout import Rule
 from jobflow.core.types import Array, Tensor, TensorType, Xp, dtype_of
 from jobflow.ops import blas, special
 from jobflow.ops.arithmetic import add, divide, multiply, subtract, where
-from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, sample
 from jobflow.ops.blocks import blocks
 from jobflow.ops.compare import greater
-from jobflow.ops.functions import absolute, exp
+from jobflow.ops.op import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, sample
 from jobflow.ops.pointwise import FLOATS, Elementwise, Unary, call, check_dtypes, numbers
 from jobflow.ops.scalar import clip, fill_like, negate, scale, shift
+from jobflow.ops.transcendental import absolute, exp
 
 _ROOT_HALF = math.sqrt(0.5)
 _BELL = 1.0 / math.sqrt(2.0 * math.pi)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from jobflow.core.errors import ShapeError
 from jobflow.core.layout import Rule
 from jobflow.core.types import Array, Tensor, TensorType, Xp
-from jobflow.ops.base import Grads, Op, Sample, sample
+from jobflow.ops.op import Grads, Op, Sample, sample
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
 from jobflow.ops.pool import avg_pool, max_pool
 

@@ -14,10 +14,10 @@ from jobflow.core.errors import DtypeError
 from jobflow.core.layout import Rule
 from jobflow.core.types import Array, Tensor, TensorType, Xp, bool_
 from jobflow.ops import remainders
-from jobflow.ops.base import OVER_EITHER, Binder, Call, Grads, Op, Sample, broadcast_rule, broadcast_shapes, sample
 from jobflow.ops.broadcast import sum_to
 from jobflow.ops.checked import check, whole_divisor
 from jobflow.ops.compare import greater, less
+from jobflow.ops.op import OVER_EITHER, Binder, Call, Grads, Op, Sample, broadcast_rule, broadcast_shapes, sample
 from jobflow.ops.pointwise import ANY, FLOATS, Binary, call, check_dtypes, numbers
 from jobflow.ops.product_sum import sum_with_maker
 from jobflow.ops.scalar import cast, fill_like, negate, round_half_even, scale

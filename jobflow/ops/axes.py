@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from jobflow.core.errors import ShapeError
 from jobflow.core.layout import Box, Rule, S, Signature
 from jobflow.core.types import Array, Tensor, TensorType
-from jobflow.ops.base import LETTERS, Grads, Op, Sample, ViewOp, normal_axis, sample
 from jobflow.ops.broadcast import broadcast_to
+from jobflow.ops.op import LETTERS, Grads, Op, Sample, ViewOp, normal_axis, sample
 from jobflow.ops.pointwise import call, numbers
 
 

@@ -21,14 +21,14 @@ from jobflow.core.layout import Rule
 from jobflow.core.types import Array, Tensor, TensorType, Xp, dtype_of
 from jobflow.ops.arithmetic import add, multiply, subtract
 from jobflow.ops.axes import reshape
-from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, apply, normal_axis, sample
 from jobflow.ops.blocks import BLOCK, blocks, memory_order
 from jobflow.ops.broadcast import lead_sum_calls, sum_calls
 from jobflow.ops.derivative import through
-from jobflow.ops.functions import rsqrt
-from jobflow.ops.linalg import along, axis_sum
+from jobflow.ops.matmul import along, axis_sum
+from jobflow.ops.op import LETTERS, Binder, Call, Grads, Op, Sample, apply, normal_axis, sample
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
 from jobflow.ops.scalar import scale, shift
+from jobflow.ops.transcendental import rsqrt
 
 
 @dataclass(frozen=True)

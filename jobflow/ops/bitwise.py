@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jobflow.core.types import Tensor
-from jobflow.ops.base import Grads, Sample, sample
+from jobflow.ops.op import Grads, Sample, sample
 from jobflow.ops.pointwise import Binary, Elementwise
 
 BITS = "iub"

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.types import Array
-from jobflow.ops.base import Call
+from jobflow.ops.op import Call
 
 ROW_MAJOR, COLUMN_MAJOR, AS_IT_IS, TRANSPOSED = 101, 102, 111, 112
 #: what a matrix by rows is to one who reads by columns

@@ -12,8 +12,8 @@ import numpy as np
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import B, Box, Rule, S, Signature
 from jobflow.core.types import Array, Tensor, TensorType, Xp, dtype_of
-from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, apply, sample
 from jobflow.ops.blocks import memory_order
+from jobflow.ops.op import LETTERS, Binder, Call, Grads, Op, Sample, apply, sample
 
 
 def stretched(small: Sequence[int], large: Sequence[int]) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ import numpy as np
 from jobflow.core.errors import ArgumentError, AxisError, DtypeError, JobflowError
 from jobflow.core.layout import Box, Rule
 from jobflow.core.types import Array, Tensor, TensorType, Xp, int64
-from jobflow.ops.base import LETTERS, OVER_FIRST, Grads, Op, Sample, apply, broadcast_rule, placed, sample
+from jobflow.ops.op import LETTERS, OVER_FIRST, Grads, Op, Sample, apply, broadcast_rule, placed, sample
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jobflow.core.types import DType, Tensor, bool_, plain
-from jobflow.ops.base import Grads, Sample, sample
+from jobflow.ops.op import Grads, Sample, sample
 from jobflow.ops.pointwise import ANY, Binary, Elementwise, call
 
 

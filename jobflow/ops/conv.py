@@ -21,7 +21,7 @@ from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import Rule
 from jobflow.core.types import Array, Tensor, TensorType, Xp, float32
 from jobflow.ops import conv_cpu, conv_kernels
-from jobflow.ops.base import Binder, Call, Grads, Op, Sample, apply, sample
+from jobflow.ops.op import Binder, Call, Grads, Op, Sample, apply, sample
 from jobflow.ops.windows import Pads, Window, axis_values, explicit_padding
 from jobflow.ops.windows import same_padding as same_padding
 

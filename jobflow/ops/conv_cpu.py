@@ -19,8 +19,8 @@ import numpy as np
 
 from jobflow.core.types import Array, dtype_of
 from jobflow.ops import winograd
-from jobflow.ops.base import Binder, Call
 from jobflow.ops.memory_order import lift, load, store, takes
+from jobflow.ops.op import Binder, Call
 from jobflow.ops.windows import Window, spread
 
 #: bytes of a window buffer: big enough for wide GEMMs, small enough to stay near the core

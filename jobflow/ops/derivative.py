@@ -14,7 +14,7 @@ from typing import Any
 import jobflow.core.scope as scope
 from jobflow.core.types import Tensor, TensorType
 from jobflow.ops.arithmetic import Add
-from jobflow.ops.base import Grads, Op, apply, types_tuple
+from jobflow.ops.op import Grads, Op, apply, types_tuple
 
 
 @dataclass(frozen=True, slots=True)

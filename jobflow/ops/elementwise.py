@@ -63,7 +63,35 @@ from jobflow.ops.floating import (
     log2,
     log10,
 )
-from jobflow.ops.functions import (
+from jobflow.ops.pointwise import Binary, Elementwise, Unary, check_dtypes
+from jobflow.ops.scalar import (
+    Cast,
+    Ceil,
+    Clip,
+    ClipGrad,
+    Detach,
+    FillLike,
+    Floor,
+    Negate,
+    RoundHalfEven,
+    Scale,
+    Shift,
+    Sign,
+    WithNumber,
+    cast,
+    ceil,
+    clip,
+    detach,
+    fill_like,
+    floor,
+    identity,
+    negate,
+    round_half_even,
+    scale,
+    shift,
+    sign,
+)
+from jobflow.ops.transcendental import (
     Absolute,
     Acos,
     Acosh,
@@ -116,34 +144,6 @@ from jobflow.ops.functions import (
     sqrt,
     square,
     tan,
-)
-from jobflow.ops.pointwise import Binary, Elementwise, Unary, check_dtypes
-from jobflow.ops.scalar import (
-    Cast,
-    Ceil,
-    Clip,
-    ClipGrad,
-    Detach,
-    FillLike,
-    Floor,
-    Negate,
-    RoundHalfEven,
-    Scale,
-    Shift,
-    Sign,
-    WithNumber,
-    cast,
-    ceil,
-    clip,
-    detach,
-    fill_like,
-    floor,
-    identity,
-    negate,
-    round_half_even,
-    scale,
-    shift,
-    sign,
 )
 
 __all__ = [

@@ -12,12 +12,12 @@ from jobflow.core.layout import Rule
 from jobflow.core.types import Array, Tensor, TensorType, Xp
 from jobflow.ops.activation import sigmoid
 from jobflow.ops.arithmetic import divide, multiply, subtract
-from jobflow.ops.base import LETTERS, Grads, Op, Sample, sample
 from jobflow.ops.checked import checked
 from jobflow.ops.derivative import through
-from jobflow.ops.functions import log
+from jobflow.ops.op import LETTERS, Grads, Op, Sample, sample
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
 from jobflow.ops.scalar import cast, clip, negate, scale, shift, sign
+from jobflow.ops.transcendental import log
 
 _BINARY = "binary_cross_entropy"
 

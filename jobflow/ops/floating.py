@@ -10,7 +10,7 @@ import numpy as np
 
 from jobflow.core.types import Tensor, bool_
 from jobflow.ops.arithmetic import divide, multiply
-from jobflow.ops.base import Grads, Sample, sample
+from jobflow.ops.op import Grads, Sample, sample
 from jobflow.ops.pointwise import Elementwise, Unary, call
 from jobflow.ops.scalar import scale
 

@@ -21,7 +21,7 @@ import numpy as np
 from jobflow.core.layout import cut
 from jobflow.core.types import Array, dtype_of
 from jobflow.ops import blas
-from jobflow.ops.base import Binder, Call
+from jobflow.ops.op import Binder, Call
 
 #: elements per block: the arrays of one block of Adam (w, m, v, g and one of scratch) stay in a second-level cache of 1 MB
 BLOCK = 32 * 1024

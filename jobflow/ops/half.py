@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jobflow.core.types import Array, dtype_of, float32
-from jobflow.ops.base import Binder, Call, Op, ViewOp
+from jobflow.ops.op import Binder, Call, Op, ViewOp
 
 
 def is_half(array: Array) -> bool:

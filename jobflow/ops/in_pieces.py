@@ -13,9 +13,9 @@ from jobflow.core.types import Tensor
 from jobflow.ops.arithmetic import add, divide, multiply, subtract
 from jobflow.ops.axes import reshape
 from jobflow.ops.compare import greater
-from jobflow.ops.functions import exp, log, rsqrt, sqrt, square
 from jobflow.ops.reduce import reduce_max, reduce_sum
 from jobflow.ops.scalar import cast, clip, negate, scale, shift
+from jobflow.ops.transcendental import exp, log, rsqrt, sqrt, square
 from jobflow.ops.triangle import tril
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import B, Box, P, Rule, S, Signature
 from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, float64
-from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, adds, normal_axis, sample
+from jobflow.ops.op import LETTERS, Binder, Call, Grads, Op, Sample, adds, normal_axis, sample
 from jobflow.ops.pointwise import call, numbers
 from jobflow.ops.triangle import tril as tril
 

@@ -19,7 +19,7 @@ import numpy as np
 from jobflow.core.errors import SbpError, ShapeError
 from jobflow.core.layout import MAX, MIN, SUM, B, Box, Broadcast, P, Partial, Reduction, Rule, S, Sbp, Split
 from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, float32, float64, int32
-from jobflow.ops.base import LETTERS, Grads, Op, Sample, ViewOp, apply, broadcast_rule, sample
+from jobflow.ops.op import LETTERS, Grads, Op, Sample, ViewOp, apply, broadcast_rule, sample
 
 WHOLE = LETTERS.upper()
 

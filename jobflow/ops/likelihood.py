@@ -16,8 +16,8 @@ import numpy as np
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import B, Box, Rule, S, Signature
 from jobflow.core.types import Array, Tensor, TensorType, Xp, int64
-from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, normal_axis, sample
 from jobflow.ops.checked import check, classes
+from jobflow.ops.op import LETTERS, Binder, Call, Grads, Op, Sample, normal_axis, sample
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
 
 WHAT = "negative_log_likelihood"

@@ -18,19 +18,19 @@ from jobflow.core.layout import Box, Rule
 from jobflow.core.types import Array, Tensor, TensorType, Xp, dtype_of, int64
 from jobflow.ops import in_pieces
 from jobflow.ops.arithmetic import add, divide, multiply, subtract
-from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, sample
 from jobflow.ops.checked import check, classes
 from jobflow.ops.derivative import through
 from jobflow.ops.elementwise_loss import binary_cross_entropy as binary_cross_entropy
 from jobflow.ops.elementwise_loss import sigmoid_cross_entropy as sigmoid_cross_entropy
 from jobflow.ops.elementwise_loss import smooth_l1 as smooth_l1
-from jobflow.ops.functions import exp, log
 from jobflow.ops.index import one_hot
+from jobflow.ops.op import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, sample
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
 from jobflow.ops.reduce import reduce_max, reduce_sum
 from jobflow.ops.scalar import clip, negate
 from jobflow.ops.shape import expand_dims
 from jobflow.ops.softmax import SoftmaxGrad, row_blocks, softmax_calls
+from jobflow.ops.transcendental import exp, log
 
 #: the smallest probability that a logarithm sees
 TINY = 1e-20

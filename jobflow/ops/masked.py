@@ -10,8 +10,8 @@ import numpy as np
 from jobflow.core.errors import DtypeError
 from jobflow.core.layout import Rule
 from jobflow.core.types import Array, Tensor, TensorType, Xp, bool_
-from jobflow.ops.base import OVER_FIRST, Binder, Call, Grads, Op, Sample, adds, broadcast_rule, broadcast_shapes, sample
 from jobflow.ops.broadcast import sum_to
+from jobflow.ops.op import OVER_FIRST, Binder, Call, Grads, Op, Sample, adds, broadcast_rule, broadcast_shapes, sample
 from jobflow.ops.pointwise import call, numbers
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jobflow.core.types import Array, dtype_of
-from jobflow.ops.base import Binder, Call
+from jobflow.ops.op import Binder, Call
 from jobflow.ops.windows import Window
 
 

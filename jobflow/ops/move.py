@@ -11,7 +11,7 @@ import numpy as np
 from jobflow.core.errors import ShapeError
 from jobflow.core.layout import Rule
 from jobflow.core.types import Array, Tensor, TensorType, Xp
-from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, adds, normal_axis, sample
+from jobflow.ops.op import LETTERS, Binder, Call, Grads, Op, Sample, adds, normal_axis, sample
 from jobflow.ops.pointwise import call, numbers
 
 #: What lies beyond an edge: reflect: a b c | b a;  edge: a b c | c c;  wrap: a b c | a b.

@@ -13,12 +13,12 @@ from jobflow.core.layout import Rule
 from jobflow.core.types import Array, Tensor, TensorType, Xp, dtype_of
 from jobflow.ops import blas, in_pieces
 from jobflow.ops.arithmetic import add, multiply
-from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, normal_axis, sample
 from jobflow.ops.batch_norm import batch_norm_infer as batch_norm_infer
 from jobflow.ops.batch_norm import batch_norm_train as batch_norm_train
 from jobflow.ops.blocks import BLOCK
 from jobflow.ops.broadcast import lead_sum_calls
 from jobflow.ops.derivative import through
+from jobflow.ops.op import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, normal_axis, sample
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
 from jobflow.ops.scalar import fill_like
 from jobflow.ops.softmax import whole_axis

@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jobflow.core.types import Array, TensorType, Xp, dtype_of, float32, float64
-from jobflow.ops.base import Binder, Call, Op, Sample, sample
 from jobflow.ops.formula import LONG_BLOCK, Element, Program, block_calls, compiled, weighted_sum
-from jobflow.ops.linalg import MatMul
+from jobflow.ops.matmul import MatMul
+from jobflow.ops.op import Binder, Call, Op, Sample, sample
 from jobflow.ops.pointwise import numbers as some
 from jobflow.ops.product_update import SgdProduct
 from jobflow.ops.update import Updated

@@ -17,8 +17,8 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import ShapeError
 from jobflow.core.layout import B, Box, Broadcast, Layout, P, Placement, Sbp, Split, cut
 from jobflow.core.types import Tensor, TensorType
-from jobflow.ops.base import Grads, Op, Sample, apply, normal_axis, sample
 from jobflow.ops.layout_ops import FillIdentity, Identity
+from jobflow.ops.op import Grads, Op, Sample, apply, normal_axis, sample
 
 _TWO = Placement("cpu", (0, 1))
 

@@ -11,7 +11,7 @@ import numpy as np
 from jobflow.core.errors import DtypeError
 from jobflow.core.layout import Rule
 from jobflow.core.types import Array, DType, Tensor, TensorType, Xp
-from jobflow.ops.base import Binder, Call, Op, Sample, apply, broadcast_rule, broadcast_shapes, sample
+from jobflow.ops.op import Binder, Call, Op, Sample, apply, broadcast_rule, broadcast_shapes, sample
 
 #: which NumPy kinds of element types an op takes ("V" are the narrow floats that NumPy does not know by itself)
 FLOATS, NUMBERS, ANY = "fV", "fViu", "fViub"

@@ -17,7 +17,7 @@ from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import MAX, Rule
 from jobflow.core.types import Array, Tensor, TensorType, Xp
 from jobflow.ops import pool_kernels
-from jobflow.ops.base import Binder, Call, Grads, Op, Sample, apply, sample
+from jobflow.ops.op import Binder, Call, Grads, Op, Sample, apply, sample
 from jobflow.ops.windows import Pads, Window, axis_values, explicit_padding
 
 _AXES = "XYZ"

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.types import Array, Xp, bool_, dtype_of
-from jobflow.ops.base import Binder, Call
 from jobflow.ops.memory_order import lift, load, store, takes
+from jobflow.ops.op import Binder, Call
 from jobflow.ops.windows import Window
 
 #: elements of the pooled image to work on at a time, so that the images' parts and the masks stay in the cache

@@ -12,7 +12,7 @@ from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import Rule
 from jobflow.core.types import Array, TensorType, Xp, dtype_of, float32, float64
 from jobflow.ops import blas
-from jobflow.ops.base import Binder, Call, Op, Sample, sample
+from jobflow.ops.op import Binder, Call, Op, Sample, sample
 from jobflow.ops.pointwise import numbers
 from jobflow.ops.products import product_calls, product_shape, turned
 from jobflow.ops.slices import same_memory

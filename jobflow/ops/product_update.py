@@ -13,8 +13,8 @@ from jobflow.core.errors import ShapeError
 from jobflow.core.layout import Rule
 from jobflow.core.types import Array, TensorType, Xp, dtype_of
 from jobflow.ops import blas
-from jobflow.ops.base import Binder, Call, Op, Sample, sample
-from jobflow.ops.linalg import MatMul
+from jobflow.ops.matmul import MatMul
+from jobflow.ops.op import Binder, Call, Op, Sample, sample
 from jobflow.ops.pointwise import numbers
 from jobflow.ops.products import product_calls, turned
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.types import Array, TensorType, dtype_of
-from jobflow.ops.base import Binder, Call
+from jobflow.ops.op import Binder, Call
 
 #: multiply-adds below which the shorter call of np.dot matters more than what np.matmul does for strided operands
 SMALL_PRODUCT = 1 << 15

@@ -17,15 +17,15 @@ from jobflow.core.layout import MAX, MIN, SUM, Partial, Reduction, Rule, Signatu
 from jobflow.core.types import Array, Tensor, TensorType, Xp, dtype_of, int32
 from jobflow.ops.arithmetic import add, divide, multiply, subtract, where
 from jobflow.ops.axes import reshape
-from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, normal_axis, sample
 from jobflow.ops.broadcast import broadcast_to, sum_calls, sum_to
 from jobflow.ops.compare import equal
 from jobflow.ops.floating import isinf
-from jobflow.ops.functions import exp, log, sqrt, square
+from jobflow.ops.op import LETTERS, Binder, Call, Grads, Op, Sample, normal_axis, sample
 from jobflow.ops.pointwise import FLOATS, NUMBERS, call, check_dtypes, numbers
 from jobflow.ops.rounding import rounded_once
 from jobflow.ops.scalar import cast, detach, fill_like, scale
 from jobflow.ops.scan import CumProd
+from jobflow.ops.transcendental import exp, log, sqrt, square
 
 #: how many squares `SquareSum` adds in one go
 RUN = 4096

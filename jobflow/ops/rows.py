@@ -9,7 +9,7 @@ import numpy as np
 
 from jobflow.core.layout import Rule
 from jobflow.core.types import Array, TensorType
-from jobflow.ops.base import LETTERS, Sample, ViewOp, sample
+from jobflow.ops.op import LETTERS, Sample, ViewOp, sample
 
 
 @dataclass(frozen=True)

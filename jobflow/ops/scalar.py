@@ -10,8 +10,8 @@ import numpy as np
 from jobflow.core.errors import ConfigError, DtypeError, user_line
 from jobflow.core.layout import B, P, Rule, Signature
 from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, bool_, float32, float64, int32
-from jobflow.ops.base import OVER_FIRST, Binder, Call, Grads, Sample, broadcast_rule, sample
 from jobflow.ops.layout_ops import Identity
+from jobflow.ops.op import OVER_FIRST, Binder, Call, Grads, Sample, broadcast_rule, sample
 from jobflow.ops.pointwise import ANY, FLOATS, NUMBERS, Elementwise, Unary, call, numbers
 
 

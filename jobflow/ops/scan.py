@@ -14,7 +14,7 @@ import numpy as np
 from jobflow.core.layout import Rule
 from jobflow.core.types import Array, Tensor, TensorType, Xp
 from jobflow.ops.arithmetic import multiply
-from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, normal_axis, sample
+from jobflow.ops.op import LETTERS, Binder, Call, Grads, Op, Sample, normal_axis, sample
 from jobflow.ops.pointwise import FLOATS, NUMBERS, call, check_dtypes, numbers
 from jobflow.ops.slices import pad, slice_
 

@@ -14,8 +14,8 @@ from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import B, Box, Rule, S, Signature
 from jobflow.core.types import Array, Tensor, TensorType, Xp
 from jobflow.ops.arithmetic import add
-from jobflow.ops.base import LETTERS, OVER_FIRST, Grads, Op, Sample, adds, normal_axis, sample
 from jobflow.ops.index import DimScatterAdd, dim_gather, unsorted_segment_sum
+from jobflow.ops.op import LETTERS, OVER_FIRST, Grads, Op, Sample, adds, normal_axis, sample
 from jobflow.ops.pointwise import call, numbers
 from jobflow.ops.scalar import fill_like
 

@@ -12,7 +12,7 @@ import numpy as np
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import B, Box, P, Rule, S, Signature
 from jobflow.core.types import Array, Tensor, TensorType, Xp
-from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, adds, sample
+from jobflow.ops.op import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, adds, sample
 from jobflow.ops.pointwise import call, numbers
 from jobflow.ops.scalar import fill_like
 from jobflow.ops.slices import CopyInto, Edges, Slice, flip, same_memory, window_of

@@ -12,7 +12,7 @@ from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import B, Box, Rule, S, Signature
 from jobflow.core.types import Array, Tensor, TensorType, Xp, type_of
 from jobflow.ops.axes import expand_dims, squeeze
-from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, ViewOp, adds, normal_axis, sample
+from jobflow.ops.op import LETTERS, Binder, Call, Grads, Op, Sample, ViewOp, adds, normal_axis, sample
 from jobflow.ops.pointwise import call, numbers
 
 

@@ -13,9 +13,9 @@ import numpy as np
 from jobflow.core.layout import Box, Rule
 from jobflow.core.types import Array, Tensor, TensorType, Xp, dtype_of
 from jobflow.ops import blas, in_pieces, special
-from jobflow.ops.base import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, normal_axis, sample
 from jobflow.ops.blocks import BLOCK
 from jobflow.ops.derivative import through
+from jobflow.ops.op import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, normal_axis, sample
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
 
 #: query rows of a causal softmax are cut into so many blocks, of no less than so many rows: each computes only the columns that its last row sees

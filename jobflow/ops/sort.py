@@ -10,8 +10,8 @@ import numpy as np
 from jobflow.core.errors import ShapeError
 from jobflow.core.layout import Rule
 from jobflow.core.types import Array, Tensor, TensorType, Xp, int64
-from jobflow.ops.base import LETTERS, Grads, Op, Sample, apply, normal_axis, sample
 from jobflow.ops.index import DimScatterAdd
+from jobflow.ops.op import LETTERS, Grads, Op, Sample, apply, normal_axis, sample
 from jobflow.ops.pointwise import call, numbers
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from jobflow.core.errors import PlanError
 from jobflow.core.layout import Box, Rule, Sbp
 from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, float32, float64, int32, int64
-from jobflow.ops.base import LETTERS, Op, Sample, apply, sample
+from jobflow.ops.op import LETTERS, Op, Sample, apply, sample
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.types import Array, Xp, dtype_of
-from jobflow.ops.base import Binder, Call
 from jobflow.ops.blocks import BLOCK, blocks
+from jobflow.ops.op import Binder, Call
 
 # Rational minimax approximations of W. J. Cody, "Rational Chebyshev approximations for the error function",
 # Math. Comp. 23 (1969): erf(x)/x in x^2 for |x| <= 0.46875; exp(x^2) erfc(x) in x up to 4, and in 1/x^2 beyond.

@@ -10,7 +10,7 @@ import numpy as np
 from jobflow.core.errors import ShapeError
 from jobflow.core.layout import Box, Rule
 from jobflow.core.types import Array, Tensor, TensorType, Xp
-from jobflow.ops.base import LETTERS, Binder, Call, Grads, Op, Sample, adds, sample
+from jobflow.ops.op import LETTERS, Binder, Call, Grads, Op, Sample, adds, sample
 from jobflow.ops.pointwise import call, numbers
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from jobflow.core.layout import Rule
 from jobflow.core.types import Array, TensorType, Xp
-from jobflow.ops.base import LETTERS, Binder, Call, Op, Sample, sample
+from jobflow.ops.op import LETTERS, Binder, Call, Op, Sample, sample
 from jobflow.ops.pointwise import numbers
 from jobflow.ops.products import product_calls, product_shape, turned
 

@@ -13,7 +13,7 @@ from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import Rule
 from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, float32, float64, int64
 from jobflow.ops.arithmetic import add
-from jobflow.ops.base import LETTERS, Binder, Call, Op, Sample, apply, sample
+from jobflow.ops.op import LETTERS, Binder, Call, Op, Sample, apply, sample
 from jobflow.ops.pointwise import numbers
 from jobflow.ops.scalar import scale, shift
 

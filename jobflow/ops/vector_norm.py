@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from jobflow.core.types import Tensor
 from jobflow.ops.arithmetic import where
 from jobflow.ops.compare import equal, not_equal
-from jobflow.ops.functions import absolute, scalar_power, sqrt, square
 from jobflow.ops.reduce import reduce_max, reduce_min, reduce_sum
 from jobflow.ops.rounding import rounded_once
 from jobflow.ops.scalar import cast, fill_like
 from jobflow.ops.source import constant
+from jobflow.ops.transcendental import absolute, scalar_power, sqrt, square
 
 
 @rounded_once

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.types import Array, dtype_of
-from jobflow.ops.base import Binder, Call
+from jobflow.ops.op import Binder, Call
 from jobflow.ops.windows import Window
 
 #: Where polynomials are evaluated, besides at infinity, for tiles of t inputs.  Since the transforms are GEMMs, the points need not give simple

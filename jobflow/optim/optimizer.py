@@ -15,7 +15,7 @@ from jobflow.eager import run
 from jobflow.eager.convert import convert_array
 from jobflow.eager.state import EagerState, gradients, state
 from jobflow.eager.tensor import Tensor
-from jobflow.functional.clipping import clip_grad_norm_
+from jobflow.functional.gradient_clipping import clip_grad_norm_
 from jobflow.ops.optimizer_updates import OptimizerUpdate, unified
 from jobflow.ops.source import Constant
 from jobflow.ops.update import rate_dtype

@@ -16,7 +16,7 @@ from jobflow.core.errors import NOWHERE, SourceLine
 from jobflow.core.layout import Box, Reduction
 from jobflow.core.types import TensorType, contiguous_strides
 from jobflow.graph.ir import Phase
-from jobflow.ops.base import Op
+from jobflow.ops.op import Op
 
 #: Bytes; where every tensor that has memory of its own begins.
 ALIGNMENT = 64

@@ -19,15 +19,15 @@ import numpy as np
 from jobflow.core.errors import NOWHERE, AbortedError, JobflowError
 from jobflow.core.types import Array
 from jobflow.ops import half
-from jobflow.ops.base import Call
 from jobflow.ops.checked import Checked
+from jobflow.ops.op import Call
 from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Slot, Transfer, Wait
 from jobflow.plan.storage import is_common, is_given
-from jobflow.runtime.arrays import window
-from jobflow.runtime.comm.base import Communicator
-from jobflow.runtime.device.base import Device
+from jobflow.runtime.comm.communicator import Communicator
+from jobflow.runtime.device.device import Device
 from jobflow.runtime.refusals import Note, Refusal, checks, raise_first, refusal
-from jobflow.runtime.state import State
+from jobflow.runtime.slot_arrays import window
+from jobflow.runtime.variable_buffers import State
 
 
 @dataclass(frozen=True)

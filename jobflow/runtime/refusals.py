@@ -8,7 +8,7 @@ from typing import NamedTuple
 from jobflow.core.errors import JobflowError, SourceLine
 from jobflow.ops.checked import Checked
 from jobflow.plan.plan import Compute, Instruction
-from jobflow.runtime.device.base import Device
+from jobflow.runtime.device.device import Device
 
 
 class Refusal(NamedTuple):

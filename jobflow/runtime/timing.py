@@ -19,9 +19,9 @@ import numpy as np
 
 from jobflow.core.errors import NOWHERE, SourceLine
 from jobflow.core.types import Array
-from jobflow.ops.base import Call
+from jobflow.ops.op import Call
 from jobflow.plan.plan import Collective, Compute, Instruction, Transfer, Wait
-from jobflow.runtime.comm.base import Communicator
+from jobflow.runtime.comm.communicator import Communicator
 from jobflow.runtime.executor import Executor
 
 Category: TypeAlias = Literal["compute", "communication"]

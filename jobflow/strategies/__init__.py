@@ -10,7 +10,6 @@ combine, mesh     several of them at once, each along a dimension of its own
 named             a strategy by a short text, for command lines
 """
 
-from jobflow.strategies.base import Strategy
 from jobflow.strategies.combine import combine, mesh
 from jobflow.strategies.consistent import consistent
 from jobflow.strategies.data_parallel import data_parallel
@@ -18,6 +17,7 @@ from jobflow.strategies.hints import Hints
 from jobflow.strategies.mirrored import mirrored
 from jobflow.strategies.names import named
 from jobflow.strategies.pipeline import pipeline
+from jobflow.strategies.strategy_class import Strategy
 from jobflow.strategies.tensor_parallel import tensor_parallel
 from jobflow.strategies.zero import zero
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from jobflow.core.errors import ConfigError
 from jobflow.core.scope import View
-from jobflow.strategies.base import Strategy
 from jobflow.strategies.data_parallel import data_parallel
 from jobflow.strategies.hints import Dimension
 from jobflow.strategies.pipeline import pipeline
+from jobflow.strategies.strategy_class import Strategy
 from jobflow.strategies.tensor_parallel import Patterns, tensor_parallel
 from jobflow.strategies.zero import zero as zero_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jobflow.strategies.base import Strategy
+from jobflow.strategies.strategy_class import Strategy
 
 
 @dataclass(frozen=True)

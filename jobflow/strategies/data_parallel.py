@@ -7,8 +7,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from jobflow.graph.traced import Traced
-from jobflow.strategies.base import Strategy
 from jobflow.strategies.hints import Hints
+from jobflow.strategies.strategy_class import Strategy
 
 
 @dataclass(frozen=True)

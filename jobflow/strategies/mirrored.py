@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jobflow.core.scope import View
-from jobflow.strategies.base import Strategy
+from jobflow.strategies.strategy_class import Strategy
 
 
 @dataclass(frozen=True)

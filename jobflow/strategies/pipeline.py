@@ -20,16 +20,16 @@ from fnmatch import fnmatchcase
 from itertools import accumulate
 from typing import ClassVar
 
-from jobflow.compiler.front.pipeline import USUAL
+from jobflow.compiler.front.pipeline_order import USUAL
 from jobflow.compiler.front.schedule import SCHEDULES
 from jobflow.core.errors import ConfigError, PlacementError
 from jobflow.core.layout import Rule
 from jobflow.graph.ir import Node, Value
 from jobflow.graph.traced import Traced
-from jobflow.ops.base import ViewOp
+from jobflow.ops.op import ViewOp
 from jobflow.ops.source import ReadVariable
-from jobflow.strategies.base import Strategy
 from jobflow.strategies.hints import Hints
+from jobflow.strategies.strategy_class import Strategy
 
 #: Flops that a device does in the time in which it reads or writes one byte, and in which it sends one.
 MEMORY = 10

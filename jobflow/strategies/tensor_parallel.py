@@ -27,10 +27,10 @@ from jobflow.core.errors import ConfigError
 from jobflow.core.layout import B, Broadcast, Partial, Sbp, Signature, Split
 from jobflow.graph.ir import Node, Value
 from jobflow.graph.traced import Traced
-from jobflow.ops.base import Op
+from jobflow.ops.op import Op
 from jobflow.ops.source import ReadVariable
-from jobflow.strategies.base import Strategy
 from jobflow.strategies.hints import Hints
+from jobflow.strategies.strategy_class import Strategy
 
 Patterns = tuple[str, ...]
 

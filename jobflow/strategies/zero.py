@@ -10,8 +10,8 @@ from jobflow.core.errors import ConfigError
 from jobflow.core.layout import S, Sbp
 from jobflow.graph.ir import Variable
 from jobflow.graph.traced import Traced
-from jobflow.strategies.base import Strategy
 from jobflow.strategies.hints import Hints
+from jobflow.strategies.strategy_class import Strategy
 
 
 @dataclass(frozen=True)

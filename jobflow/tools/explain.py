@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from jobflow.compiler.compile import logical
-from jobflow.compiler.front.pipeline import USUAL, pipeline_of
+from jobflow.compiler.front.pipeline_order import USUAL, pipeline_of
 from jobflow.compiler.layouts.box import Reroute, box
 from jobflow.compiler.layouts.bucket import bucket
 from jobflow.compiler.layouts.shard import shard
@@ -22,12 +22,12 @@ from jobflow.core.tables import TextTable
 from jobflow.engine.binding import Loaded, StorageChoice
 from jobflow.engine.job import Job, job_of, returned_values
 from jobflow.engine.session import current_session
+from jobflow.graph.graph_text import graph_text, physical_text, sharded_text
 from jobflow.graph.ir import Graph, Node, Physical, Sharded, Value
 from jobflow.graph.rewrite import consumers
-from jobflow.graph.text import graph_text, physical_text, sharded_text
 from jobflow.plan.footprint import footprint, footprint_text
 from jobflow.plan.plan import Plan
-from jobflow.plan.text import plan_text
+from jobflow.plan.plan_text import plan_text
 from jobflow.plan.traffic import planned
 from jobflow.strategies import named
 from jobflow.tools.picture import graph_page

@@ -36,10 +36,10 @@ from jobflow.engine.job import Job
 from jobflow.engine.session import Session, environment
 from jobflow.graph.ir import Graph
 from jobflow.graph.wire import physical_to_wire
-from jobflow.runtime.device.cpu import CpuDevice
-from jobflow.runtime.world.base import Rank
-from jobflow.runtime.world.launch import launched
+from jobflow.runtime.device.numpy_device import CpuDevice
+from jobflow.runtime.world.launched import launched
 from jobflow.runtime.world.solo import SoloWorld
+from jobflow.runtime.world.world import Rank
 from jobflow.strategies import named
 from jobflow.tools.comparison import ROUNDING, Difference, Report, Seen, allowed, apart, by_microbatch, compare, epsilon, judged, together, whole_of
 from jobflow.tools.explain import load_job

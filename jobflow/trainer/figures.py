@@ -23,9 +23,9 @@ from jobflow.plan.footprint import Footprint, footprint
 from jobflow.plan.plan import Collective, Compute, Plan, Transfer
 from jobflow.plan.storage import is_common
 from jobflow.plan.traffic import Traffic, planned
-from jobflow.runtime.world import blas
-from jobflow.runtime.world.launch import launched
-from jobflow.runtime.world.variables import usable_cores
+from jobflow.runtime.world import blas_threads as blas
+from jobflow.runtime.world.environment import usable_cores
+from jobflow.runtime.world.launched import launched
 from jobflow.strategies.pipeline import flops
 from jobflow.tools.explain import Change, boxing_rows
 from jobflow.trainer.units import size_text

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import jobflow.core.scope as scope
-from jobflow.compiler.front.loss_scale import NOT_FINITE
+from jobflow.compiler.front.dynamic_loss_scale import NOT_FINITE
 from jobflow.core.errors import ConfigError, SourceLine, at_line, counted, did_you_mean
 from jobflow.core.layout import cut
 from jobflow.core.types import Array, DType, TensorType, bfloat16, float16, float32
@@ -33,14 +33,14 @@ from jobflow.engine.job_config import FunctionConfig
 from jobflow.engine.options import EnvSettings
 from jobflow.engine.session import Session
 from jobflow.legacy.optimizer.from_options import optimizer_of
-from jobflow.legacy.optimizer.optimizers import Minimizer
+from jobflow.legacy.optimizer.job_optimizers import Minimizer
 from jobflow.ops import elementwise as ew
 from jobflow.ops import reduce as rd
 from jobflow.ops.axes import reshape
 from jobflow.ops.broadcast import broadcast_to
-from jobflow.ops.loss_scale import COUNT
-from jobflow.runtime.device import cuda
-from jobflow.runtime.world.launch import launched
+from jobflow.ops.skipped_steps import COUNT
+from jobflow.runtime.device import cupy_device as cuda
+from jobflow.runtime.world.launched import launched
 from jobflow.strategies import Strategy, mesh, mirrored
 from jobflow.trainer.config import Loaded, TrainConfig
 from jobflow.trainer.network import Network, layered, line_of, network_of

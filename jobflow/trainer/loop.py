@@ -27,9 +27,10 @@ from jobflow.core.notices import notice
 from jobflow.data.ahead import Reading
 from jobflow.data.batch import Batch, Position
 from jobflow.data.batches import Batches
-from jobflow.data.order import Order
+from jobflow.data.sample_order import Order
 from jobflow.data.samples import Samples
 from jobflow.engine.compiled import Compiled
+from jobflow.trainer.chrome_trace import Tracing
 from jobflow.trainer.config import Loaded, load
 from jobflow.trainer.config.schema import Checkpoint, Evaluation
 from jobflow.trainer.evaluate import batches_of, measure
@@ -42,7 +43,6 @@ from jobflow.trainer.outcome import Outcome, Stopped
 from jobflow.trainer.resume import Progress, check_alike, chosen, follow, read, series_of, set_aside_behind, together
 from jobflow.trainer.signals import Signals
 from jobflow.trainer.stopping import Agreement, Clock, Early
-from jobflow.trainer.trace import Tracing
 from jobflow.trainer.units import metric_text, metrics_text
 from jobflow.trainer.watching import RunInfo, StepReport, Watcher
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from jobflow.core.errors import counted
 from jobflow.legacy.optimizer import clipping, loss_scale, warmup
-from jobflow.legacy.optimizer import optimizers as kinds
+from jobflow.legacy.optimizer import job_optimizers as kinds
 from jobflow.legacy.optimizer import schedules as of
-from jobflow.legacy.optimizer.optimizers import Minimizer
+from jobflow.legacy.optimizer.job_optimizers import Minimizer
 from jobflow.trainer.config import Loaded, schema
 
 #: with float16, what the loss is multiplied by at first; it shrinks where gradients overflow, and each time costs a step

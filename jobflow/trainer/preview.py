@@ -15,7 +15,7 @@ from jobflow.data.samples import Samples
 from jobflow.engine.job import Job
 from jobflow.engine.session import Session
 from jobflow.plan.footprint import CATEGORIES
-from jobflow.runtime.world.variables import usable_cores
+from jobflow.runtime.world.environment import usable_cores
 from jobflow.trainer.figures import Figures, figures_in, host_memory
 from jobflow.trainer.jobs import Prepared, check_lengths, check_metrics, prepared
 from jobflow.trainer.optimizing import slow_start

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from jobflow.checkpoint import sessions, store
 from jobflow.checkpoint.series import TRIES, Series
-from jobflow.compiler.front.loss_scale import NOT_FINITE
+from jobflow.compiler.front.dynamic_loss_scale import NOT_FINITE
 from jobflow.core.errors import CheckpointError, ConfigError, JobflowError, ReplacedError
 from jobflow.core.notices import notice
 from jobflow.core.untrusted import whole

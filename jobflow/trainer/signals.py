@@ -13,7 +13,7 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from jobflow.runtime.world.launch import launched
+from jobflow.runtime.world.launched import launched
 from jobflow.trainer.outcome import INTERRUPTED
 
 

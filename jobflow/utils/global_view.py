@@ -7,7 +7,7 @@ from typing import Any
 
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.placements import placement as public_placement
-from jobflow.functional import moving
+from jobflow.functional import global_tensors as moving
 
 
 def over(change: Callable[[Tensor], Any], structure: Any) -> Any:

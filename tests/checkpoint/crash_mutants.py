@@ -19,8 +19,8 @@ from crashing import Case
 from faults import DEATHS, FAILURES
 
 from jobflow.checkpoint import safetensors
-from jobflow.checkpoint.files import Files
-from jobflow.checkpoint.ranks import Task, Write
+from jobflow.checkpoint.file_system import Files
+from jobflow.checkpoint.rank_commands import Task, Write
 from jobflow.trainer.resume import Progress
 
 
@@ -62,7 +62,7 @@ def _remove_first(place: Path, target: Path, text: str, older: bool, files: File
 
 def _not_copied(self: Write, rank: Any, order: Any) -> None:
     """What is written is the variables themselves, and a little later."""
-    uncopied = mock.patch("jobflow.checkpoint.ranks._numbers", lambda state, name, copied: safetensors.storable(name, state.array(name)))
+    uncopied = mock.patch("jobflow.checkpoint.rank_commands._numbers", lambda state, name, copied: safetensors.storable(name, state.array(name)))
     with uncopied, mock.patch.object(Task, "start", _later):
         _write(self, rank, order)
 
@@ -83,13 +83,13 @@ _write, _write_file = Write.__call__, Files.write
 
 #: name -> (what is replaced by what, ways of saving, faults)
 MUTANTS: dict[str, tuple[str, Any, dict[str, Any], tuple[str, ...]]] = {
-    "not synced": ("jobflow.checkpoint.files.Files.write", _no_sync, {}, DEATHS),
-    "short writes are whole": ("jobflow.checkpoint.files.Files.write", _short_writes_are_whole, {}, FAILURES),
-    "errors are swallowed": ("jobflow.checkpoint.files.Files.write", _swallowed, {}, FAILURES),
+    "not synced": ("jobflow.checkpoint.file_system.Files.write", _no_sync, {}, DEATHS),
+    "short writes are whole": ("jobflow.checkpoint.file_system.Files.write", _short_writes_are_whole, {}, FAILURES),
+    "errors are swallowed": ("jobflow.checkpoint.file_system.Files.write", _swallowed, {}, FAILURES),
     "written in place": ("jobflow.checkpoint.places.publish", _in_place, {"replace": True}, DEATHS),
     "the old one goes first": ("jobflow.checkpoint.places.publish", _remove_first, {"replace": True}, DEATHS),
     "nothing is cleaned": ("jobflow.checkpoint.places.clean", lambda parent, files=None: None, {}, DEATHS),
-    "not copied": ("jobflow.checkpoint.ranks.Write.__call__", _not_copied, {"asynchronous": True}, DEATHS),
+    "not copied": ("jobflow.checkpoint.rank_commands.Write.__call__", _not_copied, {"asynchronous": True}, DEATHS),
 }
 
 

@@ -27,8 +27,9 @@ import numpy as np
 from faults import FAILURES, NEVER, Fault
 
 import jobflow as flow
-from jobflow.checkpoint import files, sessions, store
-from jobflow.checkpoint.files import Files
+from jobflow.checkpoint import file_system as files
+from jobflow.checkpoint import sessions, store
+from jobflow.checkpoint.file_system import Files
 from jobflow.checkpoint.series import Series
 from jobflow.core.errors import CheckpointError
 from jobflow.distributed import mpiexec

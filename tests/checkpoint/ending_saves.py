@@ -10,8 +10,9 @@ from typing import TypeVar
 
 from layouts import IDS, begin
 
-from jobflow.checkpoint import files, sessions
-from jobflow.checkpoint.files import Files
+from jobflow.checkpoint import file_system as files
+from jobflow.checkpoint import sessions
+from jobflow.checkpoint.file_system import Files
 from jobflow.engine.session import started_session
 
 T = TypeVar("T")

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from jobflow.checkpoint import files
-from jobflow.checkpoint.files import Files
+from jobflow.checkpoint import file_system as files
+from jobflow.checkpoint.file_system import Files
 
 T = TypeVar("T")
 DEATHS = ("before", "after", "torn", "power")

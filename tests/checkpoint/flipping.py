@@ -11,7 +11,7 @@ from pathlib import Path
 from crashing import NEW, Case, session_on, state
 
 from jobflow.checkpoint import sessions, store
-from jobflow.checkpoint.reading import problems
+from jobflow.checkpoint.checkpoint_reader import problems
 from jobflow.core.errors import CheckpointError
 from jobflow.engine.session import Session
 

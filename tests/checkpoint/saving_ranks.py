@@ -10,8 +10,9 @@ from typing import TypeVar
 from layouts import IDS, LAYOUTS, begin, numbers, same, values
 
 import jobflow as flow
-from jobflow.checkpoint import files, sessions, store
-from jobflow.checkpoint.files import Files
+from jobflow.checkpoint import file_system as files
+from jobflow.checkpoint import sessions, store
+from jobflow.checkpoint.file_system import Files
 from jobflow.checkpoint.series import Series
 from jobflow.core.errors import CheckpointError
 from jobflow.engine.session import Session, started_session

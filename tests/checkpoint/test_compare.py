@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobflow.checkpoint import compare
-from jobflow.checkpoint.compare import Difference, differences, extra_differences, selected
+from jobflow.checkpoint import difference as compare
+from jobflow.checkpoint.difference import Difference, differences, extra_differences, selected
 from jobflow.checkpoint.store import Checkpoint, load, save
 from jobflow.core.errors import CheckpointError
 

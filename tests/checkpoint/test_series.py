@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from layouts import IDS, begin, same, values
 
 from jobflow.checkpoint import owner, places, sessions, store
-from jobflow.checkpoint.files import Files
+from jobflow.checkpoint.file_system import Files
 from jobflow.checkpoint.series import Series
 from jobflow.core.errors import ArgumentError, CheckpointError
 from jobflow.engine.session import started_session
@@ -171,7 +171,7 @@ def test_leftovers_of_the_dead_are_removed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("renames", [0, 1, 2])
 def test_where_names_cannot_be_exchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int) -> None:
     """Two renames instead; a process that dies between them loses neither the old nor the new."""
-    monkeypatch.setattr("jobflow.checkpoint.files._exchanged", lambda a, b: False)
+    monkeypatch.setattr("jobflow.checkpoint.file_system._exchanged", lambda a, b: False)
     series = Series(tmp_path)
     add(series, 1, 2)
 
@@ -206,7 +206,7 @@ def test_where_names_cannot_be_exchanged(tmp_path: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_a_failing_exchange_by_three_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, number: int, text: str) -> None:
-    monkeypatch.setattr("jobflow.checkpoint.files._exchanged", lambda a, b: False)
+    monkeypatch.setattr("jobflow.checkpoint.file_system._exchanged", lambda a, b: False)
     series = Series(tmp_path)
     add(series, 2)
 

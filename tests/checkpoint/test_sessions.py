@@ -14,8 +14,11 @@ from layouts import IDS, LAYOUTS, begin, numbers, same, session_under, values
 
 import jobflow as flow
 from jobflow import scope
-from jobflow.checkpoint import files, manifest, parts, reading, sessions, store
-from jobflow.checkpoint.files import Files
+from jobflow.checkpoint import checkpoint_reader as reading
+from jobflow.checkpoint import file_system as files
+from jobflow.checkpoint import manifest, sessions, store
+from jobflow.checkpoint import rank_files as parts
+from jobflow.checkpoint.file_system import Files
 from jobflow.core.errors import CheckpointError, ReplacedError
 from jobflow.engine.session import Session, started_session
 

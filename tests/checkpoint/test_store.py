@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobflow.checkpoint import parts, safetensors
+from jobflow.checkpoint import rank_files as parts
+from jobflow.checkpoint import safetensors
 from jobflow.checkpoint.store import load, problems, save
 from jobflow.core.errors import CheckpointError
 from jobflow.core.layout import Box

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jobflow as flow
-from jobflow.checkpoint import reading
+from jobflow.checkpoint import checkpoint_reader as reading
 from jobflow.checkpoint.store import load, save
 from jobflow.cli import main
 

@@ -17,7 +17,7 @@ import pytest
 
 from jobflow import cli
 from jobflow.cli import CODES, main, parser
-from jobflow.cli.table import COMMANDS, GROUPS, Command
+from jobflow.cli.command_table import COMMANDS, GROUPS, Command
 from jobflow.core.errors import ArgumentError, ConfigError, JobError
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ def below(command: Command) -> argparse.ArgumentParser:
 
 def fails(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     """Let `jobflow version` raise `error`, on a line of its own module."""
-    module = importlib.import_module("jobflow.cli.version")
+    module = importlib.import_module("jobflow.cli.version_command")
     own = {"__name__": module.__name__, "error": error}
     exec(compile("def run(given):\n    raise error", str(module.__file__), "exec"), own)
     monkeypatch.setattr(module, "run", own["run"])
@@ -89,7 +89,7 @@ class TestHelp:
 class TestQuick:
     def test_options_are_known_without_numpy_and_the_packages_of_training(self) -> None:
         program = (
-            "import sys; from jobflow.cli import parser; from jobflow.cli.table import COMMANDS\n"
+            "import sys; from jobflow.cli import parser; from jobflow.cli.command_table import COMMANDS\n"
             "for command in COMMANDS.values():\n"
             "    parser([command]).format_help()\n"
             "    heavy = {'numpy', 'pydantic', 'rich', 'matplotlib', 'yaml', 'shtab', 'mpi4py'} & set(sys.modules)\n"

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from jobflow import scope
-from jobflow.cli import main, run
+from jobflow.cli import main
+from jobflow.cli import run_command as run
 from jobflow.distributed import launch, mpiexec
 from jobflow.engine.options import Settings
 from jobflow.engine.session import config, current_session

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from jobflow.cli import main
-from jobflow.cli.predict import temperature
-from jobflow.cli.train import seconds
+from jobflow.cli.predict_command import temperature
+from jobflow.cli.train_command import seconds
 
 CONFIG = """
 model: {builder: "jobflow.models:mlp", arguments: {hidden: [8]}}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jobflow.cli import main
-from jobflow.cli.table import COMMANDS
+from jobflow.cli.command_table import COMMANDS
 from jobflow.core.version import __version__
 
 

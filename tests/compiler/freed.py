@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Slot
-from jobflow.runtime.comm.base import Communicator
-from jobflow.runtime.device.base import Device
+from jobflow.runtime.comm.communicator import Communicator
+from jobflow.runtime.device.device import Device
 from jobflow.runtime.executor import Executor, Through
-from jobflow.runtime.state import State
+from jobflow.runtime.variable_buffers import State
 
 Marks = dict[str, Any]  # buffer -> one bool per byte
 

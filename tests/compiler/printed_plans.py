@@ -5,7 +5,7 @@ from programs import graph_of
 from test_memory import MODELS, plan_of
 from traced import first, trace
 
-from jobflow.plan.text import plan_text
+from jobflow.plan.plan_text import plan_text
 
 if __name__ == "__main__":
     graphs = [trace(model, first(2), train=True) for model in MODELS.values()] + [graph_of(grown(seed, ((2,),))) for seed in range(5)]

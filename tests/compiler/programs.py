@@ -26,7 +26,7 @@ from jobflow.core.types import TensorType, float64, int64
 from jobflow.graph.ir import Graph, Variable
 from jobflow.ops.layout_ops import to_layout
 from jobflow.ops.source import Constant
-from jobflow.runtime.world.base import World
+from jobflow.runtime.world.world import World
 
 #: relative to the largest number of a tensor, or to 1
 TOLERANCE = 1e-9

@@ -11,7 +11,7 @@ from traced import Bound, Sgd, distribute, evaluate, first, trace, variable, wor
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.types import TensorType, float64
 from jobflow.ops.arithmetic import add, multiply
-from jobflow.ops.linalg import bias_add, matmul
+from jobflow.ops.matmul import bias_add, matmul
 
 Array = Any
 WIDE = 300

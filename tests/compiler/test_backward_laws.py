@@ -23,8 +23,8 @@ from jobflow.core.errors import JobError
 from jobflow.core.layout import B, P, Placement, S, Sbp, Signature
 from jobflow.core.types import type_of
 from jobflow.graph.ir import Graph
-from jobflow.ops.base import Op, Sample, all_ops, apply
 from jobflow.ops.layout_ops import Crossing, to_layout
+from jobflow.ops.op import Op, Sample, all_ops, apply
 from jobflow.ops.parts import Part
 
 for module in pkgutil.iter_modules(jobflow.ops.__path__):

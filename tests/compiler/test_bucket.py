@@ -16,7 +16,7 @@ from jobflow.core.types import float64
 from jobflow.graph.ir import Graph, Variable
 from jobflow.ops.activation import relu
 from jobflow.ops.layout_ops import ToLayout
-from jobflow.ops.linalg import bias_add, matmul
+from jobflow.ops.matmul import bias_add, matmul
 from jobflow.ops.reduce import reduce_sum
 from jobflow.ops.source import Constant
 

@@ -14,8 +14,8 @@ from jobflow.core.errors import JobError
 from jobflow.core.types import TensorType, float64, int32
 from jobflow.ops.activation import relu
 from jobflow.ops.arithmetic import add, multiply
-from jobflow.ops.base import apply
-from jobflow.ops.linalg import bias_add, matmul
+from jobflow.ops.matmul import bias_add, matmul
+from jobflow.ops.op import apply
 from jobflow.ops.optimizer_updates import SgdUpdate
 from jobflow.ops.reduce import reduce_sum
 from jobflow.ops.scalar import cast, detach

@@ -17,9 +17,9 @@ from jobflow.compiler.divide import pieces
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.types import TensorType, float32, float64
 from jobflow.engine.session import current_session
-from jobflow.ops.base import apply
 from jobflow.ops.elementwise import add
-from jobflow.ops.linalg import matmul
+from jobflow.ops.matmul import matmul
+from jobflow.ops.op import apply
 from jobflow.ops.update import Assign
 from jobflow.plan.plan import Collective, Compute, Plan
 from jobflow.plan.storage import RankMemory, is_common, place_variables

@@ -17,7 +17,7 @@ from jobflow.compiler.front.trace import Tracer
 from jobflow.engine.commands import executors_of
 from jobflow.engine.session import current_session
 from jobflow.ops.arithmetic import add
-from jobflow.ops.linalg import matmul
+from jobflow.ops.matmul import matmul
 from jobflow.plan.plan import Collective, Compute, Plan
 from jobflow.plan.storage import RankMemory, is_common, place_variables
 

@@ -13,9 +13,9 @@ from jobflow.graph.ir import Graph
 from jobflow.graph.training import DynamicScale
 from jobflow.ops.activation import relu
 from jobflow.ops.arithmetic import add
-from jobflow.ops.base import apply
-from jobflow.ops.linalg import matmul
-from jobflow.ops.loss_scale import LossScaleUpdate, Unless
+from jobflow.ops.matmul import matmul
+from jobflow.ops.op import apply
+from jobflow.ops.skipped_steps import LossScaleUpdate, Unless
 from jobflow.ops.update import Increment, MovingAverage, Updated
 from jobflow.plan.plan import Compute
 from jobflow.plan.storage import RankMemory, place_variables

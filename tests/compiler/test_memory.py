@@ -24,8 +24,8 @@ from jobflow.ops.activation import relu, tanh
 from jobflow.ops.arithmetic import add
 from jobflow.ops.axes import expand_dims, reshape, transpose
 from jobflow.ops.conv import conv
-from jobflow.ops.linalg import bias_add, matmul
 from jobflow.ops.loss import sparse_softmax_cross_entropy
+from jobflow.ops.matmul import bias_add, matmul
 from jobflow.ops.norm import layer_norm
 from jobflow.ops.pool import max_pool
 from jobflow.ops.slices import slice_

@@ -16,12 +16,12 @@ from jobflow.compiler.front.microbatch import cut_batch
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import NOWHERE, JobError
 from jobflow.core.types import Tensor, float64
+from jobflow.graph.graph_text import graph_text
 from jobflow.graph.ir import Graph
-from jobflow.graph.text import graph_text
 from jobflow.graph.traced import Traced
 from jobflow.ops import elementwise as ew
-from jobflow.ops.linalg import matmul
-from jobflow.ops.random import dropout
+from jobflow.ops.matmul import matmul
+from jobflow.ops.random_tensors import dropout
 
 Body = Callable[[Tracer, Any], Tensor]
 

@@ -15,8 +15,8 @@ import jobflow as flow
 from jobflow.compiler import compile as stages
 from jobflow.compiler.rank.local import Program
 from jobflow.engine.job import Job, job_of
+from jobflow.graph.graph_text import graph_text, physical_text, sharded_text
 from jobflow.graph.ir import Graph, Physical, Sharded
-from jobflow.graph.text import graph_text, physical_text, sharded_text
 from jobflow.graph.traced import Traced
 from jobflow.tools.explain import laid_out, load_job
 

@@ -14,13 +14,13 @@ import pytest
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow.compiler.compile import plan_rank
-from jobflow.compiler.front.pipeline import Pipeline, pipeline_of
+from jobflow.compiler.front.pipeline_order import Pipeline, pipeline_of
 from jobflow.compiler.front.schedule import SCHEDULES
 from jobflow.compiler.rank.lower import lower
 from jobflow.core.errors import JobError, PlacementError
 from jobflow.engine.session import current_session
 from jobflow.graph.ir import Physical
-from jobflow.ops.base import Op, ViewOp
+from jobflow.ops.op import Op, ViewOp
 from jobflow.plan.footprint import footprint
 from jobflow.plan.plan import Compute, Plan, Transfer, Wait
 from jobflow.plan.storage import RankMemory, place_variables

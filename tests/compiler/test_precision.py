@@ -13,9 +13,9 @@ from jobflow.graph.ir import Graph, Value
 from jobflow.graph.training import Watch
 from jobflow.ops import elementwise as ew
 from jobflow.ops.activation import relu, sigmoid
-from jobflow.ops.base import apply
-from jobflow.ops.linalg import bias_add, matmul
 from jobflow.ops.loss import sparse_softmax_cross_entropy
+from jobflow.ops.matmul import bias_add, matmul
+from jobflow.ops.op import apply
 from jobflow.ops.reduce import reduce_sum
 from jobflow.ops.scalar import InHalf
 from jobflow.ops.shape import transpose

@@ -24,22 +24,9 @@ from jobflow.compiler.layouts.shard import Decision, Sharding
 from jobflow.core.layout import B, Layout, P, Placement, S, Sbp
 from jobflow.core.types import TensorType, dtype_named, int32
 from jobflow.graph.ir import Graph, Node
-from jobflow.ops import (
-    activation,
-    arithmetic,
-    axes,
-    broadcast,
-    compare,
-    conv,
-    functions,
-    index,
-    linalg,
-    loss,
-    reduce,
-    scalar,
-    slices,
-    softmax,
-)
+from jobflow.ops import activation, arithmetic, axes, broadcast, compare, conv, index, loss, reduce, scalar, slices, softmax
+from jobflow.ops import matmul as linalg
+from jobflow.ops import transcendental as functions
 from jobflow.ops.elementwise_loss import sigmoid_cross_entropy, smooth_l1
 from jobflow.ops.source import Input
 

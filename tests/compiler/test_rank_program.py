@@ -16,7 +16,7 @@ from jobflow.compiler.rank.fuse import fuse
 from jobflow.compiler.rank.local import Item, Program, Step
 from jobflow.compiler.rank.lower import lower
 from jobflow.compiler.rank.order import order
-from jobflow.compiler.rank.write import write
+from jobflow.compiler.rank.variable_writes import write
 from jobflow.core.errors import PlanError
 from jobflow.core.layout import MAX, B, P, Partial, S
 from jobflow.core.types import TensorType, contiguous_strides, float32, float64
@@ -25,16 +25,16 @@ from jobflow.graph.training import Parameter
 from jobflow.ops.activation import relu, tanh
 from jobflow.ops.arithmetic import add, multiply
 from jobflow.ops.axes import reshape, transpose
-from jobflow.ops.base import apply
 from jobflow.ops.layout_ops import to_layout
-from jobflow.ops.linalg import bias_add, matmul
+from jobflow.ops.matmul import bias_add, matmul
+from jobflow.ops.op import apply
 from jobflow.ops.optimizer_updates import LarsUpdate
 from jobflow.ops.reduce import reduce_sum
 from jobflow.ops.source import Constant
 from jobflow.ops.update import Assign
 from jobflow.plan.plan import Announced, Slot
+from jobflow.plan.plan_text import plan_text
 from jobflow.plan.storage import RankMemory, place_variables
-from jobflow.plan.text import plan_text
 
 
 def lowered(graph: Graph, rank: int = 0) -> Program:

@@ -15,9 +15,9 @@ from jobflow.compiler.front.simplify import simplify
 from jobflow.compiler.front.trace import Tracer
 from jobflow.graph.ir import Graph, Value
 from jobflow.ops.activation import relu, tanh
-from jobflow.ops.base import apply
-from jobflow.ops.linalg import matmul
-from jobflow.ops.random import dropout
+from jobflow.ops.matmul import matmul
+from jobflow.ops.op import apply
+from jobflow.ops.random_tensors import dropout
 from jobflow.ops.reduce import reduce_mean, reduce_sum
 from jobflow.ops.update import MovingAverage
 from jobflow.plan.storage import RankMemory, place_variables

@@ -19,11 +19,11 @@ from jobflow.compiler.layouts.shard import shard
 from jobflow.core.errors import SbpError, SourceLine
 from jobflow.core.layout import MAX, B, Box, Layout, Local, P, Partial, Placement, S, Sbp
 from jobflow.core.types import TensorType
+from jobflow.graph.graph_text import physical_text
 from jobflow.graph.ir import Graph
-from jobflow.graph.text import physical_text
 from jobflow.ops.activation import relu, tanh
 from jobflow.ops.layout_ops import to_layout
-from jobflow.ops.linalg import matmul
+from jobflow.ops.matmul import matmul
 
 # -------------------------------------------------------------------- paths
 

@@ -16,9 +16,10 @@ from jobflow.compiler.layouts.shard import shard
 from jobflow.core.errors import SbpError
 from jobflow.core.layout import B, Layout, P, S, Sbp
 from jobflow.core.types import TensorType, float64
+from jobflow.graph.graph_text import sharded_text
 from jobflow.graph.ir import Graph
-from jobflow.graph.text import sharded_text
-from jobflow.ops import activation, arithmetic, linalg, reduce
+from jobflow.ops import activation, arithmetic, reduce
+from jobflow.ops import matmul as linalg
 from jobflow.ops.layout_ops import to_layout
 
 

@@ -12,8 +12,8 @@ from jobflow.compiler.front.trace import Tracer
 from jobflow.core.types import float32, float64
 from jobflow.ops.activation import relu, tanh
 from jobflow.ops.arithmetic import add, divide, multiply
-from jobflow.ops.base import apply
-from jobflow.ops.random import dropout
+from jobflow.ops.op import apply
+from jobflow.ops.random_tensors import dropout
 from jobflow.ops.source import Constant, constant
 
 

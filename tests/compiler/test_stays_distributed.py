@@ -22,8 +22,8 @@ from jobflow.ops.batch_norm import batch_norm_train
 from jobflow.ops.conv import conv
 from jobflow.ops.index import gather
 from jobflow.ops.layout_ops import to_layout
-from jobflow.ops.linalg import bias_add, matmul
 from jobflow.ops.loss import softmax_cross_entropy, sparse_cross_entropy, sparse_softmax_cross_entropy
+from jobflow.ops.matmul import bias_add, matmul
 from jobflow.ops.norm import l2_normalize, layer_norm
 from jobflow.ops.reduce import reduce_mean, reduce_sum
 from jobflow.ops.softmax import causal_softmax, log_softmax, softmax

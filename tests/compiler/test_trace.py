@@ -13,11 +13,11 @@ from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import DuplicateNameError, JobError, ShapeError
 from jobflow.core.layout import B, P, S
 from jobflow.core.types import TensorType, float64, int64
-from jobflow.graph.text import graph_text
+from jobflow.graph.graph_text import graph_text
 from jobflow.ops.activation import relu
 from jobflow.ops.arithmetic import add, multiply
 from jobflow.ops.layout_ops import to_global, to_local
-from jobflow.ops.linalg import bias_add, matmul
+from jobflow.ops.matmul import bias_add, matmul
 from jobflow.ops.reduce import reduce_sum
 
 

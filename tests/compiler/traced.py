@@ -16,17 +16,17 @@ from jobflow.core.layout import B, Layout, Local, Placement, Sbp
 from jobflow.core.types import DType, TensorType, float32
 from jobflow.engine.binding import StorageChoice
 from jobflow.engine.commands import Bind, Run, Unbind, WriteVariables, openings_of
+from jobflow.graph.graph_text import graph_text
 from jobflow.graph.ir import Graph, Physical, Value, Variable
-from jobflow.graph.text import graph_text
 from jobflow.graph.training import Parameter
 from jobflow.graph.wire import physical_to_wire
-from jobflow.ops.base import apply
+from jobflow.ops.op import apply
 from jobflow.ops.optimizer_updates import SgdUpdate
 from jobflow.ops.source import Constant, External, Input
-from jobflow.runtime.device.cpu import CpuDevice
-from jobflow.runtime.world.base import World
+from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world.solo import SoloWorld
 from jobflow.runtime.world.threads import ThreadsWorld
+from jobflow.runtime.world.world import World
 
 Array = Any
 Body = Callable[[Tracer], Any]

@@ -11,7 +11,7 @@ import pytest
 
 from jobflow.core.errors import JobError
 from jobflow.runtime.world import rendezvous
-from jobflow.runtime.world.variables import Launch
+from jobflow.runtime.world.environment import Launch
 
 STARTED = Launch(1, 2, "WORLD_SIZE", "127.0.0.1:17789")
 

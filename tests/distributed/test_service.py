@@ -18,7 +18,7 @@ import pytest
 from jobflow.core.errors import JobError
 from jobflow.runtime.world.rendezvous import listen, start_service
 from jobflow.runtime.world.service import members, proof
-from jobflow.runtime.world.service.keys import Pmi
+from jobflow.runtime.world.service.pmi import Pmi
 
 
 class TestPmi:

@@ -10,8 +10,8 @@ import pytest
 from starting import clean, variables
 
 from jobflow.core.errors import ConfigError
-from jobflow.runtime.world.launch import Launch, launched, starts_ranks
-from jobflow.runtime.world.variables import inherited
+from jobflow.runtime.world.environment import inherited
+from jobflow.runtime.world.launched import Launch, launched, starts_ranks
 
 ONE_OF_TWO = variables(1, 2, 17789)
 

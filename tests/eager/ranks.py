@@ -7,10 +7,10 @@ from typing import Any
 
 from jobflow import scope
 from jobflow.eager.state import EagerState
-from jobflow.runtime.device.cpu import CpuDevice
-from jobflow.runtime.world.base import Rank
+from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world.solo import SoloWorld
 from jobflow.runtime.world.threads import ThreadsWorld
+from jobflow.runtime.world.world import Rank
 
 
 def on_ranks(n: int, program: Callable[..., Any], *arguments: Any) -> list[Any]:

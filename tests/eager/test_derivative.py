@@ -15,11 +15,11 @@ from jobflow.eager import run
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.placements import placement, sbp
 from jobflow.functional.creation import tensor
-from jobflow.functional.moving import to_global
-from jobflow.ops.base import Op
+from jobflow.functional.global_tensors import to_global
 from jobflow.ops.broadcast import BroadcastTo
 from jobflow.ops.derivative import derivative
-from jobflow.ops.linalg import MatMul
+from jobflow.ops.matmul import MatMul
+from jobflow.ops.op import Op
 from jobflow.ops.scalar import FillLike
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3) - 2

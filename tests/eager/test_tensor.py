@@ -14,11 +14,11 @@ from jobflow.core.types import float64
 from jobflow.eager import run
 from jobflow.eager.backward import backward
 from jobflow.engine.placements import placement, sbp
-from jobflow.functional.moving import to_global, to_local
+from jobflow.functional.global_tensors import to_global, to_local
 from jobflow.functional.values import numpy
 from jobflow.ops.arithmetic import Add
-from jobflow.ops.linalg import MatMul
-from jobflow.ops.random import RandomNormal
+from jobflow.ops.matmul import MatMul
+from jobflow.ops.random_tensors import RandomNormal
 from jobflow.ops.reduce import ReduceSum
 
 

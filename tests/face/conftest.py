@@ -17,7 +17,7 @@ from jobflow.core.layout import Placement
 from jobflow.core.types import DType, TensorType, float32, type_of
 from jobflow.engine.operators import TensorOperators
 from jobflow.graph.ir import Variable
-from jobflow.ops.base import Op, types_tuple
+from jobflow.ops.op import Op, types_tuple
 from jobflow.ops.source import ReadVariable
 
 

@@ -16,7 +16,7 @@ from jobflow.core.types import TensorType, float32, int32
 from jobflow.engine.body import JobBody
 from jobflow.legacy import activations
 from jobflow.ops.layout_ops import ToGlobal, ToLocal
-from jobflow.ops.linalg import MatMul
+from jobflow.ops.matmul import MatMul
 
 normal = initializers.random_normal_initializer()
 TWO = Placement("cpu", (0, 1))

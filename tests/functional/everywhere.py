@@ -12,7 +12,7 @@ from ranks import on_ranks
 from jobflow.core.layout import B, P, S
 from jobflow.engine.placements import placement
 from jobflow.functional.creation import tensor
-from jobflow.functional.moving import to_global
+from jobflow.functional.global_tensors import to_global
 
 Function = Callable[..., Any]
 Case = tuple[Function, Function, Sequence[Any]]

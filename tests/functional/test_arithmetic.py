@@ -14,7 +14,7 @@ from jobflow.core.errors import ArgumentError, DtypeError, JobError, PlacementEr
 from jobflow.core.layout import B, P, S
 from jobflow.core.types import bfloat16, bool_, float16, float32, float64, int8, int32, int64, uint8
 from jobflow.engine.placements import placement, sbp
-from jobflow.functional import arithmetic as fa
+from jobflow.functional import binary_functions as fa
 from jobflow.functional import comparing, gradients
 from jobflow.functional.creation import full, ones, tensor, zeros
 from jobflow.functional.promotion import result_type

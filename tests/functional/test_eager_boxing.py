@@ -21,7 +21,7 @@ from jobflow.core.types import type_of
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.placements import placement
 from jobflow.functional.creation import tensor
-from jobflow.functional.moving import to_global, to_local
+from jobflow.functional.global_tensors import to_global, to_local
 
 MEASURED = json.loads((Path(__file__).parents[1] / "compiler" / "data" / "measured_boxing.json").read_text(encoding="utf-8"))
 FAILED = ("refused", "died")

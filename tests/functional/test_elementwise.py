@@ -14,7 +14,8 @@ from jobflow.core.errors import ArgumentError, DtypeError
 from jobflow.core.layout import P, S
 from jobflow.core.types import bfloat16, bool_, float16, float32, float64, int32, int64, uint8
 from jobflow.engine.placements import placement
-from jobflow.functional import casting, elementwise
+from jobflow.functional import casting
+from jobflow.functional import unary_functions as elementwise
 from jobflow.functional.creation import arange, ones, tensor
 
 RANDOM = np.random.default_rng(6)

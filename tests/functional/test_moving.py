@@ -16,7 +16,8 @@ from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, JobError
 from jobflow.core.layout import B, P, S
 from jobflow.core.types import dtype_named, float32, float64, int64
 from jobflow.engine.placements import placement, sbp
-from jobflow.functional import devices, gradients, moving
+from jobflow.functional import devices, gradients
+from jobflow.functional import global_tensors as moving
 from jobflow.functional.creation import arange, ones, tensor, zeros
 from jobflow.functional.drawing import rand
 

@@ -26,12 +26,11 @@ from jobflow.core.types import TensorType, bool_, dtype_named, int32, type_of
 from jobflow.eager.run import run
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
-from jobflow.functional import arithmetic as ar
+from jobflow.functional import binary_functions as ar
 from jobflow.functional import (
     casting,
     comparing,
     creation,
-    elementwise,
     gradients,
     joining,
     nn_activations,
@@ -47,6 +46,7 @@ from jobflow.functional import (
     shapes,
     sorting,
 )
+from jobflow.functional import unary_functions as elementwise
 from jobflow.ops.loss import SparseSoftmaxCrossEntropy
 
 TESTS = Path(__file__).parents[1]

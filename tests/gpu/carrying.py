@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.layout import MAX, MIN, SUM
-from jobflow.ops.base import Call
-from jobflow.runtime.world.base import Rank
+from jobflow.ops.op import Call
+from jobflow.runtime.world.world import Rank
 
 DTYPES = ("float32", "float64", "int32", "int64", "uint8", "float16", "bool")
 #: elements per rank: the same, and not the same

@@ -12,11 +12,11 @@ import numpy as np
 from jobflow.core.errors import DtypeError
 from jobflow.core.types import DType, TensorType, bfloat16, float16, float32, float64, type_of
 from jobflow.ops import half
-from jobflow.ops.base import Op, Sample, types_tuple
 from jobflow.ops.index import UnsortedSegmentSum
+from jobflow.ops.op import Op, Sample, types_tuple
 from jobflow.plan.plan import Slot
-from jobflow.runtime.arrays import window
-from jobflow.runtime.device.cuda import CudaDevice
+from jobflow.runtime.device.cupy_device import CudaDevice
+from jobflow.runtime.slot_arrays import window
 
 OPS = {f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}": cls for cls in laws.concrete_ops()}
 FLOATS = (float64, float32, float16, bfloat16)

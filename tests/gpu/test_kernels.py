@@ -17,7 +17,7 @@ from on_device import OPS, Bench, bound, check_op, check_whole_numbers
 
 import jobflow.ops
 from jobflow.core.types import DType, bfloat16, float16
-from jobflow.ops.linalg import MatMul
+from jobflow.ops.matmul import MatMul
 
 MODULES = sorted(Path(jobflow.ops.__path__[0]).glob("*.py"))
 

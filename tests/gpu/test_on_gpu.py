@@ -12,8 +12,8 @@ import pytest
 from curves_of import NOTICE, PROGRAMS, curves_of, same_as_on_the_cpu
 
 from jobflow.core.errors import JobError, PlacementError, RankError
-from jobflow.runtime.comm.nccl import NcclCommunicator, StagedCommunicator
-from jobflow.runtime.device import cuda
+from jobflow.runtime.comm.nccl_communicator import NcclCommunicator, StagedCommunicator
+from jobflow.runtime.device import cupy_device as cuda
 from jobflow.runtime.world.threads import ThreadsWorld
 
 

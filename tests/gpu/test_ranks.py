@@ -21,10 +21,10 @@ import jobflow.typing as tp
 from jobflow import scope
 from jobflow.core import notices
 from jobflow.core.errors import JobError, PlacementError, RankError
-from jobflow.runtime.comm.nccl import NcclCommunicator, StagedCommunicator
-from jobflow.runtime.device import cuda
-from jobflow.runtime.device.base import Device
-from jobflow.runtime.device.cpu import CpuDevice
+from jobflow.runtime.comm.nccl_communicator import NcclCommunicator, StagedCommunicator
+from jobflow.runtime.device import cupy_device as cuda
+from jobflow.runtime.device.device import Device
+from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world.threads import ThreadsWorld
 
 

@@ -12,13 +12,13 @@ from traced import distribute, first, text, trace, type_, variable
 from jobflow.compiler.front.trace import Tracer
 from jobflow.compiler.layouts.shard import shard
 from jobflow.core.layout import S
+from jobflow.graph.graph_text import graph_text, physical_text, sharded_text
 from jobflow.graph.ir import Node, Value
 from jobflow.graph.rewrite import Rewriter, changed, consumers, needed_nodes
-from jobflow.graph.text import graph_text, physical_text, sharded_text
 from jobflow.graph.wire import graph_from_wire, graph_to_wire, physical_from_wire, physical_to_wire
 from jobflow.ops.activation import relu, tanh
 from jobflow.ops.arithmetic import add
-from jobflow.ops.linalg import matmul
+from jobflow.ops.matmul import matmul
 
 
 def body(tracer: Tracer) -> Any:

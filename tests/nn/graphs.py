@@ -10,10 +10,10 @@ import numpy as np
 from jobflow.core.layout import Sbp
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.placements import placement, sbp
-from jobflow.functional.arithmetic import matmul
+from jobflow.functional.binary_functions import matmul
 from jobflow.functional.creation import tensor
-from jobflow.functional.elementwise import square
 from jobflow.functional.reductions import mean
+from jobflow.functional.unary_functions import square
 from jobflow.nn.graph import Graph, GraphModule
 from jobflow.nn.modules.module import Module
 from jobflow.nn.parameter import Parameter

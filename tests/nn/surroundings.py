@@ -17,7 +17,14 @@ from jobflow.core.layout import Layout
 from jobflow.core.types import DType
 from jobflow.functional.creation import cut, tensor
 from jobflow.functional.gradients import grad
-from jobflow.nn.modules import activation, attention, container, conv, linear, loss, module, norm, pool
+from jobflow.nn.modules import activation_layers as activation
+from jobflow.nn.modules import attention_layers as attention
+from jobflow.nn.modules import container, module
+from jobflow.nn.modules import conv_layers as conv
+from jobflow.nn.modules import linear_layers as linear
+from jobflow.nn.modules import loss_layers as loss
+from jobflow.nn.modules import norm_layers as norm
+from jobflow.nn.modules import pool_layers as pool
 from jobflow.nn.modules.module import Module
 from jobflow.nn.parameter import Parameter
 

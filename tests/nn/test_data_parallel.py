@@ -16,7 +16,7 @@ from jobflow.eager.backward import backward
 from jobflow.eager.run import run
 from jobflow.eager.tensor import Tensor
 from jobflow.nn.parallel import DistributedDataParallel
-from jobflow.ops.linalg import MatMul
+from jobflow.ops.matmul import MatMul
 from jobflow.ops.reduce import ReduceSum
 
 

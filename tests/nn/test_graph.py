@@ -14,20 +14,20 @@ from jobflow.core.errors import DivergedError, JobError, RankError
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.placements import placement, sbp
-from jobflow.functional.arithmetic import matmul
+from jobflow.functional.binary_functions import matmul
 from jobflow.functional.creation import tensor
 from jobflow.functional.drawing import randn
+from jobflow.functional.global_tensors import to_local
 from jobflow.functional.gradients import no_grad
-from jobflow.functional.moving import to_local
 from jobflow.functional.reductions import mean
 from jobflow.nn.graph import Graph, GraphModule
-from jobflow.nn.modules.activation import ReLU
+from jobflow.nn.modules.activation_layers import ReLU
 from jobflow.nn.modules.container import Sequential
-from jobflow.nn.modules.conv import Conv2d
-from jobflow.nn.modules.linear import Dropout, Flatten, Linear
-from jobflow.nn.modules.loss import CrossEntropyLoss
+from jobflow.nn.modules.conv_layers import Conv2d
+from jobflow.nn.modules.linear_layers import Dropout, Flatten, Linear
+from jobflow.nn.modules.loss_layers import CrossEntropyLoss
 from jobflow.nn.modules.module import Module
-from jobflow.nn.modules.norm import BatchNorm2d
+from jobflow.nn.modules.norm_layers import BatchNorm2d
 from jobflow.nn.parameter import Parameter
 from jobflow.optim.optimizers import SGD, Adam
 

@@ -30,8 +30,8 @@ from jobflow.core.errors import DtypeError
 from jobflow.core.layout import Broadcast, Layout, Partial, Placement, Reduction, Sbp, Signature, Split, cut
 from jobflow.core.types import TensorType, float32, float64, type_of
 from jobflow.engine.operators import TensorOperators
-from jobflow.ops.base import Op, Sample, ViewOp, all_ops, apply, types_tuple
 from jobflow.ops.derivative import through
+from jobflow.ops.op import Op, Sample, ViewOp, all_ops, apply, types_tuple
 
 Array = Any
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from jobflow.core.layout import MAX, MIN, SUM, B, Partial, S, Sbp, Signature
 from jobflow.core.types import Array, TensorType, type_of
-from jobflow.ops.base import Op, Sample
+from jobflow.ops.op import Op, Sample
 
 RANKS = (2, 3)
 #: combinations of the inputs' marks that are tried for a sample, at most

@@ -11,7 +11,7 @@ import pytest
 from jobflow.core.types import TensorType, float32, int32
 from jobflow.ops import blas
 from jobflow.ops.arithmetic import Add
-from jobflow.ops.linalg import BatchMatMul, BiasAdd, MatMul
+from jobflow.ops.matmul import BatchMatMul, BiasAdd, MatMul
 from jobflow.ops.optimizer_updates import SgdUpdate
 from jobflow.ops.product_sum import ProductSum
 from jobflow.ops.product_update import SgdProduct

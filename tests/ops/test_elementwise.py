@@ -14,8 +14,8 @@ from jobflow.core.errors import ConfigError, DtypeError, JobError, ShapeError
 from jobflow.core.types import bool_, float32, float64, int32
 from jobflow.ops import activation, special
 from jobflow.ops import elementwise as ew
-from jobflow.ops.base import Op, types_tuple
 from jobflow.ops.blocks import blocks, memory_order
+from jobflow.ops.op import Op, types_tuple
 
 Array = Any
 

@@ -11,7 +11,7 @@ from jobflow.core.errors import DtypeError
 from jobflow.core.layout import MAX, MIN
 from jobflow.core.types import DType, TensorType, bfloat16, dtype_of, float16, float32, float64, type_of
 from jobflow.ops import half
-from jobflow.ops.base import Op, Sample, types_tuple
+from jobflow.ops.op import Op, Sample, types_tuple
 from jobflow.ops.optimizer_updates import SgdUpdate
 from jobflow.ops.scalar import Cast
 from jobflow.ops.source import Constant

@@ -13,7 +13,7 @@ from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import B, P, S
 from jobflow.core.types import TensorType, float32, float64, int32
 from jobflow.ops import index
-from jobflow.ops.base import Op
+from jobflow.ops.op import Op
 
 TABLE = np.random.default_rng(0).normal(size=(50, 16)).astype(np.float32)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import laws
 import pytest
 
-from jobflow.ops.base import Op
+from jobflow.ops.op import Op
 
 OPS = {cls.__name__ if cls.__module__ != "jobflow.ops.layout_ops" else f"layout_ops.{cls.__name__}": cls for cls in laws.concrete_ops()}
 

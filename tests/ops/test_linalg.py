@@ -8,7 +8,7 @@ import pytest
 
 from jobflow import scope
 from jobflow.core.errors import DtypeError, ShapeError
-from jobflow.ops import linalg
+from jobflow.ops import matmul as linalg
 
 
 def matmul(a: np.ndarray, b: np.ndarray, **options: bool) -> np.ndarray:

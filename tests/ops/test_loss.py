@@ -12,7 +12,7 @@ from jobflow import scope
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError
 from jobflow.core.types import type_of
 from jobflow.ops import elementwise_loss, loss
-from jobflow.ops.base import Op
+from jobflow.ops.op import Op
 from jobflow.ops.softmax import CausalSoftmax, Softmax
 
 Array = np.ndarray[Any, Any]

@@ -12,7 +12,7 @@ import pytest
 from missing_rules import missing
 
 from jobflow.ops.activation import Sigmoid
-from jobflow.ops.linalg import MatMul
+from jobflow.ops.matmul import MatMul
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from jobflow.core.layout import MAX, SUM, B, P, S, Signature
-from jobflow.ops.base import Op
 from jobflow.ops.elementwise import divide, fill_like, multiply, negate, scale, square
 from jobflow.ops.move import Roll
+from jobflow.ops.op import Op
 from jobflow.ops.pointwise import call
 from jobflow.ops.scalar import detach
 from jobflow.ops.scan import cumsum

@@ -14,7 +14,7 @@ from jobflow.core.errors import ShapeError
 from jobflow.core.types import type_of
 from jobflow.ops import batch_norm as bn
 from jobflow.ops import norm
-from jobflow.ops.base import Op, types_tuple
+from jobflow.ops.op import Op, types_tuple
 
 Array = np.ndarray[Any, Any]
 

@@ -11,7 +11,7 @@ import pytest
 from jobflow import scope
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import B, P, S, Signature
-from jobflow.ops.base import sample
+from jobflow.ops.op import sample
 from jobflow.ops.scatter import index_add, scatter, scatter_add
 from jobflow.ops.slice_update import SliceUpdate, Subscript, slice_update, subscript
 from jobflow.ops.slices import Slice, SliceGrad

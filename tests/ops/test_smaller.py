@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jobflow import scope
-from jobflow.ops.base import Op, Sample
+from jobflow.ops.op import Op, Sample
 
 WRITTEN = [cls for cls in laws.concrete_ops() if cls.smaller is not Op.smaller]
 CASES = [sample for cls in WRITTEN for sample in cls.samples()]

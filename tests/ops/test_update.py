@@ -14,8 +14,8 @@ from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.types import type_of
 from jobflow.ops import optimizer_updates as formula
 from jobflow.ops import update
-from jobflow.ops.base import Op
 from jobflow.ops.formula import block_calls, compiled, weighted_sum
+from jobflow.ops.op import Op
 
 Array = np.ndarray[Any, Any]
 LR = 0.1

@@ -15,7 +15,7 @@ from jobflow.core.types import TensorType, type_of
 from jobflow.engine.operators import TensorOperators
 from jobflow.graph.ir import Variable
 from jobflow.graph.training import Parameter
-from jobflow.ops.base import Op, types_tuple
+from jobflow.ops.op import Op, types_tuple
 from jobflow.ops.source import Constant
 
 Arrays = dict[str, np.ndarray[Any, Any]]

@@ -11,8 +11,8 @@ from jobflow.core.errors import PlanError
 from jobflow.core.layout import SUM
 from jobflow.core.types import TensorType, contiguous_strides, float32
 from jobflow.plan.plan import Announced, Collective, Compute, Plan, Slot, Transfer, Wait
-from jobflow.plan.text import instruction_text, plan_text
-from jobflow.plan.verify import Access, Told, compare_plans, compare_schedules, verify_memory, verify_order
+from jobflow.plan.plan_checks import Access, Told, compare_plans, compare_schedules, verify_memory, verify_order
+from jobflow.plan.plan_text import instruction_text, plan_text
 
 
 def slot(offset: int, *shape: int, buffer: str = "arena", strides: tuple[int, ...] | None = None) -> Slot:

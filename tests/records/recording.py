@@ -21,19 +21,19 @@ import jobflow as flow
 import jobflow.engine.binding
 from jobflow import scope
 from jobflow.core import notices
-from jobflow.data import order
+from jobflow.data import sample_order as order
 from jobflow.eager.state import EagerState
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.session import Session
-from jobflow.graph.text import physical_text
+from jobflow.graph.graph_text import physical_text
 from jobflow.ops import philox
 from jobflow.plan.footprint import footprint
 from jobflow.plan.plan import Collective, Compute, Transfer
 from jobflow.plan.traffic import planned
-from jobflow.runtime.device.cpu import CpuDevice
-from jobflow.runtime.world.base import Rank
+from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world.solo import SoloWorld
 from jobflow.runtime.world.threads import ThreadsWorld
+from jobflow.runtime.world.world import Rank
 from jobflow.tools.explain import boxing_rows
 
 #: what is recorded of a run, as JSON has it

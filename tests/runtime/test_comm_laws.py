@@ -11,10 +11,10 @@ import pytest
 
 from jobflow.core.errors import AbortedError, PlanError
 from jobflow.core.layout import SUM
-from jobflow.runtime.comm.solo import SoloCommunicator
-from jobflow.runtime.device.cpu import CpuDevice
-from jobflow.runtime.world.base import Rank
+from jobflow.runtime.comm.solo_communicator import SoloCommunicator
+from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world.threads import ThreadsWorld
+from jobflow.runtime.world.world import Rank
 
 
 @pytest.fixture(params=[1, 2, 3, pytest.param(4, marks=pytest.mark.full)])

@@ -16,8 +16,8 @@ from jobflow.core.layout import Box, Rule
 from jobflow.core.types import TensorType, float64
 from jobflow.ops.activation import relu
 from jobflow.ops.arithmetic import multiply
-from jobflow.ops.base import Op, apply
-from jobflow.ops.linalg import matmul
+from jobflow.ops.matmul import matmul
+from jobflow.ops.op import Op, apply
 from jobflow.ops.reduce import reduce_sum
 from jobflow.runtime.executor import Executor
 

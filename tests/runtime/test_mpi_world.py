@@ -11,7 +11,7 @@ import sys
 import pytest
 from processes import PROMPT, ROOT, Ended, mpi, run
 
-from jobflow.runtime.world.launch import Launch, launched
+from jobflow.runtime.world.launched import Launch, launched
 
 FULL = [pytest.param(4, how, marks=pytest.mark.full) for how in ("shared", "messages", "nodes")]
 #: four ranks on two cores take long; the ends of jobs are tried with four, and the rest with --full

@@ -11,11 +11,11 @@ import pytest
 from processes import mpi, run
 
 from jobflow.core.errors import AbortedError, RankError
-from jobflow.runtime.comm import threads as comm_threads
+from jobflow.runtime.comm import thread_communicator as comm_threads
 from jobflow.runtime.comm.waits import Came, Held, difference, standstill, stuck
-from jobflow.runtime.device.cpu import CpuDevice
-from jobflow.runtime.world.base import Rank
+from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world.threads import ThreadsWorld
+from jobflow.runtime.world.world import Rank
 
 MORE = [(2, "messages"), (4, "shared")]
 NAMES = [case.__name__ for case in partings.CASES]

@@ -15,7 +15,7 @@ from jobflow import scope
 from jobflow.engine.commands import executors_of
 from jobflow.engine.session import current_session
 from jobflow.runtime.profile import Row, profiled
-from jobflow.runtime.world.base import Rank
+from jobflow.runtime.world.world import Rank
 
 STEPS = 30
 

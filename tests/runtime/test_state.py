@@ -10,13 +10,13 @@ from traced import first, on
 from jobflow.core.layout import B, Placement, S, Sbp
 from jobflow.core.types import DType, TensorType, float32, float64
 from jobflow.graph.ir import Variable
-from jobflow.ops.random import RandomNormal
+from jobflow.ops.random_tensors import RandomNormal
 from jobflow.ops.source import Arange, Constant
 from jobflow.plan.plan import ALIGNMENT
 from jobflow.plan.storage import place_variables
-from jobflow.runtime.comm.solo import SoloCommunicator
-from jobflow.runtime.device.cpu import CpuDevice
-from jobflow.runtime.state import State
+from jobflow.runtime.comm.solo_communicator import SoloCommunicator
+from jobflow.runtime.device.numpy_device import CpuDevice
+from jobflow.runtime.variable_buffers import State
 
 
 def declared(name: str, *shape: int, sbp: Sbp = B, dtype: DType = float32, placement: Placement | None = None, group: str = "parameter") -> Variable:

@@ -17,12 +17,12 @@ import pytest
 
 from jobflow.core.errors import AbortedError, ArgumentError, JobError, RankError, ShapeError
 from jobflow.core.layout import SUM
-from jobflow.runtime.comm import threads as comm_threads
-from jobflow.runtime.device.cpu import CpuDevice
-from jobflow.runtime.world import blas
-from jobflow.runtime.world.base import Rank, World
+from jobflow.runtime.comm import thread_communicator as comm_threads
+from jobflow.runtime.device.numpy_device import CpuDevice
+from jobflow.runtime.world import blas_threads as blas
 from jobflow.runtime.world.solo import SoloWorld
 from jobflow.runtime.world.threads import ThreadsWorld
+from jobflow.runtime.world.world import Rank, World
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -197,7 +197,7 @@ def test_a_stall_says_who_waits_where_for_whom(monkeypatch: pytest.MonkeyPatch, 
 INTERRUPTED = """
 import os, signal, threading, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts the tests in the background has it ignored
-from jobflow.runtime.device.cpu import CpuDevice
+from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world.threads import ThreadsWorld
 
 world = ThreadsWorld([CpuDevice(), CpuDevice()])

@@ -10,7 +10,7 @@ import jobflow as flow
 from jobflow import strategies as st
 from jobflow.core.errors import ConfigError, PlacementError
 from jobflow.core.layout import Placement
-from jobflow.strategies.write import stage_placements
+from jobflow.strategies.apply_hints import stage_placements
 
 
 def placement(count: int) -> Placement:

@@ -14,7 +14,7 @@ from jobflow.engine.commands import Sent, executors_of
 from jobflow.engine.session import current_session
 from jobflow.plan.plan import ALIGNMENT
 from jobflow.plan.traffic import Traffic, planned, total
-from jobflow.runtime.world.base import Rank
+from jobflow.runtime.world.world import Rank
 
 N, STEPS = 4, 3
 SIZE = trained.GPT

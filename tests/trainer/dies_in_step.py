@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from jobflow.cli import main
-from jobflow.runtime.world.variables import rank
+from jobflow.runtime.world.environment import rank
 from jobflow.trainer.jobs import Jobs
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jobflow.distributed.processes import ending
-from jobflow.runtime.world.variables import inherited
+from jobflow.runtime.world.environment import inherited
 
 #: seconds for a probe; for one that is told to end to do so
 LIMIT, GRACE = 60.0, 2.0
@@ -36,7 +36,7 @@ class Answer:
 
 def probe(name: str, *words: str) -> list[str]:
     """The command that runs a probe; nothing of the working directory is imported."""
-    return [sys.executable, "-P", str(PROBES / f"{name}.py"), *words]
+    return [sys.executable, "-P", str(PROBES / f"{name}_probe.py"), *words]
 
 
 def ask(command: Sequence[str], *, limit: float = LIMIT, more: Mapping[str, str] | None = None) -> Answer:

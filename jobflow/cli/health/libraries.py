@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from jobflow.cli.health.child import ask, probe
 from jobflow.cli.health.finding import NOTE, OK, PROBLEM, Finding, judged
 from jobflow.core.extras import PACKAGES
-from jobflow.runtime.world.variables import usable_cores
+from jobflow.runtime.world.environment import usable_cores
 
 #: variables that say how many threads a matrix library has
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

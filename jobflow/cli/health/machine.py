@@ -14,7 +14,7 @@ import psutil
 from jobflow.cli.health.child import ask, probe
 from jobflow.cli.health.finding import GIB, NOTE, OK, PROBLEM, Finding, judged
 from jobflow.core.version import __version__
-from jobflow.runtime.world.variables import usable_cores
+from jobflow.runtime.world.environment import usable_cores
 
 #: bytes: below the first, MPI itself may crash; below the second, ranks may have to exchange tensors by messages
 SHARED_LEAST, SHARED_ENOUGH = 32 << 20, 1 * GIB

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import jobflow.core.scope as scope
-from jobflow.compiler.front.loss_scale import Scaling
+from jobflow.compiler.front.dynamic_loss_scale import Scaling
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import JobError, PlanError
 from jobflow.core.layout import B, P, Split
@@ -24,8 +24,8 @@ from jobflow.graph.traced import Traced
 from jobflow.graph.training import DynamicScale, Optimizer, Parameter, Training, Watch
 from jobflow.ops import elementwise as ew
 from jobflow.ops.axes import Reshape, Squeeze
-from jobflow.ops.base import apply
 from jobflow.ops.layout_ops import ToGlobal, ToLayout, ToLocal
+from jobflow.ops.op import apply
 from jobflow.ops.reduce import ReduceSum
 from jobflow.ops.scalar import Cast, DivideBy, Scale
 from jobflow.ops.source import Constant, ReadVariable

@@ -51,7 +51,7 @@ from jobflow.graph.traced import Traced
 from jobflow.graph.training import Microbatches, Watch
 from jobflow.ops.arithmetic import Add, add
 from jobflow.ops.axes import reshape
-from jobflow.ops.base import Op
+from jobflow.ops.op import Op
 from jobflow.ops.rows import Rows
 from jobflow.ops.slices import concat
 from jobflow.ops.source import Input, ReadVariable, Source

@@ -22,9 +22,9 @@ from jobflow.graph.ir import Graph, Node, Origin, Phase, Value, Variable
 from jobflow.graph.rewrite import Take, walk
 from jobflow.graph.traced import Traced
 from jobflow.graph.training import Limit, Optimizer, Training, Watch
-from jobflow.ops.base import Op, ViewOp, types_tuple
 from jobflow.ops.checked import Checked
 from jobflow.ops.layout_ops import Crossing, ToGlobal, ToLocal
+from jobflow.ops.op import Op, ViewOp, types_tuple
 from jobflow.ops.source import Constant, External, Input, ReadVariable
 
 #: The key of the hidden argument that counts the runs of a job.

@@ -16,7 +16,7 @@ from jobflow.core.layout import B, Layout, Local, Partial, Rule
 from jobflow.core.types import TensorType
 from jobflow.graph.ir import Node, Origin, Physical, Sharded, Value
 from jobflow.graph.rewrite import Rewriter
-from jobflow.ops.base import Op, Types
+from jobflow.ops.op import Op, Types
 from jobflow.plan.plan import end_to_end
 from jobflow.plan.traffic import handed
 

@@ -33,7 +33,7 @@ from itertools import product
 
 from jobflow.core.layout import B, Broadcast, Partial, Sbp, Signature, Split
 from jobflow.core.types import TensorType
-from jobflow.ops.base import Op
+from jobflow.ops.op import Op
 
 _LAST = 1 << 62
 _LATE = 1 << 31

@@ -21,15 +21,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import jobflow.core.scope as scope
-from jobflow.compiler.front.hints import Wish, contradiction, unmet
+from jobflow.compiler.front.hint_errors import Wish, contradiction, unmet
 from jobflow.compiler.layouts.choose import Case, Choice, Marks, Operand, choose
 from jobflow.core.errors import PlanError
 from jobflow.core.layout import B, Layout, Local, Partial, Placement, S, Sbp, Split
 from jobflow.core.types import Tensor
 from jobflow.graph.ir import End, Graph, Node, Sharded, Value
 from jobflow.graph.rewrite import Rewriter, changed
-from jobflow.ops.base import Op, types_tuple
 from jobflow.ops.layout_ops import ToGlobal, ToLayout, ToLocal
+from jobflow.ops.op import Op, types_tuple
 from jobflow.ops.parts import PutPart, TakePart
 from jobflow.ops.rows import Rows
 from jobflow.ops.source import Input, ReadVariable

@@ -16,7 +16,7 @@ from jobflow.compiler.rank.views import whole_in_hatch, windows
 from jobflow.compiler.renumber import renumbered
 from jobflow.core.layout import Box
 from jobflow.core.types import contiguous_strides
-from jobflow.ops.base import ViewOp
+from jobflow.ops.op import ViewOp
 from jobflow.plan.plan import Announced, Slot
 from jobflow.plan.storage import RankMemory
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 
 from jobflow.compiler.front.recompute import AGAIN
 from jobflow.compiler.rank.local import Item, Program, Step
-from jobflow.ops.base import Op, ViewOp
+from jobflow.ops.op import Op, ViewOp
 
 #: Fewest samples per rank for which batch-innermost order pays.
 SMALLEST = 8

@@ -21,8 +21,8 @@ from dataclasses import replace
 from jobflow.compiler.rank.local import Builder, Item, Join, Program, Step
 from jobflow.compiler.rank.views import Window, is_dense, views_of, windows, written_over
 from jobflow.core.types import TensorType, contiguous_strides
-from jobflow.ops.base import Op
 from jobflow.ops.layout_ops import SliceBox
+from jobflow.ops.op import Op
 from jobflow.ops.update import Updated
 from jobflow.plan.plan import Slot, aligned
 from jobflow.plan.storage import is_common

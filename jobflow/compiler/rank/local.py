@@ -10,8 +10,8 @@ from jobflow.core.errors import NOWHERE, SourceLine
 from jobflow.core.layout import Box, Reduction
 from jobflow.core.types import TensorType
 from jobflow.graph.ir import Phase
-from jobflow.ops.base import Op, types_tuple
 from jobflow.ops.layout_ops import PackPieces, UnpackPieces
+from jobflow.ops.op import Op, types_tuple
 from jobflow.plan.plan import Announced, Kind, Slot
 
 

@@ -21,11 +21,11 @@ from jobflow.compiler.rank.place import communicated, overwritten, placements
 from jobflow.compiler.rank.views import Window, is_dense, is_free, views_of, windows, written_over
 from jobflow.core.errors import PlanError
 from jobflow.core.types import contiguous_strides
-from jobflow.ops.base import Op
 from jobflow.ops.layout_ops import Copy
+from jobflow.ops.op import Op
 from jobflow.plan import plan as plans
 from jobflow.plan.plan import Collective, Compute, Feed, Instruction, Plan, Slot, Transfer, aligned
-from jobflow.plan.verify import Access, verify_memory, verify_order
+from jobflow.plan.plan_checks import Access, verify_memory, verify_order
 
 
 def plan_memory(ordered: Ordered) -> Plan:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from jobflow.compiler.rank.local import Collect, Item, Program, Receive, Send, Step
 from jobflow.compiler.rank.views import views_of, written_over
 from jobflow.core.errors import PlanError
-from jobflow.ops.base import Op
+from jobflow.ops.op import Op
 
 
 @dataclass(frozen=True)

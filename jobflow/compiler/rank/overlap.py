@@ -8,7 +8,7 @@ Until here a transfer stands where its first reader wants it, on both sides.
 * A receive is waited for where it stood, right before its first reader, and posted at the beginning of the row before.
 
 So what is sent stays in memory for about one row more than without, and what is received begins a row earlier.  Between two
-ranks the posts of each direction keep their order, and what a rank waits for keeps the global order: `plan.verify` holds that
+ranks the posts of each direction keep their order, and what a rank waits for keeps the global order: `plan.plan_checks` holds that
 nobody waits for ever.
 
 Example, two stages, 1f1b, stage 0:  F0 post-send(0) F1 post-send(1) post-receive(0) ... wait-send(0) ... wait-receive(0) B0
@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from jobflow.compiler.rank.local import Collect, Item, Receive, Send, Step, Wait
 from jobflow.compiler.rank.order import Ordered
-from jobflow.ops.base import Op, ViewOp
+from jobflow.ops.op import Op, ViewOp
 
 
 def overlap(ordered: Ordered) -> Ordered:

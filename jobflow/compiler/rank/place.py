@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 
 from jobflow.compiler.rank.local import Collect, Item, Receive, Send, Step
 from jobflow.compiler.rank.views import Orders, Window, inner_windows, own_window
-from jobflow.ops.base import Op, ViewOp
+from jobflow.ops.op import Op, ViewOp
 
 
 def placements(steps: Sequence[Step], found: Mapping[Item, Window], kept: Set[Item], orders: Orders) -> dict[Item, Window]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from jobflow.compiler.rank.local import Item, Step
 from jobflow.core.types import TensorType, contiguous_strides
-from jobflow.ops.base import Op, ViewOp
+from jobflow.ops.op import Op, ViewOp
 from jobflow.plan.plan import Slot
 
 #: Memory orders of items that are not C-ordered: axes from outermost to innermost.

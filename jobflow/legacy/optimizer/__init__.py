@@ -3,7 +3,7 @@
 from jobflow.legacy.optimizer import clipping as grad_clipping
 from jobflow.legacy.optimizer import loss_scale, warmup
 from jobflow.legacy.optimizer.from_options import optimizer_of
-from jobflow.legacy.optimizer.optimizers import LAMB, LARS, SGD, SGDW, Adam, AdamW, CombinedOptimizer, LazyAdam, RMSProp
+from jobflow.legacy.optimizer.job_optimizers import LAMB, LARS, SGD, SGDW, Adam, AdamW, CombinedOptimizer, LazyAdam, RMSProp
 from jobflow.legacy.optimizer.schedules import (
     CosineScheduler,
     CustomScheduler,

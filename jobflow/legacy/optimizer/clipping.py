@@ -13,8 +13,8 @@ from jobflow.core.errors import ConfigError, user_line
 from jobflow.core.types import Tensor, float32, float64
 from jobflow.graph.training import Parameter
 from jobflow.ops import elementwise as ew
-from jobflow.ops.base import apply
 from jobflow.ops.layout_ops import ToLayout
+from jobflow.ops.op import apply
 from jobflow.ops.reduce import SquareSum, reduce_max
 
 if TYPE_CHECKING:

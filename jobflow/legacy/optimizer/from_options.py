@@ -12,7 +12,7 @@ from jobflow.core.errors import ConfigError, JobError, did_you_mean
 from jobflow.engine.job_config import FunctionConfig
 from jobflow.legacy.optimizer import schedules as of
 from jobflow.legacy.optimizer.clipping import GlobalNorm
-from jobflow.legacy.optimizer.optimizers import LAMB, LARS, SGDW, AdamW, RMSProp, Single
+from jobflow.legacy.optimizer.job_optimizers import LAMB, LARS, SGDW, AdamW, RMSProp, Single
 from jobflow.legacy.optimizer.warmup import ConstantWarmup, LinearWarmup, Warmup, is_number
 
 #: what makes what an entry describes, and by key of the entry the parameter that it is

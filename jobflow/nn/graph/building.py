@@ -26,8 +26,8 @@ from jobflow.eager.state import EagerState, Generator
 from jobflow.eager.tensor import Tensor
 from jobflow.graph.ir import Value, Variable
 from jobflow.nn.graph.settings import GraphModule, Zero
-from jobflow.ops.base import Op, types_tuple
 from jobflow.ops.layout_ops import Identity, ToLayout
+from jobflow.ops.op import Op, types_tuple
 from jobflow.ops.scalar import Detach
 from jobflow.ops.source import Constant
 

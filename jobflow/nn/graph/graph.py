@@ -37,13 +37,13 @@ from jobflow.graph.strategy import Strategy
 from jobflow.graph.traced import Traced
 from jobflow.graph.training import Microbatches, Training
 from jobflow.nn.graph.building import Building
+from jobflow.nn.graph.graph_optimizers import Added, Scaler, Steps
 from jobflow.nn.graph.modules import ProxyModule, is_module
-from jobflow.nn.graph.optimizers import Added, Scaler, Steps
 from jobflow.nn.graph.parallel import spread
 from jobflow.nn.graph.running import Bound, Built, Memory, Meta
 from jobflow.nn.graph.settings import GraphConfig, GraphModule
 from jobflow.nn.graph.structures import filled, leaves
-from jobflow.nn.modules import saving
+from jobflow.nn.modules import state_dicts as saving
 from jobflow.optim.optimizer import Optimizer
 
 #: the name of the count of steps in state_dict

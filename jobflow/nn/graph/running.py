@@ -23,18 +23,18 @@ from jobflow.eager.state import EagerState, mixed
 from jobflow.eager.tensor import Home, Storage, Tensor
 from jobflow.engine.binding import Loaded, StorageChoice, state_of
 from jobflow.engine.session import current_session
+from jobflow.graph.graph_text import bare, first_difference, physical_text
 from jobflow.graph.ir import Graph, Node, Value, Variable
 from jobflow.graph.rewrite import Rewriter
-from jobflow.graph.text import bare, first_difference, physical_text
 from jobflow.nn.graph.building import Draw
-from jobflow.nn.graph.optimizers import Rate
+from jobflow.nn.graph.graph_optimizers import Rate
 from jobflow.nn.graph.structures import filled, form, leaves
 from jobflow.nn.parameter import Parameter
 from jobflow.plan.storage import is_common
-from jobflow.runtime.comm.base import Communicator
+from jobflow.runtime.comm.communicator import Communicator
 from jobflow.runtime.executor import Executor
-from jobflow.runtime.state import State
-from jobflow.runtime.world.base import Rank
+from jobflow.runtime.variable_buffers import State
+from jobflow.runtime.world.world import Rank
 
 
 @dataclass(frozen=True)

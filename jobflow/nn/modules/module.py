@@ -13,7 +13,8 @@ from jobflow.eager.state import building_now, gradients
 from jobflow.eager.tensor import Tensor
 from jobflow.functional.gradients import RemovableHandle
 from jobflow.functional.promotion import cast
-from jobflow.nn.modules import moving, saving
+from jobflow.nn.modules import moving
+from jobflow.nn.modules import state_dicts as saving
 from jobflow.nn.modules.backward_hooks import HookedCall
 from jobflow.nn.parameter import Parameter
 

@@ -8,7 +8,7 @@ from jobflow.core.errors import DtypeError, JobError, JobflowError, user_line
 from jobflow.core.layout import B, Split
 from jobflow.core.types import DType, dtype_of
 from jobflow.eager.tensor import Tensor
-from jobflow.functional.moving import to_global, to_local
+from jobflow.functional.global_tensors import to_global, to_local
 from jobflow.functional.promotion import cast
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from jobflow.core.errors import AbortedError, DivergedError, RankError, in_short
 from jobflow.core.notices import notice
 from jobflow.core.types import Array
-from jobflow.runtime.comm.base import Waited
+from jobflow.runtime.comm.communicator import Waited
 from jobflow.runtime.comm.waits import (
     SETTLE,
     SILENCE,

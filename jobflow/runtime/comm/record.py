@@ -21,9 +21,9 @@ import numpy as np
 from jobflow.core.errors import PlacementError, PlanError
 from jobflow.core.layout import Reduction
 from jobflow.core.types import Array
-from jobflow.ops.base import Call
+from jobflow.ops.op import Call
 from jobflow.plan.traffic import Traffic, handed, total
-from jobflow.runtime.comm.base import Communicator, Transfers
+from jobflow.runtime.comm.communicator import Communicator, Transfers
 
 
 class Place(NamedTuple):

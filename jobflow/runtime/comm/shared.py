@@ -25,9 +25,9 @@ import numpy as np
 
 from jobflow.core.layout import cut
 from jobflow.core.types import Array
-from jobflow.ops.base import Call
+from jobflow.ops.op import Call
 from jobflow.runtime.comm.record import Group, Letter, Place, Record, address
-from jobflow.runtime.comm.solo import copying
+from jobflow.runtime.comm.solo_communicator import copying
 
 #: bytes; up to here a copy costs less than a meeting
 SMALL = 32 * 1024

@@ -17,12 +17,12 @@ import numpy as np
 
 from jobflow.core.types import Array
 from jobflow.runtime.comm.flags import ORDERED
-from jobflow.runtime.comm.mpi import MpiCommunicator
+from jobflow.runtime.comm.mpi_communicator import MpiCommunicator
 from jobflow.runtime.comm.post import Control, Post, read, write
 from jobflow.runtime.comm.record import Place
 from jobflow.runtime.comm.waits import Count, Need, Way
-from jobflow.runtime.device.cpu import ALIGNMENT
-from jobflow.runtime.world.base import Command
+from jobflow.runtime.device.numpy_device import ALIGNMENT
+from jobflow.runtime.world.world import Command
 
 #: bytes of the longest letter
 LONGEST = 16 * 1024

@@ -20,16 +20,19 @@ from typing import Any, NoReturn
 
 import jobflow.core.scope as scope
 from jobflow.core.errors import JobError, user_line
-from jobflow.runtime.comm.mpi import MpiCommunicator, Site
-from jobflow.runtime.comm.nccl import device_communicator
+from jobflow.runtime.comm.mpi_communicator import MpiCommunicator, Site
+from jobflow.runtime.comm.nccl_communicator import device_communicator
 from jobflow.runtime.comm.post import LEAVING, Control, Post, write
 from jobflow.runtime.comm.waits import Count, Need
-from jobflow.runtime.device.base import Device
-from jobflow.runtime.device.cpu import CpuDevice
-from jobflow.runtime.world import blas, launch, rendezvous, variables
-from jobflow.runtime.world.base import Command, Rank, each_argument
-from jobflow.runtime.world.launch import Launch
+from jobflow.runtime.device.device import Device
+from jobflow.runtime.device.numpy_device import CpuDevice
+from jobflow.runtime.world import blas_threads as blas
+from jobflow.runtime.world import environment as variables
+from jobflow.runtime.world import launched as launch
+from jobflow.runtime.world import rendezvous
+from jobflow.runtime.world.launched import Launch
 from jobflow.runtime.world.mailbox import Mailbox
+from jobflow.runtime.world.world import Command, Rank, each_argument
 
 
 def cpu(local: int) -> Device:

@@ -29,11 +29,12 @@ from pathlib import Path
 from typing import Any
 
 from jobflow.core.errors import JobError, RankError
-from jobflow.runtime.world import service, variables
-from jobflow.runtime.world.joining import MAKE, SILENCES, WAIT, introduce, job_secret, longest_wait, silent
+from jobflow.runtime.world import environment as variables
+from jobflow.runtime.world import service
+from jobflow.runtime.world.environment import Launch
+from jobflow.runtime.world.handshake import MAKE, SILENCES, WAIT, introduce, job_secret, longest_wait, silent
 from jobflow.runtime.world.service.members import node_name
 from jobflow.runtime.world.service.proof import SECRET
-from jobflow.runtime.world.variables import Launch
 
 #: seconds of waiting after which a rank says for whom; then after thrice that time, and so on, but no more rarely than RARE
 PATIENCE = 5.0

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from jobflow.core.errors import JobError
-from jobflow.runtime.comm.solo import SoloCommunicator
-from jobflow.runtime.device.base import Device
-from jobflow.runtime.world.base import Command, Rank, each_argument, failure
+from jobflow.runtime.comm.solo_communicator import SoloCommunicator
+from jobflow.runtime.device.device import Device
+from jobflow.runtime.world.world import Command, Rank, each_argument, failure
 
 
 class SoloWorld:

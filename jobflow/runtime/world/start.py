@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from jobflow.core.notices import notice
-from jobflow.runtime.device import cuda
-from jobflow.runtime.device.base import Device
-from jobflow.runtime.device.cpu import CpuDevice
-from jobflow.runtime.world import launch
-from jobflow.runtime.world.base import World
+from jobflow.runtime.device import cupy_device as cuda
+from jobflow.runtime.device.device import Device
+from jobflow.runtime.device.numpy_device import CpuDevice
+from jobflow.runtime.world import launched as launch
 from jobflow.runtime.world.mpi import MpiWorld
 from jobflow.runtime.world.solo import SoloWorld
 from jobflow.runtime.world.threads import ThreadsWorld
+from jobflow.runtime.world.world import World
 
 
 def start_world(tag: str, asked: int | None, *, multi: bool = False) -> World:

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
 from jobflow.core.errors import ArgumentError, user_line
-from jobflow.data.order import Order
+from jobflow.data.sample_order import Order
 from jobflow.eager.tensor import Tensor
 
 Sample = TypeVar("Sample", covariant=True)

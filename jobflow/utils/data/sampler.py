@@ -10,9 +10,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from jobflow.core.errors import ArgumentError, user_line
-from jobflow.data.order import Order
+from jobflow.data.sample_order import Order
 from jobflow.eager.state import state
-from jobflow.runtime.world import launch
+from jobflow.runtime.world import launched as launch
 
 Item = TypeVar("Item")
 Index = TypeVar("Index", covariant=True)

@@ -14,7 +14,7 @@ import jobflow as flow
 import jobflow.typing as tp
 from jobflow.core.types import float32, int32
 from jobflow.data import Batches, Field, Order, Samples
-from jobflow.runtime.world.launch import launched
+from jobflow.runtime.world.launched import launched
 
 COUNT, SIZE, REST = 20, 8, 4
 

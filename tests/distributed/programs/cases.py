@@ -17,8 +17,8 @@ import jobflow as flow
 import jobflow.typing as tp
 from jobflow import distributed
 from jobflow.runtime.world import rendezvous
-from jobflow.runtime.world.base import Rank, World
 from jobflow.runtime.world.start import start_world
+from jobflow.runtime.world.world import Rank, World
 
 case = sys.argv[1]
 me, size = distributed.get_rank(), distributed.get_world_size()

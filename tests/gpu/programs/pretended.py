@@ -34,7 +34,7 @@ def seen() -> dict[str, object]:
 
 def main(out: str, gpus: str, devices: str, *programs: str) -> None:
     if gpus != "real":
-        from jobflow.runtime.world.launch import launched
+        from jobflow.runtime.world.launched import launched
 
         here = launched()
         sys.modules.update(fake_cupy.modules(int(gpus) if gpus != "first" else int(here is None or here.rank == 0)))

@@ -35,7 +35,7 @@ def bindings() -> dict[str, Any]:
     import on_device
 
     from jobflow.core.types import type_of
-    from jobflow.ops.base import types_tuple
+    from jobflow.ops.op import types_tuple
 
     cupy.cuda.set_allocator(None)  # fresh memory is zeros: kernels that count leave no rubbish as sizes of arrays
     refused: dict[str, str] = {}

@@ -480,7 +480,7 @@ def run(name: str, devices: int, folder: Path | None = None) -> list[float]:
 
 
 def main(out: str, client: str = "single") -> None:
-    from jobflow.runtime.world.launch import launched
+    from jobflow.runtime.world.launched import launched
 
     started = launched()
     assert started is not None, "this is for mpiexec"

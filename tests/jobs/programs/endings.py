@@ -15,7 +15,7 @@ import numpy as np
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow.runtime.world.launch import launched
+from jobflow.runtime.world.launched import launched
 
 case, folder = sys.argv[1], Path(sys.argv[2])
 started = launched()

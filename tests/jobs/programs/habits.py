@@ -304,7 +304,7 @@ def run(name: str, devices: int) -> list[Any]:
 
 
 def main(out: str) -> None:
-    from jobflow.runtime.world.launch import launched
+    from jobflow.runtime.world.launched import launched
 
     started = launched()
     assert started is not None, "this is for mpiexec"

@@ -14,8 +14,8 @@ import numpy as np
 
 from jobflow.core.errors import AbortedError, PlacementError, PlanError
 from jobflow.core.layout import MAX, MIN, SUM, Reduction
-from jobflow.ops.base import Call
-from jobflow.runtime.world.base import Rank
+from jobflow.ops.op import Call
+from jobflow.runtime.world.world import Rank
 
 #: number of elements of a whole operation: nothing, fewer than the ranks, uneven, a small message, a larger one, one in halves
 SIZES = (0, 1, 3, 37, 5000, 20_001, 200_003)

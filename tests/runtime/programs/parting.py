@@ -7,7 +7,8 @@ import time
 
 import partings
 
-from jobflow.runtime.world import launch, mpi
+from jobflow.runtime.world import launched as launch
+from jobflow.runtime.world import mpi
 from jobflow.runtime.world.mpi import MpiWorld
 
 started = mpi.guard()

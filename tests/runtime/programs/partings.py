@@ -16,7 +16,7 @@ import numpy as np
 
 from jobflow.core.errors import DivergedError
 from jobflow.core.layout import SUM
-from jobflow.runtime.world.base import Rank
+from jobflow.runtime.world.world import Rank
 
 Case = Callable[[Rank], str]
 

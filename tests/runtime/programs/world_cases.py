@@ -14,11 +14,13 @@ import contract
 import numpy as np
 
 from jobflow.core.layout import SUM
-from jobflow.runtime.comm import post, windows
-from jobflow.runtime.comm.base import Communicator
-from jobflow.runtime.world import launch, mpi
-from jobflow.runtime.world.base import Rank
+from jobflow.runtime.comm import post
+from jobflow.runtime.comm import shared_windows as windows
+from jobflow.runtime.comm.communicator import Communicator
+from jobflow.runtime.world import launched as launch
+from jobflow.runtime.world import mpi
 from jobflow.runtime.world.mpi import MpiWorld
+from jobflow.runtime.world.world import Rank
 
 started = mpi.guard()
 assert started is not None

@@ -16,10 +16,10 @@ import jobflow as flow
 import jobflow.typing as tp
 from jobflow.engine.job import job_of
 from jobflow.engine.session import current_session
+from jobflow.trainer.chrome_trace import Tracing
 from jobflow.trainer.figures import figures_of
 from jobflow.trainer.history import History
 from jobflow.trainer.report import Report, leaves, where_time_went
-from jobflow.trainer.trace import Tracing
 from jobflow.trainer.units import size_text
 
 #: tags that hold nothing: in HTML they are not closed, in a picture they close themselves

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from watched_run import drive, end, info
 
-from jobflow.cli.table import COMMANDS
+from jobflow.cli.command_table import COMMANDS
+from jobflow.trainer.chrome_trace import COMMUNICATION, COMPUTE, STEP, WAITING
 from jobflow.trainer.progress import Progress
-from jobflow.trainer.trace import COMMUNICATION, COMPUTE, STEP, WAITING
 from jobflow.trainer.watching import Watcher
 
 ROOT = Path(__file__).parents[3]
@@ -29,7 +29,7 @@ def test_the_watcher_of_the_page_watches(tmp_path: Path) -> None:
 
 def test_categories_and_options_are_named() -> None:
     assert all(f"| `{category}` |" in PAGE for category in (STEP, COMPUTE, COMMUNICATION, WAITING))
-    assert "train" in COMMANDS and all(option in (ROOT / "jobflow" / "cli" / "train.py").read_text() for option in ("--dry-run", "--profile"))
+    assert "train" in COMMANDS and all(option in (ROOT / "jobflow" / "cli" / "train_command.py").read_text() for option in ("--dry-run", "--profile"))
 
 
 def test_a_plain_line_looks_like_that_of_the_page(tmp_path: Path) -> None:

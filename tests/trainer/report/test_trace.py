@@ -23,8 +23,8 @@ from jobflow.engine.commands import executors_of
 from jobflow.engine.session import current_session
 from jobflow.runtime import timing
 from jobflow.runtime.timing import offset
-from jobflow.runtime.world.base import Rank
-from jobflow.trainer.trace import Tracing, joined
+from jobflow.runtime.world.world import Rank
+from jobflow.trainer.chrome_trace import Tracing, joined
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]

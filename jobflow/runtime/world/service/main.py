@@ -1,7 +1,7 @@
 """The service: it brings ranks that no mpiexec started into one MPI world, and ends them together.
 
 A program of its own, started by `start` (rendezvous.py): MPI's start holds the interpreter lock of a rank, so a thread of rank 0 could not
-answer.  It speaks to two kinds of clients over one port, which are told apart by their first line: MPI libraries (keys.py), and ranks, which
+answer.  It speaks to two kinds of clients over one port, which are told apart by their first line: MPI libraries (pmi.py), and ranks, which
 keep a connection for as long as they live.  A rank shows that it belongs to the job (proof.py), is given a ticket for its MPI library, and sends
 
     {"need": true}     it is about to start MPI          {"leave": true}     its script has ended
@@ -31,9 +31,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from .keys import Pmi, words_of
 from .lines import LONG, Line, fields, within
 from .members import About, Member, is_own, node_name, watch
+from .pmi import Pmi, words_of
 from .proof import secret_of, ticket
 from .strangers import WRONG, NotProvedError, Stranger, Strangers
 

@@ -10,7 +10,7 @@ import numpy as np
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow.trainer.trace import Tracing
+from jobflow.trainer.chrome_trace import Tracing
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from trace_format import checked

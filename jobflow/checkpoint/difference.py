@@ -1,0 +1,119 @@
+"""Two checkpoints side by side, tensor by tensor; never more than two tensors in memory.
+
+absolute = max |a - b|, relative = max |a - b| / max(|a|, |b|), both over the elements that are not the same; two NaN are the same,
+a NaN and a number differ by infinity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+
+from jobflow.checkpoint.checkpoint_reader import Checkpoint, Stored
+from jobflow.core.errors import CheckpointError, did_you_mean
+
+Array = np.ndarray[Any, Any]
+#: elements that are converted to float64 at a time
+BLOCK = 2**20
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How tensor `name` differs: a type is None where it is missing, `unequal` elements differ if both types are the same."""
+
+    name: str
+    first: str | None
+    second: str | None
+    unequal: int = 0
+    absolute: float = 0.0
+    relative: float = 0.0
+
+    @property
+    def of_type(self) -> bool:
+        """A name, a shape or an element type differs, so that the numbers were not compared."""
+        return self.first != self.second
+
+
+def selected(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
+    """The names that a pattern such as `encoder*` or `*-m` matches; CheckpointError for a pattern that matches none."""
+    names = list(names)
+    for pattern in patterns:
+        if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
+            raise CheckpointError(f'no tensor is called "{pattern}"{did_you_mean(pattern, names)}')
+    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+def type_text(stored: Stored) -> str:
+    """`float32[2,3]`; the legacy type char is the same as int8."""
+    type = stored.type
+    return f"{type.dtype.numpy.name}[{','.join(map(str, type.shape))}]"
+
+
+def differences(
+    first: Checkpoint, second: Checkpoint, patterns: Sequence[str] = ("*",), *, rtol: float = 0.0, atol: float = 0.0
+) -> Iterator[Difference]:
+    """Every tensor that is not the same in both, in the order of `first`; without tolerances the same means bit by bit.
+
+    With tolerances |a - b| <= atol + rtol max(|a|, |b|) is the same.  CheckpointError if a tensor is damaged.
+    """
+    for name in selected(patterns, [*first, *(name for name in second if name not in first)]):
+        a, b = (type_text(side.stored[name]) if name in side else None for side in (first, second))
+        found = Difference(name, a, b) if a != b else _between(name, a, first[name], second[name], rtol, atol)
+        if found is not None:
+            yield found
+
+
+def _between(name: str, type: str | None, a: Array, b: Array, rtol: float, atol: float) -> Difference | None:
+    unequal, absolute, relative = 0, 0.0, 0.0
+    x, y = a.reshape(-1), b.reshape(-1)
+    for start in range(0, x.size, BLOCK):
+        n, more, ratio = _block(x[start : start + BLOCK], y[start : start + BLOCK], rtol, atol)
+        unequal, absolute, relative = unequal + n, max(absolute, more), max(relative, ratio)
+    return Difference(name, type, type, unequal, absolute, relative) if unequal else None
+
+
+def _block(x: Array, y: Array, rtol: float, atol: float) -> tuple[int, float, float]:
+    """(elements that differ, largest absolute, largest relative difference)."""
+    differ = np.flatnonzero((_bits(x) != _bits(y)).any(axis=1))
+    if not differ.size:
+        return 0, 0.0, 0.0
+    x, y = x[differ], y[differ]
+    absolute, scale = _distance(x, y)
+    far = absolute > atol + rtol * scale if rtol or atol else np.ones(x.shape, bool)
+    if not far.any():
+        return 0, 0.0, 0.0
+    absolute, scale = absolute[far], scale[far]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        relative = np.where(absolute == 0, 0.0, np.where(np.isfinite(absolute), absolute / scale, np.inf))
+    return int(far.sum()), float(absolute.max()), float(relative.max())
+
+
+def _bits(x: Array) -> Array:
+    return np.ascontiguousarray(x).view(np.uint8).reshape(x.size, x.dtype.itemsize)
+
+
+def _distance(x: Array, y: Array) -> tuple[Array, Array]:
+    """|x - y| and max(|x|, |y|) as float64; whole numbers are subtracted as such, for the last digits of large ones count."""
+    if x.dtype.kind in "iu":
+        wide = np.uint64 if x.dtype.kind == "u" else np.int64
+        high, low = np.maximum(x, y).astype(wide), np.minimum(x, y).astype(wide)
+        return (high.view(np.uint64) - low.view(np.uint64)).astype(np.float64), np.maximum(abs(high.astype(np.float64)), abs(low.astype(np.float64)))
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        absolute = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, abs(x - y))
+    absolute[np.isnan(absolute)] = np.inf
+    return absolute, np.fmax(abs(x), abs(y))
+
+
+def extra_differences(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(key with dots, value, other value) for every leaf of two trees that differs; None where a side has none."""
+    for key in [*first, *(key for key in second if key not in first)]:
+        a, b = first.get(key), second.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            yield from extra_differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            yield f"{prefix}{key}", a, b

@@ -1,0 +1,325 @@
+"""What each rank does for a checkpoint of a session: commands that the session's world carries to it.
+
+Commands answer with what went wrong instead of raising it, so that all clients raise the same and the ranks can go on.  The threads
+that write touch files and memory of their own only: nothing is sent between ranks there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from jobflow.checkpoint import checkpoint_reader as reading
+from jobflow.checkpoint import places, safetensors
+from jobflow.checkpoint import rank_files as parts
+from jobflow.checkpoint.file_system import Files, files_of
+from jobflow.checkpoint.manifest import Entry, Manifest, Shard, Spans, gap
+from jobflow.checkpoint.rank_files import Part, Piece
+from jobflow.core.errors import CheckpointError, ReplacedError
+from jobflow.core.types import Array, TensorType
+from jobflow.engine.binding import state_of
+from jobflow.plan.storage import is_common
+from jobflow.runtime.variable_buffers import State
+from jobflow.runtime.world.world import Rank
+
+#: what a rank keeps in its memory: the task in flight, and tensors that were read but not yet taken
+_TASK, _STAGED = "saving", "loading"
+#: seconds between two looks whether rank 0 has given up
+_LOOK = 1.0
+
+
+# ---- saving --------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Where to write, and whether an older checkpoint is to be replaced; or what went wrong."""
+
+    place: str = ""
+    older: bool = False
+    failure: str | None = None
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Rank 0 looks whether the target is free, removes leftovers, and makes the directory that all write into."""
+
+    target: str
+    replace: bool
+
+    def __call__(self, rank: Rank, _: Any) -> Prepared | None:
+        if rank.index != 0:
+            return None
+        target = Path(self.target)
+        try:
+            older = places.is_older(target, self.replace)
+            return Prepared(str(places.prepare(target, files_of(0))), older)
+        except CheckpointError as error:
+            return Prepared(failure=str(error))
+        except OSError as error:
+            return Prepared(failure=f"checkpoint {target} could not be saved, and nothing was changed there: {error}")
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What rank 0 makes of the ranks' parts."""
+
+    target: str
+    older: bool
+    #: shape and element type by name
+    tensors: Mapping[str, tuple[tuple[int, ...], str]]
+    extra: Mapping[str, Any]
+    #: those that write, in order
+    ranks: Sequence[int]
+    limit: float
+    #: called once the checkpoint has its name
+    then: Callable[[], Any] | None = None
+
+
+@dataclass(frozen=True)
+class Order:
+    """What one rank writes: a box per name; rank 0 publishes, too."""
+
+    boxes: Mapping[str, Spans]
+    publication: Publication | None = None
+
+
+@dataclass(frozen=True)
+class Write:
+    """Write the rank's boxes; if `asynchronous`, copy them now and write them in a thread."""
+
+    place: str
+    asynchronous: bool
+
+    def __call__(self, rank: Rank, order: Order) -> None:
+        pieces: dict[str, Piece] | Exception
+        try:
+            pieces = {name: Piece(box, _numbers(state_of(rank), name, copied=self.asynchronous)) for name, box in order.boxes.items()}
+        except Exception as error:  # noqa: BLE001 - such as too little memory: raised where the others hear of it
+            pieces = error
+        task = Task(partial(_write_part, Path(self.place), rank.index, pieces, order, files_of(rank.index)))
+        rank.memory[_TASK] = task
+        if self.asynchronous:
+            task.start(f"checkpoint of rank {rank.index}")
+        else:
+            task.run()
+
+
+def _numbers(state: State, name: str, copied: bool) -> Array:
+    found = state.read(name) if copied or state.device.tag != "cpu" else state.array(name)
+    return safetensors.storable(name, found)
+
+
+@dataclass(eq=False)
+class Task:
+    """One rank's writing: in the thread that calls `run`, or in one of its own, which a program does not end before."""
+
+    work: Callable[[], str | None]
+    #: what went wrong before the checkpoint had its name, and after
+    failure: str | None = None
+    warning: str | None = None
+    #: the failure is that of another rank
+    of_another: bool = False
+    done: bool = False
+    thread: threading.Thread | None = field(default=None, repr=False)
+
+    def start(self, name: str) -> None:
+        self.thread = threading.Thread(target=self.run, name=name, daemon=False)
+        self.thread.start()
+
+    def run(self) -> None:
+        try:
+            self.warning = self.work()
+        except Exception as error:  # noqa: BLE001 - kept, and raised by who waits for the task
+            known = isinstance(error, CheckpointError | OSError)
+            self.failure = str(error) if known else f"{type(error).__name__}: {error}"
+            self.of_another = isinstance(error, parts.OfAnother)
+        finally:
+            del self.work  # and with it the copies
+            self.done = True
+
+    def join(self, limit: float | None) -> bool:
+        """True if it is done; waits at most `limit` seconds."""
+        if self.thread is not None:
+            self.thread.join(limit)
+        return self.done
+
+
+def _write_part(place: Path, rank: int, pieces: Mapping[str, Piece] | Exception, order: Order, files: Files) -> str | None:
+    try:
+        if isinstance(pieces, Exception):
+            raise pieces
+        part = parts.write(place, parts.prefix(rank), pieces, files)
+        if order.publication is None:
+            parts.deliver(place, rank, part, files)
+            return None
+        old = _publish(place, part, order.publication, files)
+    except BaseException as error:
+        parts.mark_failure(place, rank, error, files)
+        raise
+    return _settle(old, order.publication, files)
+
+
+def _publish(place: Path, own: Part, what: Publication, files: Files) -> Path:
+    """Put the ranks' parts together and give the whole its name; where an older one is then."""
+    others = [rank for rank in what.ranks if rank != 0]
+    all_parts = [own, *parts.gather(place, others, what.limit)]
+    shards: dict[str, list[Shard]] = {name: [] for name in what.tensors}
+    for part in all_parts:
+        for name, found in part.shards.items():
+            shards[name].extend(found)
+    entries = {name: Entry(shape, dtype, tuple(sorted(shards[name], key=lambda s: s.box))) for name, (shape, dtype) in what.tensors.items()}
+    for name, entry in entries.items():
+        problem = gap(entry)
+        if problem:
+            raise CheckpointError(f'tensor "{name}" {problem}')
+    manifest = Manifest(entries, what.extra, {file: entry for part in all_parts for file, entry in part.files.items()})
+    parts.forget(place, others, files)
+    return places.publish(place, Path(what.target), manifest.text(), what.older, files)
+
+
+def _settle(old: Path, what: Publication, files: Files) -> str | None:
+    """After the rename: what went wrong then, which is no failure to save."""
+    try:
+        places.settle(old, Path(what.target), files)
+    except CheckpointError as error:
+        return str(error)
+    try:
+        if what.then is not None:
+            what.then()
+    except (CheckpointError, OSError) as error:
+        return f"checkpoint {what.target} is complete, but not what should come after it: {error}"
+    return None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a rank's writing ended; the fields are those of a task."""
+
+    failure: str | None
+    warning: str | None = None
+    of_another: bool = False
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Wait for the rank's writing; not for what hangs, once rank 0, which has a time limit, has given up."""
+
+    place: str
+
+    def __call__(self, rank: Rank, _: Any) -> Outcome:
+        task: Task = rank.memory[_TASK]
+        while not task.join(None if rank.index == 0 else _LOOK):
+            if Path(self.place, parts.failed_name(0)).exists() and not task.join(_LOOK):
+                return Outcome("it is still writing")
+        return Outcome(task.failure, task.warning, task.of_another)
+
+
+@dataclass(frozen=True)
+class Discard:
+    """Rank 0 removes what will not be completed."""
+
+    place: str
+
+    def __call__(self, rank: Rank, _: Any) -> None:
+        if rank.index == 0:
+            places.discard(Path(self.place), files_of(0))
+
+
+def task_of(rank: Rank) -> Task | None:
+    """The rank's last writing."""
+    found: Task | None = rank.memory.get(_TASK)
+    return found
+
+
+# ---- loading -------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a checkpoint has, as rank 0 sees it; or what is wrong with it."""
+
+    #: None of a legacy tensor that does not say its type, and that nobody asked for
+    types: Mapping[str, TensorType | None] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    digest: str = ""
+    failure: CheckpointError | None = None
+
+
+@dataclass(frozen=True)
+class Look:
+    """Rank 0 reads what is in a checkpoint; `types` are those of legacy tensors that do not say theirs."""
+
+    path: str
+    types: Mapping[str, TensorType]
+
+    def __call__(self, rank: Rank, _: Any) -> Contents | None:
+        if rank.index != 0:
+            return None
+        try:
+            found = reading.load(self.path, self.types, check=False)
+            types = {name: stored.type if name in self.types or stored.says_type else None for name, stored in found.stored.items()}
+            return Contents(types, found.extra, found.digest)
+        except CheckpointError as error:
+            return Contents(failure=error)
+        except OSError as error:
+            return Contents(failure=CheckpointError(str(error)))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Read the rank's boxes of tensors, by name with their types, and keep them beside the variables; answers with what went wrong.
+
+    What ranks have in common memory, one of them reads.
+    """
+
+    path: str
+    digest: str
+    types: Mapping[str, TensorType]
+
+    def __call__(self, rank: Rank, _: Any) -> CheckpointError | None:
+        state, staged = state_of(rank), dict[str, Array]()
+        try:
+            found = reading.load(self.path, self.types, check=False)
+            if found.digest != self.digest:
+                return ReplacedError(f"checkpoint {self.path} was replaced by another one while it was being read; load it again")
+            for i, (name, type) in enumerate(self.types.items()):
+                if name in state.slots and (i % rank.size == rank.index or not is_common(state.slots[name].buffer)):
+                    staged[name] = found.stored[name].read(state.variables[name].layout.box(type.shape, rank.index))
+        except CheckpointError as error:
+            return error
+        except (OSError, MemoryError) as error:
+            return CheckpointError(str(error))
+        rank.memory[_STAGED] = staged
+        return None
+
+
+@dataclass(frozen=True)
+class Take:
+    """Give variables the values that were staged, or forget these."""
+
+    really: bool
+
+    def __call__(self, rank: Rank, _: Any) -> None:
+        staged: dict[str, Array] = rank.memory.pop(_STAGED, {})
+        if self.really:
+            state = state_of(rank)
+            for name in list(staged):
+                state.write(name, staged.pop(name))
+
+
+@dataclass(frozen=True)
+class OnFirst:
+    """Rank 0 calls what it is given, which knows only files; answers with its result, or with what went wrong."""
+
+    def __call__(self, rank: Rank, what: Callable[[], Any] | None) -> tuple[Any, str | None]:
+        if what is None or rank.index != 0:
+            return None, None
+        try:
+            return what(), None
+        except (CheckpointError, OSError) as error:
+            return None, str(error)

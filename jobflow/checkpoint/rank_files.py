@@ -1,0 +1,212 @@
+"""What each rank writes of a checkpoint, and how its part becomes known to rank 0 without a message.
+
+    tensors-00002-00001.safetensors     numbers of rank 2
+    part-00002.json                     its part manifest; it takes this name when all of its files are on the disk
+    failed-00002                        instead: what went wrong
+
+Rank 0 waits in the directory for the part of every rank that writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jobflow.checkpoint import safetensors
+from jobflow.checkpoint.file_system import Files
+from jobflow.checkpoint.manifest import FileEntry, Shard, Spans, digest
+from jobflow.core.errors import CheckpointError
+from jobflow.core.types import Array
+from jobflow.core.untrusted import HEADER, content, json_tree, whole
+
+#: Bytes of tensors in one file, unless a single tensor has more.
+SHARD = 2**31
+#: Bytes that are hashed together, and read together by who needs some of them.
+BLOCK = 2**26
+#: Seconds without a new file after which rank 0 gives up waiting for a rank.
+LIMIT = 600.0
+#: Seconds between two looks into the directory, at first and at most.
+_PAUSES = 0.002, 0.1
+
+
+class OfAnother(CheckpointError):
+    """A rank gives up because of another one, which knows more; the message names that one."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A box of a tensor as one rank holds it."""
+
+    box: Spans
+    array: Array
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank has written."""
+
+    shards: Mapping[str, Sequence[Shard]]
+    files: Mapping[str, FileEntry]
+
+    def text(self) -> str:
+        body: dict[str, Any] = {
+            "shards": {name: [shard.tree() for shard in shards] for name, shards in self.shards.items()},
+            "files": {name: entry.tree() for name, entry in self.files.items()},
+        }
+        return json.dumps(body | {"sha256": digest(body)})
+
+    @classmethod
+    def read(cls, path: Path) -> Part:
+        """CheckpointError if it is damaged."""
+        try:
+            body = json_tree(content(path, HEADER, CheckpointError))
+            given = body.pop("sha256")
+            shards = {name: [Shard.of(tree) for tree in trees] for name, trees in body["shards"].items()}
+            files = {name: FileEntry(whole(tree["bytes"]), tree["header"]) for name, tree in body["files"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{path} is damaged: {error}") from error
+        if digest(body) != given:
+            raise CheckpointError(f"{path} is damaged: its content does not match its hash")
+        return cls(shards, files)
+
+
+def part_name(rank: int) -> str:
+    return f"part-{rank:05d}.json"
+
+
+def failed_name(rank: int) -> str:
+    return f"failed-{rank:05d}"
+
+
+def prefix(rank: int) -> str:
+    """What the names of a rank's files begin with."""
+    return f"tensors-{rank:05d}-"
+
+
+def write(place: Path, start: str, pieces: Mapping[str, Piece], files: Files) -> Part:
+    """Write pieces into files whose names begin with `start`; they are on the disk when this returns."""
+    shards: dict[str, list[Shard]] = {}
+    written: dict[str, FileEntry] = {}
+    for number, group in enumerate(_groups(pieces), 1):
+        file = f"{start}{number:05d}.safetensors"
+        arrays = {name: pieces[name].array for name in group}
+        header, _ = safetensors.header_of(arrays)
+        _heed(place)
+        size = files.write(place / file, safetensors.encoded(arrays))
+        written[file] = FileEntry(size, hashlib.sha256(header).hexdigest())
+        for name in group:
+            shards[name] = list(_hashed(pieces[name], file))
+    return Part(shards, written)
+
+
+def _heed(place: Path) -> None:
+    """OfAnother if another rank has failed already, so that there is no use in going on."""
+    for rank, text in failures(place).items():
+        raise OfAnother(f"rank {rank}: {text}")
+
+
+def _groups(pieces: Mapping[str, Piece]) -> Iterator[list[str]]:
+    """Names by file, in the order given, each file of at most SHARD bytes where tensors allow it."""
+    group: list[str] = []
+    held = 0
+    for name, piece in pieces.items():
+        if group and held + piece.array.nbytes > SHARD:
+            yield group
+            group, held = [], 0
+        group.append(name)
+        held += piece.array.nbytes
+    if group:
+        yield group
+
+
+def _hashed(piece: Piece, file: str) -> Iterator[Shard]:
+    """The shards of a piece: blocks of rows, for who needs some of them need not read all."""
+    at = 0
+    for box in blocks(piece.box, piece.array.dtype.itemsize):
+        inside = tuple(slice(a - start, b - start) for (a, b), (start, _) in zip(box, piece.box, strict=True))
+        block = piece.array[(*inside, ...)]
+        yield Shard(box, file, hashlib.sha256(safetensors.bytes_of(block)).hexdigest(), at)
+        at += block.nbytes
+
+
+def blocks(box: Spans, itemsize: int) -> Iterator[Spans]:
+    """Parts of a box that follow one another in C order, of at most BLOCK bytes where single rows allow it."""
+    nbytes = math.prod(b - a for a, b in box) * itemsize
+    axis = next((axis for axis, (a, b) in enumerate(box) if b - a > 1), None)
+    if nbytes <= BLOCK or axis is None:
+        yield box
+        return
+    start, stop = box[axis]
+    rows = max(BLOCK // (nbytes // (stop - start)), 1)
+    for a in range(start, stop, rows):
+        yield from blocks((*box[:axis], (a, min(a + rows, stop)), *box[axis + 1 :]), itemsize)
+
+
+def deliver(place: Path, rank: int, part: Part, files: Files) -> None:
+    """Let rank 0 know that this rank's files are on the disk."""
+    path = place / part_name(rank)
+    new = path.with_suffix(".new")
+    files.write(new, [part.text().encode()])
+    files.rename(new, path)
+
+
+def mark_failure(place: Path, rank: int, error: BaseException, files: Files) -> None:
+    """Let the other ranks know that this one has failed; as well as the disk allows."""
+    path = place / failed_name(rank)
+    with suppress(OSError):
+        new = path.with_suffix(".new")
+        files.write(new, [(str(error) or type(error).__name__).encode()])
+        files.rename(new, path)
+        return
+    with suppress(OSError):  # a full disk may still have room for a name
+        files.write(path, [])
+
+
+def failures(place: Path) -> dict[int, str]:
+    """What ranks say went wrong, by rank."""
+    names = sorted(name for name in os.listdir(place) if name.startswith("failed-") and not name.endswith(".new"))
+    return {int(name.removeprefix("failed-")): (place / name).read_text(encoding="utf-8") or "no reason could be written" for name in names}
+
+
+def gather(place: Path, ranks: Sequence[int], limit: float = LIMIT) -> list[Part]:
+    """The parts of these ranks, once all are there; OfAnother if a rank says that it failed, or does nothing for `limit` seconds."""
+    wanted, seen = {part_name(rank): rank for rank in ranks}, -1
+    pause, deadline = _PAUSES[0], time.monotonic() + limit
+    while True:
+        names = os.listdir(place)
+        missing = sorted(rank for name, rank in wanted.items() if name not in names)
+        if not missing:
+            return [_delivered(place, rank) for rank in ranks]
+        _heed(place)
+        if len(names) != seen:
+            seen, deadline = len(names), time.monotonic() + limit
+        if time.monotonic() > deadline:
+            who = f"rank {missing[0]} has" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))} have"
+            raise OfAnother(f"{who} not delivered: no new file for {limit:g} s")
+        time.sleep(pause)
+        pause = min(pause * 1.5, _PAUSES[1])
+
+
+def _delivered(place: Path, rank: int) -> Part:
+    """A rank's part, whose files this process sees as long as they should be."""
+    part = Part.read(place / part_name(rank))
+    for file, entry in part.files.items():
+        path = place / file
+        size = path.stat().st_size if path.exists() else None
+        if size != entry.bytes:
+            raise CheckpointError(f"rank {rank} has written {entry.bytes} bytes to {path}, but there are {'none' if size is None else size}")
+    return part
+
+
+def forget(place: Path, ranks: Sequence[int], files: Files) -> None:
+    """Remove the part manifests, which nobody needs any more."""
+    for rank in ranks:
+        files.remove_file(place / part_name(rank))

@@ -1,0 +1,117 @@
+"""The variables of the session as arrays: `get_all_variables`, `load_variables`, and checkpoints of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+import jobflow.core.scope as scope
+from jobflow.checkpoint import sessions
+from jobflow.checkpoint import store as checkpoint
+from jobflow.checkpoint.checkpoint_reader import Stored
+from jobflow.core.errors import CheckpointError, did_you_mean, user_line
+from jobflow.core.types import Array, DType
+from jobflow.engine.commands import Initialize
+from jobflow.engine.session import Session, started_session
+
+
+class StoredVariable:
+    """A variable as a program sees it from outside its jobs; `numpy()` gives its current value."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        self._session = session
+        self.name = name
+        self.shape = session.variables[name].type.shape
+        self.dtype = session.variables[name].type.dtype
+
+    def __repr__(self) -> str:
+        return f"<variable {self.name} {self._session.variables[self.name].type}>"
+
+    def numpy(self) -> Array:
+        """The whole value now."""
+        return self._session.read([self.name])[self.name]
+
+
+class FileArray:
+    """A tensor in a checkpoint, read when it is asked for."""
+
+    def __init__(self, stored: Stored, path: str) -> None:
+        self._stored = stored
+        self.name = stored.name
+        self.file_path = path
+
+    def numpy(self) -> Array:
+        """The value, after its content has been checked."""
+        return self._stored.numpy()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._stored.type.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self._stored.type.dtype
+
+
+@scope.alone
+def get_all_variables() -> dict[str, StoredVariable]:
+    """Every variable of the session by name: parameters, optimizer slots, train steps."""
+    session = started_session()
+    return {name: StoredVariable(session, name) for name in session.variables}
+
+
+@scope.alone
+def load_variables(value_dict: Mapping[str, Any], ignore_mismatch: bool = True) -> None:
+    """Set variables from arrays, or from what `checkpoint.get` or `get_all_variables` gave.
+
+    Names that no variable has are skipped, with one notice, or raise CheckpointError (also RuntimeError) with ignore_mismatch=False;
+    so do names none of which any variable has.  Shape and element type must be the variable's (CheckpointError, also AssertionError).
+    Nothing has been changed then.
+    """
+    session = started_session()
+    here = f"load_variables at {user_line()}"
+    unknown = [name for name in value_dict if name not in session.variables]
+    if unknown and not ignore_mismatch:
+        raise CheckpointError(f'{here}: there is no variable "{unknown[0]}"{did_you_mean(unknown[0], session.variables)}')
+    known = [name for name in value_dict if name in session.variables]
+    if (session.variables or value_dict) and not known:
+        raise CheckpointError(sessions.nothing_in_common(here, session.variables, value_dict))
+    session.write({name: _array(value_dict[name]) for name in known})
+    sessions.tell_the_rest(session, here, known, known, value_dict)
+
+
+def _array(value: Any) -> Array:
+    return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+
+
+@scope.alone
+def initialize() -> None:
+    """Give every variable its first value."""
+    session = started_session()
+    session.start().call(Initialize(tuple(session.variables)))
+
+
+@scope.alone
+def save(path: str, var_dict: Mapping[str, Any] | None = None) -> None:
+    """Write variables (all of the session unless `var_dict` names some) to the directory `path`, whole or not at all."""
+    session = started_session()
+    if var_dict is None:
+        sessions.save(session, path)
+        return
+    arrays = {name: _array(value) for name, value in var_dict.items()}
+    sessions.save_on_first(session, path, arrays, {"seed": session.settings.seed, "runs": dict(session.runs)})
+
+
+def get(path: str) -> dict[str, FileArray]:
+    """The tensors of a checkpoint by name, read when needed; legacy directories too."""
+    return {name: FileArray(stored, path) for name, stored in checkpoint.load(path).stored.items()}
+
+
+def restore(path: str) -> None:
+    """Set the variables that a checkpoint has, and go on with its counts of runs, so that dropout goes on too.
+
+    A notice names what only one of both has.  Raises: CheckpointError if `path` is no checkpoint, or has no variable of the session.
+    """
+    sessions.load(started_session(), path, strict="some")

@@ -1,0 +1,68 @@
+"""All commands of `jobflow`: a module for each, which is imported when its command is chosen.
+
+A module has `fill(parser)`, which gives the command its options, examples and description and imports nothing that takes long,
+and `run(given) -> exit code`, which imports what it needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+
+class Module(Protocol):
+    """What the module of a command has."""
+
+    def fill(self, parser: argparse.ArgumentParser) -> object:
+        """Give the parser the command's options."""
+
+    def run(self, given: argparse.Namespace) -> int:
+        """Do what the options say; the exit code."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: what `jobflow --help` says of it, and where it is."""
+
+    name: str
+    help: str
+    module: str
+
+    def load(self) -> Module:
+        """Its module."""
+        return cast(Module, importlib.import_module(self.module))
+
+
+def _commands(**lines: str) -> tuple[Command, ...]:
+    return tuple(Command(name, line, f"jobflow.cli.{name}_command") for name, line in lines.items())
+
+
+#: by what they are for
+GROUPS: dict[str, tuple[Command, ...]] = {
+    "train and predict": _commands(
+        train="train what a YAML file describes, or go on with it",
+        eval="measure a checkpoint on the data of its configuration",
+        predict="run a checkpoint's predict job on files",
+    ),
+    "look inside": _commands(
+        explain="print graph, layouts, boxing and plan of a job; nothing runs",
+        verify="compare every tensor of a job on N devices with one device",
+    ),
+    "ranks": _commands(
+        launch="start a program as several ranks, on one node or several",
+        run="run a script on N devices of one process, or as N ranks",
+    ),
+    "files": _commands(
+        config="show, check and describe configurations",
+        ckpt="list, show, verify, compare, export and convert checkpoints",
+    ),
+    "machine": _commands(
+        doctor="check Python, BLAS, MPI, GPU, memory and disk, and say what to fix",
+        version="print the versions of jobflow and of what it runs on",
+        completion="print a completion script for bash, zsh or tcsh",
+    ),
+}
+
+COMMANDS: dict[str, Command] = {command.name: command for group in GROUPS.values() for command in group}

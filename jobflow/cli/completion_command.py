@@ -1,0 +1,39 @@
+"""`jobflow completion`: a script by which a shell completes commands, options and files."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+SHELLS = ("bash", "zsh", "tcsh")
+
+EXAMPLES = """\
+examples:
+  eval "$(jobflow completion bash)"                                               # in this shell; or in ~/.bashrc
+  jobflow completion bash > ~/.local/share/bash-completion/completions/jobflow    # from the next shell on
+  jobflow completion zsh > ~/.zfunc/_jobflow                                      # with fpath+=~/.zfunc before compinit
+  jobflow completion tcsh > ~/.jobflow.tcsh                                       # with `source ~/.jobflow.tcsh` in ~/.tcshrc"""
+
+#: what is a file by the name of its place in the help, or by its own
+FILES, FOLDERS = {"FILE", "PATH", "script", "job", "config", "checkpoint", "first", "second", "source", "target"}, {"DIR", "directory"}
+
+
+def fill(parser: argparse.ArgumentParser) -> None:
+    """Give the parser the command's options."""
+    parser.description, parser.epilog = "Print a script by which a shell completes the words of `jobflow`.", EXAMPLES
+    parser.add_argument("shell", choices=SHELLS, help="which shell")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Print the script."""
+    from jobflow.cli import parser, parsers
+    from jobflow.cli.command_table import COMMANDS
+
+    shtab = importlib.import_module("shtab")
+    top = parser(COMMANDS.values())
+    for action in (action for below in parsers(top) for action in below._actions):
+        word = str(action.metavar or action.dest)
+        if action.choices is None and (word in FILES | FOLDERS or action.dest in FILES):
+            action.complete = shtab.DIRECTORY if word in FOLDERS else shtab.FILE  # type: ignore[attr-defined]
+    print(shtab.complete(top, given.shell))
+    return 0

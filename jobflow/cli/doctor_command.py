@@ -1,0 +1,52 @@
+"""`jobflow doctor`: does what jobflow runs on work here, and if not, what helps?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+from jobflow.cli.health.finding import NOTE, PROBLEM, Finding
+from jobflow.core.errors import ConfigError
+from jobflow.runtime.world.environment import launched
+
+DESCRIPTION = """\
+Look at Python, NumPy and its matrix library, cores, memory, MPI, GPUs, shared memory, disk and optional packages.
+
+Each line is OK, a note (it works, and could be better) or a problem (something will not work), with what helps.
+What may hang or crash is tried in child processes with a time limit.  The exit code is 1 if there is a problem."""
+
+EXAMPLES = """\
+examples:
+  jobflow doctor
+  jobflow doctor --json"""
+
+
+def fill(parser: argparse.ArgumentParser) -> None:
+    """Give the parser the command's options."""
+    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
+    parser.add_argument("--json", action="store_true", help='print {"healthy", "findings": [{"name", "status", "text", "fix", "command"}]}')
+
+
+def run(given: argparse.Namespace) -> int:
+    """Print what is found as it is found; 1 if there is a problem."""
+    from jobflow.cli.health.checks import CHECKS
+
+    if (started := launched()) is not None:
+        raise ConfigError(f"jobflow doctor starts ranks of its own; run it without {started.launcher}")
+    found: list[Finding] = []
+    for check in CHECKS:
+        for finding in check():
+            found.append(finding)
+            if not given.json:
+                print(finding, flush=True)
+    problems, notes = (sum(finding.status == status for finding in found) for status in (PROBLEM, NOTE))
+    if given.json:
+        print(json.dumps({"healthy": not problems, "findings": [asdict(finding) for finding in found]}, indent=2))
+    else:
+        print(f"\n{_count(problems, 'problem')}, {_count(notes, 'note')}")
+    return 1 if problems else 0
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number or 'no'} {what}{'' if number == 1 else 's'}"

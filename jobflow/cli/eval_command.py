@@ -1,0 +1,43 @@
+"""`jobflow eval FILE`: measure a checkpoint on the data of its configuration."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from jobflow.cli.train_command import common, loaded_from
+
+EXAMPLES = """\
+examples:
+  jobflow eval configs/lenet_digits.yaml
+  jobflow eval configs/lenet_digits.yaml --on validation --checkpoint runs/lenet_digits/checkpoints/step-00000100
+  mpiexec -n 2 jobflow eval configs/lenet_digits.yaml --json"""
+
+
+def fill(parser: argparse.ArgumentParser) -> None:
+    """The options."""
+    parser.description, parser.epilog = "Measure a checkpoint on the data of its configuration.", EXAMPLES
+    common(parser)
+    parser.add_argument("--checkpoint", metavar="DIR", help="which one, or a directory of them (default: the newest good one of the output)")
+    parser.add_argument("--on", choices=("train", "validation", "test"), help="which samples (default: data.test, else data.validation)")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Measure, and print the metrics on rank 0."""
+    from jobflow.core.errors import counted
+    from jobflow.core.tables import TextTable
+    from jobflow.runtime.world.launched import launched
+    from jobflow.trainer.evaluate import evaluate
+    from jobflow.trainer.units import metric_text
+
+    report = evaluate(loaded_from(given), given.checkpoint, given.on)
+    started = launched()
+    if started is not None and started.rank > 0:
+        return 0
+    if given.json:
+        print(json.dumps({"step": report.step, "epoch": report.epoch, "samples": report.samples, "seconds": report.seconds, **report.metrics}))
+        return 0
+    TextTable([], [(name, metric_text(name, value)) for name, value in report.metrics.items()]).print()
+    print(f"{counted(report.samples, 'sample')} in {report.seconds:.2f} s, checkpoint of step {report.step}")
+    return 0

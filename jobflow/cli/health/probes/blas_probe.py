@@ -1,0 +1,31 @@
+"""What NumPy's matrix products do: {"version", "name", "threads": how many, or null if they cannot be counted, "one", "all": FLOP/s}."""
+
+import json
+import time
+
+import numpy as np
+
+from jobflow.cli.version_command import blas as name_of_blas
+from jobflow.runtime.world import blas_threads as blas
+
+SIZE, TIMES = 768, 15
+
+
+def speed() -> float:
+    """Floating point operations in a second, of float32 matrices."""
+    a = np.ones((SIZE, SIZE), np.float32)
+    out = np.empty_like(a)
+    best = float("inf")
+    for _ in range(TIMES):
+        begun = time.perf_counter()
+        np.matmul(a, a, out=out)
+        best = min(best, time.perf_counter() - begun)
+    assert np.all(out == SIZE)
+    return 2 * SIZE**3 / best
+
+
+speed()  # threads are started, and the clock of the cores rises
+everything = speed()
+threads = blas.limit(1)
+one = everything if threads in (None, 1) else speed()
+print(json.dumps({"version": np.__version__, "name": name_of_blas(), "threads": threads, "one": one, "all": everything}))

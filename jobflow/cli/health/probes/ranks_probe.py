@@ -1,0 +1,94 @@
+"""Two ranks: do they hear each other, and how fast?  Started with a time limit in seconds, and with "launched" by `jobflow launch`.
+
+{"ranks", "latency": seconds, "messages": bytes in a second, "shared": the same of a shared window, or 0, "trouble": why there is none}
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import signal
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+SIZE, TIMES = 8 << 20, 10
+
+
+def find_mpi() -> Any:
+    """mpi4py.MPI, started."""
+    if sys.argv[2:] != ["launched"]:
+        return importlib.import_module("mpi4py.MPI")
+    world = importlib.import_module("jobflow.runtime.world.mpi")
+    return world.station(importlib.import_module("jobflow.runtime.world.launched").launched()).mpi
+
+
+def best(what: Any, comm: Any) -> float:
+    """The shortest of some times, in seconds."""
+    found = float("inf")
+    for _ in range(TIMES):
+        comm.Barrier()
+        begun = time.perf_counter()
+        what()
+        found = min(found, time.perf_counter() - begun)
+    return found
+
+
+def messages(comm: Any) -> tuple[float, float]:
+    """Seconds for an empty exchange, and bytes in a second that each rank sends in a large one."""
+    other = 1 - comm.Get_rank()
+    small, large = np.zeros(1, np.uint8), np.full(SIZE, comm.Get_rank(), np.uint8)
+    got_small, got_large = small.copy(), large.copy()
+    latency = best(lambda: comm.Sendrecv(small, other, recvbuf=got_small, source=other), comm)
+    seconds = best(lambda: comm.Sendrecv(large, other, recvbuf=got_large, source=other), comm)
+    assert np.all(got_large == other), "a message came wrong"
+    return latency, SIZE / seconds
+
+
+def window(mpi: Any, comm: Any) -> float:
+    """Bytes in a second that a rank reads of the other's shared memory."""
+    node = comm.Split_type(mpi.COMM_TYPE_SHARED)
+    if node.Get_size() < 2:
+        raise RuntimeError("the ranks do not find that they are on one machine")
+    shared = mpi.Win.Allocate_shared(SIZE, 1, comm=node)
+    shared.Lock_all(mpi.MODE_NOCHECK)
+    seconds = look(shared, node)
+    shared.Unlock_all()
+    shared.Free()
+    return SIZE / seconds
+
+
+def look(shared: Any, node: Any) -> float:
+    """Seconds for reading what the other rank has written."""
+    me = node.Get_rank()
+    mine, theirs = (np.frombuffer(shared.Shared_query(rank)[0], np.uint8) for rank in (me, 1 - me))
+    mine[:] = 10 + me
+    shared.Sync()
+    node.Barrier()
+    shared.Sync()
+    read = np.empty(SIZE, np.uint8)
+    seconds = best(lambda: np.copyto(read, theirs), node)
+    assert np.all(read == 11 - me), "shared memory came wrong"
+    node.Barrier()
+    return seconds
+
+
+def main() -> None:
+    """Measure, and print on rank 0."""
+    signal.alarm(int(sys.argv[1]))  # if whoever started this is killed, nothing stays
+    mpi = find_mpi()
+    comm = mpi.COMM_WORLD
+    found: dict[str, Any] = {"ranks": comm.Get_size()}
+    if comm.Get_size() == 2:
+        found["latency"], found["messages"] = messages(comm)
+        try:
+            found["shared"], found["trouble"] = window(mpi, comm), ""
+        except (mpi.Exception, RuntimeError) as error:
+            found["shared"], found["trouble"] = 0.0, " ".join(str(error).split())[:200]
+    if comm.Get_rank() == 0:
+        print(json.dumps(found), flush=True)
+
+
+main()

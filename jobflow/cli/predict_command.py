@@ -1,0 +1,103 @@
+"""`jobflow predict FILE`: run a checkpoint's predict job on files, or let a model of text write."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jobflow.cli.train_command import common, loaded_from
+from jobflow.cli.words import at_least_one
+
+if TYPE_CHECKING:
+    from jobflow.trainer.config import Loaded
+
+EXAMPLES = """\
+examples:
+  jobflow predict configs/lenet_digits.yaml --input digits.npz --output scores.csv
+  jobflow predict configs/lenet_digits.yaml --input test --output scores.npz          # the samples of data.test
+  jobflow predict configs/char_gpt.yaml --prompt "import " --length 200 --temperature 0.8 --seed 1
+
+A file of input has the fields of the training samples but for the labels.  A table (.csv) has a row for each sample."""
+
+
+def fill(parser: argparse.ArgumentParser) -> None:
+    """The options."""
+    parser.description, parser.epilog = "Run a checkpoint's predict job on files, or let a model of text write.", EXAMPLES
+    common(parser)
+    parser.add_argument("--checkpoint", metavar="DIR", help="which one, or a directory of them (default: the newest good one of the output)")
+    parser.add_argument("--input", metavar="FILE", help="samples: a file or folder, or train, validation or test; of models of text: a prompt")
+    parser.add_argument("--output", metavar="FILE", help="where to write: .npz or .csv; of text: any file (default: print the text)")
+    parser.add_argument("--probabilities", action="store_true", help="write the scores of classes as probabilities")
+    text = parser.add_argument_group("models of text")
+    text.add_argument("--prompt", metavar="TEXT", help="how the text begins")
+    text.add_argument("--length", type=at_least_one, default=200, metavar="N", help="characters to write (default 200)")
+    text.add_argument("--temperature", type=temperature, default=1.0, metavar="T", help="0 takes the likeliest; more is bolder (default 1)")
+    text.add_argument("--top-k", type=at_least_one, metavar="K", help="draw from the K likeliest (default: from all)")
+    text.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws (default 0)")
+
+
+def temperature(text: str) -> float:
+    """A number that is not negative."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no temperature: a number of at least 0")
+    return found
+
+
+def run(given: argparse.Namespace) -> int:
+    """Predict, and say on rank 0 what was written."""
+    from jobflow.core.errors import ConfigError, counted
+    from jobflow.runtime.world.launched import launched
+    from jobflow.trainer.predict import is_of_text, predict
+
+    loaded, started = loaded_from(given), launched()
+    first = started is None or started.rank == 0
+    if is_of_text(loaded.config):
+        return write_text(given, loaded, first)
+    if given.input is None or given.output is None:
+        raise ConfigError("jobflow predict needs --input FILE and --output FILE; only models of text take a prompt")
+    found = predict(loaded, given.input, given.output, given.checkpoint, probabilities=given.probabilities)
+    if first:
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in found.outputs.items())
+        print(f"{counted(found.samples, 'sample')}: {shapes} in {found.path}")
+    return 0
+
+
+def write_text(given: argparse.Namespace, loaded: Loaded, first: bool) -> int:
+    """Continue the prompt: on the screen as it comes, or into a file."""
+    from jobflow.core.errors import ConfigError
+    from jobflow.trainer.predict import generate
+
+    if (given.prompt is None) == (given.input is None):
+        raise ConfigError('this model writes text: say how it begins with --prompt "TEXT", or with --input FILE')
+    prompt = given.prompt if given.prompt is not None else written(given.input)
+    shown = first and given.output is None
+
+    def say(text: str) -> None:
+        if shown:
+            print(text, end="", flush=True)
+
+    say(prompt)
+    options = {"temperature": given.temperature, "top_k": given.top_k or 0, "seed": given.seed}
+    text = generate(loaded, prompt, given.length, checkpoint=given.checkpoint, say=say, **options)
+    if shown:
+        print()
+    elif first:
+        Path(given.output).write_text(prompt + text, encoding="utf-8")
+        print(f"wrote {given.output}")
+    return 0
+
+
+def written(file: str) -> str:
+    """The text in a file."""
+    from jobflow.core.errors import FileError
+    from jobflow.core.untrusted import CONFIGURATION, content
+
+    try:
+        return content(file, CONFIGURATION).decode()
+    except UnicodeDecodeError as error:
+        raise FileError(f"{file}: it is no text in UTF-8: byte {error.start} is 0x{error.object[error.start]:02X}") from None

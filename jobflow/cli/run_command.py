@@ -1,0 +1,73 @@
+"""`jobflow run`: a script on N devices of one process, or as N ranks, without a change to it.
+
+This process becomes what it starts, so signals, the exit code and the terminal are those of the script or of mpiexec.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from jobflow.cli.words import at_least_one
+from jobflow.core.errors import ConfigError
+from jobflow.distributed import launch, mpiexec
+from jobflow.distributed.processes import say
+from jobflow.runtime.world.environment import DEVICES, inherited, launched
+
+DESCRIPTION = """\
+Run a Python program on several devices without a change to it.
+
+--devices N: in one process, whose N devices are threads; what the program says itself by flow.config.cpu_device_num or
+gpu_device_num is overruled.  --ranks N: as N processes, by the mpiexec that belongs to this Python, else by `jobflow launch`,
+under which every rank runs the program.  Neither: on as many devices as the program says.
+Programs over global tensors, and those that call flow.env.client("multi"), need --ranks."""
+
+EXAMPLES = """\
+examples:
+  jobflow run --devices 2 examples/lenet_digits.py
+  jobflow run --ranks 2 examples/lenet_digits.py --steps 20
+  jobflow run --ranks 2 -m package.train --epochs 3"""
+
+
+def fill(parser: argparse.ArgumentParser) -> None:
+    """Give the parser the command's options."""
+    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
+    many = parser.add_mutually_exclusive_group()
+    many.add_argument("--devices", type=at_least_one, metavar="N", help="devices of one process")
+    many.add_argument("--ranks", type=at_least_one, metavar="N", help="processes")
+    parser.add_argument("-m", "--module", action="store_true", help='"script" is the name of a module, as in python -m')
+    parser.add_argument("script", help="the program")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Become the program, or what starts it."""
+    if not given.module and not Path(given.script).exists():
+        hint = "; write -m before the name of a module" if "/" not in given.script and not given.script.endswith(".py") else ""
+        raise ConfigError(f"there is no script {given.script!r} in {Path.cwd()}{hint}")
+    if given.ranks is None:
+        more = {} if given.devices is None else {DEVICES: str(given.devices)}
+        _become(python(given), {**os.environ, **more})
+    if (started := launched()) is not None:
+        raise ConfigError(f"--ranks {given.ranks} but this is rank {started.rank} of {started.size} already, started by {started.launcher}")
+    launcher = mpiexec.find()
+    if launcher is not None:
+        _become(mpiexec.ranks(launcher, given.ranks, python(given)), inherited(os.environ))
+    say("there is no mpiexec, so the ranks are started without it and each of them runs the program")
+    words = ["--nproc_per_node", str(given.ranks), *(["-m"] if given.module else []), given.script, *given.arguments]
+    return launch.command(launch.fill(argparse.ArgumentParser()).parse_args(words))
+
+
+def python(given: argparse.Namespace) -> list[str]:
+    """The program by this Python."""
+    return [sys.executable, *(["-m"] if given.module else []), given.script, *given.arguments]
+
+
+def _become(words: list[str], environment: Mapping[str, str]) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(words[0], words, environment)

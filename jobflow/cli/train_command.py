@@ -1,0 +1,127 @@
+"""`jobflow train FILE`: train what a YAML file describes, or go on with it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jobflow.cli.words import at_least_one
+
+if TYPE_CHECKING:
+    from jobflow.trainer.chrome_trace import Tracing
+    from jobflow.trainer.config import Loaded
+    from jobflow.trainer.watching import Watcher
+
+#: the first step that --profile records: the first ones compile and fill caches
+FIRST_PROFILED = 4
+EXAMPLES = """\
+examples:
+  jobflow train configs/lenet_digits.yaml
+  jobflow train configs/lenet_digits.yaml --set optimizer.lr=0.01 --set training.epochs=3 --devices 2
+  mpiexec -n 2 jobflow train configs/lenet_digits.yaml
+  jobflow train configs/char_gpt.yaml --dry-run
+  srun jobflow train run.yaml --time-limit 3:55:00     # saves in time, and exits with 75: start it again
+
+Training goes on from the newest good checkpoint of the output, if there is one.  Ctrl-C finishes the step and saves; SIGTERM and the
+end of a Slurm or PBS allocation do, too."""
+
+
+def fill(parser: argparse.ArgumentParser) -> None:
+    """The options."""
+    parser.description = "Train what a YAML file describes; if it was trained before, go on."
+    parser.epilog = EXAMPLES
+    common(parser)
+    parser.add_argument("--output", metavar="DIR", help="write there (output)")
+    parser.add_argument(
+        "--resume", metavar="WHICH", help="auto (default): from the newest good checkpoint; never: begin anew; or a checkpoint's path"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print what would run: plan, memory, communication; train nothing")
+    parser.add_argument("--profile", action="store_true", help="record ten steps: a trace of all ranks in the output, and a table of the slowest ops")
+    parser.add_argument("--time-limit", type=seconds, metavar="TIME", help="save and stop before this much time is over, as 90, 15m, 3h or 3:55:00")
+
+
+def common(parser: argparse.ArgumentParser) -> None:
+    """What the commands of the trainer have in common."""
+    parser.add_argument("config", metavar="FILE", help="the YAML file")
+    parser.add_argument("--set", action="append", default=[], dest="settings", metavar="KEY=VALUE", help="set a value, such as optimizer.lr=0.1")
+    parser.add_argument("--devices", type=at_least_one, metavar="N", help="run on N devices of this process (strategy.devices)")
+
+
+def seconds(text: str) -> float:
+    """A time: 90, 90s, 15m, 3h, or hours:minutes:seconds."""
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    try:
+        if ":" in text:
+            total = 0.0
+            for part in text.split(":"):
+                total = 60 * total + float(part)
+        else:
+            unit = units.get(text[-1:])
+            total = float(text[:-1]) * unit if unit is not None else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time; write 90, 15m, 3h or 3:55:00") from None
+    if not 0 < total < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time that passes")
+    return total
+
+
+def loaded_from(given: argparse.Namespace, output: str | None = None) -> Loaded:
+    """The configuration, with what the command line sets."""
+    from jobflow.trainer.config import load
+
+    settings = list(given.settings)
+    if given.devices is not None:
+        settings.append(f"strategy.devices={given.devices}")
+    if output is not None:
+        settings.append(f"output={output}")
+    return load(given.config, settings)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Train; the exit code says how it ended."""
+    from jobflow.runtime.world.launched import launched
+    from jobflow.trainer.loop import train
+
+    loaded = loaded_from(given, given.output)
+    started = launched()
+    if given.dry_run:
+        if started is None or started.rank == 0:
+            dry_run(loaded)
+        return 0
+    tracing = profiling(loaded) if given.profile else None
+    outcome = train(loaded, resume=given.resume, callbacks=watchers(loaded, tracing), time_limit=given.time_limit, tracing=tracing)
+    if outcome.message and (started is None or started.rank == 0):
+        print(f"jobflow: {outcome.message}", file=sys.stderr)
+    if tracing is not None and tracing.traced is not None:  # on rank 0
+        print(f"{tracing.traced.text()}\n\nthe trace is in {tracing.traced.path}; open it at https://ui.perfetto.dev")
+    return outcome.exit_code
+
+
+def dry_run(loaded: Loaded) -> None:
+    """Print what would run."""
+    from jobflow.trainer.preview import preview
+
+    print(preview(loaded).text())
+
+
+def profiling(loaded: Loaded) -> Tracing:
+    """What --profile records."""
+    from jobflow.trainer.chrome_trace import Tracing
+
+    return Tracing(Path(loaded.config.output) / "trace.json", FIRST_PROFILED)
+
+
+def watchers(loaded: Loaded, tracing: Tracing | None) -> list[Watcher]:
+    """Who looks on, as the configuration's `logging` says."""
+    from jobflow.trainer.metrics import metric_files
+    from jobflow.trainer.progress import Progress
+    from jobflow.trainer.report import Report
+
+    wish = loaded.config.logging
+    found: list[Watcher] = [Progress(wish.progress, wish.every_steps), *metric_files(loaded.config, Path(loaded.config.output))]
+    if wish.report:
+        quiet = wish.progress == "none"
+        found.append(Report(traced=lambda: None if tracing is None else tracing.traced, announce=(lambda _: None) if quiet else print))
+    return found

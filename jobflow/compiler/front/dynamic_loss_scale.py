@@ -1,0 +1,163 @@
+"""A loss scale that follows what the gradients can bear, and the steps that are skipped for its sake.
+
+`Scaling` is used while gradients are made: the loss starts with the scale of the moment, gradients are divided by it, and how many
+of their numbers are not finite is counted, over all variables on all ranks: a sum like any other, so every rank has the same count.
+
+`Stopping` takes its place where there is no scale, but the first step that is not finite shall leave everything as it was, for who looks for
+the reason.
+
+`guard` is a pass on the finished graph: every write of a variable heeds that count (`Unless`), so that a step with an infinity leaves
+everything as it was, the train step and the statistics of batch normalisation included, except the scale, which shrinks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+
+from jobflow.compiler.front.trace import Tracer
+from jobflow.core.layout import B
+from jobflow.core.types import Tensor, TensorType, float32, int64
+from jobflow.graph.ir import Graph, Node, Value
+from jobflow.graph.rewrite import Rewriter, needed_nodes
+from jobflow.graph.training import DynamicScale, Halting
+from jobflow.ops import elementwise as ew
+from jobflow.ops.layout_ops import Copy, ToLocal
+from jobflow.ops.op import Op, ViewOp, apply
+from jobflow.ops.shape import reshape
+from jobflow.ops.skipped_steps import COUNT, Halt, LossScaleUpdate, Unless, count_not_finite
+from jobflow.ops.source import ReadVariable
+from jobflow.ops.update import Assign, Updated
+
+#: the variable that stops a job's steps, before the job's name
+NOT_FINITE = "System-Train-NotFinite"
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The dynamic loss scale of a job: its variables, and how they change."""
+
+    dynamic: DynamicScale
+    scale: Value
+    good: Value
+
+    @staticmethod
+    def of(tracer: Tracer, dynamic: DynamicScale | Halting | None) -> Scaling | Stopping | None:
+        """Declares the variables; None where the scale is fixed."""
+        if dynamic is None:
+            return None
+        if isinstance(dynamic, Halting):
+            return Stopping(tracer.slot(f"{NOT_FINITE}-{tracer.name}", COUNT, 0, None))
+        name = f"System-Train-DynamicLossScale-{tracer.name}"
+        scale = tracer.slot(f"{name}-LossScale", TensorType((1,), float32), dynamic.initial, None)
+        return Scaling(dynamic, scale, tracer.slot(f"{name}-GoodStepCounter", TensorType((1,), int64), 0, None))
+
+    def scaled(self, seed: Tensor) -> Tensor:
+        """The gradient that a loss starts with, times the scale."""
+        return ew.multiply(seed, ew.cast(reshape(self.scale, ()), seed.type.dtype))
+
+    def unscaled(self, gradient: Tensor, raised: float) -> Tensor:
+        """The gradient without the scale, and without what it was `raised` by besides."""
+        factor = ew.reciprocal(self.scale) if raised == 1 else ew.scale(ew.reciprocal(self.scale), 1 / raised)
+        dtype = gradient.type.dtype
+        factor = ew.cast(reshape(factor, ()), dtype.arithmetic)  # which may be no number of two bytes
+        return ew.cast(ew.multiply(ew.cast(gradient, dtype.arithmetic), factor), dtype)
+
+    def judge(self, gradients: Sequence[Tensor]) -> dict[str, Value]:
+        """What the variables become, for these gradients of all variables; each read in the layout of its variable."""
+        bad = reduce(ew.add, map(count_not_finite, gradients))
+        scale, good = apply(LossScaleUpdate(self.dynamic.period, self.dynamic.multiplier), self.scale, self.good, bad)
+        return {self.scale.name: scale, self.good.name: good}
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """No scale: what counts numbers that are not finite, this step's and those of the step that was skipped first."""
+
+    count: Value
+
+    def scaled(self, seed: Tensor) -> Tensor:
+        """As it is."""
+        return seed
+
+    def unscaled(self, gradient: Tensor, raised: float) -> Tensor:
+        """As it is; the optimizer takes out what it was `raised` by."""
+        return gradient
+
+    def judge(self, gradients: Sequence[Tensor]) -> dict[str, Value]:
+        """What the count becomes, for these gradients of all variables; each read in the layout of its variable."""
+        bad: Tensor = self.count
+        for gradient in gradients:
+            bad = ew.add(count_not_finite(gradient), bad)
+        return {self.count.name: apply(Halt(), self.count, bad)}
+
+
+def guard(graph: Graph) -> Graph:
+    """Have every write but that of the loss scale or the count depend on the count of a step; a graph without one stays as it is."""
+    judge = next((node for node in graph.nodes if isinstance(node.op, LossScaleUpdate | Halt)), None)
+    return graph if judge is None else _Guarding(graph, judge).run()
+
+
+class _Guarding(Rewriter):
+    def __init__(self, graph: Graph, judge: Node) -> None:
+        super().__init__(graph)
+        self.judge = judge
+        self.before = needed_nodes(judge.inputs)
+        self.local: dict[object, Value] = {}
+
+    def run(self) -> Graph:
+        behind = self._behind()
+        self.walk(node for node in self.graph.nodes if node not in behind)
+        self.walk(node for node in self.graph.nodes if node in behind)
+        updates = {name: self._written(name, value) for name, value in self.graph.updates.items()}
+        return replace(self.rebuilt(), updates=updates)
+
+    def _is_guarded(self, node: Node) -> bool:
+        return isinstance(node.op, Updated) and node is not self.judge and node not in self.before
+
+    def _behind(self) -> set[Node]:
+        """What depends on the count: the writes that heed it, and who reads what they have written."""
+        behind: set[Node] = set()
+        for node in self.graph.nodes:
+            if self._is_guarded(node) or any(value.node in behind for value in node.inputs):
+                behind.add(node)
+        return behind
+
+    def take(self, node: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
+        if not self._is_guarded(node):
+            return self.keep(node, inputs)
+        assert isinstance(node.op, Updated), "others are not guarded"
+        count = self._count(node)
+        return self.keep(node, (*inputs, count), op=Unless(node.op), origin=replace(node.origin, phase="update"))
+
+    def _count(self, node: Node) -> Value:
+        """The count, as a node of either view reads it."""
+        bad = self.now[self.judge.inputs[-1]]
+        if not node.outputs[0].local:
+            return bad
+        if node.placement not in self.local:
+            name, origin = f"{bad.name}:local", replace(node.origin, phase="update")
+            (self.local[node.placement],) = self.add(Node(ToLocal((B,)), (bad,), ((bad.type, name, True),), name, node.placement, origin))
+        return self.local[node.placement]
+
+    def _written(self, name: str, value: Value) -> Value:
+        """What a variable becomes; a value that no update has written over it is assigned by one, which may be skipped."""
+        now, read = self.now[value], self.now[self.graph.reads[name]]
+        over = now.node.op.alias.get(now.index)
+        if over is not None and now.node.inputs[over] is read:
+            return now
+        if _is_stored(now):  # as it was before the run: another variable may be given this one's value
+            now = self._made(Copy(), (now,), f"{name}:before", now)
+        return self._made(Unless(Assign()), (read, now, self.now[self.judge.inputs[-1]]), f"{name}:assign", read)
+
+    def _made(self, op: Op, inputs: tuple[Value, ...], name: str, like: Value) -> Value:
+        origin = replace(like.node.origin, phase="update")
+        return self.add(Node(op, inputs, ((like.type, name, False),), name, like.node.placement, origin))[0]
+
+
+def _is_stored(value: Value) -> bool:
+    """True if a value lies in the memory of a variable."""
+    while isinstance(value.node.op, ViewOp):
+        value = value.node.inputs[0]
+    return isinstance(value.node.op, ReadVariable)

@@ -1,0 +1,75 @@
+"""What it means for gradients that a tensor has been written over.
+
+After x = x.add_(y) the tensor x stands for the sum: its node is that of the sum, and what was recorded of it before is about what it
+held before.  A view stands for a part of its base.  Writing through a view therefore gives its base a new node too, "the base with
+that part replaced"; and a view whose memory was written over since it was made is made anew from its base before it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jobflow.core.errors import JobError, user_line
+from jobflow.eager.state import EagerState, mixed
+from jobflow.eager.tape import Gradients, follow, record
+from jobflow.eager.tensor import Tensor
+from jobflow.ops.op import ViewOp, apply
+from jobflow.ops.scalar import fill_like
+from jobflow.ops.slice_update import SliceUpdate
+from jobflow.ops.slices import Slice
+
+
+def may_write(here: EagerState, x: Tensor, what: str) -> None:
+    """JobError for a leaf that requires gradients, or a view of one, while gradients are recorded."""
+    if not here.grad_enabled:
+        return
+    root = x
+    while root.base is not None:
+        root = root.base[0]
+    if root.requires_grad and root.is_leaf:
+        view = "" if root is x else "a view of "
+        raise JobError(
+            f"{what} at {user_line()}: {view}a leaf {root.type} that requires gradients would be written over, and its gradient lost; "
+            f"do it inside no_grad(), or make a new tensor"
+        )
+
+
+def written(here: EagerState, x: Tensor, value: Tensor, what: str) -> None:
+    """The memory of x has been written over: note it, and that x and what it is a view of are made of `value` now."""
+    chain = [x]
+    while chain[-1].base is not None:
+        follow(chain[-1])
+        chain.append(chain[-1].base[0])
+    x.wrote()
+    for tensor in chain:
+        tensor.seen = x.version
+        tensor.origin = mixed(tensor.origin, value.origin)
+    if not here.grad_enabled or not (value.requires_grad or x.requires_grad):
+        return
+    if value.node is not None:
+        x.requires_grad, x.node, x.index = True, value.node, value.index
+    else:
+        record(what, (value,), (x,), _same)
+    for view, base in zip(chain, chain[1:], strict=False):
+        assert view.base is not None
+        record("write", (base, view), (base,), _PartGradient(view.base[1]))
+
+
+def _same(kept: Sequence[Tensor], gradients: Gradients) -> Gradients:
+    return gradients
+
+
+@dataclass(frozen=True, slots=True)
+class _PartGradient:
+    """Of a base of which the part that `op` looks at was replaced: the gradients of the base before, and of the part."""
+
+    op: ViewOp
+
+    def __call__(self, kept: Sequence[Tensor], gradients: Gradients) -> Gradients:
+        (gradient,) = gradients
+        assert gradient is not None
+        part = apply(self.op, gradient)
+        if not isinstance(self.op, Slice):
+            return None, part  # all of it was replaced
+        return apply(SliceUpdate(Slice(self.op.starts, self.op.stops, self.op.steps)), gradient, fill_like(part, 0.0)), part

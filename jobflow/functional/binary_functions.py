@@ -1,0 +1,452 @@
+"""Sums, products, quotients, powers and matrix products, as functions, methods, operators and in-place forms.
+
+A number beside a tensor becomes part of the op where there is one for it, so that partial tensors stay partial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
+from jobflow.core.types import bool_, float64, uint8
+from jobflow.eager.run import run
+from jobflow.eager.tensor import Tensor, method
+from jobflow.functional import in_place
+from jobflow.functional.promotion import Number, Operand, as_float, cast, fitting, is_operand, kind, operand, pair, rounded_once, with_number
+from jobflow.ops.arithmetic import Add, Divide, FloorDivide, FloorMod, Maximum, Minimum, Multiply, Remainder, Subtract, TruncateDivide
+from jobflow.ops.axes import ExpandDims, Squeeze
+from jobflow.ops.bitwise import BitwiseAnd, BitwiseNot, BitwiseOr, BitwiseXor
+from jobflow.ops.broadcast import BroadcastTo
+from jobflow.ops.checked import Checked, whole_divisor, whole_exponent
+from jobflow.ops.matmul import BatchMatMul, BroadcastMatMul, MatMul
+from jobflow.ops.op import Op, broadcast_shapes
+from jobflow.ops.scalar import DivideBy, FillLike, Negate, Scale, Shift
+from jobflow.ops.transcendental import Power, ScalarPower, Sqrt, Square
+
+_ADD, _SUBTRACT, _MULTIPLY, _DIVIDE, _NEGATE, _MATMUL = Add(), Subtract(), Multiply(), Divide(), Negate(), MatMul()
+
+
+def operators(name: str, reflected: str | None = None) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """The function is the operator `name`, and `reflected` with its operands exchanged; both leave what is no operand to Python."""
+
+    def hang(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @wraps(function)
+        def forward(x: Tensor, other: Any) -> Any:
+            return function(x, other) if is_operand(other) else NotImplemented
+
+        @wraps(function)
+        def backward(x: Tensor, other: Any) -> Any:
+            return function(other, x) if is_operand(other) else NotImplemented
+
+        setattr(Tensor, name, forward)
+        if reflected is not None:
+            setattr(Tensor, reflected, backward)
+        return function
+
+    return hang
+
+
+def both(what: str, op: Op, x: Any, y: Any) -> Tensor:
+    """An op of two operands, brought to one type."""
+    made: Tensor = run(op, *pair(what, x, y))
+    return made
+
+
+def sides(what: str, x: Any, y: Any) -> tuple[Any, Any]:
+    """Tensors and Python numbers, at least one tensor among them."""
+    if isinstance(x, Tensor):
+        return x, operand(what, x, y)
+    if isinstance(y, Tensor):
+        return operand(what, y, x), y
+    raise DtypeError(f"{what} at {user_line()}: one of the operands must be a tensor; got {x!r} and {y!r}")
+
+
+# -------------------------------------------------------------------- sums
+
+
+@method()
+@operators("__add__", "__radd__")
+def add(x: Operand, other: Operand, *, alpha: Number = 1) -> Tensor:
+    """x + alpha other"""
+    x, other = sides("add", x, other)
+    if alpha != 1:
+        return _plus_times(x, other, alpha)
+    if isinstance(x, Tensor) and isinstance(other, Tensor):
+        x, other = pair("add", x, other)
+        made: Tensor = run(_ADD if x.type.dtype is not bool_ else BitwiseOr(), x, other)
+        return made
+    return _shifted(x, other) if isinstance(x, Tensor) else _shifted(other, x)  # type: ignore[arg-type]
+
+
+def _times(other: Any, alpha: Number) -> Any:
+    return mul(other, alpha) if isinstance(other, Tensor) else other * alpha
+
+
+@rounded_once
+def _plus_times(x: Any, other: Any, alpha: Number) -> Tensor:
+    return add(x, _times(other, alpha))
+
+
+@rounded_once
+def _minus_times(x: Any, other: Any, alpha: Number) -> Tensor:
+    return sub(x, _times(other, alpha))
+
+
+def _shifted(x: Tensor, number: Number) -> Tensor:
+    x, number = with_number(x, number)
+    made: Tensor = run(Shift(number), x) if x.type.dtype is not bool_ else both("add", BitwiseOr(), x, number)
+    return made
+
+
+def _less(x: Tensor, number: Number) -> Tensor:
+    """x - number"""
+    x, number = with_number(x, number)
+    made: Tensor = run(Shift(-number), x) if x.type.dtype is not bool_ else both("sub", _SUBTRACT, x, number)
+    return made
+
+
+def _from(number: Number, x: Tensor) -> Tensor:
+    """number - x"""
+    x, number = with_number(x, number)
+    made: Tensor = run(Shift(number), neg(x)) if x.type.dtype is not bool_ else both("sub", _SUBTRACT, number, x)
+    return made
+
+
+@method("sub", "subtract")
+@operators("__sub__", "__rsub__")
+def sub(x: Operand, other: Operand, *, alpha: Number = 1) -> Tensor:
+    """x - alpha other"""
+    x, other = sides("sub", x, other)
+    if alpha != 1:
+        return _minus_times(x, other, alpha)
+    if isinstance(x, Tensor) and isinstance(other, Tensor):
+        return both("sub", _SUBTRACT, x, other)
+    return _less(x, other) if isinstance(x, Tensor) else _from(x, other)  # type: ignore[arg-type]
+
+
+subtract = sub
+
+
+@method("rsub")
+def rsub(x: Tensor, other: Operand, *, alpha: Number = 1) -> Tensor:
+    """other - alpha x"""
+    return sub(other, x, alpha=alpha)
+
+
+@method("neg", "negative", "__neg__")
+def neg(x: Tensor) -> Tensor:
+    """-x"""
+    made: Tensor = run(_NEGATE, x)
+    return made
+
+
+negative = neg
+
+
+@method("__pos__")
+def positive(x: Tensor) -> Tensor:
+    """x"""
+    return x
+
+
+@method()
+@rounded_once
+def addcmul(x: Tensor, first: Tensor, second: Tensor, *, value: Number = 1) -> Tensor:
+    """x + value first second"""
+    return add(x, mul(first, second), alpha=value)
+
+
+@method()
+@rounded_once
+def addcdiv(x: Tensor, first: Tensor, second: Tensor, *, value: Number = 1) -> Tensor:
+    """x + value first / second"""
+    return add(x, div(first, second), alpha=value)
+
+
+@method()
+@rounded_once
+def lerp(x: Tensor, end: Tensor, weight: Operand) -> Tensor:
+    """x + weight (end - x)"""
+    return add(x, mul(sub(end, x), weight))
+
+
+# -------------------------------------------------------------------- products and quotients
+
+
+@method("mul", "multiply")
+@operators("__mul__", "__rmul__")
+def mul(x: Operand, other: Operand) -> Tensor:
+    """x other"""
+    x, other = sides("mul", x, other)
+    if isinstance(x, Tensor) and isinstance(other, Tensor):
+        x, other = pair("mul", x, other)
+        made: Tensor = run(_MULTIPLY if x.type.dtype is not bool_ else BitwiseAnd(), x, other)
+        return made
+    return _scaled(x, other) if isinstance(x, Tensor) else _scaled(other, x)
+
+
+def _scaled(x: Any, number: Any) -> Tensor:
+    x, number = with_number(x, number)
+    made: Tensor = run(Scale(number), x) if x.type.dtype is not bool_ else both("mul", BitwiseAnd(), x, number)
+    return made
+
+
+multiply = mul
+
+
+@method("div", "true_divide", "divide")
+@operators("__truediv__", "__rtruediv__")
+def div(x: Operand, other: Operand, *, rounding_mode: str | None = None) -> Tensor:
+    """x / other, of integers float32; with rounding_mode "floor" or "trunc" rounded to integers, and of the operands' type."""
+    x, other = sides("div", x, other)
+    if rounding_mode is None:
+        return _quotient(x, other)
+    if rounding_mode == "floor":
+        return floor_divide(x, other)
+    if rounding_mode != "trunc":
+        raise ArgumentError(f'div at {user_line()}: rounding_mode is None, "floor" or "trunc"; got {rounding_mode!r}')
+    return _whole("div", TruncateDivide(), whole_divisor("div"), x, other)
+
+
+def _whole(what: str, op: Op, check: Checked, x: Any, other: Any) -> Tensor:
+    """An op of two operands of numbers; truth values are 0 and 1, and integers on the right side pass a check."""
+    a, b = pair(what, *sides(what, x, other))
+    if a.type.dtype is bool_:
+        a, b = cast(a, uint8), cast(b, uint8)
+    made: Tensor = run(op, a, run(check, b) if b.type.dtype.is_integer else b)
+    return made
+
+
+def _quotient(x: Any, other: Any) -> Tensor:
+    if isinstance(other, Tensor):
+        a, b = pair("div", x, other)
+        made: Tensor = run(_DIVIDE, as_float(a), as_float(b))
+        return made
+    x = as_float(x)
+    divided: Tensor = run(DivideBy(fitting(other, x.type.dtype)), x)
+    return divided
+
+
+true_divide = divide = div
+
+
+@method()
+@operators("__floordiv__", "__rfloordiv__")
+def floor_divide(x: Operand, other: Operand) -> Tensor:
+    """The largest integer not above x / other, of the operands' type."""
+    return _whole("floor_divide", FloorDivide(), whole_divisor("floor_divide"), x, other)
+
+
+@method()
+@operators("__mod__", "__rmod__")
+def remainder(x: Operand, other: Operand) -> Tensor:
+    """x - other floor(x / other), with the sign of `other`"""
+    return _whole("remainder", FloorMod(), whole_divisor("remainder"), x, other)
+
+
+@method()
+def fmod(x: Operand, other: Operand) -> Tensor:
+    """x - other trunc(x / other), with the sign of x"""
+    return _whole("fmod", Remainder(), whole_divisor("fmod"), x, other)
+
+
+@method()
+@operators("__pow__", "__rpow__")
+def pow(x: Operand, exponent: Operand) -> Tensor:
+    """x to the power of `exponent`, element by element"""
+    x, exponent = sides("pow", x, exponent)
+    if isinstance(x, Tensor) and not isinstance(exponent, Tensor):
+        return _to_the(x, exponent)  # type: ignore[arg-type]
+    return _whole("pow", Power(), whole_exponent("pow"), x, exponent)
+
+
+def _to_the(x: Tensor, exponent: Number) -> Tensor:
+    x, number = with_number(x, exponent)
+    if not x.type.dtype.is_float and number < 0:
+        raise DtypeError(f"pow at {user_line()}: {x.type} to the negative power {number} has no integers; use x.float()")
+    special: dict[float, Op] = {2: Square(), 0: FillLike(1)}
+    if x.type.dtype.is_float:
+        special[0.5] = Sqrt()
+    made: Tensor = run(special.get(number) or ScalarPower(number), x)
+    return made
+
+
+@method()
+def float_power(x: Operand, exponent: Operand) -> Tensor:
+    """x to the power of `exponent`, in float64"""
+    x, exponent = (cast(side, float64) if isinstance(side, Tensor) else float(side) for side in sides("float_power", x, exponent))
+    return pow(x, exponent)
+
+
+@method()
+def maximum(x: Operand, other: Operand) -> Tensor:
+    """The larger of two, element by element."""
+    return _of_two("maximum", Maximum(), BitwiseOr(), x, other)
+
+
+@method()
+def minimum(x: Operand, other: Operand) -> Tensor:
+    """The smaller of two, element by element."""
+    return _of_two("minimum", Minimum(), BitwiseAnd(), x, other)
+
+
+def _of_two(what: str, op: Op, of_truth: Op, x: Any, other: Any) -> Tensor:
+    """An extreme of two operands; of truth values by logic."""
+    a, b = pair(what, *sides(what, x, other))
+    made: Tensor = run(op if a.type.dtype is not bool_ else of_truth, a, b)
+    return made
+
+
+# -------------------------------------------------------------------- bits
+
+
+def _bits(what: str, op: Op, x: Any, other: Any) -> Tensor:
+    a, b = pair(what, *sides(what, x, other))
+    if kind(a.type.dtype) == 2:
+        raise DtypeError(f"{what} at {user_line()}: {a.type} has no bits to combine; compare it first, or use logical_*")
+    made: Tensor = run(op, a, b)
+    return made
+
+
+@method()
+@operators("__and__", "__rand__")
+def bitwise_and(x: Operand, other: Operand) -> Tensor:
+    """The bits that both have; of truth values, x and other."""
+    return _bits("bitwise_and", BitwiseAnd(), x, other)
+
+
+@method()
+@operators("__or__", "__ror__")
+def bitwise_or(x: Operand, other: Operand) -> Tensor:
+    """The bits that one of them has; of truth values, x or other."""
+    return _bits("bitwise_or", BitwiseOr(), x, other)
+
+
+@method()
+@operators("__xor__", "__rxor__")
+def bitwise_xor(x: Operand, other: Operand) -> Tensor:
+    """The bits that just one of them has; of truth values, x or other but not both."""
+    return _bits("bitwise_xor", BitwiseXor(), x, other)
+
+
+@method("bitwise_not", "__invert__")
+def bitwise_not(x: Tensor) -> Tensor:
+    """The bits that x does not have; of truth values, not x."""
+    if kind(x.type.dtype) == 2:
+        raise DtypeError(f"bitwise_not at {user_line()}: {x.type} has no bits; compare it first, or use logical_not")
+    made: Tensor = run(BitwiseNot(), x)
+    return made
+
+
+# -------------------------------------------------------------------- matrices
+
+
+@method()
+@operators("__matmul__", "__rmatmul__")
+def matmul(a: Operand, b: Operand) -> Tensor:
+    """The matrix product of the last two axes, the others broadcast; a vector is a row on the left, a column on the right."""
+    x, y = pair("matmul", a, b)
+    if x.type.ndim == 2 and y.type.ndim == 2:
+        made: Tensor = run(_MATMUL, x, y)
+        return made
+    if not x.type.ndim or not y.type.ndim:
+        raise ShapeError(f"matmul at {user_line()}: a {x.type} and b {y.type}: both need one axis or more")
+    row, column = x.type.ndim == 1, y.type.ndim == 1
+    product = _product(run(ExpandDims(0), x) if row else x, run(ExpandDims(1), y) if column else y)
+    last = product.type.ndim - 1
+    gone = (*((last - 1,) if row else ()), *((last,) if column else ()))
+    result: Tensor = run(Squeeze(gone), product) if gone else product
+    return result
+
+
+def _product(x: Tensor, y: Tensor) -> Tensor:
+    """Of tensors of two axes or more."""
+    made: Tensor
+    if y.type.ndim == 2:
+        made = run(_MATMUL if x.type.ndim == 2 else BroadcastMatMul(), x, y)
+        return made
+    if x.type.shape[:-2] != y.type.shape[:-2]:
+        lead = broadcast_shapes("matmul", x.type.with_shape(x.type.shape[:-2]), y.type.with_shape(y.type.shape[:-2]))
+        x, y = (each if each.type.shape[:-2] == lead else run(BroadcastTo((*lead, *each.type.shape[-2:])), each) for each in (x, y))
+    made = run(BatchMatMul(), x, y)
+    return made
+
+
+def _of_axes(what: str, a: Tensor, b: Tensor, *axes: int) -> tuple[Tensor, Tensor]:
+    """Both, checked to have so many axes."""
+    if (a.type.ndim, b.type.ndim) != axes:
+        raise ShapeError(f"{what} at {user_line()}: it takes tensors of {axes[0]} and {axes[1]} axes; got {a.type} and {b.type}")
+    return a, b
+
+
+@method()
+def mm(a: Tensor, b: Tensor) -> Tensor:
+    """The product of two matrices."""
+    return matmul(*_of_axes("mm", a, b, 2, 2))
+
+
+@method()
+def bmm(a: Tensor, b: Tensor) -> Tensor:
+    """The products of two rows of equally many matrices."""
+    if a.type.shape[:1] != b.type.shape[:1]:
+        raise ShapeError(f"bmm at {user_line()}: {a.type} and {b.type} are not equally many matrices")
+    return matmul(*_of_axes("bmm", a, b, 3, 3))
+
+
+@method()
+def mv(a: Tensor, b: Tensor) -> Tensor:
+    """The product of a matrix and a vector."""
+    return matmul(*_of_axes("mv", a, b, 2, 1))
+
+
+@method()
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """The inner product of two vectors."""
+    return matmul(*_of_axes("dot", a, b, 1, 1))
+
+
+@method("outer", "ger")
+def outer(a: Tensor, b: Tensor) -> Tensor:
+    """The product of a column and a row, of two vectors."""
+    x, y = pair("outer", *_of_axes("outer", a, b, 1, 1))
+    return mul(run(ExpandDims(1), x), y)
+
+
+@method()
+@rounded_once
+def addmm(x: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
+    """beta x + alpha a b"""
+    product = mm(a, b)
+    return add(x if beta == 1 else mul(x, beta), product if alpha == 1 else mul(product, alpha))
+
+
+@method()
+@rounded_once
+def baddbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
+    """beta x + alpha a b, of rows of matrices"""
+    product = bmm(a, b)
+    return add(x if beta == 1 else mul(x, beta), product if alpha == 1 else mul(product, alpha))
+
+
+for _name, _function, *_also in (
+    ("add_", add, "__iadd__"),
+    ("sub_", sub, "__isub__", "subtract_"),
+    ("mul_", mul, "__imul__", "multiply_"),
+    ("div_", div, "__itruediv__", "divide_", "true_divide_"),
+    ("floor_divide_", floor_divide, "__ifloordiv__"),
+    ("remainder_", remainder, "__imod__"),
+    ("fmod_", fmod),
+    ("pow_", pow, "__ipow__"),
+    ("neg_", neg, "negative_"),
+    ("bitwise_and_", bitwise_and, "__iand__"),
+    ("bitwise_or_", bitwise_or, "__ior__"),
+    ("bitwise_xor_", bitwise_xor, "__ixor__"),
+    ("addcmul_", addcmul),
+    ("addcdiv_", addcdiv),
+    ("lerp_", lerp),
+    ("addmm_", addmm),
+    ("baddbmm_", baddbmm),
+):
+    in_place.hang(_name, _function, *_also)

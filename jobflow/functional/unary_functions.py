@@ -1,0 +1,221 @@
+"""Functions of one tensor, element by element: powers, exponentials, angles, rounding, limits.  Where they make floats, integers become float32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from jobflow.core.errors import ArgumentError, DtypeError, user_line
+from jobflow.core.types import bool_
+from jobflow.eager.run import run
+from jobflow.eager.tensor import Tensor, method
+from jobflow.functional import binary_functions as arithmetic
+from jobflow.functional import in_place, nn_activations
+from jobflow.functional.comparing import eq, where
+from jobflow.functional.promotion import Number, as_float, cast, constant, pair, result_type, rounded_once
+from jobflow.ops import scalar
+from jobflow.ops import transcendental as functions
+from jobflow.ops.compare import Equal, Less, NotEqual
+from jobflow.ops.op import Op
+from jobflow.ops.scalar import Clip, FillLike, Scale
+
+Function = Callable[[Tensor], Tensor]
+
+
+def _of_floats(name: str, op: Op, doc: str, *also: str) -> Function:
+    """A function of floats, also as a method and in place."""
+
+    def function(x: Tensor) -> Tensor:
+        made: Tensor = run(op, as_float(x))
+        return made
+
+    return _known(name, function, doc, *also)
+
+
+def _of_numbers(name: str, op: Op, doc: str, *also: str, whole: bool = False) -> Function:
+    """A function of numbers of any kind; `whole`: integers are what they are."""
+
+    def function(x: Tensor) -> Tensor:
+        if whole and not x.type.dtype.is_float:
+            return x
+        made: Tensor = run(op, x)
+        return made
+
+    return _known(name, function, doc, *also)
+
+
+def _known(name: str, function: Function, doc: str, *also: str) -> Function:
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    method(name, *also)(function)
+    in_place.hang(f"{name}_", function, *(f"{other}_" for other in also if not other.startswith("__")))
+    return function
+
+
+exp = _of_floats("exp", functions.Exp(), "e^x")
+expm1 = _of_floats("expm1", functions.Expm1(), "e^x - 1, exact near 0")
+log = _of_floats("log", functions.Log(), "ln x")
+log1p = _of_floats("log1p", functions.Log1p(), "ln(1 + x), exact near 0")
+sqrt = _of_floats("sqrt", functions.Sqrt(), "x^(1/2)")
+rsqrt = _of_floats("rsqrt", functions.Rsqrt(), "x^(-1/2)")
+reciprocal = _of_floats("reciprocal", functions.Reciprocal(), "1 / x")
+sin = _of_floats("sin", functions.Sin(), "sin x")
+cos = _of_floats("cos", functions.Cos(), "cos x")
+tan = _of_floats("tan", functions.Tan(), "tan x")
+asin = arcsin = _of_floats("asin", functions.Asin(), "the angle whose sine is x", "arcsin")
+acos = arccos = _of_floats("acos", functions.Acos(), "the angle whose cosine is x", "arccos")
+atan = arctan = _of_floats("atan", functions.Atan(), "the angle whose tangent is x", "arctan")
+sinh = _of_floats("sinh", functions.Sinh(), "sinh x")
+cosh = _of_floats("cosh", functions.Cosh(), "cosh x")
+asinh = arcsinh = _of_floats("asinh", functions.Asinh(), "the x of which this is the sinh", "arcsinh")
+acosh = arccosh = _of_floats("acosh", functions.Acosh(), "the x of which this is the cosh", "arccosh")
+atanh = arctanh = _of_floats("atanh", functions.Atanh(), "the x of which this is the tanh", "arctanh")
+erf = _of_floats("erf", functions.Erf(), "the error function")
+erfc = _of_floats("erfc", functions.Erfc(), "1 - erf(x), exact far out")
+abs = absolute = _of_numbers("abs", functions.Absolute(), "|x|; its gradient at 0 is 0", "absolute", "__abs__")
+square = _of_numbers("square", functions.Square(), "x^2")
+sign = sgn = _of_numbers("sign", scalar.Sign(), "-1, 0 or 1", "sgn")
+floor = _of_numbers("floor", scalar.Floor(), "the largest integer not above x", whole=True)
+ceil = _of_numbers("ceil", scalar.Ceil(), "the smallest integer not below x", whole=True)
+trunc = fix = _of_numbers("trunc", scalar.Truncate(), "x without its fraction", "fix", whole=True)
+
+for _name, _function in (("relu_", nn_activations.relu), ("sigmoid_", nn_activations.sigmoid), ("tanh_", nn_activations.tanh)):
+    in_place.hang(_name, _function)
+
+
+@method()
+@rounded_once
+def log2(x: Tensor) -> Tensor:
+    """The logarithm to the base 2"""
+    made: Tensor = run(Scale(1 / math.log(2)), log(x))
+    return made
+
+
+@method()
+@rounded_once
+def log10(x: Tensor) -> Tensor:
+    """The logarithm to the base 10"""
+    made: Tensor = run(Scale(1 / math.log(10)), log(x))
+    return made
+
+
+@method()
+def exp2(x: Tensor) -> Tensor:
+    """2^x"""
+    return arithmetic.pow(2.0, x)
+
+
+@method()
+@rounded_once
+def round(x: Tensor, *, decimals: int = 0) -> Tensor:
+    """The nearest integer, the even one of two; with `decimals` so many places behind the point."""
+    if not x.type.dtype.is_float:
+        return x
+    made: Tensor = run(scalar.RoundHalfEven(), arithmetic.mul(x, 10.0**decimals) if decimals else x)
+    return arithmetic.div(made, 10.0**decimals) if decimals else made
+
+
+@method()
+@rounded_once
+def frac(x: Tensor) -> Tensor:
+    """x without its integer part"""
+    return arithmetic.sub(x, trunc(x))
+
+
+@method("atan2", "arctan2")
+def atan2(x: Any, other: Any) -> Tensor:
+    """The angle of the point (other, x)"""
+    a, b = pair("atan2", x, other)
+    made: Tensor = run(functions.Atan2(), as_float(a), as_float(b))
+    return made
+
+
+arctan2 = atan2
+
+
+# -------------------------------------------------------------------- limits
+
+
+@method("clamp", "clip")
+def clamp(x: Tensor, min: Any = None, max: Any = None) -> Tensor:
+    """x limited to [min, max], numbers or tensors; one of them may be left out."""
+    if min is None and max is None:
+        raise ArgumentError(f"clamp at {user_line()}: it needs min, max, or both")
+    if isinstance(min, Tensor) or isinstance(max, Tensor):
+        x = x if min is None else arithmetic.maximum(x, min)
+        return x if max is None else arithmetic.minimum(x, max)
+    limits = [None if bound is None else _number(bound) for bound in (min, max)]
+    x = cast(x, result_type(x, *(bound for bound in limits if bound is not None)))
+    made: Tensor = run(Clip(*scalar.bounds("clamp", x, *limits)), x)
+    return made
+
+
+clip = clamp
+
+
+def _number(value: Any) -> Number:
+    found: Number = value.item() if hasattr(value, "item") else value
+    if not isinstance(found, int | float):
+        raise DtypeError(f"clamp at {user_line()}: a bound is a number or a tensor; got {value!r} of type {type(value).__name__}")
+    return found
+
+
+@method()
+def clamp_min(x: Tensor, min: Any) -> Tensor:
+    """x, or `min` where that is larger"""
+    return clamp(x, min=min)
+
+
+@method()
+def clamp_max(x: Tensor, max: Any) -> Tensor:
+    """x, or `max` where that is smaller"""
+    return clamp(x, max=max)
+
+
+@method()
+def nan_to_num(x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
+    """x with numbers in the place of NaN and of infinities, which become the largest numbers of the type."""
+    if not x.type.dtype.is_float:
+        return x
+    largest = x.type.dtype.largest
+    low, high = -largest if neginf is None else neginf, largest if posinf is None else posinf
+    x = where(isnan(x), nan, x)
+    return where(eq(x, math.inf), high, where(eq(x, -math.inf), low, x))
+
+
+# -------------------------------------------------------------------- what kind of number
+
+
+@method()
+def isnan(x: Tensor) -> Tensor:
+    """Whether an element is no number"""
+    made: Tensor = run(NotEqual(), x, x)
+    return made
+
+
+@method()
+def isinf(x: Tensor) -> Tensor:
+    """Whether an element is infinite"""
+    if not x.type.dtype.is_float:
+        return _nowhere(x, 0)
+    made: Tensor = run(Equal(), abs(x), constant(x, math.inf, x.type.dtype))
+    return made
+
+
+@method()
+def isfinite(x: Tensor) -> Tensor:
+    """Whether an element is a number and not infinite"""
+    if not x.type.dtype.is_float:
+        return _nowhere(x, 1)
+    made: Tensor = run(Less(), abs(x), constant(x, math.inf, x.type.dtype))
+    return made
+
+
+def _nowhere(x: Tensor, value: int) -> Tensor:
+    made: Tensor = run(FillLike(value, bool_), x)
+    return made
+
+
+for _name, _limit in (("clamp_", clamp), ("clip_", clamp), ("clamp_min_", clamp_min), ("clamp_max_", clamp_max), ("round_", round)):
+    in_place.hang(_name, _limit)

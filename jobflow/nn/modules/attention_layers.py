@@ -1,0 +1,184 @@
+"""Attention with several heads, and the layers of transformer encoders."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+from jobflow.core.errors import ArgumentError, ShapeError, user_line
+from jobflow.eager.tensor import Tensor
+from jobflow.functional import nn_attention as F
+from jobflow.functional.binary_functions import add
+from jobflow.functional.creation import empty
+from jobflow.functional.nn_activations import gelu, relu
+from jobflow.functional.nn_base import one_of
+from jobflow.functional.nn_linear import dropout, linear
+from jobflow.functional.reductions import mean
+from jobflow.functional.shapes import squeeze, unsqueeze
+from jobflow.nn import init
+from jobflow.nn.modules.container import ModuleList
+from jobflow.nn.modules.linear_layers import Dropout, Linear
+from jobflow.nn.modules.module import Module
+from jobflow.nn.modules.norm_layers import LayerNorm
+from jobflow.nn.parameter import Parameter
+
+
+class MultiheadAttention(Module):
+    """Attention of `num_heads` heads, each over embed_dim / num_heads features, of which the outputs are joined and mapped once more.
+
+    Tensors are [length, batch, features], or [batch, length, features] with `batch_first`.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        if num_heads < 1 or embed_dim % num_heads:
+            raise ArgumentError(f"MultiheadAttention at {user_line()}: embed_dim {embed_dim} does not fall into {num_heads} heads")
+        self.embed_dim, self.num_heads, self.dropout, self.batch_first = embed_dim, num_heads, dropout, batch_first
+        self.head_dim = embed_dim // num_heads
+        self.kdim, self.vdim = (embed_dim if size is None else size for size in (kdim, vdim))
+        self.one_table = self.kdim == self.vdim == embed_dim
+        place = {"device": device, "dtype": dtype}
+        self.register_parameter("in_proj_weight", Parameter(empty(3 * embed_dim, embed_dim, **place)) if self.one_table else None)
+        for name, size in (("q_proj_weight", embed_dim), ("k_proj_weight", self.kdim), ("v_proj_weight", self.vdim)):
+            self.register_parameter(name, None if self.one_table else Parameter(empty(embed_dim, size, **place)))
+        self.register_parameter("in_proj_bias", Parameter(empty(3 * embed_dim, **place)) if bias else None)
+        self.out_proj = Linear(embed_dim, embed_dim, bias, **place)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Weights by xavier_uniform_, biases zero."""
+        for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
+            if weight is not None:
+                init.xavier_uniform_(weight)
+        for bias in (self.in_proj_bias, self.out_proj.bias):
+            if bias is not None:
+                init.zeros_(bias)
+
+    def _mapped(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        """Queries, keys and values of all heads."""
+        if self.one_table and query is key and key is value:
+            together = linear(query, self.in_proj_weight, self.in_proj_bias)
+            return [F.thirds(together, i, 2) for i in range(3)]
+        if self.one_table:
+            weights = [F.thirds(self.in_proj_weight, i, 0) for i in range(3)]
+        else:
+            weights = [self.q_proj_weight, self.k_proj_weight, self.v_proj_weight]
+        biases = [None if self.in_proj_bias is None else F.thirds(self.in_proj_bias, i, 0) for i in range(3)]
+        return [linear(x, weight, bias) for x, weight, bias in zip((query, key, value), weights, biases, strict=True)]
+
+    def _batched(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        """The three as [batch, length, features], the same tensor where two are."""
+        if {x.ndim for x in (query, key, value)} not in ({2}, {3}):
+            listed = f"query {query.type}, key {key.type} and value {value.type}"
+            raise ShapeError(f"MultiheadAttention at {user_line()}: {listed} have 3 axes each, or 2 without a batch")
+        found: dict[int, Tensor] = {}
+        for x in (query, key, value):
+            if id(x) not in found:
+                found[id(x)] = unsqueeze(x, 0) if x.ndim == 2 else x if self.batch_first else F.turned(x)
+        return [found[id(x)] for x in (query, key, value)]
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """(output, weights or None).  In masks True hides, numbers are added: `key_padding_mask` [batch, keys], `attn_mask` [queries, keys]
+        or [batch heads, queries, keys].  `is_causal`: query i sees the keys up to i, if no `attn_mask` says more.  The weights of a query
+        that sees no key are zero."""
+        if key_padding_mask is not None and query.ndim == 2:
+            key_padding_mask = unsqueeze(key_padding_mask, 0)
+        q, k, v = (F.split_heads(x, self.num_heads) for x in self._mapped(*self._batched(query, key, value)))
+        mask = F.hiding(attn_mask, key_padding_mask, q, k)
+        weights = F.attention_weights(q, k, mask, is_causal and attn_mask is None, 1.0 / math.sqrt(self.head_dim))
+        weights = dropout(weights, self.dropout, self.training)
+        output = self.out_proj(F.join_heads(F.answers(weights, v)))
+        shown = None if not need_weights else mean(weights, 1) if average_attn_weights else weights
+        if query.ndim == 2:
+            return squeeze(output, 0), None if shown is None else squeeze(shown, 0)
+        return output if self.batch_first else F.turned(output), shown
+
+
+_ACTIVATIONS: dict[str, Callable[..., Tensor]] = {"relu": relu, "gelu": gelu}
+
+
+class TransformerEncoderLayer(Module):
+    """Attention of a sequence to itself, then two linear maps for each place; after each, or before with `norm_first`, a LayerNorm."""
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Callable[[Tensor], Tensor] = "relu",
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        place = {"device": device, "dtype": dtype}
+        self.self_attn = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, **place)
+        self.linear1 = Linear(d_model, dim_feedforward, bias, **place)
+        self.dropout = Dropout(dropout)
+        self.linear2 = Linear(dim_feedforward, d_model, bias, **place)
+        self.norm_first = norm_first
+        self.norm1 = LayerNorm(d_model, layer_norm_eps, bias=bias, **place)
+        self.norm2 = LayerNorm(d_model, layer_norm_eps, bias=bias, **place)
+        self.dropout1, self.dropout2 = Dropout(dropout), Dropout(dropout)
+        if isinstance(activation, str):
+            activation = _ACTIVATIONS[one_of("TransformerEncoderLayer", "activation", activation, tuple(_ACTIVATIONS))]
+        self.activation = activation
+
+    def forward(self, src: Tensor, src_mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        if self.norm_first:
+            x = add(src, self._attended(self.norm1(src), src_mask, src_key_padding_mask, is_causal))
+            return add(x, self._fed(self.norm2(x)))
+        x = self.norm1(add(src, self._attended(src, src_mask, src_key_padding_mask, is_causal)))
+        normed: Tensor = self.norm2(add(x, self._fed(x)))
+        return normed
+
+    def _attended(self, x: Tensor, mask: Tensor | None, padding: Tensor | None, causal: bool) -> Tensor:
+        output, _ = self.self_attn(x, x, x, key_padding_mask=padding, need_weights=False, attn_mask=mask, is_causal=causal)
+        dropped: Tensor = self.dropout1(output)
+        return dropped
+
+    def _fed(self, x: Tensor) -> Tensor:
+        dropped: Tensor = self.dropout2(self.linear2(self.dropout(self.activation(self.linear1(x)))))
+        return dropped
+
+
+class TransformerEncoder(Module):
+    """`num_layers` copies of a layer, one after another, and `norm` at the end if given."""
+
+    def __init__(self, encoder_layer: Module, num_layers: int, norm: Module | None = None) -> None:
+        super().__init__()
+        self.layers = ModuleList([copy.deepcopy(encoder_layer) for _ in range(num_layers)])
+        self.num_layers = num_layers
+        self.norm = norm
+
+    def forward(self, src: Tensor, mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        for layer in self.layers:
+            src = layer(src, mask, src_key_padding_mask, is_causal)
+        return src if self.norm is None else self.norm(src)

@@ -1,0 +1,212 @@
+"""Random tensors: every element is a function of (seed, key, run counter, its index in the logical tensor).
+
+`key` is a stable name: that of the variable or of the op in the graph.  The ops take no input (first values of variables: run
+counter 0) or the run counter, an int64 tensor of one element, for new values at every run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jobflow.core.errors import ArgumentError, ShapeError
+from jobflow.core.layout import B, Box, Rule, S, Signature, whole_box
+from jobflow.core.types import Array, Tensor, TensorType, Xp, float32, float64, int32, int64
+from jobflow.ops import philox
+from jobflow.ops.arithmetic import multiply
+from jobflow.ops.op import LETTERS, Grads, Op, Sample, apply, placed, sample
+from jobflow.ops.source import Source
+
+#: times an element of a truncated normal is drawn again before it is clipped: one in 10^11 gets there
+REDRAWS = 8
+
+
+def _check_counter(what: str, counter: TensorType) -> None:
+    if counter != TensorType((1,), int64):
+        raise ShapeError(f"{what}: the run counter {counter} is not int64[1]")
+
+
+def _stream(counter: Array) -> int:
+    return int(counter[0])
+
+
+@dataclass(frozen=True)
+class RandomSource(Source):
+    """What the random sources share: a key, a seed, and which box of the logical tensor `shape` is."""
+
+    key: str
+    seed: int = 0
+    box: Box | None = None
+    by_position = True
+
+    def infer(self, *counter: TensorType) -> TensorType:
+        for each in counter:
+            _check_counter(self.word(), each)
+        return TensorType(self.shape, self.dtype)
+
+    def rule(self, *counter: TensorType) -> Rule:
+        if not counter:
+            return super().rule()
+        axes = len(self.shape)
+        return Rule(f"1->{LETTERS[:axes].upper()}", also=tuple(Signature((B,), (S(i),)) for i in range(axes)))
+
+    def grad(self, *tensors: Tensor) -> tuple[Tensor, ...] | tuple[None, ...]:  # type: ignore[override]
+        return (None,) * (len(tensors) - 2)
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        return replace(self, shape=outputs[0].shape, box=placed(self.box, outputs[0]))
+
+    def fill(self, xp: Xp, *arrays: Array) -> None:
+        *counter, y = arrays
+        box = whole_box(self.shape) if self.box is None else self.box
+        drawn = self.draw(xp, philox.key_of(self.seed, self.key), _stream(counter[0]) if counter else 0, box)
+        y[...] = drawn.reshape(self.shape)
+
+    def draw(self, xp: Xp, key: philox.Key, stream: int, box: Box) -> Array:
+        """The elements of the box, flat."""
+        raise NotImplementedError
+
+    @classmethod
+    def _cases(cls, op: Op) -> Iterator[Sample]:
+        yield sample(op)
+        yield sample(op, np.array([3]))
+
+
+@dataclass(frozen=True)
+class RandomUniform(RandomSource):
+    """y ~ U[low, high)."""
+
+    low: float = 0.0
+    high: float = 1.0
+    kernel = RandomSource.fill
+
+    def draw(self, xp: Xp, key: philox.Key, stream: int, box: Box) -> Array:
+        u = philox.unit(xp, key, stream, box, self.dtype.numpy)
+        u *= u.dtype.type(self.high - self.low)
+        u += u.dtype.type(self.low)
+        return u
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield from cls._cases(cls((5, 70), float64, "w", seed=1, low=-2.0, high=3.0))
+        yield from cls._cases(cls((7,), float32, "w"))
+
+
+def _normal(xp: Xp, key: philox.Key, stream: int, box: Box, plane: int) -> Array:
+    """N(0, 1) by the Box-Muller transform, in float64, from the words of two planes."""
+    first, second = (philox.box_bits(xp, key, stream, box, plane + i) for i in (0, 1))
+    return _box_muller(xp, first, second)
+
+
+def _box_muller(xp: Xp, first: Array, second: Array) -> Array:
+    u, v = ((x + 0.5) * 2.0**-32 for x in (first, second))
+    return xp.sqrt(-2.0 * xp.log(u)) * xp.cos(2.0 * math.pi * v)
+
+
+@dataclass(frozen=True)
+class RandomNormal(RandomSource):
+    """y ~ N(mean, std^2)."""
+
+    mean: float = 0.0
+    std: float = 1.0
+    kernel = RandomSource.fill
+
+    def draw(self, xp: Xp, key: philox.Key, stream: int, box: Box) -> Array:
+        return _normal(xp, key, stream, box, 0) * self.std + self.mean
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield from cls._cases(cls((6, 5), float64, "w", mean=1.0, std=2.0))
+
+
+@dataclass(frozen=True)
+class TruncatedNormal(RandomSource):
+    """y ~ N(mean, std^2), drawn again from further planes while it is more than 2 std from the mean."""
+
+    mean: float = 0.0
+    std: float = 1.0
+    kernel = RandomSource.fill
+
+    def draw(self, xp: Xp, key: philox.Key, stream: int, box: Box) -> Array:
+        z = _normal(xp, key, stream, box, 0)
+        index = xp.asarray(philox.indices(box))
+        for again in range(1, REDRAWS + 1):
+            far = xp.flatnonzero(abs(z) > 2.0)
+            if far.size:
+                z[far] = _box_muller(xp, *(philox.bits_at(xp, key, stream, index[far], 2 * again + i) for i in (0, 1)))
+        return xp.clip(z, -2.0, 2.0) * self.std + self.mean
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield from cls._cases(cls((9, 11), float64, "w", mean=1.0, std=0.1))
+
+
+@dataclass(frozen=True)
+class RandomInt(RandomSource):
+    """y ~ the integers in [low, high), each as likely as 32 bits allow."""
+
+    low: int = 0
+    high: int = 2
+    kernel = RandomSource.fill
+
+    def infer(self, *counter: TensorType) -> TensorType:
+        if not 0 < self.high - self.low <= 1 << 32:
+            raise ArgumentError(f"{self.word()}: [{self.low}, {self.high}) has no integer, or more than 2**32")
+        return super().infer(*counter)
+
+    def draw(self, xp: Xp, key: philox.Key, stream: int, box: Box) -> Array:
+        word = philox.box_bits(xp, key, stream, box).astype(xp.uint64)
+        return (word * xp.uint64(self.high - self.low) >> xp.uint64(32)).astype(xp.int64) + self.low
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield from cls._cases(cls((6, 5), int32, "labels", low=-3, high=10))
+
+
+@dataclass(frozen=True)
+class DropoutMask(Op):
+    """mask = 1 / (1 - rate) where U > rate, else 0; of the type of x.  Inputs: x, whose values are not read, and the run counter."""
+
+    precision = "any"
+    rate: float
+    key: str
+    seed: int = 0
+    box: Box | None = None
+    by_position = True
+
+    def infer(self, x: TensorType, counter: TensorType) -> TensorType:
+        _check_counter("dropout", counter)
+        if not 0 <= self.rate < 1:
+            raise ArgumentError(f"dropout: rate {self.rate} is not in [0, 1)")
+        return x
+
+    def rule(self, x: TensorType, counter: TensorType) -> Rule:
+        letters = LETTERS[: x.ndim]
+        return Rule(f"{letters},1->{letters}")
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        return replace(self, box=placed(self.box, outputs[0]))
+
+    def kernel(self, xp: Xp, x: Array, counter: Array, mask: Array) -> None:
+        box = whole_box(mask.shape) if self.box is None else self.box
+        drawn = philox.box_bits(xp, philox.key_of(self.seed, self.key), _stream(counter), box)
+        keep = drawn >= xp.uint32(min(round(self.rate * 2.0**32), philox.MASK))
+        xp.multiply(keep.reshape(mask.shape), mask.dtype.type(1.0 / (1.0 - self.rate)), mask)
+
+    def grad(self, x: Tensor, counter: Tensor, mask: Tensor, dmask: Tensor) -> Grads:
+        return None, None
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for rate in (0.0, 0.3):
+            yield sample(cls(rate, "drop", 7), np.zeros((5, 40)), np.array([2]), differentiable=())
+
+
+def dropout(x: Tensor, rate: float, counter: Tensor, *, key: str, seed: int = 0, name: str | None = None) -> Tensor:
+    """x with every element set to zero with probability `rate`, and the others divided by 1 - rate."""
+    mask = apply(DropoutMask(rate, key, seed), x, counter)
+    result: Tensor = multiply(x, mask, name=name)
+    return result

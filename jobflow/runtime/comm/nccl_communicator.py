@@ -1,0 +1,307 @@
+"""Ranks that are GPUs: NCCL where each has a GPU of its own, otherwise through host memory.
+
+Both stand on a communicator of the host (`inner`), which carries everything that is not a tensor.  NCCL calls are put on the
+device's stream and return at once; calls through host memory wait for the stream.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, Protocol
+
+from jobflow.core.errors import JobError, JobflowError, PlanError
+from jobflow.core.layout import Reduction
+from jobflow.core.notices import notice
+from jobflow.core.types import Array
+from jobflow.ops.op import Call
+from jobflow.plan.traffic import Traffic
+from jobflow.runtime.comm.communicator import Communicator, Transfers, Waited
+from jobflow.runtime.comm.record import Group, Letter, Record, Recorder, flat
+from jobflow.runtime.comm.solo_communicator import Alone, copying
+from jobflow.runtime.device import cupy_device as cuda
+from jobflow.runtime.device.device import Device
+
+
+class StagingDevice(Device, Protocol):
+    """What copying through the host asks of a device besides."""
+
+    def host_array(self, count: int, dtype: Any) -> Array:
+        """Host memory that the device copies to and from quickly."""
+        ...
+
+    def fetch(self, source: Array, host: Array) -> None:
+        """host = source, complete on return."""
+        ...
+
+    def put(self, target: Array, host: Array) -> None:
+        """target = host; the host memory may be overwritten on return."""
+        ...
+
+
+def device_communicator(inner: Communicator, device: Device, identities: Sequence[str]) -> Communicator:
+    """The communicator of a rank on `device`; `identities` name the device of each rank, "" for the host."""
+    if device.tag == "cpu":
+        return inner
+    if not device.identity and inner.rank == 0:
+        notice('NCCL is not installed: GPUs exchange tensors through the host; pip install "nvidia-nccl-cu13>=2.27.7,<3" brings it')
+    own = len(set(identities)) == len(identities) and "" not in identities
+    return NcclCommunicator(inner, device) if own else StagedCommunicator(inner, device)  # type: ignore[arg-type]
+
+
+class _OnHost:
+    """Everything that is not about tensors goes to the communicator of the host, and memory comes from the device."""
+
+    def __init__(self, inner: Communicator, device: Any) -> None:
+        self.rank = inner.rank
+        self.size = inner.size
+        self.members = inner.members
+        self._inner = inner
+        self._device = device
+
+    def allocate(self, nbytes: int) -> Array:
+        self._inner.allocate(0)  # ranks without a GPU allocate there, all together
+        return self._device.allocate(nbytes)
+
+    def allocate_common(self, nbytes: int) -> Array | None:
+        return self._inner.allocate_common(nbytes)  # asked for by devices on the host only
+
+    def barrier(self) -> None:
+        self._inner.barrier()
+
+    def exchange(self, item: Any) -> list[Any]:
+        return self._inner.exchange(item)
+
+    def agree(self, digest: int, what: Callable[[], str]) -> None:
+        self._inner.agree(digest, what)
+
+    def check(self) -> None:
+        self._inner.check()
+
+    def observe(self, waited: Waited | None) -> None:
+        self._inner.observe(waited)
+
+    def abort(self, reason: str) -> None:
+        self._inner.abort(reason)
+
+
+class StagedCommunicator(_OnHost):
+    """Copies to host memory, lets `inner` work, copies back."""
+
+    def __init__(self, inner: Communicator, device: StagingDevice, groups: dict[tuple[int, ...], Communicator] | None = None) -> None:
+        """`groups` are those made so far in the world of which this is a group."""
+        super().__init__(inner, device)
+        self._groups: dict[tuple[int, ...], Communicator] = {self.members: self} if groups is None else groups
+
+    def group(self, ranks: Sequence[int]) -> Communicator:
+        inner = self._inner.group(ranks)
+        if inner.members not in self._groups:
+            alone = Alone(self._device.allocate, inner.members[0], self)
+            self._groups[inner.members] = StagedCommunicator(inner, self._device, self._groups) if inner.size > 1 else alone
+        return self._groups[inner.members]
+
+    def bind_all_reduce(self, ranks: Sequence[int], source: Array, target: Array, reduce: Reduction, name: str = "") -> list[Call]:
+        return self._stage(source, target, lambda a, b: self._inner.bind_all_reduce(ranks, a, b, reduce, name))
+
+    def bind_all_gather(self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], name: str = "") -> list[Call]:
+        return self._stage(source, target, lambda a, b: self._inner.bind_all_gather(ranks, a, b, counts, name))
+
+    def bind_reduce_scatter(
+        self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], reduce: Reduction, name: str = ""
+    ) -> list[Call]:
+        return self._stage(source, target, lambda a, b: self._inner.bind_reduce_scatter(ranks, a, b, counts, reduce, name))
+
+    def bind_all_to_all(
+        self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], receives: Sequence[int], name: str = ""
+    ) -> list[Call]:
+        return self._stage(source, target, lambda a, b: self._inner.bind_all_to_all(ranks, a, b, counts, receives, name))
+
+    def bind_send(self, peer: int, source: Array, name: str = "") -> Transfers:
+        host = self._device.host_array(source.size, source.dtype)
+        post, wait = self._inner.bind_send(peer, host, name)
+        # the host's array may be written again once the same transfer of the step before has been waited for
+        return Transfers([*self._fetching(source, host), *post], wait)
+
+    def bind_receive(self, peer: int, target: Array, name: str = "") -> Transfers:
+        host = self._device.host_array(target.size, target.dtype)
+        post, wait = self._inner.bind_receive(peer, host, name)
+        return Transfers(post, [*wait, *self._putting(target, host)])
+
+    def _stage(self, source: Array, target: Array, bind: Any) -> list[Call]:
+        hosts = [self._device.host_array(array.size, array.dtype) for array in (source, target)]
+        return [*self._fetching(source, hosts[0]), *bind(*hosts), *self._putting(target, hosts[1])]
+
+    def _fetching(self, source: Array, host: Array) -> list[Call]:
+        return [(self._device.fetch, (flat(source), host))] if source.size else []
+
+    def _putting(self, target: Array, host: Array) -> list[Call]:
+        return [(self._device.put, (flat(target), host))] if target.size else []
+
+    def seal(self) -> None:
+        self._inner.seal()
+
+    def sent(self) -> dict[str, Traffic]:
+        return self._inner.sent()
+
+    def reset(self) -> None:
+        self._inner.reset()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class NcclCommunicator(_OnHost, Recorder):
+    """One NCCL communicator per group of ranks, made when the first operation of the group is sealed.
+
+    Collectives go on the stream of the device's kernels, transfers on one of their own for each pair of ranks and direction.
+    A call is only launched: a rank whose peer never launches its part finds out when it waits for the device, which therefore
+    listens.  What was aborted cannot be used again.
+    """
+
+    def __init__(self, inner: Communicator, device: Any, world: NcclCommunicator | None = None) -> None:
+        Recorder.__init__(self, inner.members, inner.members[inner.rank], world)
+        _OnHost.__init__(self, inner, device)
+        self._nccl: Any = cuda.nccl()
+        self._comms: dict[Group, Any] = {}
+        self._known: set[Group] = set()
+        #: of transfers
+        self._streams: dict[Group, Any] = {}
+        self._ended: str | None = None
+        self._guard = threading.Lock()
+        if world is None:
+            device.listen = self._listen
+
+    def _make_group(self, members: tuple[int, ...]) -> Communicator:
+        if len(members) == 1:
+            return Alone(self._device.allocate, self._me, self)
+        return NcclCommunicator(self._inner.group([self.members.index(rank) for rank in members]), self._device, self)
+
+    def _prepare(self, groups: dict[Group, list[list[Letter]]]) -> None:
+        new = sorted(set(groups) - self._known)
+        self._known.update(new)
+        # the first rank of each group makes its identity; one exchange carries them all
+        made = self.exchange({group: self._nccl.get_unique_id() for group in new if group.ranks[0] == self._me})
+        self._usable()
+        for group in new:
+            ranks = group.ranks
+            if self._me in ranks:
+                identity = made[self.members.index(ranks[0])][group]
+                self._comms[group] = self._nccl.NcclCommunicator(len(ranks), identity, ranks.index(self._me))
+                if group.transfers:
+                    self._streams[group] = self._device.new_stream()
+
+    def _complete(self, record: Record, letters: Sequence[Letter]) -> None:
+        if len(record.ranks) == 1:
+            record.operation.fill(copying(record.source, record.target))
+        elif any(letter.nbytes for letter in letters):
+            calls = self._transfer(record) if record.kind == "transfer" else self._calls(record, self._comms[record.group])
+            record.operation.fill([(self._usable, ()), *calls])
+        else:
+            record.operation.fill([])
+            record.wait.fill([])
+
+    def _transfer(self, record: Record) -> list[Call]:
+        """The post of a transfer, which goes on a stream of its own beside what the device computes; its wait is for that stream."""
+        comm, stream, array = self._comms[record.group], self._streams[record.group], record.target
+        launch = comm.recv
+        if record.ranks[0] == self._me:
+            array, launch = record.source, comm.send
+        ready, done = self._device.new_event(), self._device.new_event()
+        record.wait.fill([(self._device.stream.wait_event, (done,))])
+        about = (array.data.ptr, array.nbytes, self._nccl.NCCL_UINT8, int(record.ranks[0] == self._me), stream.ptr)
+        return [(ready.record, (self._device.stream,)), (stream.wait_event, (ready,)), (launch, about), (done.record, (stream,))]
+
+    def _calls(self, record: Record, comm: Any) -> list[Call]:
+        me = record.ranks.index(self._me)
+        stream = self._device.stream.ptr
+        source, target = record.source.data.ptr, record.target.data.ptr
+        byte = self._nccl.NCCL_UINT8
+        width = record.source.itemsize
+        if record.kind == "all_reduce":
+            return [(comm.allReduce, (source, target, record.source.size, *self._typed(record), stream))]
+        even = len(set(record.counts)) == 1
+        if record.kind == "reduce_scatter" and even:
+            return [(comm.reduceScatter, (source, target, record.counts[0], *self._typed(record), stream))]
+        if record.kind == "all_gather" and even:
+            return [(comm.allGather, (source, target, record.source.nbytes, byte, stream))]
+        if record.kind == "reduce_scatter":
+            return self._grouped(
+                (comm.reduce, (source + start * width, target, count, *self._typed(record), root, stream))
+                for root, (start, count) in enumerate(_pieces(record.counts))
+                if count
+            )
+        gives = _pieces(record.counts) if record.kind == "all_to_all" else [(0, record.counts[me])] * len(record.ranks)
+        takes = _pieces(record.receives) if record.kind == "all_to_all" else _pieces(record.counts)
+        sends = [(comm.send, (source + start * width, n * width, byte, peer, stream)) for peer, (start, n) in enumerate(gives) if n]
+        receives = [(comm.recv, (target + start * width, n * width, byte, peer, stream)) for peer, (start, n) in enumerate(takes) if n]
+        return self._grouped([*sends, *receives])
+
+    def _grouped(self, calls: Any) -> list[Call]:
+        """NCCL takes the calls of a group as one: their order does not matter."""
+        return [(self._nccl.groupStart, ()), *calls, (self._nccl.groupEnd, ())]
+
+    def _typed(self, record: Record) -> tuple[int, int]:
+        """NCCL's names of the element type and the reduction."""
+        assert record.reduce is not None
+        kind = str(record.source.dtype)
+        names = {name: name.upper() for name in _REDUCED} | {"bool": "UINT8"}
+        if kind not in names:
+            raise PlanError(f"{record.label}: NCCL cannot reduce {kind}")
+        # the sum of truth values is "or", as NumPy has it
+        word = "MAX" if kind == "bool" and record.reduce is Reduction.SUM else record.reduce.name
+        return getattr(self._nccl, f"NCCL_{names[kind]}"), getattr(self._nccl, f"NCCL_{word}")
+
+    def _usable(self) -> None:
+        if self._ended is not None:
+            raise JobError(f"ranks cannot exchange tensors any more since a step failed ({self._ended}); begin anew with clear_default_session()")
+
+    def _listen(self) -> None:
+        try:
+            self._inner.check()
+        except JobflowError as error:
+            self.end(str(error))
+            raise
+
+    def end(self, reason: str) -> None:
+        """Let go whatever waits on the device for peers; called in any thread."""
+        with self._guard:
+            if self._ended is None and self._comms:
+                self._ended = reason
+                for comm in self._comms.values():
+                    comm.abort()
+        for group in list(self._groups.values()):
+            if isinstance(group, NcclCommunicator):
+                group.end(reason)
+
+    def abort(self, reason: str) -> None:
+        self._inner.abort(reason)
+        self.end(reason)
+
+    def reset(self) -> None:
+        self._inner.reset()
+        self.rewind()
+
+    def close(self) -> None:
+        self._records.clear()
+        for _, group in sorted(self._groups.items()):
+            group.close()
+        self._groups.clear()
+        if self._all is self:
+            self._device.listen = None
+        if self._ended is None:
+            self._device.synchronize()
+            for comm in self._comms.values():
+                comm.destroy()
+        self._comms.clear()
+        if self._all is self:
+            self._inner.close()  # and its groups, those of this one
+
+
+#: element types that NCCL reduces
+_REDUCED = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16")
+
+
+def _pieces(counts: Sequence[int]) -> list[tuple[int, int]]:
+    """(start, count) of each piece."""
+    return list(zip(accumulate(counts, initial=0), counts, strict=False))

@@ -1,0 +1,177 @@
+"""Memory of a node that its processes share: MPI's shared windows, handed out in parts."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jobflow.core.types import Array
+from jobflow.runtime.comm.post import Control
+from jobflow.runtime.comm.record import Place, Regions, address
+from jobflow.runtime.comm.waits import Count, Need
+from jobflow.runtime.device.numpy_device import ALIGNMENT, aligned_zeros
+
+#: bytes of the first window of a world, and of a group; each further one is at least as large as all before it, so that there are few
+WINDOW = 1 << 20
+SMALL_WINDOW = 1 << 16
+PAGE = 4096
+#: bytes of /dev/shm that are left to others
+SPARE = 1 << 20
+
+
+class Window:
+    """One shared window, and all that this rank has lent of it: arrays of their own, which views of them keep alive."""
+
+    def __init__(self, memory: Any, parts: dict[int, Array]) -> None:
+        self.memory = memory
+        #: by rank, its part
+        self._parts = parts
+        self._lent: list[weakref.ref[Array]] = []
+        self._many = 64
+
+    def lend(self, rank: int, start: int, nbytes: int) -> Array:
+        """Some bytes of a rank's part; nothing else of this class leads into the memory."""
+        array = np.frombuffer(memoryview(self._parts[rank])[start : start + nbytes], np.uint8)
+        if len(self._lent) >= self._many:
+            self._lent = [lent for lent in self._lent if lent() is not None]
+            self._many = max(64, 2 * len(self._lent))
+        self._lent.append(weakref.ref(array))
+        return array
+
+    @property
+    def is_lent(self) -> bool:
+        """True while anything of it is in use."""
+        return any(lent() is not None for lent in self._lent)
+
+
+class Windows:
+    """This rank's part of the shared windows of its node, handed out first fit; what nobody points into is handed out again."""
+
+    def __init__(self, mpi: Any, node: Any, members: Sequence[int], control: Control, way: Count, first: int = WINDOW) -> None:
+        self._mpi = mpi
+        self._node = node
+        self._members = members
+        self._control = control
+        #: counts what the node has agreed on
+        self._way = way
+        self._windows: list[Window] = []
+        self._regions = Regions()
+        #: (window, start, stop) in this rank's parts
+        self._free: list[tuple[int, int, int]] = []
+        self._returned: list[tuple[int, int, int]] = []
+        self._total = 0
+        self._first = first
+
+    def agree(self, value: int, operation: Any) -> int:
+        """The reduction of the node's values."""
+        mine, all_of_them = np.array([value]), np.zeros(1, np.int64)
+        request = self._node.Iallreduce(mine, all_of_them, operation)
+        self._way.done = count = self._way.done + 1
+        needs = [Need(rank, self._way.name, count) for rank in self._members if rank != self._control.rank]
+        self._control.wait(request.Test, f"an allocation of memory shared by ranks {list(self._members)}", lambda: needs)
+        return int(all_of_them[0])
+
+    def allocate(self, nbytes: int) -> Array | None:
+        """`nbytes` of this rank, zeroed; None if the node has too little shared memory.  Collective over the node."""
+        wanted = -(-nbytes // ALIGNMENT) * ALIGNMENT
+        # after this the peers have finished all earlier operations, so that what was returned may be used again
+        largest = self.agree(wanted if self._fit(wanted) is None else 0, self._mpi.MAX)
+        if largest > 0 and not self._open(wanted, largest):
+            return None
+        return self._take(nbytes, wanted) if nbytes else aligned_zeros(0)
+
+    def _fit(self, wanted: int) -> int | None:
+        """Which of the free stretches is long enough."""
+        if self._returned:
+            self._free = _merged([*self._free, *self._returned])
+            self._returned.clear()
+        return next((i for i, (_, start, stop) in enumerate(self._free) if stop - start >= wanted), None if wanted else -1)
+
+    def _take(self, nbytes: int, wanted: int) -> Array:
+        i = self._fit(wanted)
+        assert i is not None
+        window, start, stop = self._free.pop(i)
+        if stop - start > wanted:
+            self._free.append((window, start + wanted, stop))
+        array = self._windows[window].lend(self._control.rank, start, nbytes)
+        array[:] = 0
+        self._regions.add(Place(window, start, nbytes), array, partial(self._returned.append, (window, start, start + wanted)))
+        return array
+
+    def _open(self, wanted: int, largest: int) -> bool:
+        """A new window; a generous one if there is room."""
+        generous = max(largest, self._total, self._first)
+        for size in (generous, wanted):
+            size = -(-size // PAGE) * PAGE
+            needed = self.agree(size, self._mpi.SUM)
+            if self.agree(_free_shared_memory(), self._mpi.MIN) >= needed + SPARE:
+                self._create(size)
+                return True
+        return False
+
+    def _create(self, size: int) -> None:
+        window = self._mpi.Win.Allocate_shared(size + ALIGNMENT, 1, comm=self._node)
+        window.Lock_all(self._mpi.MODE_NOCHECK)
+        bases = [np.frombuffer(window.Shared_query(i)[0], np.uint8) for i in range(len(self._members))]
+        # pages are mapped whole, so that all processes skip the same number of bytes
+        parts = {rank: base[-address(base) % ALIGNMENT :][:size] for rank, base in zip(self._members, bases, strict=True)}
+        self._free.append((len(self._windows), 0, size))
+        self._windows.append(Window(window, parts))
+        self._total += size
+
+    def locate(self, array: Array) -> Place | None:
+        return self._regions.locate(array)
+
+    def look(self, rank: int, place: Place) -> Array:
+        return self._windows[place.region].lend(rank, place.offset, place.nbytes)
+
+    def sync(self) -> None:
+        """Order memory accesses, where the machine does not."""
+        for window in self._windows:
+            window.memory.Sync()
+
+    def close(self) -> None:
+        """Free the windows of which no rank uses anything any more; the others last as long as the process."""
+        gc.collect()  # what only cycles hold is not used
+        self._regions.clear()
+        self._free.clear()
+        while self._windows:
+            window = self._windows.pop()
+            if self.agree(int(window.is_lent), self._mpi.MAX):
+                _kept.append(window)
+            else:
+                memory = window.memory
+                del window
+                memory.Unlock_all()
+                memory.Free()
+
+
+def _merged(stretches: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """In order, neighbours joined."""
+    merged: list[tuple[int, int, int]] = []
+    for window, start, stop in sorted(stretches):
+        if merged and merged[-1][0] == window and merged[-1][2] == start:
+            merged[-1] = window, merged[-1][1], stop
+        else:
+            merged.append((window, start, stop))
+    return merged
+
+
+#: windows that cannot be freed, since some of their memory is still lent
+_kept: list[Window] = []
+
+
+def _free_shared_memory() -> int:
+    """Bytes; where there is no /dev/shm, MPI puts windows elsewhere and nothing is known."""
+    try:
+        found = os.statvfs("/dev/shm")
+    except OSError:
+        return sys.maxsize
+    return found.f_bavail * found.f_frsize

@@ -1,0 +1,130 @@
+"""A world, or a group, of one rank: every collective is a copy, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jobflow.core.errors import AbortedError, PlacementError, PlanError
+from jobflow.core.layout import Reduction
+from jobflow.core.types import Array
+from jobflow.ops.op import Call
+from jobflow.plan.traffic import Traffic
+from jobflow.runtime.comm.communicator import Communicator, Transfers, Waited
+from jobflow.runtime.device.device import Device
+
+
+def copying(source: Array, target: Array) -> list[Call]:
+    """target = source, by no call at all where they are the same memory."""
+    if source.size != target.size or source.dtype != target.dtype:
+        raise PlanError(f"{source.dtype}[{source.size}] does not fill {target.dtype}[{target.size}]")
+    if source.size == 0:
+        return []
+    if isinstance(source, np.ndarray):
+        same = source.__array_interface__["data"] == target.__array_interface__["data"]
+        return [] if same else [(np.copyto, (target, source))]
+    return [] if source.data.ptr == target.data.ptr else [(target.__setitem__, (..., source))]
+
+
+class SoloCommunicator:
+    """The only rank."""
+
+    rank = 0
+    size = 1
+    members: tuple[int, ...] = (0,)
+    allocate: Callable[[int], Array]
+
+    def __init__(self, device: Device) -> None:
+        self.allocate = device.allocate
+        self._reason: str | None = None
+
+    def group(self, ranks: Sequence[int]) -> Communicator:
+        if tuple(ranks) != (0,):
+            raise PlacementError(f"there is no group of ranks {list(ranks)}: this world has only rank 0")
+        return self
+
+    def agree(self, digest: int, what: Callable[[], str]) -> None:
+        """Nothing: one rank is of one mind."""
+
+    def allocate_common(self, nbytes: int) -> Array | None:
+        return None  # there is nobody to have it in common with
+
+    def bind_all_reduce(self, ranks: Sequence[int], source: Array, target: Array, reduce: Reduction, name: str = "") -> list[Call]:
+        return self._copy(ranks, source, target, name)
+
+    def bind_all_gather(self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], name: str = "") -> list[Call]:
+        return self._copy(ranks, source, target, name)
+
+    def bind_reduce_scatter(
+        self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], reduce: Reduction, name: str = ""
+    ) -> list[Call]:
+        return self._copy(ranks, source, target, name)
+
+    def bind_all_to_all(
+        self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], receives: Sequence[int], name: str = ""
+    ) -> list[Call]:
+        return self._copy(ranks, source, target, name)
+
+    def bind_send(self, peer: int, source: Array, name: str = "") -> Transfers:
+        raise PlanError(f'a world of one rank has no rank {peer} to send "{name}" to')
+
+    def bind_receive(self, peer: int, target: Array, name: str = "") -> Transfers:
+        raise PlanError(f'a world of one rank has no rank {peer} to receive "{name}" from')
+
+    def _copy(self, ranks: Sequence[int], source: Array, target: Array, name: str) -> list[Call]:
+        if tuple(ranks) != (0,):
+            raise PlanError(f'"{name}" is a communication of ranks {list(ranks)}, but this world has only rank 0')
+        return copying(source, target)
+
+    def seal(self) -> None:
+        """Nothing: the calls are ready when bound."""
+
+    def sent(self) -> dict[str, Traffic]:
+        return {}
+
+    def barrier(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        if self._reason is not None:
+            raise AbortedError(self._reason)
+
+    def exchange(self, item: Any) -> list[Any]:
+        return [item]
+
+    def observe(self, waited: Waited | None) -> None:
+        """Nothing: there is nobody to wait for."""
+
+    def abort(self, reason: str) -> None:
+        self._reason = reason
+
+    def reset(self) -> None:
+        self._reason = None
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class Alone(SoloCommunicator):
+    """A group of one rank of a larger world: it fails, and is aborted, with the world."""
+
+    def __init__(self, allocate: Callable[[int], Array], member: int, world: Communicator) -> None:
+        self.allocate = allocate
+        self.members = (member,)
+        self._world = world
+
+    def group(self, ranks: Sequence[int]) -> Communicator:
+        if tuple(ranks) != (0,):
+            raise PlacementError(f"there is no group of ranks {list(ranks)} in a group of one rank")
+        return self
+
+    def check(self) -> None:
+        self._world.check()
+
+    def abort(self, reason: str) -> None:
+        self._world.abort(reason)
+
+    def reset(self) -> None:
+        """Nothing: the world forgets its aborts."""

@@ -1,0 +1,151 @@
+"""A GPU through CuPy, which is imported only when a device is made.
+
+One allocation per buffer and one non-blocking stream per device.  CuPy keeps the current device and stream per thread, so
+`activate` must be called in the thread that runs the rank.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import platform
+import time
+import warnings
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from jobflow.core.errors import PlacementError
+from jobflow.core.types import Array, DType, Xp
+from jobflow.runtime.device.device import Scratch
+
+#: bytes; what the widest vectorised loads and library kernels ask for
+ALIGNMENT = 256
+#: looks at the stream before a host that has to listen meanwhile gives its core away: about a millisecond
+SPINS = 1000
+#: seconds between looks after that
+NAP = 50e-6
+
+
+def available() -> int:
+    """How many GPUs can be used here: 0 where CuPy is not installed, or finds no driver."""
+    if importlib.util.find_spec("cupy") is None:
+        return 0
+    cupy = importlib.import_module("cupy")
+    if not cupy.cuda.is_available():  # never raises, unlike getDeviceCount without a driver
+        return 0
+    return int(cupy.cuda.runtime.getDeviceCount())
+
+
+def nccl() -> Any:
+    """CuPy's module for NCCL; its `available` says whether there is such a library."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # CuPy warns if there is none; what that means is said where ranks are connected
+        return importlib.import_module("cupy.cuda.nccl")  # no attribute of cupy.cuda before it is imported
+
+
+class CudaDevice:
+    """GPU number `index` of this node."""
+
+    tag = "gpu"
+    #: raises if what is waited for will not come; called while the host waits for the stream, and after
+    listen: Callable[[], None] | None = None
+
+    def __init__(self, index: int) -> None:
+        count = available()
+        if not 0 <= index < count:
+            raise PlacementError(f"gpu {index} does not exist: this machine has {count} usable GPUs")
+        self.index = index
+        self._cupy = importlib.import_module("cupy")
+        # what CuPy imports when it is first asked for, which must not happen in two threads at once
+        self._empty_pinned = importlib.import_module("cupyx").empty_pinned
+        importlib.import_module("cupyx.scipy.special")
+        with self._cupy.cuda.Device(index):
+            # the legacy stream would wait for every other stream, and cannot be captured
+            self.stream = self._cupy.cuda.Stream(non_blocking=True)
+
+    @property
+    def xp(self) -> Xp:
+        return self._cupy
+
+    @cached_property
+    def _scratch(self) -> Scratch:
+        return Scratch(self, ALIGNMENT)
+
+    @cached_property
+    def identity(self) -> str:
+        """Machine and PCI address: equal for two ranks only if they drive the same GPU."""
+        if not nccl().available:
+            return ""
+        return f"{platform.node()} {self._cupy.cuda.runtime.deviceGetPCIBusId(self.index)}"
+
+    def activate(self) -> None:
+        self._cupy.cuda.Device(self.index).use()
+        self.stream.use()
+
+    def allocate(self, nbytes: int) -> Array:
+        # the pool's free lists belong to the current stream: a block is only reused in the order of that stream
+        with self._cupy.cuda.Device(self.index), self.stream:
+            array = self._cupy.zeros(max(nbytes, 1), "uint8")[:nbytes]
+        self.stream.synchronize()
+        return array
+
+    def scratch(self, shape: tuple[int, ...], dtype: DType) -> Array:
+        return self._scratch.take(shape, dtype)
+
+    def begin_instruction(self) -> None:
+        self._scratch.rewind()
+
+    def new_stream(self) -> Any:
+        """For what goes on beside the kernels."""
+        with self._cupy.cuda.Device(self.index):
+            return self._cupy.cuda.Stream(non_blocking=True)
+
+    def new_event(self) -> Any:
+        """A point on one stream that another waits for."""
+        with self._cupy.cuda.Device(self.index):
+            return self._cupy.cuda.Event(disable_timing=True)
+
+    def upload(self, target: Array, value: Array) -> None:
+        if not target.size:
+            return
+        host = np.asarray(value, target.dtype, order="C")
+        if target.flags.c_contiguous:
+            self.put(target, host)
+        else:  # bytes can only be copied to where they lie together
+            made = self._cupy.empty(target.shape, target.dtype)
+            self.put(made, host)
+            target[...] = made
+
+    def to_host(self, array: Array) -> Any:
+        return self._cupy.asnumpy(array, stream=self.stream)  # blocking: returns when the copy is complete
+
+    def host_array(self, count: int, dtype: Any) -> Array:
+        """Page-locked host memory, which the GPU copies to and from at full speed."""
+        return self._empty_pinned(count, dtype)
+
+    def fetch(self, source: Array, host: Array) -> None:
+        """host = source, complete on return."""
+        source.get(stream=self.stream, out=host)  # blocking
+        self.stream.synchronize()
+
+    def put(self, target: Array, host: Array) -> None:
+        """target = host, complete on return."""
+        # without a stream the copy would go by the legacy one, with which this device's stream is not ordered
+        target.set(host, stream=self.stream)
+        self.stream.synchronize()
+
+    def synchronize(self) -> None:
+        if self.listen is None:
+            self.stream.synchronize()
+            return
+        looks = 0
+        while not self.stream.done:
+            looks += 1
+            if looks > SPINS:
+                self.listen()
+                time.sleep(NAP)
+        self.stream.synchronize()  # raises what went wrong on the stream
+        self.listen()

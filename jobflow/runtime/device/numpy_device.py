@@ -1,0 +1,53 @@
+"""The host as a device: NumPy arrays in ordinary memory."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jobflow.core.types import Array, DType, Xp
+from jobflow.runtime.device.device import Scratch
+
+#: bytes; a cache line, and the widest vector register
+ALIGNMENT = 64
+
+
+def aligned_zeros(nbytes: int, alignment: int = ALIGNMENT) -> Array:
+    """A zeroed uint8 array whose first byte lies on a multiple of `alignment`."""
+    raw = np.zeros(nbytes + alignment, np.uint8)
+    start = -raw.ctypes.data % alignment
+    return raw[start : start + nbytes]
+
+
+class CpuDevice:
+    """One rank's share of the host."""
+
+    tag = "cpu"
+    identity = ""
+
+    def __init__(self) -> None:
+        self._scratch = Scratch(self, ALIGNMENT)
+
+    @property
+    def xp(self) -> Xp:
+        return np
+
+    def allocate(self, nbytes: int) -> Array:
+        return aligned_zeros(nbytes)
+
+    def scratch(self, shape: tuple[int, ...], dtype: DType) -> Array:
+        return self._scratch.take(shape, dtype)
+
+    def begin_instruction(self) -> None:
+        self._scratch.rewind()
+
+    def activate(self) -> None:
+        """Nothing: the host is always current."""
+
+    def upload(self, target: Array, value: Array) -> None:
+        np.copyto(target, value, casting="unsafe")
+
+    def to_host(self, array: Array) -> Array:
+        return np.array(array)
+
+    def synchronize(self) -> None:
+        """Nothing: NumPy calls have finished when they return."""

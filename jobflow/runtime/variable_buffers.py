@@ -1,0 +1,108 @@
+"""Variables of one rank: flat buffers that outlive the runs of jobs, laid out as `plan.storage` says."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+import numpy as np
+
+from jobflow.core.types import Array, TensorType, contiguous_strides
+from jobflow.graph.ir import Variable
+from jobflow.ops import half
+from jobflow.ops.op import types_tuple
+from jobflow.plan.plan import Slot
+from jobflow.plan.storage import COMMON, OWN, is_common, place_variables
+from jobflow.runtime.comm.communicator import Communicator
+from jobflow.runtime.device.device import Device
+from jobflow.runtime.slot_arrays import window
+
+
+class State:
+    """The variables that `rank` holds a part of."""
+
+    def __init__(self, rank: int, device: Device, comm: Communicator) -> None:
+        self.rank = rank
+        self.device = device
+        self.comm = comm
+        self.buffers: dict[str, Array] = {}
+        self.slots: dict[str, Slot] = {}
+        self.variables: dict[str, Variable] = {}
+        #: how many buffers there have been; no two have one name
+        self._made = 0
+
+    def declare(self, variables: Iterable[Variable], share: bool = False, own: Collection[str] = ()) -> None:
+        """Give memory and a first value to every variable that is new.
+
+        With `share`, what all ranks hold whole is stored once where they have memory in common, but for those called in `own`.
+        Collective then: all ranks declare the same variables.
+        """
+        new = [v for v in variables if v.name not in self.variables and self.rank in v.placement.ranks]
+        sharing = tuple(range(self.comm.size)) if share and self.on_hosts() else ()
+        slots, sizes = place_variables(new, self.rank, self._made, sharing, own)
+        found = self._common({name: nbytes for name, nbytes in sizes.items() if is_common(name)})
+        if found is None:
+            slots, sizes = place_variables(new, self.rank, self._made)
+        self._made += len(sizes)
+        self.slots.update(slots)
+        self.buffers.update({name: self.device.allocate(nbytes) for name, nbytes in sizes.items() if not is_common(name)} | (found or {}))
+        self.variables.update({variable.name: variable for variable in new})
+        for variable in new:
+            if not is_common(slots[variable.name].buffer) or self.rank == 0:
+                self.initialize(variable.name)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """As if these variables had not been declared; memory goes with the last variable in it."""
+        for name in names:
+            self.variables.pop(name, None)
+            self.slots.pop(name, None)
+        used = {slot.buffer for slot in self.slots.values()}
+        self.buffers = {name: buffer for name, buffer in self.buffers.items() if name in used}
+
+    def adopt(self, variable: Variable, buffer: Array, offset: int = 0, common: bool = False) -> None:
+        """Have a variable lie in memory that exists: `offset` bytes into flat bytes, with the numbers that are there.
+
+        `common`: all ranks have the memory in common, and adopt it for this variable.
+        """
+        kind = COMMON if common else OWN
+        name = next((name for name, known in self.buffers.items() if known is buffer), f"{kind}{self._made}:{variable.group}")
+        self._made += name not in self.buffers
+        type = variable.layout.local_type(variable.type, self.rank)
+        self.buffers[name] = buffer
+        self.slots[variable.name] = Slot(name, offset, type, contiguous_strides(type.shape, type.dtype.itemsize))
+        self.variables[variable.name] = variable
+
+    def on_hosts(self) -> bool:
+        """True if all ranks compute where the others can reach; collective."""
+        return all(tag == "cpu" for tag in self.comm.exchange(self.device.tag))
+
+    def _common(self, sizes: Mapping[str, int]) -> dict[str, Array] | None:
+        """Memory that all ranks have in common; None if there is too little, the same on all ranks."""
+        found = {name: self.comm.allocate_common(nbytes) for name, nbytes in sizes.items()}
+        return None if any(array is None for array in found.values()) else found
+
+    def initialize(self, name: str) -> None:
+        """Run the variable's initializer on this rank's part of it."""
+        variable = self.variables[name]
+        box = variable.layout.box(variable.type.shape, self.rank)
+        op = variable.initializer.localize((), (box,))
+        (type,) = types_tuple(op.infer())
+        value = np.empty(type.shape, type.dtype.numpy)
+        half.run(op, (), (value,))
+        self.write(name, value)
+
+    def array(self, name: str) -> Array:
+        """This rank's part of a variable, as a view of its memory."""
+        slot = self.slots[name]
+        return window(self.device.xp, self.buffers[slot.buffer], slot)
+
+    def read(self, name: str) -> Array:
+        """A NumPy copy of this rank's part."""
+        return self.device.to_host(self.array(name))
+
+    def write(self, name: str, value: Array) -> None:
+        """Overwrite this rank's part."""
+        self.device.upload(self.array(name), value)
+
+    def types(self) -> dict[str, TensorType]:
+        """The logical types of all variables."""
+        return {name: variable.type for name, variable in self.variables.items()}

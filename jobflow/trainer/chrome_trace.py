@@ -1,0 +1,301 @@
+"""`--profile`: what every rank did when, as a trace for chrome://tracing or https://ui.perfetto.dev, and a table of the slowest ops.
+
+    [ step 12                                                            ]      one track per rank
+      [matmul][relu] ... [ all_reduce dense-kernel-grad ]  [adam]               categories: compute, communication
+                              [ waiting ]                                       waiting, inside a communication
+
+All ranks record alike: the recorded steps are the same on all of them, and beginning and ending are collective.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jobflow.core.tables import TextTable
+from jobflow.engine.commands import executors_of
+from jobflow.engine.session import Session, current_session
+from jobflow.runtime.timing import Ran, Recorded, Recording, Timed
+from jobflow.runtime.world.world import Rank
+from jobflow.trainer.leaving import leave
+from jobflow.trainer.units import duration_text, percent
+
+#: where a rank keeps what it records, in `Rank.memory`
+RECORDING = "recording"
+#: microseconds in a second
+MICRO = 1e6
+STEP, COMPUTE, COMMUNICATION, WAITING, HOST = "step", "compute", "communication", "waiting", "host"
+#: what a step is made of
+PARTS = (COMPUTE, COMMUNICATION, WAITING, HOST)
+
+
+@dataclass(frozen=True)
+class Begin:
+    """A command for the ranks: record from now on."""
+
+    def __call__(self, rank: Rank, _: Any) -> None:
+        rank.memory[RECORDING] = Recording(rank.index, rank.comm, executors_of(rank))
+
+
+@dataclass(frozen=True)
+class End:
+    """A command for the ranks: record no more; what was recorded."""
+
+    def __call__(self, rank: Rank, _: Any) -> Recorded:
+        recording: Recording = rank.memory.pop(RECORDING)
+        return recording.end()
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Something that took time on a rank, in seconds from the first thing in the trace."""
+
+    rank: int
+    name: str
+    category: str
+    begin: float
+    end: float
+    timed: Timed | None = None
+    #: how many prepared calls of an op it is
+    calls: int = 1
+    #: part of a step, not of another job that ran in between
+    counted: bool = True
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class Slow:
+    """An op over all ranks and recorded steps; `waiting` is part of `seconds`, `share` is of the ranks' time in steps."""
+
+    name: str
+    where: str
+    kernel: str
+    category: str
+    seconds: float
+    waiting: float
+    share: float
+    calls: int
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What was recorded; `path` is the file for the viewer."""
+
+    path: Path
+    slices: tuple[Slice, ...]
+    hosts: tuple[str, ...]
+    steps: int
+
+    @property
+    def ranks(self) -> int:
+        return len(self.hosts)
+
+    @property
+    def counted(self) -> list[Slice]:
+        """What belongs to steps."""
+        return [item for item in self.slices if item.counted]
+
+    def parts(self) -> dict[int, dict[str, float]]:
+        """Per rank, seconds of its recorded steps in each of `PARTS`; waiting is taken out of communication."""
+        found = {rank: dict.fromkeys(PARTS, 0.0) for rank in range(self.ranks)}
+        for item in self.counted:
+            own = found[item.rank]
+            if item.category == STEP:
+                own[HOST] += item.seconds
+            elif item.category == WAITING:
+                own[WAITING] += item.seconds
+                own[COMMUNICATION] -= item.seconds
+            elif item.timed is not None:
+                own[item.category] += item.seconds
+                own[HOST] -= item.seconds
+        return {rank: {part: max(0.0, seconds) for part, seconds in own.items()} for rank, own in found.items()}
+
+    def slowest(self, top: int | None = 20) -> list[Slow]:
+        """The ops that took longest, the same op of all ranks and steps together."""
+        whole = sum(item.seconds for item in self.counted if item.category == STEP) or 1.0
+        each: dict[Timed, list[Slice]] = {}
+        waits: dict[Timed, float] = {}
+        for item in self.counted:
+            if item.timed is not None:
+                key = same_on_all_ranks(item.timed)
+                if item.category == WAITING:
+                    waits[key] = waits.get(key, 0.0) + item.seconds
+                else:
+                    each.setdefault(key, []).append(item)
+        rows = [slow(timed, items, waits.get(timed, 0.0), whole) for timed, items in each.items()]
+        return sorted(rows, key=lambda row: -row.seconds)[:top]
+
+    def text(self, top: int = 20) -> str:
+        """Where the time of the recorded steps went, and the slowest ops."""
+        return (
+            f"Inside a step, mean of {self.steps}\n{parts_table(self)}\nhost: what the loop around the ops takes, arguments in, results out\n\n"
+            f"{slowest_table(self, top)}\nall ranks and recorded steps together; share of the ranks' time in steps"
+        )
+
+
+def same_on_all_ranks(timed: Timed) -> Timed:
+    """Without shapes, which may differ."""
+    return Timed(timed.name, timed.kernel, timed.category, timed.where)
+
+
+def slow(timed: Timed, items: Sequence[Slice], waiting: float, whole: float) -> Slow:
+    seconds = sum(item.seconds for item in items)
+    return Slow(timed.name, timed.where, timed.kernel, timed.category, seconds, waiting, seconds / whole, sum(item.calls for item in items))
+
+
+class Tracing:
+    """Records `steps` steps from step `first` on (counted as in `StepReport`), then writes the file; rank 0 has `traced` afterwards.
+
+    Every rank calls `before` and `after` around each step, with the same numbers, and `close` at the end.
+    """
+
+    def __init__(self, path: Path, first: int, steps: int = 10, session: Callable[[], Session] = current_session) -> None:
+        self.path = Path(path)
+        self.traced: Traced | None = None
+        self._first = first
+        self._steps = steps
+        self._session = session
+        self._begun = self._done = 0
+
+    @property
+    def recording(self) -> bool:
+        return self._begun > 0
+
+    def before(self, step: int) -> None:
+        """Step number `step` is about to run."""
+        world = self._session().world
+        if step >= self._first and not self._begun and self.traced is None and world is not None:
+            world.call(Begin())
+            self._begun = step
+
+    def after(self, step: int) -> None:
+        """Step number `step` has run."""
+        if self._begun:
+            self._done = step
+            if step + 1 >= self._begun + self._steps:
+                self.close()
+
+    def close(self) -> None:
+        """Write what has been recorded so far; nothing if nothing was."""
+        world = self._session().world
+        if not self._begun or world is None:
+            return
+        first, self._begun = self._begun, 0
+        self._first = self._done + 2**62  # once
+        everybody: list[Recorded] = world.call(End())
+        if self._session().writes_files:
+            self.traced = write(self.path, everybody, first, self._done + 1 - first)
+
+
+def write(path: Path, everybody: Sequence[Recorded], first: int, steps: int) -> Traced:
+    """Put what the ranks recorded into one file; the recorded steps are `first`, `first` + 1 ..."""
+    slices = tuple(item for recorded in everybody for item in slices_of(recorded, first, steps))
+    start = min((item.begin for item in slices), default=0.0)
+    slices = tuple(replace(item, begin=item.begin - start, end=item.end - start) for item in slices)
+    traced = Traced(path, slices, tuple(recorded.host.partition(" ")[0] for recorded in everybody), steps)
+    leave(path, json.dumps(events(traced), separators=(",", ":")).encode())
+    return traced
+
+
+def slices_of(recorded: Recorded, first: int, steps: int) -> Iterator[Slice]:
+    """Steps, calls in them, waits in these; in the clock of rank 0."""
+    waits = recorded.waits + recorded.offset
+    for job, plans in recorded.runs.items():
+        ran = sorted(
+            ((run, calls) for runs, calls in zip(plans, recorded.calls[job], strict=True) for run in runs), key=lambda pair: float(pair[0].begin)
+        )
+        is_step = len(ran) == steps
+        for i, (run, calls) in enumerate(ran):
+            title = f"{job}: step {first + i}" if is_step else f"{job}: run {i + 1}"
+            for item in run_slices(recorded, title, run, calls, waits):
+                yield replace(item, counted=is_step)
+
+
+def run_slices(recorded: Recorded, title: str, run: Ran, calls: Sequence[Timed], waits: np.ndarray[Any, Any]) -> Iterator[Slice]:
+    """One run of a plan: itself, its ops, the waits in these.  Calls of an op that follow each other are one slice."""
+    shift, rank = recorded.offset, recorded.rank
+    yield Slice(rank, title, STEP, run.begin + shift, run.end + shift)
+    times = run.times + shift
+    at = 0
+    for timed, group in groupby(calls):
+        first, at = at, at + sum(1 for _ in group)
+        start, stop = float(times[first, 0]), float(times[at - 1, 1])
+        yield Slice(rank, timed.name, timed.category, start, stop, timed, at - first)
+        if timed.category == COMMUNICATION:
+            among = waits[np.searchsorted(waits[:, 0], start) : np.searchsorted(waits[:, 0], stop)]
+            yield from (Slice(rank, "waiting for other ranks", WAITING, a, b, timed) for a, b in joined(among.tolist(), stop))
+
+
+def joined(waits: Sequence[Sequence[float]], stop: float, gap: float = 2e-6) -> Iterator[tuple[float, float]]:
+    """Waits that follow each other at once are one: a long one is noticed in pieces."""
+    so_far: tuple[float, float] | None = None
+    for a, b in waits:
+        if so_far is not None and a - so_far[1] < gap:
+            so_far = so_far[0], min(b, stop)
+            continue
+        if so_far is not None:
+            yield so_far
+        so_far = a, min(b, stop)
+    if so_far is not None:
+        yield so_far
+
+
+def events(traced: Traced) -> dict[str, Any]:
+    """The trace event format: complete events ("X") on a thread per rank, and names for these."""
+    named: list[dict[str, Any]] = [{"name": "process_name", "ph": "M", "pid": 0, "tid": 0, "args": {"name": "jobflow"}}]
+    for rank, host in enumerate(traced.hosts):
+        named.append({"name": "thread_name", "ph": "M", "pid": 0, "tid": rank, "args": {"name": f"rank {rank} ({host})"}})
+        named.append({"name": "thread_sort_index", "ph": "M", "pid": 0, "tid": rank, "args": {"sort_index": rank}})
+    return {"traceEvents": [*named, *map(event, traced.slices)], "displayTimeUnit": "ms", "otherData": {"steps": traced.steps, "ranks": traced.ranks}}
+
+
+def event(item: Slice) -> dict[str, Any]:
+    begin = round(item.begin * MICRO, 3)
+    found: dict[str, Any] = {
+        "name": item.name,
+        "cat": item.category,
+        "ph": "X",
+        "ts": begin,
+        "dur": round(max(0.0, round(item.end * MICRO, 3) - begin), 3),
+        "pid": 0,
+        "tid": item.rank,
+    }
+    if item.timed is not None and item.category != WAITING:
+        found["args"] = {"kernel": item.timed.kernel, "where": item.timed.where, "what": item.timed.what, "calls": item.calls}
+    return found
+
+
+def parts_table(traced: Traced) -> TextTable:
+    """Per rank, the time of a step in each part, and its share; `host` is the loop around the ops, with arguments in and results out."""
+    rows = []
+    for rank, parts in traced.parts().items():
+        whole = sum(parts.values())
+        times = [f"{duration_text(seconds / max(traced.steps, 1))}  {percent(seconds / (whole or 1.0)):>7}" for seconds in parts.values()]
+        rows.append([f"rank {rank}", *times, duration_text(whole / max(traced.steps, 1))])
+    return TextTable(["", *PARTS, "step"], rows, right=range(1, len(PARTS) + 2))
+
+
+def slowest_table(traced: Traced, top: int | None = 20) -> TextTable:
+    """The slowest ops, in milliseconds of all ranks and recorded steps together; shares are those of the ranks' time in steps."""
+    rows = [
+        [
+            row.name,
+            row.where,
+            row.kernel,
+            f"{row.seconds * 1e3:,.3f}",
+            f"{row.waiting * 1e3:,.3f}" if row.category == COMMUNICATION else "",
+            percent(row.share),
+            row.calls,
+        ]
+        for row in traced.slowest(top)
+    ]
+    return TextTable(["op", "where", "kernel", "total ms", "waiting ms", "share", "calls"], rows, right=(3, 4, 5, 6), code=(1,))
