@@ -21,12 +21,12 @@ from jobflow.runtime.world.launched import end_job, guarded, say_once
 
 CODES = {
     0: "done",
-    1: "an error, which is printed; or what was checked is not right (verify, doctor, ckpt verify)",
+    1: "an error, which is printed; or a failed check (verify, doctor, ckpt verify)",
     2: "a wrong command line or configuration; nothing was started",
     3: "the loss was not finite",
-    75: "stopped by SIGTERM or the end of an allocation, and saved: start it again to go on",
-    130: "stopped by Ctrl-C; training was saved first",
-    141: "whoever read the output went away",
+    75: "stopped by SIGTERM or a time limit, and saved; run the same command again",
+    130: "stopped by Ctrl-C, after training was saved",
+    141: "the reader of the output closed the pipe",
 }
 DESCRIPTION = "Distributed deep learning that one person can read."
 EXAMPLES = """\

@@ -16,7 +16,7 @@ from jobflow.compiler.layouts.box import Reroute, box
 from jobflow.compiler.layouts.bucket import bucket
 from jobflow.compiler.layouts.shard import shard
 from jobflow.compiler.rank.local import Program
-from jobflow.core.errors import ConfigError, JobError, SourceLine, did_you_mean
+from jobflow.core.errors import ConfigError, JobError, SourceLine, counted, did_you_mean
 from jobflow.core.imports import ImportFailedError, module_named
 from jobflow.core.tables import TextTable
 from jobflow.engine.binding import Loaded, StorageChoice
@@ -113,6 +113,11 @@ class Explained:
 def laid_out(job: Job, devices: int, strategy: str | None = None) -> Explained:
     """The job for `devices` CPU devices, one process, by its own strategy unless one is named.  Nothing runs."""
     session = current_session()
+    if session.started and session.device_count() != devices:
+        raise ConfigError(
+            f"explain: job {job.name} cannot be compiled for {counted(devices, 'device')}: its program has already started on "
+            f"{counted(session.device_count(), 'device')} by calling a job; put such calls below if __name__ == \"__main__\":"
+        )
     job = job if strategy is None else job.with_strategy(named(strategy))
     session.settings.gpu_device_num, session.settings.cpu_device_num = None, devices
     placement = job.placement(session)

@@ -25,6 +25,7 @@ ELSEWHERE = {
     r"pip install \"\.\[mpi\]\"$": "installs; test_the_first_command does so",
     r"^((mpiexec -n 2 )?python first|python job)\.py$": "test_programs runs these programs so",
     r"^scripts/check$": "runs these tests",
+    r"^scripts/measure_house$": "counts for half a minute, and says nothing about right or wrong",
     r"^scripts/record$": "runs for minutes; tests/records does what it does",
     r"^jobflow doctor$": "measures the machine; tests/cli/test_doctor.py runs it",
     r"^scripts/refresh_docs$": "writes pages of the checkout; tests/docs/test_generated.py runs it with --check",

@@ -11,6 +11,8 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 LINK = re.compile(r"(?<!`)\[[^]]+\]\(([^)\s]+)\)")
 
+NAMED = re.compile(r"`((?:jobflow|tests|scripts|examples|configs|benchmarks|docs)/[\w./-]*)`")
+
 
 def links(page: Path) -> list[str]:
     """Targets within the repository; code is left out."""
@@ -33,6 +35,13 @@ def broken(page: Path, target: str) -> bool:
 def test_links_lead_somewhere() -> None:
     assert len(PAGES) > 40, "the pages were not found"
     assert [f"{page.relative_to(ROOT)}: {target}" for page in PAGES for target in links(page) if broken(page, target)] == []
+
+
+def test_named_files_exist() -> None:
+    """Files of the repository that pages name between backticks; decisions speak of their time."""
+    named = [(page.name, path) for page in PAGES if "decisions" not in page.parts for path in NAMED.findall(page.read_text(encoding="utf-8"))]
+    assert len(named) > 40, "no names were found"
+    assert [(page, path) for page, path in named if not (ROOT / path).exists()] == []
 
 
 def test_every_page_is_in_its_index() -> None:
