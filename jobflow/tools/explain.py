@@ -116,7 +116,7 @@ def laid_out(job: Job, devices: int, strategy: str | None = None) -> Explained:
     if session.started and session.device_count() != devices:
         raise ConfigError(
             f"explain: job {job.name} cannot be compiled for {counted(devices, 'device')}: its program has already started on "
-            f"{counted(session.device_count(), 'device')} by calling a job; put such calls below if __name__ == \"__main__\":"
+            f'{counted(session.device_count(), "device")} by calling a job; put such calls below if __name__ == "__main__":'
         )
     job = job if strategy is None else job.with_strategy(named(strategy))
     session.settings.gpu_device_num, session.settings.cpu_device_num = None, devices
