@@ -264,13 +264,3 @@ FILES: dict[str, Callable[..., list[str]]] = {".npz": to_npz, ".safetensors": to
 
 def _leaf(value: Any) -> str:
     return value if isinstance(value, str) else number_text(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
-
-
-ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "ls": ls,
-    "show": show,
-    "verify": verify,
-    "diff": diff,
-    "export": export,
-    "convert": convert,
-}

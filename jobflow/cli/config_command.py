@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
+from jobflow.cli.options import add_settings
+
 EXAMPLES = """\
 examples:
   jobflow config show configs/lenet_digits.yaml
@@ -23,9 +25,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     check = what.add_parser("check", help="say what is wrong with configurations, if anything")
     check.add_argument("files", metavar="FILE", nargs="+", help="configurations, such as configs/*.yaml")
     for command in (show, check):
-        command.add_argument(
-            "--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help="such as optimizer.lr=0.1; VALUE is YAML"
-        )
+        add_settings(command)
     what.add_parser("schema", help="print the JSON Schema of configurations, with which editors complete them")
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from jobflow.cli.train_command import common, loaded_from
+from jobflow.cli.options import add_configuration
+from jobflow.cli.train_command import loaded_from
 
 EXAMPLES = """\
 examples:
@@ -17,8 +18,7 @@ examples:
 def fill(parser: argparse.ArgumentParser) -> None:
     """The options."""
     parser.description, parser.epilog = "Measure a checkpoint on the data of its configuration.", EXAMPLES
-    common(parser)
-    parser.add_argument("--checkpoint", metavar="DIR", help="which one, or a directory of them (default: the newest good one of the output)")
+    add_configuration(parser, trained=True)
     parser.add_argument("--on", choices=("train", "validation", "test"), help="which samples (default: data.test, else data.validation)")
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
 

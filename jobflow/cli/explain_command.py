@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from jobflow.cli.words import at_least_one
+from jobflow.cli.options import add_job
 from jobflow.core.errors import ConfigError
 from jobflow.tools.stages import STAGES
 
@@ -19,9 +19,7 @@ examples:
 def fill(parser: argparse.ArgumentParser) -> None:
     """Give the parser the command's options."""
     parser.description, parser.epilog = "Print every stage of a job; nothing runs.", EXAMPLES
-    parser.add_argument("job", help='path/to/file.py:job or module:job; in place of the job a call that makes one: "gpt.py:make_train_job(Size())"')
-    parser.add_argument("--devices", type=at_least_one, default=1, metavar="N", help="lay the job out over N devices (default 1)")
-    parser.add_argument("--strategy", metavar="S", help="dp, tp, pp, zero1, zero2, zero3, 2x2, data=2,tensor=2 ... (default: the job's own)")
+    add_job(parser, 1, "lay the job out over N devices")
     parser.add_argument("--rank", type=int, default=0, metavar="R", help="whose plan to print (default 0)")
     parser.add_argument(
         "--stage", action="append", choices=STAGES, metavar="STAGE", help=f"print only this one of {', '.join(STAGES)}; may be given several times"

@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobflow.cli.train_command import common, loaded_from
-from jobflow.cli.words import at_least_one
+from jobflow.cli.options import add_configuration, at_least_one
+from jobflow.cli.train_command import loaded_from
+from jobflow.core.command_line import not_negative
 
 if TYPE_CHECKING:
     from jobflow.trainer.config import Loaded
@@ -24,28 +25,16 @@ A file of input has the fields of the training samples but for the labels.  A ta
 def fill(parser: argparse.ArgumentParser) -> None:
     """The options."""
     parser.description, parser.epilog = "Run a checkpoint's predict job on files, or let a model of text write.", EXAMPLES
-    common(parser)
-    parser.add_argument("--checkpoint", metavar="DIR", help="which one, or a directory of them (default: the newest good one of the output)")
+    add_configuration(parser, trained=True)
     parser.add_argument("--input", metavar="FILE", help="samples: a file or folder, or train, validation or test; of models of text: a prompt")
     parser.add_argument("--output", metavar="FILE", help="where to write: .npz or .csv; of text: any file (default: print the text)")
     parser.add_argument("--probabilities", action="store_true", help="write the scores of classes as probabilities")
     text = parser.add_argument_group("models of text")
     text.add_argument("--prompt", metavar="TEXT", help="how the text begins")
     text.add_argument("--length", type=at_least_one, default=200, metavar="N", help="characters to write (default 200)")
-    text.add_argument("--temperature", type=temperature, default=1.0, metavar="T", help="0 takes the likeliest; more is bolder (default 1)")
+    text.add_argument("--temperature", type=not_negative, default=1.0, metavar="T", help="0 takes the likeliest; more is bolder (default 1)")
     text.add_argument("--top-k", type=at_least_one, metavar="K", help="draw from the K likeliest (default: from all)")
     text.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws (default 0)")
-
-
-def temperature(text: str) -> float:
-    """A number that is not negative."""
-    try:
-        found = float(text)
-    except ValueError:
-        found = -1.0
-    if not 0 <= found < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no temperature: a number of at least 0")
-    return found
 
 
 def run(given: argparse.Namespace) -> int:

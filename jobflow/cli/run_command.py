@@ -9,10 +9,9 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NoReturn
 
-from jobflow.cli.words import at_least_one
+from jobflow.cli.options import at_least_one
 from jobflow.core.errors import ConfigError
 from jobflow.distributed import launch, mpiexec
 from jobflow.distributed.processes import say
@@ -39,16 +38,12 @@ def fill(parser: argparse.ArgumentParser) -> None:
     many = parser.add_mutually_exclusive_group()
     many.add_argument("--devices", type=at_least_one, metavar="N", help="devices of one process")
     many.add_argument("--ranks", type=at_least_one, metavar="N", help="processes")
-    parser.add_argument("-m", "--module", action="store_true", help='"script" is the name of a module, as in python -m')
-    parser.add_argument("script", help="the program")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
+    launch.add_program(parser)
 
 
 def run(given: argparse.Namespace) -> int:
     """Become the program, or what starts it."""
-    if not given.module and not Path(given.script).exists():
-        hint = "; write -m before the name of a module" if "/" not in given.script and not given.script.endswith(".py") else ""
-        raise ConfigError(f"there is no script {given.script!r} in {Path.cwd()}{hint}")
+    launch.check_script(given)
     if given.ranks is None:
         more = {} if given.devices is None else {DEVICES: str(given.devices)}
         _become(python(given), {**os.environ, **more})

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobflow.cli.words import at_least_one
+from jobflow.cli.options import add_configuration
 
 if TYPE_CHECKING:
     from jobflow.trainer.chrome_trace import Tracing
@@ -32,7 +32,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     """The options."""
     parser.description = "Train what a YAML file describes; if it was trained before, go on."
     parser.epilog = EXAMPLES
-    common(parser)
+    add_configuration(parser)
     parser.add_argument("--output", metavar="DIR", help="write there (output)")
     parser.add_argument(
         "--resume", metavar="WHICH", help="auto (default): from the newest good checkpoint; never: begin anew; or a checkpoint's path"
@@ -40,13 +40,6 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print what would run: plan, memory, communication; train nothing")
     parser.add_argument("--profile", action="store_true", help="record ten steps: a trace of all ranks in the output, and a table of the slowest ops")
     parser.add_argument("--time-limit", type=seconds, metavar="TIME", help="save and stop before this much time is over, as 90, 15m, 3h or 3:55:00")
-
-
-def common(parser: argparse.ArgumentParser) -> None:
-    """What the commands of the trainer have in common."""
-    parser.add_argument("config", metavar="FILE", help="the YAML file")
-    parser.add_argument("--set", action="append", default=[], dest="settings", metavar="KEY=VALUE", help="set a value, such as optimizer.lr=0.1")
-    parser.add_argument("--devices", type=at_least_one, metavar="N", help="run on N devices of this process (strategy.devices)")
 
 
 def seconds(text: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from jobflow.cli.words import at_least_one
+from jobflow.cli.options import add_job, at_least_one
 
 DESCRIPTION = "Run a job on one device and on N, compare every tensor, and name the first op that differs; exit code 1 if one does."
 
@@ -18,9 +18,7 @@ examples:
 def fill(parser: argparse.ArgumentParser) -> None:
     """Give the parser the command's options."""
     parser.description, parser.epilog = DESCRIPTION, EXAMPLES
-    parser.add_argument("job", help='path/to/file.py:job or module:job; in place of the job a call that makes one: "gpt.py:make_train_job(Size())"')
-    parser.add_argument("--devices", type=at_least_one, default=2, metavar="N", help="how many devices (default 2)")
-    parser.add_argument("--strategy", metavar="S", help="dp, tp, pp, zero1, zero2, zero3, 2x2, data=2,tensor=2 ... (default: the job's own)")
+    add_job(parser, 2, "how many devices")
     parser.add_argument("--steps", type=at_least_one, default=2, metavar="K", help="how many steps (default 2)")
     parser.add_argument("--seed", type=int, default=0, help="of the random arguments (default 0)")
     parser.add_argument("--inputs", metavar="FILE", help="an .npz with the arguments by name instead, for one step or stacked for several")

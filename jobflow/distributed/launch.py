@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jobflow.core.command_line import whole
 from jobflow.core.errors import ConfigError, JobflowError
 from jobflow.distributed.output import Screen
 from jobflow.distributed.processes import Processes, end_service, say
@@ -51,39 +52,31 @@ def fill(into: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Give a parser the launcher's options."""
     into.description, into.epilog = DESCRIPTION, EXAMPLES
     into.formatter_class = argparse.RawDescriptionHelpFormatter
-    many = _whole(1)
+    many = whole(1)
     _add(into, "--nproc_per_node", type=many, default=1, metavar="N", help="ranks on this node (default 1)")
     _add(into, "--nnodes", type=many, default=1, metavar="N", help="nodes; a launcher runs on each (default 1)")
-    _add(into, "--node_rank", type=_whole(0), default=0, metavar="R", help="which of the nodes this is, from 0 (default 0)")
+    _add(into, "--node_rank", type=whole(0), default=0, metavar="R", help="which of the nodes this is, from 0 (default 0)")
     _add(into, "--master_addr", metavar="A", help=f"address of node 0 (default {ADDRESS}; needed for several nodes)")
-    _add(into, "--master_port", type=_whole(1, 65535), metavar="P", help=f"a free port there (default: any on one node, {PORT} on several)")
-    into.add_argument("-m", "--module", action="store_true", help='"script" is the name of a module, as in python -m')
+    _add(into, "--master_port", type=whole(1, 65535), metavar="P", help=f"a free port there (default: any on one node, {PORT} on several)")
     _add(into, "--no_python", action="store_true", help='"script" is any program, run without python')
     _add(into, "--logdir", type=Path, metavar="DIR", help="also write what rank N prints to DIR/rank_N/stdout and stderr")
     _add(into, "--redirect_stdout_and_stderr", action="store_true", help='write it only there (DIR is "log" if --logdir is not given)')
     into.add_argument("--grace", type=float, default=GRACE, metavar="S", help=f"seconds between SIGTERM and SIGKILL (default {GRACE:g})")
-    into.add_argument("script", help="the program")
-    into.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
+    add_program(into)
     into.set_defaults(run=command)
     return into
+
+
+def add_program(into: argparse.ArgumentParser) -> None:
+    """A Python program with its arguments."""
+    into.add_argument("-m", "--module", action="store_true", help='"script" is the name of a module, as in python -m')
+    into.add_argument("script", help="the program")
+    into.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
 
 
 def _add(into: argparse.ArgumentParser, name: str, **options: object) -> None:
     """An option in both spellings, --some_thing and --some-thing."""
     into.add_argument(*dict.fromkeys((name, name.replace("_", "-"))), **options)  # type: ignore[arg-type]
-
-
-class _whole:
-    """Reads a whole number within bounds."""
-
-    def __init__(self, least: int, most: int | None = None) -> None:
-        self.least, self.most = least, most
-
-    def __call__(self, text: str) -> int:
-        legal = f"a whole number of at least {self.least}" + (f" and at most {self.most}" if self.most is not None else "")
-        if not text.isascii() or not text.isdigit() or int(text) < self.least or (self.most is not None and int(text) > self.most):
-            raise argparse.ArgumentTypeError(f"{text!r} is not {legal}")
-        return int(text)
 
 
 def check(given: argparse.Namespace) -> None:
@@ -96,7 +89,13 @@ def check(given: argparse.Namespace) -> None:
         raise ConfigError("-m and --no_python exclude each other: a module is run by python")
     if given.no_python and shutil.which(given.script) is None:
         raise ConfigError(f"there is no program {given.script!r} to run")
-    if not given.module and not given.no_python and not Path(given.script).exists():
+    if not given.no_python:
+        check_script(given)
+
+
+def check_script(given: argparse.Namespace) -> None:
+    """ConfigError if there is no such script."""
+    if not given.module and not Path(given.script).exists():
         hint = "; write -m before the name of a module" if "/" not in given.script and not given.script.endswith(".py") else ""
         raise ConfigError(f"there is no script {given.script!r} in {Path.cwd()}{hint}")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from jobflow.cli import main
-from jobflow.cli.predict_command import temperature
 from jobflow.cli.train_command import seconds
+from jobflow.core.command_line import not_negative
 
 CONFIG = """
 model: {builder: "jobflow.models:mlp", arguments: {hidden: [8]}}
@@ -92,7 +92,7 @@ def test_what_is_no_time(text: str) -> None:
 
 
 def test_temperatures() -> None:
-    assert temperature("0") == 0 and temperature("0.8") == 0.8
+    assert not_negative("0") == 0 and not_negative("0.8") == 0.8
     for text in ("-1", "warm", "inf", "nan"):
-        with pytest.raises(argparse.ArgumentTypeError, match="is no temperature"):
-            temperature(text)
+        with pytest.raises(argparse.ArgumentTypeError, match="is not a number of at least 0"):
+            not_negative(text)
