@@ -32,7 +32,7 @@ from dataclasses import replace
 
 from jobflow.compiler.divide import divide
 from jobflow.compiler.factors import gather_factors
-from jobflow.compiler.front.differentiate import Logical, differentiate
+from jobflow.compiler.front.differentiate import LogicalProgram, differentiate
 from jobflow.compiler.front.dynamic_loss_scale import guard
 from jobflow.compiler.front.microbatch import unroll
 from jobflow.compiler.front.pipeline_order import pipeline
@@ -57,7 +57,7 @@ from jobflow.plan.plan import Plan
 from jobflow.plan.storage import RankMemory, sharers
 
 
-def logical(program: Traced, outputs: Sequence[Value]) -> Logical:
+def logical(program: Traced, outputs: Sequence[Value]) -> LogicalProgram:
     """What to compute."""
     if program.microbatches is None:
         found = differentiate(*prepared(program, outputs))

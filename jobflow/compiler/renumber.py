@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from jobflow.compiler.rank.local import Collect, Program, Receive, Send, Step, Wait
+from jobflow.compiler.rank.local import Collect, Program, Receive, Send, Step, WaitFor
 from jobflow.plan.plan import Announced
 
 
@@ -31,8 +31,8 @@ def renumbered(
         action = step.action
         if isinstance(action, Collect | Send | Receive):
             return replace(step, action=order(action, place.get(step, 0)))
-        if isinstance(action, Wait):
-            return replace(step, action=Wait(order(action.post)))  # type: ignore[arg-type]
+        if isinstance(action, WaitFor):
+            return replace(step, action=WaitFor(order(action.post)))  # type: ignore[arg-type]
         return step
 
     return replace(program, steps=tuple(map(numbered, steps)), schedule=tuple(schedule))

@@ -14,7 +14,7 @@ from jobflow.core.errors import JobflowError, SourceLine, user_line
 from jobflow.core.layout import Box, Layout, Local
 from jobflow.core.types import Array
 from jobflow.graph.ir import Graph, Physical, Variable
-from jobflow.graph.training import Limit, Watch
+from jobflow.graph.training import ValidRange, Watch
 from jobflow.ops.source import Input
 from jobflow.typing.lazy import Lazy
 from jobflow.typing.results import Results
@@ -22,7 +22,7 @@ from jobflow.typing.signature import Bound
 
 
 @dataclass(frozen=True)
-class Part:
+class ArgumentPart:
     """What a rank takes of an argument: these rows of it, all if None, and of them this box; None if its array is its own."""
 
     key: str
@@ -59,9 +59,9 @@ class Compiled:
     results: Results
     #: whom to show the outputs that come after those of `results`
     watches: tuple[Watch, ...]
-    limits: tuple[Limit, ...]
+    limits: tuple[ValidRange, ...]
     #: per rank, what it takes of the arguments
-    parts: tuple[tuple[Part, ...], ...]
+    parts: tuple[tuple[ArgumentPart, ...], ...]
     #: per result and watch, of how many outputs it consists, one after another along axis 0
     pieces: tuple[int, ...]
 
@@ -88,7 +88,7 @@ class Compiled:
                         raise
                 start += array.shape[0] if array.shape else 0
 
-    def _check_limit(self, limit: Limit, array: Array, whose: str = "", first: int = 0) -> None:
+    def _check_limit(self, limit: ValidRange, array: Array, whose: str = "", first: int = 0) -> None:
         check = limit.check
         if check.passes(array):
             return
@@ -121,7 +121,7 @@ class Compiled:
             feeds.append({part.key: self._part(part, own[part.argument]) for part in parts})
         return feeds
 
-    def _part(self, part: Part, value: Array | Lazy) -> Array:
+    def _part(self, part: ArgumentPart, value: Array | Lazy) -> Array:
         found = part.of(value)
         if isinstance(value, Lazy):
             for limit in self.limits:
@@ -170,13 +170,13 @@ def _joined(values: Sequence[Any]) -> Any:
     return np.concatenate(values)
 
 
-def argument_parts(physical: Physical, rank: int) -> tuple[Part, ...]:
+def argument_parts(physical: Physical, rank: int) -> tuple[ArgumentPart, ...]:
     """What a rank takes of the arguments."""
-    found: list[Part] = []
+    found: list[ArgumentPart] = []
     for value in physical.graph.inputs:
         layout, op = physical.layouts[value], value.node.op
         assert isinstance(op, Input)
         if rank in layout.placement.ranks:
             rows = slice(*op.part[1:]) if op.part is not None else None
-            found.append(Part(op.key, op.argument, rows, layout.box(value.shape, rank) if isinstance(layout, Layout) else None))
+            found.append(ArgumentPart(op.key, op.argument, rows, layout.box(value.shape, rank) if isinstance(layout, Layout) else None))
     return tuple(found)

@@ -28,7 +28,7 @@ from jobflow.engine.session import Session
 from jobflow.graph.ir import Physical, Value
 from jobflow.graph.strategy import Strategy
 from jobflow.graph.traced import Traced
-from jobflow.graph.training import Limit, Microbatches, Optimizer, Watch
+from jobflow.graph.training import Microbatches, Optimizer, ValidRange, Watch
 from jobflow.typing.annotations import Declared
 from jobflow.typing.lazy import is_lazy, whole
 from jobflow.typing.results import Results
@@ -46,7 +46,7 @@ class Version(NamedTuple):
     physical: Physical
     results: Results
     watches: tuple[Watch, ...]
-    limits: tuple[Limit, ...]
+    limits: tuple[ValidRange, ...]
     pieces: tuple[int, ...]
 
 

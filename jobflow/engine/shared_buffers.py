@@ -28,7 +28,7 @@ HATCH = "hatch"
 
 
 @dataclass(frozen=True)
-class Place:
+class BufferRange:
     """Where a tensor lies in the hatch: whole, or with `local` the ranks' tensors one after another."""
 
     offset: int
@@ -43,8 +43,8 @@ class Place:
 class Hatch:
     """What lies where, for one job; the same on all ranks."""
 
-    arguments: Mapping[str, Place]
-    outputs: tuple[Place, ...]
+    arguments: Mapping[str, BufferRange]
+    outputs: tuple[BufferRange, ...]
     nbytes: int
 
     def feeds(self, physical: Physical, rank: int, memory: Array) -> dict[str, Array]:
@@ -81,7 +81,7 @@ class Opening:
         return [list(place.copy()) if local else place.copy() for place, local in self._outputs]
 
 
-def _part(place: Place, value: Value, physical: Physical, rank: int, memory: Array, rows: slice | EllipsisType = ...) -> Array | None:
+def _part(place: BufferRange, value: Value, physical: Physical, rank: int, memory: Array, rows: slice | EllipsisType = ...) -> Array | None:
     """A rank's part of what lies at a place, as a view; None if it has none."""
     layout, whole = physical.layouts[value], place.view(memory)
     if rank not in layout.placement.ranks:
@@ -112,9 +112,9 @@ def hatch_of(physical: Physical) -> Hatch | None:
         local[op.argument] = not isinstance(physical.layouts[value], Layout)
     size = 0
 
-    def place(type: TensorType, own: bool, ranks: int) -> Place:
+    def place(type: TensorType, own: bool, ranks: int) -> BufferRange:
         nonlocal size
-        found = Place(size, type.with_shape((ranks, *type.shape)) if own else type, own)
+        found = BufferRange(size, type.with_shape((ranks, *type.shape)) if own else type, own)
         size += aligned(found.type.nbytes)
         return found
 

@@ -10,7 +10,7 @@ from jobflow.core.errors import NOWHERE, SourceLine
 from jobflow.core.layout import Placement
 from jobflow.core.types import DType
 from jobflow.graph.ir import Graph, Node, Value, Variable
-from jobflow.graph.training import Limit, Microbatches, Training, Watch
+from jobflow.graph.training import Microbatches, Training, ValidRange, Watch
 
 if TYPE_CHECKING:
     from jobflow.graph.strategy import Strategy
@@ -39,7 +39,7 @@ class Traced:
     losses: tuple[Value, ...]
     watches: tuple[Watch, ...]
     #: what arguments may hold
-    limits: tuple[Limit, ...]
+    limits: tuple[ValidRange, ...]
     #: mirrored view only: the length of the first axis of each rank's arguments, if the ranks' shapes differ
     rows: tuple[int, ...]
     #: names that are taken, with the lines that took them, and how many there are of each prefix

@@ -134,7 +134,7 @@ class Microbatches:
 
 
 @dataclass(frozen=True)
-class Limit:
+class ValidRange:
     """What an argument may hold: what passes a check."""
 
     argument: str

@@ -18,7 +18,7 @@ from jobflow.ops.op import Grads, Op, apply, types_tuple
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DerivativeStep:
     """An op on numbered values."""
 
     op: Op
@@ -30,7 +30,7 @@ class Step:
 class Derivative:
     """Steps from (*inputs, *outputs, *their gradients), which are values 0, 1, ..., to the gradients of the inputs."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[DerivativeStep, ...]
     results: tuple[int | None, ...]
     #: which of these values it reads
     reads: frozenset[int]
@@ -78,7 +78,7 @@ def through(parts: Callable[..., Sequence[Tensor] | None], inputs: Sequence[Tens
     return program(interpreter, (*inputs, *gradients))
 
 
-def _step_back(step: Step, values: dict[int, _Value], found: dict[int, _Value]) -> None:
+def _step_back(step: DerivativeStep, values: dict[int, _Value], found: dict[int, _Value]) -> None:
     """From the gradients of a step's outputs, if any are found, to those of its inputs."""
     given = [found.get(i) for i in step.outputs]
     if any(gradient is not None for gradient in given):
@@ -104,7 +104,7 @@ class _Recording:
     """The interpreter that records what is called, on values of which the first `given` come from outside."""
 
     def __init__(self, given: int) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[DerivativeStep] = []
         self.next = given
         self.values: dict[int, _Value] = {}
 
@@ -113,7 +113,7 @@ class _Recording:
         made = tuple(_Value(type, self.next + i) for i, type in enumerate(types))
         self.next += len(made)
         self.values.update({x.number: x for x in (*inputs, *made)})
-        self.steps.append(Step(op, tuple(x.number for x in inputs), tuple(value.number for value in made)))
+        self.steps.append(DerivativeStep(op, tuple(x.number for x in inputs), tuple(value.number for value in made)))
         return made
 
 
@@ -121,7 +121,7 @@ def _program(recording: _Recording, made: Sequence[_Value | None], first: int) -
     """What was recorded, without the steps that none of the results needs; values below `first` come from outside."""
     results = tuple(None if value is None else value.number for value in made)
     needed = {number for number in results if number is not None}
-    steps: list[Step] = []
+    steps: list[DerivativeStep] = []
     for step in reversed(recording.steps):
         if needed.intersection(step.outputs):
             steps.append(step)

@@ -38,31 +38,31 @@ Step = tuple[Callable[..., Any], tuple[int | float, ...], int]
 Placed = tuple[Callable[..., Any], Callable[[Sequence[Array]], Any]]
 
 
-class Recorded(np.lib.mixins.NDArrayOperatorsMixin):
+class FormulaArray(np.lib.mixins.NDArrayOperatorsMixin):
     """Stands for an array in a formula: what is done with it is written down."""
 
     def __init__(self, value: int, steps: list[Step], given: int) -> None:
         self.value, self.steps, self.given = value, steps, given
 
-    def __array_ufunc__(self, function: Callable[..., Any], method: str, *inputs: Any, **options: Any) -> Recorded:
+    def __array_ufunc__(self, function: Callable[..., Any], method: str, *inputs: Any, **options: Any) -> FormulaArray:
         if method != "__call__" or options:
             raise TypeError(f"a formula is elementwise: {function} with {method} and {options} is not")
         return self.made(function, *inputs)
 
-    def made(self, function: Callable[..., Any], *inputs: Recorded | float) -> Recorded:
+    def made(self, function: Callable[..., Any], *inputs: FormulaArray | float) -> FormulaArray:
         """What the function gives for these."""
-        result = Recorded(self.given + len(self.steps), self.steps, self.given)
-        self.steps.append((function, tuple(x.value if isinstance(x, Recorded) else float(x) for x in inputs), result.value))
+        result = FormulaArray(self.given + len(self.steps), self.steps, self.given)
+        self.steps.append((function, tuple(x.value if isinstance(x, FormulaArray) else float(x) for x in inputs), result.value))
         return result
 
 
 def weighted_sum(alpha: Element, x: Element, beta: Element, y: Element) -> Element:
     """alpha x + beta y: where the result is written over y, BLAS needs one pass, and rounds once less."""
-    return y.made(weighted_sum, alpha, x, beta, y) if isinstance(y, Recorded) else alpha * x + beta * y
+    return y.made(weighted_sum, alpha, x, beta, y) if isinstance(y, FormulaArray) else alpha * x + beta * y
 
 
 @dataclass(frozen=True)
-class Program:
+class CompiledFormula:
     """The calls of a block.  They find their arrays by place: the elements, the numbers, the new values, rows of scratch, then the constants."""
 
     elements: int
@@ -77,11 +77,11 @@ class Program:
         return LONG_BLOCK if self.elements + self.rows <= FEW else BLOCK
 
 
-def compiled(formula: Formula, elements: int, numbers: int, dtype: Any) -> Program:
+def compiled(formula: Formula, elements: int, numbers: int, dtype: Any) -> CompiledFormula:
     """A formula as calls that write each value where it ends up, as far as nothing there is still read, and else into scratch."""
     steps: list[Step] = []
     given = elements + numbers
-    made = formula(*(Recorded(i, steps, given) for i in range(given)))
+    made = formula(*(FormulaArray(i, steps, given) for i in range(given)))
     results = [x.value if x.value == k or x.value >= given else x.made(np.positive, x).value for k, x in enumerate(made)]
     last = {x: i for i, (_, inputs, _) in enumerate(steps) for x in inputs if isinstance(x, int)} | dict.fromkeys(results, len(steps))
     places = {i: i for i in range(given)}
@@ -107,7 +107,7 @@ def compiled(formula: Formula, elements: int, numbers: int, dtype: Any) -> Progr
 
     calls: list[Placed] = [(POSITIONAL.get(f, f), itemgetter(*map(at, values), *also)) for f, values, also in chosen]
     calls += [(np.positive, itemgetter(places[value], given + k)) for k, value in enumerate(results) if places[value] != given + k]
-    return Program(elements, numbers, scratch.rows, tuple(np.asarray(x, dtype) for x in constants.values()), tuple(calls))
+    return CompiledFormula(elements, numbers, scratch.rows, tuple(np.asarray(x, dtype) for x in constants.values()), tuple(calls))
 
 
 def _lead_to(output: int, value: int, old: int, steps: list[Step], last: dict[int, int], places: dict[int, int], given: int) -> None:
@@ -131,7 +131,9 @@ class _Scratch:
         return self.free.pop() if self.free else self.first + self.rows - 1
 
 
-def block_calls(program: Program, device: Binder, elements: Sequence[Array], numbers: Sequence[Array], outputs: Sequence[Array]) -> list[Call] | None:
+def block_calls(
+    program: CompiledFormula, device: Binder, elements: Sequence[Array], numbers: Sequence[Array], outputs: Sequence[Array]
+) -> list[Call] | None:
     """The calls for NumPy arrays of one shape and numbers without axes; None if the arrays are not contiguous.
 
     The last block comes first: the end of what the backward pass has written is still in the cache, and the first variables will
@@ -152,7 +154,7 @@ def block_calls(program: Program, device: Binder, elements: Sequence[Array], num
     return calls
 
 
-def _block(program: Program, places: Sequence[Array]) -> list[Call]:
+def _block(program: CompiledFormula, places: Sequence[Array]) -> list[Call]:
     calls: list[Call] = []
     for function, arguments in program.steps:
         if function is weighted_sum:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jobflow.core.types import Array, TensorType, Xp, dtype_of, float32, float64
-from jobflow.ops.formula import LONG_BLOCK, Element, Program, block_calls, compiled, weighted_sum
+from jobflow.ops.formula import LONG_BLOCK, CompiledFormula, Element, block_calls, compiled, weighted_sum
 from jobflow.ops.matmul import MatMul
 from jobflow.ops.op import Binder, Call, Op, Sample, sample
 from jobflow.ops.pointwise import numbers as some
@@ -115,7 +115,7 @@ class OptimizerUpdate(Updated):
 
 
 @lru_cache(1024)
-def _program(op: OptimizerUpdate, dtype: Any) -> Program:
+def _program(op: OptimizerUpdate, dtype: Any) -> CompiledFormula:
     return compiled(partial(op.formula, np), op.count + 1, len(op.numbers(0.0, 0)), dtype)
 
 

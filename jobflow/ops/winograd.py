@@ -127,7 +127,7 @@ def _tiling(window: Window, m: int, image: tuple[int, ...], out: tuple[int, ...]
     return _Tiling(m, r, _spans(m, r, height, top, out[0], 1), _spans(m, r, width, left, out[1], even))
 
 
-class _Memory:
+class _BlockScratch:
     """Scratch for the values of one block, cut anew for each block's sizes."""
 
     def __init__(self, device: Binder, dtype: Any) -> None:
@@ -146,7 +146,7 @@ def _columns(image: Array) -> Array:
     return image.reshape(*image.shape[:-2], image.shape[-2] * image.shape[-1], copy=False)
 
 
-def _see(tiling: _Tiling, row: _Span, column: _Span, memory: _Memory, x: Array) -> tuple[Array, list[Call]]:
+def _see(tiling: _Tiling, row: _Span, column: _Span, memory: _BlockScratch, x: Array) -> tuple[Array, list[Call]]:
     """V [i,c,j,tile,n] = B' d B of a block of x [c,h,w,n]."""
     t, bt = tiling.t, matrices(tiling.m, tiling.r)[2]
     part = x[:, row.inputs, column.inputs]
@@ -184,7 +184,7 @@ def _sums(window: Window, m: int, device: Binder, x: Array, u: Array, y: Array) 
     """y [o,h,w,n] from x [c,h,w,n] and transformed weights u [i,j,o,c]."""
     c, o = x.shape[0], y.shape[0]
     tiling = _tiling(window, m, x.shape[1:], y.shape[1:3], c + o, x.itemsize)
-    at, memory, t, n = matrices(m, tiling.r)[0], _Memory(device, x.dtype), tiling.t, x.shape[3]
+    at, memory, t, n = matrices(m, tiling.r)[0], _BlockScratch(device, x.dtype), tiling.t, x.shape[3]
     calls: list[Call] = []
     for row, column in tiling.blocks():
         v, seen = _see(tiling, row, column, memory, x)
@@ -219,7 +219,7 @@ def grad_weight(window: Window, m: int, device: Binder, x: Array, dy: Array, dw:
     c, o, n, r = x.shape[0], dy.shape[0], x.shape[3], window.kernel[0]
     tiling = _tiling(window, m, x.shape[1:], dy.shape[1:3], c + o, x.itemsize)
     at, g, _ = matrices(m, r)
-    memory, t = _Memory(device, x.dtype), tiling.t
+    memory, t = _BlockScratch(device, x.dtype), tiling.t
     total, product = device.scratch((t, t, o, c), dtype_of(x.dtype)), device.scratch((t, t, o, c), dtype_of(x.dtype))
     calls: list[Call] = []
     for i, (row, column) in enumerate(tiling.blocks()):

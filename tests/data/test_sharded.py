@@ -19,7 +19,7 @@ from jobflow import scope
 from jobflow.core.errors import ArgumentError
 from jobflow.core.layout import Box
 from jobflow.data import Batches, Order, Position, per_device
-from jobflow.engine.compiled import Part
+from jobflow.engine.compiled import ArgumentPart
 from jobflow.engine.job import job_of
 from jobflow.engine.session import Session, current_session
 from jobflow.typing.lazy import Lazy
@@ -83,7 +83,7 @@ def test_a_rank_reads_its_rows_once_and_ahead(session: Session, rank: int, prefe
     ids=["all", "microbatch", "columns", "part of a microbatch", "nothing"],
 )
 def test_parts_of_any_layout_are_read(rows: slice | None, box: Box | None, slices: tuple[slice, ...]) -> None:
-    samples, part = Noted(), Part("images", "images", rows, box)
+    samples, part = Noted(), ArgumentPart("images", "images", rows, box)
     with Batches(samples, None, SIZE, sharded=True, prefetch=0).start() as reading:
         lazy = next(reading).arguments["images"]
     whole = samples.images[:SIZE]

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from jobflow.runtime.comm.record import Place, Regions
+from jobflow.runtime.comm.record import MemoryRange, Regions
 
 
 def test_arrays_that_another_thread_collects_are_forgotten_in_order() -> None:
@@ -20,10 +20,10 @@ def test_arrays_that_another_thread_collects_are_forgotten_in_order() -> None:
     thread = threading.Thread(target=collect)
     thread.start()
     try:
-        kept: list[tuple[Place, np.ndarray]] = []  # type: ignore[type-arg]
+        kept: list[tuple[MemoryRange, np.ndarray]] = []  # type: ignore[type-arg]
         for number in range(3000):
             array = np.zeros(8 + number % 64, np.uint8)
-            place = Place(number, 0, array.nbytes)
+            place = MemoryRange(number, 0, array.nbytes)
             regions.add(place, array)
             if number % 4:
                 dropped.append(array)
@@ -42,7 +42,7 @@ def test_memory_that_is_used_again_belongs_to_the_new_allocation() -> None:
     gone: list[int] = []
     for number in range(3):
         array = np.frombuffer(memoryview(memory), np.uint8)  # type: ignore[arg-type]
-        regions.add(Place(number, 0, 64), array, lambda number=number: gone.append(number))  # type: ignore[misc]
-        assert regions.locate(array[8:16]) == Place(number, 8, 8) and gone == [*range(number)]
+        regions.add(MemoryRange(number, 0, 64), array, lambda number=number: gone.append(number))  # type: ignore[misc]
+        assert regions.locate(array[8:16]) == MemoryRange(number, 8, 8) and gone == [*range(number)]
         del array
     assert gone == [0, 1, 2] and regions.locate(memory) is None

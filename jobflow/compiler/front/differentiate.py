@@ -69,7 +69,7 @@ class Gradients:
 
 
 @dataclass(frozen=True)
-class Logical:
+class LogicalProgram:
     """What a job computes, and how its outputs are to be read."""
 
     graph: Graph
@@ -79,19 +79,21 @@ class Logical:
     pieces: tuple[int, ...]
 
 
-def differentiate(program: Traced, outputs: Sequence[Value]) -> Logical:
+def differentiate(program: Traced, outputs: Sequence[Value]) -> LogicalProgram:
     """The traced job with the nodes of its training appended; a predict job is left as it is."""
     tracer, training = Tracer.onward(program), program.training
     if training is None:
         watches, shown = watched(tracer, {}, Weight(1))
-        return Logical(tracer.graph((*outputs, *shown)), watches, (1,) * (len(outputs) + len(shown)))
+        return LogicalProgram(tracer.graph((*outputs, *shown)), watches, (1,) * (len(outputs) + len(shown)))
     check_losses(program)
     weight = Weight(training.losses[0].type.size)
     weight = replace(weight, raised=raised_by(program.nodes, training, weight))
     gradients = backpropagate(tracer, training, weight)
     update_variables(tracer, training, gradients.of_variables(tracer), weight.raised)
     watches, shown = watched(tracer, gradients.of, weight)
-    return Logical(_Marking(tracer.graph((*outputs, *shown)), len(program.nodes), gradients).run(), watches, (1,) * (len(outputs) + len(shown)))
+    return LogicalProgram(
+        _Marking(tracer.graph((*outputs, *shown)), len(program.nodes), gradients).run(), watches, (1,) * (len(outputs) + len(shown))
+    )
 
 
 class _Marking(Rewriter):

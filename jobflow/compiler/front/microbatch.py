@@ -33,7 +33,7 @@ from functools import reduce
 
 from jobflow.compiler.front.differentiate import (
     Gradients,
-    Logical,
+    LogicalProgram,
     Weight,
     backpropagate,
     check_losses,
@@ -176,7 +176,7 @@ def _times(values: Sequence[Value], sizes: Sequence[int]) -> int | None:
 # -------------------------------------------------------------------- unrolling
 
 
-def unroll(traced: Sequence[Body], microbatches: Microbatches) -> Logical:
+def unroll(traced: Sequence[Body], microbatches: Microbatches) -> LogicalProgram:
     """The program for the whole batch.  `traced`: one body per size of microbatch."""
     for other in traced[1:]:
         _check_alike(traced[0], other, microbatches)
@@ -232,7 +232,7 @@ class _Unrolling:
         #: gradients so far
         self.totals: dict[str, Value] = {}
 
-    def run(self) -> Logical:
+    def run(self) -> LogicalProgram:
         tracer, spans = self.tracer, self.microbatches.spans
         for body in self.bodies:
             self._find_copied(body)
@@ -242,7 +242,7 @@ class _Unrolling:
         tracer.rows = ()  # those of the ranks' arguments are not those of their microbatches
         first = self.bodies[0]
         update_variables(tracer, self.training, {name: self.totals[name] for name in first.gradients}, first.raised)
-        return Logical(tracer.graph([value for result in results for value in result]), first.watches, tuple(map(len, results)))
+        return LogicalProgram(tracer.graph([value for result in results for value in result]), first.watches, tuple(map(len, results)))
 
     def _find_copied(self, body: _Body) -> None:
         """Find what depends on the rows, or on a variable that the microbatch before has assigned: nodes to copy.

@@ -182,17 +182,17 @@ def _after_warming_up(form: Form, group: int) -> int:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class PipelineSchedule:
     """`rows` of a form, and for a group the most activations that it keeps: one for each microbatch and stage that is not back yet."""
 
     rows: Callable[[Form], tuple[Row, ...]]
     limit: Callable[[Form, int], int]
 
 
-SCHEDULES: Mapping[str, Schedule] = {
-    "1f1b": Schedule(one_forward_one_backward, _distance_to_the_end),
-    "gpipe": Schedule(gpipe, _all_of_them),
-    "interleaved": Schedule(interleaved, _after_warming_up),
+SCHEDULES: Mapping[str, PipelineSchedule] = {
+    "1f1b": PipelineSchedule(one_forward_one_backward, _distance_to_the_end),
+    "gpipe": PipelineSchedule(gpipe, _all_of_them),
+    "interleaved": PipelineSchedule(interleaved, _after_warming_up),
 }
 
 

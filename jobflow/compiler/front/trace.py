@@ -21,7 +21,7 @@ from jobflow.core.types import DType, Tensor, TensorType, float32, int64
 from jobflow.graph.ir import Graph, Node, Origin, Phase, Value, Variable
 from jobflow.graph.rewrite import Take, walk
 from jobflow.graph.traced import Traced
-from jobflow.graph.training import Limit, Optimizer, Training, Watch
+from jobflow.graph.training import Optimizer, Training, ValidRange, Watch
 from jobflow.ops.checked import Checked
 from jobflow.ops.layout_ops import Crossing, ToGlobal, ToLocal
 from jobflow.ops.op import Op, ViewOp, types_tuple
@@ -64,7 +64,7 @@ class Tracer:
     training: Training | None = None
     watches: list[Watch] = field(default_factory=list)
     #: what arguments may hold
-    limits: list[Limit] = field(default_factory=list)
+    limits: list[ValidRange] = field(default_factory=list)
 
     _made: set[Node] = field(default_factory=set)
     _names: dict[str, SourceLine] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Tracer:
         values = tuple(self._own(value, label, where) for value in inputs)
         local = here.view == "mirrored"
         if self.looks and type(op) is Checked and (argument := _argument(values[0])) is not None:
-            self.limits.append(Limit(argument, op, where))
+            self.limits.append(ValidRange(argument, op, where))
             return values
         if isinstance(op, Crossing):
             op = self._parts(op, placement, where)

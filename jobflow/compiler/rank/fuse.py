@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from jobflow.compiler.rank.local import Builder, Item, Join, Program, Step
-from jobflow.compiler.rank.views import Window, is_dense, views_of, windows, written_over
+from jobflow.compiler.rank.views import StridedWindow, is_dense, views_of, windows, written_over
 from jobflow.core.types import TensorType, contiguous_strides
 from jobflow.ops.layout_ops import SliceBox
 from jobflow.ops.op import Op
@@ -103,7 +103,7 @@ def join_updates(program: Program) -> Program:
     return replace(program, steps=tuple(steps))
 
 
-def _runs(program: Program, found: dict[Item, Window]) -> Iterator[list[Step]]:
+def _runs(program: Program, found: dict[Item, StridedWindow]) -> Iterator[list[Step]]:
     """Groups of at least two updates with one op and the same scalars, whose variables and gradients follow each other in memory."""
     groups: dict[object, list[Step]] = {}
     read = {item for step in program.steps for item in step.inputs} | {item for _, item in program.fetches}
@@ -138,7 +138,7 @@ def _follows(a: Step, b: Step) -> bool:
     return all(aligned(_slot(x).stop) == _slot(y).offset for x, y in zip(a.inputs[: a.action.count], b.inputs[: a.action.count], strict=True))
 
 
-def _gradients_follow(a: Step, b: Step, found: dict[Item, Window]) -> bool:
+def _gradients_follow(a: Step, b: Step, found: dict[Item, StridedWindow]) -> bool:
     """True if the gradients lie like the variables already (in a bucket), or can be made to (each has memory of its own)."""
     assert isinstance(a.action, Updated)
     apart = _slot(b.inputs[0]).offset - _slot(a.inputs[0]).offset
@@ -152,7 +152,7 @@ def _gradients_follow(a: Step, b: Step, found: dict[Item, Window]) -> bool:
     return True
 
 
-def _agreed(a: Step, b: Step, found: dict[Item, Window], program: Program) -> bool:
+def _agreed(a: Step, b: Step, found: dict[Item, StridedWindow], program: Program) -> bool:
     """True if all ranks that have the variables in common join these updates, or no other rank has them: `divide` gives each a part of the whole run.
 
     A gradient that one rank has made and another received lies where each of them likes; one that all have summed, in the same place.
@@ -164,11 +164,11 @@ def _agreed(a: Step, b: Step, found: dict[Item, Window], program: Program) -> bo
     return not is_common(_slot(a.inputs[0]).buffer) or known.alike or (len(roots) == 1 and known.for_updates.issuperset(roots))
 
 
-def _has_own_memory(item: Item, window: Window) -> bool:
+def _has_own_memory(item: Item, window: StridedWindow) -> bool:
     return window.root.slot is None and window.root.type.nbytes == item.type.nbytes
 
 
-def _joined(rank: int, run: list[Step], found: dict[Item, Window]) -> list[Step]:
+def _joined(rank: int, run: list[Step], found: dict[Item, StridedWindow]) -> list[Step]:
     """The steps that replace a run: bring the gradients together if they are not, and update all at once."""
     op = run[0].action
     assert isinstance(op, Updated)
@@ -192,7 +192,7 @@ def _span(item: Item, flat: TensorType) -> Item:
     return Item(flat, f"{item.name}..", slot=Slot(slot.buffer, slot.offset, flat, contiguous_strides(flat.shape, flat.dtype.itemsize)))
 
 
-def _together(build: Builder, items: list[Item], offsets: list[int], flat: TensorType, found: dict[Item, Window]) -> Item:
+def _together(build: Builder, items: list[Item], offsets: list[int], flat: TensorType, found: dict[Item, StridedWindow]) -> Item:
     """One flat item in which items[i] lies offsets[i] bytes from the start."""
     where = [found[item] for item in items]
     root, start = where[0].root, where[0].offset

@@ -73,7 +73,7 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitFor:
     """Until the transfer of this order is complete; the input is what is sent or received."""
 
     post: Send | Receive
@@ -82,7 +82,7 @@ class Wait:
         return f"wait for {self.post}"
 
 
-Action: TypeAlias = Op | Collect | Send | Receive | Wait | Join
+Action: TypeAlias = Op | Collect | Send | Receive | WaitFor | Join
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jobflow.compiler.rank.format import format_items
-from jobflow.compiler.rank.local import Collect, Item, Join, Receive, Send, Step, Wait
+from jobflow.compiler.rank.local import Collect, Item, Join, Receive, Send, Step, WaitFor
 from jobflow.compiler.rank.order import Ordered
 from jobflow.compiler.rank.place import communicated, overwritten, placements
-from jobflow.compiler.rank.views import Window, is_dense, is_free, views_of, windows, written_over
+from jobflow.compiler.rank.views import StridedWindow, is_dense, is_free, views_of, windows, written_over
 from jobflow.core.errors import PlanError
 from jobflow.core.types import contiguous_strides
 from jobflow.ops.layout_ops import Copy
@@ -53,7 +53,7 @@ class _Planning:
         fetched, told = {item for _, item in program.fetches}, communicated(self.steps)
         alone = windows(self.steps, roots, orders)
         placed = placements(self.steps, alone, fetched | told | set(self.arguments), orders)
-        self.windows: dict[Item, Window] = windows(self.steps, roots, orders, placed) if placed else alone
+        self.windows: dict[Item, StridedWindow] = windows(self.steps, roots, orders, placed) if placed else alone
         self.updated = views_of(self.steps, set(written_over(self.steps)))
         self._join()
         kept = set(map(self.home, (*fetched, *told, *self.arguments)))
@@ -220,7 +220,7 @@ class _Planning:
 
     def _note(self, step: Step, inputs: tuple[Item, ...], outputs: tuple[Item, ...]) -> None:
         reads = tuple((self.key(item), self.slot(item)) for item in inputs)
-        if isinstance(step.action, Wait) and isinstance(step.action.post, Receive):  # until then nobody may read what is under way
+        if isinstance(step.action, WaitFor) and isinstance(step.action.post, Receive):  # until then nobody may read what is under way
             self.accesses.append(Access(step.name, tuple((_under_way(step.action.post), slot) for _, slot in reads), reads))
             return
         if isinstance(step.action, Receive):
@@ -251,8 +251,8 @@ def _instruction(step: Step, inputs: tuple[Slot, ...], outputs: tuple[Slot, ...]
             return Transfer(peer, True, inputs[0], order, step.name, step.where)
         case Receive(peer, order):
             return Transfer(peer, False, outputs[0], order, step.name, step.where)
-        case Wait(Send(peer, order)):
+        case WaitFor(Send(peer, order)):
             return plans.Wait(peer, True, inputs[0], order, step.name, step.where)
-        case Wait(Receive(peer, order)):
+        case WaitFor(Receive(peer, order)):
             return plans.Wait(peer, False, inputs[0], order, step.name, step.where)
     raise PlanError(f"{step.name} at {step.where}: {step.action} is not an instruction")

@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jobflow.compiler.rank.local import Collect, Item, Receive, Send, Step, Wait
+from jobflow.compiler.rank.local import Collect, Item, Receive, Send, Step, WaitFor
 from jobflow.compiler.rank.order import Ordered
 from jobflow.ops.op import Op, ViewOp
 
@@ -53,7 +53,7 @@ def _posted_early(steps: Sequence[Step]) -> list[Step]:
     found = [steps[index] for index in behind[-1]]
     for at, step in enumerate(steps):
         if isinstance(step.action, Send):
-            found.append(replace(step, action=Wait(step.action)))
+            found.append(replace(step, action=WaitFor(step.action)))
         elif at not in place:
             found.append(step)
         found.extend(steps[index] for index in behind[at])
@@ -108,7 +108,7 @@ def _with_waits(steps: Sequence[Step]) -> tuple[Step, ...]:
     before: dict[int, list[Step]] = defaultdict(list)
     behind: dict[int, list[Step]] = defaultdict(list)
     for at, step in enumerate(steps):
-        if isinstance(step.action, Wait):
+        if isinstance(step.action, WaitFor):
             behind[max(_likely_over(at, step.action.post.peer, steps, rows), last_reads[at])].append(step)
         elif isinstance(step.action, Receive):
             row = rows.of_reader(at)
@@ -117,8 +117,8 @@ def _with_waits(steps: Sequence[Step]) -> tuple[Step, ...]:
     for at, step in enumerate(steps):
         found.extend(before[at])
         if isinstance(step.action, Receive):
-            found.append(replace(step, action=Wait(step.action), inputs=step.outputs, outputs=()))
-        elif not isinstance(step.action, Wait):
+            found.append(replace(step, action=WaitFor(step.action), inputs=step.outputs, outputs=()))
+        elif not isinstance(step.action, WaitFor):
             found.append(step)
         found.extend(behind[at])
     return tuple(found)
@@ -144,4 +144,4 @@ def _last_reads(steps: Sequence[Step]) -> dict[int, int]:
             last[roots.get(item, item)] = at
         if isinstance(step.action, ViewOp) and step.inputs:
             roots[step.outputs[0]] = roots.get(step.inputs[0], step.inputs[0])
-    return {at: last[roots.get(step.inputs[0], step.inputs[0])] for at, step in enumerate(steps) if isinstance(step.action, Wait)}
+    return {at: last[roots.get(step.inputs[0], step.inputs[0])] for at, step in enumerate(steps) if isinstance(step.action, WaitFor)}

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 
 from jobflow.compiler.rank.local import Collect, Item, Receive, Send, Step
-from jobflow.compiler.rank.views import Orders, Window, inner_windows, own_window
+from jobflow.compiler.rank.views import Orders, StridedWindow, inner_windows, own_window
 from jobflow.ops.op import Op, ViewOp
 
 
-def placements(steps: Sequence[Step], found: Mapping[Item, Window], kept: Set[Item], orders: Orders) -> dict[Item, Window]:
+def placements(steps: Sequence[Step], found: Mapping[Item, StridedWindow], kept: Set[Item], orders: Orders) -> dict[Item, StridedWindow]:
     """Windows on outputs of later steps, for items that can be made there; `found` says where all would lie by themselves.
 
     Only ops that write into strided memory as fast as into dense (`Op.strided_outputs`) are sent elsewhere, and only if no view
@@ -29,7 +29,7 @@ def placements(steps: Sequence[Step], found: Mapping[Item, Window], kept: Set[It
     for step in steps:
         for item in dict.fromkeys(step.inputs):
             readers.setdefault(item, []).append(step)
-    placed: dict[Item, Window] = {}
+    placed: dict[Item, StridedWindow] = {}
     for step in reversed(steps):
         if not isinstance(step.action, Op) or step.action.alias or len(step.outputs) != 1 or not step.inputs:
             continue
@@ -45,15 +45,15 @@ def placements(steps: Sequence[Step], found: Mapping[Item, Window], kept: Set[It
 
 def _send_back(
     item: Item,
-    window: Window,
+    window: StridedWindow,
     reader: Step,
     makers: Mapping[Item, Step],
     readers: Mapping[Item, list[Step]],
     kept: Set[Item],
-    placed: dict[Item, Window],
+    placed: dict[Item, StridedWindow],
 ) -> None:
     """Place `item`, which lies well in `window` for `reader`, and what it is a view of, if their maker can write there."""
-    chain: list[tuple[Item, Window]] = []
+    chain: list[tuple[Item, StridedWindow]] = []
     while True:
         others = [step for step in readers[item] if step is not reader]
         if item in kept or item.slot is not None or item not in makers or any(isinstance(step.action, ViewOp) for step in others):
@@ -73,7 +73,7 @@ def _send_back(
 
 
 def overwritten(
-    steps: Sequence[Step], windows: Mapping[Item, Window], home: Callable[[Item], Item], kept: Set[Item], inside: dict[Item, tuple[Item, int]]
+    steps: Sequence[Step], windows: Mapping[Item, StridedWindow], home: Callable[[Item], Item], kept: Set[Item], inside: dict[Item, tuple[Item, int]]
 ) -> None:
     """Enter into `inside` every output that takes the memory of an input of its step."""
     uses = _uses(steps, home)
@@ -100,7 +100,7 @@ def _sum_up(
     at: int,
     output: Item,
     sources: Sequence[Item],
-    windows: Mapping[Item, Window],
+    windows: Mapping[Item, StridedWindow],
     home: Callable[[Item], Item],
     kept: Set[Item],
     inside: dict[Item, tuple[Item, int]],
@@ -116,7 +116,7 @@ def _sum_up(
             return
 
 
-def _may_take(output: Item, source: Item, old: Item, windows: Mapping[Item, Window], kept: Set[Item]) -> bool:
+def _may_take(output: Item, source: Item, old: Item, windows: Mapping[Item, StridedWindow], kept: Set[Item]) -> bool:
     """True if `source` is all there is in its memory, and lies as `output` would."""
     window = windows[source]
     alone = old.slot is None and old not in kept and window.offset == 0 and old.type.nbytes == source.type.nbytes

@@ -22,7 +22,7 @@ Orders = Mapping[Item, tuple[int, ...]]
 
 
 @dataclass(frozen=True, eq=False)
-class Window:
+class StridedWindow:
     """`strides` in bytes, `offset` bytes into the memory of `root`."""
 
     root: Item
@@ -30,9 +30,11 @@ class Window:
     strides: tuple[int, ...]
 
 
-def windows(steps: Iterable[Step], roots: Iterable[Item], orders: Orders, placed: Mapping[Item, Window] = MappingProxyType({})) -> dict[Item, Window]:
+def windows(
+    steps: Iterable[Step], roots: Iterable[Item], orders: Orders, placed: Mapping[Item, StridedWindow] = MappingProxyType({})
+) -> dict[Item, StridedWindow]:
     """The window of every item; one that is neither a view nor placed in another is its own root, and so is one whose place is given."""
-    found: dict[Item, Window] = {root: own_window(root, orders) for root in roots}
+    found: dict[Item, StridedWindow] = {root: own_window(root, orders) for root in roots}
     for step in steps:
         found.update((item, own_window(item, orders)) for item in step.inputs if item.slot is not None)
         window = placed.get(step.outputs[0]) if len(step.outputs) == 1 else None
@@ -46,9 +48,9 @@ def windows(steps: Iterable[Step], roots: Iterable[Item], orders: Orders, placed
     return found
 
 
-def own_window(item: Item, orders: Orders) -> Window:
+def own_window(item: Item, orders: Orders) -> StridedWindow:
     strides = item.slot.strides if item.slot else ordered_strides(item.type, orders.get(item))
-    return Window(item, 0, strides)
+    return StridedWindow(item, 0, strides)
 
 
 def ordered_strides(type: TensorType, order: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -62,7 +64,7 @@ def ordered_strides(type: TensorType, order: tuple[int, ...] | None) -> tuple[in
     return tuple(strides)
 
 
-def _view_window(step: Step, found: Mapping[Item, Window]) -> Window | None:
+def _view_window(step: Step, found: Mapping[Item, StridedWindow]) -> StridedWindow | None:
     if not isinstance(step.action, ViewOp) or not step.inputs:
         return None
     base = found[step.inputs[0]]
@@ -74,12 +76,12 @@ def _view_window(step: Step, found: Mapping[Item, Window]) -> Window | None:
     return _inside(base, mocks[0], seen)
 
 
-def _inside(base: Window, mock: np.ndarray, seen: np.ndarray) -> Window:
+def _inside(base: StridedWindow, mock: np.ndarray, seen: np.ndarray) -> StridedWindow:
     shift = seen.__array_interface__["data"][0] - mock.__array_interface__["data"][0]
-    return Window(base.root, base.offset + (shift if seen.size else 0), tuple(seen.strides))
+    return StridedWindow(base.root, base.offset + (shift if seen.size else 0), tuple(seen.strides))
 
 
-def inner_windows(step: Step, window: Window) -> list[Window | None]:
+def inner_windows(step: Step, window: StridedWindow) -> list[StridedWindow | None]:
     """Where the inputs of a step of one output would lie in that output's window, so that there is nothing to do (`Op.places`)."""
     if not isinstance(step.action, Op) or not step.outputs[0].type.size:
         return [None] * len(step.inputs)
@@ -88,7 +90,7 @@ def inner_windows(step: Step, window: Window) -> list[Window | None]:
     return [None if place is None else _inside(window, mock, place) for place in places]
 
 
-def is_free(step: Step, found: Mapping[Item, Window]) -> bool:
+def is_free(step: Step, found: Mapping[Item, StridedWindow]) -> bool:
     """True if there is nothing to do: the output is a view of the input, or all inputs have been made in their places in it."""
     if not isinstance(step.action, Op) or len(step.outputs) != 1 or not step.inputs:
         return False
@@ -100,7 +102,7 @@ def is_free(step: Step, found: Mapping[Item, Window]) -> bool:
     return all(place is not None and _same(place, found[item], item.type) for place, item in zip(inner, step.inputs, strict=True))
 
 
-def _same(a: Window, b: Window, type: TensorType) -> bool:
+def _same(a: StridedWindow, b: StridedWindow, type: TensorType) -> bool:
     lie_alike = all(n <= 1 or s == t for n, s, t in zip(type.shape, a.strides, b.strides, strict=True))
     return a.root is b.root and a.offset == b.offset and lie_alike
 
@@ -113,13 +115,13 @@ def _mock(type: TensorType, strides: tuple[int, ...]) -> np.ndarray:
     return np.lib.stride_tricks.as_strided(base.view(type.dtype.numpy), type.shape, strides, writeable=False)
 
 
-def is_dense(type: TensorType, window: Window) -> bool:
+def is_dense(type: TensorType, window: StridedWindow) -> bool:
     """True if the window is C-ordered without gaps."""
     expected = contiguous_strides(type.shape, type.dtype.itemsize)
     return all(n <= 1 or a == b for n, a, b in zip(type.shape, window.strides, expected, strict=True))
 
 
-def whole_in_hatch(item: Item, whole: TensorType, found: Mapping[Item, Window], together: Mapping[Item, Slot]) -> Slot | None:
+def whole_in_hatch(item: Item, whole: TensorType, found: Mapping[Item, StridedWindow], together: Mapping[Item, Slot]) -> Slot | None:
     """Where the parts of all ranks, of which `item` is this rank's, lie one after another as `whole`; None if they do not."""
     window = found[item]
     slot = together.get(window.root)

@@ -17,7 +17,7 @@ from jobflow.runtime.comm.waits import Need, What
 ORDERED = ("x86_64", "AMD64", "i686", "i386")
 
 
-class Gate:
+class FlagBarrier:
     """Meets by flags: `flags[rank]` counts the meetings that another rank has come to."""
 
     def __init__(self, control: Control, name: str, mine: memoryview, flags: Mapping[int, memoryview]) -> None:
@@ -39,7 +39,7 @@ class Gate:
         return [Need(rank, self.name, self.done) for rank, flag in zip(self._ranks, self._flags, strict=True) if flag[0] < self.done]
 
 
-class Line:
+class FlagLine:
     """One end of the way between two ranks: each has a count in a cache line of its own."""
 
     def __init__(self, control: Control, name: str, mine: memoryview, theirs: memoryview, peer: int) -> None:

@@ -25,13 +25,13 @@ from jobflow.core.notices import notice
 from jobflow.core.types import Array
 from jobflow.ops.op import Call
 from jobflow.runtime.comm.communicator import Communicator, Waited
-from jobflow.runtime.comm.flags import ORDERED, Accord, Ballot, Gate, Line
+from jobflow.runtime.comm.flags import ORDERED, Accord, Ballot, FlagBarrier, FlagLine
 from jobflow.runtime.comm.post import LEAVING, Control, Post
-from jobflow.runtime.comm.record import Group, Letter, Place, Record, Recorder, address
+from jobflow.runtime.comm.record import Group, Letter, MemoryRange, Record, Recorder, address
 from jobflow.runtime.comm.shared import Channel, Meet, SharedOperations
 from jobflow.runtime.comm.shared_windows import SMALL_WINDOW, WINDOW, Windows
 from jobflow.runtime.comm.solo_communicator import Alone, copying
-from jobflow.runtime.comm.waits import Came, Count, Need, Way, What, difference
+from jobflow.runtime.comm.waits import Came, Need, Way, WayCount, What, difference
 from jobflow.runtime.device.numpy_device import ALIGNMENT, aligned_zeros
 
 #: of the letters by which the ranks of a group call each other, beside which nothing else is sent from rank to rank of a communicator
@@ -69,7 +69,7 @@ class MpiCommunicator(Recorder):
         self._others = [rank for rank in members if rank != self._me]
         self._operations = SharedOperations(self, self._me)
         self._ways: list[Way] = []
-        self._counts: dict[str, Count] = {}
+        self._counts: dict[str, WayCount] = {}
         self._comms: dict[tuple[int, ...], Any] = {}
         self._lines: list[Array] = []
         self._windows: Windows | None = None
@@ -127,10 +127,10 @@ class MpiCommunicator(Recorder):
         self._calls = [request for request in self._calls if not request.Test()]
         return here >= others and not self._calls
 
-    def _count(self, kind: str) -> Count:
+    def _count(self, kind: str) -> WayCount:
         """A way of this communicator."""
         if kind not in self._counts:
-            self._counts[kind] = Count(f"{self._name} {kind}")
+            self._counts[kind] = WayCount(f"{self._name} {kind}")
             self._ways.append(self._counts[kind])
         return self._counts[kind]
 
@@ -142,7 +142,7 @@ class MpiCommunicator(Recorder):
             self._lines.append(lines)
             places = dict(zip(self.members, self.exchange(self.locate(lines)), strict=True))
             if None not in places.values():
-                turns = {rank: (place._replace(nbytes=16), Place(place.region, place.offset + ALIGNMENT, 16)) for rank, place in places.items()}
+                turns = {rank: (place._replace(nbytes=16), MemoryRange(place.region, place.offset + ALIGNMENT, 16)) for rank, place in places.items()}
                 seen = {rank: [memoryview(self.look(rank, place).view(np.uint64)) for place in pair] for rank, pair in turns.items()}
                 return Accord(self._control, name, seen[self._me], {rank: seen[rank] for rank in self._others})
         self._owned.append(self._comm.Dup())
@@ -174,19 +174,19 @@ class MpiCommunicator(Recorder):
         if self._windows is None or len(self._near) < self.size or platform.machine() not in ORDERED:
             return None
         mine = self._windows.allocate(nbytes if self.rank == 0 else 0)
-        place: Place | None = self.exchange(None if mine is None or self.rank else self._windows.locate(mine))[0]
+        place: MemoryRange | None = self.exchange(None if mine is None or self.rank else self._windows.locate(mine))[0]
         if place is None:
             return None
         return mine if self.rank == 0 else self.look(self.members[0], place)
 
-    def locate(self, array: Array) -> Place | None:
+    def locate(self, array: Array) -> MemoryRange | None:
         return None if self._windows is None else self._windows.locate(array)
 
     def near(self, rank: int) -> bool:
         """True if `look` can see what that rank allocates, as far as it has a place."""
         return self._windows is not None and rank in self._near
 
-    def look(self, rank: int, place: Place) -> Array:
+    def look(self, rank: int, place: MemoryRange) -> Array:
         assert self._windows is not None
         return self._windows.look(rank, place)
 
@@ -196,7 +196,7 @@ class MpiCommunicator(Recorder):
         for group, lines in self._common_lines(groups).items():
             flags = {rank: line for rank, line in lines.items() if rank != self._me}
             if platform.machine() in ORDERED:
-                gate = Gate(self._control, f"{self._name} meetings of {group}", lines[self._me], flags)
+                gate = FlagBarrier(self._control, f"{self._name} meetings of {group}", lines[self._me], flags)
                 self._ways.append(gate)
                 found[group] = gate.meet
             else:
@@ -208,7 +208,7 @@ class MpiCommunicator(Recorder):
         found: dict[tuple[int, ...], Channel] = {}
         for pair, lines in (self._common_lines(pairs) if platform.machine() in ORDERED else {}).items():
             (peer,) = (rank for rank in pair if rank != self._me)
-            found[pair] = line = Line(self._control, f"{self._name} line {pair}", lines[self._me], lines[peer], peer)
+            found[pair] = line = FlagLine(self._control, f"{self._name} line {pair}", lines[self._me], lines[peer], peer)
             self._ways.append(line)
         return found
 
@@ -216,11 +216,11 @@ class MpiCommunicator(Recorder):
         """A number in a cache line of its own for each rank of each group of this rank, if all of the group can look at them."""
         lines = self.allocate(len(groups) * ALIGNMENT)
         self._lines.append(lines)  # peers read them as long as the communicator lasts
-        places: dict[int, Place | None] = dict(zip(self.members, self.exchange(self.locate(lines)), strict=True))
+        places: dict[int, MemoryRange | None] = dict(zip(self.members, self.exchange(self.locate(lines)), strict=True))
         found: dict[tuple[int, ...], dict[int, memoryview]] = {}
         for i, group in enumerate(groups):
             near = [(rank, places[rank]) for rank in group if rank in self._near]
-            starts = {rank: Place(place.region, place.offset + i * ALIGNMENT, 8) for rank, place in near if place is not None}
+            starts = {rank: MemoryRange(place.region, place.offset + i * ALIGNMENT, 8) for rank, place in near if place is not None}
             if self._me in group and len(starts) == len(group):
                 found[group] = {rank: memoryview(self.look(rank, start).view(np.int64)) for rank, start in starts.items()}
         return found
@@ -298,7 +298,7 @@ class MpiCommunicator(Recorder):
             return partial(comm.Iallreduce, source, target, operation)
         return partial(comm.Ireduce_scatter, source, target, list(record.counts), operation)
 
-    def _perform(self, start: Callable[[], Any], way: Count, ranks: Sequence[int], what: str) -> None:
+    def _perform(self, start: Callable[[], Any], way: WayCount, ranks: Sequence[int], what: str) -> None:
         request = start()
         way.done += 1
         self._finish(request, (way.name, way.done), ranks, what)
@@ -348,7 +348,7 @@ class MpiCommunicator(Recorder):
         self._operations = SharedOperations(self, self._me)
         self._lines.clear()
         self._accord = None
-        self._ways[:] = [way for way in self._ways if isinstance(way, Count)]  # no other holds on to windows
+        self._ways[:] = [way for way in self._ways if isinstance(way, WayCount)]  # no other holds on to windows
         if self._comm is not None and self._control.usable:
             if self._windows is not None:
                 self._windows.close()
@@ -362,7 +362,7 @@ class MpiCommunicator(Recorder):
 class Message:
     """One end of a transfer that goes through MPI."""
 
-    def __init__(self, start: Callable[[], Any], finish: Callable[[Any, Point, Sequence[int], str], None], way: Count, record: Record) -> None:
+    def __init__(self, start: Callable[[], Any], finish: Callable[[Any, Point, Sequence[int], str], None], way: WayCount, record: Record) -> None:
         self._start = start
         self._finish = finish
         self._way = way

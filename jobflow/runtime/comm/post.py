@@ -26,12 +26,12 @@ from jobflow.runtime.comm.communicator import Waited
 from jobflow.runtime.comm.waits import (
     SETTLE,
     SILENCE,
-    Count,
     Held,
     Need,
     Parting,
     Waiting,
     Way,
+    WayCount,
     What,
     headline,
     left,
@@ -290,8 +290,8 @@ class Post:
         self._members = members
         everybody = range(len(members))
         #: letters to each rank, and those from each rank that this one has taken
-        self._sent = [Count(f"{name} {self._rank}>{rank}") for rank in everybody]
-        self._taken = [Count(f"{name} {rank}>{self._rank} taken") for rank in everybody]
+        self._sent = [WayCount(f"{name} {self._rank}>{rank}") for rank in everybody]
+        self._taken = [WayCount(f"{name} {rank}>{self._rank} taken") for rank in everybody]
         #: the same at the other ends
         self._theirs = [(f"{name} {rank}>{self._rank}", f"{name} {self._rank}>{rank} taken") for rank in everybody]
         self.ways: list[Way] = [*self._sent, *self._taken]

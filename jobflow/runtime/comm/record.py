@@ -26,7 +26,7 @@ from jobflow.plan.traffic import Traffic, handed, total
 from jobflow.runtime.comm.communicator import Communicator, Transfers
 
 
-class Place(NamedTuple):
+class MemoryRange(NamedTuple):
     """`nbytes` at `offset` of the owner's allocation number `region`."""
 
     region: int
@@ -55,11 +55,11 @@ class Letter(NamedTuple):
     #: bytes of this rank's source
     nbytes: int
     #: where peers read this rank's source; None if nothing is to be read, or no memory is shared
-    source: Place | None
+    source: MemoryRange | None
     #: the other half of a source that is copied there first, so that two steps may overlap
-    twin: Place | None
+    twin: MemoryRange | None
     #: where peers read this rank's piece of the result of a large all_reduce
-    result: Place | None
+    result: MemoryRange | None
     #: the target is the source
     in_place: bool
 
@@ -130,10 +130,10 @@ class Regions:
 
     def __init__(self) -> None:
         self._starts: list[int] = []
-        self._places: list[Place] = []
+        self._places: list[MemoryRange] = []
         self._gone: deque[int] = deque()
 
-    def add(self, place: Place, array: Array, gone: Callable[[], None] | None = None) -> None:
+    def add(self, place: MemoryRange, array: Array, gone: Callable[[], None] | None = None) -> None:
         """`array` is what lies at `place`; `gone` is called when nothing points into it any more."""
         self._forget_gone()
         at = bisect(self._starts, address(array))
@@ -154,7 +154,7 @@ class Regions:
             if at >= 0 and self._starts[at] == start:
                 del self._starts[at], self._places[at]
 
-    def locate(self, array: Array) -> Place | None:
+    def locate(self, array: Array) -> MemoryRange | None:
         """Where a contiguous array lies; None if it is not wholly inside one allocation."""
         self._forget_gone()
         start = address(array)
@@ -163,7 +163,7 @@ class Regions:
             return None
         offset = start - self._starts[at]
         region, first, nbytes = self._places[at]
-        return Place(region, first + offset, array.nbytes) if offset + array.nbytes <= nbytes else None
+        return MemoryRange(region, first + offset, array.nbytes) if offset + array.nbytes <= nbytes else None
 
     def clear(self) -> None:
         self._starts.clear()
@@ -206,7 +206,9 @@ class Record:
     def label(self) -> str:
         return f'{self.kind} "{self.name}" of ranks {list(self.ranks)}' if self.name else f"{self.kind} of ranks {list(self.ranks)}"
 
-    def letter(self, source: Place | None = None, twin: Place | None = None, result: Place | None = None, in_place: bool = False) -> Letter:
+    def letter(
+        self, source: MemoryRange | None = None, twin: MemoryRange | None = None, result: MemoryRange | None = None, in_place: bool = False
+    ) -> Letter:
         reduce = self.reduce.value if self.reduce else ""
         about = (self.kind, self.ranks, str(self.source.dtype), reduce, self.counts, self.receives, self.name, self.source.nbytes)
         return Letter(*about, source, twin, result, in_place)

@@ -26,7 +26,7 @@ import numpy as np
 from jobflow.core.layout import cut
 from jobflow.core.types import Array
 from jobflow.ops.op import Call
-from jobflow.runtime.comm.record import Group, Letter, Place, Record, address
+from jobflow.runtime.comm.record import Group, Letter, MemoryRange, Record, address
 from jobflow.runtime.comm.solo_communicator import copying
 
 #: bytes; up to here a copy costs less than a meeting
@@ -66,11 +66,11 @@ class Memory(Protocol):
         """See `Communicator.allocate`; collective over the node."""
         ...
 
-    def locate(self, array: Array) -> Place | None:
+    def locate(self, array: Array) -> MemoryRange | None:
         """Where a contiguous array lies in this rank's allocations; None if the peers cannot read it."""
         ...
 
-    def look(self, rank: int, place: Place) -> Array:
+    def look(self, rank: int, place: MemoryRange) -> Array:
         """The bytes of a peer."""
         ...
 
@@ -183,9 +183,9 @@ class SharedOperations:
         # of the source of a reduce_scatter, a rank's own piece is read by nobody else
         return record.kind != "reduce_scatter" or _span(record.target) != _span(record.source[start:stop])
 
-    def _letter(self, record: Record, seat: Seat, base: Place | None) -> Letter:
-        def staged(offset: int | None, nbytes: int) -> Place | None:
-            return None if base is None or offset is None else Place(base.region, base.offset + offset, nbytes)
+    def _letter(self, record: Record, seat: Seat, base: MemoryRange | None) -> Letter:
+        def staged(offset: int | None, nbytes: int) -> MemoryRange | None:
+            return None if base is None or offset is None else MemoryRange(base.region, base.offset + offset, nbytes)
 
         nbytes = record.source.nbytes
         if nbytes == 0 or len(record.ranks) == 1:
@@ -220,7 +220,7 @@ class SharedOperations:
             record.operation.fill([(taking.post, ())])
             record.wait.fill([(taking.wait, ())])
 
-    def _array(self, rank: int, place: Place | None, record: Record) -> Array:
+    def _array(self, rank: int, place: MemoryRange | None, record: Record) -> Array:
         return record.source[:0] if place is None else self._memory.look(rank, place).view(record.source.dtype)
 
     def _reads(self, record: Record, me: int, sources: Sequence[Array], letters: Sequence[Letter], meet: Call) -> list[Call]:

@@ -14,8 +14,8 @@ import numpy as np
 
 from jobflow.core.types import Array
 from jobflow.runtime.comm.post import Control
-from jobflow.runtime.comm.record import Place, Regions, address
-from jobflow.runtime.comm.waits import Count, Need
+from jobflow.runtime.comm.record import MemoryRange, Regions, address
+from jobflow.runtime.comm.waits import Need, WayCount
 from jobflow.runtime.device.numpy_device import ALIGNMENT, aligned_zeros
 
 #: bytes of the first window of a world, and of a group; each further one is at least as large as all before it, so that there are few
@@ -26,7 +26,7 @@ PAGE = 4096
 SPARE = 1 << 20
 
 
-class Window:
+class SharedWindow:
     """One shared window, and all that this rank has lent of it: arrays of their own, which views of them keep alive."""
 
     def __init__(self, memory: Any, parts: dict[int, Array]) -> None:
@@ -54,14 +54,14 @@ class Window:
 class Windows:
     """This rank's part of the shared windows of its node, handed out first fit; what nobody points into is handed out again."""
 
-    def __init__(self, mpi: Any, node: Any, members: Sequence[int], control: Control, way: Count, first: int = WINDOW) -> None:
+    def __init__(self, mpi: Any, node: Any, members: Sequence[int], control: Control, way: WayCount, first: int = WINDOW) -> None:
         self._mpi = mpi
         self._node = node
         self._members = members
         self._control = control
         #: counts what the node has agreed on
         self._way = way
-        self._windows: list[Window] = []
+        self._windows: list[SharedWindow] = []
         self._regions = Regions()
         #: (window, start, stop) in this rank's parts
         self._free: list[tuple[int, int, int]] = []
@@ -102,7 +102,7 @@ class Windows:
             self._free.append((window, start + wanted, stop))
         array = self._windows[window].lend(self._control.rank, start, nbytes)
         array[:] = 0
-        self._regions.add(Place(window, start, nbytes), array, partial(self._returned.append, (window, start, start + wanted)))
+        self._regions.add(MemoryRange(window, start, nbytes), array, partial(self._returned.append, (window, start, start + wanted)))
         return array
 
     def _open(self, wanted: int, largest: int) -> bool:
@@ -123,13 +123,13 @@ class Windows:
         # pages are mapped whole, so that all processes skip the same number of bytes
         parts = {rank: base[-address(base) % ALIGNMENT :][:size] for rank, base in zip(self._members, bases, strict=True)}
         self._free.append((len(self._windows), 0, size))
-        self._windows.append(Window(window, parts))
+        self._windows.append(SharedWindow(window, parts))
         self._total += size
 
-    def locate(self, array: Array) -> Place | None:
+    def locate(self, array: Array) -> MemoryRange | None:
         return self._regions.locate(array)
 
-    def look(self, rank: int, place: Place) -> Array:
+    def look(self, rank: int, place: MemoryRange) -> Array:
         return self._windows[place.region].lend(rank, place.offset, place.nbytes)
 
     def sync(self) -> None:
@@ -165,7 +165,7 @@ def _merged(stretches: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]
 
 
 #: windows that cannot be freed, since some of their memory is still lent
-_kept: list[Window] = []
+_kept: list[SharedWindow] = []
 
 
 def _free_shared_memory() -> int:

@@ -14,7 +14,7 @@ from jobflow.core.errors import AbortedError, DivergedError, JobflowError, in_sh
 from jobflow.core.notices import notice
 from jobflow.core.types import Array
 from jobflow.runtime.comm.communicator import Communicator, Waited
-from jobflow.runtime.comm.record import Group, Letter, Place, Record, Recorder, Regions, address, owner
+from jobflow.runtime.comm.record import Group, Letter, MemoryRange, Record, Recorder, Regions, address, owner
 from jobflow.runtime.comm.shared import Channel, Meet, SharedOperations
 from jobflow.runtime.comm.solo_communicator import Alone, copying
 from jobflow.runtime.comm.waits import SETTLE, SILENCE, Came, Held, What, difference, headline, left, standstill, stuck, text_of, waits_in
@@ -48,7 +48,7 @@ class Own:
         self.acquire = plain if waited is None else timed
 
 
-class Gate:
+class ThreadBarrier:
     """A barrier among some ranks of a room, passed again and again."""
 
     def __init__(self, room: Room, ranks: tuple[int, ...]) -> None:
@@ -76,7 +76,7 @@ class Gate:
                 lock.release()
             return
         if not own.acquire(timeout=min(SILENCE, PATIENCE)):
-            self._room.linger(rank, own, Waiting(text_of(what), lambda: self._missing(number), lambda: self._wake([rank]), trouble()))
+            self._room.linger(rank, own, WaitingRank(text_of(what), lambda: self._missing(number), lambda: self._wake([rank]), trouble()))
         if rank in self._room.woken:
             raise self._room.error()
 
@@ -96,7 +96,7 @@ class Gate:
         self._wake(self._ranks)
 
 
-class Count:
+class ThreadCount:
     """How much one end of a channel has done, for the other end to wait for."""
 
     def __init__(self, room: Room) -> None:
@@ -124,7 +124,7 @@ class Count:
                 return
             self._waiting = count, rank, own
         if not own.acquire(timeout=min(SILENCE, PATIENCE)):
-            self._room.linger(rank, own, Waiting(what, lambda: [peer] if self.done < count else [], self.wake, trouble()))
+            self._room.linger(rank, own, WaitingRank(what, lambda: [peer] if self.done < count else [], self.wake, trouble()))
         if rank in self._room.woken:
             raise self._room.error()
 
@@ -138,10 +138,10 @@ class Count:
             waiting[2].release()
 
 
-class Line:
+class ThreadLine:
     """One end of the way between two ranks."""
 
-    def __init__(self, mine: Count, others: Count, rank: int, peer: int, own: Own) -> None:
+    def __init__(self, mine: ThreadCount, others: ThreadCount, rank: int, peer: int, own: Own) -> None:
         self._mine = mine
         self._others = others
         self._who = rank, own, peer
@@ -155,7 +155,7 @@ class Line:
         self._others.reach(count, *self._who, what)
 
 
-class Waiting(NamedTuple):
+class WaitingRank(NamedTuple):
     """A rank that has waited for a while."""
 
     what: str
@@ -186,22 +186,22 @@ class Table:
         self.agreed: dict[int, int] = dict.fromkeys(ranks, 0)
         self._room = room
         self._guard = threading.Lock()
-        self._gates: dict[tuple[str, tuple[int, ...]], Gate] = {}
+        self._gates: dict[tuple[str, tuple[int, ...]], ThreadBarrier] = {}
         #: what the sender has posted, and what the receiver has taken
-        self._counts: dict[tuple[int, ...], tuple[Count, Count]] = {}
+        self._counts: dict[tuple[int, ...], tuple[ThreadCount, ThreadCount]] = {}
 
-    def counts(self, pair: tuple[int, ...]) -> tuple[Count, Count]:
+    def counts(self, pair: tuple[int, ...]) -> tuple[ThreadCount, ThreadCount]:
         with self._guard:
-            return self._counts.setdefault(pair, (Count(self._room), Count(self._room)))
+            return self._counts.setdefault(pair, (ThreadCount(self._room), ThreadCount(self._room)))
 
-    def gate(self, ranks: tuple[int, ...], kind: str) -> Gate:
+    def gate(self, ranks: tuple[int, ...], kind: str) -> ThreadBarrier:
         """Where these ranks meet for operations of one kind: those that part do not take it for each other's."""
         with self._guard:
-            return self._gates.setdefault((kind, ranks), Gate(self._room, ranks))
+            return self._gates.setdefault((kind, ranks), ThreadBarrier(self._room, ranks))
 
     def wake(self) -> None:
         with self._guard:
-            ways: list[Gate | Count] = [*self._gates.values(), *itertools.chain.from_iterable(self._counts.values())]
+            ways: list[ThreadBarrier | ThreadCount] = [*self._gates.values(), *itertools.chain.from_iterable(self._counts.values())]
         for way in ways:
             way.wake()
 
@@ -225,7 +225,7 @@ class Room:
         #: the rank that parted from the others because of an error of its own
         self._first: int | None = None
         self._stuck_since = float("inf")
-        self._waits: dict[int, Waiting] = {}
+        self._waits: dict[int, WaitingRank] = {}
         self._guard = threading.Lock()
         self._tables: dict[tuple[int, ...], Table] = {}
 
@@ -237,7 +237,7 @@ class Room:
         """Why nobody can go on."""
         return DivergedError(self.reason or "", self._first) if self._diverged else AbortedError(self.reason)
 
-    def linger(self, rank: int, own: Own, waiting: Waiting) -> None:
+    def linger(self, rank: int, own: Own, waiting: WaitingRank) -> None:
         """The patient part of a wait: everybody may know of it, and it ends if it is in vain."""
         began = time.monotonic()
         complain = began + PATIENCE - SILENCE
@@ -258,14 +258,14 @@ class Room:
             with self._guard:
                 del self._waits[rank]
 
-    def _withdraw(self, rank: int, own: Own, waiting: Waiting) -> None:
+    def _withdraw(self, rank: int, own: Own, waiting: WaitingRank) -> None:
         """Wait no more."""
         waiting.wake()
         own.acquire()
         if self.reason is None:
             self.woken.discard(rank)
 
-    def _look(self) -> tuple[dict[int, Waiting], dict[int, Sequence[int]]]:
+    def _look(self) -> tuple[dict[int, WaitingRank], dict[int, Sequence[int]]]:
         """Who has waited for a while, and for whom."""
         with self._guard:
             waits = dict(self._waits)
@@ -357,17 +357,17 @@ class ThreadsCommunicator(Recorder):
             number, mine = self._count, self._table.regions[self._me]
             self._count += 1
             mine[number] = weakref.ref(owner(array)), address(array) - address(owner(array))
-            self._regions.add(Place(number, 0, nbytes), array, lambda: forget(mine, number))
+            self._regions.add(MemoryRange(number, 0, nbytes), array, lambda: forget(mine, number))
         return array
 
     def allocate_common(self, nbytes: int) -> Array | None:
         common: Array = self.exchange(self._allocate(nbytes) if self.rank == 0 else None)[0]
         return common
 
-    def locate(self, array: Array) -> Place | None:
+    def locate(self, array: Array) -> MemoryRange | None:
         return self._regions.locate(array)
 
-    def look(self, rank: int, place: Place) -> Array:
+    def look(self, rank: int, place: MemoryRange) -> Array:
         whole, start = self._table.regions[rank][place.region]
         array = whole()
         assert array is not None, "the rank that has bound it keeps it"
@@ -382,7 +382,7 @@ class ThreadsCommunicator(Recorder):
             if self._me in pair:
                 me = pair.index(self._me)
                 counts = self._table.counts(pair)
-                found[pair] = Line(counts[me], counts[1 - me], self._me, pair[1 - me], self._mine)
+                found[pair] = ThreadLine(counts[me], counts[1 - me], self._me, pair[1 - me], self._mine)
         return found
 
     def _meeting(self, ranks: tuple[int, ...], kind: str = "tensors") -> Callable[[What], None]:

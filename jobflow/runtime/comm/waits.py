@@ -36,7 +36,7 @@ class Way(Protocol):
         ...
 
 
-class Count:
+class WayCount:
     """A way that is counted by whoever goes it."""
 
     __slots__ = ("done", "name")

@@ -19,8 +19,8 @@ from jobflow.core.types import Array
 from jobflow.runtime.comm.flags import ORDERED
 from jobflow.runtime.comm.mpi_communicator import MpiCommunicator
 from jobflow.runtime.comm.post import Control, Post, read, write
-from jobflow.runtime.comm.record import Place
-from jobflow.runtime.comm.waits import Count, Need, Way
+from jobflow.runtime.comm.record import MemoryRange
+from jobflow.runtime.comm.waits import Need, Way, WayCount
 from jobflow.runtime.device.numpy_device import ALIGNMENT
 from jobflow.runtime.world.world import Command
 
@@ -32,7 +32,7 @@ CLIENT = 0
 EMPTY: bytes = write([])[0]
 
 
-class Box:
+class Direction:
     """One direction between two ranks, as its reader or its writer sees it."""
 
     def __init__(self, memory: Array) -> None:
@@ -64,9 +64,9 @@ class Mailbox:
         self._post = post
         peers = [rank for rank in range(comm.size) if rank != comm.rank] if comm.rank == CLIENT else [CLIENT]
         #: to the peer, and from it
-        self._boxes: dict[int, tuple[Box, Box]] = {}
-        self._sent = {peer: Count(f"{name} {comm.rank}>{peer}") for peer in peers}
-        self._taken = {peer: Count(f"{name} {peer}>{comm.rank}") for peer in peers}
+        self._boxes: dict[int, tuple[Direction, Direction]] = {}
+        self._sent = {peer: WayCount(f"{name} {comm.rank}>{peer}") for peer in peers}
+        self._taken = {peer: WayCount(f"{name} {peer}>{comm.rank}") for peer in peers}
         self._ways: list[Way] = list(self._sent.values())
         control.ways.append(self._ways)
         self._serves = comm.rank != CLIENT
@@ -75,11 +75,11 @@ class Mailbox:
         self._known: tuple[bytes, Any] = b"", None
         mine = comm.allocate(len(peers) * (ALIGNMENT + LONGEST))
         self._kept = mine  # peers read it as long as this lasts
-        places: list[Place | None] = comm.exchange(comm.locate(mine) if platform.machine() in ORDERED else None)
+        places: list[MemoryRange | None] = comm.exchange(comm.locate(mine) if platform.machine() in ORDERED else None)
         for number, peer in enumerate(peers):
             to, back = _box(places[comm.rank], number), _box(places[peer], comm.rank - 1 if peer == CLIENT else 0)
             if to is not None and back is not None and comm.near(peer):
-                self._boxes[peer] = Box(comm.look(comm.rank, to)), Box(comm.look(peer, back))
+                self._boxes[peer] = Direction(comm.look(comm.rank, to)), Direction(comm.look(peer, back))
 
     def send(self, letters: dict[int, list[Any]], what: str) -> None:
         """Hand each rank what `write` made for it; comes back when the memory may be used again."""
@@ -131,7 +131,7 @@ class Mailbox:
         self._control.ways.remove(self._ways)
 
 
-def _box(place: Place | None, number: int) -> Place | None:
+def _box(place: MemoryRange | None, number: int) -> MemoryRange | None:
     """Where the box of this number lies in what a rank has allocated."""
     size = ALIGNMENT + LONGEST
-    return None if place is None else Place(place.region, place.offset + number * size, size)
+    return None if place is None else MemoryRange(place.region, place.offset + number * size, size)

@@ -23,7 +23,7 @@ from jobflow.core.errors import JobError, user_line
 from jobflow.runtime.comm.mpi_communicator import MpiCommunicator, Site
 from jobflow.runtime.comm.nccl_communicator import device_communicator
 from jobflow.runtime.comm.post import LEAVING, Control, Post, write
-from jobflow.runtime.comm.waits import Count, Need
+from jobflow.runtime.comm.waits import Need, WayCount
 from jobflow.runtime.device.device import Device
 from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world import blas_threads as blas
@@ -60,7 +60,7 @@ class Station:
         self.world = world.Dup()
         self.control = Control(self.mpi, world.Dup(), crowded=neighbours > len(variables.usable_cores()))
         self.post = Post(self.mpi, world.Dup(), self.control, "letters", range(world.Get_size()))
-        self._begun = Count("session")
+        self._begun = WayCount("session")
         self.control.ways += [self.post.ways, [self._begun]]
         self.launch = started
         #: "" before the first world, then "single client" or "multi client"

@@ -50,7 +50,7 @@ def name(text: str) -> str:
     return text
 
 
-class Line:
+class Connection:
     """A connection, and what has come and is to go over it."""
 
     def __init__(self, sock: socket.socket, longest: int = SHORT) -> None:

@@ -31,7 +31,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from .lines import LONG, Line, fields, within
+from .lines import LONG, Connection, fields, within
 from .members import About, Member, is_own, node_name, watch
 from .pmi import Pmi, words_of
 from .proof import secret_of, ticket
@@ -56,7 +56,7 @@ class Service:
         self._strangers = Strangers(size)
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = listener
-        self._parent: Line | None = Line(parent, LONG)
+        self._parent: Connection | None = Connection(parent, LONG)
         self._node = node_name()
         self._ends: list[tuple[float, int | None]] = []
         self._over = False
@@ -64,8 +64,8 @@ class Service:
         #: other processes with RANK=0, which ask who the first is
         self._asking: list[Member] = []
         #: by connection, who hears what comes over it, and whose it is
-        self._ears: dict[Line, Callable[[str], None]] = {self._parent: self._from_parent}
-        self._owners: dict[Line, Member] = {}
+        self._ears: dict[Connection, Callable[[str], None]] = {self._parent: self._from_parent}
+        self._owners: dict[Connection, Member] = {}
         self._register(listener, self._accept)
         self._register(parent, partial(self._from, self._parent))
 
@@ -111,7 +111,7 @@ class Service:
         self._register(sock, partial(self._from, stranger.line))
         self._close(oldest)
 
-    def _close(self, line: Line | None) -> None:
+    def _close(self, line: Connection | None) -> None:
         if line is None or line not in self._ears:
             return
         del self._ears[line]
@@ -122,12 +122,12 @@ class Service:
             line.flush()
         line.sock.close()
 
-    def _send(self, line: Line | None, text: str | Mapping[str, Any]) -> None:
+    def _send(self, line: Connection | None, text: str | Mapping[str, Any]) -> None:
         if line is not None and line in self._ears:
             with suppress(OSError):  # who does not listen any more is noticed when its connection is read
                 line.say(text)
 
-    def _from(self, line: Line) -> None:
+    def _from(self, line: Connection) -> None:
         try:
             for text in line.lines():
                 if line in self._ears:
@@ -135,7 +135,7 @@ class Service:
         except (EOFError, OSError, ValueError):  # whoever does not speak as agreed on is not listened to
             self._lost_line(line)
 
-    def _lost_line(self, line: Line) -> None:
+    def _lost_line(self, line: Connection) -> None:
         self._close(line)
         member = self._owners.get(line)
         if line is self._parent:
@@ -146,7 +146,7 @@ class Service:
         elif member is not None and not self._expected(line, member):
             self._lost(member)
 
-    def _expected(self, line: Line, member: Member) -> bool:
+    def _expected(self, line: Connection, member: Member) -> bool:
         """May this connection of a rank end before the rank does?  At an orderly end MPI's is the last."""
         return member.finalized if line is member.pmi else member.left and member.pmi in self._ears
 
@@ -203,7 +203,7 @@ class Service:
         for answer in ("cmd=initack", f"cmd=set size={self.size}", f"cmd=set rank={member.rank}", "cmd=set debug=0"):
             self._send(line, answer)
 
-    def _know(self, line: Line, member: Member, ear: Callable[[str], None]) -> None:
+    def _know(self, line: Connection, member: Member, ear: Callable[[str], None]) -> None:
         """A connection is that of a rank from now on."""
         self._strangers.remove(line)
         self._owners[line], self._ears[line] = member, ear
@@ -231,7 +231,7 @@ class Service:
         else:
             self._join(line, member)
 
-    def _join(self, line: Line, member: Member) -> None:
+    def _join(self, line: Connection, member: Member) -> None:
         if member.about.node == self._node:
             try:
                 member.watch = watch(line.sock, member.about.pid)
@@ -264,7 +264,7 @@ class Service:
             return f"RANK={rank} ({new}) comes after that rank ({old}) had ended: start all ranks anew"
         return f"two processes have RANK={rank}: {old}, and {new}; give each process a RANK of its own, 0 to {self.size - 1}"
 
-    def _refuse(self, line: Line, text: str) -> None:
+    def _refuse(self, line: Connection, text: str) -> None:
         """Nobody knows which of the two is wrong, so nobody starts; but who comes too late does not disturb a job that runs."""
         self._send(line, {"refused": text})
         self._close(line)

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from .lines import Line, fields, name, within
+from .lines import Connection, fields, name, within
 
 _ABOUT = {"rank": int, "size": int, "pid": int, "node": str, "host": str, "screen": str}
 #: ranks that a job may have, and the largest number of a process
@@ -54,12 +54,12 @@ class Member:
     """A rank that has come."""
 
     about: About
-    line: Line
+    line: Connection
     #: what its MPI library shows, once; 0 afterwards
     ticket: int = 0
     #: the descriptor of its process
     watch: int | None = None
-    pmi: Line | None = None
+    pmi: Connection | None = None
     needs: bool = False
     left: bool = False
     #: its process has ended, or nothing more is heard of it

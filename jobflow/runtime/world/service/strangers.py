@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .lines import Line, fields, record
+from .lines import Connection, fields, record
 from .proof import RANK, SERVICE, VERSION, challenge, is_proof, proof
 
 #: how many there may be beside as many as there are ranks
@@ -32,7 +32,7 @@ class NotProvedError(ValueError):
 class Stranger:
     """A connection of which nobody knows whose it is."""
 
-    line: Line
+    line: Connection
     #: in time.monotonic(): when it is closed
     until: float = field(default_factory=lambda: time.monotonic() + TIME)
     #: it has shown something wrong
@@ -65,15 +65,15 @@ class Strangers:
 
     def __init__(self, size: int) -> None:
         self.most = MOST + size
-        self._all: dict[Line, Stranger] = {}
+        self._all: dict[Connection, Stranger] = {}
 
-    def add(self, sock: socket.socket) -> tuple[Stranger, Line | None]:
+    def add(self, sock: socket.socket) -> tuple[Stranger, Connection | None]:
         """A new one, and whose connection is to be closed for it."""
-        found = Stranger(Line(sock))
+        found = Stranger(Connection(sock))
         self._all[found.line] = found
         return found, next(iter(self._all)) if len(self._all) > self.most else None
 
-    def remove(self, line: Line) -> None:
+    def remove(self, line: Connection) -> None:
         """It is gone, or none any more."""
         self._all.pop(line, None)
 
