@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,10 @@ ROOT = Path(__file__).parents[1]
 UNWANTED = {"blob", "desc", "symbol", "conf", "util", "utils", "manager", "helper", "helpers", "handler", "context"}
 #: below the faces nobody has an excuse; floors 5 to 7 carry public legacy names
 INSIDE = ("ops", "graph", "plan", "compiler", "runtime", "errors.py", "types.py", "layout.py", "operators.py")
+#: rooms in front of the core, where a class may have the name that users know it by in each of the ways to call it
+FRONT = {"functional", "nn", "optim", "legacy", "eager", "data", "utils", "trainer", "cli", "checkpoint", "strategies", "typing", "tools"}
+#: names that programs know: `flow.scope.placement` and `flow.placement`, `flow.experimental.scope` and `flow.scope`
+PUBLIC_TWICE = {"placement", "scope"}
 FOREIGN = {"torch", "jax", "tensorflow"}
 #: the recorders of reference values run in an environment of their own and are no tests
 RECORDERS = set((ROOT / "tests").rglob("references/record.py"))
@@ -49,6 +54,28 @@ def unwanted_names(path: Path) -> list[str]:
     where = path.relative_to(ROOT)
     named = [(0, path.stem), *defined_names(path.read_text(encoding="utf-8"))]
     return [f"{where}:{line}: {name}" for line, name in named if words(name) & UNWANTED]
+
+
+def repeated(named: Iterable[tuple[str, Path]]) -> dict[str, list[str]]:
+    """Names that stand in several places, and where."""
+    places = defaultdict(list)
+    for name, path in named:
+        if name not in PUBLIC_TWICE:
+            places[name].append(str(path.relative_to(ROOT)))
+    return {name: found for name, found in places.items() if len(found) > 1}
+
+
+def test_no_two_modules_have_the_same_name() -> None:
+    modules = [path for path in files({".py"}, "jobflow") if not path.stem.startswith("__")]
+    assert len(modules) > 300
+    assert repeated((path.stem, path) for path in modules) == {}
+
+
+def test_no_two_classes_below_the_front_have_the_same_name() -> None:
+    below = [path for path in files({".py"}, "jobflow") if path.relative_to(ROOT).parts[1] not in FRONT]
+    classes = [(node.name, path) for path in below for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
+    assert len(classes) > 300
+    assert repeated(classes) == {}
 
 
 def imported_packages(source: str) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from jobflow.cli.options import add_settings
+from jobflow.cli.shared_options import add_settings
 
 EXAMPLES = """\
 examples:

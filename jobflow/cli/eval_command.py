@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from jobflow.cli.options import add_configuration
+from jobflow.cli.shared_options import add_configuration
 from jobflow.cli.train_command import loaded_from
 
 EXAMPLES = """\

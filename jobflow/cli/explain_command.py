@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from jobflow.cli.options import add_job
+from jobflow.cli.shared_options import add_job
 from jobflow.core.errors import ConfigError
 from jobflow.tools.stages import STAGES
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobflow.cli.options import add_configuration, at_least_one
+from jobflow.cli.shared_options import add_configuration, at_least_one
 from jobflow.cli.train_command import loaded_from
 from jobflow.core.command_line import not_negative
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
-from jobflow.cli.options import at_least_one
+from jobflow.cli.shared_options import at_least_one
 from jobflow.core.errors import ConfigError
 from jobflow.distributed import launch, mpiexec
 from jobflow.distributed.processes import say

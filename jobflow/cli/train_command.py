@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobflow.cli.options import add_configuration
+from jobflow.cli.shared_options import add_configuration
 
 if TYPE_CHECKING:
     from jobflow.trainer.chrome_trace import Tracing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from jobflow.cli.options import add_job, at_least_one
+from jobflow.cli.shared_options import add_job, at_least_one
 
 DESCRIPTION = "Run a job on one device and on N, compare every tensor, and name the first op that differs; exit code 1 if one does."
 

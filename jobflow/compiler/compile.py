@@ -13,7 +13,7 @@
     keep_weights   who updates a weight multiplies with it -> Physical
     lower          what one rank does              -> Program
     write          + writes of variables as steps  -> Program
-    adopt          arguments are read where they come -> Program
+    zero_copy      arguments are read where they come -> Program
     gather_factors gradients of what is stored once -> Program
     fuse           fewer, larger steps             -> Program
     divide         what is stored once is updated once -> Program
@@ -42,7 +42,6 @@ from jobflow.compiler.front.simplify import simplify
 from jobflow.compiler.layouts.box import box
 from jobflow.compiler.layouts.bucket import bucket
 from jobflow.compiler.layouts.shard import shard
-from jobflow.compiler.rank.adopt import adopt
 from jobflow.compiler.rank.fuse import fuse
 from jobflow.compiler.rank.local import Program
 from jobflow.compiler.rank.lower import lower
@@ -50,6 +49,7 @@ from jobflow.compiler.rank.memory import plan_memory
 from jobflow.compiler.rank.order import order
 from jobflow.compiler.rank.overlap import overlap
 from jobflow.compiler.rank.variable_writes import write
+from jobflow.compiler.rank.zero_copy import zero_copy_feeds
 from jobflow.compiler.weights import keep_weights
 from jobflow.graph.ir import Graph, Physical, Value
 from jobflow.graph.traced import Traced
@@ -83,7 +83,7 @@ def rank_program(physical: Physical, memory: RankMemory) -> Program:
     """What the rank does that has this memory."""
     sharing = sharers(physical.graph.variables.values(), memory.slots)
     physical = keep_weights(physical, sharing, memory.slots, memory.places)
-    program = adopt(write(lower(physical, memory)), memory, sharing)
+    program = zero_copy_feeds(write(lower(physical, memory)), memory, sharing)
     return divide(fuse(gather_factors(program, sharing)), sharing)
 
 

@@ -4,13 +4,13 @@ The gradient of a weight is a product summed over the batch, y[m,n] = sum_k a[k,
 over the ranks is to move all of y.  Where a variable is stored once (`plan.storage.COMMON`) and each rank updates its rows of it, a
 rank can as well gather the factors, all of b and its columns of a, and form its rows of the whole sum by itself: as many
 multiplications, and no partial sums at all.  That pays where the factors are small beside the product: dense layers with few
-samples.  An argument that comes through the hatch lies there for all ranks, and need not be gathered.
+samples.  An argument that comes through the shared I/O buffers lies there for all ranks, and need not be gathered.
 
 It is done to products of some size whose sum nothing reads but one elementwise update, if the factors have at most half of the
 product's bytes.  `divide` leaves such updates as they are; `fuse` lets plain gradient descent subtract the product while it is formed.
 
 Example, two ranks, x float32[50,784] and dy float32[50,512] on each: `w -= lr all_reduce(dy^T x)` moves 1.6 MB;
-`all_to_all dy; w[256:] -= lr dy[:, 256:]^T x`, with the x of both ranks in the hatch, moves 0.1 MB.
+`all_to_all dy; w[256:] -= lr dy[:, 256:]^T x`, with the x of both ranks in the shared I/O buffers, moves 0.1 MB.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from jobflow.compiler.rank.format import format_items
 from jobflow.compiler.rank.local import Builder, Collect, Item, Join, Program, Step, Summed
-from jobflow.compiler.rank.views import whole_in_hatch, windows
+from jobflow.compiler.rank.views import whole_in_io_buffers, windows
 from jobflow.compiler.renumber import renumbered
 from jobflow.core.layout import SUM, Box, cut
 from jobflow.core.types import TensorType, contiguous_strides
@@ -163,9 +163,9 @@ class _Gathering:
         return summed.ranks == self.ranks and pays(sum(moved) * product.type.dtype.itemsize, product.type.nbytes)
 
     def _lies_together(self, item: Item, axis: int, summed: Summed) -> Slot | None:
-        """Where the hatch holds a factor of all ranks, if it does."""
+        """Where the shared I/O buffers hold a factor of all ranks, if it does."""
         whole = item.type.with_shape((sum(summed.lengths), item.type.shape[1]))
-        return whole_in_hatch(item, whole, self.windows, self.program.together) if axis == 0 else None
+        return whole_in_io_buffers(item, whole, self.windows, self.program.together) if axis == 0 else None
 
     # ---------------------------------------------------------------- what takes its place
 

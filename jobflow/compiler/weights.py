@@ -3,10 +3,10 @@
 Of a weight that ranks store once (`plan.storage.COMMON`), each rank updates some rows (`factors`, `divide`), which then lie in the
 cache of its core.  To multiply its samples with the whole weight, a rank must fetch all other rows from the other cores.  It can as
 well multiply all samples with its own rows: as many multiplications, after which the product travels in place of the weight.
-That pays where the product is small, and the samples need not travel: arguments that come through the hatch lie there for all
+That pays where the product is small, and the samples need not travel: arguments that come through the shared I/O buffers lie there for all
 ranks.  Nothing but its update reads such a weight besides, for nobody asks for the gradient of an argument.
 
-Example, two ranks, x float32[100,784] in the hatch and w float32[512,784]: for `y = x[50:] w^T` a rank reads 0.8 MB that the other
+Example, two ranks, x float32[100,784] in the shared I/O buffers and w float32[512,784]: for `y = x[50:] w^T` a rank reads 0.8 MB that the other
 has just written; in `y = all_to_all(x w[256:]^T)` 0.05 MB.
 """
 
@@ -26,11 +26,11 @@ from jobflow.plan.plan import Slot
 from jobflow.plan.storage import is_common
 
 
-def keep_weights(physical: Physical, ranks: tuple[int, ...], slots: Mapping[str, Slot], hatch: Collection[str]) -> Physical:
-    """Have each of `ranks`, which share what is stored in common, multiply with its rows of weights; `hatch` has the keys of the arguments there."""
-    if len(ranks) < 2 or not hatch:
+def keep_weights(physical: Physical, ranks: tuple[int, ...], slots: Mapping[str, Slot], io_buffers: Collection[str]) -> Physical:
+    """Have each of `ranks`, which share what is stored in common, multiply with its rows of weights; `io_buffers`: the keys of arguments there."""
+    if len(ranks) < 2 or not io_buffers:
         return physical
-    finding = _Finding(physical, ranks, slots, hatch)
+    finding = _Finding(physical, ranks, slots, io_buffers)
     turned = {node: signature for node in physical.graph.nodes if (signature := finding.signature(node)) is not None}
     return _Turning(physical, turned).physically() if turned else physical
 
@@ -38,9 +38,9 @@ def keep_weights(physical: Physical, ranks: tuple[int, ...], slots: Mapping[str,
 class _Finding:
     """Which products; the same answer on all ranks."""
 
-    def __init__(self, physical: Physical, ranks: tuple[int, ...], slots: Mapping[str, Slot], hatch: Collection[str]) -> None:
+    def __init__(self, physical: Physical, ranks: tuple[int, ...], slots: Mapping[str, Slot], io_buffers: Collection[str]) -> None:
         graph = physical.graph
-        self.layouts, self.ranks, self.hatch = physical.layouts, ranks, hatch
+        self.layouts, self.ranks, self.io_buffers = physical.layouts, ranks, io_buffers
         self.readers = consumers(graph)
         elementwise = {name for name, value in graph.updates.items() if isinstance(value.node.op, Updated) and value.node.op.flat}
         self.weights = {graph.reads[name] for name in elementwise if name in graph.reads and name in slots and is_common(slots[name].buffer)}
@@ -54,7 +54,7 @@ class _Finding:
         alone = all(reader is node or reader.phase == "update" for reader in self.readers[weight])
         if not alone or not pays(product.type.nbytes, weight.type.nbytes):
             return None
-        if not (self._splits(samples) and self._splits(product) and self._is_in_hatch(samples)):
+        if not (self._splits(samples) and self._splits(product) and self._is_in_io_buffers(samples)):
             return None
         wanted = tuple(S(0) if i == at else B for i in range(2))
         signatures = node.op.rule(*(value.type for value in node.inputs)).signatures()
@@ -65,15 +65,15 @@ class _Finding:
         layout = self.layouts[value]
         return isinstance(layout, Layout) and layout.placement.ranks == self.ranks and layout.sbp == (S(0),)
 
-    def _is_in_hatch(self, value: Value) -> bool:
-        """True if the samples lie in the hatch as they are multiplied, so that `adopt` leaves out gathering them.
+    def _is_in_io_buffers(self, value: Value) -> bool:
+        """True if the samples lie in the shared I/O buffers as they are multiplied, so that `zero_copy_feeds` leaves out gathering them.
 
         Images do if no rank wants them in another memory order than the client's: where they are only reshaped.
         """
         while isinstance(value.node.op, Reshape) and self._splits(value):
             value = value.node.inputs[0]
         as_it_comes = len(value.shape) <= 2 or all(isinstance(reader.op, Reshape) for reader in self.readers[value])
-        return isinstance(value.node.op, Input) and value.node.op.key in self.hatch and as_it_comes
+        return isinstance(value.node.op, Input) and value.node.op.key in self.io_buffers and as_it_comes
 
 
 class _Turning(Rewriter):

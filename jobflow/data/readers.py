@@ -20,7 +20,7 @@ from jobflow.data.parquet import Parquet
 from jobflow.data.python_source import python_source
 from jobflow.data.samples import Samples, Stream
 from jobflow.data.text import Text
-from jobflow.data.waiting import told_if_long
+from jobflow.data.waiting import notice_if_long
 
 READERS: dict[str, Any] = {
     "digits": Digits,
@@ -53,7 +53,7 @@ def open_reader(name: str, facts: Mapping[str, Any] | None = None, **arguments: 
     missing = [key for key, parameter in legal.items() if parameter.default is parameter.empty and key not in given]
     if missing:
         raise ArgumentError(f'reader "{name}" needs {" and ".join(missing)}')
-    with told_if_long(lambda: f'reader "{name}" to open {", ".join(f"{key}={value}" for key, value in given.items()):.200}'):
+    with notice_if_long(lambda: f'reader "{name}" to open {", ".join(f"{key}={value}" for key, value in given.items()):.200}'):
         found: Samples | Stream = READERS[name](**given)
     return found
 

@@ -14,7 +14,7 @@ import numpy as np
 from jobflow.core.types import Array
 from jobflow.data.ahead import Pool, Read
 from jobflow.data.batch import Batch, Ordered, Position, Stretch
-from jobflow.data.waiting import Coming, told_if_long
+from jobflow.data.waiting import Coming, notice_if_long
 from jobflow.typing.lazy import Lazy
 
 #: by the size of batches, which rows of which fields the last one of that size was asked for
@@ -89,7 +89,7 @@ class Shards:
             if not future.cancelled():  # the reading was closed with this batch in use
                 return future.result()[name]
         data = self.window.data
-        with told_if_long(partial(data.text, self.begin, rows)):
+        with notice_if_long(partial(data.text, self.begin, rows)):
             return data.read(self.begin, rows, (name,))[name]
 
     def fingerprint(self, name: str) -> str:

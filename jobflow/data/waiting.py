@@ -38,7 +38,7 @@ class Coming(Future[T]):
 
 
 @contextmanager
-def told_if_long(what: Callable[[], str]) -> Iterator[None]:
+def notice_if_long(what: Callable[[], str]) -> Iterator[None]:
     """The block reads for its caller, who waits for it."""
     timer = threading.Timer(PATIENCE, _tell, (what, threading.get_ident()))
     timer.daemon = True
@@ -50,7 +50,7 @@ def told_if_long(what: Callable[[], str]) -> Iterator[None]:
 
 
 class Watch:
-    """`told_if_long` for one read after another: a timer for each would cost more than many reads do."""
+    """`notice_if_long` for one read after another: a timer for each would cost more than many reads do."""
 
     def __init__(self) -> None:
         self._begun: tuple[float, Callable[[], str], int] | None = None

@@ -65,7 +65,7 @@ def _seed(root: Tensor, gradient: Tensor | None) -> Tensor:
     if not isinstance(gradient, Tensor):
         raise ArgumentError(f"{_here()}: the gradient of a {root.type} tensor is a tensor, or None for 1.0, not {type(gradient).__name__}")
     if (gradient.layout and gradient.layout.placement) != (root.layout and root.layout.placement):
-        raise PlacementError(f"{_here()}: the gradient {_told(gradient)} does not lie where the tensor {_told(root)} does; use to_global")
+        raise PlacementError(f"{_here()}: the gradient {_described(gradient)} does not lie where the tensor {_described(root)} does; use to_global")
     if gradient.type != root.type:
         raise ShapeError(f"{_here()}: the gradient {gradient.type} is not of the type of the tensor, {root.type}")
     return gradient
@@ -178,7 +178,7 @@ class Sweep:
             if anomalies.check_nan and gradient is not None and node.edges[i] is not None and _has_nan(self.here, gradient):
                 raise JobError(
                     f"{_here()}: NaN in the gradient of input {i}, {gradient.type}, of {node.name} at {_made_at(node)}; "
-                    f"the gradient of its output was {', '.join(map(_told, gradients))}"
+                    f"the gradient of its output was {', '.join(map(_described, gradients))}"
                 )
         return found
 
@@ -230,11 +230,11 @@ def like(gradient: Tensor, given: Any, what: str) -> Tensor:
     if not isinstance(given, Tensor):
         raise ArgumentError(f"{_here()}: {what} is a tensor {gradient.type}, or None to leave it so; it is {type(given).__name__}")
     if given.type != gradient.type or (given.layout is None) != (gradient.layout is None):
-        raise ShapeError(f"{_here()}: {what} is {_told(given)} in place of {_told(gradient)}")
+        raise ShapeError(f"{_here()}: {what} is {_described(given)} in place of {_described(gradient)}")
     return given
 
 
-def _told(x: Tensor | None) -> str:
+def _described(x: Tensor | None) -> str:
     return "nothing" if x is None else f"{x.type} {'local' if x.layout is None else x.layout}"
 
 

@@ -138,7 +138,7 @@ def _array(x: Any) -> str:
     return f"a NumPy array {x.dtype}[{','.join(map(str, x.shape))}]"
 
 
-def _told(x: Any) -> str:
+def _described(x: Any) -> str:
     """What was given, in few words."""
     if isinstance(x, np.ndarray):
         return _array(x)
@@ -193,7 +193,7 @@ def _checked(roles: Roles, tensor: type, arguments: tuple[Any, ...], named: dict
             of_a_job = True
         elif not isinstance(given, tensor) and roles.wrong(name, given, numbers=False):
             instead = "; make a tensor of it: flow.tensor(x)" if isinstance(given, np.ndarray) else ""
-            raise DtypeError(f"{roles.what} at {user_line()}: {name} is {_told(given)}, not {roles.must_be(name)}{instead}")
+            raise DtypeError(f"{roles.what} at {user_line()}: {name} is {_described(given)}, not {roles.must_be(name)}{instead}")
     return of_a_job
 
 
@@ -242,7 +242,7 @@ def _check_in_job(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any
         if is_tensor(given):
             raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {given.type} {NOT_OF_THE_JOB}")
         if roles.wrong(name, given, numbers=True):
-            raise JobError(f"{roles.what} at {user_line()}: {name} is {_told(given)}, not {roles.must_be(name)} of this job; {NOT_A_TENSOR}")
+            raise JobError(f"{roles.what} at {user_line()}: {name} is {_described(given)}, not {roles.must_be(name)} of this job; {NOT_A_TENSOR}")
 
 
 def _elsewhere(function: Callable[..., Any], roles: Roles, instead: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -254,7 +254,7 @@ def _elsewhere(function: Callable[..., Any], roles: Roles, instead: str, argumen
             raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {value.type} of a job whose body does not run any more")
         if roles.wrong(name, value, numbers=True) and not is_tensor(value) and not instead:
             there = "; make a tensor of it, flow.tensor(x)" if isinstance(value, np.ndarray) else ""
-            raise DtypeError(f"{roles.what} at {user_line()}: {name} is {_told(value)}, not {roles.must_be(name)}{there}")
+            raise DtypeError(f"{roles.what} at {user_line()}: {name} is {_described(value)}, not {roles.must_be(name)}{there}")
     roles.bind(arguments, named)
     if instead or not tensors:
         raise JobError(

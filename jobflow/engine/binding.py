@@ -16,11 +16,11 @@ from jobflow.compiler.rank.local import Program
 from jobflow.core.errors import JobError
 from jobflow.core.layout import Layout
 from jobflow.core.types import contiguous_strides
-from jobflow.engine.shared_buffers import HATCH, Opening, hatch_of, planned_places, slots_of
+from jobflow.engine.shared_buffers import IO_BUFFERS, Opening, io_buffers_of, planned_places, slots_of
 from jobflow.graph.ir import Graph, Physical
 from jobflow.ops.source import Input
 from jobflow.plan.plan import Plan, Slot
-from jobflow.plan.plan_checks import compare_plans, told
+from jobflow.plan.plan_checks import compare_plans, summary
 from jobflow.plan.storage import GIVEN, RankMemory, apart, is_common, place_variables
 from jobflow.runtime.executor import Executor, Through
 from jobflow.runtime.variable_buffers import State
@@ -35,13 +35,13 @@ class StorageChoice:
     """What the ranks of a program have in common, and who hands out its results.  The same on all ranks.
 
     share   variables that all ranks hold whole are stored once where they have memory in common
-    hatch   one client hands over arguments and takes results in common memory, if there is any
+    io_buffers   one client hands over arguments and takes results in common memory, if there is any
     copies  outputs that all ranks hold whole are handed out by all of them, not by the first alone
     in_place  each rank's large arguments are read where it has them, which may be elsewhere in every run
     """
 
     share: bool = False
-    hatch: bool = False
+    io_buffers: bool = False
     copies: bool = False
     in_place: bool = False
 
@@ -75,18 +75,18 @@ class Loaded:
         own = apart(graph)
         _check_apart(state, own, graph)
         state.declare(graph.variables.values(), self.storage.share, own)
-        hatch = hatch_of(self.physical) if self.storage.hatch and state.on_hosts() else None
-        memory = None if hatch is None else rank.comm.allocate_common(hatch.nbytes)
-        if hatch is None or memory is None:
+        io_buffers = io_buffers_of(self.physical) if self.storage.io_buffers and state.on_hosts() else None
+        memory = None if io_buffers is None else rank.comm.allocate_common(io_buffers.nbytes)
+        if io_buffers is None or memory is None:
             return Ready(self._prepared(rank, state, {}, None))
-        feeds = hatch.feeds(self.physical, rank.index, memory)
-        through = Through({HATCH: memory}, feeds, hatch.results(self.physical, rank.index, memory))
-        return Ready(self._prepared(rank, state, slots_of(feeds, memory), through), Opening(hatch, memory))
+        feeds = io_buffers.feeds(self.physical, rank.index, memory)
+        through = Through({IO_BUFFERS: memory}, feeds, io_buffers.results(self.physical, rank.index, memory))
+        return Ready(self._prepared(rank, state, slots_of(feeds, memory), through), Opening(io_buffers, memory))
 
     def _prepared(self, rank: Rank, state: State, places: dict[str, Slot], through: Through | None) -> Executor:
         own = _own_places(self.physical, rank.index) if self.storage.in_place and rank.device.tag == "cpu" else {}
         plan = plan_rank(self.physical, RankMemory(rank.index, state.slots, places, own, self.storage.copies))
-        compare_plans(plan.job, rank.comm.exchange(told(plan)))
+        compare_plans(plan.job, rank.comm.exchange(summary(plan)))
         return Executor(plan, rank.device, rank.comm, state, through)
 
     def plan(self, rank: int, ranks: int) -> Plan:
@@ -98,11 +98,11 @@ class Loaded:
         return rank_program(self.physical, self._imagined(rank, ranks))
 
     def _imagined(self, rank: int, ranks: int) -> RankMemory:
-        """Where a rank that nobody has bound would have its variables, and the arguments that come through the hatch, if there is one."""
+        """Where a rank that nobody has bound would have its variables, and arguments that come through shared I/O buffers, if there are any."""
         graph = self.physical.graph
         sharing = tuple(range(ranks)) if self.storage.share else ()
         slots, _ = place_variables(graph.variables.values(), rank, sharing=sharing, own=apart(graph))
-        places = planned_places(self.physical, rank) if self.storage.hatch else {}
+        places = planned_places(self.physical, rank) if self.storage.io_buffers else {}
         return RankMemory(rank, slots, places, copies=self.storage.copies)
 
 

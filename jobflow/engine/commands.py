@@ -24,7 +24,7 @@ def executors_of(rank: Rank) -> dict[int, Executor]:
 
 
 def openings_of(rank: Rank) -> dict[int, Opening]:
-    """The hatches of jobs that have one."""
+    """The shared I/O buffers of jobs that have them."""
     found: dict[int, Opening] = rank.memory.setdefault("openings", {})
     return found
 
@@ -60,7 +60,7 @@ class Unbind:
 
 @dataclass(frozen=True)
 class Run:
-    """One step: the rank's parts of the arguments in, of the outputs out; through the hatch if no arguments are given.
+    """One step: the rank's parts of the arguments in, of the outputs out; through the shared I/O buffers if no arguments are given.
 
     What the ranks refuse together is an answer too, see `performed`.
     """

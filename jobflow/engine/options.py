@@ -23,7 +23,7 @@ from jobflow.runtime.world import rendezvous
 from jobflow.runtime.world.environment import default_client
 
 
-def told_devices() -> int | None:
+def devices_from_launcher() -> int | None:
     """The number of devices that the environment asks for, if it does."""
     return variables.number(os.environ, variables.DEVICES, 1) if os.environ.get(variables.DEVICES) else None
 
@@ -123,7 +123,7 @@ class Settings:
 
     #: None where nothing was said, and no JOBFLOW_DEVICES
     gpu_device_num: int | None = option(None, int, least=0)
-    cpu_device_num: int | None = option(told_devices, int, least=1)
+    cpu_device_num: int | None = option(devices_from_launcher, int, least=1)
     machine_num: int = option(1, int, least=1)
     enable_legacy_model_io: bool = option(False, bool, default=True)
     enable_debug_mode: bool = option(False, bool, default=True)
@@ -181,7 +181,7 @@ class _Setters(Names):
         if settings.started:
             notice(f"{self._owner}.{full}({value!r}) at {user_line()} comes too late and changes nothing: call it before the first job runs")
             return False
-        if full in ("gpu_device_num", "cpu_device_num") and value and (told := told_devices()) not in (None, value):
+        if full in ("gpu_device_num", "cpu_device_num") and value and (told := devices_from_launcher()) not in (None, value):
             notice(f"{self._owner}.{full}({value!r}) at {user_line()}: there are {told} devices, since {variables.DEVICES}={told}")
             value = told
         if option.ignored:

@@ -231,8 +231,8 @@ class Session:
 
     def _bind(self, world: World, compiled: Compiled) -> None:
         tables = {id(program): physical_to_wire(program) for program in compiled.programs}
-        hatch = world.size > 1 and not world.multi and len(tables) == 1
-        storage = StorageChoice(share=self.settings.share_variables, hatch=hatch)
+        io_buffers = world.size > 1 and not world.multi and len(tables) == 1
+        storage = StorageChoice(share=self.settings.share_variables, io_buffers=io_buffers)
         world.call(Bind(compiled.number, storage), [tables[id(program)] for program in compiled.programs])
 
     def _compare_programs(self, world: World, job: Declared, compiled: Compiled) -> None:

@@ -1,4 +1,4 @@
-"""The hatch: memory through which a client hands the ranks the arguments of a job, and takes the results.
+"""Shared I/O buffers: memory through which a client hands the ranks the arguments of a job, and takes the results.
 
 Where the ranks of a world share memory, each job has a place in it for every argument, whole, and for every output.  A call is then
 one copy of the arguments, a command that names the job and nothing else, and one copy of the results; each rank reads its part of
@@ -24,12 +24,12 @@ from jobflow.ops.source import Input
 from jobflow.plan.plan import Slot, aligned
 
 #: the buffer's name in plans
-HATCH = "hatch"
+IO_BUFFERS = "io"
 
 
 @dataclass(frozen=True)
 class BufferRange:
-    """Where a tensor lies in the hatch: whole, or with `local` the ranks' tensors one after another."""
+    """Where a tensor lies in the shared I/O buffers: whole, or with `local` the ranks' tensors one after another."""
 
     offset: int
     type: TensorType
@@ -40,7 +40,7 @@ class BufferRange:
 
 
 @dataclass(frozen=True)
-class Hatch:
+class IoBuffers:
     """What lies where, for one job; the same on all ranks."""
 
     arguments: Mapping[str, BufferRange]
@@ -65,11 +65,11 @@ class Hatch:
 
 
 class Opening:
-    """The client's side of a hatch."""
+    """The client's side of shared I/O buffers."""
 
-    def __init__(self, hatch: Hatch, memory: Array) -> None:
-        self._arguments = [(name, place.view(memory)) for name, place in hatch.arguments.items()]
-        self._outputs = [(place.view(memory), place.local) for place in hatch.outputs]
+    def __init__(self, io_buffers: IoBuffers, memory: Array) -> None:
+        self._arguments = [(name, place.view(memory)) for name, place in io_buffers.arguments.items()]
+        self._outputs = [(place.view(memory), place.local) for place in io_buffers.outputs]
 
     def put(self, values: Mapping[str, Any]) -> None:
         """Lay down the arguments of a call: arrays, lists with one for each rank, numbers."""
@@ -91,7 +91,7 @@ def _part(place: BufferRange, value: Value, physical: Physical, rank: int, memor
     return whole[rows][(*layout.box(value.shape, rank).slices, ...)]  # views, also of what has no axes
 
 
-def hatch_of(physical: Physical) -> Hatch | None:
+def io_buffers_of(physical: Physical) -> IoBuffers | None:
     """Places for what a job takes and gives; None where one is a sum that nobody has formed, or the ranks' arguments differ in shape."""
     graph = physical.graph
     own = [layout for value in graph.inputs if isinstance(layout := physical.layouts[value], Local)]
@@ -121,23 +121,23 @@ def hatch_of(physical: Physical) -> Hatch | None:
     n = graph.placement.size
     arguments = {name: place(type, local[name], n) for name, type in wanted.items()}
     outputs = [place(v.type, not isinstance(layout, Layout), layout.placement.size) for v, layout in zip(graph.outputs, layouts, strict=True)]
-    return Hatch(arguments, tuple(outputs), size)
+    return IoBuffers(arguments, tuple(outputs), size)
 
 
 def slots_of(feeds: Mapping[str, Array], memory: Array) -> dict[str, Slot]:
-    """Slots of the parts that lie dense in the hatch, so that a plan can read them there."""
+    """Slots of the parts that lie dense in the shared I/O buffers, so that a plan can read them there."""
     found: dict[str, Slot] = {}
     for key, part in feeds.items():
         type = TensorType(part.shape, dtype_of(part.dtype))
         if part.flags.c_contiguous and part.size:
-            found[key] = Slot(HATCH, part.ctypes.data - memory.ctypes.data, type, contiguous_strides(type.shape, type.dtype.itemsize))
+            found[key] = Slot(IO_BUFFERS, part.ctypes.data - memory.ctypes.data, type, contiguous_strides(type.shape, type.dtype.itemsize))
     return found
 
 
 def planned_places(physical: Physical, rank: int) -> dict[str, Slot]:
-    """The same for a hatch that nobody has opened: where the rank's parts of the arguments will lie."""
-    hatch = hatch_of(physical)
-    if hatch is None or physical.graph.placement.size == 1:
+    """The same for buffers that nobody has opened: where the rank's parts of the arguments will lie."""
+    io_buffers = io_buffers_of(physical)
+    if io_buffers is None or physical.graph.placement.size == 1:
         return {}
-    memory = np.empty(hatch.nbytes, np.uint8)
-    return slots_of(hatch.feeds(physical, rank, memory), memory)
+    memory = np.empty(io_buffers.nbytes, np.uint8)
+    return slots_of(io_buffers.feeds(physical, rank, memory), memory)

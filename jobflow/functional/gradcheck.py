@@ -139,7 +139,7 @@ class Check:
                 other = seeds[k] @ differences[k].T
                 wrong = ~(np.abs(first - other) <= self.atol + self.rtol * np.abs(other))
                 if wrong.any():
-                    return self.told(at, first, other, wrong, y, x.type)
+                    return self.describe(at, first, other, wrong, y, x.type)
         return None
 
     def directions(self, type: TensorType, random: np.random.Generator) -> Array:
@@ -174,7 +174,7 @@ class Check:
             rows.append([(a - b) / (2 * self.eps) for a, b in zip(*ends, strict=True)])
         return [np.array(each) for each in zip(*rows, strict=True)]
 
-    def told(self, at: str, ours: Array, theirs: Array, wrong: Array, y: TensorType, x: TensorType) -> str:
+    def describe(self, at: str, ours: Array, theirs: Array, wrong: Array, y: TensorType, x: TensorType) -> str:
         """The first wrong gradient, and how many there are."""
         r, c = (int(n) for n in np.argwhere(wrong)[0])
         numbers = f"{ours[r, c]:.8g}, by differences {theirs[r, c]:.8g}"

@@ -133,7 +133,7 @@ def _verify_meetings(plan: Plan, sends: set[int]) -> None:
 
 
 @dataclass(frozen=True)
-class Told:
+class PlanSummary:
     """What a rank tells the others about its plan.
 
     Ranks number their buffers each for itself, so a buffer in common is called by the first variable in it.
@@ -146,23 +146,23 @@ class Told:
     writes: tuple[tuple[str, int, int, str], ...]
 
 
-def told(plan: Plan) -> Told:
+def summary(plan: Plan) -> PlanSummary:
     common = {name: slot for name, slot in plan.variables.items() if is_common(slot.buffer)}
     called: dict[str, str] = {}
     for name, slot in common.items():
         called.setdefault(slot.buffer, name)
     stored = tuple((name, called[slot.buffer], slot.offset, slot.stop) for name, slot in common.items())
     outputs = [(slot, i.name) for i in plan.epilogue if isinstance(i, Compute) for slot in i.outputs if slot.buffer in called and slot.type.size]
-    return Told(plan.schedule, stored, tuple((called[slot.buffer], slot.offset, slot.stop, name) for slot, name in outputs))
+    return PlanSummary(plan.schedule, stored, tuple((called[slot.buffer], slot.offset, slot.stop, name) for slot, name in outputs))
 
 
-def compare_plans(job: str, plans: Sequence[Told]) -> None:
+def compare_plans(job: str, plans: Sequence[PlanSummary]) -> None:
     """PlanError unless the plans of all ranks fit together."""
     compare_schedules(job, [plan.schedule for plan in plans])
     _compare_writes(job, plans)
 
 
-def _compare_writes(job: str, plans: Sequence[Told]) -> None:
+def _compare_writes(job: str, plans: Sequence[PlanSummary]) -> None:
     """PlanError where two ranks write to one byte of a variable, or some write to it and leave bytes out."""
     writes = sorted((*write, rank) for rank, plan in enumerate(plans) for write in plan.writes)
     last = ("", 0, 0, "", 0)

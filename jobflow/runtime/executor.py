@@ -82,8 +82,8 @@ class Executor:
         self._fed = comm.barrier if any(comm.exchange(bool(in_place))) else None
         self.meet = comm.barrier if self._must_meet(comm) else None
         #: tells all ranks what each has refused, and is told, if any of them checks anything
-        self._told = comm.exchange if any(comm.exchange(checks(plan.body))) else None
-        self.meet = self.meet if self._told is None else None
+        self._exchange = comm.exchange if any(comm.exchange(checks(plan.body))) else None
+        self.meet = self.meet if self._exchange is None else None
         self._rank = comm.members[comm.rank]
         #: nobody begins the next run before all have written what they have in common
         self.depart = comm.barrier if comm.size > 1 and any(comm.exchange(_writes_common(plan))) else None
@@ -110,14 +110,14 @@ class Executor:
                 return self._calls(instruction)
             case Transfer(peer, sends, slot, order):
                 calls, self._waits[order] = (comm.bind_send if sends else comm.bind_receive)(
-                    peer, self.view(slot), name=told_name(instruction, self.plan)
+                    peer, self.view(slot), name=name_in_errors(instruction, self.plan)
                 )
                 return calls
             case Wait(_, _, _, order):
                 return self._waits.pop(order)
             case Collective():
                 return _bind_collective(
-                    instruction, self.view(instruction.input), self.view(instruction.output), comm, told_name(instruction, self.plan)
+                    instruction, self.view(instruction.input), self.view(instruction.output), comm, name_in_errors(instruction, self.plan)
                 )
 
     def _calls(self, instruction: Compute) -> list[Call]:
@@ -139,7 +139,7 @@ class Executor:
             self.feed(arguments)
         with np.errstate(all="ignore"):
             refused = self._perform(self.body, 0)
-            if self._told is not None:
+            if self._exchange is not None:
                 self._agree(refused)
             elif self.meet is not None:
                 self.device.synchronize()
@@ -240,19 +240,19 @@ class Executor:
 
     def _agree(self, refused: Refusal | None) -> None:
         """Raise the first refusal of any rank, on all of them."""
-        assert self._told is not None
+        assert self._exchange is not None
         if self._notes:
             self.device.synchronize()
             found = [(note.instruction, error) for note in self._notes if (error := note.refusal(self.device)) is not None]
             refused = refusal(self.plan.body, found[0][0], self._rank, found[0][1]) if found else None
-        raise_first(self._told(refused))
+        raise_first(self._exchange(refused))
 
 
 def _writes_common(plan: Plan) -> bool:
     return any(isinstance(i, Compute) and any(is_common(slot.buffer) for slot in i.outputs) for i in plan.epilogue)
 
 
-def told_name(instruction: Collective | Transfer, plan: Plan) -> str:
+def name_in_errors(instruction: Collective | Transfer, plan: Plan) -> str:
     """What messages call a communication: the op, its job or graph, and the user's line."""
     return f"{instruction.name} of {plan.job}{'' if instruction.where == NOWHERE else f' at {instruction.where}'}"
 

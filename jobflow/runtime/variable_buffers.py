@@ -58,10 +58,10 @@ class State:
         used = {slot.buffer for slot in self.slots.values()}
         self.buffers = {name: buffer for name, buffer in self.buffers.items() if name in used}
 
-    def adopt(self, variable: Variable, buffer: Array, offset: int = 0, common: bool = False) -> None:
+    def attach(self, variable: Variable, buffer: Array, offset: int = 0, common: bool = False) -> None:
         """Have a variable lie in memory that exists: `offset` bytes into flat bytes, with the numbers that are there.
 
-        `common`: all ranks have the memory in common, and adopt it for this variable.
+        `common`: all ranks have the memory in common, and attach it to this variable.
         """
         kind = COMMON if common else OWN
         name = next((name for name, known in self.buffers.items() if known is buffer), f"{kind}{self._made}:{variable.group}")

@@ -17,7 +17,7 @@ import numpy as np
 
 from jobflow.core.extras import optional
 from jobflow.trainer.history import RATE, SPEED, TRAIN, Curve, History, Numbers, is_fraction, smoothed, wants_logarithm
-from jobflow.trainer.leaving import leave
+from jobflow.trainer.optional_files import leave
 from jobflow.trainer.units import duration_text
 
 if TYPE_CHECKING:

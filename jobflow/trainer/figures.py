@@ -80,18 +80,18 @@ class Figures:
 def figures_in(session: Session, programs: Sequence[Physical], most: int | None = None) -> Figures:
     """The figures of a job as this session runs it; ranks that were launched are all clients, and hand their arguments to themselves."""
     on_hosts, multi = session.device_tag == "cpu", session.multi or launched() is not None
-    hatch = on_hosts and not multi and all(program is programs[0] for program in programs)
-    return figures_of(programs, share=session.settings.share_variables and on_hosts, hatch=hatch, most=most)
+    io_buffers = on_hosts and not multi and all(program is programs[0] for program in programs)
+    return figures_of(programs, share=session.settings.share_variables and on_hosts, io_buffers=io_buffers, most=most)
 
 
-def figures_of(programs: Sequence[Physical], *, share: bool = True, hatch: bool = False, most: int | None = None) -> Figures:
+def figures_of(programs: Sequence[Physical], *, share: bool = True, io_buffers: bool = False, most: int | None = None) -> Figures:
     """The figures of a job from the programs of its ranks, or of its first `most` ranks.
 
-    With `share`, what all ranks hold whole is stored once, as on one machine without GPUs; with `hatch`, arguments are read where a single
+    With `share`, what all ranks hold whole is stored once, as on one machine without GPUs; with `io_buffers`, arguments are read where a single
     client puts them.
     """
     graph = programs[0].graph
-    storage = StorageChoice(share=share, hatch=hatch)
+    storage = StorageChoice(share=share, io_buffers=io_buffers)
     plans = [Loaded(program, storage).plan(rank, len(programs)) for rank, program in enumerate(programs[:most])]
     trained = sum(v.type.size for v in graph.variables.values() if v.trainable)
     nbytes = sum(v.type.nbytes for v in graph.variables.values())

@@ -131,7 +131,7 @@ class Loop:
         wish = self.config.evaluation.early_stopping
         self.early = None if wish is None else Early(wish.metric, wish.mode, wish.patience, wish.min_delta)
         self.rates = schedule_from(self.config.optimizer, run.steps)
-        self.agreement = Agreement(self.session, self.clock, lambda: (self.signals.wish, self.signals.told))
+        self.agreement = Agreement(self.session, self.clock, lambda: (self.signals.wish, self.signals.announced))
         validation = run.samples.get("validation")
         self._validation = None if validation is None else batches_of(self.jobs, validation)
         self._saving: tuple[int, sessions.Saving, float] | None = None

@@ -31,7 +31,7 @@ class Signals:
         return "" if self.noted is None else "interrupt" if self.noted == signal.SIGINT else "terminated"
 
     @property
-    def told(self) -> str:
+    def announced(self) -> str:
         """What this process was sent, for people; "" if nothing."""
         started = launched()
         rank = "" if started is None else f" to rank {started.rank}"

@@ -100,7 +100,7 @@ def test_numbers_are_those_of_a_copy_each(optimizer: str, fresh: None) -> None:
     alone, expected, _ = trained(optimizer, share=False)
     losses, variables, found = trained(optimizer, share=True)
     gathers = [kind for kind in found if kind.startswith("all_") and kind != "all_reduce"]
-    # a: its samples lie in the hatch, and its product travels; of b both factors do; where all gradients are measured first, no factor does
+    # a: its samples lie in shared I/O buffers, its product travels; of b both factors do; where all gradients are measured first, no factor does
     assert len(gathers) == 1 + (0 if optimizer == "clipped" else 3)
     np.testing.assert_allclose(losses, alone, rtol=1e-6)
     for name, value in variables.items():

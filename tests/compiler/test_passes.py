@@ -21,7 +21,8 @@ from jobflow.graph.traced import Traced
 from jobflow.tools.explain import laid_out, load_job
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-STAGES = "prepared differentiate unroll guard simplify pipeline recompute shard box bucket keep_weights lower write adopt gather_factors fuse divide"
+STAGES = """prepared differentiate unroll guard simplify pipeline recompute shard box bucket
+    keep_weights lower write zero_copy_feeds gather_factors fuse divide"""
 
 
 def seen(whole: Any) -> Any:

@@ -13,7 +13,7 @@ import jobflow.typing as tp
 from jobflow import scope
 from jobflow.engine.commands import executors_of
 from jobflow.engine.session import current_session
-from jobflow.engine.shared_buffers import HATCH
+from jobflow.engine.shared_buffers import IO_BUFFERS
 from jobflow.plan.plan import Collective, Compute, Plan
 from jobflow.plan.storage import is_common
 
@@ -112,7 +112,7 @@ def test_each_rank_reads_all_samples_and_the_rows_it_updates(ranks: int) -> None
     assert communication(plans[0])[0].startswith("all_to_all matmul")
     assert not any(line.startswith("all_gather x") for line in communication(plans[0]))
     (product,) = products(plans[1])
-    (samples,) = [s for s in product.inputs if s.buffer == HATCH]
+    (samples,) = [s for s in product.inputs if s.buffer == IO_BUFFERS]
     (read,) = [s for s in product.inputs if is_common(s.buffer)]
     (written,) = [s for i in plans[1].epilogue if isinstance(i, Compute) for s in i.outputs if s.type.shape[-1] == 200]
     assert samples.type.shape == (13, 200) and (read.offset, read.stop) == (written.offset, written.stop) and read.type.shape[0] < UNITS

@@ -121,7 +121,7 @@ class Bound:
 
     def __post_init__(self) -> None:
         table = physical_to_wire(self.physical)
-        self.world.call(Bind(self.number, StorageChoice(share=self.common, hatch=self.common)), [table] * self.world.size)
+        self.world.call(Bind(self.number, StorageChoice(share=self.common, io_buffers=self.common)), [table] * self.world.size)
 
     def write(self, values: dict[str, Array]) -> None:
         """Set variables, from whole arrays."""

@@ -206,7 +206,7 @@ def test_other_threads_get_no_handlers() -> None:
 
     def enter() -> None:
         with Signals() as signals:
-            found.append(signals.wish == "" and signals.told == "")
+            found.append(signals.wish == "" and signals.announced == "")
 
     thread = threading.Thread(target=enter)
     thread.start()

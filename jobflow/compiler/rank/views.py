@@ -121,7 +121,7 @@ def is_dense(type: TensorType, window: StridedWindow) -> bool:
     return all(n <= 1 or a == b for n, a, b in zip(type.shape, window.strides, expected, strict=True))
 
 
-def whole_in_hatch(item: Item, whole: TensorType, found: Mapping[Item, StridedWindow], together: Mapping[Item, Slot]) -> Slot | None:
+def whole_in_io_buffers(item: Item, whole: TensorType, found: Mapping[Item, StridedWindow], together: Mapping[Item, Slot]) -> Slot | None:
     """Where the parts of all ranks, of which `item` is this rank's, lie one after another as `whole`; None if they do not."""
     window = found[item]
     slot = together.get(window.root)

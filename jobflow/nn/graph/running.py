@@ -236,7 +236,7 @@ class Bound:
         for variable in fresh:
             if variable.name not in unusable:
                 home = usable[variable.name]
-                state.adopt(variable, home.buffer, home.offset, bool(home.ranks))
+                state.attach(variable, home.buffer, home.offset, bool(home.ranks))
         return [variable for variable in fresh if variable.name in unusable]
 
     def _usable(self, x: Tensor, variable: Variable) -> Home | None:

@@ -8,7 +8,7 @@ from jobflow.eager.tensor import Tensor
 from jobflow.functional import nn_activations as F
 from jobflow.functional.creation import full
 from jobflow.nn.modules.module import Module
-from jobflow.nn.modules.options import OfOne
+from jobflow.nn.modules.option_modules import OfOne
 from jobflow.nn.parameter import Parameter
 
 

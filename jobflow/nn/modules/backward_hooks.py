@@ -42,7 +42,7 @@ class HookedCall:
         outputs: Sequence[Any] = output if several else [output]
         if not all(x is None or isinstance(x, Tensor) for x in outputs):
             raise JobError(
-                f"{self._name()} at {user_line()}: backward hooks are for modules that give a tensor or a tuple of them, not {_told(output)}"
+                f"{self._name()} at {user_line()}: backward hooks are for modules that give a tensor or a tuple of them, not {_described(output)}"
             )
         self.outputs, self.left = len(outputs), _with_gradients(outputs)
         passed = self._passed(outputs, self.left, self._from_outputs)
@@ -110,7 +110,7 @@ def _spread(gradients: Gradients, where: Sequence[int], count: int) -> tuple[Ten
     return tuple(found)
 
 
-def _told(output: Any) -> str:
+def _described(output: Any) -> str:
     if isinstance(output, tuple | list):
         return f"a {type(output).__name__} with {', '.join(sorted({type(x).__name__ for x in output if not isinstance(x, Tensor)}))}"
     return f"a {type(output).__name__}"

@@ -14,7 +14,7 @@ from jobflow.functional.creation import empty
 from jobflow.functional.shapes import flatten, reshape
 from jobflow.nn import init
 from jobflow.nn.modules.module import Module
-from jobflow.nn.modules.options import OfOne, WithOptions
+from jobflow.nn.modules.option_modules import OfOne, WithOptions
 from jobflow.nn.parameter import Parameter
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 from jobflow.eager.tensor import Tensor
 from jobflow.functional import nn_classes, nn_losses
 from jobflow.functional.nn_base import one_of
-from jobflow.nn.modules.options import WithOptions
+from jobflow.nn.modules.option_modules import WithOptions
 
 
 class _Loss(WithOptions):

@@ -11,7 +11,7 @@ from jobflow.functional import nn_pool as F
 from jobflow.functional import nn_shapes as shapes
 from jobflow.functional.nn_base import Sizes, sizes
 from jobflow.nn.modules.module import Module
-from jobflow.nn.modules.options import OfOne
+from jobflow.nn.modules.option_modules import OfOne
 
 
 class _MaxPool(OfOne, shared=True):

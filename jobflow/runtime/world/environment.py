@@ -156,7 +156,7 @@ def default_client() -> str:
     return "multi" if found is not None and found.multi else "single"
 
 
-def told_local_rank() -> int | None:
+def local_rank_from_launcher() -> int | None:
     """The number of this process among those of its node, 0 if it is alone; None if nothing says it."""
     found = launched()
     if found is None:
@@ -164,7 +164,7 @@ def told_local_rank() -> int | None:
     return _first(("LOCAL_RANK",) if found.master else _LOCAL_RANK)
 
 
-def told_node_size() -> int | None:
+def node_size_from_launcher() -> int | None:
     """The number of nodes, if each has as many processes as this one; None if nothing says it."""
     found = launched()
     if found is None:

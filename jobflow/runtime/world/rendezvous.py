@@ -410,7 +410,7 @@ def member() -> Membership:
 
 def local_rank() -> int:
     """The number of this process among those of its node; asks the other ranks where no variable says it."""
-    told = variables.told_local_rank()
+    told = variables.local_rank_from_launcher()
     if told is not None:
         return told
     nodes = _nodes("LOCAL_RANK")
@@ -420,7 +420,7 @@ def local_rank() -> int:
 
 def node_size() -> int:
     """The number of nodes; asks the other ranks where no variable says it."""
-    told = variables.told_node_size()
+    told = variables.node_size_from_launcher()
     return told if told is not None else len(set(_nodes("the number of nodes")))
 
 

@@ -124,7 +124,7 @@ def brothers(starter: int) -> list[int]:
     return []
 
 
-def told(token: str) -> bool:
+def claim(token: str) -> bool:
     """True if this process is the first of the job on this node that tells of an error."""
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -146,7 +146,7 @@ def say(text: str) -> None:
 
 def end_job(rank: int, token: str, starter: int) -> None:
     """The rank has ended: if that is not the end of the whole job, say that it ended without a word, and have the job ended."""
-    first = told(token)  # at once: the process manager may end the other ranks because of this one, and their watchers see that
+    first = claim(token)  # at once: the process manager may end the other ranks because of this one, and their watchers see that
     if is_closed(starter, SETTLE):
         return
     if first:
@@ -164,7 +164,7 @@ def end_rank(rank: int, token: str, process: int) -> None:
     if is_over(process, GRACE):
         return
     names = names_of(pid_of(process))
-    if told(token):
+    if claim(token):
         say(f"rank {rank} ends: the process manager of this node, which mpiexec had started, has died")
     with suppress(OSError):
         signal.pidfd_send_signal(process, signal.SIGKILL)

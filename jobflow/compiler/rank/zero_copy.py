@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from jobflow.compiler.rank.format import format_items
 from jobflow.compiler.rank.local import Collect, Item, Program, Send, Step
-from jobflow.compiler.rank.views import whole_in_hatch, windows
+from jobflow.compiler.rank.views import whole_in_io_buffers, windows
 from jobflow.compiler.renumber import renumbered
 from jobflow.core.layout import Box
 from jobflow.core.types import contiguous_strides
@@ -21,7 +21,7 @@ from jobflow.plan.plan import Announced, Slot
 from jobflow.plan.storage import RankMemory
 
 
-def adopt(program: Program, memory: RankMemory, ranks: tuple[int, ...]) -> Program:
+def zero_copy_feeds(program: Program, memory: RankMemory, ranks: tuple[int, ...]) -> Program:
     """Give every argument that is read as it comes its place; `ranks` are those that have all memory in common."""
     given = {**memory.places, **memory.own}
     orders = format_items(program) if given else {}
@@ -55,7 +55,7 @@ def _ungathered(program: Program, ranks: tuple[int, ...]) -> Program:
     now: dict[Item, Item] = {}
     for step in gathers:
         assert isinstance(step.action, Collect)
-        slot = whole_in_hatch(step.inputs[0], step.outputs[0].type, found, program.together)
+        slot = whole_in_io_buffers(step.inputs[0], step.outputs[0].type, found, program.together)
         if slot is not None:
             lines[step.action.order], instead[step] = [], []
             now[step.outputs[0]] = Item(slot.type, step.outputs[0].name, slot=slot)

@@ -20,7 +20,7 @@ def compiled(declared: Any, *args: Any) -> Compiled:
     return current_session().compiled(job_of(declared), shapes)
 
 
-def has_hatch(number: int) -> bool:
+def has_io_buffers(number: int) -> bool:
     world = current_session().world
     assert world is not None
     return number in openings_of(world.ranks[0])
@@ -36,7 +36,7 @@ def test_split_whole_and_counted(on: Begin) -> None:
     double, total = job(X)
     np.testing.assert_array_equal(double, X * 2)
     np.testing.assert_allclose(total, X.sum(), atol=1e-6)
-    assert has_hatch(compiled(job, X).number)
+    assert has_io_buffers(compiled(job, X).number)
 
 
 def test_one_array_per_device(on: Begin) -> None:
@@ -49,10 +49,10 @@ def test_one_array_per_device(on: Begin) -> None:
     found = job([X, -X])
     np.testing.assert_array_equal(found[0], X + 1)
     np.testing.assert_array_equal(found[1], 1 - X)
-    assert has_hatch(compiled(job, [X, -X]).number)
+    assert has_io_buffers(compiled(job, [X, -X]).number)
     ragged = job([X, X[:1]])
     assert [a.shape for a in ragged] == [(4, 6), (1, 6)]
-    assert not has_hatch(compiled(job, [X, X[:1]]).number)
+    assert not has_io_buffers(compiled(job, [X, X[:1]]).number)
 
 
 def test_an_argument_is_not_changed_where_it_lies(on: Begin) -> None:
@@ -92,7 +92,7 @@ def test_one_rank_has_none(on: Begin) -> None:
         return x * 3
 
     np.testing.assert_array_equal(job(X), X * 3)
-    assert not has_hatch(compiled(job, X).number)
+    assert not has_io_buffers(compiled(job, X).number)
 
 
 def test_numbers_without_axes(on: Begin) -> None:
@@ -106,7 +106,7 @@ def test_numbers_without_axes(on: Begin) -> None:
         double, total = job(np.array(number, np.float32), X)
         assert (double.shape, float(double)) == ((), 2 * number)
         np.testing.assert_allclose(total, X.sum() + number, atol=1e-5)
-    assert has_hatch(compiled(job, np.array(0, np.float32), X).number)
+    assert has_io_buffers(compiled(job, np.array(0, np.float32), X).number)
 
 
 def test_one_number_per_device(on: Begin) -> None:
