@@ -17,6 +17,7 @@ from jobflow.cli.command_table import COMMANDS, GROUPS, Command
 from jobflow.core.errors import ConfigError, JobflowError, did_you_mean
 from jobflow.core.extras import package_of
 from jobflow.core.version import __version__
+from jobflow.distributed.output import drop_output
 from jobflow.runtime.world.launched import end_job, guarded, say_once
 
 CODES = {
@@ -91,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         return _failed(error, "interrupted", 130, shown)
     except BrokenPipeError:
-        _drop_output()
+        drop_output()
         return 141
     except JobflowError as error:
         return _failed(error, f"{failure.of_cause(error)}{error.told}", 2 if isinstance(error, ConfigError) else 1, shown)
@@ -169,10 +170,3 @@ def _failed(error: BaseException, message: str, code: int, shown: bool) -> int:
     else:
         say_once(text, started)
     return code
-
-
-def _drop_output() -> None:
-    """Nobody reads any more: what Python flushes when it ends goes nowhere."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)

@@ -35,8 +35,12 @@ class Command:
         return cast(Module, importlib.import_module(self.module))
 
 
+#: commands that can be started without `jobflow` too
+ELSEWHERE = {"launch": "jobflow.distributed.launch"}
+
+
 def _commands(**lines: str) -> tuple[Command, ...]:
-    return tuple(Command(name, line, f"jobflow.cli.{name}_command") for name, line in lines.items())
+    return tuple(Command(name, line, ELSEWHERE.get(name, f"jobflow.cli.{name}_command")) for name, line in lines.items())
 
 
 #: by what they are for

@@ -54,7 +54,7 @@ def run(given: argparse.Namespace) -> int:
         _become(mpiexec.ranks(launcher, given.ranks, python(given)), inherited(os.environ))
     say("there is no mpiexec, so the ranks are started without it and each of them runs the program")
     words = ["--nproc_per_node", str(given.ranks), *(["-m"] if given.module else []), given.script, *given.arguments]
-    return launch.command(launch.fill(argparse.ArgumentParser()).parse_args(words))
+    return launch.run(launch.fill(argparse.ArgumentParser()).parse_args(words))
 
 
 def python(given: argparse.Namespace) -> list[str]:

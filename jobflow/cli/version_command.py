@@ -8,7 +8,6 @@ import importlib.util
 import json
 import platform
 import sys
-from typing import Any
 
 from jobflow.core.tables import TextTable
 from jobflow.core.version import __version__
@@ -37,12 +36,16 @@ def run(given: argparse.Namespace) -> int:
 
 def versions() -> dict[str, str | None]:
     """What -> its version, or None if it is not installed."""
+    import numpy as np
+
+    from jobflow.runtime.world import blas_threads
+
     return {
         "jobflow": __version__,
         "Python": f"{platform.python_version()} ({platform.python_implementation()}, {sys.executable})",
         "platform": platform.platform(),
-        "NumPy": importlib.import_module("numpy").__version__,
-        "BLAS": blas(),
+        "NumPy": np.__version__,
+        "BLAS": blas_threads.library(),
         "mpi4py": _of("mpi4py"),
         "MPI": mpi(),
         "CuPy": _of("cupy"),
@@ -53,13 +56,6 @@ def _of(package: str) -> str | None:
     if importlib.util.find_spec(package) is None:
         return None
     return str(importlib.import_module(package).__version__)
-
-
-def blas() -> str:
-    """The matrix library that NumPy was built with."""
-    numpy: Any = importlib.import_module("numpy")
-    built = numpy.show_config(mode="dicts")["Build Dependencies"]["blas"]
-    return f"{built.get('name', 'unknown')} {built.get('version', '')}".strip()
 
 
 def mpi() -> str | None:

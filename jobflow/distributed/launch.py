@@ -63,7 +63,6 @@ def fill(into: argparse.ArgumentParser) -> argparse.ArgumentParser:
     _add(into, "--redirect_stdout_and_stderr", action="store_true", help='write it only there (DIR is "log" if --logdir is not given)')
     into.add_argument("--grace", type=float, default=GRACE, metavar="S", help=f"seconds between SIGTERM and SIGKILL (default {GRACE:g})")
     add_program(into)
-    into.set_defaults(run=command)
     return into
 
 
@@ -123,7 +122,7 @@ def common_environment(ranks: int) -> dict[str, str]:
     return found
 
 
-def command(given: argparse.Namespace) -> int:
+def run(given: argparse.Namespace) -> int:
     """Run the program; the exit code."""
     check(given)
     host = given.master_addr or ADDRESS
@@ -169,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The program `python -m jobflow.distributed.launch`."""
     given = fill(argparse.ArgumentParser(prog="python -m jobflow.distributed.launch")).parse_args(arguments)
     try:
-        return command(given)
+        return run(given)
     except JobflowError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from functools import cache
+
+from jobflow.distributed.processes import finished
 
 #: seconds for a launcher to say what it is
 PATIENCE = 10.0
@@ -22,18 +23,9 @@ def find() -> str | None:
 @cache
 def flavour(path: str) -> str:
     """The kind of MPI a launcher belongs to: "MPICH", "Open MPI", "Intel MPI", or "" if it does not say."""
-    pipe = subprocess.PIPE
     try:
-        process = subprocess.Popen(
-            [path, "--version"], stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
-        )
-    except OSError:
-        return ""
-    try:
-        return kind(process.communicate(timeout=PATIENCE)[0])
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        return kind(finished([path, "--version"], PATIENCE, stderr=subprocess.STDOUT).stdout)
+    except (OSError, subprocess.TimeoutExpired):
         return ""
 
 

@@ -25,7 +25,7 @@ from jobflow.distributed.output import Screen, drop_output
 TICK = 0.03
 #: seconds in which output is still read after all processes have ended: something that they started may keep the pipes
 LAST_OUTPUT = 0.3
-#: seconds for which this process waits for the service
+#: seconds for which this process waits for the service, and for a process that is told to end
 FAREWELL = 2.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -43,6 +43,22 @@ def ending(code: int) -> str:
     with suppress(ValueError):
         return f"was ended by {signal.Signals(-code).name}"
     return f"was ended by signal {-code}"
+
+
+def finished(command: Sequence[str], limit: float, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command in a session of its own.  TimeoutExpired, after all of that has been ended, if it takes more than `limit` seconds."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, start_new_session=True, text=True, errors="replace", **options)
+    try:
+        out, err = process.communicate(timeout=limit)
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if process.poll() is None:  # one that a file system holds is left to it
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
+                with suppress(subprocess.TimeoutExpired):
+                    process.communicate(timeout=FAREWELL)
 
 
 class Processes:

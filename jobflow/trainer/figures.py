@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
 
 import numpy as np
 import psutil
@@ -23,7 +22,7 @@ from jobflow.plan.footprint import Footprint, footprint
 from jobflow.plan.plan import Collective, Compute, Plan, Transfer
 from jobflow.plan.storage import is_common
 from jobflow.plan.traffic import Traffic, planned
-from jobflow.runtime.world import blas_threads as blas
+from jobflow.runtime.world import blas_threads
 from jobflow.runtime.world.environment import usable_cores
 from jobflow.runtime.world.launched import launched
 from jobflow.strategies.pipeline import flops
@@ -136,26 +135,15 @@ def environment(ranks: int | None = None) -> dict[str, str]:
         started = launched()
         found["ranks"] = f"{ranks} ({f'processes, by {started.launcher}' if started is not None else 'threads' if ranks > 1 else 'this process'})"
         if started is not None:
-            found["MPI"] = version_of("mpi4py", "mpi4py ")
+            found["MPI"] = f"mpi4py {metadata.version('mpi4py')}"
     found["command"] = " ".join(sys.argv) or "?"
     return found
 
 
 def blas_text() -> str:
     """OpenBLAS 0.3.30, 1 thread."""
-    config: Mapping[str, Any] = np.show_config(mode="dicts") or {}
-    about = config.get("Build Dependencies", {}).get("blas", {})
-    threads = blas.threads()
-    words = [str(about[key]) for key in ("name", "version") if about.get(key)]
-    each = "" if threads is None else f", {threads} thread{'s' if threads != 1 else ''} a process"
-    return f"{' '.join(words) or 'unknown'}{each}"
-
-
-def version_of(package: str, prefix: str = "") -> str:
-    try:
-        return f"{prefix}{metadata.version(package)}"
-    except metadata.PackageNotFoundError:
-        return "not installed"
+    threads = blas_threads.threads()
+    return blas_threads.library() + ("" if threads is None else f", {threads} thread{'s' if threads != 1 else ''} a process")
 
 
 def processor() -> str:

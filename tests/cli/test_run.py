@@ -89,7 +89,7 @@ class TestBecomes:
     def test_ranks_without_mpiexec(self, script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         monkeypatch.setattr(mpiexec, "find", lambda: None)
         started: list[list[str]] = []
-        monkeypatch.setattr(launch, "command", lambda given: started.append(launch.command_line(given)) or given.nproc_per_node)
+        monkeypatch.setattr(launch, "run", lambda given: started.append(launch.command_line(given)) or given.nproc_per_node)
         assert main(["run", "--ranks", "2", str(script), "x"]) == 2
         assert started == [[sys.executable, "-u", str(script), "x"]] and "there is no mpiexec" in capsys.readouterr().err
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobflow.distributed.processes import ending
+from jobflow.distributed.processes import ending, finished
 from jobflow.runtime.world.environment import inherited
 
-#: seconds for a probe; for one that is told to end to do so
-LIMIT, GRACE = 60.0, 2.0
+#: seconds for a probe
+LIMIT = 60.0
 PROBES = Path(__file__).parent / "probes"
 #: where `import jobflow` finds the package that is running
 ROOT = Path(__file__).parents[3]
@@ -43,31 +41,13 @@ def ask(command: Sequence[str], *, limit: float = LIMIT, more: Mapping[str, str]
     """Run a command and read its last line of JSON; after `limit` seconds it is ended."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])])
     environment = {**inherited(os.environ), "PYTHONPATH": path, **(more or {})}
-    pipe = subprocess.PIPE
     try:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=environment, start_new_session=True, text=True, errors="replace"
-        )
+        done = finished(command, limit, stderr=subprocess.PIPE, env=environment)
     except OSError as error:
         return Answer({}, f"{command[0]} cannot be started: {error.strerror}")
-    try:
-        out, err = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
         return Answer({}, f"it did not end within {limit:g} s")
-    finally:
-        end(process)
-    return _read(out, err, process.returncode)
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    """End a process and those of its session, unless it has ended; one that a file system holds is left to it."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is not None:
-            return
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=GRACE)
+    return _read(done.stdout, done.stderr, done.returncode)
 
 
 def _read(out: str, err: str, code: int) -> Answer:

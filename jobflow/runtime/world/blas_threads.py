@@ -9,9 +9,11 @@ from __future__ import annotations
 import ctypes
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from jobflow.core.notices import notice
 from jobflow.ops.blas import openblas_files
@@ -22,6 +24,13 @@ class Knob(NamedTuple):
 
     get: Callable[[], int]
     set: Callable[[int], None]
+
+
+def library() -> str:
+    """The matrix library that NumPy was built with, and its version."""
+    built: Mapping[str, Any] = np.show_config(mode="dicts") or {}
+    about = built.get("Build Dependencies", {}).get("blas", {})
+    return f"{about.get('name', 'unknown')} {about.get('version', '')}".strip()
 
 
 def limit(threads: int) -> int | None:

@@ -5,8 +5,7 @@ import time
 
 import numpy as np
 
-from jobflow.cli.version_command import blas as name_of_blas
-from jobflow.runtime.world import blas_threads as blas
+from jobflow.runtime.world import blas_threads
 
 SIZE, TIMES = 768, 15
 
@@ -26,6 +25,6 @@ def speed() -> float:
 
 speed()  # threads are started, and the clock of the cores rises
 everything = speed()
-threads = blas.limit(1)
+threads = blas_threads.limit(1)
 one = everything if threads in (None, 1) else speed()
-print(json.dumps({"version": np.__version__, "name": name_of_blas(), "threads": threads, "one": one, "all": everything}))
+print(json.dumps({"version": np.__version__, "name": blas_threads.library(), "threads": threads, "one": one, "all": everything}))
