@@ -47,7 +47,7 @@ class CsvTable(Table):
         split: Split = "all",
         validation_every: int = 10,
     ) -> None:
-        self._path, self._delimiter, self._first = Path(path), delimiter, int(header)
+        self._path, self._delimiter, self._first, self.what = Path(path), delimiter, int(header), f"{WHAT}: {Path(path)}"
         if len(delimiter) != 1 or delimiter in '"\r\n':
             raise ArgumentError(f"{WHAT}: delimiter is {delimiter!r}; it is one character, and no quote")
         if not self._path.exists():
@@ -60,9 +60,6 @@ class CsvTable(Table):
         first = self._parsed(0)
         columns = [name.strip().removeprefix("\ufeff") for name in first] if header else [str(i) for i in range(len(first))]
         super().__init__(columns, rows, fields, categories, dtypes, missing, (split, validation_every))
-
-    def __str__(self) -> str:
-        return f"{WHAT}: {self._path}"
 
     def where(self, number: int) -> str:
         return f"{self._where(self.number_in_file(number) + self._first)}: sample {number}"

@@ -53,7 +53,7 @@ class ImageFolders(Samples):
         validation_every: int = 10,
     ) -> None:
         self._pillow = _pillow()
-        self._folder, self._size, self._channels = Path(path), size, channels
+        self._folder, self._size, self._channels, self.what = Path(path), size, channels, f"{WHAT}: {Path(path)}"
         self._resize = size if resize is None else resize
         self._random, self._flip, self._key = crop == "random", flip, philox.key_of(seed, "augmentation")
         self._check(crop, mean, deviation)
@@ -79,9 +79,6 @@ class ImageFolders(Samples):
     @property
     def facts(self) -> dict[str, Any]:
         return {"classes": self.classes} if self.classes else {}
-
-    def __str__(self) -> str:
-        return f"{WHAT}: {self._folder}"
 
     def where(self, number: int) -> str:
         return f"{WHAT}: {self._files[self.number_in_file(number)]}: sample {number}"

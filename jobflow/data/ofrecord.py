@@ -56,7 +56,7 @@ class OfRecord(Samples):
     ) -> None:
         self._files = [(file, content, _records(file, content)) for file in _files(Path(path), prefix) for content in [mapped(file, fault)]]
         self._stops = [0, *accumulate(len(starts) for _, _, starts in self._files)]
-        self._what = f"{WHAT}: {path}"
+        self.what = f"{WHAT}: {path}"
         first = self._record(0)
         shapes = features or {name: [] if len(values) == 1 else [len(values)] for name, values in first.items()}
         self._features = fields or {name: name for name in shapes}
@@ -70,9 +70,6 @@ class OfRecord(Samples):
             for field, name in self._features.items()
         }
         super().__init__(found, self._stops[-1], Keep(split, self._stops[-1], validation_every))
-
-    def __str__(self) -> str:
-        return self._what
 
     def where(self, number: int) -> str:
         return f"{self._place(self.number_in_file(number))}: sample {number}"

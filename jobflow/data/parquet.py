@@ -62,7 +62,7 @@ class Parquet(Table):
         split: Split = "all",
         validation_every: int = 10,
     ) -> None:
-        self._arrow, self._path, self._memory = optional("pyarrow", WHAT), path, memory << 20
+        self._arrow, self.what, self._memory = optional("pyarrow", WHAT), f"{WHAT}: {path}", memory << 20
         if memory < 0:
             raise ArgumentError(f"{WHAT}: memory is {memory}; it is a number of MiB")
         self._groups = list(_groups(Path(path), list(categories or ())))
@@ -77,9 +77,6 @@ class Parquet(Table):
         self._held = 0
         self._lock = threading.Lock()
         super().__init__(self._schema.names, last.start + last.rows, fields, categories, dtypes, missing, (split, validation_every))
-
-    def __str__(self) -> str:
-        return f"{WHAT}: {self._path}"
 
     def where(self, number: int) -> str:
         row = self.number_in_file(number)

@@ -75,7 +75,7 @@ class Listed(Samples):
     """The elements of a sequence, which are asked for one at a time."""
 
     def __init__(self, data: Any, names: Sequence[str] | None, what: str) -> None:
-        self._data, self._names, self._what, self._lock = data, names, what, threading.Lock()
+        self._data, self._names, self.what, self._lock = data, names, what, threading.Lock()
         if not len(data):
             raise DataError(f"{what}: there are no samples")
         super().__init__(fields_of(self._sample(0), f"{what}: sample 0"), len(data))
@@ -84,23 +84,20 @@ class Listed(Samples):
         found = numbers.tolist()
         with self._lock:  # whoever wrote the sequence need not have thought of threads
             samples = [self._sample(number) for _, number in one_by_one(numbers.tolist(), "sample {}".format)]
-        return stacked(samples, self.fields, names, f"{self._what}: sample", found)
+        return stacked(samples, self.fields, names, f"{self.what}: sample", found)
 
     def _sample(self, number: int) -> Mapping[str, Any]:
-        what = f"{self._what}: sample {number}"
+        what = f"{self.what}: sample {number}"
         with calling(what):
             sample = self._data[number]
         return _named(sample, self._names, what)
-
-    def __str__(self) -> str:
-        return self._what
 
 
 class Iterated(Stream):
     """The elements that iterating gives."""
 
     def __init__(self, data: Iterable[Any], names: Sequence[str] | None, what: str, again: Callable[[int], Any] | None) -> None:
-        self._what, self._names, self._again = what, names, again
+        self.what, self._names, self._again = what, names, again
         self._once: Iterator[Any] | None = None
         self._data: Iterable[Any] = data
         with calling(f"{what}: sample 0"):
@@ -116,7 +113,7 @@ class Iterated(Stream):
         elements, number = iter(self._elements(epoch)), 0
         while True:
             where = f"epoch {epoch}, sample {number}"
-            what = f"{self._what}: {where}"
+            what = f"{self.what}: {where}"
             at(partial(str, where))
             with calling(what):
                 sample = next(elements, _END)
@@ -132,12 +129,9 @@ class Iterated(Stream):
         if self._data is not iter(self._data):
             return self._data
         if self._once is None:
-            raise DataError(f"{self._what}: an iterator can be used for one epoch only; give a function that makes it, or a sequence")
+            raise DataError(f"{self.what}: an iterator can be used for one epoch only; give a function that makes it, or a sequence")
         once, self._once = self._once, None
         return once
-
-    def __str__(self) -> str:
-        return self._what
 
 
 def _chained(first: Any, rest: Iterator[Any]) -> Iterator[Any]:

@@ -40,6 +40,8 @@ class Samples(ABC):
     """
 
     fields: Mapping[str, Field]
+    #: for messages
+    what: str = ""
     #: the ends of the names of files that it reads, if those tell
     suffixes: ClassVar[tuple[str, ...]] = ()
 
@@ -111,13 +113,15 @@ class Samples(ABC):
         return {name: row[0] for name, row in self.read([number % len(self)]).items()}
 
     def __str__(self) -> str:
-        return type(self).__name__
+        return self.what or type(self).__name__
 
 
 class Stream(ABC):
     """Samples one after another, for nobody knows how many.  Positions count them; to go on in the middle is to skip those before."""
 
     fields: Mapping[str, Field]
+    #: for messages
+    what: str = ""
 
     @abstractmethod
     def samples(self, epoch: int) -> Iterator[Mapping[str, Array]]:
@@ -126,6 +130,9 @@ class Stream(ABC):
     @property
     def facts(self) -> dict[str, Any]:
         return {}
+
+    def __str__(self) -> str:
+        return self.what or type(self).__name__
 
 
 @dataclass(frozen=True)
@@ -171,7 +178,7 @@ class Columns(Samples):
         keep: tuple[Split, int] = ("all", 10),
         what: str = "Columns",
     ) -> None:
-        self._what, self._arrays = what, {name: np.asarray(array) for name, array in arrays.items()}
+        self.what, self._arrays = what, {name: np.asarray(array) for name, array in arrays.items()}
         self._scale = {checked_name(name, arrays, f"{what}: scale: field"): factor for name, factor in (scale or {}).items()}
         given = {checked_name(name, arrays, f"{what}: dtypes: field"): named_dtype(text, what) for name, text in (dtypes or {}).items()}
         lengths = {name: len(a) if a.ndim else 0 for name, a in arrays.items()}
@@ -182,7 +189,7 @@ class Columns(Samples):
         super().__init__(fields, count, Keep(keep[0], count, keep[1]))
 
     def _dtype(self, name: str, array: Array) -> DType:
-        return dtype_named("float32") if name in self._scale else own_dtype(array.dtype, f'{self._what}: field "{name}"')
+        return dtype_named("float32") if name in self._scale else own_dtype(array.dtype, f'{self.what}: field "{name}"')
 
     def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
         return {name: self._field(name, numbers) for name in names}
@@ -195,15 +202,12 @@ class Columns(Samples):
             return np.multiply(taken, self._scale[name], dtype=np.float64 if wanted == np.float64 else np.float32).astype(wanted, copy=False)
         return taken.astype(wanted, order="C", copy=isinstance(which, slice))
 
-    def __str__(self) -> str:
-        return self._what
-
 
 class Subset(Samples):
     """Those of some samples that have these numbers."""
 
     def __init__(self, samples: Samples, numbers: Sequence[int] | Array) -> None:
-        self._samples, self._numbers = samples, np.asarray(numbers, np.int64)
+        self._samples, self._numbers, self.what = samples, np.asarray(numbers, np.int64), f"a subset of {samples}"
         super().__init__(samples.fields, len(self._numbers))
 
     def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
@@ -215,9 +219,6 @@ class Subset(Samples):
     @property
     def facts(self) -> dict[str, Any]:
         return self._samples.facts
-
-    def __str__(self) -> str:
-        return f"a subset of {self._samples}"
 
 
 def stretch(numbers: Array) -> Array | slice:

@@ -31,6 +31,8 @@ class Text(Samples):
     default every `length`.  The last part of the text, `validation` of it, is split off for validation.
     """
 
+    what = WHAT
+
     def __init__(
         self,
         path: str | None = None,
@@ -77,9 +79,6 @@ class Text(Samples):
             piece = self._parts[part][start + done - self._stops[part] :][: len(window) - done]
             window[done : done + len(piece)] = piece
             done, part = done + len(piece), part + 1
-
-    def __str__(self) -> str:
-        return WHAT
 
 
 def _check(level: str, length: int, stride: int | None, split: str, validation: float) -> None:

@@ -170,7 +170,7 @@ class TestErrors:
 
     def test_nobody_reads(self, monkeypatch: pytest.MonkeyPatch) -> None:
         dropped: list[bool] = []
-        monkeypatch.setattr(cli, "_drop_output", lambda: dropped.append(True))
+        monkeypatch.setattr(cli, "drop_output", lambda: dropped.append(True))
         fails(monkeypatch, BrokenPipeError(32, "Broken pipe"))
         assert main(["version"]) == 141 and dropped
 
