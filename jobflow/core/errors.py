@@ -218,25 +218,36 @@ def line_of(frame: FrameType | None, standing: FrameType | None = None, line: So
     while frame is not None:
         if frame is standing:
             return line
-        if is_users(frame):
+        if frame.f_code.co_filename not in _NOT_OF_USERS and is_users(frame):
             return SourceLine(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return NOWHERE
 
 
+#: files that were found to be jobflow's own or the standard library's
+_NOT_OF_USERS: set[str] = set()
+
+
 def is_users(frame: FrameType) -> bool:
     """Whether a frame is neither jobflow's own, nor the interpreter's, nor of its standard library."""
-    return not is_ours(frame) and not _is_standard(frame.f_code.co_filename)
+    file = frame.f_code.co_filename
+    if _is_own(file) or _is_standard(file):
+        _NOT_OF_USERS.add(file)
+        return False
+    return not is_ours(frame)
 
 
 def is_ours(frame: FrameType) -> bool:
     """Whether a frame is jobflow's own, or the interpreter's; `bin/jobflow`, which the installer writes, is too, and no other script is."""
     file, module = frame.f_code.co_filename, frame.f_globals.get("__name__", "")
     generated = file == "<string>" and module.startswith("jobflow.")  # a dataclass's own __init__
-    own = file.startswith(_PACKAGE) and not file.startswith(_MODELS)
     main = getattr(frame.f_globals.get("main"), "__module__", "")
     command = (module, os.path.basename(file), main) == ("__main__", "jobflow", "jobflow.cli")
-    return generated or own or command or file.startswith("<frozen ")
+    return _is_own(file) or generated or command
+
+
+def _is_own(file: str) -> bool:
+    return (file.startswith(_PACKAGE) and not file.startswith(_MODELS)) or file.startswith("<frozen ")
 
 
 def _is_standard(file: str) -> bool:

@@ -20,10 +20,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 import jobflow.core.scope as scope
-from jobflow.core.errors import NOT_A_TENSOR, DtypeError, JobError, user_line
-from jobflow.core.types import TensorType
+from jobflow.core.errors import NOT_A_TENSOR, DtypeError, JobError, JobflowError, user_line
+from jobflow.core.types import Tensor, TensorType
 from jobflow.eager.in_jobs import NOT_OF_THE_JOB, recorded
+from jobflow.eager.state import building_now
 from jobflow.engine.body import JobBody
+from jobflow.engine.handle import Handle
 from jobflow.engine.operators import TensorOperators
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -209,6 +211,78 @@ def _body(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> Jo
     return body
 
 
+# -------------------------------------------------------------------- functions of jobs, as formulas of tensors
+
+
+def spelled(function: Callable[..., Any], *tensors: str, **others: Any) -> Callable[..., Tensor]:
+    """A function of tensors under other names: its first parameters, in order, are `tensors` ("x") and `others` with defaults (...: none)."""
+    words = tensors or ("x",)
+    given = [*((word, inspect.Parameter.empty, "Tensor") for word in words), *((*each, inspect.Parameter.empty) for each in others.items())]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [
+        inspect.Parameter(word, kind, default=inspect.Parameter.empty if default is ... else default, annotation=role)
+        for word, default, role in (*given, ("name", None, "str | None"))
+    ]
+    signature, count, defaults = inspect.Signature(parameters), len(given), tuple(others.values())
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        if named:
+            bound = signature.bind(*arguments, **named)
+            bound.apply_defaults()
+            arguments = bound.args
+        return function(*arguments[:count], *defaults[max(len(arguments) - len(words), 0) :])
+
+    call.__doc__, call.__module__ = function.__doc__, SPELLED
+    call.__signature__ = signature  # type: ignore[attr-defined]
+    return call
+
+
+#: stands for the module of what `spelled` gives, until `all_of` finds it
+SPELLED = "jobflow.legacy.spelled"
+
+
+def recording(function: Function, word: str) -> Function:
+    """The function of the job face, a formula of tensors: of those of a job it is recorded in the body that runs, its last op under `name`."""
+    roles = Roles(word, function)
+    parameters = roles.signature.parameters
+    at, name_unless_given = (roles.places.index("name"), parameters["name"].default) if "name" in parameters else (len(parameters), None)
+    least = sum(each.default is each.empty for each in parameters.values())
+    plain = tuple(roles.by_name[name] != "tensor" and roles.by_name[name] != "tensors" for name in roles.places)
+
+    @wraps(function)
+    def called(*arguments: Any, **named: Any) -> Any:
+        try:
+            return found(arguments, named)
+        except JobflowError as error:
+            inside, _, rest = str(error).partition(" at ")
+            if inside == word or not hasattr(importlib.import_module(TENSORS), inside):
+                raise
+            raise type(error)(f"{word} at {rest}") from None
+
+    def found(arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        body = scope.current().interpreter
+        if body is None or hasattr(body, "takes_tensors") or building_now() is not None:
+            return function(*arguments, **named) if hasattr(body, "takes_tensors") else _elsewhere(function, roles, "", arguments, named)
+        name = named.pop("name", name_unless_given)
+        if named or not least <= len(arguments) <= at:
+            roles.bind(arguments, named)
+            if len(arguments) > at:
+                name, arguments = arguments[at], (*arguments[:at], None, *arguments[at + 1 :])
+            _check_in_job(roles, arguments, named)
+        else:
+            for given, number in zip(arguments, plain, strict=False):
+                if given.__class__ is not Handle and (not number or given.__class__ not in _NUMBERS):
+                    _check_in_job(roles, arguments, named)
+                    break
+        return recorded(body, function, arguments, named, name)
+
+    return called  # type: ignore[return-value]
+
+
+#: classes of arguments that are as they are
+_NUMBERS = frozenset((int, float, bool, type(None)))
+
+
 # -------------------------------------------------------------------- functions of jobs
 
 
@@ -268,7 +342,7 @@ def _elsewhere(function: Callable[..., Any], roles: Roles, instead: str, argumen
 # -------------------------------------------------------------------- all functions of a module
 
 
-def all_of(module: str, functions: Mapping[str, Any], home: str, wrap: Callable[..., Any], *more: Any) -> dict[str, Any]:
+def all_of(module: str, functions: Mapping[str, Any], home: str | tuple[str, ...], wrap: Callable[..., Any], *more: Any) -> dict[str, Any]:
     """The public functions of a module, each wrapped under its name: those defined in `home`, or a module inside it."""
     return {
         word: _named(wrap(called_as(function, word), word, *more), word, module)

@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 import jobflow.core.scope as scope
-from jobflow.core.errors import JobError, user_line
+from jobflow.core.errors import JobError, JobflowError, user_line
 from jobflow.core.layout import Layout, Sbp
 from jobflow.core.types import Tensor as Value
 from jobflow.eager.state import EagerState
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.body import JobBody
-from jobflow.engine.handle import Handle
-from jobflow.ops.op import Op
+from jobflow.engine.operators import TensorOperators
+from jobflow.ops.op import Op, types_tuple
 from jobflow.ops.scalar import Detach
 from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world.solo import SoloWorld
@@ -29,36 +29,73 @@ LAYOUTS = "in the body of a job use flow.parallel_cast, x.with_distribute or flo
 NOT_OF_THE_JOB = "with numbers, none of this job; give the job its array as an argument, or make it a variable (get_variable)"
 
 
+#: what a tensor has in the place of the job's, until its op is recorded
+_WAITING = object()
+
+
 class Recorder:
-    """What stands in the place of a graph that is built (`EagerState.building`), while a function of tensors runs in the body of a job."""
+    """What stands in the place of a graph that is built (`EagerState.building`), while a function of tensors runs in the body of a job.
+
+    It is the interpreter too: functions of ops, which get these tensors there, are recorded as well.
+    """
 
     #: what is running, in messages, and in short
     running, short = "the body of a job", "the job"
+    takes_tensors = True
 
     def __init__(self, body: JobBody) -> None:
         self.body = body
         self.here = EagerState(SoloWorld(CpuDevice()).ranks[0])
         self.here.default_dtype = body.default_dtype
         self.here.local_generator.seed = body.seed
+        #: that of the last op of the function that runs
+        self.name: str | None = None
+        self._waiting: tuple[Op, list[Value], tuple[Tensor, ...]] | None = None
         self._entered: tuple[scope.Scope, scope.Scope] | None = None
 
     def scope(self) -> scope.Scope:
         """That of a function which runs here: the body's, with the state of its recording."""
         now = scope.current()
         if self._entered is None or self._entered[0] is not now:
-            self._entered = now, replace(now, root=replace(now.root, eager=self.here))
+            self._entered = now, replace(now, interpreter=self, root=replace(now.root, eager=self.here))
         outer = now.root.eager
         self.here.building, self.here.grad_enabled = self, outer is None or outer.grad_enabled
         return self._entered[1]
 
     # ---------------------------------------------------------------- ops
 
+    def apply(self, op: Op, inputs: Sequence[Any], name: str | None = None) -> tuple[Tensor, ...]:
+        """The outputs of an op that a function of ops calls."""
+        self.name = self.name or name
+        return self.run(op, inputs) if inputs else (self.source(op, None, None),)
+
     def run(self, op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The outputs of an op."""
-        made = self.body.apply(op, [self.known(x, op) for x in inputs], None)
+        made = self._recorded(op, [self.known(x, op) for x in inputs])
         if not self.here.grad_enabled:
-            made = tuple(self.body.apply(Detach(), [each], None)[0] for each in made)
-        return tuple([Tensor(each.type, None, None, each) for each in made])
+            made = tuple([self._recorded(Detach(), [self.known(each, op)])[0] for each in made])
+        return made
+
+    def _recorded(self, op: Op, inputs: list[Value]) -> tuple[Tensor, ...]:
+        """At once; or, where the last op has a name, when the next one comes, or the function has ended."""
+        if self.name is None:
+            return tuple([Tensor(each.type, None, None, each) for each in self.body.apply(op, inputs, None)])
+        self.record(None)
+        try:
+            types = types_tuple(op.infer(*(x.type for x in inputs)))
+        except JobflowError:
+            self.body.apply(op, inputs, self.name)  # whose error names the op and the line
+            raise
+        made = tuple(Tensor(type, None, None, _WAITING) for type in types)
+        self._waiting = op, inputs, made
+        return made
+
+    def record(self, name: str | None) -> None:
+        """Record the op that waits, if one does."""
+        if self._waiting is not None:
+            (op, inputs, outputs), self._waiting = self._waiting, None
+            for x, made in zip(outputs, self.body.apply(op, inputs, name), strict=True):
+                x.traced = made
 
     def source(self, op: Op, layout: Layout | None, counter: int | None) -> Tensor:
         """The output of an op without inputs, or of one that draws, at every run anew."""
@@ -67,8 +104,8 @@ class Recorder:
         if counter is not None:
             drawing: Any = op  # ops that draw have a key
             op = replace(drawing, key=self._draw())
-        (made,) = self.body.apply(op, [] if counter is None else [self.body.run_counter()], None)
-        return Tensor(made.type, None, None, made)
+        (made,) = self._recorded(op, [] if counter is None else [self.body.run_counter()])
+        return made
 
     def draw_for(self, x: Tensor) -> tuple[str, int, Tensor]:
         """Key, seed and counter of the next draw, for numbers beside x."""
@@ -83,8 +120,11 @@ class Recorder:
         """The tensor of the job that x stands for."""
         if x.traced is None:
             raise JobError(f"{op.word()} at {user_line()}: a tensor {x.type} {NOT_OF_THE_JOB}")
-        found: Value = x.traced
-        return found
+        if x.traced is _WAITING:
+            self.record(None)
+        found: Any = x.traced
+        value: Value = found
+        return value
 
     def called(self, module: Any, forward: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
         """A module's forward."""
@@ -124,21 +164,25 @@ def recorder_of(body: JobBody) -> Recorder:
     return found
 
 
-def recorded(body: JobBody, function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """What the function makes of tensors of the job whose body runs, as such tensors."""
+def recorded(body: Any, function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any], name: str | None = None) -> Any:
+    """What the function makes of tensors of the job whose body runs, as such tensors; `name` is that of its last op."""
+    recorder = recorder_of(body)
     given = [_in(each) for each in arguments]
-    options = {name: _in(each) for name, each in named.items()} if named else named
-    token = scope.enter(recorder_of(body).scope())
+    options = {word: _in(each) for word, each in named.items()} if named else named
+    before, recorder.name = recorder.name, name
+    token = scope.enter(recorder.scope())
     try:
         made = function(*given, **options)
+        recorder.record(recorder.name)
     finally:
         scope.leave(token)
+        recorder.name, recorder._waiting = before, None
     return made.traced if made.__class__ is Tensor and made.traced is not None else _out(made)
 
 
 def _in(x: Any) -> Any:
     """Tensors of the job as tensors, also in sequences of them."""
-    if isinstance(x, Handle):
+    if isinstance(x, TensorOperators):
         return Tensor(x.type, None, None, x)
     if isinstance(x, list | tuple) and not hasattr(x, "_fields"):
         return type(x)(map(_in, x))

@@ -24,7 +24,7 @@ def cast(x: Tensor, dtype: Any) -> Tensor:
 def named(what: str, dtype: Any) -> DType:
     """The element type that is meant; DtypeError if there is none."""
     try:
-        return dtype_of(dtype)
+        return dtype_of(dtype if dtype is not None else "?none")  # np.dtype(None) would be float64
     except (KeyError, TypeError, ValueError):
         raise DtypeError(f"{what} at {user_line()}: {dtype!r} is none of jobflow's element types") from None
 

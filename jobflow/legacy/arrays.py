@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
+import jobflow.functional as functional
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, user_line
 from jobflow.core.types import DType, Tensor, dtype_of, int32, int64
-from jobflow.eager.faces import all_of, of_jobs
-from jobflow.legacy.math import Operand, fitting, tensors, truth
+from jobflow.eager.faces import SPELLED, all_of, of_jobs, recording, spelled
+from jobflow.functional import nn_shapes
+from jobflow.legacy.operands import Operand, fitting, tensors
 from jobflow.ops import broadcast as bc
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix
@@ -28,6 +30,9 @@ from jobflow.ops.op import apply, normal_axis
 from jobflow.ops.scalar import InHalf
 
 Name = str | None
+#: functions of tensors, which take those of jobs in here
+_F: Any = functional
+_pad_images: Any = nn_shapes.pad
 
 
 def _ints(what: str, argument: str, given: Any) -> tuple[int, ...]:
@@ -52,26 +57,18 @@ def _dtype(what: str, dtype: Any) -> DType:
         raise ArgumentError(f"{what} at {user_line()}: dtype must be an element type, for example jobflow.float32, not {dtype!r}") from None
 
 
-def cast(x: Tensor, dtype: DType, name: Name = None) -> Tensor:
-    """x as `dtype`; x itself if it is that already."""
-    wanted = _dtype("cast", dtype)
-    return x if x.type.dtype is wanted else ew.cast(x, wanted, name=name)
+cast = spelled(_F.cast, dtype=...)
 
 
 def identity(x: Tensor, name: Name = None) -> Tensor:
     """y = x."""
-    y: Tensor = apply(Identity(), x, name=name)
+    y: Tensor = apply(Identity(), x)
     return y
-
-
-def identity_n(inputs: Sequence[Tensor], name: Name = None) -> list[Tensor]:
-    """The identity of each."""
-    return [identity(x, name if name is None else f"{name}_{i}") for i, x in enumerate(inputs)]
 
 
 def amp_white_identity(x: Tensor, name: Name = None) -> Tensor:
     """y = x, computed in half precision where the job's precision is mixed: what comes before and after may follow it."""
-    y: Tensor = apply(InHalf(), x, name=name)
+    y: Tensor = apply(InHalf(), x)
     return y
 
 
@@ -81,38 +78,38 @@ cast_to_static_shape = identity
 def constant(value: float, dtype: DType | None = None, shape: Sequence[int] | None = None, name: Name = None) -> Tensor:
     """A tensor of `shape`, or (1,), filled with value; dtype is required."""
     kind = _dtype("constant", dtype)
-    return source.constant(fitting("constant", value, kind), (1,) if shape is None else _ints("constant", "shape", shape), kind, name=name)
+    return source.constant(fitting("constant", value, kind), (1,) if shape is None else _ints("constant", "shape", shape), kind)
 
 
 def constant_scalar(value: float, dtype: DType | None = None, name: Name = None) -> Tensor:
     """A tensor of shape (1,)."""
-    return constant(value, dtype, (1,), name)
+    return constant(value, dtype, (1,))
 
 
 def constant_like(like: Tensor, value: float, dtype: DType | None = None, name: Name = None) -> Tensor:
     """value in the shape of `like`, as `dtype` or like's own."""
     kind = like.type.dtype if dtype is None else _dtype("constant_like", dtype)
-    return ew.fill_like(like, fitting("constant_like", value, kind), dtype=kind, name=name)
+    return ew.fill_like(like, fitting("constant_like", value, kind), dtype=kind)
 
 
 def ones_like(like: Tensor, dtype: DType | None = None, name: Name = None) -> Tensor:
     """Ones in the shape of `like`."""
-    return constant_like(like, 1, dtype, name)
+    return constant_like(like, 1, dtype)
 
 
 def zeros_like(like: Tensor, dtype: DType | None = None, name: Name = None) -> Tensor:
     """Zeros in the shape of `like`."""
-    return constant_like(like, 0, dtype, name)
+    return constant_like(like, 0, dtype)
 
 
 def ones(shape: Sequence[int], dtype: DType | None = None, name: Name = None) -> Tensor:
     """A tensor of ones."""
-    return constant(1, dtype, shape, name)
+    return constant(1, dtype, shape)
 
 
 def zeros(shape: Sequence[int], dtype: DType | None = None, name: Name = None) -> Tensor:
     """A tensor of zeros."""
-    return constant(0, dtype, shape, name)
+    return constant(0, dtype, shape)
 
 
 def range(start: int, limit: int | None = None, delta: int = 1, dtype: DType | None = None, name: str = "range") -> Tensor:
@@ -121,7 +118,7 @@ def range(start: int, limit: int | None = None, delta: int = 1, dtype: DType | N
     _ints("range", "start, limit and delta", (first, stop, delta))
     if delta <= 0 or stop <= first:
         raise ArgumentError(f"range at {user_line()}: start {first}, limit {stop}, delta {delta}; it needs start < limit and delta > 0")
-    return source.arange(first, stop, delta, dtype=dtype or int64, name=name)
+    return source.arange(first, stop, delta, dtype=dtype or int64)
 
 
 # Shapes -------------------------------------------------------------------------------------------------------------
@@ -135,41 +132,31 @@ def reshape(x: Tensor, shape: Sequence[int], name: Name = None) -> Tensor:
         raise ArgumentError(f"reshape at {user_line()}: shape {list(wanted)} may have one -1, and its other entries must be positive")
     if x.type.size % known if -1 in wanted else x.type.size != known:
         raise ArgumentError(f"reshape at {user_line()}: {x.type} has {x.type.size} elements, which do not fill shape {list(wanted)}")
-    return sh.reshape(x, tuple(x.type.size // known if n == -1 else n for n in wanted), name=name)
+    return sh.reshape(x, tuple(x.type.size // known if n == -1 else n for n in wanted))
 
 
 def reshape_like(x: Tensor, like: Tensor, name: Name = None) -> Tensor:
     """x in the shape of `like`."""
-    return reshape(x, like.type.shape, name)
+    return reshape(x, like.type.shape)
 
 
-def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1, name: Name = None) -> Tensor:
-    """The axes from start_dim to end_dim, both included, become one."""
-    shape = input.type.shape
-    first, last = _axis("flatten", start_dim, len(shape)), _axis("flatten", end_dim, len(shape))
-    if first > last:
-        raise ArgumentError(f"flatten at {user_line()}: start_dim {start_dim} comes after end_dim {end_dim} of {input.type}")
-    merged = math.prod(shape[first : last + 1])
-    return sh.reshape(input, (*shape[:first], merged, *shape[last + 1 :]), name=name)
+flatten = spelled(_F.flatten, "input", start_dim=0, end_dim=-1)
 
 
 def transpose(
     a: Tensor, perm: Sequence[int] | None = None, conjugate: bool = False, batch_axis_non_change: bool = False, name: Name = None
 ) -> Tensor:
     """y's axis i is a's axis perm[i]; perm is required.  `batch_axis_non_change` means nothing."""
-    if isinstance(batch_axis_non_change, str):  # v0.2 had the name there
-        name = batch_axis_non_change
+    old_name = batch_axis_non_change if isinstance(batch_axis_non_change, str) else None  # v0.2 had it there
     if conjugate:
         raise JobError(f"transpose at {user_line()}: conjugate=True is for complex numbers, of which there are none")
     order = tuple(_axis("transpose", i, a.type.ndim) for i in _ints("transpose", "perm", perm))
     if sorted(order) != list(builtins.range(a.type.ndim)):
         raise ArgumentError(f"transpose at {user_line()}: perm {perm} is no permutation of the {a.type.ndim} axes of {a.type}")
-    return sh.transpose(a, order, name=name)
+    return sh.transpose(a, order, name=old_name)
 
 
-def expand_dims(input: Tensor, axis: int, name: Name = None) -> Tensor:
-    """A new axis of size 1 at `axis`, from -(ndim + 1) to ndim."""
-    return sh.expand_dims(input, _axis("expand_dims", axis, input.type.ndim + 1), name=name)
+expand_dims = spelled(_F.unsqueeze, "input", axis=...)
 
 
 def squeeze(input: Tensor, axis: Sequence[int] | None = None, name: Name = None) -> Tensor:
@@ -181,27 +168,26 @@ def squeeze(input: Tensor, axis: Sequence[int] | None = None, name: Name = None)
         gone = [_axis("squeeze", i, len(shape)) for i in _ints("squeeze", "axis", axis)]
     if any(shape[i] != 1 for i in gone):
         raise ShapeError(f"squeeze at {user_line()}: axis {list(gone)} of {input.type}: only axes of size 1 can go")
-    return sh.reshape(input, tuple(n for i, n in enumerate(shape) if i not in gone), name=name)
+    return sh.reshape(input, tuple(n for i, n in enumerate(shape) if i not in gone))
 
 
 def expand(x: Tensor, expand_size: Sequence[int], name: Name = None) -> Tensor:
     """x repeated along axes of size 1, and along new ones in front, to `expand_size`; -1 keeps an axis."""
-    wanted, shape = _ints("expand", "expand_size", expand_size), x.type.shape
-    new = len(wanted) - len(shape)
-    if new < 0 or any(n < -1 for n in wanted) or -1 in wanted[:new]:
+    wanted = _ints("expand", "expand_size", expand_size)
+    if len(wanted) < x.type.ndim or any(n < -1 for n in wanted) or -1 in wanted[: len(wanted) - x.type.ndim]:
         raise ArgumentError(f"expand at {user_line()}: expand_size {list(wanted)} does not fit {x.type}")
-    full = tuple(shape[i - new] if n == -1 else n for i, n in enumerate(wanted))
-    return bc.broadcast_to(x, full, name=name)
+    made: Tensor = _F.expand(x, wanted)
+    return made
 
 
 def broadcast_like(x: Tensor, like: Tensor, broadcast_axes: Sequence[int] | None = None, name: Name = None) -> Tensor:
     """x repeated to the shape of `like`; `broadcast_axes` are the axes of `like` that x lacks or has as 1."""
     shape = like.type.shape
     if broadcast_axes is None or len(x.type.shape) == len(shape):
-        return bc.broadcast_to(x, shape, name=name)
+        return bc.broadcast_to(x, shape)
     axes = {_axis("broadcast_like", i, len(shape)) for i in _ints("broadcast_like", "broadcast_axes", broadcast_axes)}
     kept = tuple(1 if i in axes else n for i, n in enumerate(shape))
-    return bc.broadcast_to(sh.reshape(x, kept), shape, name=name)
+    return bc.broadcast_to(sh.reshape(x, kept), shape)
 
 
 def concat(
@@ -217,7 +203,7 @@ def concat(
         raise ArgumentError(f"concat at {user_line()}: inputs must be a non-empty list of tensors, not {parts!r}")
     if len(parts) == 1:
         return _only(parts)
-    return sl.concat(list(parts), _axis("concat", axis, parts[0].type.ndim), name=name)
+    return sl.concat(list(parts), _axis("concat", axis, parts[0].type.ndim))
 
 
 def _only(parts: Sequence[Tensor]) -> Tensor:
@@ -229,7 +215,7 @@ def stack(inputs: Sequence[Tensor], axis: int = 0, name: Name = None) -> Tensor:
     parts = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     if not parts or any(t.type.shape != parts[0].type.shape for t in parts):
         raise ShapeError(f"stack at {user_line()}: {', '.join(str(t.type) for t in parts) or 'no tensors'}; it needs tensors of one shape")
-    return sl.stack(parts, _axis("stack", axis, parts[0].type.ndim + 1), name=name)
+    return sl.stack(parts, _axis("stack", axis, parts[0].type.ndim + 1))
 
 
 # Parts --------------------------------------------------------------------------------------------------------------
@@ -242,7 +228,7 @@ def slice(x: Tensor, begin: Sequence[int | None], size: Sequence[int | None], na
         if not isinstance(entries, list | tuple) or len(entries) != len(shape):
             raise ArgumentError(f"slice at {user_line()}: {argument} {entries!r} must be a list with one entry for each of the {len(shape)} axes")
     spans = [_span(x, i, begin[i], size[i]) for i in builtins.range(len(shape))]
-    return sl.slice_(x, [a for a, _ in spans], [b for _, b in spans], name=name)
+    return sl.slice_(x, [a for a, _ in spans], [b for _, b in spans])
 
 
 def _span(x: Tensor, axis: int, begin: int | None, size: int | None) -> tuple[int, int]:
@@ -261,7 +247,7 @@ def slice_v2(x: Tensor, slice_tup_list: Sequence[Any], name: Name = None) -> Ten
         raise ArgumentError(f"slice_v2 at {user_line()}: slice_tup_list must be a list of at most {len(shape)} (start, stop, step)")
     spans = [_stepped(x, i, entry) for i, entry in enumerate(slice_tup_list)]
     starts, stops, steps = ([span[k] for span in spans] for k in (0, 1, 2))
-    return sl.slice_(x, starts, stops, steps, name=name)
+    return sl.slice_(x, starts, stops, steps)
 
 
 def _stepped(x: Tensor, axis: int, entry: Any) -> tuple[int | None, int | None, int | None]:
@@ -277,9 +263,7 @@ def _stepped(x: Tensor, axis: int, entry: Any) -> tuple[int | None, int | None, 
     return start, stop, step
 
 
-def reverse(input: Tensor, axis: int | Sequence[int], name: Name = None) -> Tensor:
-    """x backwards along one axis or several."""
-    return sl.flip(input, (axis,) if isinstance(axis, int) else _ints("reverse", "axis", axis), name=name)
+reverse = spelled(_F.flip, "input", axis=...)
 
 
 def _two(pair: object) -> bool:
@@ -291,14 +275,14 @@ def pad(x: Tensor, paddings: Sequence[Sequence[int]], constant_value: float = 0,
     if not isinstance(paddings, list | tuple) or len(paddings) != x.type.ndim or not all(map(_two, paddings)):
         raise ArgumentError(f"pad at {user_line()}: paddings {paddings!r} must have one (before, after) for each of the {x.type.ndim} axes")
     pairs = [_ints("pad", "each of paddings", tuple(pair)) for pair in paddings]
-    return sl.pad(x, [(before, after) for before, after in pairs], fitting("pad", constant_value, x.type.dtype), name=name)
+    return sl.pad(x, [(before, after) for before, after in pairs], fitting("pad", constant_value, x.type.dtype))
 
 
 def pad_grad(x: Tensor, paddings: Sequence[Sequence[int]], constant_value: float = 0, name: Name = None) -> Tensor:
     """x without (before, after) elements on each axis."""
     if not isinstance(paddings, list | tuple) or len(paddings) != x.type.ndim or not all(map(_two, paddings)):
         raise ArgumentError(f"pad_grad at {user_line()}: paddings {paddings!r} must have one (before, after) for each of the {x.type.ndim} axes")
-    return slice(x, [before for before, _ in paddings], [n - sum(pair) for n, pair in zip(x.type.shape, paddings, strict=True)], name)
+    return slice(x, [before for before, _ in paddings], [n - sum(pair) for n, pair in zip(x.type.shape, paddings, strict=True)])
 
 
 def _sides(what: str, x: Tensor, padding: int | Sequence[int]) -> tuple[int, int, int, int]:
@@ -315,47 +299,24 @@ def _sides(what: str, x: Tensor, padding: int | Sequence[int]) -> tuple[int, int
 def constant_pad2d(x: Tensor, padding: int | Sequence[int], constant_value: float = 0, name: Name = None) -> Tensor:
     """A frame of constant_value around images [n,c,h,w]: an int, or (left, right, top, bottom)."""
     left, right, top, bottom = _sides("constant_pad2d", x, padding)
-    return pad(x, [(0, 0), (0, 0), (top, bottom), (left, right)], constant_value, name)
+    return pad(x, [(0, 0), (0, 0), (top, bottom), (left, right)], constant_value)
 
 
 def zero_pad2d(x: Tensor, padding: int | Sequence[int], name: Name = None) -> Tensor:
     """A frame of zeros around images [n,c,h,w]."""
-    return constant_pad2d(x, padding, 0, name)
+    return constant_pad2d(x, padding, 0)
 
 
 def reflection_pad2d(x: Tensor, padding: int | Sequence[int], name: Name = None) -> Tensor:
     """A frame that mirrors images [n,c,h,w] at their border elements."""
-    left, right, top, bottom = _sides("reflection_pad2d", x, padding)
-    return _mirrored(_mirrored(x, 2, top, bottom, None), 3, left, right, name)
-
-
-def _mirrored(x: Tensor, axis: int, before: int, after: int, name: Name) -> Tensor:
-    n = x.type.shape[axis]
-    parts = [
-        *([sl.flip(_along(x, axis, 1, before + 1), (axis,))] if before else []),
-        x,
-        *([sl.flip(_along(x, axis, n - 1 - after, n - 1), (axis,))] if after else []),
-    ]
-    return sl.concat(parts, axis, name=name) if len(parts) > 1 else identity(x, name)
+    made: Tensor = _pad_images(x, _sides("reflection_pad2d", x, padding), "reflect")
+    return made
 
 
 def replication_pad2d(x: Tensor, padding: int | Sequence[int], name: Name = None) -> Tensor:
     """A frame that repeats the border elements of images [n,c,h,w]."""
-    left, right, top, bottom = _sides("replication_pad2d", x, padding)
-    return _repeated(_repeated(x, 2, top, bottom, None), 3, left, right, name)
-
-
-def _repeated(x: Tensor, axis: int, before: int, after: int, name: Name) -> Tensor:
-    n, shape = x.type.shape[axis], x.type.shape
-    edges = ((0, before), (n - 1, after))
-    wide = [bc.broadcast_to(_along(x, axis, at, at + 1), (*shape[:axis], count, *shape[axis + 1 :])) if count else None for at, count in edges]
-    parts = [part for part in (wide[0], x, wide[1]) if part is not None]
-    return sl.concat(parts, axis, name=name) if len(parts) > 1 else identity(x, name)
-
-
-def _along(x: Tensor, axis: int, start: int, stop: int) -> Tensor:
-    """x[start:stop] on one axis."""
-    return sl.slice_(x, (*(None,) * axis, start), (*(None,) * axis, stop))
+    made: Tensor = _pad_images(x, _sides("replication_pad2d", x, padding), "replicate")
+    return made
 
 
 # Choosing by index or condition -------------------------------------------------------------------------------------
@@ -373,10 +334,10 @@ def gather(
     indices = checked(indices, "gather", low=0, noun="index")
     along = _axis("gather", batch_dims if axis is None else axis, params.type.ndim)
     if batch_dims == 0:
-        return ix.gather(params, indices, along, name=name)
+        return ix.gather(params, indices, along)
     if along != batch_dims:
         raise JobError(f"gather at {user_line()}: with batch_dims {batch_dims} only axis {batch_dims} can be gathered, not {axis}")
-    return ix.batch_gather(params, indices, batch_dims, name=name)
+    return ix.batch_gather(params, indices, batch_dims)
 
 
 def dim_gather(input: Tensor, dim: int, index: Tensor, name: Name = None) -> Tensor:
@@ -384,7 +345,7 @@ def dim_gather(input: Tensor, dim: int, index: Tensor, name: Name = None) -> Ten
     at = _axis("dim_gather", dim, input.type.ndim)
     if index.type.dtype.is_integer:
         index = checked(index, "dim_gather", low=0, high=input.type.shape[at] - 1, noun="index")
-    return ix.dim_gather(input, index, at, name=name)
+    return ix.dim_gather(input, index, at)
 
 
 def one_hot(
@@ -396,7 +357,7 @@ def one_hot(
     """
     kind = _dtype("one_hot", dtype)
     on, off = fitting("one_hot", on_value, kind), fitting("one_hot", off_value, kind)
-    return ix.one_hot(indices, depth, dtype=kind, axis=_axis("one_hot", axis, indices.type.ndim + 1), on=on, off=off, name=name)
+    return ix.one_hot(indices, depth, dtype=kind, axis=_axis("one_hot", axis, indices.type.ndim + 1), on=on, off=off)
 
 
 def where(condition: Tensor, x: Operand | None = None, y: Operand | None = None, name: Name = None) -> Tensor:
@@ -405,17 +366,18 @@ def where(condition: Tensor, x: Operand | None = None, y: Operand | None = None,
         raise JobError(f"where at {user_line()}: give x and y; where(condition) alone has no fixed shape")
     if condition.type.dtype.is_float:
         raise DtypeError(f"where at {user_line()}: condition {condition.type} must be integers; use a comparison such as math.greater")
-    return ew.where(truth(condition), *tensors("where", x, y), name=name)
+    made: Tensor = _F.where(condition, *tensors("where", x, y))
+    return made
 
 
 def masked_fill(x: Tensor, mask: Tensor, value: float, name: Name = None) -> Tensor:
     """value where mask is not zero, x elsewhere."""
-    return where(mask, value, x, name)
+    return where(mask, value, x)
 
 
 def elem_cnt(inputs: Tensor, dtype: DType | None = None, name: Name = None) -> Tensor:
     """The number of elements, shape (1,); int32 unless dtype is given."""
-    return constant(inputs.type.size, dtype or int32, (1,), name)
+    return constant(inputs.type.size, dtype or int32, (1,))
 
 
 # Products -----------------------------------------------------------------------------------------------------------
@@ -434,8 +396,14 @@ def matmul(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = 
     if s.ndim > t.ndim and transpose_a:
         raise ShapeError(f"matmul at {user_line()}: transpose_a is not possible for a {s} beside a matrix b {t}")
     plain = alpha == 1.0
-    y = la.matmul(a, b, transpose_a=bool(transpose_a), transpose_b=bool(transpose_b), name=name if plain else None)
-    return y if plain else ew.scale(y, alpha, name=name)
+    y = la.matmul(a, b, transpose_a=bool(transpose_a), transpose_b=bool(transpose_b))
+    return y if plain else ew.scale(y, alpha)
 
 
-globals().update(all_of(__name__, globals(), __name__, of_jobs))
+def _identity_n(inputs: Sequence[Tensor], name: Name = None) -> list[Tensor]:
+    """The identity of each."""
+    return [identity(x, name if name is None else f"{name}_{i}") for i, x in enumerate(inputs)]
+
+
+globals().update(all_of(__name__, globals(), (__name__, SPELLED), recording))
+identity_n = all_of(__name__, {"identity_n": _identity_n}, __name__, of_jobs)["identity_n"]  # which names each

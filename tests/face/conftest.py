@@ -48,6 +48,8 @@ class Immediate:
     state: dict[str, Any] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
+    #: how functions of tensors record here
+    records: Any = None
 
     def apply(self, op: Op, inputs: Sequence[Concrete], name: str | None) -> tuple[Concrete, ...]:
         if name is not None:
@@ -86,7 +88,7 @@ class Immediate:
 
     def again(self, **changes: Any) -> Immediate:
         """The next run, with the state that this one left."""
-        return replace(self, runs=self.runs + 1, variables={}, names=[], ops=[], **changes)
+        return replace(self, runs=self.runs + 1, variables={}, names=[], ops=[], records=None, **changes)
 
 
 class Bench:

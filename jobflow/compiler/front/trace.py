@@ -160,7 +160,7 @@ class Tracer:
 
     def _label(self, op: Op, name: str | None, where: SourceLine) -> str:
         if name is None:
-            return self.unique_name(op.word())
+            return self.unique_name(op.word(), where)
         full = scope.current().full_name(name)
         if full in self._names:
             first = self._names[full]
@@ -168,15 +168,15 @@ class Tracer:
         self._names[full] = where
         return full
 
-    def unique_name(self, prefix: str) -> str:
-        """`<prefix>_<n>`, behind the namespaces, that no other node has."""
+    def unique_name(self, prefix: str, where: SourceLine | None = None) -> str:
+        """`<prefix>_<n>`, behind the namespaces, that no other node has; for an op that was called at `where`, the user's line unless given."""
         while True:
             full = self._prefix + scope.current().full_name(prefix)
             n = self._counts.get(full, 0)
             self._counts[full] = n + 1
             label = f"{full}_{n}"
             if label not in self._names:
-                self._names[label] = self._where or user_line()
+                self._names[label] = where or self._where or user_line()
                 return label
 
     @contextmanager

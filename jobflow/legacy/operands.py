@@ -1,0 +1,43 @@
+"""What stands beside a tensor of a job: a tensor of its element type, or a number that takes it."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from jobflow.core.errors import ArgumentError, DtypeError, user_line
+from jobflow.core.types import DType, Tensor
+from jobflow.ops import source
+
+Operand: TypeAlias = Tensor | float
+
+
+def fitting(what: str, number: float, dtype: DType) -> float:
+    """The number as one of `dtype`; DtypeError where it would lose its fraction, or is beyond the type."""
+    try:
+        return dtype.number(number)
+    except TypeError:
+        raise ArgumentError(f"{what} at {user_line()}: {number!r} is not a number; arrays are arguments of the job") from None
+    except ValueError as error:
+        raise DtypeError(f"{what} at {user_line()}: {error} but the tensor is {dtype.name}; cast it first, to a type that has the number") from None
+
+
+def operands(what: str, x: Operand, y: Operand) -> tuple[Operand, Operand]:
+    """Both as they go together: tensors of one type, or a tensor and a number of its type."""
+    if isinstance(x, Tensor) and isinstance(y, Tensor):
+        if x.type.dtype is not y.type.dtype:
+            raise DtypeError(f"{what} at {user_line()}: {x.type} and {y.type} differ in element type; cast one of them with cast(x, dtype)")
+        return x, y
+    if isinstance(x, Tensor):
+        return x, fitting(what, y, x.type.dtype)  # type: ignore[arg-type]
+    if isinstance(y, Tensor):
+        return fitting(what, x, y.type.dtype), y
+    raise ArgumentError(f"{what} at {user_line()}: neither operand is a tensor: {x!r} and {y!r}")
+
+
+def tensors(what: str, x: Operand, y: Operand) -> tuple[Tensor, Tensor]:
+    """Both as tensors of one type; a number becomes one of shape (1,)."""
+    a, b = operands(what, x, y)
+    if not isinstance(a, Tensor):
+        assert isinstance(b, Tensor)
+        return source.constant(a, (1,), b.type.dtype), b
+    return a, b if isinstance(b, Tensor) else source.constant(b, (1,), a.type.dtype)
