@@ -1,8 +1,9 @@
-"""Functions that differ in one argument and in defaults, written once."""
+"""Functions that differ in one argument and in defaults, and classes whose constructors only take options, written once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from functools import wraps
 from inspect import Parameter, signature
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -37,3 +38,14 @@ def variant(function: Callable[Concatenate[First, P], Result], first: First, nam
     del vars(call)["__wrapped__"]
     call.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": own.return_annotation}
     return call
+
+
+def take_fields(cls: type) -> tuple[str, ...]:
+    """Give a class a constructor that takes its fields, as that of a dataclass does; their names.
+
+    Defaults are no attributes of the class, where they would hide what objects have under these names.
+    """
+    made: Any = dataclass(eq=False, repr=False)(cls)
+    for name in vars(made).keys() & signature(made.__init__).parameters.keys():
+        delattr(made, name)
+    return tuple(each.name for each in fields(made))

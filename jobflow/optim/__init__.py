@@ -2,10 +2,4 @@
 
 from jobflow.optim import lr_scheduler as lr_scheduler
 from jobflow.optim.optimizer import Optimizer as Optimizer
-from jobflow.optim.optimizers import LAMB as LAMB
-from jobflow.optim.optimizers import SGD as SGD
-from jobflow.optim.optimizers import Adadelta as Adadelta
-from jobflow.optim.optimizers import Adagrad as Adagrad
-from jobflow.optim.optimizers import Adam as Adam
-from jobflow.optim.optimizers import AdamW as AdamW
-from jobflow.optim.optimizers import RMSprop as RMSprop
+from jobflow.optim.optimizers import *  # noqa: F403 - all that it lists

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from dataclasses import InitVar
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from jobflow.core.errors import ConfigError, user_line
+from jobflow.core.signatures import take_fields
 from jobflow.ops.optimizer_updates import (
     AdadeltaUpdate,
     AdagradUpdate,
@@ -18,31 +20,49 @@ from jobflow.ops.optimizer_updates import (
 )
 from jobflow.optim.optimizer import POSITIVE, Group, Legal, Optimizer
 
+__all__ = ["LAMB", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "RMSprop"]
+
 _UNIT: Legal = (lambda x: 0 <= x < 1, "a number in [0, 1)")
 _PAIR: Legal = (lambda x: len(x) == 2 and all(0 <= b < 1 for b in x), "a pair of numbers in [0, 1)")
+#: what options are, beside the rate and the decay that all have
+_LEGAL = {"alpha": _UNIT, "betas": _PAIR, "rho": _UNIT, **dict.fromkeys(("eps", "initial_accumulator_value", "lr_decay", "momentum"), POSITIVE)}
+
+Class = TypeVar("Class", bound="type[_WithOptions]")
 
 
-class SGD(Optimizer):
+@dataclass_transform(eq_default=False)
+def _options(cls: Class) -> Class:
+    """A class whose fields are the options of its optimizers: arguments of the constructor, and defaults of groups."""
+    cls._names = take_fields(cls)
+    cls.LEGAL = {name: _LEGAL[name] for name in cls._names if name in _LEGAL}
+    return cls
+
+
+@_options
+class _WithOptions(Optimizer):
+    _names: ClassVar[tuple[str, ...]]
+    params: InitVar[Iterable[Any]]
+
+    def __post_init__(self, params: Iterable[Any]) -> None:
+        super().__init__(params, {name: vars(self).pop(name) for name in self._names})
+
+
+@_options
+class SGD(_WithOptions):
     """Stochastic gradient descent, with momentum, decay and Nesterov's look ahead."""
 
-    LEGAL: ClassVar[dict[str, Legal]] = {"momentum": POSITIVE}
+    lr: float = 0.001
+    momentum: float = 0.0
+    dampening: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+    maximize: bool = False
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 0.001,
-        momentum: float = 0.0,
-        dampening: float = 0.0,
-        weight_decay: float = 0.0,
-        nesterov: bool = False,
-        maximize: bool = False,
-    ) -> None:
-        if nesterov and (momentum <= 0 or dampening):
-            raise ConfigError(
-                f"optim.SGD at {user_line()}: nesterov needs a momentum and no dampening; got momentum={momentum}, dampening={dampening}"
-            )
-        options = {"momentum": momentum, "dampening": dampening, "weight_decay": weight_decay, "nesterov": nesterov, "maximize": maximize}
-        super().__init__(params, {"lr": lr, **options})
+    def __post_init__(self, params: Iterable[Any]) -> None:
+        if self.nesterov and (self.momentum <= 0 or self.dampening):
+            given = f"momentum={self.momentum}, dampening={self.dampening}"
+            raise ConfigError(f"optim.SGD at {user_line()}: nesterov needs a momentum and no dampening; got {given}")
+        super().__post_init__(params)
 
     def rule(self, group: Group) -> OptimizerUpdate:
         decay, maximize, momentum = group["weight_decay"], group["maximize"], group["momentum"]
@@ -51,126 +71,91 @@ class SGD(Optimizer):
         return MomentumUpdate(momentum, decay, False, maximize, group["dampening"], group["nesterov"])
 
 
-class Adam(Optimizer):
+@_options
+class Adam(_WithOptions):
     """Adam (Kingma and Ba 2015); decay is added to the gradient."""
 
-    LEGAL: ClassVar[dict[str, Legal]] = {"betas": _PAIR, "eps": POSITIVE}
     decoupled: ClassVar[bool] = False
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 0.001,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        amsgrad: bool = False,
-        do_bias_correction: bool = True,
-        maximize: bool = False,
-    ) -> None:
-        options = {"betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad, "maximize": maximize}
-        super().__init__(params, {"lr": lr, "do_bias_correction": do_bias_correction, **options})
+    lr: float = 0.001
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    amsgrad: bool = False
+    do_bias_correction: bool = True
+    maximize: bool = False
 
     def rule(self, group: Group) -> OptimizerUpdate:
         (beta1, beta2), decay, correct = group["betas"], group["weight_decay"], group["do_bias_correction"]
         return AdamUpdate(beta1, beta2, group["eps"], decay, correct, True, self.decoupled, group["maximize"], group["amsgrad"])
 
 
+@_options
 class AdamW(Adam):
     """Adam with decay of its own, not through the gradient (Loshchilov and Hutter 2019)."""
 
     decoupled: ClassVar[bool] = True
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 0.001,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.01,
-        amsgrad: bool = False,
-        do_bias_correction: bool = True,
-        maximize: bool = False,
-    ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, do_bias_correction, maximize)
+    weight_decay: float = 0.01
 
 
-class LAMB(Optimizer):
+@_options
+class LAMB(_WithOptions):
     """Adam whose step has, per parameter, the size of the parameter (You et al. 2020): of the whole of it, however it lies."""
 
-    LEGAL: ClassVar[dict[str, Legal]] = {"betas": _PAIR, "eps": POSITIVE}
+    lr: float = 0.001
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    adam_w_mode: InitVar[bool] = True
+    do_bias_correction: bool = True
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 0.001,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        adam_w_mode: bool = True,
-        do_bias_correction: bool = True,
-    ) -> None:
+    def __post_init__(self, params: Iterable[Any], adam_w_mode: bool = True) -> None:
         if not adam_w_mode:
             raise ConfigError(f"optim.LAMB at {user_line()}: decay is not part of the gradient here; leave adam_w_mode at True")
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "do_bias_correction": do_bias_correction})
+        super().__post_init__(params)
 
     def rule(self, group: Group) -> OptimizerUpdate:
         beta1, beta2 = group["betas"]
         return LambUpdate(beta1, beta2, group["eps"], group["weight_decay"], True, group["do_bias_correction"])
 
 
-class RMSprop(Optimizer):
+@_options
+class RMSprop(_WithOptions):
     """Steps over the root of a running mean of squares, optionally around the mean, optionally with momentum."""
 
-    LEGAL: ClassVar[dict[str, Legal]] = {"alpha": _UNIT, "eps": POSITIVE, "momentum": POSITIVE}
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 0.001,
-        alpha: float = 0.99,
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        momentum: float = 0.0,
-        centered: bool = False,
-    ) -> None:
-        options = {"alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum, "centered": centered}
-        super().__init__(params, {"lr": lr, **options})
+    lr: float = 0.001
+    alpha: float = 0.99
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    centered: bool = False
 
     def rule(self, group: Group) -> OptimizerUpdate:
         return RmsPropUpdate(group["alpha"], group["eps"], group["centered"], False, group["weight_decay"], group["momentum"])
 
 
-class Adagrad(Optimizer):
+@_options
+class Adagrad(_WithOptions):
     """Steps over the root of the sum of squares so far (Duchi et al. 2011)."""
 
-    LEGAL: ClassVar[dict[str, Legal]] = {"lr_decay": POSITIVE, "initial_accumulator_value": POSITIVE, "eps": POSITIVE}
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 0.001,
-        lr_decay: float = 0.0,
-        weight_decay: float = 0.0,
-        initial_accumulator_value: float = 0.0,
-        eps: float = 1e-10,
-    ) -> None:
-        options = {"lr_decay": lr_decay, "weight_decay": weight_decay, "initial_accumulator_value": initial_accumulator_value, "eps": eps}
-        super().__init__(params, {"lr": lr, **options})
+    lr: float = 0.001
+    lr_decay: float = 0.0
+    weight_decay: float = 0.0
+    initial_accumulator_value: float = 0.0
+    eps: float = 1e-10
 
     def rule(self, group: Group) -> OptimizerUpdate:
         return AdagradUpdate(group["lr_decay"], group["weight_decay"], group["eps"], float(group["initial_accumulator_value"]))
 
 
-class Adadelta(Optimizer):
+@_options
+class Adadelta(_WithOptions):
     """Steps whose size is learned (Zeiler 2012)."""
 
-    LEGAL: ClassVar[dict[str, Legal]] = {"rho": _UNIT, "eps": POSITIVE}
-
-    def __init__(
-        self, params: Iterable[Any], lr: float = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0, maximize: bool = False
-    ) -> None:
-        super().__init__(params, {"lr": lr, "rho": rho, "eps": eps, "weight_decay": weight_decay, "maximize": maximize})
+    lr: float = 1.0
+    rho: float = 0.9
+    eps: float = 1e-6
+    weight_decay: float = 0.0
+    maximize: bool = False
 
     def rule(self, group: Group) -> OptimizerUpdate:
         return AdadeltaUpdate(group["rho"], group["eps"], group["weight_decay"], group["maximize"])

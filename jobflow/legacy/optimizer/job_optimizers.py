@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from jobflow.graph.ir import Value
     from jobflow.ops.update import Schedule
 
+__all__ = ["LAMB", "LARS", "SGD", "SGDW", "Adam", "AdamW", "CombinedOptimizer", "LazyAdam", "RMSProp"]
+
 #: Names of variables, or a function that gives them when `minimize` is called.
 Names = Sequence[str] | Callable[[], Sequence[str]] | None
 Patterns = str | Sequence[str] | None

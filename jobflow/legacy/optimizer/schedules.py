@@ -16,6 +16,11 @@ from typing import Any
 from jobflow.core.errors import ConfigError, JobError, user_line
 from jobflow.legacy.optimizer.warmup import Warmup, is_number
 
+__all__ = [
+    "CosineScheduler", "CustomScheduler", "ExponentialScheduler", "InverseTimeScheduler", "LinearCosineScheduler", "NaturalExpScheduler",
+    "PiecewiseConstantScheduler", "PiecewiseScalingScheduler", "PolynomialSchduler", "PolynomialScheduler", "Schedule",
+]  # fmt: skip
+
 
 def exponential(base: float, rate: float, periods: float) -> float:
     """base rate^periods"""

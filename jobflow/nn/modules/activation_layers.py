@@ -11,6 +11,12 @@ from jobflow.nn.modules.module import Module
 from jobflow.nn.modules.option_modules import OfOne
 from jobflow.nn.parameter import Parameter
 
+__all__ = [
+    "CELU", "ELU", "GELU", "GLU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "LeakyReLU", "LogSigmoid", "LogSoftmax", "Mish", "PReLU",
+    "QuickGELU", "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid", "Softmax", "Softmin", "Softplus", "Softshrink", "Softsign", "Tanh", "Tanhshrink",
+    "Threshold",
+]  # fmt: skip
+
 
 class ReLU(OfOne, function=F.relu):
     """max(x, 0)"""

@@ -24,6 +24,8 @@ from jobflow.nn.modules.module import Module
 from jobflow.nn.modules.norm_layers import LayerNorm
 from jobflow.nn.parameter import Parameter
 
+__all__ = ["MultiheadAttention", "TransformerEncoder", "TransformerEncoderLayer"]
+
 
 class MultiheadAttention(Module):
     """Attention of `num_heads` heads, each over embed_dim / num_heads features, of which the outputs are joined and mapped once more.

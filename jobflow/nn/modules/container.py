@@ -11,6 +11,8 @@ from jobflow.eager.tensor import Tensor
 from jobflow.nn.modules.module import Module
 from jobflow.nn.parameter import Parameter
 
+__all__ = ["ModuleDict", "ModuleList", "ParameterDict", "ParameterList", "Sequential"]
+
 
 def _at(what: str, index: Any, size: int) -> int:
     """A negative index counted from the end."""

@@ -16,6 +16,8 @@ from jobflow.nn import init
 from jobflow.nn.modules.module import Module
 from jobflow.nn.parameter import Parameter
 
+__all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
+
 _MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "circular": "circular"}
 
 

@@ -17,6 +17,11 @@ from jobflow.nn.modules.module import Module
 from jobflow.nn.modules.option_modules import OfOne, WithOptions
 from jobflow.nn.parameter import Parameter
 
+__all__ = [
+    "Bilinear", "CosineSimilarity", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "Embedding", "Flatten", "Identity", "Linear",
+    "PairwiseDistance", "Unflatten",
+]  # fmt: skip
+
 
 class Identity(Module):
     """What it gets; arguments are not looked at."""

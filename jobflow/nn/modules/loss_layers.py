@@ -10,6 +10,11 @@ from jobflow.functional import nn_classes, nn_losses
 from jobflow.functional.nn_base import one_of
 from jobflow.nn.modules.option_modules import WithOptions
 
+__all__ = [
+    "BCELoss", "BCEWithLogitsLoss", "CosineEmbeddingLoss", "CrossEntropyLoss", "GaussianNLLLoss", "HingeEmbeddingLoss", "HuberLoss", "KLDivLoss",
+    "L1Loss", "MSELoss", "MarginRankingLoss", "NLLLoss", "PoissonNLLLoss", "SmoothL1Loss", "SoftMarginLoss", "TripletMarginLoss",
+]  # fmt: skip
+
 
 class _Loss(WithOptions):
     """function(*tensors, **options)"""

@@ -14,6 +14,8 @@ from jobflow.nn.modules.module import Module
 from jobflow.nn.parameter import Parameter
 from jobflow.ops.update import Increment
 
+__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "LayerNorm", "RMSNorm"]
+
 
 class _BatchStatistics(Module):
     """What BatchNorm and InstanceNorm share: weight and bias, and running statistics."""

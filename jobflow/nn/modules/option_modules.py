@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import field
 from typing import Any, ClassVar, dataclass_transform
 
+from jobflow.core.signatures import take_fields
 from jobflow.eager.tensor import Tensor
 from jobflow.nn.modules.module import Module
 
@@ -29,10 +30,7 @@ class WithOptions(Module):
         if function is not None:
             cls.function = staticmethod(function)
         if function is not None or shared:
-            made: Any = dataclass(eq=False, repr=False)(cls)
-            cls._names = tuple(each.name for each in fields(made))
-            for name in vars(made).keys() & made.__dataclass_fields__.keys():
-                delattr(cls, name)  # a default, which would hide the part of a module that has this name
+            cls._names = take_fields(cls)
 
     def __post_init__(self) -> None:
         super().__init__()

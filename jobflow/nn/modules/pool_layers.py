@@ -13,6 +13,13 @@ from jobflow.functional.nn_base import Sizes, sizes
 from jobflow.nn.modules.module import Module
 from jobflow.nn.modules.option_modules import OfOne
 
+__all__ = [
+    "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d", "AdaptiveMaxPool1d", "AdaptiveMaxPool2d", "AdaptiveMaxPool3d", "AvgPool1d",
+    "AvgPool2d", "AvgPool3d", "ConstantPad1d", "ConstantPad2d", "ConstantPad3d", "MaxPool1d", "MaxPool2d", "MaxPool3d", "PixelShuffle",
+    "PixelUnshuffle", "ReflectionPad1d", "ReflectionPad2d", "ReplicationPad1d", "ReplicationPad2d", "Upsample", "UpsamplingBilinear2d",
+    "UpsamplingNearest2d", "ZeroPad1d", "ZeroPad2d",
+]  # fmt: skip
+
 
 class _MaxPool(OfOne, shared=True):
     kernel_size: Sizes
