@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from jobflow.core.errors import ArgumentError, user_line
 from jobflow.eager.tensor import Tensor
@@ -21,23 +21,70 @@ def _at(what: str, index: Any, size: int) -> int:
     return int(index) % size
 
 
-class _Listed(Module):
-    """Modules numbered 0, 1, ..."""
+class _Parts(Module):
+    """Modules, or parameters."""
+
+    _kind: ClassVar[str] = "_modules"
+
+    @property
+    def _parts(self) -> dict[str, Any]:
+        parts: dict[str, Any] = vars(self)[self._kind]
+        return parts
 
     def __len__(self) -> int:
-        return len(self._modules)
+        return len(self._parts)
+
+
+class _Listed(_Parts):
+    """Parts numbered 0, 1, ..."""
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._modules.values())
+        return iter(self._parts.values())
 
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
-            return self._of(list(self._modules.items())[index])
-        return list(self._modules.values())[_at(type(self).__name__, index, len(self))]
+            return self._of(list(self._parts.items())[index])
+        return list(self)[_at(type(self).__name__, index, len(self))]
 
     def _of(self, parts: list[tuple[str, Any]]) -> Any:
-        return type(self)([module for _, module in parts])  # type: ignore[call-arg]
+        return type(self)([part for _, part in parts])  # type: ignore[call-arg]
 
+
+class _Keyed(_Parts):
+    """Parts under keys."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._parts
+
+    def __getitem__(self, key: str) -> Any:
+        return self._parts[key]
+
+    def __delitem__(self, key: str) -> None:
+        del self._parts[key]
+
+    def keys(self) -> Iterable[str]:
+        """The keys."""
+        return self._parts.keys()
+
+    def values(self) -> Iterable[Any]:
+        """The modules, or parameters."""
+        return self._parts.values()
+
+    def items(self) -> Iterable[tuple[str, Any]]:
+        """Keys and modules, or parameters."""
+        return self._parts.items()
+
+    def pop(self, key: str) -> Any:
+        """Take one out."""
+        part = self[key]
+        del self[key]
+        return part
+
+
+class _ListedModules(_Listed):
     def __setitem__(self, index: int, module: Module) -> None:
         self.add_module(list(self._modules)[_at(type(self).__name__, index, len(self))], module)
 
@@ -78,7 +125,7 @@ class _Listed(Module):
         return module
 
 
-class Sequential(_Listed):
+class Sequential(_ListedModules):
     """Modules, each of which gets what the one before gives: Sequential(a, b, c), or of an OrderedDict of names."""
 
     def __init__(self, *modules: Any) -> None:
@@ -99,7 +146,7 @@ class Sequential(_Listed):
         return input
 
 
-class ModuleList(_Listed):
+class ModuleList(_ListedModules):
     """A list of modules."""
 
     def __init__(self, modules: Iterable[Module] | None = None) -> None:
@@ -110,53 +157,20 @@ class ModuleList(_Listed):
         return ModuleList([*self, *other])
 
 
-class ModuleDict(Module):
+class ModuleDict(_Keyed):
     """Modules under keys."""
 
     def __init__(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] | None = None) -> None:
         super().__init__()
         self.update(modules or {})
 
-    def __len__(self) -> int:
-        return len(self._modules)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._modules)
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._modules
-
-    def __getitem__(self, key: str) -> Any:
-        return self._modules[key]
-
     def __setitem__(self, key: str, module: Module) -> None:
         self.add_module(key, module)
-
-    def __delitem__(self, key: str) -> None:
-        del self._modules[key]
-
-    def keys(self) -> Iterable[str]:
-        """The keys."""
-        return self._modules.keys()
-
-    def values(self) -> Iterable[Any]:
-        """The modules."""
-        return self._modules.values()
-
-    def items(self) -> Iterable[tuple[str, Any]]:
-        """Keys and modules."""
-        return self._modules.items()
 
     def update(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]]) -> None:
         """Put modules under their keys."""
         for key, module in modules.items() if isinstance(modules, Mapping) else modules:
             self[key] = module
-
-    def pop(self, key: str) -> Any:
-        """Take a module out."""
-        module = self[key]
-        del self[key]
-        return module
 
     def clear(self) -> None:
         """Take all out."""
@@ -171,23 +185,14 @@ def _parameter(what: str, value: Any) -> Parameter:
     return Parameter(value)
 
 
-class ParameterList(Module):
+class ParameterList(_Listed):
     """A list of parameters; tensors become some."""
+
+    _kind = "_parameters"
 
     def __init__(self, parameters: Iterable[Tensor] | None = None) -> None:
         super().__init__()
         self.extend(parameters or ())
-
-    def __len__(self) -> int:
-        return len(self._parameters)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._parameters.values())
-
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return ParameterList(list(self)[index])
-        return list(self)[_at("ParameterList", index, len(self))]
 
     def __setitem__(self, index: int, parameter: Tensor) -> None:
         self.register_parameter(str(_at("ParameterList", index, len(self))), _parameter("ParameterList", parameter))
@@ -204,60 +209,29 @@ class ParameterList(Module):
         return self
 
     def extra_repr(self) -> str:
-        return _listed(self._parameters)
+        return _shown(self._parameters)
 
 
-class ParameterDict(Module):
+class ParameterDict(_Keyed):
     """Parameters under keys; tensors become some."""
+
+    _kind = "_parameters"
 
     def __init__(self, parameters: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None = None) -> None:
         super().__init__()
         self.update(parameters or {})
 
-    def __len__(self) -> int:
-        return len(self._parameters)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parameters)
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._parameters
-
-    def __getitem__(self, key: str) -> Any:
-        return self._parameters[key]
-
     def __setitem__(self, key: str, parameter: Tensor) -> None:
         self.register_parameter(key, _parameter("ParameterDict", parameter))
-
-    def __delitem__(self, key: str) -> None:
-        del self._parameters[key]
-
-    def keys(self) -> Iterable[str]:
-        """The keys."""
-        return self._parameters.keys()
-
-    def values(self) -> Iterable[Any]:
-        """The parameters."""
-        return self._parameters.values()
-
-    def items(self) -> Iterable[tuple[str, Any]]:
-        """Keys and parameters."""
-        return self._parameters.items()
 
     def update(self, parameters: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> None:
         """Put parameters under their keys."""
         for key, parameter in parameters.items() if isinstance(parameters, Mapping) else parameters:
             self[key] = parameter
 
-    def pop(self, key: str) -> Any:
-        """Take a parameter out."""
-        parameter = self[key]
-        del self[key]
-        return parameter
-
     def extra_repr(self) -> str:
-        return _listed(self._parameters)
+        return _shown(self._parameters)
 
 
-def _listed(parameters: Mapping[str, Parameter | None]) -> str:
+def _shown(parameters: Mapping[str, Parameter | None]) -> str:
     return "\n".join(f"({name}): Parameter {p.type if p is not None else None}" for name, p in parameters.items())

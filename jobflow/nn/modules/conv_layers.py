@@ -13,7 +13,7 @@ from jobflow.functional.creation import empty
 from jobflow.functional.nn_base import Sizes, one_of, sizes
 from jobflow.functional.nn_shapes import pad
 from jobflow.nn import init
-from jobflow.nn.modules.module import Module
+from jobflow.nn.modules.option_modules import WithSettings
 from jobflow.nn.parameter import Parameter
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
@@ -21,7 +21,7 @@ __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "
 _MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "circular": "circular"}
 
 
-class _Conv(Module):
+class _Conv(WithSettings):
     """What convolutions share: weight and bias, and attributes of one number per spatial axis."""
 
     spatial: ClassVar[int]
@@ -105,25 +105,16 @@ class _Convolution(_Conv):
         return type(self).function(input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
 
-class Conv1d(_Convolution):
+class Conv1d(_Convolution, spatial=1, function=F.conv1d):
     """Convolution of [n, in, l] with weights [out, in / groups, k]; `padding` may be "same" or "valid"."""
 
-    spatial = 1
-    function = staticmethod(F.conv1d)
 
-
-class Conv2d(_Convolution):
+class Conv2d(_Convolution, spatial=2, function=F.conv2d):
     """Convolution of [n, in, h, w] with weights [out, in / groups, kh, kw]; `padding` may be "same" or "valid"."""
 
-    spatial = 2
-    function = staticmethod(F.conv2d)
 
-
-class Conv3d(_Convolution):
+class Conv3d(_Convolution, spatial=3, function=F.conv3d):
     """Convolution of [n, in, d, h, w] with weights [out, in / groups, kd, kh, kw]; `padding` may be "same" or "valid"."""
-
-    spatial = 3
-    function = staticmethod(F.conv3d)
 
 
 class _Transposed(_Conv):
@@ -152,22 +143,13 @@ class _Transposed(_Conv):
         return type(self).function(input, self.weight, self.bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation)
 
 
-class ConvTranspose1d(_Transposed):
+class ConvTranspose1d(_Transposed, spatial=1, function=F.conv_transpose1d):
     """The transpose of Conv1d; weights are [in, out / groups, k]."""
 
-    spatial = 1
-    function = staticmethod(F.conv_transpose1d)
 
-
-class ConvTranspose2d(_Transposed):
+class ConvTranspose2d(_Transposed, spatial=2, function=F.conv_transpose2d):
     """The transpose of Conv2d; weights are [in, out / groups, kh, kw]."""
 
-    spatial = 2
-    function = staticmethod(F.conv_transpose2d)
 
-
-class ConvTranspose3d(_Transposed):
+class ConvTranspose3d(_Transposed, spatial=3, function=F.conv_transpose3d):
     """The transpose of Conv3d; weights are [in, out / groups, kd, kh, kw]."""
-
-    spatial = 3
-    function = staticmethod(F.conv_transpose3d)

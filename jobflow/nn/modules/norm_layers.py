@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import InitVar
 from typing import Any, ClassVar
 
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
@@ -11,29 +12,33 @@ from jobflow.eager.tensor import Tensor
 from jobflow.functional import nn_norm as F
 from jobflow.functional.creation import ones, zeros
 from jobflow.nn.modules.module import Module
+from jobflow.nn.modules.option_modules import WithOptions
 from jobflow.nn.parameter import Parameter
 from jobflow.ops.update import Increment
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "LayerNorm", "RMSNorm"]
 
 
-class _BatchStatistics(Module):
+class _BatchStatistics(WithOptions, shared=True):
     """What BatchNorm and InstanceNorm share: weight and bias, and running statistics."""
 
     ndims: ClassVar[tuple[int, ...]]
+    num_features: int
+    eps: float = 1e-5
+    momentum: float | None = 0.1
+    affine: bool = True
+    track_running_stats: bool = True
+    device: InitVar[Any] = None
+    dtype: InitVar[Any] = None
 
-    def __init__(
-        self, num_features: int, eps: float, momentum: float | None, affine: bool, track_running_stats: bool, device: Any, dtype: Any
-    ) -> None:
-        super().__init__()
-        self.num_features, self.eps, self.momentum = num_features, eps, momentum
-        self.affine, self.track_running_stats = affine, track_running_stats
-        place = {"device": device, "dtype": dtype}
-        self.register_parameter("weight", Parameter(ones(num_features, **place)) if affine else None)
-        self.register_parameter("bias", Parameter(zeros(num_features, **place)) if affine else None)
-        self.register_buffer("running_mean", zeros(num_features, **place) if track_running_stats else None)
-        self.register_buffer("running_var", ones(num_features, **place) if track_running_stats else None)
-        self.register_buffer("num_batches_tracked", zeros((), device=device, dtype=int64) if track_running_stats else None)
+    def __post_init__(self, device: Any, dtype: Any) -> None:
+        super().__post_init__()
+        place, size, affine, tracked = {"device": device, "dtype": dtype}, self.num_features, self.affine, self.track_running_stats
+        self.register_parameter("weight", Parameter(ones(size, **place)) if affine else None)
+        self.register_parameter("bias", Parameter(zeros(size, **place)) if affine else None)
+        self.register_buffer("running_mean", zeros(size, **place) if tracked else None)
+        self.register_buffer("running_var", ones(size, **place) if tracked else None)
+        self.register_buffer("num_batches_tracked", zeros((), device=device, dtype=int64) if tracked else None)
 
     def _check(self, input: Tensor) -> None:
         if input.ndim not in self.ndims:
@@ -46,18 +51,6 @@ class _BatchStatistics(Module):
 
 
 class _BatchNorm(_BatchStatistics):
-    def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
-        track_running_stats: bool = True,
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
-
     def forward(self, input: Tensor) -> Tensor:
         self._check(input)
         momentum = self._count()
@@ -77,39 +70,24 @@ class _BatchNorm(_BatchStatistics):
         return 1.0 / float(self.num_batches_tracked.item()) if self.momentum is None else self.momentum
 
 
-class BatchNorm1d(_BatchNorm):
+class BatchNorm1d(_BatchNorm, ndims=(2, 3)):
     """Each channel of [n, c] or [n, c, l] with mean 0 and variance 1 over the whole logical batch, times weight plus bias.
 
     Not in training, with the running statistics, which move by `momentum` towards those of the batches; None: their mean.
     """
 
-    ndims = (2, 3)
 
-
-class BatchNorm2d(_BatchNorm):
+class BatchNorm2d(_BatchNorm, ndims=(4,)):
     """BatchNorm1d for [n, c, h, w]."""
 
-    ndims = (4,)
 
-
-class BatchNorm3d(_BatchNorm):
+class BatchNorm3d(_BatchNorm, ndims=(5,)):
     """BatchNorm1d for [n, c, d, h, w]."""
 
-    ndims = (5,)
 
-
-class _InstanceNorm(_BatchStatistics):
-    def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = False,
-        track_running_stats: bool = False,
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+class _InstanceNorm(_BatchStatistics, shared=True):
+    affine: bool = False
+    track_running_stats: bool = False
 
     def forward(self, input: Tensor) -> Tensor:
         self._check(input)
@@ -118,22 +96,16 @@ class _InstanceNorm(_BatchStatistics):
         return F.instance_norm(input, mean, var, self.weight, self.bias, own, self.momentum or 0.0, self.eps)
 
 
-class InstanceNorm1d(_InstanceNorm):
+class InstanceNorm1d(_InstanceNorm, ndims=(3,)):
     """Each channel of each sample of [n, c, l] with mean 0 and variance 1."""
 
-    ndims = (3,)
 
-
-class InstanceNorm2d(_InstanceNorm):
+class InstanceNorm2d(_InstanceNorm, ndims=(4,)):
     """InstanceNorm1d for [n, c, h, w]."""
 
-    ndims = (4,)
 
-
-class InstanceNorm3d(_InstanceNorm):
+class InstanceNorm3d(_InstanceNorm, ndims=(5,)):
     """InstanceNorm1d for [n, c, d, h, w]."""
-
-    ndims = (5,)
 
 
 class GroupNorm(Module):

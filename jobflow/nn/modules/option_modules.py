@@ -11,25 +11,32 @@ from jobflow.eager.tensor import Tensor
 from jobflow.nn.modules.module import Module
 
 
+class WithSettings(Module):
+    """A module whose class has attributes that the line of the class sets: `class Conv2d(_Convolution, spatial=2)`."""
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__()
+        for name, value in settings.items():
+            setattr(cls, name, staticmethod(value) if callable(value) else value)
+
+
 @dataclass_transform(eq_default=False, field_specifiers=(field,))
-class WithOptions(Module):
-    """A module whose class names a function, and declares its options: they are arguments of the constructor, and attributes.
+class WithOptions(WithSettings):
+    """A module whose options are fields of the class: arguments of the constructor, and attributes.
 
         class Softplus(OfOne, function=F.softplus):
             beta: float = 1.0
             threshold: float = 20.0
 
-    `shared` is for a class without a function, whose options the classes derived from it have too.  Others are ordinary classes.
+    A class without settings is an ordinary one, unless it is `shared`: then classes derived from it have its options.
     """
 
     function: ClassVar[Callable[..., Tensor]]
     _names: ClassVar[tuple[str, ...]] = ()
 
-    def __init_subclass__(cls, function: Callable[..., Tensor] | None = None, shared: bool = False) -> None:
-        super().__init_subclass__()
-        if function is not None:
-            cls.function = staticmethod(function)
-        if function is not None or shared:
+    def __init_subclass__(cls, shared: bool = False, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        if shared or settings:
             cls._names = take_fields(cls)
 
     def __post_init__(self) -> None:

@@ -10,8 +10,7 @@ from jobflow.eager.tensor import Tensor
 from jobflow.functional import nn_pool as F
 from jobflow.functional import nn_shapes as shapes
 from jobflow.functional.nn_base import Sizes, sizes
-from jobflow.nn.modules.module import Module
-from jobflow.nn.modules.option_modules import OfOne
+from jobflow.nn.modules.option_modules import OfOne, WithSettings
 
 __all__ = [
     "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d", "AdaptiveMaxPool1d", "AdaptiveMaxPool2d", "AdaptiveMaxPool3d", "AvgPool1d",
@@ -134,7 +133,7 @@ class PixelUnshuffle(OfOne, function=shapes.pixel_unshuffle):
 # -------------------------------------------------------------------- borders
 
 
-class _Border(Module):
+class _Border(WithSettings):
     """Borders of the last axes: one number for all, or (before, after) for the last axis, then the one before it ..."""
 
     spatial: ClassVar[int]
@@ -161,55 +160,37 @@ class _ConstantBorder(_Border):
         return f"padding={self.padding}, value={self.value}"
 
 
-class ConstantPad1d(_ConstantBorder):
+class ConstantPad1d(_ConstantBorder, spatial=1):
     """Borders of one value."""
 
-    spatial = 1
 
-
-class ConstantPad2d(_ConstantBorder):
+class ConstantPad2d(_ConstantBorder, spatial=2):
     """Borders of one value around images."""
 
-    spatial = 2
 
-
-class ConstantPad3d(_ConstantBorder):
+class ConstantPad3d(_ConstantBorder, spatial=3):
     """Borders of one value around volumes."""
 
-    spatial = 3
 
-
-class ZeroPad1d(_Border):
+class ZeroPad1d(_Border, spatial=1):
     """Borders of zeros."""
 
-    spatial = 1
 
-
-class ZeroPad2d(_Border):
+class ZeroPad2d(_Border, spatial=2):
     """Borders of zeros around images."""
 
-    spatial = 2
 
-
-class ReflectionPad1d(_Border):
+class ReflectionPad1d(_Border, spatial=1, mode="reflect"):
     """Borders mirrored at the edge, which is not repeated."""
 
-    spatial, mode = 1, "reflect"
 
-
-class ReflectionPad2d(_Border):
+class ReflectionPad2d(_Border, spatial=2, mode="reflect"):
     """Borders of images mirrored at the edge, which is not repeated."""
 
-    spatial, mode = 2, "reflect"
 
-
-class ReplicationPad1d(_Border):
+class ReplicationPad1d(_Border, spatial=1, mode="replicate"):
     """Borders that repeat the edge."""
 
-    spatial, mode = 1, "replicate"
 
-
-class ReplicationPad2d(_Border):
+class ReplicationPad2d(_Border, spatial=2, mode="replicate"):
     """Borders of images that repeat the edge."""
-
-    spatial, mode = 2, "replicate"
