@@ -88,9 +88,10 @@ def _array(value: Any) -> Array:
 
 @scope.alone
 def initialize() -> None:
-    """Give every variable its first value."""
+    """Give every variable its first value; those of modules keep theirs."""
     session = started_session()
-    session.start().call(Initialize(tuple(session.variables)))
+    own = session.tensors
+    session.start().call(Initialize(tuple(name for name in session.variables if own is None or name not in own)))
 
 
 @scope.alone

@@ -167,6 +167,7 @@ def save(
 def _world_of(session: Session) -> World:
     """The session's world, with all of its variables."""
     session.prepare_all()
+    session.settle()
     return session.start()
 
 
@@ -271,6 +272,7 @@ def load(
     failures: list[CheckpointError | None] = world.call(ranks.Stage(source, found.digest, chosen))
     failed = _first(failures)
     world.call(ranks.Take(failed is None))
+    session.changed(chosen)
     if failed is not None:
         raise type(failed)(f"{here}, no variable was changed: {failed}")
     if strict == "some":

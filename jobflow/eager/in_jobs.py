@@ -1,25 +1,32 @@
-"""Functions of tensors in the body of a job: what they do to tensors of the job is recorded there, with the conventions of tensors.
+"""Functions of tensors and modules in the body of a job: what they do to tensors of the job is recorded there, with the conventions of tensors.
 
 A tensor of the job goes in as a tensor without numbers, `Tensor(type, None, None, traced=handle)`, and comes out as one of the job again.
 Recording needs no rank: the state that functions ask for belongs to the body, so that it is the same on the only rank that traces a job.
+Parameters and buffers of a module that is called are variables of the session; nothing else that has numbers can be met.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jobflow.core.scope as scope
 from jobflow.core.errors import JobError, JobflowError, user_line
-from jobflow.core.layout import Layout, Sbp
-from jobflow.core.types import Tensor as Value
+from jobflow.core.layout import B, Layout, Sbp
+from jobflow.eager.recording import Recording
+from jobflow.eager.session_tensors import SessionTensors
 from jobflow.eager.state import EagerState
+from jobflow.eager.structures import replaced
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.body import JobBody
 from jobflow.engine.operators import TensorOperators
+from jobflow.engine.session import current_session
+from jobflow.graph.ir import Variable
+from jobflow.ops.layout_ops import ToLayout
 from jobflow.ops.op import Op, types_tuple
 from jobflow.ops.scalar import Detach
+from jobflow.ops.source import Constant
 from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world.solo import SoloWorld
 
@@ -33,14 +40,25 @@ NOT_OF_THE_JOB = "with numbers, none of this job; give the job its array as an a
 _WAITING = object()
 
 
-class Recorder:
-    """What stands in the place of a graph that is built (`EagerState.building`), while a function of tensors runs in the body of a job.
+@dataclass(frozen=True)
+class Called:
+    """A module that is called in the body of a job: its class, the namespaces of the call, and names by id."""
+
+    word: str
+    namespace: tuple[str, ...]
+    #: of its parameters and buffers
+    names: Mapping[int, str]
+    #: of the modules inside of it
+    paths: Mapping[int, str]
+
+
+class Recorder(Recording):
+    """What stands in the place of a graph that is built (`EagerState.building`), while functions of tensors and modules run in the body of a job.
 
     It is the interpreter too: functions of ops, which get these tensors there, are recorded as well.
     """
 
-    #: what is running, in messages, and in short
-    running, short = "the body of a job", "the job"
+    running, short, lays = "the body of a job", "the job", False
     takes_tensors = True
 
     def __init__(self, body: JobBody) -> None:
@@ -50,7 +68,10 @@ class Recorder:
         self.here.local_generator.seed = body.seed
         #: that of the last op of the function that runs
         self.name: str | None = None
-        self._waiting: tuple[Op, list[Value], tuple[Tensor, ...]] | None = None
+        #: the module that is called, if one is
+        self.module: Called | None = None
+        self._standing: dict[int, Tensor] = {}
+        self._waiting: tuple[Op, list[Any], tuple[Tensor, ...]] | None = None
         self._entered: tuple[scope.Scope, scope.Scope] | None = None
 
     def scope(self) -> scope.Scope:
@@ -66,17 +87,32 @@ class Recorder:
 
     def apply(self, op: Op, inputs: Sequence[Any], name: str | None = None) -> tuple[Tensor, ...]:
         """The outputs of an op that a function of ops calls."""
-        self.name = self.name or name
+        if self.module is None:
+            self.name = self.name or name
         return self.run(op, inputs) if inputs else (self.source(op, None, None),)
 
     def run(self, op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The outputs of an op."""
-        made = self._recorded(op, [self.known(x, op) for x in inputs])
+        made = self._recorded(op, [self._handle(x, op) for x in inputs])
         if not self.here.grad_enabled:
-            made = tuple([self._recorded(Detach(), [self.known(each, op)])[0] for each in made])
+            made = tuple([self._recorded(Detach(), [self._handle(each, op)])[0] for each in made])
         return made
 
-    def _recorded(self, op: Op, inputs: list[Value]) -> tuple[Tensor, ...]:
+    def _applied(self, op: Op, known: Sequence[Tensor]) -> tuple[Sequence[Any], Sequence[None]]:
+        made = self._recorded(op, [x.traced for x in known])
+        return [self._handle(x, op) for x in made], (None,) * len(made)
+
+    def _handle(self, x: Tensor, op: Op) -> Any:
+        """The tensor of the job that x stands for."""
+        if x.traced is None and self.module is None:
+            raise JobError(f"{op.word()} at {user_line()}: a tensor {x.type} {NOT_OF_THE_JOB}")
+        return self.known(x).traced
+
+    def known(self, x: Tensor) -> Tensor:
+        if x.traced is _WAITING:
+            self.record(None)
+        return super().known(x)
+
+    def _recorded(self, op: Op, inputs: list[Any]) -> tuple[Tensor, ...]:
         """At once; or, where the last op has a name, when the next one comes, or the function has ended."""
         if self.name is None:
             return tuple([Tensor(each.type, None, None, each) for each in self.body.apply(op, inputs, None)])
@@ -98,8 +134,7 @@ class Recorder:
                 x.traced = made
 
     def source(self, op: Op, layout: Layout | None, counter: int | None) -> Tensor:
-        """The output of an op without inputs, or of one that draws, at every run anew."""
-        if layout is not None:
+        if layout is not None and self.module is None:
             raise JobError(f"{op.word()} at {user_line()}: placement= and sbp= are for global tensors; {LAYOUTS}")
         if counter is not None:
             drawing: Any = op  # ops that draw have a key
@@ -108,7 +143,6 @@ class Recorder:
         return made
 
     def draw_for(self, x: Tensor) -> tuple[str, int, Tensor]:
-        """Key, seed and counter of the next draw, for numbers beside x."""
         counter = self.body.run_counter()
         return self._draw(), self.body.seed, Tensor(counter.type, None, None, counter)
 
@@ -116,41 +150,80 @@ class Recorder:
         """The name of a draw, in the place of an op's; no other draw of the job has it."""
         return self.body.unique_name("draw")
 
-    def known(self, x: Tensor, op: Op) -> Value:
-        """The tensor of the job that x stands for."""
-        if x.traced is None:
-            raise JobError(f"{op.word()} at {user_line()}: a tensor {x.type} {NOT_OF_THE_JOB}")
-        if x.traced is _WAITING:
-            self.record(None)
-        found: Any = x.traced
-        value: Value = found
-        return value
-
     def called(self, module: Any, forward: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-        """A module's forward."""
-        return forward(*args, **options)
+        """A module's forward: names of ops begin with the module's own."""
+        path = "" if self.module is None else self.module.paths.get(id(module), "")
+        if self.module is None or not path:
+            return forward(*args, **options)
+        with scope.using(namespace=(*self.module.namespace, path)):
+            return forward(*args, **options)
+
+    # ---------------------------------------------------------------- parameters and buffers
+
+    def _read(self, x: Tensor) -> Tensor:
+        name, placement = self._named(x), scope.current().placement or self.body.placement
+        lies = Layout(placement, (B,) * len(placement.mesh)) if x.layout is None else x.layout
+        trained = x.requires_grad and x.is_leaf
+        first, group = Constant(x.type.shape, x.type.dtype, 0), "parameter" if trained else "buffer"
+        handle = self.body.variable(Variable(name, x.type, first, lies.placement, lies.sbp, trained, group=group))
+        self.body.tensors[name] = x
+        self._standing[id(x)] = Tensor(x.type, None, None, handle)
+        return self._standing[id(x)]
+
+    def _named(self, x: Tensor) -> str:
+        """The name of the variable that a tensor is.  JobError if it has none, or the variable is something else."""
+        session = current_session()
+        tensors = SessionTensors.of(session)
+        tied = tensors.name_of(x)
+        if tied is not None:
+            return tied
+        assert self.module is not None, "others have been refused"
+        name = self.module.names.get(id(x))
+        if name is None:
+            raise JobError(
+                f"{user_line()}: {self.module.word}, called in job {self.body.name}, reads a tensor {x.type} that is no parameter or buffer of it, "
+                f"and whose numbers the job would not see change; make it one, by nn.Parameter or register_buffer, or pass it to the job"
+            )
+        if name in session.variables or name in self.body.variables:
+            whose = "another module" if name in self.body.tensors or name in tensors else "get_variable or a layer"
+            raise JobError(
+                f'{user_line()}: {self.module.word} has a "{name}", but job {self.body.name} has a variable of that name already, made by {whose}; '
+                f'call this module in a namespace of its own: with flow.scope.namespace("..."): y = model(x)'
+            )
+        return name
+
+    def _write(self, x: Tensor, standing: Tensor, value: Tensor) -> None:
+        self._standing[id(x)] = value
+        self.body.assign(next(name for name, tensor in self.body.tensors.items() if tensor is x), value.traced)
+
+    def write(self, x: Tensor, made: Tensor) -> None:
+        if self.module is None:
+            raise JobError(
+                f"{user_line()}: the tensor {x.type} of a job cannot be written over; use the form that makes a new tensor (relu for relu_)"
+            )
+        super().write(x, made)
 
     # ---------------------------------------------------------------- what jobs do not have
 
     def change(self, x: Tensor, target: Layout, back: Sequence[Sbp] | None) -> Tensor:
-        """A layout that is asked for is a wish in jobs."""
+        """In modules, which may have been written for global tensors, recorded; the tensors of jobs have other words for it."""
+        if self.module is not None:
+            with scope.using(placement=target.placement):
+                return self.run(ToLayout(target.sbp, None if back is None else tuple(back)), [x])[0]
         raise JobError(f"to_global at {user_line()}: the tensor {x.type} is one of a job, whose layouts are decided when all is known; {LAYOUTS}")
 
     def leave(self, x: Tensor) -> Tensor:
         """There are no pieces yet."""
         raise JobError(f"to_local at {user_line()}: the tensor {x.type} is one of a job, and has no pieces before the job runs; {LAYOUTS}")
 
-    def write(self, x: Tensor, made: Tensor) -> None:
-        """Tensors of jobs are not written over."""
-        raise JobError(f"{user_line()}: the tensor {x.type} of a job cannot be written over; use the form that makes a new tensor (relu for relu_)")
-
-    def update(self, op: Op, inputs: Sequence[Tensor]) -> None:
-        """Nor are others, while a body runs that runs again."""
-        raise JobError(f"{op.word()} at {user_line()}: it writes over tensors, and those of a job cannot be written over")
-
     def backward(self, loss: Tensor, gradient: Tensor | None = None) -> None:
         """A job's optimizer says what gradients are for."""
         raise JobError(f"backward at {user_line()}: {loss.type} is a tensor of a job, where an optimizer's minimize says what gradients are for")
+
+    def update(self, op: Op, inputs: Sequence[Tensor]) -> None:
+        if self.module is None:
+            raise JobError(f"{op.word()} at {user_line()}: it writes over tensors, and those of a job cannot be written over")
+        super().update(op, inputs)
 
 
 # -------------------------------------------------------------------- in and out
@@ -167,34 +240,13 @@ def recorder_of(body: JobBody) -> Recorder:
 def recorded(body: Any, function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any], name: str | None = None) -> Any:
     """What the function makes of tensors of the job whose body runs, as such tensors; `name` is that of its last op."""
     recorder = recorder_of(body)
-    given = [_in(each) for each in arguments]
-    options = {word: _in(each) for word, each in named.items()} if named else named
+    given, options = replaced((tuple(arguments), dict(named)), TensorOperators, lambda x: Tensor(x.type, None, None, x))
     before, recorder.name = recorder.name, name
     token = scope.enter(recorder.scope())
     try:
         made = function(*given, **options)
         recorder.record(recorder.name)
+        return replaced(made, Tensor, lambda x: x if x.traced is None and recorder.module is None else recorder.known(x).traced)
     finally:
         scope.leave(token)
         recorder.name, recorder._waiting = before, None
-    return made.traced if made.__class__ is Tensor and made.traced is not None else _out(made)
-
-
-def _in(x: Any) -> Any:
-    """Tensors of the job as tensors, also in sequences of them."""
-    if isinstance(x, TensorOperators):
-        return Tensor(x.type, None, None, x)
-    if isinstance(x, list | tuple) and not hasattr(x, "_fields"):
-        return type(x)(map(_in, x))
-    return x
-
-
-def _out(x: Any) -> Any:
-    """And back."""
-    if isinstance(x, Tensor) and x.traced is not None:
-        return x.traced
-    if isinstance(x, tuple) and hasattr(x, "_fields"):
-        return type(x)(*map(_out, x))
-    if isinstance(x, list | tuple):
-        return type(x)(map(_out, x))
-    return x

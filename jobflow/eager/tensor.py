@@ -9,7 +9,7 @@ Functions of `jobflow.functional` that are methods too hang themselves on this c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+import jobflow.core.scope as scope
 from jobflow.core.errors import DtypeError, JobError, user_line
 from jobflow.core.layout import Layout, Sbp
 from jobflow.core.types import Array, DType, TensorType
@@ -53,14 +54,16 @@ class Home:
     runs the next time and takes the numbers over (`come_back`).
     """
 
-    __slots__ = ("array", "buffer", "copy", "offset", "ranks", "tensors")
+    __slots__ = ("array", "buffer", "copies", "copy", "offset", "ranks", "tensors")
 
-    def __init__(self, array: Array, buffer: Array, offset: int, ranks: tuple[int, ...] = ()) -> None:
+    def __init__(self, array: Array, buffer: Array, offset: int, ranks: tuple[int, ...] = (), copies: bool = False) -> None:
         self.array = array if not ranks else _read_only(array)
         #: the flat bytes that it is a part of, and where it begins in them
         self.buffer = buffer
         self.offset = offset
         self.ranks = ranks
+        #: True if the other ranks have copies of it, which must stay equal
+        self.copies = copies
         #: this rank's own numbers, while it has some
         self.copy: Array | None = None
         self.tensors: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
@@ -79,11 +82,49 @@ class Home:
 
     def _move(self, old: Array, new: Array) -> None:
         """Let the tensors that look at `old` look at the same part of `new`."""
-        begin, bytes_ = old.ctypes.data, new.reshape(-1).view(np.uint8)
+        bytes_ = new.reshape(-1).view(np.uint8)
+        for x, offset in self._looking(old):
+            x.array = np.ndarray(x.array.shape, x.array.dtype, bytes_, offset, x.array.strides)
+
+    def _looking(self, at: Array) -> Iterator[tuple[Tensor, int]]:
+        """The tensors that look at this memory, and where they begin in it."""
         for x in list(self.tensors.values()):
-            offset = x.array.ctypes.data - begin
-            if 0 <= offset < max(old.nbytes, 1):
-                x.array = np.ndarray(x.array.shape, x.array.dtype, bytes_, offset, x.array.strides)
+            offset = x.array.ctypes.data - at.ctypes.data
+            if 0 <= offset < max(at.nbytes, 1):
+                yield x, offset
+
+
+class FarHome(Home):
+    """Of numbers that are where no tensor can look at them, such as on a GPU or in pieces on threads: `fetch` gives them.
+
+    `array` is what was fetched last.  When that is old, the tensors that look at it have no array until they are asked for one.
+    """
+
+    __slots__ = ("away", "fetch", "fetched")
+
+    def __init__(self, array: Array, fetch: Callable[[], Array]) -> None:
+        super().__init__(_read_only(array), array.reshape(-1).view(np.uint8), 0, copies=True)
+        self.fetch = fetch
+        self.fetched = array
+        #: by id of a tensor, what it looked at; None while `array` holds the numbers of now
+        self.away: dict[int, Array] | None = None
+
+    def forget(self) -> None:
+        """What was fetched is old."""
+        if self.away is None:
+            found = [x for x, _ in self._looking(self.array)]
+            self.away = {id(x): x.array for x in found}
+            for x in found:
+                del x.array
+
+    def bring(self) -> None:
+        """Fetch the numbers, if what is here is old."""
+        if self.away is not None:
+            np.copyto(self.fetched, self.fetch())
+            away, self.away = self.away, None
+            for x in list(self.tensors.values()):
+                if id(x) in away and not has_array(x):
+                    x.array = away[id(x)]
 
 
 def _read_only(array: Array) -> Array:
@@ -230,6 +271,43 @@ class Tensor(Methods):
 
     #: a tensor is a key by which one it is
     __hash__ = object.__hash__
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Of a tensor whose numbers are far away, its array; nothing else is missing."""
+            if name != "array":
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            with scope.lock():
+                self.storage.home.bring()
+            return self.array
+
+
+_ARRAY: Any = vars(Tensor)["array"]
+
+
+def has_array(x: Tensor) -> bool:
+    """Whether x knows where its numbers are."""
+    try:
+        _ARRAY.__get__(x, Tensor)
+    except AttributeError:
+        return False
+    return True
+
+
+def lives(x: Tensor, home: Home) -> None:
+    """x lies there from now on."""
+    x.memory.home, x.array = home, home.array
+    home.tensors[id(x)] = x
+
+
+def moves(x: Tensor, home: Home) -> None:
+    """The same; what looked at the old memory of x stays there."""
+    if not has_array(x) or home.array.ctypes.data != x.array.ctypes.data:
+        before = x.memory.before
+        x.storage = None
+        x.memory.before = before
+    lives(x, home)
 
 
 def shows(x: Tensor, view: Tensor) -> None:

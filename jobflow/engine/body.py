@@ -30,6 +30,9 @@ class JobBody:
         self.tracer = tracer
         #: how functions of tensors record here: see eager/in_jobs.py
         self.records: Any = None
+        #: by variable, the tensor of the program that it is; by id of a module that is called, what tells its mode
+        self.tensors: dict[str, Any] = {}
+        self.modes: dict[int, Callable[[], Any]] = {}
         self._handles: dict[Value, Handle] = {}
 
     def handle(self, value: Value) -> Handle:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -64,6 +64,9 @@ class Compiled:
     parts: tuple[tuple[ArgumentPart, ...], ...]
     #: per result and watch, of how many outputs it consists, one after another along axis 0
     pieces: tuple[int, ...]
+    #: `tensors` and `modes` of its tracer
+    tensors: Mapping[str, Any]
+    modes: Mapping[int, Callable[[], Any]]
 
     @property
     def graph(self) -> Graph:

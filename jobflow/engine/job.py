@@ -48,6 +48,7 @@ class Version(NamedTuple):
     watches: tuple[Watch, ...]
     limits: tuple[ValidRange, ...]
     pieces: tuple[int, ...]
+    program: Traced
 
 
 class Job:
@@ -117,7 +118,8 @@ class Job:
             programs.append(each[own].physical)
         first = each[next(iter(each))]
         parts = tuple(argument_parts(program, rank) for rank, program in enumerate(programs))
-        return Compiled(self.name, self.where, number, tuple(programs), first.results, first.watches, first.limits, parts, first.pieces)
+        told = first.results, first.watches, first.limits, parts, first.pieces, first.program.tensors, first.program.modes
+        return Compiled(self.name, self.where, number, tuple(programs), *told)
 
     def microbatches(self, shapes: Sequence[tuple[int, ...]]) -> Microbatches | None:
         """How the batch of a train job is cut, for arguments of these shapes; None if it passes whole."""
@@ -176,12 +178,12 @@ class Job:
             results = self.signature.results(returned)
             self._train(tracer)
         program = tracer.traced(returned_values(results))
-        return replace(program, half=self.config.half, strategy=self.strategy), results
+        return replace(program, half=self.config.half, strategy=self.strategy, tensors=body.tensors, modes=body.modes), results
 
     def _lay_out(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...]) -> Version:
         program, results = self.trace(session, placement, shapes, rows)
         found = logical(program, returned_values(results))
-        return Version(distribute(found.graph), results, found.watches, program.limits, found.pieces)
+        return Version(distribute(found.graph), results, found.watches, program.limits, found.pieces, program)
 
     @staticmethod
     def _argument(tracer: Tracer, name: str, declared: Declared, shape: tuple[int, ...]) -> Value:

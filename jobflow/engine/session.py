@@ -12,20 +12,21 @@ import hashlib
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 import jobflow.core.scope as scope
 from jobflow.compiler.front.trace import RUN_COUNTER
-from jobflow.core.errors import ArgumentError, CheckpointError, JobError, PlacementError, SourceLine, user_line
+from jobflow.core.errors import ArgumentError, CheckpointError, JobError, PlacementError, user_line
 from jobflow.core.layout import Placement
 from jobflow.core.notices import notice
 from jobflow.core.types import Array
 from jobflow.engine.binding import StorageChoice
 from jobflow.engine.commands import Bind, Meet, ReadVariables, Run, Tell, Unbind, WriteVariables, openings_of, performed
 from jobflow.engine.compiled import Compiled
+from jobflow.engine.expected import Declared, ProgramTensors, Unfinished
 from jobflow.engine.options import ConfigOptions, EnvOptions, EnvSettings, Settings
 from jobflow.graph.graph_text import first_difference, physical_text
 from jobflow.graph.ir import Variable
@@ -40,28 +41,6 @@ from jobflow.typing.signature import Bound
 CALLS_COMPARED = 3
 
 
-class Declared(Protocol):
-    """A job, as the session that holds it sees it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def where(self) -> SourceLine: ...
-    def declared_shapes(self, session: Session) -> Any: ...
-    def compile(self, session: Session, shapes: Any, number: int) -> Compiled: ...
-    def run(self, session: Session, args: tuple[Any, ...]) -> Callable[[], Any]: ...
-
-
-class Unfinished(Protocol):
-    """Work behind the program's back that must be waited for; `wait` raises what went wrong, and takes it off the session.
-
-    After `part` it asks no other rank, and knows what went wrong in this process.
-    """
-
-    def wait(self) -> None: ...
-    def part(self) -> None: ...
-
-
 class Session:
     """Jobs and variables of one program, until `close`."""
 
@@ -73,9 +52,13 @@ class Session:
         self.world: World | None = None
         #: a checkpoint that is being written
         self.unfinished: Unfinished | None = None
-        self._compiled: dict[tuple[Declared, Any], Compiled] = {}
+        #: those of modules that jobs call, if any does
+        self.tensors: ProgramTensors | None = None
+        self._compiled: dict[tuple[Declared, Any, Any], Compiled] = {}
+        #: by job, what its programs depend on beside the shapes of arguments: see `Compiled.modes`
+        self._modes: dict[Declared, dict[int, Callable[[], Any]]] = {}
         #: programs of jobs that others have taken the place of; given back when the next one is compiled, which all clients do together
-        self._replaced: list[tuple[Declared, Any]] = []
+        self._replaced: list[tuple[Declared, Any, Any]] = []
         self._number = 0
         #: how many calls of a job have been compared; `runs` go on where a checkpoint ended
         self._compared: Counter[str] = Counter()
@@ -204,14 +187,18 @@ class Session:
 
     def compiled(self, job: Declared, shapes: Any) -> Compiled:
         """The job for arguments of these shapes, bound on every rank."""
-        key = (job, shapes)
         with scope.lock():
-            found = self._compiled.pop(key, None)
+            found = self._compiled.pop(self._key(job, shapes), None)
             fresh = found is None
-            self._compiled[key] = found = found or self._compile(job, shapes)  # the last used is the last to be forgotten
+            found = found or self._compile(job, shapes)
+            self._modes.setdefault(job, {}).update(found.modes)
+            self._compiled[self._key(job, shapes)] = found  # the last used is the last to be forgotten
             if fresh:
                 self._forget(job)
             return found
+
+    def _key(self, job: Declared, shapes: Any) -> tuple[Declared, Any, Any]:
+        return job, shapes, tuple([mode() for mode in self._modes.get(job, {}).values()])
 
     def _compile(self, job: Declared, shapes: Any) -> Compiled:
         world = self.start()
@@ -222,11 +209,14 @@ class Session:
         new = {name: variable for name, variable in compiled.variables.items() if name not in self.variables}
         try:
             self._bind(world, compiled)
+            self.variables |= new
+            if self.tensors is not None:
+                self.tensors.tie({name: x for name, x in compiled.tensors.items() if name in new})
         except BaseException:
+            self.variables = {name: variable for name, variable in self.variables.items() if name not in new}
             if world.ranks:  # under MPI, the job has ended
                 world.call(Unbind(compiled.number, tuple(new)))
             raise
-        self.variables |= new
         return compiled
 
     def _bind(self, world: World, compiled: Compiled) -> None:
@@ -287,6 +277,7 @@ class Session:
     def run(self, compiled: Compiled, bound: Sequence[Bound]) -> list[Any]:
         """One step on all ranks; what it gives, as `Compiled.values` has it.  Called with the lock held since `compiled` was looked up."""
         assert self.world is not None
+        self.settle()
         run = self.runs.get(compiled.name, 0)
         opening = openings_of(self.world.ranks[0]).get(compiled.number)
         if opening is None:
@@ -296,6 +287,7 @@ class Session:
             performed(self.world, Run(compiled.number, compiled.name))
             values = compiled.joined(opening.take())
         self.runs[compiled.name] = run + 1
+        self.changed(compiled.graph.updates)
         return values
 
     # ---------------------------------------------------------------- variables
@@ -304,6 +296,7 @@ class Session:
         """The current values of variables, whole."""
         with scope.lock():
             assert self.world is not None
+            self.settle()
             parts = self.world.call(ReadVariables(tuple(names)))
         values: dict[str, Array] = {}
         for name in names:
@@ -315,9 +308,22 @@ class Session:
     def write(self, values: Mapping[str, Array]) -> None:
         """Set variables; shape and element type must be theirs (CheckpointError)."""
         with scope.lock():
-            self._write(values)
+            self.settle()
+            self.put(values)
+            self.changed(values)
 
-    def _write(self, values: Mapping[str, Array]) -> None:
+    def settle(self) -> None:
+        """Have variables take what the program has written to tensors that are variables; before they are read, written or used.  Collective."""
+        if self.tensors is not None:
+            self.tensors.settle()
+
+    def changed(self, names: Iterable[str]) -> None:
+        """Have such tensors show what these variables have become."""
+        if self.tensors is not None:
+            self.tensors.changed(names)
+
+    def put(self, values: Mapping[str, Array]) -> None:
+        """`write`, without a look at tensors."""
         assert self.world is not None
         each: list[dict[str, Array]] = [{} for _ in range(self.world.size)]
         for name, value in values.items():
@@ -361,8 +367,12 @@ class Session:
                     self.unfinished.part()
             finally:
                 if self.world is not None:
+                    if self.tensors is not None:
+                        self.tensors.part()
                     self.world.close()
                     self.world = None
+                self.tensors = None
+                self._modes.clear()
                 self._compiled.clear()
                 self._replaced.clear()
 

@@ -52,7 +52,7 @@ def to_global(
         if target is None:
             raise JobError(f"{what}: a local tensor becomes global on a placement= and in an sbp=")
         if here.building is not None:
-            crossing.change(here, x, target)  # which is an error
+            return crossing.change(here, x, target)
         return crossing.enter(here, x, target, check=check_meta, copy=copy)
     assert x.layout is not None
     place = x.layout.placement if placement is None else placement.core

@@ -14,7 +14,7 @@ from jobflow.core.types import TensorType, float32, float64
 from jobflow.eager.convert import convert_array, empty, gathered
 from jobflow.eager.faces import all_of, of_tensors
 from jobflow.eager.run import run
-from jobflow.eager.state import EagerState, gradients, state
+from jobflow.eager.state import EagerState, gradients, running, state
 from jobflow.eager.tensor import Tensor
 from jobflow.functional.nn_base import composing
 from jobflow.functional.promotion import cast
@@ -27,7 +27,9 @@ def _with_gradients(what: str, parameters: Tensor | Iterable[Tensor]) -> list[Te
     """The gradients there are."""
     given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     if state().building is not None:
-        raise JobError(f"{what} at {user_line()}: not in nn.Graph.build; give the optimizer's group clip_grad_max_norm instead")
+        raise JobError(
+            f"{what} at {user_line()}: not in {running()}; clipping is the optimizer's there: clip_grad_max_norm of its group, or grad_clipping="
+        )
     return [p.grad for p in given if p.grad is not None]
 
 

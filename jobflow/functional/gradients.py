@@ -14,7 +14,7 @@ import numpy as np
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, user_line
 from jobflow.eager import backward as passes
 from jobflow.eager.run import recorder, run
-from jobflow.eager.state import state
+from jobflow.eager.state import running, state
 from jobflow.eager.tape import anomalies
 from jobflow.eager.tensor import Tensor, method
 from jobflow.engine.operators import TensorOperators
@@ -52,7 +52,7 @@ def backward(
 
 
 #: why some of this is an error while a graph is built
-NOT_IN_GRAPHS = "in nn.Graph.build, loss.backward() and the graph's optimizers say what gradients are for"
+NOT_IN_GRAPHS = "in nn.Graph.build, loss.backward() and the graph's optimizers say what gradients are for, in a job an optimizer's minimize"
 
 
 def tensors_of(what: str, name: str, given: Any) -> list[Tensor]:
@@ -65,7 +65,7 @@ def tensors_of(what: str, name: str, given: Any) -> list[Tensor]:
         if not isinstance(x, Tensor):
             raise ArgumentError(f"{what} at {user_line()}: {name} must be a tensor, or several; got {type(x).__name__}")
         if x.traced is not None:
-            raise JobError(f"{what} at {user_line()}: {x.type} is a tensor of a graph that is being built; {NOT_IN_GRAPHS}")
+            raise JobError(f"{what} at {user_line()}: {x.type} has no numbers while {running()} runs; {NOT_IN_GRAPHS}")
     return found
 
 

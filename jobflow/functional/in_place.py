@@ -33,9 +33,9 @@ def written(x: Tensor, what: str, value: Tensor) -> Tensor:
             f"{what} at {user_line()}: the result is {value.type}, which a tensor {x.type} cannot hold; write x = {what.rstrip('_')}(x, ...)"
         )
     value = cast(value, x.type.dtype)
-    if x.layout != value.layout:
-        value = _laid(x, what, value)
     here = state()
+    if x.layout != value.layout and (here.building is None or here.building.lays):
+        value = _laid(x, what, value)
     if here.building is not None:
         here.building.write(x, value)
     else:

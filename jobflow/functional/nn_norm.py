@@ -45,7 +45,7 @@ def update(op: Op, *inputs: Value) -> None:
 
 
 def building() -> bool:
-    """Whether nn.Graph.build runs, where tensors have no numbers."""
+    """Whether a program is traced, where tensors have no numbers."""
     return state().building is not None
 
 

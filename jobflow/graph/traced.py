@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from jobflow.core.errors import NOWHERE, SourceLine
 from jobflow.core.layout import Placement
@@ -59,6 +59,10 @@ class Traced:
     schedule: str | None = None
     #: the same body for the shorter microbatches, if there are any, and its outputs
     tail: tuple[Traced, Sequence[Value]] | None = None
+    #: of a job: by variable, the tensor of the program that it is
+    tensors: Mapping[str, Any] = field(default_factory=dict)
+    #: by id of an object that the body calls: what tells whether it would still record the same
+    modes: Mapping[int, Callable[[], Any]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}"

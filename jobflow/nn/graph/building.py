@@ -1,7 +1,6 @@
 """What `nn.Graph.build` records: tensors without numbers, each standing for a value of the program that is being traced.
 
-`state().building` while build runs.  Functions of tensors end in `run`, `source` or `change` here instead of computing.  A traced
-tensor lies as it would if it were computed at once; how it lies in the end is decided when the whole program is known.
+A traced tensor lies as it would if it were computed at once; how it lies in the end is decided when the whole program is known.
 
 A tensor with numbers that build meets - a parameter, a buffer, any other - becomes a variable of the program, in the memory of the
 tensor.  What build writes over such a tensor, it holds after the run.
@@ -21,6 +20,7 @@ from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import JobError, SourceLine, user_line
 from jobflow.core.layout import B, Layout, Partial, Placement, Sbp
 from jobflow.core.types import Array, TensorType, int64
+from jobflow.eager.recording import Recording
 from jobflow.eager.run import prepared
 from jobflow.eager.state import EagerState, Generator
 from jobflow.eager.tensor import Tensor
@@ -28,7 +28,6 @@ from jobflow.graph.ir import Value, Variable
 from jobflow.nn.graph.settings import GraphModule, Zero
 from jobflow.ops.layout_ops import Identity, ToLayout
 from jobflow.ops.op import Op, types_tuple
-from jobflow.ops.scalar import Detach
 from jobflow.ops.source import Constant
 
 
@@ -42,7 +41,7 @@ class Draw:
 
 
 @dataclass
-class Building:
+class Building(Recording):
     """One run of a graph's `build`."""
 
     #: what is running, in messages, and in short
@@ -97,33 +96,15 @@ class Building:
         """The outputs of an op."""
         known = [self.known(x) for x in inputs]
         found = prepared(self.here, op, known)
-        if found.smaller:
-            with scope.using(interpreter=_Smaller(self, found.placement)):
-                made: Any = op.smaller(*known)
-            return tuple(made)
-        values = self._record(op, [x.traced for x in known], found.placement or self.alone.placement)
-        return self._outputs(values, found.layouts, known)
+        if not found.smaller:
+            return super().run(op, known)
+        with scope.using(interpreter=_Smaller(self, found.placement)):
+            made: Any = op.smaller(*known)
+        return tuple(made)
 
-    def _record(self, op: Op, values: Sequence[Value], placement: Placement) -> tuple[Value, ...]:
-        with scope.using(placement=placement, interpreter=self.tracer):
-            return self.tracer.apply(op, values, None)
-
-    def _outputs(self, values: Sequence[Value], layouts: Sequence[Layout | None], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        needs = any(x.requires_grad for x in inputs)
-        if needs and self.trains and not self.here.grad_enabled:
-            values = [self._record(Detach(), [value], value.node.placement)[0] for value in values]
-        made = tuple(Tensor(value.type, layout, None, traced=value) for value, layout in zip(values, layouts, strict=True))
-        for x in made:
-            x.requires_grad = needs and self.here.grad_enabled and x.type.dtype.is_float
-        return made
-
-    def update(self, op: Op, inputs: Sequence[Tensor]) -> None:
-        """An op that writes over some of its inputs."""
-        known = [self.known(x) for x in inputs]
+    def _applied(self, op: Op, known: Sequence[Tensor]) -> tuple[Sequence[Value], Sequence[Layout | None]]:
         found = prepared(self.here, op, known)
-        values = self._record(op, [x.traced for x in known], found.placement or self.alone.placement)
-        for output, index in op.alias.items():
-            self.write(inputs[index], Tensor(values[output].type, inputs[index].layout, None, traced=values[output]))
+        return self._record(op, [x.traced for x in known], found.placement or self.alone.placement), found.layouts
 
     def source(self, op: Op, layout: Layout | None, counter: int | None) -> Tensor:
         """The output of an op without inputs, or of one that draws, for every run anew."""
@@ -164,13 +145,6 @@ class Building:
 
     # ---------------------------------------------------------------- tensors with numbers
 
-    def known(self, x: Tensor) -> Tensor:
-        """What stands for a tensor here."""
-        if x.traced is not None:
-            return x
-        found = self._standing.get(id(x))
-        return self._read(x) if found is None else found
-
     def _read(self, x: Tensor) -> Tensor:
         """A tensor with numbers, as a variable."""
         name = self.names.get(id(x)) or self._unused("parameter" if x.requires_grad and x.is_leaf else "tensor")
@@ -208,15 +182,11 @@ class Building:
             region = self.tracer.new_region()
         with scope.using(region=region):
             op = ToLayout(tuple(None if isinstance(s, Partial) else s for s in lies.sbp), stored if zero.reduces_at_once else None)
-            return self._record(op, [value], lies.placement)[0]
+            (made,) = self._record(op, [value], lies.placement)
+        gathered: Value = made
+        return gathered
 
-    def write(self, x: Tensor, made: Tensor) -> None:
-        """x holds `made` from now on; a tensor with numbers does so after the run."""
-        value = self.known(made)
-        if x.traced is not None:
-            x.traced, x.requires_grad = value.traced, x.requires_grad or value.requires_grad
-            return
-        self.known(x)
+    def _write(self, x: Tensor, standing: Tensor, value: Tensor) -> None:
         if x.layout is not None and value.layout != x.layout:
             value = self.change(value, x.layout, None)
         name = next(name for name, tensor in self.tensors.items() if tensor is x)

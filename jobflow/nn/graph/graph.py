@@ -31,6 +31,7 @@ from jobflow.core.errors import CheckpointError, ConfigError, JobError, did_you_
 from jobflow.core.layout import Placement
 from jobflow.core.notices import notice
 from jobflow.eager.state import EagerState, state
+from jobflow.eager.structures import filled, leaves
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.session import current_session, many_shapes
 from jobflow.graph.strategy import Strategy
@@ -42,7 +43,6 @@ from jobflow.nn.graph.modules import ProxyModule, is_module
 from jobflow.nn.graph.parallel import spread
 from jobflow.nn.graph.running import Bound, Built, Memory, Meta
 from jobflow.nn.graph.settings import GraphConfig, GraphModule
-from jobflow.nn.graph.structures import filled, leaves
 from jobflow.nn.modules import state_dicts as saving
 from jobflow.optim.optimizer import Optimizer
 

@@ -20,7 +20,8 @@ from jobflow.core.layout import Layout, Placement
 from jobflow.core.types import Array, TensorType
 from jobflow.eager.convert import agree, convert_array, done, empty
 from jobflow.eager.state import EagerState, mixed
-from jobflow.eager.tensor import Home, Storage, Tensor
+from jobflow.eager.structures import filled, form, leaves
+from jobflow.eager.tensor import Home, Storage, Tensor, lives, moves
 from jobflow.engine.binding import Loaded, StorageChoice, state_of
 from jobflow.engine.session import current_session
 from jobflow.graph.graph_text import bare, first_difference, physical_text
@@ -28,7 +29,6 @@ from jobflow.graph.ir import Graph, Node, Value, Variable
 from jobflow.graph.rewrite import Rewriter
 from jobflow.nn.graph.building import Draw
 from jobflow.nn.graph.graph_optimizers import Rate
-from jobflow.nn.graph.structures import filled, form, leaves
 from jobflow.nn.parameter import Parameter
 from jobflow.plan.storage import is_common
 from jobflow.runtime.comm.communicator import Communicator
@@ -247,7 +247,7 @@ class Bound:
         home = None if x.storage is None else x.storage.home
         writes = variable.name in self.built.graph.updates
         if home is not None and x.array is home.array:
-            return home if home.ranks in ((), self.numbering.ranks) else None
+            return home if home.ranks in ((), self.numbering.ranks) and not home.copies else None
         if variable.trainable or not x.array.flags.c_contiguous or (writes and not x.array.flags.writeable):
             return None
         if isinstance(x, Parameter) and variable.layout.is_whole and variable.placement.size == len(self.numbering.ranks) > 1:
@@ -309,11 +309,7 @@ class Bound:
             else:
                 ranks = self.numbering.ranks if is_common(slot.buffer) else ()
                 home = Home(state.array(name), state.buffers[slot.buffer], slot.offset, ranks)
-                if home.array.ctypes.data != x.array.ctypes.data:
-                    before = x.memory.before
-                    x.storage = None  # what looks at its old memory stays there
-                    x.memory.before = before
-                _live(x, home)
+                moves(x, home)
             self.memory.homes[name] = home
         self.variables.append(Stored(name, x, home, x.layout))
         if name in self.built.graph.updates:
@@ -396,7 +392,7 @@ class Bound:
                     target = state_of(self.memory.rank).array(stored.name)
                 target[...] = x.array
             home.come_back()
-            _live(x, home)
+            lives(x, home)
         if any(stored.home.ranks for stored in moved):
             self.group.barrier()
 
@@ -463,9 +459,3 @@ class Bound:
         state = None if self.memory.rank is None else state_of(self.memory.rank)
         array = empty(variable.type) if state is None or name not in state.slots else state.read(name)
         return Tensor(variable.type, None if self.built.local else self.world(variable), np.array(array))
-
-
-def _live(x: Tensor, home: Home) -> None:
-    """x lies there from now on."""
-    x.memory.home, x.array = home, home.array
-    home.tensors[id(x)] = x

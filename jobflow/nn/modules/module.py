@@ -6,16 +6,19 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
+import jobflow.core.scope as scope
 from jobflow.core.errors import DtypeError, JobError, did_you_mean, user_line
 from jobflow.core.types import DType, bfloat16, float16, float32, float64
 from jobflow.eager.faces import in_job
-from jobflow.eager.state import building_now, gradients
+from jobflow.eager.state import building_now, gradients, running
 from jobflow.eager.tensor import Tensor
+from jobflow.engine.body import JobBody
 from jobflow.functional.gradients import RemovableHandle
 from jobflow.functional.promotion import cast
 from jobflow.nn.modules import moving
 from jobflow.nn.modules import state_dicts as saving
 from jobflow.nn.modules.backward_hooks import HookedCall
+from jobflow.nn.modules.calling import called_in_body
 from jobflow.nn.parameter import Parameter
 
 Named = Iterator[tuple[str, Any]]
@@ -65,11 +68,13 @@ class Module:
         own = vars(self)
         if "_before" not in own:
             raise self._unready("is called")
+        building, now = building_now(), scope.current()
+        if building is None and isinstance(now.interpreter, JobBody):
+            return called_in_body(now.interpreter, self, inputs, named)
         for hook in tuple(own["_before"].values()):
             changed = hook(self, inputs)
             if changed is not None:
                 inputs = changed if isinstance(changed, tuple) else (changed,)
-        building = building_now()
         backward = self._hooked_call(building)
         if backward is not None:
             inputs = backward.enter(inputs)
@@ -85,9 +90,7 @@ class Module:
         if not before and not after:
             return None
         if building is not None:
-            raise JobError(
-                f"{type(self).__name__} at {user_line()}: a module with backward hooks cannot be part of nn.Graph.build; remove() them first"
-            )
+            raise JobError(f"{type(self).__name__} at {user_line()}: a module with backward hooks cannot be part of {running()}; remove() them first")
         return HookedCall(self, tuple(before.values()), tuple(after.values()))
 
     def _unready(self, what: str) -> ModuleError:
@@ -158,9 +161,18 @@ class Module:
         place: dict[str, Any] = own[kind]
         return place
 
+    def _check_outside(self, name: str, tensor: Any) -> None:
+        """JobError in the body of a job, which runs whenever it is traced."""
+        if tensor is not None and in_job():
+            raise JobError(
+                f"{type(self).__name__} at {user_line()}: {name!r} would be made anew whenever the job is traced; create modules outside of the "
+                f"body of a job, and call them in it"
+            )
+
     def register_parameter(self, name: str, param: Parameter | None) -> None:
         """A parameter, or None, under a name."""
         place = self._place("_parameters", name)
+        self._check_outside(name, param)
         if param is not None and not isinstance(param, Parameter):
             raise DtypeError(f"{type(self).__name__}.{name} at {user_line()}: a parameter is an nn.Parameter, not {type(param).__name__}")
         if param is not None and param.node is not None:
@@ -170,6 +182,7 @@ class Module:
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         """A tensor that is state but no parameter; `state_dict` leaves out what is not `persistent`."""
         place = self._place("_buffers", name)
+        self._check_outside(name, tensor)
         if tensor is not None and not isinstance(tensor, Tensor):
             raise DtypeError(f"{type(self).__name__}.{name} at {user_line()}: a buffer is a tensor, not {type(tensor).__name__}")
         place[name] = tensor

@@ -64,7 +64,7 @@ class _BatchNorm(_BatchStatistics):
             return self.momentum or 0.0
         if self.momentum is None and F.building():
             raise ArgumentError(
-                f"{type(self).__name__} at {user_line()}: momentum=None, the mean of all batches, does not go into a graph; give a number"
+                f"{type(self).__name__} at {user_line()}: momentum=None, the mean of all batches, does not go into a graph or a job; give a number"
             )
         F.update(Increment(), self.num_batches_tracked)
         return 1.0 / float(self.num_batches_tracked.item()) if self.momentum is None else self.momentum

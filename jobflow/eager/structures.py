@@ -1,8 +1,8 @@
-"""What a graph takes and gives: tensors in nested lists, tuples and dicts."""
+"""What graphs and modules take and give: tensors in nested lists, tuples and dicts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -39,12 +39,17 @@ def form(x: Any) -> Any:
 
 def filled(x: Any, tensors: Iterator[Any]) -> Any:
     """x with other tensors in the places of its own, in order."""
-    if isinstance(x, Tensor):
-        return next(tensors)
+    return replaced(x, Tensor, lambda _: next(tensors))
+
+
+def replaced(x: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """x with every object of a kind changed."""
+    if isinstance(x, kind):
+        return change(x)
     if isinstance(x, tuple) and hasattr(x, "_fields"):
-        return type(x)(*(filled(one, tensors) for one in x))
+        return type(x)(*(replaced(one, kind, change) for one in x))
     if isinstance(x, list | tuple):
-        return type(x)(filled(one, tensors) for one in x)
+        return type(x)(replaced(one, kind, change) for one in x)
     if isinstance(x, dict):
-        return {key: filled(one, tensors) for key, one in x.items()}
+        return {key: replaced(one, kind, change) for key, one in x.items()}
     return x

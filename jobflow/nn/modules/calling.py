@@ -1,0 +1,62 @@
+"""Modules in the bodies of jobs: `model(x)` with tensors of the job.
+
+Inside `forward` the conventions are those of tensors - shapes `()`, bool, methods, indices - and what it returns are tensors of the job again.
+Parameters and buffers are variables of the session, called as in `state_dict()`, behind the namespaces of the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jobflow.core.scope as scope
+from jobflow.core.errors import JobError, user_line
+from jobflow.eager.in_jobs import Called, recorded, recorder_of
+from jobflow.eager.tensor import Tensor
+from jobflow.engine.body import JobBody
+
+if TYPE_CHECKING:
+    from jobflow.nn.modules.module import Module
+
+
+def called_in_body(body: JobBody, module: Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """What a module gives in the body of a job."""
+    _check_hooks(module)
+    now, word, recorder = scope.current(), type(module).__name__, recorder_of(body)
+    body.modes[id(module)] = partial(mode_of, list(module.modules()))
+    names = {id(x): now.full_name(name) for name, x in (*module.named_parameters(), *module.named_buffers())}
+    before = recorder.module
+    recorder.module = Called(word, now.namespace, names, {id(each): path for path, each in module.named_modules()})
+
+    def checked(*given: Any, **options: Any) -> Any:
+        stood = [(x, x.traced) for x in given if isinstance(x, Tensor)]
+        made = module(*given, **options)
+        if any(x.traced is not before for x, before in stood):
+            raise JobError(f"{word} at {user_line()}: it writes over its argument, a tensor of the job, which cannot be; give it x.clone()")
+        return made
+
+    try:
+        return recorded(body, checked, inputs, named)
+    finally:
+        recorder.module = before
+
+
+def _check_hooks(module: Module) -> None:
+    for name, x in module.named_parameters():
+        if x.hooks:
+            raise JobError(
+                f"{type(module).__name__} at {user_line()}: {name} {x.type} has hooks for its gradient, which a job does not call; "
+                f"remove() them, or train without a job"
+            )
+
+
+def mode_of(modules: Sequence[Module]) -> tuple[Any, ...]:
+    """What a program that calls modules depends on, as far as their parts and their mode tell: see `Compiled.modes`."""
+    found: list[Any] = []
+    for each in modules:
+        own = vars(each)
+        parameters = own["_parameters"].values()
+        found += [own["training"], *map(id, parameters), *[x is not None and x.requires_grad for x in parameters]]
+        found += [*map(id, own["_buffers"].values()), *map(id, own["_modules"].values())]
+    return tuple(found)

@@ -1,0 +1,52 @@
+"""`nn.Module` in the bodies of jobs: the same numbers on one device, on threads, and on two ranks that are clients."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import module_cases
+import numpy as np
+import pytest
+from launching import PROGRAMS, run_ranks
+
+import jobflow as flow
+from jobflow import scope
+
+
+@cache
+def given(case: str, devices: int) -> dict[str, Any]:
+    """What a case gives in one process."""
+    with scope.using(root=scope.Root()), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MODULE_DEVICES", str(devices))
+        flow.config.cpu_device_num(devices)
+        found = module_cases.CASES[case]()
+        flow.clear_default_session()
+    return found
+
+
+def compare(found: Any, expected: Any, name: str) -> None:
+    if isinstance(expected, str):
+        assert str(found) == expected, name
+    else:
+        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("case", list(module_cases.CASES))
+def test_one_and_two_devices(case: str) -> None:
+    one, two = given(case, 1), given(case, 2)
+    assert one.keys() == two.keys()
+    for name, expected in one.items():
+        compare(two[name], expected, name)
+
+
+@pytest.mark.mpi
+def test_two_clients(tmp_path: Path) -> None:
+    ended = run_ranks(PROGRAMS / "module_cases.py", str(tmp_path), ranks=2)
+    assert ended.code == 0, ended.err
+    for rank in range(2):
+        found = dict(np.load(tmp_path / f"{rank}.npz"))
+        for case in module_cases.CASES:
+            for name, expected in given(case, 1).items():
+                compare(found[f"{case}/{name}"], expected, f"{case}, {name}, rank {rank}")
