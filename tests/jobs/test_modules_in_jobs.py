@@ -6,10 +6,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import module_cases
+import module_mistakes  # noqa: F401 - which has cases too
 import numpy as np
 import pytest
 from launching import PROGRAMS, run_ranks
+from module_cases import CASES
 
 import jobflow as flow
 from jobflow import scope
@@ -21,7 +22,7 @@ def given(case: str, devices: int) -> dict[str, Any]:
     with scope.using(root=scope.Root()), pytest.MonkeyPatch.context() as patch:
         patch.setenv("MODULE_DEVICES", str(devices))
         flow.config.cpu_device_num(devices)
-        found = module_cases.CASES[case]()
+        found = CASES[case]()
         flow.clear_default_session()
     return found
 
@@ -33,7 +34,7 @@ def compare(found: Any, expected: Any, name: str) -> None:
         np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("case", list(module_cases.CASES))
+@pytest.mark.parametrize("case", list(CASES))
 def test_one_and_two_devices(case: str) -> None:
     one, two = given(case, 1), given(case, 2)
     assert one.keys() == two.keys()
@@ -43,10 +44,10 @@ def test_one_and_two_devices(case: str) -> None:
 
 @pytest.mark.mpi
 def test_two_clients(tmp_path: Path) -> None:
-    ended = run_ranks(PROGRAMS / "module_cases.py", str(tmp_path), ranks=2)
+    ended = run_ranks(PROGRAMS / "module_clients.py", str(tmp_path), ranks=2)
     assert ended.code == 0, ended.err
     for rank in range(2):
         found = dict(np.load(tmp_path / f"{rank}.npz"))
-        for case in module_cases.CASES:
+        for case in CASES:
             for name, expected in given(case, 1).items():
                 compare(found[f"{case}/{name}"], expected, f"{case}, {name}, rank {rank}")

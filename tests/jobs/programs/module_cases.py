@@ -1,14 +1,10 @@
-"""Modules in the bodies of jobs: every case gives numbers that are the same on one device, on threads, and as one of several clients.
-
-`python module_cases.py FOLDER` runs all of them; each rank writes what its cases gave to FOLDER/<rank>.npz.
-"""
+"""Modules in the bodies of jobs: every case gives numbers that are the same on one device, on threads, and as one of several clients."""
 
 from __future__ import annotations
 
 import copy
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +18,6 @@ from jobflow import nn
 
 Case = Callable[[], dict[str, Any]]
 CASES: dict[str, Case] = {}
-#: those of several clients
-TOGETHER: dict[str, Callable[[int], None]] = {}
 ROWS = 8
 DRAW = np.random.RandomState(0).standard_normal
 X = DRAW((ROWS, 6)).astype(np.float32)
@@ -34,11 +28,6 @@ Labels = tp.Numpy.Placeholder((ROWS,), dtype=flow.int32)
 
 def case(function: Case) -> Case:
     CASES[function.__name__] = function
-    return function
-
-
-def together(function: Callable[[int], None]) -> Callable[[int], None]:
-    TOGETHER[function.__name__] = function
     return function
 
 
@@ -482,153 +471,3 @@ def forward_hooks_run_when_a_job_is_traced() -> dict[str, Any]:
     np.testing.assert_allclose(scores, at_once(model), rtol=1e-5, atol=1e-6)
     hook.remove()
     return {"scores": scores}
-
-
-# -------------------------------------------------------------------- what cannot be
-
-
-class Wrong(nn.Module):
-    """Does in forward what cannot be done there."""
-
-    def __init__(self, what: Callable[[Any, Any], Any]) -> None:
-        super().__init__()
-        self.what, self.fc = what, nn.Linear(6, 6)
-        self.plain = flow.ones(6)
-
-    def forward(self, x: Any) -> Any:
-        return self.what(self, x)
-
-
-WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
-    "a plain tensor": (lambda self, x: x * self.plain, "no parameter or buffer of it"),
-    "a new module": (lambda self, x: nn.Linear(6, 6)(x), "while the body of a job runs"),
-    "a number": (lambda self, x: x if x.sum().item() > 0 else -x, "has no numbers while the body of a job runs"),
-    "truth": (lambda self, x: x if x.sum() > 0 else -x, "is not known while the body of a job runs"),
-    "a piece": (lambda self, x: x.to_local(), "to_local"),
-    "its argument": (lambda self, x: x.add_(1), "writes over its argument"),
-    "backward": (lambda self, x: self.fc(x).sum().backward(), "an optimizer's minimize says"),
-}
-
-
-@case
-def what_cannot_be_is_an_error() -> dict[str, Any]:
-    found = {}
-    for word, (what, fact) in WRONG.items():
-        found[word] = error_of(predict_job(Wrong(what)), X)
-        assert fact in found[word], found[word]
-        flow.clear_default_session()
-        flow.config.cpu_device_num(int(os.environ.get("MODULE_DEVICES", "1")))
-
-    @flow.global_function()
-    def inside(x: Inputs) -> tp.Numpy:  # type: ignore[valid-type]
-        return nn.Linear(6, 6)(x)
-
-    found["made inside"] = error_of(inside, X)
-    assert "create modules outside of the body of a job" in found["made inside"], found["made inside"]
-    model = made()
-    job = train_job(model)
-    handle = model.fc1.register_full_backward_hook(lambda *_: None)
-    found["backward hook"] = error_of(job, X, Y)
-    handle.remove()
-    hook = model.fc1.weight.register_hook(lambda gradient: gradient)
-    found["hook of a parameter"] = error_of(job, X, Y)
-    hook.remove()
-    job(X, Y)
-    model.double()
-    found["another type"] = error_of(job, X, Y)
-    assert "was float32[8,6] local" in found["another type"], found["another type"]
-    return found
-
-
-# -------------------------------------------------------------------- two clients
-
-
-def _expected(build: Callable[[], Any]) -> list[Any]:
-    """Losses and parameters of a module trained at once, on each rank alone."""
-    flow.manual_seed(1)
-    model = build()
-    optimizer, losses = flow.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), []
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss = nn.CrossEntropyLoss()(model(flow.tensor(X)), flow.tensor(Y).long())
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return [losses, *state(model).values()]
-
-
-def _check(found: list[Any], expected: list[Any]) -> None:
-    for mine, wanted in zip(found, expected, strict=True):
-        np.testing.assert_allclose(mine, wanted, rtol=2e-5, atol=1e-6)
-
-
-def _dense() -> Any:
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
-
-
-@together
-def parameters_lie_as_they_are_placed(rank: int) -> None:
-    """Split along either axis, on some ranks only, as copies; seen by tensors on all ranks afterwards."""
-    expected, all_of, last = _expected(_dense), flow.placement("cpu", [0, 1]), flow.placement("cpu", [1])
-    for first, second in (((all_of, flow.sbp.split(0)), (all_of, flow.sbp.split(1))), ((all_of, flow.sbp.broadcast), (last, flow.sbp.broadcast))):
-        flow.manual_seed(1)
-        model = _dense()
-        model.to_global(all_of, flow.sbp.broadcast)
-        model[0].to_global(*first)
-        for x in model[2].parameters():
-            x.data = x.data.to_global(second[0], second[1] if x.ndim > 1 else flow.sbp.broadcast)
-        job = train_job(model)
-        _check([[job(X, Y).item() for _ in range(3)], *state(model).values()], expected)
-        assert (model[2].weight.placement, model[2].weight.sbp) == (second[0], (second[1],))
-        for layer in (model[0], model[2]):
-            with flow.no_grad():
-                layer.weight.zero_()
-        assert abs(job(X, Y).item() - np.log(4)) < 0.3 and model[2].weight.numpy().any()
-        flow.clear_default_session()
-        assert model[2].weight.numpy().any()
-
-
-@together
-def the_first_ranks_numbers_count_where_local_modules_differ(rank: int) -> None:
-    flow.manual_seed(rank)
-    model = _dense()
-    job, own = train_job(model), state(model)
-    job(X, Y)
-    flow.manual_seed(0)
-    expected = _dense()
-    nn.CrossEntropyLoss()(expected(flow.tensor(X)), flow.tensor(Y).long()).backward()
-    flow.optim.SGD(expected.parameters(), lr=0.1).step()
-    _check(list(state(model).values()), list(state(expected).values()))
-    assert rank == 0 or not np.allclose(own["0.weight"], state(model)["0.weight"], atol=0.05)
-
-
-@together
-def ranks_write_the_same_to_local_parameters(rank: int) -> None:
-    flow.manual_seed(1)
-    model = _dense()
-    job = train_job(model)
-    job(X, Y)
-    if rank == 0:
-        assert np.isfinite(model[0].weight.detach().numpy()).all()  # to look at it is for each rank alone
-    job(X, Y)
-    with flow.no_grad():
-        model[2].bias.fill_(float(rank))
-    says = error_of(job, X, Y)
-    assert "ranks 0 and 1 have written different numbers to 2.bias" in says, says
-    with flow.no_grad():
-        model[2].bias.fill_(0.5)
-    job(X, Y)
-
-
-if __name__ == "__main__":
-    out, given = Path(sys.argv[1]), {}
-    os.environ |= {"MODULE_CASES": str(out), "MODULE_CLIENTS": "2", "MODULE_DEVICES": "2"}
-    flow.manual_seed(0)
-    rank = flow.env.get_rank()
-    for word, function in CASES.items():
-        given |= {f"{word}/{name}": value for name, value in function().items()}
-        flow.clear_default_session()
-    for check in TOGETHER.values():
-        check(rank)
-        flow.clear_default_session()
-    np.savez(out / f"{rank}.npz", **given)

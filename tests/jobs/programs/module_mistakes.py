@@ -1,0 +1,66 @@
+"""What modules in the bodies of jobs cannot do, and the errors that say so."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from module_cases import Inputs, X, Y, case, error_of, made, predict_job, train_job
+
+import jobflow as flow
+import jobflow.typing as tp
+from jobflow import nn
+
+
+class Wrong(nn.Module):
+    """Does in forward what cannot be done there."""
+
+    def __init__(self, what: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.what, self.fc = what, nn.Linear(6, 6)
+        self.plain = flow.ones(6)
+
+    def forward(self, x: Any) -> Any:
+        return self.what(self, x)
+
+
+WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "a plain tensor": (lambda self, x: x * self.plain, "no parameter or buffer of it"),
+    "a new module": (lambda self, x: nn.Linear(6, 6)(x), "while the body of a job runs"),
+    "a number": (lambda self, x: x if x.sum().item() > 0 else -x, "has no numbers while the body of a job runs"),
+    "truth": (lambda self, x: x if x.sum() > 0 else -x, "is not known while the body of a job runs"),
+    "a piece": (lambda self, x: x.to_local(), "to_local"),
+    "its argument": (lambda self, x: x.add_(1), "writes over its argument"),
+    "backward": (lambda self, x: self.fc(x).sum().backward(), "an optimizer's minimize says"),
+}
+
+
+@case
+def what_cannot_be_is_an_error() -> dict[str, Any]:
+    found = {}
+    for word, (what, fact) in WRONG.items():
+        found[word] = error_of(predict_job(Wrong(what)), X)
+        assert fact in found[word], found[word]
+        flow.clear_default_session()
+        flow.config.cpu_device_num(int(os.environ.get("MODULE_DEVICES", "1")))
+
+    @flow.global_function()
+    def inside(x: Inputs) -> tp.Numpy:  # type: ignore[valid-type]
+        return nn.Linear(6, 6)(x)
+
+    found["made inside"] = error_of(inside, X)
+    assert "create modules outside of the body of a job" in found["made inside"], found["made inside"]
+    model = made()
+    job = train_job(model)
+    handle = model.fc1.register_full_backward_hook(lambda *_: None)
+    found["backward hook"] = error_of(job, X, Y)
+    handle.remove()
+    hook = model.fc1.weight.register_hook(lambda gradient: gradient)
+    found["hook of a parameter"] = error_of(job, X, Y)
+    hook.remove()
+    job(X, Y)
+    model.double()
+    found["another type"] = error_of(job, X, Y)
+    assert "local when a job was compiled for it and is float64" in found["another type"], found["another type"]
+    return found
