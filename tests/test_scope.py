@@ -137,7 +137,7 @@ def test_a_hierarchy_that_the_devices_do_not_fill(inside: Any) -> None:
         ("cpu", ["0:0", "0:0"], r"names a device twice"),
         ("gpu", "0:9", r"device 9 does not exist; there are 4"),
         ("cpu", [[0, 1], [2]], r"the rows of a mesh are of equal length; these have 2, 1 devices"),
-        ("cpu", [[0, 1], 2], r"lists and devices stand side by side; write a mesh as lists of equal length"),
+        ("cpu", [[0, 1], 2], r"lists and devices are mixed; write a mesh as lists of equal length"),
         ("cpu", [0.5], r"cannot read 0\.5; write"),
         ("cpu", [-1], r"cannot read -1; write"),
     ],
@@ -155,7 +155,7 @@ def test_an_unknown_tag() -> None:
 
 def test_a_namespace_is_a_text() -> None:
     for wrong in ("", 3):
-        with pytest.raises(JobError, match=r"namespace at test_scope\.py:\d+: the name is a text, not"):
+        with pytest.raises(JobError, match=r"namespace at test_scope\.py:\d+: the name must be a string, not"):
             scope.namespace(wrong)  # type: ignore[arg-type]
 
 

@@ -24,5 +24,5 @@ def test_numbers_beside_integers() -> None:
     assert int32.number(2.0) == 2 and type(int32.number(2.0)) is int
     assert int8.number(np.int64(-3)) == -3
     for value in (0.5, math.inf, -math.inf, math.nan):
-        with pytest.raises(ValueError, match="is no integer"):
+        with pytest.raises(ValueError, match="is not an integer"):
             int32.number(value)

@@ -107,7 +107,7 @@ class Opened:
             if now == self._mark:
                 raise
             what = "removed" if now is None else "replaced by another one"
-            raise ReplacedError(f"checkpoint {self.root} was {what} while it was being read; load it, or the newest, again") from error
+            raise ReplacedError(f"checkpoint {self.root} was {what} while it was being read; load it again, or load the newest one") from error
 
     def _check_tensors(self, file: str, found: safetensors.Header) -> None:
         """The file must hold just the parts that the manifest says."""
@@ -215,7 +215,7 @@ class LegacyTensor(Stored):
             return _legacy_type(meta)
         if self.given is None:
             raise CheckpointError(
-                f'{self.file_path}: nothing says what type tensor "{self.name}" has (there is no file {meta}); pass types={{name: type}}'
+                f'{self.file_path}: the type of tensor "{self.name}" is not known: there is no file {meta}; pass types={{name: type}}'
             )
         return self.given
 

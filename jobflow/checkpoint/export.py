@@ -69,7 +69,7 @@ def _to_file(path: str | os.PathLike[str], replace: bool, write: Callable[[Path]
     """A file that is written beside its place and takes it in one step."""
     target = Path(os.path.abspath(path))
     if target.is_dir() or (target.exists() and not replace):
-        raise CheckpointError(f"export to {target}: there is something already; give another name, or --force to replace a file")
+        raise CheckpointError(f"export to {target}: this path already exists; give another name, or --force to replace a file")
     _beside(target, lambda place: write(place / target.name), lambda place: os.replace(place / target.name, target))
 
 
@@ -90,7 +90,7 @@ def to_legacy(source: Checkpoint, path: str | os.PathLike[str], patterns: Sequen
     """Write tensors to a legacy directory that is new, whole or not at all; CheckpointError for names and types that it cannot have."""
     target = Path(os.path.abspath(path))
     if (target.exists() or target.is_symlink()) and not (target.is_dir() and not any(target.iterdir())):
-        raise CheckpointError(f"conversion to {target}: there is something already; give a path that does not exist, or an empty directory")
+        raise CheckpointError(f"conversion to {target}: this path already exists; give a path that does not exist, or an empty directory")
     names = selected(patterns, source)
     kinds = {name: _legacy_kind(name, source.stored[name].type) for name in names}
     _beside(target, lambda place: _write_legacy(place, source, kinds), lambda place: os.replace(place, target))
@@ -98,9 +98,9 @@ def to_legacy(source: Checkpoint, path: str | os.PathLike[str], patterns: Sequen
 
 def _legacy_kind(name: str, type: TensorType) -> str:
     if "/" in name or "\0" in name or name in (".", "..", DONE):
-        raise CheckpointError(f'tensor "{name}": a legacy directory has one directory per variable, and none can be called that')
+        raise CheckpointError(f'tensor "{name}": a legacy directory has one directory per variable, and no directory can have this name')
     if type.dtype.numpy.name not in _LEGACY_NAMES:
-        raise CheckpointError(f'tensor "{name}" is {type}; the legacy system has only {", ".join(_LEGACY_NAMES)}; leave it out with --names')
+        raise CheckpointError(f'tensor "{name}" is {type}; the legacy system has only {", ".join(_LEGACY_NAMES)}; omit it with --names')
     return _LEGACY_NAMES[type.dtype.numpy.name]
 
 

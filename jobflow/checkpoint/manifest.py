@@ -132,7 +132,7 @@ class Manifest:
             raise CheckpointError(f"{path} is damaged: its content does not match its hash")
         read = cls._of(body, path)
         if version == VERSION and read.text().encode() != text:  # the hash is of what is meant; this is of how it is written
-            raise CheckpointError(f"{path} is damaged: it is not written as it was")
+            raise CheckpointError(f"{path} is damaged: it is not in the form in which it was saved")
         return read
 
     @classmethod
@@ -162,7 +162,7 @@ def _entry(tree: Mapping[str, Any], version: int) -> Entry:
 def text_of(value: Any) -> str:
     """A text.  ValueError for all else that may stand in its place."""
     if not isinstance(value, str):
-        raise ValueError(f"{value!r:.40} is no text")
+        raise ValueError(f"{value!r:.40} is not a text")
     return value
 
 
@@ -216,7 +216,9 @@ def check_extra(extra: Mapping[str, Any]) -> None:
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"the extra values of a checkpoint must be text, numbers, lists and dicts: {error}") from error
     if not same:
-        raise CheckpointError(f"the extra values of a checkpoint must come back as they are: lists, no tuples, and text as keys; got {extra!r}")
+        raise CheckpointError(
+            f"the extra values of a checkpoint must survive JSON unchanged: use lists instead of tuples, and text as keys; got {extra!r}"
+        )
 
 
 def _same(a: Any, b: Any) -> bool:

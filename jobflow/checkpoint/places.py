@@ -4,7 +4,7 @@
     .<target>.replaced.<host>.<pid>-<start>.<random>    an old one that is being replaced, where names cannot be exchanged
 
 The process is that of rank 0, which publishes; `start` is when it began, for numbers of processes are used again.  What a process
-that is no more has left is removed by the next that saves or looks in the same directory.
+that has ended has left is removed by the next that saves or looks in the same directory.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def is_older(target: Path, replace: bool) -> bool:
     if target.is_dir() and not any(target.iterdir()):
         return False
     if target.exists() or target.is_symlink():
-        raise CheckpointError(f"checkpoint {target}: there is something already; give a path that does not exist, or an empty directory")
+        raise CheckpointError(f"checkpoint {target}: this path already exists; give a path that does not exist, or an empty directory")
     return False
 
 
@@ -82,14 +82,14 @@ def settle(old: Path, target: Path, files: Files) -> None:
         files.sync_directory(target.parent)
     except OSError as error:
         _abandoned.add(old)
-        raise CheckpointError(f"checkpoint {target} is complete, but its name may not outlive a failure of power: {error}") from error
+        raise CheckpointError(f"checkpoint {target} is complete, but its name may be lost in a power failure: {error}") from error
     try:
         if old.exists():
             files.remove(old)
     except OSError as error:
         _abandoned.add(old)
         raise CheckpointError(
-            f"checkpoint {target} is complete, but the one that it replaced could not be removed; the next saving tries again: {error}"
+            f"checkpoint {target} is complete, but the one that it replaced could not be removed; the next save tries again: {error}"
         ) from error
 
 
@@ -125,7 +125,7 @@ def clean(parent: Path, files: Files | None = None) -> None:
         except FileNotFoundError:
             pass  # another process cleans, too
         except OSError as error:
-            notice(f"{entry} was left by a process that is no more, and cannot be removed: {error}")
+            notice(f"{entry} was left by a process that has ended, and cannot be removed: {error}")
 
 
 def _clear(entry: Path, left: re.Match[str], files: Files) -> None:

@@ -61,7 +61,7 @@ class Prepare:
         except CheckpointError as error:
             return Prepared(failure=str(error))
         except OSError as error:
-            return Prepared(failure=f"checkpoint {target} could not be saved, and nothing was changed there: {error}")
+            return Prepared(failure=f"checkpoint {target} could not be saved, and nothing was changed: {error}")
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ def opened(path: Path) -> Header:
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
     except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        raise CheckpointError(f"{path} is damaged: it is no safetensors file ({error})") from error
+        raise CheckpointError(f"{path} is damaged: it is not a safetensors file ({error})") from error
     for name, place in places.items():
         if place.start + place.nbytes > size:
             raise CheckpointError(

@@ -68,9 +68,9 @@ class Series:
     def __post_init__(self) -> None:
         object.__setattr__(self, "directory", Path(os.path.abspath(self.directory)))
         if self.keep_last < 0 or self.keep_best < 0:
-            raise ArgumentError(f"a series keeps 0 (all) or more of the last, and 0 or more of the best; got {self.keep_last} and {self.keep_best}")
+            raise ArgumentError(f"keep_last (0 keeps all) and keep_best must be at least 0; got {self.keep_last} and {self.keep_best}")
         if self.keep_best and self.best_metric is None:
-            raise ArgumentError(f"a series that keeps the {self.keep_best} best needs best_metric, the name of the metric that decides")
+            raise ArgumentError(f"a series that keeps the {self.keep_best} best needs best_metric, the name of a metric")
         if self.best_mode not in ("min", "max"):
             raise ArgumentError(f'best_mode is "min" or "max", not {self.best_mode!r}')
 

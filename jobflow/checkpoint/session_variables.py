@@ -113,6 +113,6 @@ def get(path: str) -> dict[str, FileArray]:
 def restore(path: str) -> None:
     """Set the variables that a checkpoint has, and go on with its counts of runs, so that dropout goes on too.
 
-    A notice names what only one of both has.  Raises: CheckpointError if `path` is no checkpoint, or has no variable of the session.
+    A notice names what only one of both has.  Raises: CheckpointError if `path` is not a checkpoint, or has no variable of the session.
     """
     sessions.load(started_session(), path, strict="some")

@@ -111,7 +111,7 @@ class Saving:
         self._world.call(ranks.Discard(self._place))
         rank = min(failed, key=lambda rank: (outcomes[rank].of_another, rank))  # who failed of itself knows best
         named = f"rank {rank}: " if self._world.size > 1 and not outcomes[rank].of_another else ""
-        return [f"checkpoint {self.path} could not be saved{self._where}, and nothing was changed there: {named}{outcomes[rank].failure}"]
+        return [f"checkpoint {self.path} could not be saved{self._where}, and nothing was changed: {named}{outcomes[rank].failure}"]
 
 
 @scope.alone
@@ -317,14 +317,14 @@ def _chosen(
         other = there[name]
         assert other is not None, "legacy tensors that do not say their type have that of the variable"
         if (other.shape, other.dtype.numpy) != (type.shape, type.dtype.numpy):
-            raise CheckpointError(f'{here}: variable "{name}" is {type}, but the value there is {other}')
+            raise CheckpointError(f'{here}: variable "{name}" is {type}, but the saved value is {other}')
     return both
 
 
 def nothing_in_common(here: str, own: Iterable[str], there: Iterable[str]) -> str:
     """Why nothing can be loaded: the names on both sides."""
     sides = [_listed(list(names), 3) or "none" for names in (own, there)]
-    return f"{here}: no variable has a value there, and none was changed; the variables are called {sides[0]}, the values {sides[1]}"
+    return f"{here}: no variable has a value in it, and nothing was changed; the variables are {sides[0]}, the values {sides[1]}"
 
 
 def tell_the_rest(session: Session, here: str, loaded: Collection[str], own: Iterable[str], there: Collection[str]) -> None:
@@ -350,7 +350,7 @@ def _runs(extra: Mapping[str, Any], here: str) -> dict[str, int] | None:
     try:
         return None if saved is None else {str(job): whole(count) for job, count in saved.items()}
     except (AttributeError, ValueError) as error:
-        raise CheckpointError(f"{here}: what the checkpoint says of the runs of jobs is wrong: {error}") from None
+        raise CheckpointError(f"{here}: the run counts of jobs in the checkpoint are wrong: {error}") from None
 
 
 # ---- files that one rank looks at or writes ------------------------------------------------------------------------------------------

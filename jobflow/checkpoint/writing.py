@@ -42,7 +42,7 @@ def save(
         place = places.prepare(target, files)
         old = _write(place, target, pieces, extra or {}, files, older)
     except OSError as error:
-        raise CheckpointError(f"checkpoint {target} could not be saved, and nothing was changed there: {error}") from error
+        raise CheckpointError(f"checkpoint {target} could not be saved, and nothing was changed: {error}") from error
     places.settle(old, target, files)
 
 

@@ -236,7 +236,7 @@ def convert(given: argparse.Namespace) -> int:
     if given.to is None and suffix not in FILES and any(map(str.isalpha, suffix)):
         raise CheckpointError(
             f"convert to {given.target}: there is no way to write a {suffix} file; a name that ends in {' or '.join(FILES)} is a file, "
-            f"one without an ending a directory (with --to jobflow or --to legacy it may end as it likes)"
+            f"one without an ending a directory (with --to jobflow or --to legacy, any name is a directory)"
         )
     to = given.to or (suffix[1:] if suffix in FILES else "legacy" if is_ours else "jobflow")
     if f".{to}" in FILES:

@@ -62,7 +62,7 @@ def write_text(given: argparse.Namespace, loaded: Loaded, first: bool) -> int:
     from jobflow.trainer.predict import generate
 
     if (given.prompt is None) == (given.input is None):
-        raise ConfigError('this model writes text: say how it begins with --prompt "TEXT", or with --input FILE')
+        raise ConfigError('this model writes text: give its beginning with --prompt "TEXT", or with --input FILE')
     prompt = given.prompt if given.prompt is not None else written(given.input)
     shown = first and given.output is None
 
@@ -89,4 +89,4 @@ def written(file: str) -> str:
     try:
         return content(file, CONFIGURATION).decode()
     except UnicodeDecodeError as error:
-        raise FileError(f"{file}: it is no text in UTF-8: byte {error.start} is 0x{error.object[error.start]:02X}") from None
+        raise FileError(f"{file}: it is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02X}") from None

@@ -54,9 +54,9 @@ def seconds(text: str) -> float:
             unit = units.get(text[-1:])
             total = float(text[:-1]) * unit if unit is not None else float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time; write 90, 15m, 3h or 3:55:00") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time; write 90, 15m, 3h or 3:55:00") from None
     if not 0 < total < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no time that passes")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive time")
     return total
 
 

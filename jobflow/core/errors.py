@@ -9,7 +9,7 @@
     ├── ConfigError         an option with an unknown name or a wrong value  (also ValueError, AssertionError, AttributeError)
     ├── ArgumentError       a job was called with the wrong arguments        (also ValueError, AssertionError)
     ├── JobError            a job is declared or used in a way it cannot be  (also AssertionError, NotImplementedError)
-    ├── DuplicateNameError  two things of one job have one name              (also AssertionError)
+    ├── DuplicateNameError  two things of one job have the same name              (also AssertionError)
     ├── PlanError           a plan is inconsistent: a defect of jobflow or ranks that disagree
     ├── CheckpointError     a checkpoint is missing, damaged or does not fit (also AssertionError, RuntimeError)
     │   └── ReplacedError   it was replaced or removed while it was being read

@@ -108,7 +108,7 @@ def in_archive(path: Path, fault: Fault) -> list[FileArray]:
         except (zipfile.BadZipFile, EOFError, RuntimeError, ValueError, struct.error, OSError) as error:
             if isinstance(error, type(fault(""))):
                 raise
-            raise fault(f"{path} is no whole .npz file: {error}") from error
+            raise fault(f"{path} is not a complete .npz file: {error}") from error
 
 
 def _members(archive: zipfile.ZipFile, path: Path, status: os.stat_result, fault: Fault) -> Iterator[FileArray]:
@@ -131,7 +131,7 @@ def _described(file: Any, path: Path, name: str, member: zipfile.ZipInfo | None,
         shape, in_columns, dtype = npy.read_array_header_1_0(file) if version == (1, 0) else npy.read_array_header_2_0(file)
         shape = shape_of(shape)
     except Exception as error:  # NumPy has Python's own parser read the header, which raises what it likes
-        raise fault(f"{what} is no array in NumPy's format: {error}") from error
+        raise fault(f"{what} is not an array in NumPy's format: {error}") from error
     if dtype.hasobject:
         raise fault(f"{what} holds Python objects; only numbers are read")
     return FileArray(path, name, shape, dtype, in_columns, file.tell(), member, fault, mark)

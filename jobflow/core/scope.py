@@ -66,7 +66,7 @@ class Scope:
     def full_name(self, name: str) -> str:
         """`name` behind the namespaces, joined with "-" as the legacy face spells it."""
         if not isinstance(name, str):
-            raise JobError(f"{user_line()}: the name of an op or a variable is a text, not {name!r} of type {type(name).__name__}")
+            raise JobError(f"{user_line()}: the name of an op or a variable must be a string, not {name!r} of type {type(name).__name__}")
         return "-".join((*self.namespace, name))
 
 
@@ -211,7 +211,7 @@ class namespace(_Entered):
 
     def __init__(self, name: str) -> None:
         if not isinstance(name, str) or not name:
-            raise JobError(f"namespace at {user_line()}: the name is a text, not {name!r}")
+            raise JobError(f"namespace at {user_line()}: the name must be a string, not {name!r}")
         self.name = name
 
     def _changes(self) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class DType:
         if self.is_float:
             return float(value) if value != value or low <= value <= high else math.inf if value > 0 else -math.inf
         if value != value or abs(value) == math.inf or int(value) != value:
-            raise ValueError(f"{value} is no integer")
+            raise ValueError(f"{value} is not an integer")
         if self.is_integer and not low <= value <= high:
             raise ValueError(f"{value} is beyond {self.name}, {low} to {high},")
         return int(value)

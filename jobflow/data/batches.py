@@ -58,7 +58,7 @@ class Batches:
         if isinstance(samples, Stream):
             self.sharded, self.threads = False, min(self.threads, 1)
             if order is not None:
-                raise ArgumentError("Batches: samples that come one after another have an order of their own: leave out order")
+                raise ArgumentError("Batches: a stream of samples has its own order: omit order")
             return
         self.order = order or Order(0, len(samples), shuffle=False)
         self.sharded = several_clients() if sharded is None else sharded
@@ -66,13 +66,13 @@ class Batches:
             raise ArgumentError(f"Batches: the order is of {self.order.samples} samples, but there are {len(samples)}")
         if drop_last and len(samples) < batch_size:
             raise ArgumentError(
-                f"Batches: {counted(len(samples), 'sample')} do not fill a batch of {batch_size}, and drop_last leaves them out: there is no batch"
+                f"Batches: {counted(len(samples), 'sample')} do not fill a batch of {batch_size}, and drop_last omits them: there is no batch"
             )
 
     def __len__(self) -> int:
         """Batches in an epoch."""
         if isinstance(self.samples, Stream):
-            raise TypeError("nobody knows how many batches a stream has")
+            raise TypeError("the number of batches of a stream is not known")
         return len(self.samples) // self.batch_size if self.drop_last else -(-len(self.samples) // self.batch_size)
 
     def start(self, position: Position | tuple[int, int] = BEGINNING, epochs: int | None = None) -> Reading[Batch]:
@@ -119,7 +119,7 @@ def order_of(samples: Samples | Stream, seed: int, shuffle: bool) -> Order | Non
     if not isinstance(samples, Stream):
         return Order(seed, len(samples), shuffle)
     if shuffle:
-        raise ArgumentError(f"{samples}: samples that come one after another cannot be shuffled: set shuffle to false")
+        raise ArgumentError(f"{samples}: a stream of samples cannot be shuffled: set shuffle to false")
     return None
 
 

@@ -49,7 +49,7 @@ class CsvTable(Table):
     ) -> None:
         self._path, self._delimiter, self._first, self.what = Path(path), delimiter, int(header), f"{WHAT}: {Path(path)}"
         if len(delimiter) != 1 or delimiter in '"\r\n':
-            raise ArgumentError(f"{WHAT}: delimiter is {delimiter!r}; it is one character, and no quote")
+            raise ArgumentError(f"{WHAT}: delimiter is {delimiter!r}; it must be one character other than a quote")
         if not self._path.exists():
             raise fault(f"there is no file {self._path.absolute()}")
         self._content = mapped(self._path, fault)

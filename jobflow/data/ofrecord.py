@@ -63,7 +63,7 @@ class OfRecord(Samples):
         for name in self._features.values():
             checked_name(name, first, f"{self._place(0)}: feature")
             if name not in shapes:
-                raise ArgumentError(f'{WHAT}: fields name the feature "{name}", of which features does not give the shape')
+                raise ArgumentError(f'{WHAT}: fields name the feature "{name}", whose shape is missing in features')
         kinds = {checked_name(field, self._features, f"{WHAT}: dtypes: field"): named_dtype(text, WHAT) for field, text in (dtypes or {}).items()}
         found = {
             field: Field(tuple(shapes[name]), kinds.get(field) or own_dtype(first[name].dtype, f'{WHAT}: feature "{name}"'))
@@ -101,7 +101,7 @@ class OfRecord(Samples):
             return features_of(content[start:stop].tobytes())
         except (optional("google.protobuf.message", WHAT).DecodeError, ValueError):
             raise DataError(
-                f"{self._place(number)} is damaged: the {counted(stop - start, 'byte')} from byte {start} on are no message OFRecord"
+                f"{self._place(number)} is damaged: the {counted(stop - start, 'byte')} from byte {start} on are not an OFRecord message"
             ) from None
 
     def _place(self, number: int) -> str:
@@ -110,7 +110,7 @@ class OfRecord(Samples):
 
 
 def _has_records(file: Path) -> bool:
-    """False for folders and empty files; what is no file at all is told when it is opened."""
+    """False for folders and empty files; what is not a file at all is told when it is opened."""
     return bool(file.stat().st_size) if file.is_file() else not file.is_dir()
 
 

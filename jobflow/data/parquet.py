@@ -92,7 +92,7 @@ class Parquet(Table):
         if kinds.is_string(inner) or kinds.is_large_string(inner) or kinds.is_dictionary(inner):
             raise ArgumentError(f'{self}: column "{name}" holds {inner}; name it in categories')
         if not (kinds.is_integer(inner) or kinds.is_floating(inner) or kinds.is_boolean(inner)):
-            raise DataError(f'{self}: column "{name}" holds {self._schema.field(name).type}, of which there are no tensors; make numbers of it')
+            raise DataError(f'{self}: column "{name}" holds {self._schema.field(name).type}, which tensors cannot hold; convert it to numbers')
         if is_list:
             self._shapes[name] = self._first_shape(self._groups[0], name)
         return self._shapes.get(name, ()), inner.to_pandas_dtype()
@@ -186,7 +186,7 @@ class Parquet(Table):
             wanted = f"{list(self._shapes[name])} numbers of the type {dtype}, as in the first row"
             text = f'column "{name}" is {value!r:.80}, and not {wanted}; what null stands for is said with missing'
         else:
-            text = f'column "{name}" is {value}, which is no {dtype}; give it another element type with dtypes'
+            text = f'column "{name}" is {value}, which is not of type {dtype}; give it another element type with dtypes'
         return DataError(f"{_place(group, row)}: {text}")
 
     def _chunk(self, group: Group, name: str) -> Any:
@@ -245,7 +245,7 @@ def _groups(path: Path, texts: list[str]) -> Iterator[Group]:
             opened = parquet.ParquetFile(source, read_dictionary=coded)
             counts = [opened.metadata.row_group(i).num_rows for i in range(opened.num_row_groups)]
         except Exception as error:  # whatever a broken file does to the library that reads it
-            raise fault(f"{file} is no whole Parquet file: {error}") from error
+            raise fault(f"{file} is not a complete Parquet file: {error}") from error
         if min(counts, default=0) < 0:
             raise fault(f"{file} is damaged: its row groups have {counts} rows")
         for index, (row, rows) in enumerate(zip(accumulate(counts, initial=0), counts, strict=False)):

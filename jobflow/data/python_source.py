@@ -57,7 +57,7 @@ def samples_of(data: Any, names: Sequence[str] | None = None, what: str = "sampl
         return Listed(data, names, what)
     if isinstance(data, Iterable):
         return Iterated(data, names, what, again)
-    raise DataError(f"{what} is a {type(data).__name__}; give a dict of arrays, a sequence of samples, or something to iterate")
+    raise DataError(f"{what} is a {type(data).__name__}; give a dict of arrays, a sequence of samples, or an iterable")
 
 
 @contextmanager

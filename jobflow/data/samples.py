@@ -148,7 +148,7 @@ class Keep:
         if self.split not in legal:
             raise ArgumentError(f'split is "{self.split}"{did_you_mean(str(self.split), legal) or "."} It is one of {", ".join(legal)}.')
         if self.split != "all" and self.every < 2:
-            raise ArgumentError(f"validation_every is {self.every}; it is at least 2: every so many-th sample is kept for validation")
+            raise ArgumentError(f"validation_every is {self.every}; it must be at least 2; each N-th sample is kept for validation")
 
     def __len__(self) -> int:
         kept = -(-self.count // self.every)
@@ -234,7 +234,7 @@ def own_dtype(dtype: Any, what: str) -> DType:
     try:
         return dtype_of(dtype)
     except (KeyError, TypeError):
-        raise DataError(f"{what}: there are no tensors of {np.dtype(dtype)}; convert it with dtypes, e.g. to int32 or float32") from None
+        raise DataError(f"{what}: tensors cannot hold {np.dtype(dtype)}; convert it with dtypes, e.g. to int32 or float32") from None
 
 
 def named_dtype(name: str, what: str) -> DType:

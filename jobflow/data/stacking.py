@@ -64,9 +64,9 @@ def _array(value: Any, what: Callable[[int], str], row: int) -> Array:
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise DataError(f"{what(row)} is no array: {error}") from None
+        raise DataError(f"{what(row)} is not an array: {error}") from None
     if array.dtype.kind in "OUSMm":
-        raise DataError(f"{what(row)} is {_shown(value)}; make numbers of it")
+        raise DataError(f"{what(row)} is {_shown(value)}; convert it to numbers")
     return array
 
 

@@ -21,7 +21,7 @@ def streamed(stream: Stream, names: Sequence[str], size: int, drop_last: bool, a
         samples = iter(stream.samples(epoch))
         skipped = sum(1 for _ in islice(samples, taken))
         if skipped < taken:
-            raise DataError(f"{stream}: epoch {epoch} has {counted(skipped, 'sample')}, so there is no going on after {taken}")
+            raise DataError(f"{stream}: epoch {epoch} has {counted(skipped, 'sample')}, so it cannot continue after {taken}")
         rows = list(islice(samples, size))
         if not taken and len(rows) < (size if drop_last else 1):
             left = f", which do not fill a batch of {size} and drop_last leaves out" if drop_last else ""

@@ -70,7 +70,7 @@ class Table(Samples):
     def _found(self, field: str, made: Made) -> list[str]:
         names = [made] if isinstance(made, str) else made
         if not names:
-            raise ArgumentError(f'{self}: field "{field}" is made of no columns')
+            raise ArgumentError(f'{self}: field "{field}" has no columns')
         return [checked_name(str(name), self.columns, f'{self}: field "{field}": column') for name in names]
 
     def _categories(self, given: list[str] | Mapping[str, list[str]] | None) -> dict[str, list[str]]:
@@ -86,10 +86,10 @@ class Table(Samples):
         columns = self._made_of[field]
         kinds = {column in self.categories for column in columns}
         if len(kinds) > 1:
-            raise ArgumentError(f'{self}: field "{field}" has columns of numbers and of categories; make two fields of them')
+            raise ArgumentError(f'{self}: field "{field}" has columns of numbers and of categories; make them two fields')
         shapes, types = zip(*(((), np.int32) if column in self.categories else self.column(column) for column in columns), strict=True)
         if not alone and any(shapes):
-            raise ArgumentError(f'{self}: field "{field}": of columns with several numbers in a row each is a field of its own')
+            raise ArgumentError(f'{self}: field "{field}": a column with several numbers per row must be a field of its own')
         found = own_dtype(np.result_type(*types), f'{self}: field "{field}"') if dtype is None else named_dtype(dtype, str(self))
         return Field(shapes[0] if alone else (len(shapes),), found)
 
@@ -104,10 +104,10 @@ class Table(Samples):
         """What is wrong with a text that stands for nothing in a column; `is_whole`: for no whole number."""
         known = self.categories.get(column)
         if not text:
-            given = f", and what missing gives, {self.missing:g}, is no number of its type" if self.missing is not None else ""
+            given = f", and what missing gives, {self.missing:g}, is not a number of its type" if self.missing is not None else ""
             found = f"empty{given}; say with missing what such places stand for"
         elif known is not None:
-            found = f'"{text}", which is none of its {len(known)} categories{did_you_mean(text, known)}'
+            found = f'"{text}", which is not one of its {len(known)} categories{did_you_mean(text, known)}'
         else:
-            found = f'"{text}", which is no {"whole " * is_whole}number; if it is a category, name the column in categories'
+            found = f'"{text}", which is not a {"whole " * is_whole}number; if it is a category, name the column in categories'
         return f'column "{column}" is {found}'

@@ -54,11 +54,11 @@ def backward(
 
 def _seed(root: Tensor, gradient: Tensor | None) -> Tensor:
     if not root.requires_grad:
-        raise JobError(f"{_here()}: this {root.type} tensor does not require gradients: nothing it was made of does, or it was made under no_grad")
+        raise JobError(f"{_here()}: this {root.type} tensor does not require gradients: none of its inputs does, or it was computed under no_grad")
     if gradient is None:
         if root.type.size != 1:
             size = f"{root.type.size} elements"
-            raise JobError(f"{_here()}: a tensor of {size} needs to be told its gradient; only a single element has 1.0 by default")
+            raise JobError(f"{_here()}: a tensor of {size} needs an explicit gradient; only a single element has the default 1.0")
         _running().placement = None if root.layout is None else root.layout.placement
         made: Tensor = apply(Constant(root.type.shape, root.type.dtype, 1.0))
         return made
@@ -67,7 +67,7 @@ def _seed(root: Tensor, gradient: Tensor | None) -> Tensor:
     if (gradient.layout and gradient.layout.placement) != (root.layout and root.layout.placement):
         raise PlacementError(f"{_here()}: the gradient {_described(gradient)} does not lie where the tensor {_described(root)} does; use to_global")
     if gradient.type != root.type:
-        raise ShapeError(f"{_here()}: the gradient {gradient.type} is not of the type of the tensor, {root.type}")
+        raise ShapeError(f"{_here()}: the gradient {gradient.type} has another type than the tensor, {root.type}")
     return gradient
 
 
@@ -155,7 +155,7 @@ class Sweep:
                     gradients[index] = self.shown(node, index, gradient)
         if node.backward is None:
             raise JobError(
-                f"{_here()}: the graph behind {node!r} has been gone through before, and what it kept is gone; "
+                f"{_here()}: the graph behind {node!r} was used by an earlier backward pass, which freed its saved values; "
                 f"call backward(retain_graph=True) the first time"
             )
         results = self.results(node, node.backward, gradients)

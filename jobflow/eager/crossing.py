@@ -99,7 +99,8 @@ def logical_type(here: EagerState, x: Tensor, target: Layout) -> TensorType:
     for rank, type in given.items():
         if type.ndim != first.ndim or type.dtype is not first.dtype:
             raise ShapeError(
-                f"{what}: rank {ranks[0]} has {first} and rank {rank} has {type}; the pieces of a tensor have one dtype and as many axes"
+                f"{what}: rank {ranks[0]} has {first} and rank {rank} has {type}; the parts of a tensor "
+                f"must have one dtype and the same number of axes"
             )
     shape = list(first.shape)
     for axis in range(first.ndim):
@@ -111,7 +112,7 @@ def logical_type(here: EagerState, x: Tensor, target: Layout) -> TensorType:
         if type.shape != wanted:
             raise ShapeError(
                 f"{what}: as {', '.join(map(repr, target.sbp))} the ranks' tensors make {first.dtype.name}{shape}, of which rank {rank} "
-                f"holds {list(wanted)}, but it has {list(type.shape)}; pieces are cut in balance, the first ranks one longer"
+                f"holds {list(wanted)}, but it has {list(type.shape)}; parts must be balanced, those of the first ranks one longer"
             )
     return first.with_shape(tuple(shape))
 

@@ -98,7 +98,7 @@ class Roles:
                 yield name, value
 
     def wrong(self, name: str, value: Any, numbers: bool) -> bool:
-        """Whether this argument, which is no tensor, cannot be what it is; `numbers`: nor an operand that is no number."""
+        """Whether this argument, which is not a tensor, cannot be what it is; `numbers`: nor an operand that is not a number."""
         word, _, element = name.partition("[")
         role = self.by_name.get(word, "")
         if element:
@@ -188,7 +188,7 @@ def _made(function: Function) -> Function:
 
 
 def _checked(roles: Roles, tensor: type, arguments: tuple[Any, ...], named: dict[str, Any]) -> bool:
-    """Whether tensors of a job are among the arguments; DtypeError for what is no tensor where one must be."""
+    """Whether tensors of a job are among the arguments; DtypeError for what is not a tensor where one must be."""
     of_a_job = False
     for name, given in roles.given(arguments, named):
         if isinstance(given, TensorOperators):
@@ -204,7 +204,7 @@ def _body(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> Jo
     body = scope.current().interpreter
     for name, given in roles.given(arguments, named):
         if isinstance(given, TensorOperators) and not isinstance(body, JobBody):
-            raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {given.type} of a job whose body does not run any more")
+            raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {given.type} of a job whose body has ended")
         if is_tensor(given) and not isinstance(given, TensorOperators) and given.traced is None:
             raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {given.type} {NOT_OF_THE_JOB}")
     assert isinstance(body, JobBody)
@@ -325,7 +325,7 @@ def _elsewhere(function: Callable[..., Any], roles: Roles, instead: str, argumen
     tensors = [value for _, value in given if is_tensor(value) and not isinstance(value, TensorOperators)]
     for name, value in given:
         if isinstance(value, TensorOperators):
-            raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {value.type} of a job whose body does not run any more")
+            raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {value.type} of a job whose body has ended")
         if roles.wrong(name, value, numbers=True) and not is_tensor(value) and not instead:
             there = "; make a tensor of it, flow.tensor(x)" if isinstance(value, np.ndarray) else ""
             raise DtypeError(f"{roles.what} at {user_line()}: {name} is {_described(value)}, not {roles.must_be(name)}{there}")

@@ -181,7 +181,7 @@ class Recorder(Recording):
         name = self.module.names.get(id(x))
         if name is None:
             raise JobError(
-                f"{user_line()}: {self.module.word}, called in job {self.body.name}, reads a tensor {x.type} that is no parameter or buffer of it, "
+                f"{user_line()}: {self.module.word}, called in job {self.body.name}, reads a tensor {x.type} that is not its parameter or buffer, "
                 f"and whose numbers the job would not see change; make it one, by nn.Parameter or register_buffer, or pass it to the job"
             )
         if name in session.variables or name in self.body.variables:
@@ -199,7 +199,7 @@ class Recorder(Recording):
     def write(self, x: Tensor, made: Tensor) -> None:
         if self.module is None:
             raise JobError(
-                f"{user_line()}: the tensor {x.type} of a job cannot be written over; use the form that makes a new tensor (relu for relu_)"
+                f"{user_line()}: the tensor {x.type} of a job cannot be overwritten; use the form that returns a new tensor (relu for relu_)"
             )
         super().write(x, made)
 
@@ -210,19 +210,21 @@ class Recorder(Recording):
         if self.module is not None:
             with scope.using(placement=target.placement):
                 return self.run(ToLayout(target.sbp, None if back is None else tuple(back)), [x])[0]
-        raise JobError(f"to_global at {user_line()}: the tensor {x.type} is one of a job, whose layouts are decided when all is known; {LAYOUTS}")
+        raise JobError(
+            f"to_global at {user_line()}: the tensor {x.type} belongs to a job, whose layouts are chosen after its body has run; {LAYOUTS}"
+        )
 
     def leave(self, x: Tensor) -> Tensor:
         """There are no pieces yet."""
-        raise JobError(f"to_local at {user_line()}: the tensor {x.type} is one of a job, and has no pieces before the job runs; {LAYOUTS}")
+        raise JobError(f"to_local at {user_line()}: the tensor {x.type} belongs to a job, and has no local part before the job runs; {LAYOUTS}")
 
     def backward(self, loss: Tensor, gradient: Tensor | None = None) -> None:
         """A job's optimizer says what gradients are for."""
-        raise JobError(f"backward at {user_line()}: {loss.type} is a tensor of a job, where an optimizer's minimize says what gradients are for")
+        raise JobError(f"backward at {user_line()}: {loss.type} is a tensor of a job; call an optimizer's minimize instead")
 
     def update(self, op: Op, inputs: Sequence[Tensor]) -> None:
         if self.module is None:
-            raise JobError(f"{op.word()} at {user_line()}: it writes over tensors, and those of a job cannot be written over")
+            raise JobError(f"{op.word()} at {user_line()}: it overwrites tensors, and those of a job cannot be overwritten")
         super().update(op, inputs)
 
 

@@ -147,10 +147,10 @@ def common_placement(op: Op, inputs: Sequence[Tensor]) -> Placement | None:
     first = inputs[0].layout
     for x in inputs[1:]:
         if (x.layout is None) != (first is None):
-            raise PlacementError(f"{op.word()}: local and global tensors together ({_listed(inputs)}); bring the local one over with to_global")
+            raise PlacementError(f"{op.word()}: local and global tensors together ({_listed(inputs)}); convert the local one with to_global")
         if x.layout is not None and first is not None and x.layout.placement != first.placement:
             raise PlacementError(
-                f"{op.word()}: tensors on different placements ({_listed(inputs)}); bring them together with to_global(placement=...)"
+                f"{op.word()}: tensors on different placements ({_listed(inputs)}); move them to one placement with to_global(placement=...)"
             )
     return None if first is None else first.placement
 

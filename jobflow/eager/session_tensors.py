@@ -176,7 +176,7 @@ class SessionTensors:
             before, now = (f"{type} {layout or 'local'}" for type, layout in ((tie.type, tie.layout), (x.type, x.layout)))
             raise JobError(
                 f"{user_line()}: the parameter or buffer {tie.variable.name} was {before} when a job was compiled for it and is {now} now; change "
-                f"modules before jobs call them, or begin anew with clear_default_session()"
+                f"modules before jobs call them, or start again with clear_default_session()"
             )
 
     def _check_alike(self, names: Sequence[str], whole: Mapping[str, Array]) -> None:

@@ -178,7 +178,7 @@ def _rank() -> Rank:
     world = session.start()
     if not world.multi:
         raise JobError(
-            f"tensors at {user_line()}: this program has begun as single client, where only rank 0 runs it; "
+            f"tensors at {user_line()}: this program has started as single client, where only rank 0 runs it; "
             f'call flow.env.client("multi") before the first job, so that every rank does'
         )
     return world.ranks[0]

@@ -12,7 +12,7 @@ from jobflow.eager.tensor import Tensor
 
 
 def leaves(x: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in x, each with a name for it.  JobError for anything that is no tensor."""
+    """The tensors in x, each with a name for it.  JobError for anything that is not a tensor."""
     if isinstance(x, Tensor):
         yield name, x
     elif isinstance(x, list | tuple):
@@ -25,7 +25,7 @@ def leaves(x: Any, name: str) -> Iterator[tuple[str, Tensor]]:
         what = f"nn.Graph at {user_line()}: {name} is"
         if isinstance(x, np.ndarray):
             raise JobError(f"{what} a NumPy array {x.dtype}{list(x.shape)}, not a tensor; make a tensor of it: flow.tensor(x)")
-        raise JobError(f"{what} {x!r}; what goes into build and comes out of it are tensors and None, in lists, tuples and dicts")
+        raise JobError(f"{what} {x!r}; build takes and returns tensors and None, in lists, tuples and dicts")
 
 
 def form(x: Any) -> Any:

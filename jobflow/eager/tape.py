@@ -103,8 +103,8 @@ class _Kept(Tensor):
     @property
     def array(self) -> Array:
         raise JobError(
-            f"backward at {user_line()}: a {self.type} tensor that the gradient of {self.reader} needs was written over by an "
-            f"in-place operation after {self.reader}; use the form that makes a new tensor, or clone() it first"
+            f"backward at {user_line()}: a {self.type} tensor that the gradient of {self.reader} needs was overwritten by an "
+            f"in-place operation after {self.reader}; use the form that returns a new tensor, or clone() it first"
         )
 
     @array.setter

@@ -75,14 +75,14 @@ _SPELLING = re.compile(r"\s*(?:S\((-?\d+)\)|(B)|(P))\s*\Z")
 def assert_is_valid_distribute(distribute: object) -> None:
     """AssertionError unless this is one of the three kinds."""
     if not isinstance(distribute, Distribute):
-        raise ArgumentError(f"{distribute!r} at {user_line()} is no distribute; use distribute.split(axis), broadcast() or auto()")
+        raise ArgumentError(f"{distribute!r} at {user_line()} is not a distribute; use distribute.split(axis), broadcast() or auto()")
 
 
 def read_sbp(text: str, what: str) -> Sbp:
     """The S/B/P that is written "S(0)", "B" or "P"."""
     match = _SPELLING.match(text)
     if match is None:
-        raise SbpError(f'{what} at {user_line()}: {text!r} is no sbp; write "S(0)", "B" or "P"')
+        raise SbpError(f'{what} at {user_line()}: {text!r} is not an sbp; write "S(0)", "B" or "P"')
     if match[1] is not None:
         return S(int(match[1]))
     return B if match[2] else P
@@ -199,23 +199,23 @@ def _apply(op: Op, x: Tensor, name: str | None) -> Tensor:
 
 def consistent_strategy() -> scope.consistent_view:
     """The old spelling of `scope.consistent_view`."""
-    notice("distribute.consistent_strategy is the old spelling of scope.consistent_view")
+    notice("distribute.consistent_strategy is the old name of scope.consistent_view")
     return scope.consistent_view()
 
 
 def mirrored_strategy() -> scope.mirrored_view:
     """The old spelling of `scope.mirrored_view`."""
-    notice("distribute.mirrored_strategy is the old spelling of scope.mirrored_view")
+    notice("distribute.mirrored_strategy is the old name of scope.mirrored_view")
     return scope.mirrored_view()
 
 
 def consistent_strategy_enabled() -> bool:
     """The old spelling of `scope.consistent_view_enabled`."""
-    notice("distribute.consistent_strategy_enabled is the old spelling of scope.consistent_view_enabled")
+    notice("distribute.consistent_strategy_enabled is the old name of scope.consistent_view_enabled")
     return scope.consistent_view_enabled()
 
 
 def mirrored_strategy_enabled() -> bool:
     """The old spelling of `scope.mirrored_view_enabled`."""
-    notice("distribute.mirrored_strategy_enabled is the old spelling of scope.mirrored_view_enabled")
+    notice("distribute.mirrored_strategy_enabled is the old name of scope.mirrored_view_enabled")
     return scope.mirrored_view_enabled()

@@ -111,10 +111,13 @@ class Handle(TensorOperators):
         return f"{self.op_name}/{self.blob_name}"
 
     def __getitem__(self, index: object) -> Tensor:
-        raise JobError(f"{user_line()}: a tensor of a job has no [...]; use slice(x, begin, size), slice_v2(x, [(start, stop, step), ...]) or gather")
+        raise JobError(
+            f"{user_line()}: a tensor of a job cannot be indexed with [...]; use slice(x, begin, size), "
+            "slice_v2(x, [(start, stop, step), ...]) or gather"
+        )
 
     def __iter__(self) -> Any:
-        raise JobError(f"{user_line()}: a tensor of a job cannot be iterated; its axes are known, x.shape, but its values only when the job has run")
+        raise JobError(f"{user_line()}: a tensor of a job cannot be iterated; x.shape is known, but its values are not, before the job runs")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("type", "value"):  # asked of half-made objects too, by copy and pickle

@@ -73,7 +73,7 @@ class FunctionConfig:
         if option.ignored:
             notice_ignored("function_config", name)
         if option.now:
-            notice(f"function_config.{name} is the old spelling of {option.now}")
+            notice(f"function_config.{name} is the old name of {option.now}")
         self.options[option.now or name] = value
         self.lines[option.now or name] = where
 
@@ -95,11 +95,11 @@ class FunctionConfig:
         if steps < 1:
             raise self._unsupported("train.num_gradient_accumulation_steps", "must be at least 1")
         if self.options.get("pipeline_schedule", "1f1b") not in SCHEDULES:
-            raise self._unsupported("pipeline_schedule", f"is no schedule of pipelines; use one of {', '.join(SCHEDULES)}")
+            raise self._unsupported("pipeline_schedule", f"is not a schedule of pipelines; use one of {', '.join(SCHEDULES)}")
         if "mixed_precision" in self.options and not self.options["mixed_precision"].is_half:
             raise self._unsupported("mixed_precision", "takes jobflow.float16 or jobflow.bfloat16")
         if self.options.get("enable_quantization_aware_training"):
-            raise self._unsupported("enable_quantization_aware_training", "is not supported; leave it out")
+            raise self._unsupported("enable_quantization_aware_training", "is not supported; omit it")
         primary = self.options.get("train.primary_lr")
         if self.options.get("train.secondary_lr", primary) != primary:
             raise self._unsupported("train.secondary_lr", "differs from train.primary_lr, which is not supported; give both the same value")

@@ -63,18 +63,20 @@ class TensorOperators:
         return self.type.ndim
 
     def __bool__(self) -> bool:
-        raise JobError(f"{user_line()}: the truth of a {self.type} tensor is not known while a job is traced; use where(condition, x, y)")
+        raise JobError(f"{user_line()}: the truth value of a {self.type} tensor is not known while a job is traced; use where(condition, x, y)")
 
     def _no_number(self, *_: Any) -> Any:
         raise JobError(
-            f"{user_line()}: no number can be made of a {self.type} tensor: it has no values while a job is traced; "
+            f"{user_line()}: a {self.type} tensor cannot be converted to a number: it has no values while a job is traced; "
             f"{_USE_OURS}, such as flow.math.exp"
         )
 
     __float__ = __int__ = __complex__ = __round__ = __trunc__ = __floor__ = __ceil__ = _no_number
 
     def __index__(self) -> int:
-        raise JobError(f"{user_line()}: a {self.type} tensor is no number that counts: it has no values while a job is traced; x.shape has its sizes")
+        raise JobError(
+            f"{user_line()}: a {self.type} tensor cannot be used as an index or count: it has no values while a job is traced; x.shape has its sizes"
+        )
 
     def __len__(self) -> int:
         raise JobError(f"{user_line()}: len() of a {self.type} tensor; while a job is traced its sizes are x.shape")

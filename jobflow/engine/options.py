@@ -58,7 +58,7 @@ class Option:
     now: str = ""
 
     def check(self, what: str, value: Any) -> None:
-        """ConfigError unless it takes the value; a bool is no number here, and a class not one of its instances."""
+        """ConfigError unless it takes the value; a bool is not a number here, and a class not one of its instances."""
         if value is NEEDED:
             raise ConfigError(f"{what}: call it with a value")
         is_kind = isinstance(value, self.kinds) and not isinstance(value, type) and (not isinstance(value, bool) or bool in self.kinds)
@@ -82,7 +82,7 @@ def ignored_options(owner: str) -> dict[str, Option]:
 
 
 def notice_ignored(owner: str, name: str) -> None:
-    notice(f"{owner}.{name} means nothing here and is ignored")
+    notice(f"{owner}.{name} has no effect and is ignored")
 
 
 def unknown(owner: str, full: str, name: str, legal: Iterable[str]) -> ConfigError:
@@ -179,7 +179,7 @@ class _Setters(Names):
     def _store(self, full: str, option: Option, value: Any) -> bool:
         settings = self._settings()
         if settings.started:
-            notice(f"{self._owner}.{full}({value!r}) at {user_line()} comes too late and changes nothing: call it before the first job runs")
+            notice(f"{self._owner}.{full}({value!r}) at {user_line()} comes too late and has no effect: call it before the first job runs")
             return False
         if full in ("gpu_device_num", "cpu_device_num") and value and (told := devices_from_launcher()) not in (None, value):
             notice(f"{self._owner}.{full}({value!r}) at {user_line()}: there are {told} devices, since {variables.DEVICES}={told}")
@@ -222,7 +222,7 @@ class EnvOptions(_Setters):
         with scope.lock():
             settings = self._settings()
             if settings.started:
-                notice("env.init() comes too late and changes nothing: the environment has started")
+                notice("env.init() comes too late and has no effect: the environment has started")
                 return False
             if self._start is not None:
                 self._start()
@@ -266,7 +266,7 @@ class EnvOptions(_Setters):
         if len(set(addresses)) != len(addresses):
             raise ConfigError(f"{what}: addresses must differ; got {', '.join(addresses)}")
         if self._settings().started:
-            notice(f"{what} comes too late and changes nothing: call it before the first job runs")
+            notice(f"{what} comes too late and has no effect: call it before the first job runs")
             return False
         self._settings().machines = machines
         if len(machines) > 1:
@@ -275,7 +275,7 @@ class EnvOptions(_Setters):
 
     def init_bootstrap_confs(self, *val: Any, **kargs: Any) -> bool:
         """Accepted: ranks find each other through mpiexec."""
-        notice("env.init_bootstrap_confs means nothing here and is ignored")
+        notice("env.init_bootstrap_confs has no effect and is ignored")
         return not self._settings().started
 
     def current_resource(self) -> Settings:

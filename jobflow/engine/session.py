@@ -127,7 +127,7 @@ class Session:
             found = [rank for entry in devices for rank in self._ranks(entry, here)]
             return found, (len(found),)
         if len(rows) < len(devices):
-            raise PlacementError(f"{here}: lists and devices stand side by side; write a mesh as lists of equal length")
+            raise PlacementError(f"{here}: lists and devices are mixed; write a mesh as lists of equal length")
         grids = [self._grid(row, here) for row in rows]
         if len({mesh for _, mesh in grids}) > 1:
             raise PlacementError(
@@ -156,7 +156,7 @@ class Session:
             return tuple(asked)
         if tag != "cpu":
             raise PlacementError(f"{here}: device {beyond[0]} does not exist; {_how_many(size)}")
-        notice(f"cpu devices beyond the {size} there are fold onto them (first in {here})")
+        notice(f"cpu devices beyond the {size} available are mapped onto these (first in {here})")
         return tuple(dict.fromkeys(rank % size for rank in asked))
 
     # ---------------------------------------------------------------- jobs
@@ -234,8 +234,8 @@ class Session:
             theirs: str = world.call(Tell(text, f"the texts of job {job.name}"))[rank]
             here, there = first_difference(text.splitlines(), theirs.splitlines())
             raise JobError(
-                f"job {job.name} ({job.where}): rank {rank} has traced another program than rank {me}; as multi client every rank must run the same "
-                f"script with the same settings. The first difference:\n  rank {me}: {here}\n  rank {rank}: {there}"
+                f"job {job.name} ({job.where}): rank {rank} has traced another program than rank {me}; with multi client, every rank must run "
+                f"the same script with the same settings. The first difference:\n  rank {me}: {here}\n  rank {rank}: {there}"
             )
 
     def compare_arguments(self, job: Declared, arrays: Mapping[str, Sequence[Array | Lazy]]) -> None:
@@ -250,7 +250,7 @@ class Session:
             if different:
                 raise ArgumentError(
                     f'{job.name}({different[0]}=...) at {user_line()}: argument "{different[0]}" of rank {rank} differs from that of rank '
-                    f"{world.ranks[0].index}; as multi client every rank passes the same whole arrays: seed random inputs alike"
+                    f"{world.ranks[0].index}; with multi client, every rank must pass the same whole arrays: use the same seed for random inputs"
                 )
 
     def _forget(self, job: Declared) -> None:

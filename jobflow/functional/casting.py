@@ -26,7 +26,7 @@ def named(what: str, dtype: Any) -> DType:
     try:
         return dtype_of(dtype if dtype is not None else "?none")  # np.dtype(None) would be float64
     except (KeyError, TypeError, ValueError):
-        raise DtypeError(f"{what} at {user_line()}: {dtype!r} is none of jobflow's element types") from None
+        raise DtypeError(f"{what} at {user_line()}: {dtype!r} is not one of jobflow's element types") from None
 
 
 def _hang(name: str, dtype: DType) -> None:

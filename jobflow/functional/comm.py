@@ -24,7 +24,7 @@ from jobflow.eager.tensor import Tensor, own
 def _here(what: str, *tensors: Tensor) -> EagerState:
     for x in tensors:
         if not isinstance(x, Tensor) or x.layout is not None or x.traced is not None:
-            raise JobError(f"comm.{what} at {user_line()}: local tensors are needed; global ones change hands by to_global")
+            raise JobError(f"comm.{what} at {user_line()}: local tensors are needed; use to_global for global ones")
     return state()
 
 

@@ -50,7 +50,7 @@ class Place:
                 f"global one; give one or the other"
             )
         if self.requires_grad and not self.dtype.is_float:
-            raise DtypeError(f"{what} at {user_line()}: only tensors of floats have gradients; this one is to be {self.dtype.name}")
+            raise DtypeError(f"{what} at {user_line()}: only floating point tensors have gradients; this one would be {self.dtype.name}")
 
     def layout(self, ndim: int) -> Layout | None:
         """Of a tensor of so many axes; None for a local one.  Split as another tensor is, where there is such an axis."""
@@ -79,7 +79,7 @@ def _dtype(what: str, given: Any) -> DType:
     try:
         return dtype_of(given)
     except (KeyError, TypeError, ValueError):
-        raise DtypeError(f"{what} at {user_line()}: dtype={given!r} is none of jobflow's element types") from None
+        raise DtypeError(f"{what} at {user_line()}: dtype={given!r} is not one of jobflow's element types") from None
 
 
 def shape_of(what: str, sizes: Sequence[Any], options: dict[str, Any]) -> tuple[int, ...]:
@@ -235,7 +235,7 @@ def array_of(what: str, data: Any) -> Array:
     try:
         dtype_of(array.dtype)
     except (KeyError, TypeError):
-        raise DtypeError(f"{what} at {user_line()}: NumPy makes {array.dtype} of the data, which is none of jobflow's element types") from None
+        raise DtypeError(f"{what} at {user_line()}: NumPy makes {array.dtype} of the data, which is not one of jobflow's element types") from None
     return array
 
 

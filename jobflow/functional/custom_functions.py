@@ -62,8 +62,8 @@ class Saved:
         for x, version in self._saved:
             if x is not None and x.version != version:
                 raise JobError(
-                    f"backward at {user_line()}: a {x.type} tensor that {self._name} saved for its backward was written over by an in-place "
-                    f"operation after forward; use the form that makes a new tensor, or clone() it first"
+                    f"backward at {user_line()}: a {x.type} tensor that {self._name} saved for its backward was overwritten by an in-place "
+                    f"operation after forward; use the form that returns a new tensor, or clone() it first"
                 )
         return tuple(x for x, _ in self._saved)
 
@@ -102,19 +102,19 @@ class Function:
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:
         """What the function computes; nothing of it is recorded."""
-        raise JobError(f"apply at {user_line()}: a function with a gradient of its own has a static method forward(ctx, ...)")
+        raise JobError(f"apply at {user_line()}: an autograd.Function needs a static method forward(ctx, ...)")
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         """The gradients of forward's arguments, from those of its outputs."""
-        raise JobError(f"backward at {user_line()}: a function with a gradient of its own has a static method backward(ctx, ...)")
+        raise JobError(f"backward at {user_line()}: an autograd.Function needs a static method backward(ctx, ...)")
 
     @classmethod
     def apply(cls, *arguments: Any) -> Any:
         """The result of forward, with backward as its gradient."""
         here = state()
         if here.building is not None:
-            raise JobError(f"{cls.__name__} at {user_line()}: a function with a gradient of its own cannot be part of {running()}")
+            raise JobError(f"{cls.__name__} at {user_line()}: an autograd.Function cannot be part of {running()}")
         edges = [edge_of(each) if isinstance(each, Tensor) else None for each in arguments]
         saved = Saved(cls.__name__, tuple(edge is not None for edge in edges))
         with no_grad():
@@ -166,7 +166,7 @@ class _Kind:
             raise ShapeError(f"{what} is {gradient.type}, the argument {self.type}")
         place, own = (None if layout is None else layout.placement for layout in (gradient.layout, self.layout))
         if place != own:
-            raise ShapeError(f"{what} lies {gradient.layout or 'local'}, the argument {self.layout or 'local'}; use to_global or to_local")
+            raise ShapeError(f"{what} is {gradient.layout or 'local'}, the argument {self.layout or 'local'}; use to_global or to_local")
         if gradient.type.shape != self.type.shape:
             gradient = apply(SumTo(self.type.shape), gradient)
         return cast(gradient, self.type.dtype)

@@ -29,7 +29,7 @@ class device:
             type = type.type
         name, colon, number = str(type).partition(":")
         if name not in TYPES or (colon and (index is not None or not number.isdecimal())) or (index is not None and index < 0):
-            raise PlacementError(f'device at {user_line()}: {type!r}, {index!r} is no device; use "cpu", "cuda" or "cuda:0"')
+            raise PlacementError(f'device at {user_line()}: {type!r}, {index!r} is not a device; use "cpu", "cuda" or "cuda:0"')
         self.type = name
         self.index = int(number) if colon else 0 if index is None else int(index)
 
@@ -55,7 +55,7 @@ def checked_device(what: str, given: Any) -> device | None:
         return None
     found = _numbered(given)
     if found is None:
-        raise PlacementError(f'{what} at {user_line()}: device={given!r} is no device; use "cpu", "cuda" or "cuda:0"')
+        raise PlacementError(f'{what} at {user_line()}: device={given!r} is not a device; use "cpu", "cuda" or "cuda:0"')
     return found
 
 

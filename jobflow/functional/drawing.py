@@ -264,7 +264,7 @@ def normal(mean: Any, std: Any = 1.0, *sizes: Any, generator: Any = None, **opti
     """Numbers of the normal distribution: of one mean and deviation for a shape, or of those that tensors have for each element."""
     if isinstance(mean, Tensor) or isinstance(std, Tensor):
         if sizes or "size" in options:
-            raise ArgumentError(f"normal at {user_line()}: the numbers are as many as the tensors have, and no size is taken beside them")
+            raise ArgumentError(f"normal at {user_line()}: the size is that of the tensors; do not pass size")
         return _of_each(mean, std, generator, options)
     shape = shape_of("normal", sizes, options)
     return _drawn(_floats(Place("normal", options)), shape, generator, _normal(number(mean, "normal"), number(std, "normal")))

@@ -50,7 +50,7 @@ def to_global(
     if x.layout is None:
         target = layout_of("to_global of a local tensor", placement, sbp, x.ndim)
         if target is None:
-            raise JobError(f"{what}: a local tensor becomes global on a placement= and in an sbp=")
+            raise JobError(f"{what}: placement= and sbp= are needed to make a local tensor global")
         if here.building is not None:
             return crossing.change(here, x, target)
         return crossing.enter(here, x, target, check=check_meta, copy=copy)
@@ -230,7 +230,7 @@ def is_contiguous(x: Tensor) -> bool:
 def stride(x: Tensor, dim: int | None = None) -> Any:
     """The distances in memory between elements, in elements; of a local tensor."""
     if x.layout is not None or x.traced is not None:
-        raise JobError(f"stride at {user_line()}: a global tensor has no one memory; see to_local().stride()")
+        raise JobError(f"stride at {user_line()}: a global tensor is not in one memory; see to_local().stride()")
     steps = tuple(step // x.array.itemsize for step in x.array.strides)
     return steps if dim is None else steps[dim]
 
@@ -239,7 +239,7 @@ def stride(x: Tensor, dim: int | None = None) -> Any:
 def storage_offset(x: Tensor) -> int:
     """Where in the memory of the tensor that it is a view of a local tensor begins, in elements."""
     if x.layout is not None or x.traced is not None:
-        raise JobError(f"storage_offset at {user_line()}: a global tensor has no one memory; see to_local()")
+        raise JobError(f"storage_offset at {user_line()}: a global tensor is not in one memory; see to_local()")
     root = x
     while root.base is not None:
         root = root.base[0]

@@ -116,7 +116,7 @@ class Check:
             raise ArgumentError(f"{self.what} at {user_line()}: none of the {len(inputs)} inputs requires gradients")
         for i, x in wanted.items():
             if x.dtype is not float64:
-                raise DtypeError(f"{self.what} at {user_line()}: input {i} is {x.type}; differences of less than float64 say little")
+                raise DtypeError(f"{self.what} at {user_line()}: input {i} is {x.type}; finite differences need float64")
         problem = self.problem(inputs, wanted)
         if problem is not None and raises:
             raise GradcheckError(f"{self.what} at {user_line()}: {problem}")

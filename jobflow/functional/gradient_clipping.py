@@ -36,7 +36,7 @@ def _with_gradients(what: str, parameters: Tensor | Iterable[Tensor]) -> list[Te
 def _one_kind(here: EagerState, what: str, found: Sequence[Tensor]) -> None:
     if here.rank.size > 1 and len({x.is_global for x in found}) > 1:
         raise PlacementError(
-            f"{what} at {user_line()}: gradients of local and of global tensors together: ranks may have different local ones; clip them apart"
+            f"{what} at {user_line()}: gradients of local and of global tensors together: ranks may have different local ones; clip them separately"
         )
 
 

@@ -61,7 +61,7 @@ def tensors_of(what: str, name: str, given: Any) -> list[Tensor]:
     found = list(given) if several else [given]
     for x in found:
         if isinstance(x, TensorOperators):
-            raise JobError(f"{what} at {user_line()}: {x.type} is a tensor of a job, where an optimizer's minimize says what gradients are for")
+            raise JobError(f"{what} at {user_line()}: {x.type} is a tensor of a job; call an optimizer's minimize instead")
         if not isinstance(x, Tensor):
             raise ArgumentError(f"{what} at {user_line()}: {name} must be a tensor, or several; got {type(x).__name__}")
         if x.traced is not None:
@@ -230,11 +230,9 @@ def is_anomaly_enabled() -> bool:
 def requires_grad_(x: Tensor, requires_grad: bool = True) -> Tensor:
     """x, which backward gives a gradient from now on, or does not."""
     if requires_grad and not x.dtype.is_float:
-        raise DtypeError(f"requires_grad_ at {user_line()}: only tensors of floats have gradients; this is {x.type}")
+        raise DtypeError(f"requires_grad_ at {user_line()}: only floating point tensors have gradients; this is {x.type}")
     if not requires_grad and x.node is not None:
-        raise JobError(
-            f"requires_grad_ at {user_line()}: a tensor that others made ({x.node!r}) cannot be told not to require gradients; use detach()"
-        )
+        raise JobError(f"requires_grad_ at {user_line()}: requires_grad of a computed tensor ({x.node!r}) cannot be switched off; use detach()")
     x.requires_grad = requires_grad
     return x
 

@@ -27,7 +27,7 @@ def written(x: Tensor, what: str, value: Tensor) -> Tensor:
     """
     check_writable(x, what)
     if value.type.shape != x.type.shape:
-        raise ShapeError(f"{what} at {user_line()}: a value {value.type} does not fit into the tensor {x.type} that it is written over")
+        raise ShapeError(f"{what} at {user_line()}: a value {value.type} does not fit into the tensor {x.type} that it would overwrite")
     if kind(value.type.dtype) > kind(x.type.dtype):
         raise DtypeError(
             f"{what} at {user_line()}: the result is {value.type}, which a tensor {x.type} cannot hold; write x = {what.rstrip('_')}(x, ...)"
@@ -53,7 +53,7 @@ def check_writable(x: Tensor, what: str) -> None:
 def _laid(x: Tensor, what: str, value: Tensor) -> Tensor:
     if x.layout is None or value.layout is None or x.layout.placement != value.layout.placement:
         raise PlacementError(
-            f"{what} at {user_line()}: a value that lies {value.layout or 'local'} for a tensor that lies {x.layout or 'local'}; use to_global"
+            f"{what} at {user_line()}: the value is {value.layout or 'local'} but the tensor is {x.layout or 'local'}; use to_global"
         )
     return crossing.change(state(), value, x.layout)
 

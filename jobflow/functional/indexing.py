@@ -72,7 +72,7 @@ def found(mask: Tensor, like: Tensor, what: str) -> list[Tensor]:
     """Per axis of a bool tensor the positions where it holds; every rank there is calls it."""
     if mask.traced is not None:
         raise JobError(
-            f"{what} at {user_line()}: how many elements a mask selects is known when it runs, not while {running()} runs; "
+            f"{what} at {user_line()}: the number of elements that a mask selects is not known while {running()} runs; "
             f"use where(mask, x, y) or masked_fill there"
         )
     return [listed(like, places.astype(np.int64)) for places in np.nonzero(value_of(mask, what))]
@@ -196,7 +196,7 @@ def _width(token: Token) -> int:
 def _counted(at: int, x: TensorType, axis: int, what: str) -> int:
     n = x.shape[axis]
     if not -n <= at < n:
-        raise AxisError(f"{what} at {user_line()}: position {at} is not on axis {axis} of {x}, which has {n} elements")
+        raise AxisError(f"{what} at {user_line()}: position {at} is outside axis {axis} of {x}, which has {n} elements")
     return at % n
 
 
@@ -319,9 +319,7 @@ def _fitted(x: Tensor, value: Any, shape: Sequence[int], what: str) -> Tensor:
     try:
         return value if tuple(value.shape) == tuple(shape) else expand(value, shape)
     except ShapeError:
-        raise ShapeError(
-            f"{what} at {user_line()}: the value {value.type} does not go into the shape {list(shape)} of what is written over"
-        ) from None
+        raise ShapeError(f"{what} at {user_line()}: the value {value.type} does not fit the shape {list(shape)} that it would overwrite") from None
 
 
 def put(x: Tensor, lookups: dict[int, Tensor], value: Any, what: str) -> Tensor:

@@ -22,7 +22,7 @@ def _all_tensors(what: str, tensors: Sequence[Tensor]) -> list[Tensor]:
     given = list(tensors)
     for i, x in enumerate(given):
         if not isinstance(x, Tensor):
-            raise ArgumentError(f"{what} at {user_line()}: number {i} of the list is no tensor but {x!r}")
+            raise ArgumentError(f"{what} at {user_line()}: element {i} of the list is not a tensor but {x!r}")
     if not given:
         raise ShapeError(f"{what} at {user_line()}: needs at least one tensor")
     return given
@@ -67,7 +67,7 @@ def _window(x: Tensor, axis: int, start: int, stop: int) -> Slice:
 def _axis(what: str, x: Tensor, dim: int) -> int:
     """The axis that is cut; AxisError for a tensor without axes."""
     if not x.ndim:
-        raise AxisError(f"{what} at {user_line()}: {x.type} has no axes to cut")
+        raise AxisError(f"{what} at {user_line()}: {x.type} has no axes to split")
     return axis_of(what, dim, x.ndim)
 
 
@@ -95,7 +95,7 @@ def split(x: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0) 
     else:
         lengths = [integer("split", length) for length in given]
     if sum(lengths) != n or any(length < 0 for length in lengths):
-        raise ShapeError(f"split at {user_line()}: pieces of {lengths} elements do not make axis {axis} of {x.type}")
+        raise ShapeError(f"split at {user_line()}: pieces of {lengths} elements do not add up to axis {axis} of {x.type}")
     if len(lengths) > 1:
         x = crossing.as_read(state(), _window(x, axis, 0, lengths[0]), x)
     return tuple(run(_window(x, axis, stop - length, stop), x) for stop, length in zip(accumulate(lengths), lengths, strict=True))

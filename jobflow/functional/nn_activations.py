@@ -120,7 +120,7 @@ def selu(input: Tensor, inplace: bool = False) -> Tensor:
 @composed
 def _celu(input: Tensor, alpha: float) -> Value:
     if not alpha:
-        raise ArgumentError(f"celu at {user_line()}: alpha is 0, and x / alpha nothing")
+        raise ArgumentError(f"celu at {user_line()}: alpha must not be 0")
     return ew.scale(act.elu(ew.scale(input, 1.0 / alpha)), alpha)
 
 
@@ -134,7 +134,7 @@ def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
 def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Value:
     """ln(1 + e^(beta x)) / beta; x itself where beta x > threshold"""
     if not beta:
-        raise ArgumentError(f"softplus at {user_line()}: beta is 0, and x / beta nothing")
+        raise ArgumentError(f"softplus at {user_line()}: beta must not be 0")
     x: Value = input
     inner = ew.scale(x, beta) if beta != 1.0 else x
     soft = act.softplus(inner)
@@ -258,7 +258,7 @@ def glu(input: Tensor, dim: int = -1) -> Value:
     axis = axis_of("glu", dim, input.type.ndim)
     size = input.type.shape[axis] if input.type.ndim else 1
     if size % 2:
-        raise ShapeError(f"glu at {user_line()}: axis {dim} of input {input.type} has no halves")
+        raise ShapeError(f"glu at {user_line()}: axis {dim} of input {input.type} cannot be divided into halves")
     first, second = sl.split(input, (size // 2, size // 2), axis)
     return ew.multiply(first, act.sigmoid(second))
 

@@ -40,7 +40,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tu
         return lead
     if mask.type.dtype is not bool_ and mask.type.dtype is not q.dtype:
         raise DtypeError(
-            f"{what} at {user_line()}: attn_mask {mask.type} is neither bool, True where a key is seen, nor of the type of query {q}, to be added"
+            f"{what} at {user_line()}: attn_mask {mask.type} must be bool, True where a key is visible, or of the type of query {q}, which is added"
         )
     scores, shape = (*lead, q.shape[-2], k.shape[-2]), mask.type.shape
     missing = len(scores) - len(shape)
@@ -158,7 +158,7 @@ def _check_mask(name: str, mask: Tensor, queries: Tensor, *legal: tuple[int, ...
     if mask.type.shape not in legal:
         raise ShapeError(f"attention at {user_line()}: {name} {mask.type} is not of the shape {' or '.join(str(list(shape)) for shape in legal)}")
     if mask.type.dtype is not bool_ and mask.type.dtype is not dtype:
-        raise DtypeError(f"attention at {user_line()}: {name} {mask.type} is neither bool, True where a key is hidden, nor {dtype.name}, to be added")
+        raise DtypeError(f"attention at {user_line()}: {name} {mask.type} must be bool, True where a key is hidden, or {dtype.name}, which is added")
 
 
 @composed

@@ -173,5 +173,5 @@ def shape_of_rows(what: str, given: Any) -> tuple[int, ...]:
 def one_of(what: str, name: str, given: str, legal: Sequence[str]) -> str:
     """ConfigError unless `given` is one of the words."""
     if given not in legal:
-        raise ConfigError(f"{what} at {user_line()}: {name} {given!r} is none of {', '.join(legal)}{did_you_mean(str(given), legal)}")
+        raise ConfigError(f"{what} at {user_line()}: {name} {given!r} is not one of {', '.join(legal)}{did_you_mean(str(given), legal)}")
     return given

@@ -35,7 +35,7 @@ def _check(what: str, x: Tensor, target: Tensor, weight: Tensor | None) -> None:
 
 def _check_weight(what: str, x: Tensor, weight: Tensor | None) -> None:
     if weight is not None and weight.type.shape != (x.type.shape[_axis(x)],):
-        raise ShapeError(f"{what} at {user_line()}: weight {weight.type} has not one number for each class of input {x.type}")
+        raise ShapeError(f"{what} at {user_line()}: weight {weight.type} must have one number for each class of input {x.type}")
 
 
 def _label_weights(x: Tensor, target: Tensor, weight: Tensor | None, ignored: int) -> Value:
@@ -77,7 +77,7 @@ def _spread(logs: Value, x: Tensor, target: Tensor, weight: Tensor | None, ignor
 def nll_loss(input: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean") -> Value:
     """-weight[t] x[n, t, ...] with log-probabilities x and numbers of classes t; 0 where t is `ignore_index`.
 
-    "mean" is the sum divided by the sum of the weights.  Raises: ArgumentError for another t that is no class.
+    "mean" is the sum divided by the sum of the weights.  Raises: ArgumentError for another t that is not a class.
     """
     one_of("nll_loss", "reduction", reduction, ("mean", "sum", "none"))
     _check("nll_loss", input, target, weight)

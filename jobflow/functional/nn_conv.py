@@ -31,7 +31,7 @@ def _biased(what: str, y: Value, bias: Tensor | None) -> Value:
     if bias is None:
         return y
     if bias.type.shape != (y.type.shape[1],):
-        raise ShapeError(f"{what} at {user_line()}: bias {bias.type} has not one number for each of the {y.type.shape[1]} channels of the output")
+        raise ShapeError(f"{what} at {user_line()}: bias {bias.type} must have one number for each of the {y.type.shape[1]} channels of the output")
     biased: Value = apply(BiasAdd(1), y, bias)
     return biased
 
@@ -50,7 +50,7 @@ def pairs(
     if padding != "same":
         raise ShapeError(f'{what} at {user_line()}: padding {padding!r} is neither "same", "valid" nor numbers')
     if set(strides) != {1}:
-        raise ShapeError(f'{what} at {user_line()}: padding="same" goes with stride 1 only, not {list(strides)}')
+        raise ShapeError(f'{what} at {user_line()}: padding="same" needs stride 1, not {list(strides)}')
     totals = [d * (k - 1) for k, d in zip(kernel, dilations, strict=True)]
     return tuple((total // 2, total - total // 2) for total in totals)
 

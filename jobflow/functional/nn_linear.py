@@ -44,7 +44,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     y: Tensor = run(_PRODUCT if len(x) < 3 else _PRODUCTS, rows, weight)
     if bias is not None:
         if bias.type.shape != w[:1]:
-            raise ShapeError(f"linear at {user_line()}: bias {bias.type} has not one number for each of the {w[0]} rows of weight {weight.type}")
+            raise ShapeError(f"linear at {user_line()}: bias {bias.type} must have one number for each of the {w[0]} rows of weight {weight.type}")
         y = run(BiasAdd(max(len(x), 2) - 1), y, beside(y, bias))
     if len(x) == 1:
         y = run(Squeeze((0,)), y)
@@ -104,7 +104,7 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> 
     count = weight.type.shape[0]
     input = _row_numbers("embedding", input, count)
     if padding_idx is not None and not -count <= padding_idx < count:
-        raise ArgumentError(f"embedding at {user_line()}: padding_idx {padding_idx} is none of the {count} rows")
+        raise ArgumentError(f"embedding at {user_line()}: padding_idx {padding_idx} is not one of the {count} rows")
     return _looked_up(input, weight, None if padding_idx is None else padding_idx % count)
 
 
@@ -128,7 +128,7 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
 
 def _check_rate(what: str, p: float) -> None:
     if not 0.0 <= real(what, "p", p) <= 1.0:
-        raise ArgumentError(f"{what} at {user_line()}: p {p} is no probability")
+        raise ArgumentError(f"{what} at {user_line()}: p {p} is not a probability")
 
 
 @composed

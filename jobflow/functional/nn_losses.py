@@ -149,7 +149,9 @@ def cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin
     one_shape("cosine_embedding_loss", input1=input1, input2=input2)
     similar = cosine(input1, input2, -1, 1e-8)
     if target.type.shape != similar.type.shape:
-        raise ShapeError(f"cosine_embedding_loss at {user_line()}: target {target.type} has not one number for each pair of vectors, {similar.type}")
+        raise ShapeError(
+            f"cosine_embedding_loss at {user_line()}: target {target.type} must have one number for each pair of vectors, {similar.type}"
+        )
     zero = ew.fill_like(similar, 0.0)
     positive, negative = (ew.equal(target, ew.fill_like(target, sign)) for sign in (1.0, -1.0))
     near = ew.where(positive, ew.shift(ew.negate(similar), 1.0), zero)

@@ -75,7 +75,7 @@ def batch_norm(
     channels = t.shape[1]
     for name, p in (("running_mean", running_mean), ("running_var", running_var), ("weight", weight), ("bias", bias)):
         if p is not None and p.type.shape != (channels,):
-            raise ShapeError(f"{what} at {user_line()}: {name} {p.type} has not one number for each of the {channels} channels of input {t}")
+            raise ShapeError(f"{what} at {user_line()}: {name} {p.type} must have one number for each of the {channels} channels of input {t}")
     if training and not eps > 0:
         raise ArgumentError(f"{what} at {user_line()}: eps {eps} must be positive")
     if not training and (running_mean is None or running_var is None):
@@ -118,7 +118,7 @@ def layer_norm(
     shape = shape_of_rows("layer_norm", normalized_shape)
     t, what = input.type, "layer_norm"
     if not shape or t.shape[-len(shape) :] != shape:
-        raise ShapeError(f"{what} at {user_line()}: normalized_shape {list(shape)} is not what the shape of input {t} ends with")
+        raise ShapeError(f"{what} at {user_line()}: normalized_shape {list(shape)} is not the end of the shape of input {t}")
     for name, p in (("weight", weight), ("bias", bias)):
         if p is not None and p.type.shape != shape:
             raise ShapeError(f"{what} at {user_line()}: {name} {p.type} is not of normalized_shape {list(shape)}")
@@ -136,7 +136,7 @@ def rms_norm(input: Tensor, normalized_shape: int | Sequence[int], weight: Tenso
     shape = shape_of_rows("rms_norm", normalized_shape)
     t = input.type
     if not shape or t.shape[-len(shape) :] != shape:
-        raise ShapeError(f"rms_norm at {user_line()}: normalized_shape {list(shape)} is not what the shape of input {t} ends with")
+        raise ShapeError(f"rms_norm at {user_line()}: normalized_shape {list(shape)} is not the end of the shape of input {t}")
     axes = tuple(range(t.ndim - len(shape), t.ndim))
     small = _epsilon(t.dtype) if eps is None else eps
     y = ew.multiply(input, ew.rsqrt(ew.shift(rd.reduce_mean(ew.square(input), axes, True), small)))
@@ -159,7 +159,7 @@ def _per_channel(what: str, y: Value, weight: Tensor | None, bias: Tensor | None
     wide = (t.shape[1],) + (1,) * (t.ndim - 2)
     for name, p in (("weight", weight), ("bias", bias)):
         if p is not None and p.type.shape != (t.shape[1],):
-            raise ShapeError(f"{what} at {user_line()}: {name} {p.type} has not one number for each of the {t.shape[1]} channels of {t}")
+            raise ShapeError(f"{what} at {user_line()}: {name} {p.type} must have one number for each of the {t.shape[1]} channels of {t}")
     if weight is not None:
         y = ew.multiply(y, sh.reshape(weight, wide))
     return y if bias is None else ew.add(y, sh.reshape(bias, wide))
@@ -171,7 +171,7 @@ def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bia
     """[n, c, ...] with mean 0 and variance 1 in each of `num_groups` groups of channels, times weight plus bias per channel."""
     t = input.type
     if t.ndim < 2 or num_groups < 1 or t.shape[1] % num_groups:
-        raise ShapeError(f"group_norm at {user_line()}: the channels, axis 1 of input {t}, do not fall into {num_groups} equal groups")
+        raise ShapeError(f"group_norm at {user_line()}: the channels, axis 1 of input {t}, cannot be divided into {num_groups} equal groups")
     return _per_channel("group_norm", normalised_rows(input, (t.shape[0], num_groups), eps), weight, bias)
 
 
@@ -199,7 +199,7 @@ def instance_norm(
         wide = partial(_wide, dtype=t.dtype.arithmetic)
         return cast(instance_norm(cast(input, t.dtype.arithmetic), running_mean, running_var, wide(weight), wide(bias), True, momentum, eps), t.dtype)
     if running_mean is not None and not t.size:
-        raise ShapeError(f"{what} at {user_line()}: no running statistics come of input {t}, which has no numbers")
+        raise ShapeError(f"{what} at {user_line()}: input {t} is empty, so it has no statistics")
     with composing(input):
         y = _per_channel("instance_norm", normalised_rows(input, t.shape[:2], eps), weight, bias)
     if running_mean is not None and running_var is not None:

@@ -35,7 +35,7 @@ def _max_pool(spatial: int, input: Tensor, kernel_size: Sizes, stride: Sizes | N
     kernel, strides, around = _windows(what, spatial, kernel_size, stride, padding)
     x = batched(what, input, spatial)
     if 0 in x.type.shape[1:]:
-        raise ShapeError(f"{what} at {user_line()}: no axis of input {input.type} but that of the batch may be empty")
+        raise ShapeError(f"{what} at {user_line()}: only the batch axis of input {input.type} may be empty")
     return unbatched(pl.max_pool(x, kernel, strides, [(p, p) for p in around], ceil_mode=ceil_mode), input)
 
 
@@ -109,7 +109,7 @@ Outputs = int | Sequence[int | None] | None
 def _outputs(what: str, x: Value, given: Outputs) -> tuple[int, ...]:
     spatial = x.type.shape[2:]
     if 0 in spatial:
-        raise ShapeError(f"{what} at {user_line()}: no axis of input {x.type} but that of the batch may be empty")
+        raise ShapeError(f"{what} at {user_line()}: only the batch axis of input {x.type} may be empty")
     asked = tuple(given) if isinstance(given, Sequence) else (given,) * len(spatial)
     return sizes(what, "output_size", [n if size is None else size for n, size in zip_longest(spatial, asked)][: len(asked)], len(spatial), 0)
 

@@ -113,7 +113,7 @@ def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Value:
     *lead, channels, h, w = _image("pixel_unshuffle", input)
     r = downscale_factor
     if r < 1 or h % r or w % r:
-        raise ShapeError(f"pixel_unshuffle at {user_line()}: the image of input {input.type} is no multiple of downscale_factor {r}")
+        raise ShapeError(f"pixel_unshuffle at {user_line()}: the image of input {input.type} is not a multiple of downscale_factor {r}")
     rows = math.prod(lead)
     x = sh.transpose(sh.reshape(input, (rows, channels, h // r, r, w // r, r)), (0, 1, 3, 5, 2, 4))
     return sh.reshape(x, (*lead, channels * r * r, h // r, w // r))

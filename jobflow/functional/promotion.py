@@ -60,7 +60,7 @@ def wider(a: DType, b: DType) -> DType:
 def result_type(*operands: Operand) -> DType:
     """The type that these have together."""
     if not operands:
-        raise ArgumentError(f"result_type at {user_line()}: nothing whose type could be told")
+        raise ArgumentError(f"result_type at {user_line()}: no argument has a type")
     known = [_judged(operand) for operand in operands]
     highest = max(kind(dtype) for _, dtype in known)
     chosen = [(weight, dtype) for weight, dtype in known if kind(dtype) == highest]
@@ -109,7 +109,7 @@ def operand(what: str, beside: Tensor, other: Any) -> Tensor | Number:
         number: Number = other.item()
         return number
     if not isinstance(other, np.ndarray):
-        raise DtypeError(f"{what} at {user_line()}: a tensor goes with tensors and numbers; got {other!r} of type {type(other).__name__}")
+        raise DtypeError(f"{what} at {user_line()}: the other operand must be a tensor or a number; got {other!r} of type {type(other).__name__}")
     if beside.layout is not None or beside.traced is not None:
         raise PlacementError(
             f"{what} at {user_line()}: a NumPy array of shape {list(other.shape)} beside a global tensor {beside.type}; "
@@ -118,7 +118,7 @@ def operand(what: str, beside: Tensor, other: Any) -> Tensor | Number:
     try:
         return Tensor(type_of(other), None, other)
     except KeyError:
-        raise DtypeError(f"{what} at {user_line()}: a NumPy array of {other.dtype} is of none of jobflow's element types; cast it") from None
+        raise DtypeError(f"{what} at {user_line()}: a NumPy array of {other.dtype} does not have one of jobflow's element types; cast it") from None
 
 
 def constant(like: Tensor, number: Number, dtype: DType) -> Tensor:

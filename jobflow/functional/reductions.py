@@ -44,7 +44,7 @@ def axis_of(what: str, x: Tensor, dim: int) -> int:
     """The axis counted from the front; ShapeError if there is none.  A tensor without axes has axis 0 and -1."""
     ndim = x.type.ndim or 1
     if not isinstance(dim, int | np.integer) or not -ndim <= dim < ndim:
-        raise ShapeError(f"{what} at {user_line()}: dim={dim!r} is no axis of {x.type}, whose axes are -{ndim} to {ndim - 1}")
+        raise ShapeError(f"{what} at {user_line()}: dim={dim!r} is not an axis of {x.type}, whose axes are -{ndim} to {ndim - 1}")
     return int(dim) % ndim
 
 
@@ -65,7 +65,7 @@ def _counted(x: Tensor) -> Tensor:
 
 def _floats(what: str, x: Tensor) -> Tensor:
     if not x.type.dtype.is_float:
-        raise DtypeError(f"{what} at {user_line()}: {x.type} is not of floats; use x.float()")
+        raise DtypeError(f"{what} at {user_line()}: {x.type} is not floating point; use x.float()")
     return x
 
 
@@ -320,7 +320,7 @@ def norm(x: Tensor, p: float | str | None = "fro", dim: Dim = None, keepdim: boo
     axes = axes_of("norm", x, dim)
     p = 2 if p in (None, "fro") else float("inf") if p == "inf" else p
     if not isinstance(p, int | float):
-        raise ArgumentError(f'norm at {user_line()}: p={p!r} is no order of a norm; use a number, "fro" or inf')
+        raise ArgumentError(f'norm at {user_line()}: p={p!r} is not an order of a norm; use a number, "fro" or inf')
     if math.isinf(p):
         check_filled("norm", x.type, axes)
     return _norm(x, float(p), axes, keepdim)

@@ -145,7 +145,7 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: floa
         return reshape(index_add(_row(x), 0, _row(index), _row(source), alpha=alpha), ())
     index = _row(index)
     if tuple(source.shape) != (*x.shape[:axis], index.type.size, *x.shape[axis + 1 :]):
-        raise ShapeError(f"index_add at {user_line()}: {source.type} has not one slice of {x.type} along axis {axis} for each of {index.type}")
+        raise ShapeError(f"index_add at {user_line()}: {source.type} must have one slice of {x.type} along axis {axis} for each of {index.type}")
     at = placed(index, x.shape[axis], "index_add")
     scaled = source if alpha == 1 else source * alpha
     made: Tensor = run(Add(), x, run(UnsortedSegmentSum(axis, x.shape[axis]), cast(scaled, x.dtype), at))

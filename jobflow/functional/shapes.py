@@ -74,8 +74,8 @@ def view(x: Tensor, *shape: Any) -> Tensor:
     op = Reshape(_filled("view", x, sizes(shape)))
     if x.layout is None and x.traced is None and not _viewable(x, op):
         raise ShapeError(
-            f"view at {user_line()}: {x.type} does not lie in memory in the order that a view as {list(op.shape)} needs "
-            f"(it is a transposed or cut view itself); use reshape, or contiguous() first"
+            f"view at {user_line()}: {x.type} cannot be viewed as {list(op.shape)}, because its elements are in another order in memory "
+            f"(it is a transposed or sliced view itself); use reshape, or contiguous() first"
         )
     made: Tensor = run(op, x)
     return made
@@ -115,7 +115,7 @@ def unflatten(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     """Axis `dim` as several, of these sizes; one may be -1."""
     at = axis_of("unflatten", dim, x.ndim)
     if not x.ndim:
-        raise ShapeError(f"unflatten at {user_line()}: {x.type} has no axis to make several of")
+        raise ShapeError(f"unflatten at {user_line()}: {x.type} has no axis to unflatten")
     given = tuple(int(n) for n in sizes)
     if -1 in given:
         known = math.prod(n for n in given if n != -1)
@@ -158,7 +158,7 @@ def permute(x: Tensor, *dims: Any) -> Tensor:
     """x with its axes in this order."""
     order = tuple(axis_of("permute", d, x.ndim) for d in sizes(dims))
     if sorted(order) != list(range(x.ndim)):
-        raise ShapeError(f"permute at {user_line()}: {list(order)} is no order of the {x.ndim} axes of {x.type}")
+        raise ShapeError(f"permute at {user_line()}: {list(order)} is not an order of the {x.ndim} axes of {x.type}")
     made: Tensor = run(Transpose(order), x)
     return made
 
@@ -188,7 +188,7 @@ def movedim(x: Tensor, source: int | Sequence[int], destination: int | Sequence[
     """x with the axes `source` at the places `destination`; the others keep their order."""
     here, there = ([axis_of("movedim", d, x.ndim) for d in ([given] if isinstance(given, int) else given)] for given in (source, destination))
     if len(here) != len(there) or len(set(here)) != len(here) or len(set(there)) != len(there):
-        raise ShapeError(f"movedim at {user_line()}: source {source} and destination {destination} do not name as many different axes each")
+        raise ShapeError(f"movedim at {user_line()}: source {source} and destination {destination} must name the same number of different axes")
     if not x.ndim:
         return x
     order = [axis for axis in range(x.ndim) if axis not in here]
@@ -247,7 +247,7 @@ def repeat(x: Tensor, *counts: Any) -> Tensor:
     """x beside itself counts[i] times along axis i; leading counts beyond the axes of x make new axes."""
     times = sizes(counts)
     if len(times) < x.ndim or any(n < 0 for n in times):
-        raise ShapeError(f"repeat at {user_line()}: {list(times)} does not say how often for each axis of {x.type}")
+        raise ShapeError(f"repeat at {user_line()}: {list(times)} must give one count for each axis of {x.type}")
     shape = (1,) * (len(times) - x.ndim) + tuple(x.shape)
     between = tuple(m for n in shape for m in (1, n))
     repeated = tuple(m for n, count in zip(shape, times, strict=True) for m in (count, n))

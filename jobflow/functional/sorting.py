@@ -70,7 +70,7 @@ def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_
     Every rank there is calls it; not in nn.Graph.build.
     """
     if x.traced is not None:
-        raise JobError(f"unique at {user_line()}: how many elements differ is known when it runs, not while {running()} runs")
+        raise JobError(f"unique at {user_line()}: the number of different elements is not known while {running()} runs")
     axis = None if dim is None else axis_of("unique", dim, x.ndim)
     values, inverse, counts = np.unique(value_of(x, "unique"), return_inverse=True, return_counts=True, axis=axis)
     inverse = inverse.reshape(x.shape if axis is None else -1)

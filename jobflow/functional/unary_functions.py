@@ -189,7 +189,7 @@ def nan_to_num(x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf:
 
 @method()
 def isnan(x: Tensor) -> Tensor:
-    """Whether an element is no number"""
+    """Whether an element is not a number"""
     made: Tensor = run(NotEqual(), x, x)
     return made
 

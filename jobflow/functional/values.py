@@ -87,9 +87,9 @@ def as_index(x: Tensor) -> int:
 def as_bool(x: Tensor) -> bool:
     """Whether the only element is not 0."""
     if x.traced is not None:
-        raise JobError(f"if at {user_line()}: the truth of a tensor is not known while {running()} runs; use where(condition, x, y)")
+        raise JobError(f"if at {user_line()}: the truth value of a tensor is not known while {running()} runs; use where(condition, x, y)")
     if x.type.size != 1:
-        raise ShapeError(f"bool() at {user_line()}: the truth of the {x.type.size} elements of {x.type} is not one; use all() or any()")
+        raise ShapeError(f"bool() at {user_line()}: the truth value of the {x.type.size} elements of {x.type} is not one; use all() or any()")
     return bool(_only(x, "bool()"))
 
 

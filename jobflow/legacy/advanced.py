@@ -38,7 +38,7 @@ def distribute_clone(x: Tensor, name: str | None = None) -> tuple[Tensor, ...]:
 def distribute_concat(xs: Sequence[Tensor], axis: int = 0, name: str | None = None) -> Tensor:
     """The logical tensor that has xs, one per device of the placement in force, one after another along `axis`.
 
-    Raises: ShapeError if they are no balanced pieces (the first ones may be one longer).
+    Raises: ShapeError if they are not balanced pieces (the first ones may be one longer).
     """
     whole = _devices("distribute_concat")
     _check_count("distribute_concat", xs, whole)
@@ -46,7 +46,7 @@ def distribute_concat(xs: Sequence[Tensor], axis: int = 0, name: str | None = No
     lengths = tuple(x.type.shape[where] for x in xs)
     if lengths != tuple(stop - start for start, stop in cut(sum(lengths), whole.size)):
         raise ShapeError(
-            f"distribute_concat at {user_line()}: lengths {list(lengths)} along axis {axis} are no balanced pieces of {sum(lengths)}; use concat"
+            f"distribute_concat at {user_line()}: lengths {list(lengths)} along axis {axis} are not balanced pieces of {sum(lengths)}; use concat"
         )
     shape = (*xs[0].type.shape[:where], sum(lengths), *xs[0].type.shape[where + 1 :])
     return _sum([put_part(x, S(where), i, whole, shape) for i, x in enumerate(xs)], whole, name)

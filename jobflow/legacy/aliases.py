@@ -25,7 +25,7 @@ def dtypes() -> list[DType]:
 def convert_oneflow_dtype_to_numpy_dtype(oneflow_dtype: DType) -> type[Any]:
     """The NumPy scalar type of an element type."""
     if not isinstance(oneflow_dtype, DType):
-        raise JobError(f"convert_oneflow_dtype_to_numpy_dtype at {user_line()}: {oneflow_dtype!r} is no element type such as jobflow.float32")
+        raise JobError(f"convert_oneflow_dtype_to_numpy_dtype at {user_line()}: {oneflow_dtype!r} is not an element type such as jobflow.float32")
     found: type[Any] = oneflow_dtype.numpy.type
     return found
 
@@ -64,7 +64,7 @@ def enable_eager_execution(val: bool = True) -> None:
     """Eager jobs are not supported: JobError, unless they are switched off."""
     if val:
         raise JobError(
-            f"enable_eager_execution at {user_line()}: jobs are compiled, not run line by line; leave the call out, and look at tensors "
+            f"enable_eager_execution at {user_line()}: jobs are compiled, not run line by line; omit the call, and look at tensors "
             f"inside a job with watch(x)"
         )
 
@@ -79,13 +79,13 @@ def eager_execution_enabled() -> bool:
 
 def name_scope(name: str) -> scope.namespace:
     """The old spelling of `scope.namespace`."""
-    notice("name_scope is the old spelling of scope.namespace")
+    notice("name_scope is the old name of scope.namespace")
     return scope.namespace(name)
 
 
 def fixed_placement(device_tag: str, machine_device_ids: str | Sequence[str]) -> scope.placement:
     """The old spelling of `scope.placement`."""
-    notice("fixed_placement and device_prior_placement are the old spelling of scope.placement")
+    notice("fixed_placement and device_prior_placement are old names of scope.placement")
     return scope.placement(device_tag, machine_device_ids)
 
 

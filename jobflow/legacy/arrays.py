@@ -152,7 +152,7 @@ def transpose(
         raise JobError(f"transpose at {user_line()}: conjugate=True is for complex numbers, of which there are none")
     order = tuple(_axis("transpose", i, a.type.ndim) for i in _ints("transpose", "perm", perm))
     if sorted(order) != list(builtins.range(a.type.ndim)):
-        raise ArgumentError(f"transpose at {user_line()}: perm {perm} is no permutation of the {a.type.ndim} axes of {a.type}")
+        raise ArgumentError(f"transpose at {user_line()}: perm {perm} is not a permutation of the {a.type.ndim} axes of {a.type}")
     return sh.transpose(a, order, name=old_name)
 
 

@@ -12,7 +12,7 @@ __all__ = ["delete_worker", "delete_worker_by_bootstrap", "delete_worker_of_mult
 
 def _workers(*arguments: Any, **options: Any) -> None:
     """Accepted: mpiexec starts the processes, and they end with it."""
-    notice("deprecated.init_worker and delete_worker mean nothing here and are ignored: mpiexec starts the processes")
+    notice("deprecated.init_worker and delete_worker have no effect and are ignored: mpiexec starts the processes")
 
 
 init_worker = delete_worker = delete_worker_by_bootstrap = delete_worker_of_multi_process = _workers

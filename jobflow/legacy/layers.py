@@ -153,7 +153,7 @@ def _weight_shape(ndim: int, name: str, inputs: Tensor, filters: int, kernel_siz
         raise ShapeError(f"{where}: kernel_size {kernel_size} must be an int or a list of {ndim}")
     channels = inputs.type.shape[-1 if last else 1]
     if groups < 1 or channels % groups or filters % groups:
-        raise ShapeError(f"{where}: {channels} channels and {filters} filters do not fall into {groups} equal groups")
+        raise ShapeError(f"{where}: {channels} channels and {filters} filters cannot be divided into {groups} equal groups")
     if last and groups > 1:
         raise ArgumentError(f"{where}: groups {groups} needs channels first, not {data_format}")
     return (filters, *kernel, channels) if last else (filters, channels // groups, *kernel)

@@ -102,7 +102,7 @@ def GroupNorm(x: Tensor, num_groups: int = 32, eps: float = 1e-5, affine: bool =
     _channels_first("GroupNorm", x, None)
     batch, channels = x.type.shape[:2]
     if channels % num_groups:
-        raise ShapeError(f"GroupNorm at {user_line()}: the {channels} channels of x {x.type} do not fall into {num_groups} equal groups")
+        raise ShapeError(f"GroupNorm at {user_line()}: the {channels} channels of x {x.type} cannot be divided into {num_groups} equal groups")
     return _scaled_channels(normalised_rows(x, (batch, num_groups), eps), name or layer_name(current_job("GroupNorm"), "GroupNorm"), affine)
 
 

@@ -29,7 +29,7 @@ class CheckPoint:
         """Set the variables that `path` has a value for; training goes on from there.
 
         A notice names variables without a value, and values without a variable.
-        Raises: CheckpointError if `path` is no checkpoint or has a value for no variable, or one of another shape; nothing has changed then.
+        Raises: CheckpointError if `path` is not a checkpoint or has a value for no variable, or one of another shape; nothing has changed then.
         """
         stored.restore(path)
 

@@ -153,7 +153,7 @@ def _storage(full: str, type: TensorType, each: ParallelDistribution | Distribut
     if scope.current().view == "mirrored" and placement.size > 1 and any(isinstance(one, Split) for one in sbp):
         raise SbpError(
             f"{what} at {user_line()}: {type} is asked for {', '.join(map(str, sbp))} on {placement}, but in the mirrored view every device has all "
-            f"of a variable; leave distribute out, or declare and use it in scope.consistent_view()"
+            f"of a variable; omit distribute, or declare and use it in scope.consistent_view()"
         )
     return sbp
 

@@ -45,7 +45,7 @@ def watch_diff(blob_watched: Tensor, handler_or_prompt: Watcher = None) -> None:
 def _watch(what: str, value: Any, watcher: Watcher, *, gradient: bool) -> None:
     job = current_job(what)
     if not isinstance(value, Tensor):
-        raise JobError(f"{what} at {user_line()}: {value!r} is no tensor; watch one that the job takes or computes")
+        raise JobError(f"{what} at {user_line()}: {value!r} is not a tensor; watch one that the job takes or computes")
     take = _reader(what, watcher) if callable(watcher) else partial(_print, watcher)
     job.watch(value, take, gradient)
 

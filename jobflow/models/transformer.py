@@ -95,7 +95,7 @@ def _check(positions: int, length: int, width: int, heads: int) -> None:
     if positions > length:
         raise ArgumentError(f"gpt at {user_line()}: windows of {positions} tokens are longer than length {length}")
     if width % heads:
-        raise ArgumentError(f"gpt at {user_line()}: width {width} does not fall into {heads} equal heads")
+        raise ArgumentError(f"gpt at {user_line()}: width {width} cannot be divided into {heads} equal heads")
 
 
 def _embedded(tokens: Tensor, words: int, length: int, width: int) -> Tensor:

@@ -96,7 +96,7 @@ class Transpose(ViewOp):
 
     def infer(self, x: TensorType) -> TensorType:
         if sorted(self.perm) != list(range(x.ndim)):
-            raise ShapeError(f"transpose: {list(self.perm)} is no order of the {x.ndim} axes of {x}")
+            raise ShapeError(f"transpose: {list(self.perm)} is not an order of the {x.ndim} axes of {x}")
         return x.with_shape(tuple(x.shape[i] for i in self.perm))
 
     def rule(self, x: TensorType) -> Rule:

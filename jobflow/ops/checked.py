@@ -23,7 +23,7 @@ from jobflow.ops.op import LETTERS, OVER_FIRST, Grads, Op, Sample, apply, broadc
 
 @dataclass(frozen=True)
 class Checked(Op):
-    """y = x where low <= x <= high, or x is `ignored`; `nonzero`: and is not 0; `nan`: or is no number.  Other elements are refused."""
+    """y = x where low <= x <= high, or x is `ignored`; `nonzero`: and is not 0; `nan`: or is not a number.  Other elements are refused."""
 
     by_position = True
     precision = "any"
@@ -250,7 +250,7 @@ def checked(
 
 def whole_exponent(what: str) -> Checked:
     """The op that takes integers as powers of integers."""
-    return Checked(what, "exponent", low=0, problem="is negative: that power of an integer is no integer; use floats")
+    return Checked(what, "exponent", low=0, problem="is negative: that power of an integer is not an integer; use floats")
 
 
 def whole_divisor(what: str) -> Checked:

@@ -222,7 +222,7 @@ def choose_algorithm(choice: Choice, x: TensorType, w: TensorType, strides: tupl
     narrow rows must pay.  float64 is asked for where exactness matters, and is always direct under "auto".
     """
     if choice not in ("auto", "direct", "winograd"):
-        raise ShapeError(f'conv: algorithm "{choice}" is none of "auto", "direct", "winograd"')
+        raise ShapeError(f'conv: algorithm "{choice}" is not one of "auto", "direct", "winograd"')
     fits = w.shape[2:] in ((3, 3), (5, 5)) and set(strides) == set(dilations) == {1} and groups == 1
     if choice == "winograd" and fits:
         return _FASTEST[w.shape[2]]

@@ -49,7 +49,7 @@ def explicit_padding(
         if word == "valid":
             return ((0, 0),) * len(kernel)
         if word not in ("same", "same_lower", "same_upper"):
-            raise ShapeError(f'{what}: padding "{padding}" is none of "same", "same_lower", "same_upper", "valid" and pairs (before, after)')
+            raise ShapeError(f'{what}: padding "{padding}" is not one of "same", "same_lower", "same_upper", "valid" and pairs (before, after)')
         axes = zip(spatial, kernel, strides, dilations, strict=True)
         return tuple(same_padding(n, k, s, d, lower=word != "same_upper") for n, k, s, d in axes)
     pads = tuple((int(before), int(after)) for before, after in padding)

@@ -43,7 +43,7 @@ class Optimizer:
 
     `params` are tensors, or dicts {"params": tensors, option: value} of groups with options of their own.  `defaults` are the
     options of all others.
-    Raises: ConfigError for an unknown option, a value out of range, or a tensor that is no parameter of its own.
+    Raises: ConfigError for an unknown option, a value out of range, or a tensor that is not a parameter of its own.
     """
 
     #: by option
@@ -79,7 +79,7 @@ class Optimizer:
         known = {id(p) for other in self.param_groups for p in other["params"]}
         for p in params:
             if not isinstance(p, Tensor) or not p.is_leaf:
-                raise ConfigError(f"{what}: {type(p).__name__} is no parameter; parameters are tensors that were not computed from others")
+                raise ConfigError(f"{what}: {type(p).__name__} is not a parameter; parameters are tensors that were not computed from others")
             if id(p) in known:
                 raise ConfigError(f"{what}: a {p.type} parameter is given twice")
             known.add(id(p))

@@ -103,7 +103,7 @@ def _verify_transfers(plan: Plan, sends: dict[int, Transfer]) -> None:
                 met = instruction.order
             case Transfer(peer, is_send, _, order):
                 if order in posted or order not in due or order <= last.get((peer, is_send), -1):
-                    raise wrong(instruction, f"is posted twice, is none of this rank's, or is posted after a later one to or from rank {peer}")
+                    raise wrong(instruction, f"is posted twice, is not one of this rank's, or is posted after a later one to or from rank {peer}")
                 if is_send and met > order:
                     raise wrong(instruction, f"is posted after number {met} has been waited for")
                 posted[order], last[peer, is_send] = instruction, order

@@ -32,7 +32,7 @@ def sizes(dimensions: Sequence[Dimension], ranks: int) -> tuple[int, ...]:
     if len(free) > 1 or over or (rest > 1 and not free) or not rest:
         told = " x ".join(map(repr, dimensions))
         raise PlacementError(
-            f"strategy {told}: the job has {ranks} ranks, which do not fill it; leave at most one size out, and let the product be {ranks}"
+            f"strategy {told}: the job has {ranks} ranks, which do not match its sizes; omit at most one size, and make their product {ranks}"
         )
     return tuple(rest if dimension.size is None else dimension.size for dimension in dimensions)
 

@@ -50,11 +50,11 @@ def combine(*strategies: Strategy) -> Strategy:
         combine(pipeline(2), data_parallel(2), tensor_parallel(2))
 
     Sizes multiply to the number of ranks; one may be left out.  Each variable is split along a dimension by the strategy of that dimension.
-    Raises: ConfigError for what is no strategy, or none at all.
+    Raises: ConfigError for what is not a strategy, or none at all.
     """
     for strategy in strategies:
         if not isinstance(strategy, Strategy):
-            raise ConfigError(f"strategies.combine: {strategy!r} is no strategy; pass such as data_parallel(2)")
+            raise ConfigError(f"strategies.combine: {strategy!r} is not a strategy; pass one such as data_parallel(2)")
     if not strategies:
         raise ConfigError("strategies.combine needs at least one strategy")
     return strategies[0] if len(strategies) == 1 else Combined(strategies)

@@ -77,8 +77,8 @@ class tensor_parallel(Strategy):
             whole = [name for name in fitting if name not in found]
             if whole:
                 raise ConfigError(
-                    f'strategies.tensor_parallel: "{pattern}" fits variable "{whole[0]}" {program.variables[whole[0]].type}, which no reader takes '
-                    f"split that way on the ranks there are; leave it out, or make the axis at least as long as there are ranks"
+                    f'strategies.tensor_parallel: "{pattern}" fits variable "{whole[0]}" {program.variables[whole[0]].type}, which no operation '
+                    f"can read split in this way; omit it, or make the axis at least as long as the number of ranks"
                 )
 
 

@@ -103,7 +103,7 @@ def epsilon(dtype: Any) -> float:
 
 
 def apart(ours: Array, theirs: Array) -> tuple[float, tuple[int, ...]]:
-    """The largest difference and where it is; infinite where one of them is no number."""
+    """The largest difference and where it is; infinite where one of them is not a number."""
     if ours.shape != theirs.shape:
         return float("inf"), ()
     one, other = ours.astype(float), theirs.astype(float)

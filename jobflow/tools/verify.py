@@ -305,10 +305,10 @@ def command(target: str, devices: int, strategy: str | None, steps: int, seed: i
         return _mpiexec(devices)
     started = launched()
     if started is not None and started.size != devices:
-        raise ConfigError(f"--devices {devices} but {started.launcher} started {started.size} ranks; leave mpiexec away, or start {devices} ranks")
+        raise ConfigError(f"--devices {devices} but {started.launcher} started {started.size} ranks; omit mpiexec, or start {devices} ranks")
     job = load_job(target)
     if job.signature is None:
-        raise JobError(f"{target} is no job")
+        raise JobError(f"{target} is not a job")
     given: Mapping[str, Array] = dict(np.load(inputs)) if inputs is not None else {}
     report = verify(job, devices=devices, strategy=strategy, steps=steps, seed=seed, inputs=given)
     print(report, flush=True)
@@ -319,5 +319,5 @@ def _mpiexec(devices: int) -> int:
     """The same command line once more, by so many processes."""
     launcher = mpiexec.find()
     if launcher is None:
-        raise ConfigError("--ranks mpi needs mpiexec; install an MPI, or leave the option away to run the ranks as threads")
+        raise ConfigError("--ranks mpi needs mpiexec; install an MPI, or omit the option to run the ranks as threads")
     return subprocess.run(mpiexec.ranks(launcher, devices, [sys.executable, "-m", "jobflow", *sys.argv[1:]]), check=False).returncode

@@ -45,7 +45,7 @@ def evaluate(loaded: Loaded, checkpoint: str | Path | None = None, place: str | 
     """
     wanted = place or next((p for p in ("test", "validation") if getattr(loaded.config.data, p) is not None), "test")
     if getattr(loaded.config.data, wanted) is None:
-        raise ConfigError(f"data.{wanted}: the configuration has no such samples to measure on")
+        raise ConfigError(f"data.{wanted}: the configuration has no such samples")
     with at_line(line_of(loaded, "")), prepared(loaded, only=()) as run:
         path, extra = newest(run, checkpoint)
         samples = open_place(run.config, wanted, extra.get("facts", {}))

@@ -152,9 +152,9 @@ class Jobs:
                     )
                 except Exception as error:
                     raise ConfigError(
-                        f"{self.network.where}: {self.network.what} can be made for batches of {counted(whole, 'sample')}, but not for one of "
+                        f"{self.network.where}: {self.network.what} works for batches of {counted(whole, 'sample')}, but not for one of "
                         f"{rows:,}, which comes in {'training' if trainable else 'an evaluation'}: a number of samples seems to be written in it. "
-                        f"Take the length of what it is given, such as x.shape[0]. What went wrong: {error}"
+                        f"Use the length of its arguments, such as x.shape[0]. The error: {error}"
                     ) from error
 
     # ---------------------------------------------------------------- making
@@ -370,7 +370,7 @@ def epoch_length(config: TrainConfig, samples: Samples | Stream | None) -> int:
         return 0
     if isinstance(samples, Stream):
         if config.training.steps is None:
-            raise ConfigError("training.epochs: nobody knows how many samples the reader of data.train has; say training.steps instead")
+            raise ConfigError("training.epochs: the number of samples of the reader of data.train is not known; set training.steps instead")
         return 0
     count, size = len(samples), config.data.batch_size
     if config.data.drop_last and count < size:
@@ -403,6 +403,6 @@ def devices_of(config: TrainConfig) -> int:
         return int((wish.data or 1) * wish.tensor * wish.pipeline if wish.devices == "all" else wish.devices)
     if wish.devices not in ("all", started.size):
         raise ConfigError(
-            f"strategy.devices is {wish.devices}, but {started.launcher} started {started.size} ranks; start {wish.devices}, or say devices: all"
+            f"strategy.devices is {wish.devices}, but {started.launcher} started {started.size} ranks; start {wish.devices}, or set devices: all"
         )
     return started.size

@@ -98,7 +98,7 @@ class Lock:
                 f"{self.path.parent} is in use: {named} trains there{since} ({self.path}){rest}. "
                 f"Wait until it ends, stop it, or train elsewhere with --output DIR"
             )
-        notice(f"{self.path} was left by {named}, which is no more")
+        notice(f"{self.path} was left by {named}, which has ended")
 
     def _live(self) -> None:
         """Signs of life, for those who cannot ask for the process."""

@@ -80,9 +80,7 @@ def make_directory(key: str, origin: object, path: Path) -> None:
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
-        raise ConfigError(
-            f"{origin}: {key}: nothing can be written to {path}: {error.strerror}; give a directory that can be made or written to"
-        ) from None
+        raise ConfigError(f"{origin}: {key}: nothing can be written to {path}: {error.strerror}; give a writable directory") from None
 
 
 def without_failure(change: Callable[[], None], path: Path) -> None:

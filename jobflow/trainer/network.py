@@ -37,7 +37,7 @@ class Network:
     what: str
 
     def __call__(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Outputs for a batch; ConfigError if there is no loss where labels are, or what it returns is no dict."""
+        """Outputs for a batch; ConfigError if there is no loss where labels are, or what it returns is not a dict."""
         outputs = self.function(**batch)
         if not isinstance(outputs, Mapping) or not all(isinstance(getattr(value, "type", None), TensorType) for value in outputs.values()):
             wrong = "nothing: it has no return" if outputs is None else repr(outputs)
@@ -64,7 +64,7 @@ def network_of(loaded: Loaded) -> Network:
     if model.builder is None:
         return _listed(loaded)
     if loaded.builder is None:
-        raise ConfigError(f"model.builder: {model.builder} was not imported, for the configuration was loaded with look_outside=False")
+        raise ConfigError(f"model.builder: {model.builder} was not imported, because the configuration was loaded with look_outside=False")
     return _built(loaded.builder, model.builder, dict(model.arguments), loaded.config.strategy.recompute)
 
 

@@ -80,7 +80,7 @@ class Progress:
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CheckpointError(
-                f"{path} was not saved by the trainer ({type(error).__name__}: {error}); it has variables to load, but no run to go on with"
+                f"{path} was not saved by the trainer ({type(error).__name__}: {error}); it has variables to load, but no run to resume"
             ) from None
 
 
@@ -137,7 +137,7 @@ def chosen(series: Series, wish: str, say: Callable[[str], None]) -> Path | None
     if not (path / "manifest.json").is_file():
         found = _newest(Series(path), say)
         if found is None:
-            raise CheckpointError(f"--resume {wish}: there is no checkpoint in it, or none that is whole")
+            raise CheckpointError(f"--resume {wish}: it has no complete checkpoint")
         return found
     return path
 
@@ -166,7 +166,7 @@ def follow(session: Session, choose: Callable[[], Path | None], use: Callable[[P
             if not left or not (isinstance(error, ReplacedError) or not together(session, found.is_dir)):
                 raise
             if session.writes_files:
-                notice(f"{error}; the newest is looked for again")
+                notice(f"{error}; looking for the newest one again")
     raise AssertionError("unreachable")
 
 
@@ -207,8 +207,8 @@ def check_same(path: Path, then: Mapping[str, Any], loaded: Loaded) -> None:
     if wrong:
         listed = "\n".join(f"  {line}" for line in wrong)
         raise ConfigError(
-            f"{path} belongs to another run, so training cannot go on from it:\n{listed}\n"
-            f"set these back, use another output, or begin anew with --resume never (the checkpoints are set aside)"
+            f"{path} belongs to another run, so training cannot continue from it:\n{listed}\n"
+            f"set these back, use another output, or start again with --resume never (the checkpoints are renamed)"
         )
 
 
@@ -250,7 +250,7 @@ def _load(session: Session, path: Path, same: bool) -> dict[str, Any]:
     there = together(session, lambda: set(store.load(path)))
     lacking = [name for name in session.variables if name not in there and not name.startswith((NOT_FINITE, "System-Train-DynamicLossScale"))]
     if lacking:
-        raise CheckpointError(f"{path} lacks the variable {lacking[0]}, so training cannot go on from it; --resume never begins anew")
+        raise CheckpointError(f"{path} lacks the variable {lacking[0]}, so training cannot continue from it; --resume never starts again")
     return sessions.load(session, path, strict=False, what="--resume")
 
 

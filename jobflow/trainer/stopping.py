@@ -44,7 +44,7 @@ class Early:
     waited: int = 0
 
     def heed(self, value: float) -> bool:
-        """Take note of an evaluation; True if training should stop.  A value that is no number is not better than any."""
+        """Take note of an evaluation; True if training should stop.  A value that is not a number is not better than any."""
         if self.best is None and not math.isnan(value):
             self.best = value
             return False

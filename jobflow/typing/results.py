@@ -81,7 +81,7 @@ class Returned:
 
 
 def read_return(annotation: Any, missing: bool, what: str) -> Returned:
-    """A return annotation as a tree; JobError if it is none of those a job may have."""
+    """A return annotation as a tree; JobError if it is not one of those a job may have."""
     if missing:
         return Returned("future", _Any("local"))
     if annotation is None or annotation is type(None):

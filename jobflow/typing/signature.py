@@ -205,7 +205,7 @@ def _parameter(function: Callable[..., Any], parameter: inspect.Parameter, what:
     if annotation is inspect.Parameter.empty:
         if parameter.default is inspect.Parameter.empty:
             raise JobError(f"{where} has no annotation; write {parameter.name}: tp.Numpy.Placeholder(shape, dtype)")
-        notice("FixedTensorDef and MirroredTensorDef are the old spelling; write tp.Numpy.Placeholder or tp.ListNumpy.Placeholder as annotation")
+        notice("FixedTensorDef and MirroredTensorDef are old names; write tp.Numpy.Placeholder or tp.ListNumpy.Placeholder as annotation")
         return Parameter(parameter.name, _old_tree(parameter.default, where))
     if parameter.default is not inspect.Parameter.empty:
         raise JobError(f"{where} has an annotation and a default value; every call passes every argument, so drop the default")

@@ -136,7 +136,7 @@ def test_two_savings_to_one_path(tmp_path: Path) -> None:
             save(new, TENSORS)
             super().rename(old, new)
 
-    with pytest.raises(CheckpointError, match="could not be saved, and nothing was changed there"):
+    with pytest.raises(CheckpointError, match="could not be saved, and nothing was changed"):
         save(tmp_path / "c", {"other": np.zeros(3)}, files=Overtaken())
     assert is_whole(tmp_path / "c")
     assert [entry.name for entry in tmp_path.iterdir()] == ["c"]

@@ -238,6 +238,6 @@ def test_what_cannot_be_removed_is_told_and_does_not_stop_a_save(tmp_path: Path,
 
     store.save(tmp_path / "c", {"w": np.zeros(4)}, files=Stuck())
     assert list(store.problems(tmp_path / "c")) == []
-    assert f"{left} was left by a process that is no more, and cannot be removed: [Errno 13]" in capsys.readouterr().err
+    assert f"{left} was left by a process that has ended, and cannot be removed: [Errno 13]" in capsys.readouterr().err
     store.save(tmp_path / "d", {"w": np.zeros(4)})
     assert not left.exists()

@@ -200,7 +200,7 @@ def test_other_types_are_refused(tmp_path: Path) -> None:
     _, session = training(2)
     before = values(session)
     for strict in (True, False):
-        with pytest.raises(CheckpointError, match=r'variable "up-weight" is float32\[7,6\], but the value there is float32\[9,6\]'):
+        with pytest.raises(CheckpointError, match=r'variable "up-weight" is float32\[7,6\], but the saved value is float32\[9,6\]'):
             sessions.load(session, tmp_path / "c", strict=strict)
     same(values(session), before)
 
@@ -244,7 +244,7 @@ def damage(path: Path, how: str) -> tuple[str, int]:
         ),
         ("cut", r"no variable was changed: rank \d: .*/{file} is damaged: it ends at byte \d+, before tensor"),
         ("missing", r"no variable was changed: rank \d: .*/{file} is missing"),
-        ("header", r"no variable was changed: rank \d: .*/{file} is damaged: it is no safetensors|.*/{file}: tensor"),
+        ("header", r"no variable was changed: rank \d: .*/{file} is damaged: it is not a safetensors|.*/{file}: tensor"),
         ("longer", r"no variable was changed: rank \d: .*/{file} is damaged: it has \d+ bytes, but had \d+"),
     ],
 )
@@ -362,7 +362,7 @@ class Full(Files):
 
 def test_errors_are_raised_by_wait_and_once_by_the_next_save(tmp_path: Path) -> None:
     job, session = training(3)
-    text = r"checkpoint .*/1 could not be saved \(save at test_sessions.py:\d+\), and nothing was changed there: rank 1: \[Errno 28\] No space"
+    text = r"checkpoint .*/1 could not be saved \(save at test_sessions.py:\d+\), and nothing was changed: rank 1: \[Errno 28\] No space"
     for ask in (lambda saving: saving.wait(), lambda _: sessions.save(session, tmp_path / "2"), lambda _: sessions.finish(session)):
         files.use(Full)
         saving = sessions.save(session, tmp_path / "1", asynchronous=True)
@@ -389,7 +389,7 @@ def test_a_full_disk_without_room_for_a_word(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(Full, "dumb", True)
     files.use(Full)
     _, session = training(3)
-    with pytest.raises(CheckpointError, match=r"could not be saved, and nothing was changed there: rank 1: .*No space"):
+    with pytest.raises(CheckpointError, match=r"could not be saved, and nothing was changed: rank 1: .*No space"):
         sessions.save(session, tmp_path / "c", limit=0.1)
     assert list(tmp_path.iterdir()) == []
 
@@ -408,7 +408,7 @@ def test_a_rank_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     files.use(Hanging)
     _, session = training(3)
     saving = sessions.save(session, tmp_path / "c", asynchronous=True, limit=0.05)
-    with pytest.raises(CheckpointError, match=r"nothing was changed there: rank 2: it is still writing"):
+    with pytest.raises(CheckpointError, match=r"nothing was changed: rank 2: it is still writing"):
         saving.wait()
     awake.set()
     files.use(Files)
@@ -443,11 +443,11 @@ def test_too_little_memory_for_the_copies(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_extra_is_checked_before_anything_is_written(tmp_path: Path) -> None:
     _, session = training(2)
-    with pytest.raises(CheckpointError, match="must come back as they are"):
+    with pytest.raises(CheckpointError, match="must survive JSON unchanged"):
         sessions.save(session, tmp_path / "c", {"position": (1, 2)})
     sessions.save(session, tmp_path / "c", {"metrics": {"loss": math.nan}})
     assert math.isnan(sessions.load(session, tmp_path / "c")["metrics"]["loss"])
-    with pytest.raises(CheckpointError, match="there is something already"):
+    with pytest.raises(CheckpointError, match="this path already exists"):
         sessions.save(session, tmp_path / "c")
     sessions.save(session, tmp_path / "c", {"step": 2}, replace=True)
     assert store.load(tmp_path / "c").extra["step"] == 2

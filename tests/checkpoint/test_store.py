@@ -123,11 +123,11 @@ def test_files_of_other_writers_are_read(tmp_path: Path) -> None:
 def test_the_target_must_be_free(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     save(tmp_path / "empty", some())
-    with pytest.raises(AssertionError, match="there is something already; give a path that does not exist, or an empty directory"):
+    with pytest.raises(AssertionError, match="this path already exists; give a path that does not exist, or an empty directory"):
         save(tmp_path / "empty", {})
     same(load(tmp_path / "empty"), some())
     (tmp_path / "file").write_text("x")
-    with pytest.raises(CheckpointError, match="there is something already"):
+    with pytest.raises(CheckpointError, match="this path already exists"):
         save(tmp_path / "file", some())
     assert (tmp_path / "file").read_text() == "x"
     save(tmp_path / "new" / "parents" / "c", {})
@@ -144,8 +144,8 @@ def test_the_target_must_be_free(tmp_path: Path) -> None:
         ({3: np.zeros(2)}, {}, "3 cannot be the name of a tensor"),
         ({"__metadata__": np.zeros(2)}, {}, "cannot be the name of a tensor"),
         ({}, {"x": np.zeros(2)}, "extra values of a checkpoint must be text, numbers, lists and dicts"),
-        ({}, {"x": (1, 2)}, "extra values of a checkpoint must come back as they are"),
-        ({}, {"x": {1: 2}}, "extra values of a checkpoint must come back as they are"),
+        ({}, {"x": (1, 2)}, "extra values of a checkpoint must survive JSON unchanged"),
+        ({}, {"x": {1: 2}}, "extra values of a checkpoint must survive JSON unchanged"),
     ],
 )
 def test_what_cannot_be_saved(tmp_path: Path, tensors: Any, extra: Any, text: str) -> None:
@@ -275,7 +275,7 @@ def test_legacy_directories(tmp_path: Path) -> None:
 
 def test_legacy_files_without_meta_need_types(tmp_path: Path) -> None:
     legacy(tmp_path / "old", "w", np.ones((2, 2), np.float32), None)
-    with pytest.raises(CheckpointError, match=r'out: nothing says what type tensor "w" has .*; pass types=\{name: type\}'):
+    with pytest.raises(CheckpointError, match=r'out: the type of tensor "w" is not known: .*; pass types=\{name: type\}'):
         _ = load(tmp_path / "old")["w"]
     same(load(tmp_path / "old", {"w": TensorType((2, 2), float32)}), {"w": np.ones((2, 2), np.float32)})
     with pytest.raises(CheckpointError, match=r'tensor "w" is int64\[2,2\], which is 32 bytes, but the file has 16'):

@@ -221,7 +221,7 @@ def test_what_lies_beside_the_tensors_may_be_anything(tmp_path: Path) -> None:
     for (key, value), done in zip(changed, ended, strict=True):
         if (key, value) == ("runs", None):  # legacy directories do not say
             continue
-        assert ("runs of jobs" if key == "runs" else "saved by the trainer") in done.err, (key, value, done)
+        assert ("run counts of jobs" if key == "runs" else "saved by the trainer") in done.err, (key, value, done)
         assert done.code in (1, 2), (key, value, done)
 
 
@@ -306,7 +306,7 @@ FILES: dict[str, tuple[str, bytes, str, tuple[str, ...]]] = {
         "t.parquet",
         b"PAR1" + bytes(9) + b"\xff\xff\xff\x7fPAR1",
         "fields: {x: a}",
-        ("t.parquet", "no whole"),
+        ("t.parquet", "not a complete"),
     ),
     "an ofrecord beyond the file": ("part-0", struct.pack("<q", 2**62) + bytes(8), "", ("part-0", "damaged")),
     "a picture of many pixels": ("c/a.png", png(50_000, 50_000), "size: 8", ("a.png", "images")),

@@ -113,5 +113,5 @@ def test_which_arguments_are_cut(shapes: dict[str, tuple[int, ...]], arguments: 
 
 
 def test_a_job_without_arguments_has_no_batch() -> None:
-    with pytest.raises(JobError, match="no argument has a batch to cut"):
+    with pytest.raises(JobError, match="no argument has a first axis longer than 1"):
         cut_batch("job f", 2, NOWHERE, {})

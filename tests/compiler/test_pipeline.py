@@ -185,6 +185,6 @@ def test_stages_that_form_a_cycle() -> None:
 
 def test_a_schedule_that_does_not_exist() -> None:
     with pytest.raises(
-        JobError, match=r"pipeline_schedule\('zigzag'\) at .*test_pipeline.py:\d+ is no schedule of pipelines; use one of 1f1b, gpipe, "
+        JobError, match=r"pipeline_schedule\('zigzag'\) at .*test_pipeline.py:\d+ is not a schedule of pipelines; use one of 1f1b, gpipe, "
     ):
         hinted((0, 1), placed=True, schedule="zigzag")

@@ -283,7 +283,7 @@ def test_updates_in_a_circle() -> None:
     a, b = steps_on((4,), (4,))
     one = Step(Assign(), (a, b), (Item(a.type, "a:new"),), "one", phase="update")
     two = Step(Assign(), (b, a), (Item(b.type, "b:new"),), "two", phase="update")
-    with pytest.raises(PlanError, match=r"job job: variables are updated from each other in a circle \(one, two\); update one of them from a copy"):
+    with pytest.raises(PlanError, match=r"job job: variables are updated from each other in a cycle \(one, two\); update one of them from a copy"):
         order(program_of(one, two))
 
 

@@ -156,7 +156,7 @@ def test_the_price_is_bytes_and_meetings() -> None:
             Layout(SQUARE, (S(0), S(2))),
             r"lies cpu\[0-3:2x2\]:B,B but is read cpu\[0-3:2x2\]:S\(0\),S\(2\): cpu\[0-3:2x2\]:S\(0\),S\(2\) splits axis 2, ",
         ),
-        (Layout(first(2), (B,)), Local(first(2)), r"lies cpu\[0-1\]:B but is read cpu\[0-1\]:local; cross between the views with to_local"),
+        (Layout(first(2), (B,)), Local(first(2)), r"lies cpu\[0-1\]:B but is read cpu\[0-1\]:local; convert between the views with to_local"),
     ],
     ids=str,
 )
@@ -315,6 +315,6 @@ def test_views_are_crossed_only_on_purpose() -> None:
             return tanh(x)
 
     with pytest.raises(
-        SbpError, match=r"relu_0 float32\[2\] lies cpu\[0\]:local but is read cpu\[1\]:local; cross between the views with to_local or to_global"
+        SbpError, match=r"relu_0 float32\[2\] lies cpu\[0\]:local but is read cpu\[1\]:local; convert between the views with to_local or to_global"
     ):
         distribute(trace(body, on(0), view="mirrored"))

@@ -68,10 +68,10 @@ def test_switches_without_meaning_say_so_once(capsys: pytest.CaptureFixture[str]
     assert config.function_desc.enable_inplace is True
     assert config.function_desc.cudnn_conv_force_fwd_algo == 1
     assert capsys.readouterr().err.splitlines() == [
-        "jobflow: function_config.enable_inplace means nothing here and is ignored",
-        "jobflow: function_config.tensorrt.use_fp16 means nothing here and is ignored",
-        "jobflow: function_config.cudnn_conv_force_fwd_algo means nothing here and is ignored",
-        "jobflow: function_config.static_mem_alloc_policy_white_list.has means nothing here and is ignored",
+        "jobflow: function_config.enable_inplace has no effect and is ignored",
+        "jobflow: function_config.tensorrt.use_fp16 has no effect and is ignored",
+        "jobflow: function_config.cudnn_conv_force_fwd_algo has no effect and is ignored",
+        "jobflow: function_config.static_mem_alloc_policy_white_list.has has no effect and is ignored",
     ]
 
 
@@ -81,7 +81,7 @@ def test_the_old_spelling_of_the_view(capsys: pytest.CaptureFixture[str]) -> Non
     config.default_distribute_strategy(view)
     assert config.options == {"default_logical_view": view}
     assert config.function_desc.default_distribute_strategy is view
-    assert capsys.readouterr().err == "jobflow: function_config.default_distribute_strategy is the old spelling of default_logical_view\n"
+    assert capsys.readouterr().err == "jobflow: function_config.default_distribute_strategy is the old name of default_logical_view\n"
 
 
 @pytest.mark.parametrize("name", sorted(OPTIONS))
@@ -267,7 +267,7 @@ def test_the_loss_scale_of_a_configuration() -> None:
         ({"naive_conf": {}, "learning_rate_decay": {"piecewise_scaling_conf": {"scales": [2]}}}, "scales must begin with 1"),
         ({"naive_conf": {}, "warmup_conf": {"linear_conf": {"warmup_batches": 3}}}, "start_multiplier must be given"),
         ({"naive_conf": {}, "clip_conf": {"clip_by_global_norm": 1.0}}, "clip_conf.clip_by_global_norm: must be a dict; got 1.0"),
-        ({"naive_conf": {}, "weight_decay_conf": {"weight_decay_rate": "x"}}, "weight_decay_rate: 'x' is no number"),
+        ({"naive_conf": {}, "weight_decay_conf": {"weight_decay_rate": "x"}}, "weight_decay_rate: 'x' is not a number"),
     ],
 )
 def test_configurations_that_describe_no_optimizer(rule: Any, text: str) -> None:

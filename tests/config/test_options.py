@@ -72,9 +72,9 @@ def test_what_means_nothing_is_kept_and_says_so_once(capsys: pytest.CaptureFixtu
     assert config.use_rdma() and config.nccl_use_compute_stream()
     assert settings.ignored == {"collective_boxing.nccl_fusion_threshold_mb": 8, "use_rdma": True, "nccl_use_compute_stream": False}
     assert capsys.readouterr().err.splitlines() == [
-        "jobflow: config.collective_boxing.nccl_fusion_threshold_mb means nothing here and is ignored",
-        "jobflow: config.use_rdma means nothing here and is ignored",
-        "jobflow: config.nccl_use_compute_stream means nothing here and is ignored",
+        "jobflow: config.collective_boxing.nccl_fusion_threshold_mb has no effect and is ignored",
+        "jobflow: config.use_rdma has no effect and is ignored",
+        "jobflow: config.nccl_use_compute_stream has no effect and is ignored",
     ]
 
 
@@ -129,7 +129,7 @@ def test_after_the_start_nothing_changes(capsys: pytest.CaptureFixture[str]) -> 
     assert settings == Settings(started=True)
     first = capsys.readouterr().err.splitlines()[0]
     assert first.startswith("jobflow: config.gpu_device_num(2) at test_options.py:")
-    assert first.endswith("comes too late and changes nothing: call it before the first job runs")
+    assert first.endswith("comes too late and has no effect: call it before the first job runs")
 
 
 def test_env(capsys: pytest.CaptureFixture[str]) -> None:

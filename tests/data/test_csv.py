@@ -55,7 +55,7 @@ def test_categories_of_one_table_read_another(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a\nred\ngren\n")
     other = open_reader("csv", facts, path=str(tmp_path / "a.csv"), **given)
     assert isinstance(other, Samples)
-    with pytest.raises(DataError, match=r'line 3 \(byte 6\): column "a" is "gren", which is none of its 2 categories; did you mean "green"'):
+    with pytest.raises(DataError, match=r'line 3 \(byte 6\): column "a" is "gren", which is not one of its 2 categories; did you mean "green"'):
         other.read([0, 1])
 
 
@@ -69,16 +69,16 @@ def test_integers_and_other_separators(tmp_path: Path) -> None:
     [
         ("a,b\n1,2\n", {"fields": {"x": "c"}}, ArgumentError, r'field "x": column "c" is not there. There are a, b'),
         ("age,b\n1,2\n", {"fields": {"x": "aeg"}}, ArgumentError, r'column "aeg" is not there; did you mean "age"\?'),
-        ("a,b\n1,2\n", {"fields": {"x": []}}, ArgumentError, 'field "x" is made of no columns'),
-        ("a,b\n1,2\n", {"fields": {"x": ["a", "b"]}, "categories": ["b"]}, ArgumentError, "make two fields of them"),
+        ("a,b\n1,2\n", {"fields": {"x": []}}, ArgumentError, 'field "x" has no columns'),
+        ("a,b\n1,2\n", {"fields": {"x": ["a", "b"]}, "categories": ["b"]}, ArgumentError, "make them two fields"),
         ("a,b\n1,2\n", {"fields": {"x": "a"}, "categories": ["d"]}, ArgumentError, 'categories: column "d" is not there'),
         ("a,b\n1,2\n", {"fields": {"x": "a"}, "dtypes": {"y": "int32"}}, ArgumentError, 'dtypes: field "y" is not there'),
         ("a,a\n1,2\n", {"fields": {"x": "a"}}, DataError, "two columns have one name"),
         ("a,b\n", {"fields": {"x": "a"}}, DataError, "there are no rows"),
         ("", {"fields": {"x": "a"}}, DataError, "there are no rows"),
         ("a,b\n1,2\n3\n", {"fields": {"x": "a"}}, DataError, r"line 3 \(byte 8\) has 1 columns, the first line has 2"),
-        ("a,b\n1,2\n3,x\n", {"fields": {"x": "b"}}, DataError, r'line 3 \(byte 8\): column "b" is "x", which is no number; if it is a category'),
-        ("a\n1.5\n", {"fields": {"x": "a"}, "dtypes": {"x": "int32"}}, DataError, 'column "a" is "1.5", which is no whole number'),
+        ("a,b\n1,2\n3,x\n", {"fields": {"x": "b"}}, DataError, r'line 3 \(byte 8\): column "b" is "x", which is not a number; if it is a category'),
+        ("a\n1.5\n", {"fields": {"x": "a"}, "dtypes": {"x": "int32"}}, DataError, 'column "a" is "1.5", which is not a whole number'),
         ("a\n5000000000\n", {"fields": {"x": "a"}, "dtypes": {"x": "int32"}}, DataError, "give it another element type with dtypes"),
         ("a,b\n1,\n", {"fields": {"x": "b"}}, DataError, 'column "b" is empty; say with missing'),
         ('a\n"1\n', {"fields": {"x": "a"}}, DataError, r"line 2 \(byte 2\) cannot be read: unexpected end of data"),

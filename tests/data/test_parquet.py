@@ -101,18 +101,18 @@ def test_only_the_row_groups_that_are_needed_are_read(folder: Path, monkeypatch:
         ({"fields": {"x": "aa"}}, ArgumentError, r'field "x": column "aa" is not there; did you mean "a"\?'),
         ({"fields": {"x": "a"}, "categories": ["hue"]}, ArgumentError, 'categories: column "hue" is not there'),
         ({"fields": {"x": "colour"}}, ArgumentError, 'column "colour" holds string; name it in categories'),
-        ({"fields": {"x": "moment"}}, DataError, 'column "moment" holds timestamp.*, of which there are no tensors'),
-        ({"fields": {"x": "small"}}, DataError, "there are no tensors of uint16; convert it with dtypes"),
-        ({"fields": {"x": ["pair", "a"]}}, ArgumentError, "each is a field of its own"),
+        ({"fields": {"x": "moment"}}, DataError, 'column "moment" holds timestamp.*, which tensors cannot hold'),
+        ({"fields": {"x": "small"}}, DataError, "tensors cannot hold uint16; convert it with dtypes"),
+        ({"fields": {"x": ["pair", "a"]}}, ArgumentError, "must be a field of its own"),
         ({"fields": {"x": "a"}, "memory": -1}, ArgumentError, "memory is -1"),
         ({"fields": {"x": "holes"}}, DataError, r'part-0.parquet: row 4: column "holes" is empty; say with missing.*; it is sample 4'),
-        ({"fields": {"x": "holes"}, "missing": 0.5}, DataError, "and what missing gives, 0.5, is no number of its type"),
-        ({"fields": {"x": "b"}, "dtypes": {"x": "int32"}}, DataError, 'row 1: column "b" is 0.5, which is no int32; give it another'),
+        ({"fields": {"x": "holes"}, "missing": 0.5}, DataError, "and what missing gives, 0.5, is not a number of its type"),
+        ({"fields": {"x": "b"}, "dtypes": {"x": "int32"}}, DataError, 'row 1: column "b" is 0.5, which is not of type int32; give it another'),
         ({"fields": {"x": "ragged"}}, DataError, r'row 3: column "ragged" is \[1\], and not \[2\] numbers of the type int64, as in the first row'),
         (
             {"fields": {"x": "colour"}, "categories": {"colour": ["red", "blues"]}},
             DataError,
-            'row 1: column "colour" is "green", which is none',
+            'row 1: column "colour" is "green", which is not one',
         ),
         ({"fields": {"x": "text"}, "categories": ["text"], "split": "validation", "validation_every": 9}, DataError, 'row 9: column "text" is empty'),
     ],
@@ -132,7 +132,7 @@ def test_files_that_are_none(folder: Path, tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "t.parquet"
     for content in (whole[:-9], whole[: len(whole) // 2], b"PAR1", b""):
         path.write_bytes(content)
-        with pytest.raises(DataError, match=r"t\.parquet is no whole Parquet file"):
+        with pytest.raises(DataError, match=r"t\.parquet is not a complete Parquet file"):
             opened(path, fields={"x": "a"})
     path.write_bytes(whole[:60] + bytes(60) + whole[120:])
     with pytest.raises(DataError, match=r't.parquet: row group 0, column "a" cannot be read'):

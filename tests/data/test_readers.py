@@ -153,7 +153,7 @@ def test_numbers_are_scaled_and_converted(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", images=np.array([[0, 255], [51, 102]], np.uint8), ids=np.array([1, 2], np.uint16))
     samples = opened("numpy", path=str(tmp_path / "a.npz"), scale={"images": 1 / 255}, dtypes={"ids": "int32"})
     assert np.allclose(everything(samples)["images"], [[0, 1], [0.2, 0.4]]) and fields(samples)["images"] == "float32[2]"
-    with pytest.raises(DataError, match='field "ids": there are no tensors of uint16; convert it with dtypes'):
+    with pytest.raises(DataError, match='field "ids": tensors cannot hold uint16; convert it with dtypes'):
         open_reader("numpy", path=str(tmp_path / "a.npz"))
     with pytest.raises(ArgumentError, match=r'there is no element type "int31"; did you mean "int32"'):
         open_reader("numpy", path=str(tmp_path / "a.npz"), dtypes={"ids": "int31"})
@@ -168,8 +168,8 @@ def test_damaged_numpy_files(tmp_path: Path) -> None:
     whole = (tmp_path / "a.npy").read_bytes()
     cases = {
         whole[:-9]: "a.npy is damaged: float64\\[100, 10\\] at byte 128 needs 8000 bytes, but there are 7991",
-        whole[:50]: "no array in NumPy's format",
-        b"PK": "no array in NumPy's format",
+        whole[:50]: "not an array in NumPy's format",
+        b"PK": "not an array in NumPy's format",
     }
     for content, message in cases.items():
         (tmp_path / "a.npy").write_bytes(content)
@@ -180,7 +180,7 @@ def test_damaged_numpy_files(tmp_path: Path) -> None:
         open_reader("numpy", path=str(tmp_path / "a.npy"))
     np.savez(tmp_path / "a.npz", x=np.zeros(1000))
     (tmp_path / "a.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:4000])
-    with pytest.raises(DataError, match=r"no whole .npz file"):
+    with pytest.raises(DataError, match=r"not a complete .npz file"):
         open_reader("numpy", path=str(tmp_path / "a.npz"))
     with pytest.raises(DataError, match=r"there is no file or folder .*nowhere"):
         open_reader("numpy", path=str(tmp_path / "nowhere"))
@@ -391,7 +391,7 @@ def test_damaged_records(tmp_path: Path) -> None:
         torn = bytearray(good)
         torn[place] = value
         file.write_bytes(good + torn)
-        with pytest.raises(DataError, match=f"record at byte {len(good)} is damaged: the 19 bytes from byte {len(good) + 8} on are no message OFR"):
+        with pytest.raises(DataError, match=f"record at byte {len(good)} is damaged: the 19 bytes from byte {len(good) + 8} on are not an OFR"):
             opened("ofrecord", path=str(tmp_path)).read([1])
     file.write_bytes(good + framed(record(y=(2, b""))))
     with pytest.raises(DataError, match='there is no feature "x"'):

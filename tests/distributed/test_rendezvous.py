@@ -58,9 +58,9 @@ def test_a_process_whose_variables_came_too_late() -> None:
 @pytest.mark.parametrize(
     ("master", "text"),
     [
-        ("no.such.invalid:1", "is no name or IPv4 address of a machine"),
-        ("::1:1", "is no name or IPv4"),
-        ("203.0.113.7:0", "is no address of this"),
+        ("no.such.invalid:1", "is not a name or IPv4 address of a machine"),
+        ("::1:1", "is not a name or IPv4"),
+        ("203.0.113.7:0", "is not an address of this"),
     ],
 )
 def test_addresses(master: str, text: str) -> None:

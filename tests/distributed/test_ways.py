@@ -229,7 +229,7 @@ def test_ranks_whose_first_has_no_such_address_end_too() -> None:
             jobs.start([sys.executable, str(PROGRAM), "exchange"], variables(rank, 2, free_port()) | address | {"JOBFLOW_JOIN_SECONDS": "0.8"})
         ended = jobs.wait()
     assert [one.code for one in ended] == [1, 1], ended
-    assert "no address of this machine" in ended[0].err and "Connection refused" in ended[1].err, ended
+    assert "not an address of this machine" in ended[0].err and "Connection refused" in ended[1].err, ended
 
 
 @pytest.mark.parametrize("wrong", ["soon", "0", "-3", "nan"])

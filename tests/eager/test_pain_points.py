@@ -195,7 +195,7 @@ MISTAKES: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
     ("partial random numbers", lambda: flow.randn(3, placement=pair(), sbp=SUM), SbpError, "random numbers cannot be partial"),
     ("a device of one rank", lambda: ones().to("cpu:1"), PlacementError, "a global tensor is on a placement, not on 'cpu:1'"),
     ("item() of many", lambda: ones().item(), ShapeError, r"item\(\) at .*: the tensor float32\[4,4\] has 16 elements, not one"),
-    ("backward of many", lambda: ones(requires_grad=True).relu().backward(), JobError, "a tensor of 16 elements needs to be told its gradient"),
+    ("backward of many", lambda: ones(requires_grad=True).relu().backward(), JobError, "a tensor of 16 elements needs an explicit gradient"),
     (
         "other inputs of a graph",
         other_meta,
@@ -203,7 +203,7 @@ MISTAKES: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
         r"input0 was expected as float32\[4,4\] cpu\[0-1\]:S\(0\) and is float32\[4,4\] cpu\[0-1\]:S\(1\)",
     ),
     ("numbers in build", lambda: Returning(lambda x: x.numpy())(ones()), JobError, r"a tensor has no numbers while nn\.Graph\.build runs"),
-    ("if in build", lambda: Returning(lambda x: x if x.sum() > 0 else None)(ones()), JobError, "the truth of a tensor is not known while"),
+    ("if in build", lambda: Returning(lambda x: x if x.sum() > 0 else None)(ones()), JobError, "the truth value of a tensor is not known while"),
     ("no tensor from build", lambda: Returning(lambda x: 3)(ones()), JobError, r"what Returning_0\.build returns is 3"),
     (
         "local into global in build",
@@ -230,7 +230,7 @@ MISTAKES: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
         "pieces 2 + 3",
         lambda: flow.ones(2 + me(), 2).to_global(pair(), S0),
         ShapeError,
-        r"rank 0 holds \[3, 2\], but it has \[2, 2\]; pieces are cut in",
+        r"rank 0 holds \[3, 2\], but it has \[2, 2\]; parts must be balanced",
     ),
     ("pieces 4 + 2", lambda: flow.ones(4 - 2 * me(), 2).to_global(pair(), S0), ShapeError, r"rank 0 holds \[3, 2\], but it has \[4, 2\]"),
     ("copies of two shapes", lambda: flow.ones(2 + me(), 2).to_global(pair(), B), ShapeError, r"rank 1 holds \[2, 2\], but it has \[3, 2\]"),
@@ -238,7 +238,7 @@ MISTAKES: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
         "pieces of two types",
         lambda: flow.ones(2, dtype=(flow.float32, flow.int32)[me()]).to_global(pair(), S0),
         ShapeError,
-        r"rank 0 has float32\[2\] and rank 1 has int32\[2\]; the pieces of a tensor have one dtype",
+        r"rank 0 has float32\[2\] and rank 1 has int32\[2\]; the parts of a tensor must have one dtype",
     ),
     (
         "pieces of two ranks",

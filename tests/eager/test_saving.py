@@ -53,7 +53,7 @@ def test_a_structure_comes_back(tmp_path: Path) -> None:
             saving.save({"model": {"x": {1}}}, tmp_path / "b")
         (tmp_path / "c").mkdir()
         (tmp_path / "c" / "mine").write_text("precious")
-        with pytest.raises(CheckpointError, match="there is something already"):
+        with pytest.raises(CheckpointError, match="this path already exists"):
             saving.save({}, tmp_path / "c")
 
     on_ranks(1, program)
@@ -83,7 +83,7 @@ def test_failures_are_told_to_all(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
 
     def program(rank: int) -> None:
-        with pytest.raises(CheckpointError, match="there is something already"):
+        with pytest.raises(CheckpointError, match="this path already exists"):
             saving.save({"x": spread(rank, S(0))}, tmp_path / "file", global_dst_rank=0)
         with pytest.raises(CheckpointError, match="no such directory"):
             saving.load(tmp_path / "nowhere", global_src_rank=1)

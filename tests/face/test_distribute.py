@@ -22,7 +22,7 @@ def test_there_is_one_of_each() -> None:
     assert repr(distribute.split(1)) == "jobflow.distribute.split(axis=1)" and repr(distribute.auto()) == "jobflow.distribute.auto()"
     with pytest.raises(AssertionError, match="axis must be an int"):
         distribute.split("0")  # type: ignore[arg-type]
-    with pytest.raises(AssertionError, match="no distribute"):
+    with pytest.raises(AssertionError, match="not a distribute"):
         distribute.assert_is_valid_distribute("S(0)")
 
 

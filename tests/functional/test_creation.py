@@ -229,7 +229,7 @@ def test_what_is_refused(n: int) -> None:
             (lambda: creation.zeros(2, placement=here, sbp="split"), SbpError, "sbp is made of"),
             (lambda: drawing.randn(2, placement=here, sbp=P), SbpError, "cannot be partial"),
             (lambda: drawing.randperm(4, placement=here, sbp=P), SbpError, "cannot be partial"),
-            (lambda: creation.zeros(2, requires_grad=True, dtype=int64), DtypeError, "only tensors of floats"),
+            (lambda: creation.zeros(2, requires_grad=True, dtype=int64), DtypeError, "only floating point tensors"),
             (lambda: creation.zeros(2, dtype="complex"), DtypeError, "element types"),
             (lambda: creation.zeros(2.5), ShapeError, "made of integers"),
             (lambda: creation.zeros(2, size=(3,)), ShapeError, "twice"),

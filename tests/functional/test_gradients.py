@@ -70,9 +70,9 @@ def test_a_gradient_that_is_given(n: int) -> None:
             y = x * 3
             y.backward(tensor(X, placement=here, sbp=how))
             np.testing.assert_allclose(x.grad.numpy(), 3 * X)
-        with pytest.raises(JobError, match="24 elements needs to be told its gradient"):
+        with pytest.raises(JobError, match="24 elements needs an explicit gradient"):
             (x * 2).backward()
-        with pytest.raises(ShapeError, match="is not of the type"):
+        with pytest.raises(ShapeError, match="has another type than"):
             (x * 2).backward(ones(4, placement=here, sbp=B))
         with pytest.raises(JobError, match="does not require gradients"):
             ones(2).sum().backward()
@@ -137,7 +137,7 @@ def test_tensors_and_the_graph(n: int) -> None:
         (w.clone() * 5).sum().backward()
         assert w.grad.tolist() == [5.0] * 4
         assert zeros(2).requires_grad_().requires_grad and not w.detach().requires_grad_(False).requires_grad
-        with pytest.raises(DtypeError, match="only tensors of floats"):
+        with pytest.raises(DtypeError, match="only floating point tensors"):
             arange(3).requires_grad_()
         with pytest.raises(JobError, match="detach"):
             (w * 2).requires_grad_(False)

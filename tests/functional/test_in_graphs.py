@@ -81,7 +81,7 @@ def test_what_needs_numbers_says_so() -> None:
         for function, reason in (
             (lambda x, y: x.numpy(), "no numbers while nn.Graph.build runs"),
             (lambda x, y: x.sum().item(), "no numbers while nn.Graph.build runs"),
-            (lambda x, y: x if x.sum() > 0 else y, "the truth of a tensor"),
+            (lambda x, y: x if x.sum() > 0 else y, "the truth value of a tensor"),
             (lambda x, y: x + np.ones((4, 6)), "NumPy array of shape"),
         ):
             with pytest.raises(flow.JobflowError, match=reason):

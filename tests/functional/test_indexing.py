@@ -136,7 +136,7 @@ def test_what_does_not_fit() -> None:
     def program(rank: int) -> None:
         x = tensor(X)
         for wrong, error, words in (
-            (lambda: x[4], IndexError, r"test_indexing.py:\d+: position 4 is not on axis 0 of float64\[4,6\], which has 4 elements"),
+            (lambda: x[4], IndexError, r"test_indexing.py:\d+: position 4 is outside axis 0 of float64\[4,6\], which has 4 elements"),
             (lambda: x[0, 0, 0], AxisError, "3 indices for float64"),
             (lambda: x[..., ...], AxisError, "only one"),
             (lambda: x[[0, 4]], AxisError, "position 4 at .* is not on an axis of 4"),
@@ -278,7 +278,7 @@ def test_a_graph_says_what_it_cannot_know() -> None:
 
     def program(rank: int) -> None:
         model = Model()
-        with pytest.raises(JobError, match=r"test_indexing.py:\d+: how many elements a mask selects .* use where"):
+        with pytest.raises(JobError, match=r"test_indexing.py:\d+: the number of elements that a mask selects .* use where"):
             model(tensor(X, placement=placement("cpu", [0]), sbp=B))
 
     on_ranks(1, program)

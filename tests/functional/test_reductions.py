@@ -141,7 +141,7 @@ def test_types_and_mistakes() -> None:
         values, indices = x.max(dim=1)
         assert values.tolist() == [2, 5] and indices.tolist() == [2, 2]
         for wrong, error, reason in (
-            (lambda: x.sum(2), ShapeError, r"dim=2 is no axis of int64\[2,3\], whose axes are -2 to 1"),
+            (lambda: x.sum(2), ShapeError, r"dim=2 is not an axis of int64\[2,3\], whose axes are -2 to 1"),
             (lambda: x.sum((0, 0)), ShapeError, "twice"),
             (lambda: x.mean(), DtypeError, "not of floats"),
             (lambda: x.float().norm("nuc"), ArgumentError, "order of a norm"),

@@ -26,7 +26,7 @@ def everywhere(program: Any) -> None:
 
 
 class Split(flow.autograd.Function):  # type: ignore[misc]
-    """x^2, where it is positive, and 3 x: of three outputs one has no gradient, and one is no tensor."""
+    """x^2, where it is positive, and 3 x: of three outputs one has no gradient, and one is not a tensor."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, scale: float) -> Any:
@@ -233,7 +233,7 @@ def test_what_was_saved_and_written_over_is_an_error() -> None:
     y = x * 1
     z = made(lambda saved: saved, keeps=True).apply(y)
     y.add_(1)
-    with pytest.raises(flow.JobError, match=r"Made saved for its backward was written over"):
+    with pytest.raises(flow.JobError, match=r"Made saved for its backward was overwritten"):
         z.sum().backward()
 
 

@@ -127,7 +127,7 @@ class TestNccl:
     def test_a_rank_that_fails_lets_the_others_go(self, apart: ThreadsWorld) -> None:
         with pytest.raises(RankError, match="it fails"):
             apart.call(carrying.one_stays_away)
-        with pytest.raises(JobError, match="begin anew with clear_default_session"):
+        with pytest.raises(JobError, match="start again with clear_default_session"):
             apart.call(carrying.relay)
 
 

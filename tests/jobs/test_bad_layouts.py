@@ -145,7 +145,7 @@ def test_the_mirrored_view_has_no_split_variables() -> None:
     matches(
         str(caught.value),
         rf"^get_variable\('w'\) at {HERE}: float32\[6,2\] is asked for S\(0\) on cpu\[0-1\], but in the mirrored view every device has all",
-        r"leave distribute out, or declare and use it in scope\.consistent_view\(\)",
+        r"omit distribute, or declare and use it in scope\.consistent_view\(\)",
     )
 
 

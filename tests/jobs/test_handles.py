@@ -135,7 +135,7 @@ class TestComparisons:
         assert ask(lambda x: (x == x.shape, x != "x", x == None, {x: 1}[x])) == (False, True, False, 1)  # noqa: E711
 
     def test_truth_is_not_known(self, fresh: None) -> None:
-        with pytest.raises(JobError, match=r"the truth of a int8\[4,6\] tensor is not known"):
+        with pytest.raises(JobError, match=r"the truth value of a int8\[4,6\] tensor is not known"):
             ask(lambda x: x in (x * 2, x))
 
     def test_outside_of_jobs_values_are_themselves(self, fresh: None) -> None:
@@ -184,7 +184,7 @@ class TestSmallNames:
         assert flow.float32 in flow.dtypes() and flow.bool_ not in flow.dtypes()
         assert flow.convert_oneflow_dtype_to_numpy_dtype(flow.int8) is np.int8
         assert [np.dtype(flow.convert_oneflow_dtype_to_numpy_dtype(d)) for d in flow.dtypes()] == [d.numpy for d in flow.dtypes()]
-        with pytest.raises(JobError, match="is no element type such as"):
+        with pytest.raises(JobError, match="is not an element type such as"):
             flow.convert_oneflow_dtype_to_numpy_dtype(np.float32)  # type: ignore[arg-type]
 
     def test_eager_jobs_are_refused(self) -> None:
@@ -200,7 +200,7 @@ class TestSmallNames:
                 return flow.math.exp(x, name="e").op_name
 
         assert ask(name) == "a-b-e"
-        assert "is the old spelling of scope.namespace" in capsys.readouterr().err
+        assert "is the old name of scope.namespace" in capsys.readouterr().err
 
     def test_placements_and_views(self, fresh: None, capsys: pytest.CaptureFixture[str]) -> None:
         assert flow.fixed_placement is flow.device_prior_placement
@@ -208,7 +208,7 @@ class TestSmallNames:
         assert flow.distribute.consistent_strategy().view == "consistent" and flow.distribute.mirrored_strategy().view == "mirrored"
         assert flow.distribute.consistent_strategy_enabled() and not flow.distribute.mirrored_strategy_enabled()
         said = capsys.readouterr().err
-        assert said.count("is the old spelling of") == 4 and said.count("are the old spelling of scope.placement") == 1
+        assert said.count("is the old name of") == 4 and said.count("are old names of scope.placement") == 1
 
     def test_workers_are_not_started(self, fresh: None, capsys: pytest.CaptureFixture[str]) -> None:
         flow.deprecated.init_worker(scp_binary=True, use_uuid=True)

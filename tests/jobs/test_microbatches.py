@@ -383,7 +383,7 @@ def test_arguments_of_different_lengths(on: On) -> None:
     def job(x: tp.Numpy.Placeholder((4, 2), flow.float64), table: tp.Numpy.Placeholder((3, 2), flow.float64)) -> tp.Numpy:
         return train_step(x)
 
-    with pytest.raises(JobError, match=r"the arguments differ in the length of their first axis \(x 4, table 3\).*first axis of 1, or keep it in"):
+    with pytest.raises(JobError, match=r"the arguments differ in the length of their first axis \(x 4, table 3\).*first axis of 1, or store them in"):
         job(np.ones((4, 2)), np.ones((3, 2)))
 
 
@@ -394,7 +394,7 @@ def test_no_batch(on: On) -> None:
     def job(x: tp.Numpy.Placeholder((1, 2), flow.float64)) -> tp.Numpy:
         return train_step(x)
 
-    with pytest.raises(JobError, match=r"no argument has a batch to cut, a first axis longer than 1 \(x \[1, 2\]\)"):
+    with pytest.raises(JobError, match=r"no argument has a first axis longer than 1, so there is no batch to divide \(x \[1, 2\]\)"):
         job(np.ones((1, 2)))
 
 

@@ -24,11 +24,15 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "an array for a tensor": (lambda x: flow.math.relu(X), JobError, rf"relu at {HERE}: x is a NumPy array float32\[4,6\], not a tensor of this job"),
     "NumPy's own function": (np.sum, JobError, r"np\.sum cannot take a float32\[4,6\] tensor: it has no values while a job is traced; use jobflow's"),
     "conversion to an array": (np.array, JobError, r"NumPy cannot take the float32\[4,6\] tensor <tensor x float32\[4,6\]>: it has no values"),
-    "indexing": (lambda x: x[0], JobError, rf"{HERE}: a tensor of a job has no \[\.\.\.\]; use slice"),
-    "iteration": (list, JobError, "a tensor of a job cannot be iterated; its axes are known, x.shape"),
+    "indexing": (lambda x: x[0], JobError, rf"{HERE}: a tensor of a job cannot be indexed with \[\.\.\.\]; use slice"),
+    "iteration": (list, JobError, "a tensor of a job cannot be iterated; x.shape is known"),
     "numpy()": (lambda x: x.numpy(), AttributeError, rf'{HERE}: the tensor x float32\[4,6\] of a job has no "numpy": its values are known when'),
     "a misspelt attribute": (lambda x: x.shap, AttributeError, 'of a job has no "shap"; did you mean "shape"'),
-    "a truth": (lambda x: x if x > 0 else -x, JobError, rf"{HERE}: the truth of a int8\[4,6\] tensor is not known while a job is traced; use where"),
+    "a truth": (
+        lambda x: x if x > 0 else -x,
+        JobError,
+        rf"{HERE}: the truth value of a int8\[4,6\] tensor is not known while a job is traced; use where",
+    ),
     "no element type": (lambda x: flow.cast(x, "flot"), AssertionError, rf"cast at {HERE}: dtype must be an element type, .* not 'flot'"),
     "no initializer": (
         lambda x: flow.layers.dense(x, 3, kernel_initializer=0.1),
@@ -43,7 +47,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "a fraction beside integers": (
         lambda x: flow.cast(x, flow.int32) + 0.5,
         DtypeError,
-        rf"shift at {HERE}: 0.5 is no integer but the tensor is int32",
+        rf"shift at {HERE}: 0.5 is not an integer but the tensor is int32",
     ),
     "matrices for images": (
         lambda x: flow.layers.conv2d(x, 3, 3, name="c"),

@@ -53,7 +53,7 @@ def check(name: str, found: list[float]) -> None:
 
 @pytest.mark.parametrize("name", curves.PROGRAMS)
 def test_the_curve_moves(name: str) -> None:
-    """What the other tests compare is no constant, and the model learns from batch to batch."""
+    """What the other tests compare is not a constant, and the model learns from batch to batch."""
     curve = np.array(reference(name))
     assert np.isfinite(curve).all() and len(set(curve)) == curves.STEPS
     if name not in curves.SLOW:

@@ -182,7 +182,7 @@ class TestSessions:
         assert flow.env.client("multi") is False
         said = capsys.readouterr().err
         for option in ("config.cpu_device_num(7)", "config.enable_debug_mode(True)", "env.client('multi')"):
-            assert said.count(option) == 1 and "comes too late and changes nothing: call it before the first job runs" in said
+            assert said.count(option) == 1 and "comes too late and has no effect: call it before the first job runs" in said
         assert job(X, Y).shape == (4,)
 
     def test_the_seed_changes_everything_random(self, fresh: None) -> None:

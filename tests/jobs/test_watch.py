@@ -157,7 +157,7 @@ def test_what_cannot_be_watched(fresh: None) -> None:
 
     def annotated(x: int) -> None: ...
 
-    with pytest.raises(JobError, match=r"watch at test_watch.py:\d+: 3 is no tensor"):
+    with pytest.raises(JobError, match=r"watch at test_watch.py:\d+: 3 is not a tensor"):
         declare(3)(X)
     with pytest.raises(JobError, match=r"watch at test_watch.py:\d+ was called outside a job"):
         flow.watch(X)

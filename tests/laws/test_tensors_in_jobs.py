@@ -102,9 +102,9 @@ def test_what_is_made_of_nothing() -> None:
     ("name", "call", "facts"),
     [
         ("nonzero", lambda x: flow.nonzero(x), "where(mask, x, y)"),
-        ("unique", lambda x: flow.unique(x), "known when it runs"),
-        ("scatter_add_", lambda x: flow.scatter_add_(x, 0, flow.argmax(x, 0, True), x), "cannot be written over"),
-        ("relu", lambda x: F.relu(x, inplace=True), "cannot be written over"),
+        ("unique", lambda x: flow.unique(x), "is not known while"),
+        ("scatter_add_", lambda x: flow.scatter_add_(x, 0, flow.argmax(x, 0, True), x), "cannot be overwritten"),
+        ("relu", lambda x: F.relu(x, inplace=True), "cannot be overwritten"),
         ("allclose", lambda x: flow.allclose(x, x), "no numbers while the body of a job runs"),
         ("to_global", lambda x: flow.to_global(x, flow.placement("cpu", [0]), flow.sbp.broadcast), "flow.parallel_cast"),
         ("where", lambda x: flow.functional.where(x > 0, flow.tensor(1.0), x), "with numbers, none of this job"),

@@ -108,7 +108,7 @@ def test_bytes_of_pixels_are_scaled() -> None:
         (partial(models.mlp, split=("hiden1",)), building.pictures(2), ArgumentError, 'no layer "hiden1"; did you mean "hidden1"?'),
         (models.lenet, {"images": np.zeros((2, 5), np.float32)}, ShapeError, "must have 3 axes"),
         (partial(models.gpt, length=4), building.windows(2, 5), ArgumentError, "windows of 5 tokens are longer than length 4"),
-        (partial(models.gpt, length=4, width=10, heads=4), building.windows(2, 4), ArgumentError, "width 10 does not fall into 4 equal heads"),
+        (partial(models.gpt, length=4, width=10, heads=4), building.windows(2, 4), ArgumentError, "width 10 cannot be divided into 4 equal heads"),
     ),
 )
 def test_mistakes_are_named(builder: Any, batch: dict[str, Any], error: type[Exception], words: str) -> None:

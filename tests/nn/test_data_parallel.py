@@ -95,7 +95,7 @@ def test_global_modules_need_it_not() -> None:
     def program(rank: int) -> None:
         model = Layers([2, 2], 0)
         model.weights[0].layout = Layout(Placement("cpu", (0, 1)), (B,))
-        with pytest.raises(JobError, match="leave DistributedDataParallel out"):
+        with pytest.raises(JobError, match="omit DistributedDataParallel"):
             DistributedDataParallel(model)
 
     on_ranks(2, program)

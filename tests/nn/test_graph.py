@@ -179,7 +179,7 @@ def test_what_was_kept_for_a_gradient_is_missed_when_a_graph_has_written_over_it
         as_graph(train, model.places, (B, B), 1)
         loss = mean(model(laid(x, model.places[0], B))[1])
         as_graph(train, model.places, (B, B), 1)
-        with pytest.raises(JobError, match="written over"):
+        with pytest.raises(JobError, match="overwritten"):
             loss.backward()
 
     on_ranks(1, program)

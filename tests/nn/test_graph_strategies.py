@@ -249,10 +249,10 @@ def refused(rank: int, how: str) -> str:
 @pytest.mark.parametrize(
     ("how", "error", "words"),
     [
-        ("mirrored", ConfigError, "in a graph each tensor says where it lies: use strategies.data_parallel()"),
+        ("mirrored", ConfigError, "in a graph each tensor has its own layout: use strategies.data_parallel()"),
         ("zero", ConfigError, "config.enable_zero and config.strategy both say how parameters are stored"),
-        ("places", JobError, "input0 lies on cpu[0-1] and input1 on cpu[0]"),
-        ("local", JobError, "input0 is local: bring it over with to_global"),
+        ("places", JobError, "input0 is on cpu[0-1] and input1 on cpu[0]"),
+        ("local", JobError, "input0 is local: convert it with to_global"),
         ("stages", ConfigError, "3 stages do not divide among 2 groups of ranks"),
         ("text", ConfigError, "a strategy such as strategies.data_parallel() is needed; got 'zero'"),
     ],

@@ -47,7 +47,7 @@ def test_optimizers_need_a_loss_and_a_loss_an_optimizer() -> None:
             def build(self, x: Tensor, y: Tensor) -> Any:
                 self.model(x)[1].backward()
 
-        with pytest.raises(JobError, match=re.escape("a loss of one element")):
+        with pytest.raises(JobError, match=re.escape("the loss must have one element")):
             as_graph(Wide(model, [SGD(model.parameters(), 0.1)], None, usual), model.places, (B, B), 1)
 
     on_ranks(1, program)

@@ -223,7 +223,7 @@ def test_auto_takes_winograd_from_logical_sizes_only() -> None:
         ((2, 4, 8, 8), (5, 2, 3, 3), {"groups": 2}, "multiples of groups=2"),
         ((2, 3, 2, 8), (4, 3, 3, 3), {}, r"covers 3 positions of spatial axis 0, which has 2 \+ padding 0 \+ 0"),
         ((2, 3, 8, 8), (4, 3, 3), {}, r"w float32\[4,3,3\]"),
-        ((2, 3, 8, 8), (4, 3, 3, 3), {"padding": "some"}, '"some" is none of'),
+        ((2, 3, 8, 8), (4, 3, 3, 3), {"padding": "some"}, '"some" is not one of'),
         ((2, 3, 8, 8), (4, 3, 3, 3), {"padding": ((1, 1),)}, "each of the 2 spatial axes"),
         ((2, 3, 8, 8), (4, 3, 3, 3), {"strides": (1, 0)}, "strides"),
         ((2, 3, 8, 8), (4, 3, 3, 3), {"groups": 0}, "groups 0"),

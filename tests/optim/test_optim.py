@@ -166,7 +166,7 @@ def test_groups_and_mistakes() -> None:
         ({"params": [a, a]}, "given twice"),
         ({"params": [a], "lr": -1.0}, "lr is a number of at least 0"),
         ({"params": [{"params": [a], "momentun": 0.9}]}, 'did you mean "momentum"'),
-        ({"params": [3]}, "int is no parameter"),
+        ({"params": [3]}, "int is not a parameter"),
         ({"params": [a], "nesterov": True}, "nesterov needs a momentum"),
     ):
         with pytest.raises(ConfigError, match=reason):

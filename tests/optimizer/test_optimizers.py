@@ -320,7 +320,7 @@ def test_loss_scales() -> None:
             lambda: opt.AdamW(SCHEDULE, weight_decay_includes=["a"], weight_decay_excludes="b"),
             "weight_decay_includes or weight_decay_excludes, not both",
         ),
-        (lambda: opt.LARS(SCHEDULE, weight_decay_excludes=["(a"]), "weight_decay_excludes: '(a' is no regular expression"),
+        (lambda: opt.LARS(SCHEDULE, weight_decay_excludes=["(a"]), "weight_decay_excludes: '(a' is not a regular expression"),
         (lambda: opt.SGD(SCHEDULE, loss_scale_policy=128.0), "loss_scale_policy is 128.0; pass loss_scale.static_loss_scale(factor) or"),
         (lambda: opt.loss_scale.dynamic_loss_scale(0.5), "initial_loss_scale must be a number from 1 to 3.4e+38; got 0.5"),
         (lambda: opt.loss_scale.dynamic_loss_scale(increment_period=0), "increment_period must be a positive number of steps; got 0"),

@@ -55,7 +55,7 @@ def test_a_program_without_variables_loads_nothing() -> None:
         return flow.math.exp(x)
 
     assert job(np.zeros(3, np.float32)).tolist() == [1, 1, 1]
-    with pytest.raises(flow.CheckpointError, match=r'test_loads.py:\d+: no variable has a value there.*the values "nope"'):
+    with pytest.raises(flow.CheckpointError, match=r'test_loads.py:\d+: no variable has a value in it.*the values "nope"'):
         flow.load_variables({"nope": np.ones(2)})
 
 

@@ -40,7 +40,7 @@ def test_stages_are_parts_of_the_grid() -> None:
 
 @pytest.mark.parametrize("strategy", [st.mesh(data=3), st.combine(st.data_parallel(), st.tensor_parallel()), st.tensor_parallel(16)], ids=str)
 def test_sizes_that_do_not_fill_the_ranks(strategy: st.Strategy) -> None:
-    with pytest.raises(PlacementError, match="the job has 8 ranks, which do not fill it"):
+    with pytest.raises(PlacementError, match="the job has 8 ranks, which do not match its sizes"):
         strategy.placement(placement(8))
 
 
@@ -72,7 +72,7 @@ def test_names(text: str, strategy: st.Strategy) -> None:
         (lambda: st.pipeline(2, schedule="2f2b"), "there is no schedule '2f2b'; use 1f1b, gpipe, interleaved"),
         (lambda: st.zero(4), "stage is 4; use 1, 2 or 3"),
         (lambda: st.combine(), "needs at least one strategy"),
-        (lambda: st.combine(st.zero, st.tensor_parallel(2)), "is no strategy; pass such as data_parallel(2)"),  # type: ignore[arg-type]
+        (lambda: st.combine(st.zero, st.tensor_parallel(2)), "is not a strategy; pass one such as data_parallel(2)"),  # type: ignore[arg-type]
         (lambda: st.mesh(data=2, microbatches=4), "else use train.num_gradient_accumulation_steps"),
         (lambda: st.mesh(data=2, columns=("a",)), "need tensor=2 or more"),
         (lambda: flow.function_config().strategy("dp"), "the value must be a strategy such as strategies.data_parallel(); got 'dp'"),

@@ -74,7 +74,7 @@ def test_the_pipeline_may_be_the_inner_dimension() -> None:
         (st.pipeline(cuts=["nothing"]), 2, ConfigError, 'in job train_mlp there is no op or variable like "nothing"'),
         (st.pipeline(cuts=["head-*", "down-*"]), 3, ConfigError, 'the first op or variable like "down-*" is not behind the cut before it'),
         (st.pipeline(stages=400), 2, PlacementError, "cannot make 400 stages"),
-        (st.pipeline(4), 2, PlacementError, "the job has 2 ranks, which do not fill it"),
+        (st.pipeline(4), 2, PlacementError, "the job has 2 ranks, which do not match its sizes"),
         (st.combine(st.pipeline(2), st.pipeline(2)), 4, PlacementError, "there can be one pipeline only"),
     ],
     ids=str,

@@ -201,5 +201,5 @@ def test_devices(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setenv("PMI_SIZE", "2")
     assert devices_of(load(file).config) == 2
-    with pytest.raises(ConfigError, match=r"strategy\.devices is 3, but MPICH started 2 ranks; start 3, or say devices: all"):
+    with pytest.raises(ConfigError, match=r"strategy\.devices is 3, but MPICH started 2 ranks; start 3, or set devices: all"):
         devices_of(load(file, ["strategy.devices=3"], look_outside=False).config)

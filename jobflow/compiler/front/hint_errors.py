@@ -48,7 +48,7 @@ def contradiction(node: Node, before: Wish, asked: tuple[Sbp, ...]) -> SbpError:
     wish = Wish(asked, node)
     return SbpError(
         f'{node.op.word()} at {node.where} (layer "{node.name}"): {known_as(value)} {value.type} is asked for {listed(before.marks)} {before.asked} '
-        f"and for {listed(asked)} {wish.asked}; one handle has one layout: drop one of the two, or write "
+        f"and for {listed(asked)} {wish.asked}; one tensor has one layout: drop one of the two, or write "
         f"parallel_cast(x, distribute={spelled(before.marks)}) where the tensor is to change from one to the other"
     )
 

@@ -72,12 +72,15 @@ def cut_batch(whose: str, count: int, where: SourceLine, shapes: Mapping[str, tu
     lengths = {name: shape[0] for name, shape in shapes.items() if shape and shape[0] != 1}
     if not lengths:
         alone = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
-        raise JobError(f"{what}: no argument has a batch to cut, a first axis longer than 1{f' ({alone})' if alone else ''}; pass the batch as one")
+        raise JobError(
+            f"{what}: no argument has a first axis longer than 1, so there is no batch to divide"
+            f"{f' ({alone})' if alone else ''}; pass the batch as an argument"
+        )
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise JobError(
             f"{what}: the arguments differ in the length of their first axis ({listed}), so it is not clear which is the batch; "
-            f"give what belongs to no row a first axis of 1, or keep it in a variable"
+            f"give arguments that are not per row a first axis of 1, or store them in variables"
         )
     rows = next(iter(lengths.values()))
     if count > rows:
@@ -206,10 +209,12 @@ def _check_alike(one: Body, other: Body, microbatches: Microbatches) -> None:
     }
     for word, (n, m) in counts.items():
         if n != m:
-            raise JobError(f"{what} has {n} {word} for the one and {m} for the other; let that depend neither on the rows nor on what is outside")
+            raise JobError(
+                f"{what} has {n} {word} for the one and {m} for the other; this must not depend on the number of rows or on values outside of the job"
+            )
     for x, y in zip(outputs, others, strict=True):
         if x.shape[1:] != y.shape[1:]:
-            raise JobError(f"{what} returns {x.type} and {y.type}, which cannot follow each other along axis 0; let the microbatches be of one size")
+            raise JobError(f"{what} returns {x.type} and {y.type}, which cannot follow each other along axis 0; use microbatches of equal size")
 
 
 class _Unrolling:

@@ -154,7 +154,7 @@ class Tracer:
         if op.axes and self.rows:
             raise JobError(
                 f"{self.kind} {self.name} at {where}: the ranks' arguments differ in length ({list(self.rows)}), "
-                f"so their tensors are no balanced pieces of one logical tensor; stay in the mirrored view, or pass arrays of one length"
+                f"so their tensors are not balanced pieces of one logical tensor; stay in the mirrored view, or pass arrays of one length"
             )
         return replace(op, ranks=placement.size) if op.axes else op
 

@@ -120,7 +120,7 @@ class _Boxing(Rewriter):
             return value
         asked = f'{node.op.word()} at {node.where} (layer "{node.name}"): {value.name} {value.type} lies {here} but is read {target}'
         if isinstance(here, Local) or isinstance(target, Local):
-            raise SbpError(f"{asked}; cross between the views with to_local or to_global")
+            raise SbpError(f"{asked}; convert between the views with to_local or to_global")
         try:
             hops = path(here, target, value.type)
         except SbpError as error:

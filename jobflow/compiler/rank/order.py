@@ -67,7 +67,7 @@ def _readers_first(steps: tuple[Step, ...], program: Program) -> tuple[Step, ...
                 heapq.heappush(ready, j)
     if len(result) != len(steps):
         stuck = ", ".join(step.name for i, step in enumerate(steps) if waiting[i] > 0)
-        raise PlanError(f"job {program.job}: variables are updated from each other in a circle ({stuck}); update one of them from a copy")
+        raise PlanError(f"job {program.job}: variables are updated from each other in a cycle ({stuck}); update one of them from a copy")
     return tuple(result)
 
 

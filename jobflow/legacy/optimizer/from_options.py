@@ -107,7 +107,7 @@ def _weight_decay(what: str, given: Any) -> dict[str, Any]:
         return {}
     _check(what, given, ("weight_decay_rate", "includes", "excludes"), ("weight_decay_rate",))
     if not is_number(given["weight_decay_rate"]):
-        raise ConfigError(f"{what}.weight_decay_rate: {given['weight_decay_rate']!r} is no number")
+        raise ConfigError(f"{what}.weight_decay_rate: {given['weight_decay_rate']!r} is not a number")
     fields = {"weight_decay": given["weight_decay_rate"]}
     for name in ("includes", "excludes"):
         if given.get(name):

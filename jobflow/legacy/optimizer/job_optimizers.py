@@ -64,7 +64,7 @@ class Minimizer:
 
     def _check(self, what: str) -> None:
         if self.train_step_lbn is not None:
-            raise JobError(f"{what}: train_step_lbn is not supported yet; leave it out, and the job counts its own steps")
+            raise JobError(f"{what}: train_step_lbn is not supported yet; omit it, and the job counts its own steps")
 
     def _check_scales(self) -> None:
         if self.loss_scale_factor is not None:
@@ -166,7 +166,7 @@ class Decaying(Single, Decay):
             try:
                 re.compile(pattern)
             except (re.error, TypeError) as error:
-                raise ConfigError(f"{type(self).__name__} at {user_line()}: {field}: {pattern!r} is no regular expression: {error}") from None
+                raise ConfigError(f"{type(self).__name__} at {user_line()}: {field}: {pattern!r} is not a regular expression: {error}") from None
         return patterns
 
     def decay_of(self, variable: str) -> float:

@@ -202,7 +202,7 @@ class Building(Recording):
             raise JobError(f"{what}: the graph has no optimizer; call self.add_optimizer(...) in __init__")
         if gradient is not None or loss.type.size != 1:
             given = "" if gradient is None else " with a gradient of its own"
-            raise JobError(f"{what}: a loss of one element begins the gradients; this one is {loss.type}{given}")
+            raise JobError(f"{what}: the loss must have one element; this one is {loss.type}{given}")
         if not loss.requires_grad:
             raise JobError(f"{what}: this {loss.type} tensor depends on no parameter that requires gradients")
         self.losses.append(loss.traced)

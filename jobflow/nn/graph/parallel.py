@@ -99,19 +99,19 @@ def spread(
     asked = f"{what}: the strategy that is asked for at {where}"
     if strategy.view == "mirrored":
         raise ConfigError(
-            f"{asked} is about jobs whose body says what one rank does; in a graph each tensor says where it lies: "
+            f"{asked} is for jobs, whose body describes one rank; in a graph each tensor has its own layout: "
             f"use strategies.data_parallel(), or local tensors and nn.parallel.DistributedDataParallel"
         )
     found: dict[Placement, str] = {}
     for name, layout in lies:
         if layout is None and ranks > 1:
-            raise JobError(f"{asked} spreads global tensors over ranks; {name} is local: bring it over with to_global(placement=..., sbp=...)")
+            raise JobError(f"{asked} distributes global tensors over ranks; {name} is local: convert it with to_global(placement=..., sbp=...)")
         if layout is not None:
             found.setdefault(layout.placement, name)
     if len(found) > 1:
         (first, one), (second, other) = list(found.items())[:2]
         raise JobError(
-            f"{asked} spreads what lies on one placement over its ranks; {one} lies on {first} and {other} on {second}: bring all to one with "
-            f"to_global, or leave the strategy out and place the stages yourself"
+            f"{asked} distributes tensors of one placement over its ranks; {one} is on {first} and {other} on {second}: move all to one with "
+            f"to_global, or omit the strategy and place the stages yourself"
         )
     return Spread(strategy, next(iter(found), Placement("cpu", (0,))), laid)

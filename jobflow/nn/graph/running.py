@@ -429,7 +429,7 @@ class Bound:
                 actual = Meta(meta.name, x.type, x.layout)
                 raise JobError(
                     f"{self.built.name} at {user_line()}: a graph takes inputs of the dtype, placement and sbp of its first call; "
-                    f"{meta.name} was expected as {meta} and is {actual}. Make another graph for it, or bring it over with to_global"
+                    f"{meta.name} was expected as {meta} and is {actual}. Make another graph for it, or convert it with to_global"
                 )
         return found
 

@@ -102,7 +102,7 @@ class GraphConfig:
 
     def __getattr__(self, name: str) -> Any:
         if name in IGNORED:
-            notice(f"nn.Graph: config.{name} has nothing to switch here and is ignored")
+            notice(f"nn.Graph: config.{name} has no effect and is ignored")
             return lambda *args, **options: None
         legal = [n for n in dir(type(self)) if not n.startswith("_")]
         raise ConfigError(f'nn.Graph: config at {user_line()} has no "{name}"{did_you_mean(name, [*legal, *IGNORED])}')

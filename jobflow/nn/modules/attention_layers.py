@@ -47,7 +47,7 @@ class MultiheadAttention(Module):
     ) -> None:
         super().__init__()
         if num_heads < 1 or embed_dim % num_heads:
-            raise ArgumentError(f"MultiheadAttention at {user_line()}: embed_dim {embed_dim} does not fall into {num_heads} heads")
+            raise ArgumentError(f"MultiheadAttention at {user_line()}: embed_dim {embed_dim} cannot be divided into {num_heads} heads")
         self.embed_dim, self.num_heads, self.dropout, self.batch_first = embed_dim, num_heads, dropout, batch_first
         self.head_dim = embed_dim // num_heads
         self.kdim, self.vdim = (embed_dim if size is None else size for size in (kdim, vdim))

@@ -42,7 +42,7 @@ class HookedCall:
         outputs: Sequence[Any] = output if several else [output]
         if not all(x is None or isinstance(x, Tensor) for x in outputs):
             raise JobError(
-                f"{self._name()} at {user_line()}: backward hooks are for modules that give a tensor or a tuple of them, not {_described(output)}"
+                f"{self._name()} at {user_line()}: backward hooks need a module that returns a tensor or a tuple of tensors, not {_described(output)}"
             )
         self.outputs, self.left = len(outputs), _with_gradients(outputs)
         passed = self._passed(outputs, self.left, self._from_outputs)
@@ -90,7 +90,7 @@ class HookedCall:
             raise ArgumentError(f"backward at {user_line()}: {what} are {len(listed)} gradients in place of {len(before)}")
         for old, new in zip(before, listed, strict=True):
             if old is None and new is not None:
-                raise ArgumentError(f"backward at {user_line()}: {what} is a gradient for what has none")
+                raise ArgumentError(f"backward at {user_line()}: {what} is a gradient for a value that has none")
         return tuple(new if old is None or new is None else like(old, new, what) for old, new in zip(before, listed, strict=True))
 
     def _name(self) -> str:

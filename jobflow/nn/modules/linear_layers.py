@@ -104,7 +104,7 @@ class Embedding(Module):
     ) -> None:
         super().__init__()
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
-            raise ArgumentError(f"Embedding at {user_line()}: padding_idx {padding_idx} is none of the {num_embeddings} rows")
+            raise ArgumentError(f"Embedding at {user_line()}: padding_idx {padding_idx} is not one of the {num_embeddings} rows")
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
         if _weight is None:
@@ -117,7 +117,7 @@ class Embedding(Module):
     def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, padding_idx: int | None = None) -> Embedding:
         """A table with these rows, which do not learn if `freeze`."""
         if embeddings.ndim != 2:
-            raise ShapeError(f"Embedding.from_pretrained at {user_line()}: {embeddings.type} is no table of rows")
+            raise ShapeError(f"Embedding.from_pretrained at {user_line()}: {embeddings.type} is not a table of rows")
         rows, width = embeddings.shape
         made = cls(rows, width, padding_idx, _weight=embeddings)
         made.weight.requires_grad = not freeze
@@ -145,7 +145,7 @@ class Dropout(Module):
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
         super().__init__()
         if not 0.0 <= p <= 1.0:
-            raise ArgumentError(f"{type(self).__name__} at {user_line()}: p {p} is no probability")
+            raise ArgumentError(f"{type(self).__name__} at {user_line()}: p {p} is not a probability")
         self.p, self.inplace = p, inplace
 
     def forward(self, input: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ class Unflatten(Module):
         known = math.prod(n for n in self.unflattened_size if n != -1)
         wanted = tuple(shape[axis] // max(known, 1) if n == -1 else n for n in self.unflattened_size)
         if math.prod(wanted) != shape[axis]:
-            raise ShapeError(f"Unflatten at {user_line()}: axis {axis} of {input.type} does not fall into {list(self.unflattened_size)}")
+            raise ShapeError(f"Unflatten at {user_line()}: axis {axis} of {input.type} cannot be divided into {list(self.unflattened_size)}")
         return reshape(input, (*shape[:axis], *wanted, *shape[axis + 1 :]))
 
     def extra_repr(self) -> str:

@@ -151,7 +151,7 @@ class Module:
         if kind not in own:
             raise self._unready(f"gets {name!r}")
         if not isinstance(name, str) or not name or "." in name:
-            raise ModuleError(f"{type(self).__name__} at {user_line()}: {name!r} cannot be the name of a part: it is a text without dots")
+            raise ModuleError(f"{type(self).__name__} at {user_line()}: {name!r} is not a valid name for a part: use a string without dots")
         own.pop(name, None)
         for other in _KINDS:
             if other != kind:
@@ -193,7 +193,7 @@ class Module:
         """A module, or None, under a name."""
         place = self._place("_modules", name)
         if module is not None and not isinstance(module, Module):
-            raise DtypeError(f"{type(self).__name__}.{name} at {user_line()}: {type(module).__name__} is no nn.Module")
+            raise DtypeError(f"{type(self).__name__}.{name} at {user_line()}: {type(module).__name__} is not an nn.Module")
         place[name] = module
 
     register_module = add_module
@@ -258,7 +258,7 @@ class Module:
         for name in filter(None, target.split(".")):
             found = getattr(found, name)
             if not isinstance(found, Module):
-                raise ModuleError(f"get_submodule at {user_line()}: {name!r} of {target!r} is no module")
+                raise ModuleError(f"get_submodule at {user_line()}: {name!r} of {target!r} is not a module")
         return found
 
     def get_parameter(self, target: str) -> Parameter:
@@ -266,7 +266,7 @@ class Module:
         path, _, name = target.rpartition(".")
         found = getattr(self.get_submodule(path), name)
         if not isinstance(found, Parameter):
-            raise ModuleError(f"get_parameter at {user_line()}: {target!r} is no parameter")
+            raise ModuleError(f"get_parameter at {user_line()}: {target!r} is not a parameter")
         return found
 
     # ---------------------------------------------------------------- modes
@@ -352,7 +352,7 @@ class Module:
         """Itself on a device and, where it is of floats, in an element type: to("cpu"), to(flow.float64), to(tensor) ..."""
         device, dtype = moving.target(*args, **kwargs)
         if dtype is not None and not dtype.is_float:
-            raise DtypeError(f"{type(self).__name__}.to at {user_line()}: modules are of floats, not {dtype.name}")
+            raise DtypeError(f"{type(self).__name__}.to at {user_line()}: modules have floating point parameters, not {dtype.name}")
         return self._apply(lambda _, x: moving.moved(x, device, dtype))
 
     def cpu(self) -> Self:

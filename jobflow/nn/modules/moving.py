@@ -53,7 +53,7 @@ def target(*args: Any, **kwargs: Any) -> tuple[Any, DType | None]:
     try:
         return device, None if dtype is None else dtype_of(dtype)
     except (KeyError, TypeError):
-        raise DtypeError(f"to at {user_line()}: {dtype!r} is no element type") from None
+        raise DtypeError(f"to at {user_line()}: {dtype!r} is not an element type") from None
 
 
 def moved(x: Tensor, device: Any, dtype: DType | None) -> Tensor:

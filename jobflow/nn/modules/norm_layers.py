@@ -114,7 +114,7 @@ class GroupNorm(Module):
     def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
         if num_groups < 1 or num_channels % num_groups:
-            raise ArgumentError(f"GroupNorm at {user_line()}: num_channels {num_channels} do not fall into {num_groups} equal groups")
+            raise ArgumentError(f"GroupNorm at {user_line()}: num_channels {num_channels} cannot be divided into {num_groups} equal groups")
         self.num_groups, self.num_channels, self.eps, self.affine = num_groups, num_channels, eps, affine
         self.register_parameter("weight", Parameter(ones(num_channels, device=device, dtype=dtype)) if affine else None)
         self.register_parameter("bias", Parameter(zeros(num_channels, device=device, dtype=dtype)) if affine else None)

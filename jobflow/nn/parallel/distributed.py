@@ -105,7 +105,7 @@ def DistributedDataParallel(module: Any, *, broadcast_buffers: bool = True, broa
         if p.layout is not None:
             raise JobError(
                 f"DistributedDataParallel at {user_line()}: parameter {name} is global ({p.layout}); global modules are parallel by "
-                f"themselves: leave DistributedDataParallel out, or use local parameters"
+                f"themselves: omit DistributedDataParallel, or use local parameters"
             )
     if here.rank.size > 1:
         if broadcast_parameters:

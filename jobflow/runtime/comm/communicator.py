@@ -53,7 +53,7 @@ class Communicator(Protocol):
         """The communicator of these ranks alone: ranks[i] of this one is its rank i.  The same object every time for the same ranks.
 
         Asked for by its ranks only, and at no cost: they meet in its first operation.  It is closed with the world.  PlacementError if
-        this rank is none of them, or one does not exist.
+        this rank is not one of them, or one does not exist.
         """
         ...
 

@@ -254,7 +254,7 @@ class NcclCommunicator(_OnHost, Recorder):
 
     def _usable(self) -> None:
         if self._ended is not None:
-            raise JobError(f"ranks cannot exchange tensors any more since a step failed ({self._ended}); begin anew with clear_default_session()")
+            raise JobError(f"ranks cannot exchange tensors any more since a step failed ({self._ended}); start again with clear_default_session()")
 
     def _listen(self) -> None:
         try:

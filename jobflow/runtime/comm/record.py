@@ -241,7 +241,7 @@ class Recorder:
         if len(set(ranks)) != len(ranks) or not all(0 <= rank < self.size for rank in ranks):
             raise PlacementError(f"there is no group of ranks {list(ranks)} among {self.size}: each must exist, and be named once")
         if self.rank not in ranks:
-            raise PlacementError(f"rank {self.rank} asked for the group of ranks {list(ranks)}, and is none of them")
+            raise PlacementError(f"rank {self.rank} asked for the group of ranks {list(ranks)}, and is not one of them")
         return self._all._group(tuple(self.members[rank] for rank in ranks))
 
     def _group(self, members: tuple[int, ...]) -> Communicator:

@@ -44,7 +44,7 @@ def longest_wait() -> float:
     except ValueError:
         found = math.nan
     if not found > 0:
-        raise ConfigError(f"{WAIT} is {text!r}; give the seconds for which ranks wait for others to come, such as {LONGEST_WAIT:g}, or inf for ever")
+        raise ConfigError(f"{WAIT} is {text!r}; give the number of seconds to wait for other ranks, such as {LONGEST_WAIT:g}, or inf for ever")
     return found
 
 
@@ -73,7 +73,7 @@ def introduce(sock: socket.socket, about: Mapping[str, Any], secret: bytes, mast
     if type(ticket) is not int or type(shown) is not str:
         raise _foreign(master)
     if not is_proof(shown, secret, SERVICE, ours, theirs, str(ticket)):
-        raise JobError(f"what listens at {master} does not know the secret of this job: choose another MASTER_PORT for all ranks")
+        raise JobError(f"the program that listens at {master} does not know the secret of this job: choose another MASTER_PORT for all ranks")
     sock.settimeout(None)
     return ticket, lines
 
@@ -93,10 +93,12 @@ def _answer(sock: socket.socket, lines: Iterator[str], said: Mapping[str, Any], 
 
 
 def _foreign(master: str) -> JobError:
-    return JobError(f"what listens at {master} is no jobflow program of this version; choose another MASTER_PORT for all ranks")
+    return JobError(f"the program that listens at {master} is not a jobflow program of this version; choose another MASTER_PORT for all ranks")
 
 
 def silent(master: str) -> JobError:
     """Somebody listens and does not answer."""
     waited = f"{SILENCES * ANSWER:g} s"
-    return JobError(f"what listens at {master} has said nothing in {waited}: it is another program; choose another MASTER_PORT for all ranks")
+    return JobError(
+        f"the program that listens at {master} has not answered for {waited}: it is another program; choose another MASTER_PORT for all ranks"
+    )

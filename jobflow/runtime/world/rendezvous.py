@@ -68,7 +68,7 @@ def resolve(master: str) -> tuple[str, int]:
     try:
         found = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)
     except OSError as error:
-        raise JobError(f"MASTER_ADDR={host} is no name or IPv4 address of a machine ({error}); it is where RANK=0 runs") from error
+        raise JobError(f"MASTER_ADDR={host} is not a name or IPv4 address of a machine ({error}); it is where RANK=0 runs") from error
     return str(found[0][4][0]), port
 
 
@@ -79,7 +79,7 @@ def listen(master: str, secret: bytes) -> socket.socket:
     """
     where = resolve(master)
     if not secret and not ipaddress.ip_address(where[0]).is_loopback:
-        raise JobError(f"MASTER_ADDR={where[0]} can be reached from other machines, so ranks have to know a secret of the job: {MAKE}")
+        raise JobError(f"MASTER_ADDR={where[0]} can be reached from other machines, so ranks must share a secret: {MAKE}")
     found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -91,7 +91,7 @@ def listen(master: str, secret: bytes) -> socket.socket:
             taken = f"MASTER_PORT={where[1]} at {where[0]} is taken by another program, perhaps by another job"
             raise PortTakenError(f"{taken}: choose another port for all ranks") from error
         if error.errno == errno.EADDRNOTAVAIL:
-            raise JobError(f"MASTER_ADDR={where[0]} is no address of this machine; give the address of the machine where RANK=0 runs") from error
+            raise JobError(f"MASTER_ADDR={where[0]} is not an address of this machine; give the address of the machine where RANK=0 runs") from error
         raise JobError(f"cannot listen at MASTER_ADDR={where[0]} MASTER_PORT={where[1]}: {error}") from error
     return found
 

@@ -97,7 +97,7 @@ def short(text: str) -> str:
 def section_hint(given: Any, keys: Sequence[str], tags: Sequence[str], key: str) -> str:
     """Where a section is wanted, with these keys, or chosen by one of these names; `key` is its own."""
     if given is None:
-        return f"; write such as {key}: {{name: {tags[0]}, ...}}, with name one of {', '.join(tags)}" if tags else "; give it keys, or leave it out"
+        return f"; write such as {key}: {{name: {tags[0]}, ...}}, with name one of {', '.join(tags)}" if tags else "; give it keys, or omit it"
     if not isinstance(given, str):
         return ""
     if given in tags or "reader" in keys:

@@ -132,7 +132,7 @@ class _Reading:
             self.problems.add(self.origin(found), path, reason)
             return Node(None, self.origin(found), key_at)
         if found.tag:
-            self.problems.add(self.origin(found), path, f"the tag {found.tag.replace('tag:yaml.org,2002:', '!!')} means nothing here; leave it out")
+            self.problems.add(self.origin(found), path, f"the tag {found.tag.replace('tag:yaml.org,2002:', '!!')} means nothing here; omit it")
         self.open.append(found)
         value = self.entries(found, path) if isinstance(found, yaml.MappingNode) else self.value(found, path)
         self.open.pop()

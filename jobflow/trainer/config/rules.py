@@ -60,7 +60,7 @@ def _model(of: Values) -> Wrong:
     elif builder is not None and layers is not None:
         yield "model.layers model.builder", "model has a builder and layers; leave one of them out", ways
     elif builder is not None and loss is not None:
-        yield "model.loss model.builder", "model.loss is that of layers; a builder returns its own, leave it out", ""
+        yield "model.loss model.builder", "model.loss is that of layers; a builder returns its own, omit it", ""
 
 
 def _layers(of: Values) -> Wrong:
@@ -68,7 +68,7 @@ def _layers(of: Values) -> Wrong:
     if builder is not None or layers is None:
         return
     if arguments:
-        yield "model.arguments model.layers", "model.arguments are those of a builder; layers have their own, leave them out", ""
+        yield "model.arguments model.layers", "model.arguments are those of a builder; layers have their own, omit them", ""
     if loss is None:
         yield "model.loss model.layers", "model.layers need a loss", "loss: softmax_cross_entropy, mean_squared_error"
     ((kind, given),) = layers[-1].items()

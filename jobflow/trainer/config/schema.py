@@ -31,7 +31,7 @@ def key(meaning: str, also: str = "", derived: str = "", **limits: Any) -> Any:
 
 
 class Section(BaseModel):
-    """Frozen; unknown keys, numbers written as texts, infinity and what is no number are errors."""
+    """Frozen; unknown keys, numbers written as texts, infinity and what is not a number are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -208,7 +208,7 @@ class Data(Section):
         Count, key("samples per step of an evaluation", "eval_batch_size validation_batch_size test_batch_size", "${data.batch_size}")
     ]
     shuffle: Annotated[bool, key("a new order in each epoch, from `seed`")] = True
-    drop_last: Annotated[bool, key("leave out the last batch of an epoch if it is smaller")] = False
+    drop_last: Annotated[bool, key("omit the last batch of an epoch if it is smaller")] = False
     prefetch: Annotated[int, key("batches that are read ahead", ge=0, le=1024)] = 2
 
 

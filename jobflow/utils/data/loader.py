@@ -56,7 +56,7 @@ def _tensor(array: Array) -> Tensor:
     try:
         dtype_of(array.dtype)
     except (KeyError, TypeError):
-        raise ArgumentError(f"default_collate at {user_line()}: there are no tensors of {array.dtype}; convert it, or pass collate_fn=") from None
+        raise ArgumentError(f"default_collate at {user_line()}: tensors cannot hold {array.dtype}; convert it, or pass collate_fn=") from None
     return Tensor(type_of(array), None, array)
 
 
@@ -84,11 +84,9 @@ class DataLoader:
         what = f"DataLoader at {user_line()}"
         self.streams = isinstance(dataset, Stream) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__")
         if self.streams and (shuffle or sampler is not None or batch_sampler is not None):
-            raise ArgumentError(
-                f"{what}: a dataset without __getitem__ and __len__ has an order of its own; leave out shuffle, sampler, batch_sampler"
-            )
+            raise ArgumentError(f"{what}: a dataset without __getitem__ and __len__ has its own order; omit shuffle, sampler, batch_sampler")
         if batch_sampler is not None and (batch_size not in (None, 1) or shuffle or sampler is not None or drop_last):
-            raise ArgumentError(f"{what}: batch_sampler says all about batches; leave out batch_size, shuffle, sampler and drop_last")
+            raise ArgumentError(f"{what}: batch_sampler determines all batches; omit batch_size, shuffle, sampler and drop_last")
         if sampler is not None and shuffle:
             raise ArgumentError(f"{what}: give sampler or shuffle, not both")
         if num_workers < 0 or prefetch_factor < 1:

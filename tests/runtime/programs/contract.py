@@ -121,7 +121,7 @@ def reduce_scatter(rank: Rank, case: tuple[int, str, str, Reduction]) -> None:
 
 
 def no_number(rank: Rank, case: tuple[str, str, Reduction]) -> None:
-    """What is no number on one rank is none in the extremes of all, on every rank."""
+    """What is not a number on one rank is none in the extremes of all, on every rank."""
     dtype, place, reduce = case
     for ranks in groups(rank.size):
         source, target = (Arrays(rank, place).make(37 if rank.index in ranks else 0, dtype) for _ in range(2))
