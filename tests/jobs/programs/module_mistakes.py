@@ -26,7 +26,7 @@ class Wrong(nn.Module):
 
 
 WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
-    "a plain tensor": (lambda self, x: x * self.plain, "no parameter or buffer of it"),
+    "a plain tensor": (lambda self, x: x * self.plain, "not its parameter or buffer"),
     "a new module": (lambda self, x: nn.Linear(6, 6)(x), "while the body of a job runs"),
     "a number": (lambda self, x: x if x.sum().item() > 0 else -x, "has no numbers while the body of a job runs"),
     "truth": (lambda self, x: x if x.sum() > 0 else -x, "is not known while the body of a job runs"),
