@@ -1,4 +1,4 @@
-"""Loading: tensors by name, and any box of them, read and checked against their hashes when they are asked for.
+"""Reading a checkpoint: tensors, or parts of them, by name; each is checked against its hash when it is read.
 
 Directories of the legacy system are recognised: one directory per variable with the raw numbers in `out` and, in later releases,
 their type in `meta`.

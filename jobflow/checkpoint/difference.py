@@ -1,4 +1,4 @@
-"""Two checkpoints side by side, tensor by tensor; never more than two tensors in memory.
+"""Comparing two checkpoints tensor by tensor, with at most two tensors in memory.
 
 absolute = max |a - b|, relative = max |a - b| / max(|a|, |b|), both over the elements that are not the same; two NaN are the same,
 a NaN and a number differ by infinity.

@@ -1,4 +1,4 @@
-"""Checkpoints in other clothes: NumPy's .npz, .safetensors, and directories of the legacy system, out and in; one tensor in memory at a time.
+"""Conversion between checkpoints, .npz files, .safetensors files and directories of OneFlow; one tensor in memory at a time.
 
 A .npz is a zip file with one .npy file per tensor.  A legacy directory has one directory per variable with its raw little-endian
 numbers in `out` and, as text, its type in `meta`.  Both hold tensors only: what was saved beside them (step, position, ...) is not in them.

@@ -1,4 +1,4 @@
-"""The one door through which checkpoints change the file system; where tests let writing fail.
+"""All changes that checkpoints make to the file system go through this module; tests make them fail here.
 
 Every change is one call of `Files.do`, in whatever process and thread it is made.  A test that wants to see or to break changes gives
 `use` a maker of its own Files; in a program of several processes each of them calls `use`.

@@ -1,4 +1,4 @@
-"""manifest.json: what a checkpoint holds, where, and how to know that it is whole.
+"""manifest.json: which tensors a checkpoint has, where they are stored, and the hashes that show that it is complete.
 
 {
  "format": "jobflow checkpoint", "version": 2,

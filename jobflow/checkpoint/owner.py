@@ -1,4 +1,4 @@
-"""Processes that something belongs to, as a file names them; and whether they still are."""
+"""The process that owns a lock or an unfinished checkpoint, as files name it; and whether it is still running."""
 
 from __future__ import annotations
 

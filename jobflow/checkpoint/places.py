@@ -1,4 +1,4 @@
-"""Where a checkpoint lies while it is being written, how it takes its name in one step, and what becomes of what is left over.
+"""The temporary directory of a checkpoint, the rename that completes it, and the removal of unfinished ones.
 
     .<target>.saving.<host>.<pid>-<start>.<random>      a checkpoint that is being written, or an old one that is being removed
     .<target>.replaced.<host>.<pid>-<start>.<random>    an old one that is being replaced, where names cannot be exchanged

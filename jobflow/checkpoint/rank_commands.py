@@ -1,4 +1,4 @@
-"""What each rank does for a checkpoint of a session: commands that the session's world carries to it.
+"""What each rank does for a checkpoint of a session, as commands that the session sends to the ranks.
 
 Commands answer with what went wrong instead of raising it, so that all clients raise the same and the ranks can go on.  The threads
 that write touch files and memory of their own only: nothing is sent between ranks there.

@@ -1,4 +1,4 @@
-"""What each rank writes of a checkpoint, and how its part becomes known to rank 0 without a message.
+"""The files that each rank writes for a checkpoint; rank 0 finds them in the directory, without a message.
 
     tensors-00002-00001.safetensors     numbers of rank 2
     part-00002.json                     its part manifest; it takes this name when all of its files are on the disk

@@ -1,4 +1,4 @@
-"""A directory of checkpoints, one per step: which there are, which is the newest that is whole, and which may go.
+"""A directory of checkpoints, one per step: list them, find the newest complete one, delete old ones.
 
     checkpoints/step-00000100/  step-00000200/  step-00000300/
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a session's variables, written and read by all ranks at once, whatever layout they have.
+"""Checkpoints of the variables of a session, saved and loaded by all ranks together, in any layout.
 
 Saving.  Every box of a variable is written by one of the ranks that hold it; copies are taken to be the same, and shared out so that
 all ranks write about as many bytes.  Rank 0 makes a directory beside the target, each rank writes its boxes there and then a

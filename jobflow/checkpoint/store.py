@@ -1,4 +1,4 @@
-"""Checkpoints as files: a directory with a manifest and safetensors files, saved all or nothing, loaded lazily and checked."""
+"""Checkpoints as files: a directory with a manifest and safetensors files, written completely or not at all, read lazily, with hashes."""
 
 from jobflow.checkpoint.checkpoint_reader import Checkpoint, Stored, load, problems
 from jobflow.checkpoint.file_system import Files

@@ -1,4 +1,4 @@
-"""Saving arrays of one process: all or nothing.
+"""Saving the arrays of one process as a checkpoint, completely or not at all.
 
 A checkpoint is written into a directory of its own beside the target, file by file and onto the disk, and then takes the target's
 name in one step.  Whoever looks sees nothing or all of it.  `sessions` does the same with many ranks.

@@ -1,4 +1,4 @@
-"""What `jobflow ckpt` does; ckpt.py has its options."""
+"""The implementation of `jobflow ckpt`; its options are in ckpt_command.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`jobflow ckpt ls|show|verify|diff|export|convert`: checkpoints seen from outside; checkpoints.py does the work."""
+"""`jobflow ckpt ls|show|verify|diff|export|convert`: the options; checkpoints.py does the work."""
 
 from __future__ import annotations
 

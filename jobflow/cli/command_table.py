@@ -1,4 +1,4 @@
-"""All commands of `jobflow`: a module for each, which is imported when its command is chosen.
+"""The table of all commands of `jobflow`; the module of a command is imported when the command is used.
 
 A module has `fill(parser)`, which gives the command its options, examples and description and imports nothing that takes long,
 and `run(given) -> exit code`, which imports what it needs.

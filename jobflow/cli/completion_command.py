@@ -1,4 +1,4 @@
-"""`jobflow completion`: a script by which a shell completes commands, options and files."""
+"""`jobflow completion`: print a completion script for a shell."""
 
 from __future__ import annotations
 

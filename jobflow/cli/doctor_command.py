@@ -1,4 +1,4 @@
-"""`jobflow doctor`: does what jobflow runs on work here, and if not, what helps?"""
+"""`jobflow doctor`: check the machine and the installation, and say how to fix problems."""
 
 from __future__ import annotations
 

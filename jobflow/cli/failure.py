@@ -1,4 +1,4 @@
-"""Errors for people: their own lines first, and jobflow's only where they are asked for."""
+"""How errors are printed: the user's own lines first, and jobflow's only with --traceback."""
 
 from __future__ import annotations
 

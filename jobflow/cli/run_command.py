@@ -1,4 +1,4 @@
-"""`jobflow run`: a script on N devices of one process, or as N ranks, without a change to it.
+"""`jobflow run`: run an unchanged script on N devices of one process, or as N ranks.
 
 This process becomes what it starts, so signals, the exit code and the terminal are those of the script or of mpiexec.
 """

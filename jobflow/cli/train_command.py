@@ -1,4 +1,4 @@
-"""`jobflow train FILE`: train what a YAML file describes, or go on with it."""
+"""`jobflow train FILE`: train what a YAML file describes, or continue an earlier run."""
 
 from __future__ import annotations
 

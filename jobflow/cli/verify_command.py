@@ -1,4 +1,4 @@
-"""`jobflow verify`: does a job give on N devices what it gives on one?"""
+"""`jobflow verify`: compare a job on N devices with the same job on one."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""From a job to the plans of its ranks: pure functions, each to a new type."""
+"""The compiler: from a traced job to the plan of each rank, as pure functions, each with its own result type."""

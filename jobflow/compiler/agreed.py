@@ -1,4 +1,4 @@
-"""What a rank must not decide by what it sees of a job alone: facts about all ranks, taken from the physical graph.
+"""Facts that all ranks must know alike although each compiles alone; computed from the physical graph.
 
 Ranks that rework how they communicate (`zero_copy_feeds`, `factors`, `divide`) must all do so, or none.  The program of a rank does not show
 that another one sends a value elsewhere, or has one sample more and stores matrices in another order.

@@ -1,4 +1,4 @@
-"""The life of a job, on one screen.
+"""The stages of the compiler in order.
 
     trace          the job's body, once            -> Graph
     prepared       as strategy and precision ask   -> Graph

@@ -1,4 +1,4 @@
-"""Program -> the same with the update of what ranks share divided among them.
+"""Program -> program in which the update of a shared variable is divided among the ranks that share it.
 
 In one node, variables that every rank holds whole are stored once (`plan.storage.COMMON`), and each rank writes a part of them:
 

@@ -1,4 +1,4 @@
-"""Program -> the same with gradients formed from gathered factors, where that moves less.
+"""Program -> program in which ranks gather the factors of a gradient instead of adding up gradients, where that sends less.
 
 The gradient of a weight is a product summed over the batch, y[m,n] = sum_k a[k,m] b[k,n], and each rank knows a part of k.  To sum it
 over the ranks is to move all of y.  Where a variable is stored once (`plan.storage.COMMON`) and each rank updates its rows of it, a

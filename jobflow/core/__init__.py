@@ -1,1 +1,1 @@
-"""What every floor stands on: errors, element types, layouts, the scope of a program, and files from outside."""
+"""The base of all other folders: errors, element types, layouts, scopes, and checks of files."""

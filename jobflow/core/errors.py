@@ -1,4 +1,4 @@
-"""What can go wrong, as a tree; every class says when.
+"""The tree of exceptions, and the user's line that their messages name.
 
     JobflowError
     ├── ShapeError          operands of an op do not fit together            (also ValueError)

@@ -1,4 +1,4 @@
-"""Packages that parts of jobflow want and that `pip install jobflow-sbp` does not bring, and the extra that brings each."""
+"""Optional packages, and the extra of jobflow that installs each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that people name as text, "module:function"."""
+"""Functions named by a text, "module:function"."""
 
 from __future__ import annotations
 

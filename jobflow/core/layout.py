@@ -1,4 +1,4 @@
-"""How a logical tensor lies on ranks: S/B/P, placements, layouts, rules.  The only place that knows how an axis is cut.
+"""Layouts of a logical tensor on ranks: S, B, P, placements, boxes, rules.  The only module that knows how an axis is cut.
 
 An axis of `size` elements is cut among n ranks in balance: the first `size mod n` ranks get one element more, so
 

@@ -1,4 +1,4 @@
-"""A package whose names are imported when they are first asked for: `__init__.pyi` says where each is, `__init__.py` reads it.
+"""A package whose names are imported on first use: `__init__.pyi` says where each is defined.
 
     __getattr__, __dir__, __all__ = attach(__name__, __file__)
 

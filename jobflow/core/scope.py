@@ -1,4 +1,4 @@
-"""The one context variable: where in the program we are, and who takes the ops that are called here.
+"""The scope of a program: the placement, view and options in force, and the interpreter that receives operations.
 
 Programs enter scopes with `placement`, `consistent_view`, `mirrored_view`, `namespace` and `config`; jobflow itself with `using`.
 """

@@ -1,4 +1,4 @@
-"""Element types, tensor types, and the aliases behind which arrays of any library hide."""
+"""Element types and tensor types, and type aliases for arrays of any library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The door for files that somebody gives us: regular files of a bounded size, and texts of a bounded depth.
+"""Reading files that users provide: regular files of a limited size, and texts of a limited depth.
 
 What a reader, a configuration or a checkpoint names may be a pipe that nobody writes to, a file of petabytes, or JSON that is nested 100,000
 deep.  Whoever reads such a file opens it here and says, as `fault`, which error tells of what is wrong with it.  Each limit can be set anew

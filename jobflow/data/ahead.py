@@ -1,4 +1,4 @@
-"""What will be needed, read by threads before it is asked for."""
+"""Reading ahead: threads prepare the next results."""
 
 from __future__ import annotations
 

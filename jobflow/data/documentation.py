@@ -1,4 +1,4 @@
-"""The documentation text that comes with Python itself: some 600,000 characters of English about programming, on every machine."""
+"""Python's own documentation as a text: about 600,000 characters of English, present on every machine."""
 
 from __future__ import annotations
 

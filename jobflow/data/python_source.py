@@ -1,4 +1,4 @@
-"""The reader of what a Python function gives: a sequence of samples, or samples one after another."""
+"""The reader of the result of a Python function: a sequence of samples, or a stream."""
 
 from __future__ import annotations
 

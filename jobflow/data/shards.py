@@ -1,4 +1,4 @@
-"""Batches of which each rank reads its part: the rows that its layout needs, which it is asked for when a job is called."""
+"""Batches of which each rank reads only the rows that its layout needs, when a job is called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads that take long: who waits for one says so, with the samples, the place and the user's line where it stands."""
+"""Messages about reads that take long: who waits, for which samples, and the user's line in which the reader is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that run as several processes: which of them this one is, and how they are started.
+"""Programs that run as several processes: how they are started, and what they print.
 
     mpiexec -n 2 python script.py
     jobflow launch --nproc_per_node 2 script.py          (python -m jobflow.distributed.launch is the same)

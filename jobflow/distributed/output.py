@@ -1,4 +1,4 @@
-"""What ranks print, as whole lines with the rank before each, and the error of one of them once more at the end."""
+"""The output of ranks as whole lines with the rank in front, and the first error again at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes that `jobflow launch` starts on this node: how they run, and that they all end.
+"""The processes that `jobflow launch` starts on this node, and how they are ended.
 
 Each is the first of a session and a process group of its own, so that what a rank starts ends with it.  The first rank that ends
 with another exit code than 0 ends all: SIGTERM, and SIGKILL after a grace.  So do signals to this process.

@@ -1,1 +1,1 @@
-"""Running ops at once: tensors, the tape of gradients, and changes of layout among ranks that all run the same program."""
+"""Running operations immediately: tensors, gradients, and changes of layout among ranks that all run the same program."""

@@ -1,4 +1,4 @@
-"""From a tensor back to the leaves it was made of.
+"""The backward pass: gradients from a tensor back to its leaves.
 
 Nodes are gone through newest first.  Where several readers of a tensor gave gradients, they are added as they lie; when a leaf has
 heard from all of them, the sum is brought into the leaf's layout and added to `grad`.

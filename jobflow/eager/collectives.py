@@ -1,4 +1,4 @@
-"""Exchange of local tensors between all ranks: the changes of layout that these words mean.
+"""Collectives on local tensors of all ranks, written as changes of layout.
 
 Every rank's tensor is its piece of a global one; what the others have is that one in another layout.
 """

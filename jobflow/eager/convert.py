@@ -1,4 +1,4 @@
-"""Layout -> layout, at once: the boxing of jobs, as a plan that does nothing else.
+"""A change of layout, run immediately: a plan that contains only boxing.
 
 The ranks of both placements take part, as a group with a communicator of its own; others need not know.  A plan is made and bound
 once for a type and two layouts, and kept for the group.  Before ranks exchange anything they make sure that they are about to do

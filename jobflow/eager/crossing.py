@@ -1,4 +1,4 @@
-"""Between local tensors and global ones, and from one layout of a global tensor to another; all of it has gradients.
+"""Conversions between local and global tensors, and between layouts of a global tensor; all have gradients.
 
 The gradient of a global tensor in another layout comes back in the layout it had.  A local tensor that became part of a global one
 gets the gradient of its part: its piece where it is split; the whole on every rank where it is an addend; where it is a copy, the

@@ -1,4 +1,4 @@
-"""What it means for gradients that a tensor has been written over.
+"""In-place writes and gradients: new nodes for overwritten tensors, views, and the errors for overwritten values.
 
 After x = x.add_(y) the tensor x stands for the sum: its node is that of the sum, and what was recorded of it before is about what it
 held before.  A view stands for a part of its base.  Writing through a view therefore gives its base a new node too, "the base with

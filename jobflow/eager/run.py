@@ -1,4 +1,4 @@
-"""One op at once: the job of one node.
+"""Running one operation immediately, with layouts, boxing and gradients.
 
     run(op, *tensors)   infer -> choose a signature -> convert inputs -> compute -> note it for backward
 

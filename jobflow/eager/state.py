@@ -1,4 +1,4 @@
-"""What the tensors of one rank share: the rank itself, the random generators, the mode of gradients, and what has been prepared before.
+"""The state that all tensors of a rank share: the rank, random generators, gradient mode, and caches.
 
 It lives in the scope's root, so that ranks which are threads each have their own.
 """

@@ -1,4 +1,4 @@
-"""What is recorded for `backward`: one node per step, with what its gradient needs.
+"""The tape: one node per recorded operation, with the values that its gradient needs.
 
 A node keeps (type, layout, array, storage, version) of the tensors that its gradient may read.  Reading one whose memory has been
 written over since is an error; not reading it is none, so that `relu_` after a convolution is fine.  Where gradients are recorded

@@ -1,4 +1,4 @@
-"""The one public tensor: numbers now, or a value of a graph that is being built.
+"""The tensor class: an array, or a value of a program that is being traced.
 
 A local tensor belongs to one rank.  A global one has a logical value that lies on the ranks of its placement as its sbp says; each
 rank holds its piece as `array`, and those outside the placement an empty one.  While `nn.Graph.build` runs, tensors have a `traced`

@@ -1,4 +1,4 @@
-"""The one way onto the ranks: jobs, graphs, changes of layout at once, `verify` and `explain` bring their programs there.
+"""Binding a program to ranks; jobs, graphs, immediate boxing, `verify` and `explain` all use it.
 
     Loaded(physical, storage).bind(rank)         plan, compare with the other ranks, allocate, prepare the calls; collective
     Loaded(physical, storage).plan(rank, ranks)  the same plan for a rank that nobody has bound

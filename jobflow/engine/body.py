@@ -1,4 +1,4 @@
-"""The body of a job while it runs: what programs say in handles is recorded in values.
+"""The body of a job while it is traced: operations on handles become nodes over values.
 
 This is the one place where handles become values and values handles.  The compiler, whose interpreter is the tracer itself, sees values only.
 """

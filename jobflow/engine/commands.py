@@ -1,4 +1,4 @@
-"""What the client asks of ranks: picklable commands that a world carries to each of them."""
+"""Commands that the client sends to the ranks; picklable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a tensor is asked to lie on the devices: `split(axis)`, `broadcast()`, `auto()`.
+"""Layout requests of job functions: `split(axis)`, `broadcast()`, `auto()`.
 
 The three are compared with `is`: there is one `broadcast()`, one `auto()`, and one `split(axis)` per axis.
 

@@ -1,4 +1,4 @@
-"""What the body of a job may ask of its tensors, in the words of the legacy face: layouts that are wished for, and names.
+"""Handles: the tensors in the body of a job, with their names and layout requests.
 
 h = flow.matmul(x, w).with_distribute(flow.distribute.split(1))
 assert h.distribute is flow.distribute.split(1) and h.split_axis == 1

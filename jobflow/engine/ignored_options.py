@@ -1,4 +1,4 @@
-"""Options of older programs that tune what does not exist here: accepted, kept under their names, and said to be ignored.
+"""Options of older programs that have no effect here: accepted with a notice.
 
 Before the names stands what an option takes, and the value of a call without one, unless that is None.
 """

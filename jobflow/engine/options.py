@@ -1,4 +1,4 @@
-"""Options that are called: `flow.config` and `flow.env`, and what these have in common with the configuration of a job.
+"""Options that are set by calling them: `flow.config` and `flow.env`, and their common base.
 
 An option is a row of a table: what it takes and, if it means something here, where its value is kept.  Those in `ignored_options` are
 accepted and say once that they are ignored; names that no release had are errors with a suggestion.

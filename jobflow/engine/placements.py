@@ -1,4 +1,4 @@
-"""The words of global tensors: `placement`, which ranks; `sbp`, how a tensor lies on them.
+"""`placement` and `sbp`, the public layout types of global tensors.
 
 P = flow.placement(type="cuda", ranks=[[0, 1], [2, 3]])
 x = flow.randn(4, 5, placement=P, sbp=[flow.sbp.split(0), flow.sbp.broadcast])

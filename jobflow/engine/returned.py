@@ -1,4 +1,4 @@
-"""What a call gives back: arrays, lists of arrays, callbacks and futures, as the job's return annotation says."""
+"""The result of a call of a job: arrays, lists of arrays, callbacks or futures, as the return annotation says."""
 
 from __future__ import annotations
 

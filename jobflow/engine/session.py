@@ -1,4 +1,4 @@
-"""The session: the one holder of registered jobs, shared variables, settings, and the world that runs them.
+"""The session: registered jobs, variables, settings, and the world of ranks.
 
 It starts at the first need: a job call, a checkpoint, a look at variables.  Then all registered jobs are traced in the order of
 their declaration, so that their variables exist and have their first values, and the ranks bind their plans.

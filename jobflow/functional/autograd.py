@@ -1,4 +1,4 @@
-"""flow.autograd: gradients of tensors, what is recorded for them, functions that bring their own, and checks of them."""
+"""flow.autograd: gradients of gradients, custom functions, gradient checks, anomaly detection."""
 
 from jobflow.functional.custom_functions import Function as Function
 from jobflow.functional.custom_functions import backward as backward

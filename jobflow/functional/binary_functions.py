@@ -1,4 +1,4 @@
-"""Sums, products, quotients, powers and matrix products, as functions, methods, operators and in-place forms.
+"""Arithmetic of two tensors and matrix products, as functions, methods, operators and in-place forms.
 
 A number beside a tensor becomes part of the op where there is one for it, so that partial tensors stay partial.
 """

@@ -1,4 +1,4 @@
-"""The name `flow.Tensor`: the class of all tensors to isinstance, a constructor to those who call it."""
+"""`flow.Tensor`: a constructor, and the class of all tensors for isinstance."""
 
 from __future__ import annotations
 

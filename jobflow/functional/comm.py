@@ -1,4 +1,4 @@
-"""flow.comm: exchange of local tensors between all ranks, which call the same functions in the same order.
+"""flow.comm: collectives on local tensors; all ranks call the same functions in the same order.
 
 A function that changes a tensor in place says so.  None of them is differentiable: global tensors are.
 """

@@ -1,4 +1,4 @@
-"""Functions with gradients of their own: what `flow.autograd` offers."""
+"""Functions with their own gradients: `flow.autograd.Function`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing over tensors: with a value, another tensor's elements, or random numbers.  Gradients go to what was copied."""
+"""Filling tensors in place: with a value, the elements of another tensor, or random numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where tensors lie: to_global, to_local, devices."""
+"""Placement and devices of tensors: to_global, to_local, to, cpu, cuda."""
 
 from __future__ import annotations
 

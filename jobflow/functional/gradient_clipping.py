@@ -1,4 +1,4 @@
-"""Gradients kept small: clipped by the norm of all of them together, or each element by a bound."""
+"""Gradient clipping: by the norm of all gradients together, or element by element."""
 
 from __future__ import annotations
 

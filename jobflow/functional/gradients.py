@@ -1,4 +1,4 @@
-"""Gradients: backward, what is recorded for it, and hooks on its way."""
+"""backward, requires_grad, detach, and hooks on gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forms that write over their first tensor: `x.add_(y)`, `x += y`, `x[0] = y`.
+"""In-place forms: `x.add_(y)`, `x += y`, `x[0] = y`.
 
 The value is computed as ever, brought into the element type and layout of x, and copied into its memory; x then stands where the
 value stands in the graph of gradients.  So x.mul_(y) needs no old values of its own.

@@ -1,4 +1,4 @@
-"""x[...] and x[...] = v.
+"""Indexing: x[...] and x[...] = v.
 
 Integers, slices, None and Ellipsis are windows on memory; lists and tensors of integers look elements up; truth values are the
 places where they hold.  Integers and slices come first: where lists or tensors are parted by slices, what they find comes first in

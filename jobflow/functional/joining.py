@@ -1,4 +1,4 @@
-"""Putting tensors together and taking them apart."""
+"""Joining and splitting tensors."""
 
 from __future__ import annotations
 

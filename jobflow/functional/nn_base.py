@@ -1,4 +1,4 @@
-"""What the functions of `nn` share: composing them of ops, drawing random numbers, spellings of arguments."""
+"""What the functions of `nn` share: composition of operations, random numbers, checks of arguments."""
 
 from __future__ import annotations
 

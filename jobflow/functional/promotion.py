@@ -1,4 +1,4 @@
-"""Which element type tensors and numbers have together.
+"""Type promotion: the element type of an operation on tensors and numbers.
 
     bool < uint8, int8 < int32 < int64 < float16, bfloat16 < float32 < float64
 

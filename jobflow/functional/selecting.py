@@ -1,4 +1,4 @@
-"""Elements by position or by a mask: chosen, moved, replaced, added up."""
+"""Selecting, moving, replacing and adding up elements by index or by mask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orders: sorting, the largest elements, different elements; and sums of products over named axes."""
+"""Sorting, top-k, unique elements, and einsum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of tensors: NumPy arrays, Python numbers, and what is printed.  Of a global tensor all ranks ask, and all get the logical value."""
+"""Values of tensors as NumPy arrays, Python numbers or text.  For a global tensor, all ranks call and all get the logical value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program before anyone decided where it runs: values, nodes, graphs.
+"""The logical program, before layouts are chosen: values, nodes, graphs.
 
 All of it is immutable, so graphs may share nodes: a pass builds a new graph, of new nodes where something changes and of the same ones elsewhere.
 """

@@ -1,4 +1,4 @@
-"""Walking graphs and building changed ones.  Nothing here changes a graph it is given.
+"""Rewriting graphs: a pass walks a graph and builds a new one.
 
 A pass is a `Rewriter` whose `take` says what stands for the outputs of a node:
 

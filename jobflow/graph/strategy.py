@@ -1,4 +1,4 @@
-"""What a strategy is to a job."""
+"""The interface of a strategy, as the compiler sees it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job's body, or a graph's `build`, has recorded: the program that the compiler starts from."""
+"""A traced program: what the body of a job, or `build` of a graph, has recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job says about its losses, its optimizers and the tensors it watches, and what an optimizer is to the compiler."""
+"""Losses, optimizers and watched tensors of a job, and the interface of an optimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs as flat tables, so that they pickle: a chain of a thousand nodes must not become a recursion of a thousand calls."""
+"""Graphs as flat tables for pickling, without recursion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the legacy face called deprecated already: another spelling of namespaces, workers that mpiexec starts now, and a base for modules."""
+"""`flow.deprecated`: names that OneFlow had deprecated already."""
 
 from __future__ import annotations
 

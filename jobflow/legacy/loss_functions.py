@@ -1,4 +1,4 @@
-"""Losses.  The first argument is the label where names end in `_with_logits`; results have an element per sample unless reduced.
+"""Loss functions.  Labels are the first argument of functions that end in `_with_logits`; results have one element per sample unless reduced.
 
 reduction is "none", "mean" or "sum"; the last two are over all elements and give shape (1,).
 """

@@ -1,4 +1,4 @@
-"""Penalties on variables: the gradient of w becomes g + l1 * sign(w) + l2 * w, before clipping.  The loss value is not changed."""
+"""Regularizers of variables: the gradient of w becomes g + l1 * sign(w) + l2 * w, before clipping.  The loss value is not changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What builders have in common: reading images, and the end of every classifier."""
+"""Parts that the models share: reading images, and the end of a classifier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text from a model that scores what comes next: plain NumPy over a predict job.
+"""Text generation with a predict job, in NumPy.
 
     p = softmax(scores / temperature) over the top_k best;  u uniform in [0, 1);  next = the first token whose cumulative p exceeds u
 

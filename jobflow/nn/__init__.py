@@ -1,4 +1,4 @@
-"""flow.nn: of the job face, activations, convolution, pooling, losses and normalisation as functions; of tensors, modules and graphs.
+"""flow.nn: functions of the job API, modules and graphs of tensors.
 
 Everything is defined elsewhere; `__init__.pyi` is the table of contents.  Names that both have - functions in the body of a job,
 classes elsewhere - are classes here; `jobflow.nn.modules` says which.

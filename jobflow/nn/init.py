@@ -1,4 +1,4 @@
-"""First values of parameters, written in place: functions of the seed, the number of the draw and the logical index, so the same in every layout."""
+"""Initialisation of parameters in place.  Values depend on the seed, the number of the draw and the logical index, not on the layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nn.utils: gradients kept small, and parameters as one vector."""
+"""nn.utils: gradient clipping, and parameters as one vector."""
 
 from __future__ import annotations
 

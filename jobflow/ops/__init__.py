@@ -1,1 +1,1 @@
-"""The operations: one class each, grouped in families; `base` says what an op is."""
+"""The operations: one class each; `op` has their base class."""

@@ -1,4 +1,4 @@
-"""Looking at tensors differently: shapes and orders of axes.
+"""Operations on shapes and orders of axes: reshape, transpose, squeeze.
 
 Attributes that name sizes are those of the logical tensors; `localize` makes them those of a rank's piece.
 """

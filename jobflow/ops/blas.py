@@ -1,4 +1,4 @@
-"""What BLAS does in one pass over y and NumPy does not: y += alpha a b on matrices, y = alpha x + beta y on vectors.
+"""BLAS calls that NumPy does not have: y += alpha a b for matrices, y = alpha x + beta y for vectors.
 
 The functions are those of the OpenBLAS library that NumPy's wheels bring and have loaded already.  It is asked through ctypes, and
 believed only after it has computed an example right; where there is none (another BLAS, another platform) callers do without.

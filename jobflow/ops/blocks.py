@@ -1,4 +1,4 @@
-"""Cutting long elementwise chains into blocks that stay in the L2 cache while all their passes run over them."""
+"""Running long elementwise chains in blocks that stay in the L2 cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stretching axes and its adjoint, summing them: the pair every broadcasting gradient needs."""
+"""Broadcasting, and its gradient, a sum over the broadcast axes."""
 
 from __future__ import annotations
 

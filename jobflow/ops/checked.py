@@ -1,4 +1,4 @@
-"""Numbers that an op takes at their word - positions, labels, divisors, probabilities - checked where they lie.
+"""Checks of numbers that an operation relies on - indices, labels, divisors, probabilities - on the rank that stores them.
 
     y = checked(x, "multinomial", low=0.0, noun="weight")       y = x; in place of x the op that needs it so reads y
 

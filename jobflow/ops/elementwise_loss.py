@@ -1,4 +1,4 @@
-"""Losses of one number per element; averaging them is not theirs."""
+"""Losses with one number per element, not averaged."""
 
 from __future__ import annotations
 

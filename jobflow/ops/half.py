@@ -1,4 +1,4 @@
-"""Arithmetic on float16 and bfloat16: numbers of two bytes only store; ops compute in float32, and what they give is rounded once.
+"""Arithmetic on float16 and bfloat16: operations compute in float32, and results are rounded once.
 
 One place for all ops: whoever binds an op calls `bind` here.  A CPU has no fast arithmetic of such numbers, and NumPy's sums and
 products of them would round at every step.  So inputs are copied into float32, the op's own calls run on these copies, as fast as

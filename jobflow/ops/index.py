@@ -1,4 +1,4 @@
-"""Looking things up: rows by number, their gradients, one-hot rows.
+"""Look-up of rows by index, its gradient, and one-hot rows.
 
 A number outside the range finds zeros, and is not counted when rows are summed.  That is what lets a table be split along
 the axis that is looked up: every rank answers for the rows it has, and the answers add up.  `offset` is the logical position of

@@ -1,4 +1,4 @@
-"""Ops about where numbers lie: layouts asked for, crossings between the views, and the local pieces of boxing.
+"""Operations on layouts: requests, conversions between the views, and the local steps of boxing.
 
 The kernels here only copy.  What `ToLayout`, `ToLocal` and `ToGlobal` mean is decided when layouts are: a reader of
 `to_layout(x)` gets x in that layout; `to_local(x)` is each rank's part of x; `to_global(x)` is the logical tensor whose

@@ -1,4 +1,4 @@
-"""Losses: one number per sample; averaging them is not theirs.  Losses per element are in elementwise_loss.
+"""Losses with one number per sample, not averaged.  Losses per element are in elementwise_loss.
 
 p = softmax(logits) along the last axis.  Probabilities enter logarithms as max(p, 1e-20).  The sparse losses take labels of any
 integer type, one per sample; their functions have labels checked (`ops.checked`), and the ops take labels to be classes.

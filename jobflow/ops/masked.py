@@ -1,4 +1,4 @@
-"""Elements that a mask names replaced by a number."""
+"""Replacing the elements that a mask selects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An op: one class that says everything about one operation.
+"""The base class of operations: one class says everything about one operation.
 
 A concrete op is a frozen dataclass of its attributes, so it hashes, compares, pickles and prints.  It has
 

@@ -1,4 +1,4 @@
-"""The formulas of optimizers, each once: jobs, tensors at once and graphs spell their parameters in their own ways.
+"""The formulas of the optimizers, each written once for jobs, graphs and tensors.
 
 w is the variable, g its gradient, d the direction along which it goes down, lr the learning rate, t = step + 1 the number of the step.
 A prime marks a new value.

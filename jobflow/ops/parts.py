@@ -1,4 +1,4 @@
-"""One rank's part of a logical tensor as a tensor on that rank alone, and back: nothing travels.
+"""One rank's part of a logical tensor as a tensor on that rank alone, and back, without communication.
 
 `TakePart` reads x in `sbp` over all the ranks of a placement of one mesh dimension; its output is what the rank at `index` holds.
 `PutPart` is the logical tensor of which that rank holds x and every other rank nothing: zeros around a split part, or a

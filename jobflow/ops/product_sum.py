@@ -1,4 +1,4 @@
-"""Sums with a product: what is added to it is laid down first, and the product adds itself to that."""
+"""A matrix product added to another value in one step."""
 
 from __future__ import annotations
 

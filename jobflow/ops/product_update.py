@@ -1,4 +1,4 @@
-"""Updates that make their own gradient: a product is subtracted from the variable while it is computed."""
+"""An update that computes its gradient, a matrix product, while it subtracts it from the variable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shape family: looking at tensors differently, and putting them together; everything in one place."""
+"""All operations on shapes, joined and split tensors, in one module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that may be skipped: what counts numbers that are not finite, updates that heed the count, and the loss scale that follows it."""
+"""Skipping a step: counting numbers that are not finite, conditional updates, and the dynamic loss scale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Subscripts: windows on tensors that lie split along the axes that are cut, and writing into windows."""
+"""Reading and writing slices of tensors that are split along the sliced axes."""
 
 from __future__ import annotations
 

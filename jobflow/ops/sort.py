@@ -1,4 +1,4 @@
-"""Orders along an axis: the values, and where they were.  Of equal values the first comes first; NaN is larger than any number."""
+"""Sorting along an axis: values and indices.  Equal values keep their order; NaN is larger than any number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The triangles of matrices: one side of a diagonal of the last two axes kept, the other side filled."""
+"""Triangles of matrices: keep one side of a diagonal of the last two axes, fill the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Updates: new values of variables, written over the old ones; and the learning rate.  Those of optimizers are in `optimizer_updates`."""
+"""Updates: new values of variables, computed in place; and the learning rate.  Those of optimizers are in `optimizer_updates`."""
 
 from __future__ import annotations
 

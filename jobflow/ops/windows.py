@@ -1,4 +1,4 @@
-"""Windows that slide over spatial axes: sizes, padding, and which elements each tap of a window touches.
+"""Sliding windows over spatial axes: sizes, padding, and the elements of each window.
 
 Along one axis, output position i and tap k read input position  i * stride + k * dilation - before,  where (before, after) is the
 padding.  Positions outside the input are not read at all, so no padded copy of the input is ever needed.

@@ -1,4 +1,4 @@
-"""Learning rates that change: each schedule sets the rates of an optimizer's groups at every `step()`.
+"""Learning rate schedules: each sets the rates of an optimizer's groups at every `step()`.
 
 Most are closed formulas of the number of steps t, in float64: `rate(base, t)`.  `base` is the rate that the group began with.  Those that
 jobs have too are in `jobflow.optimizer.schedules`.

@@ -1,4 +1,4 @@
-"""What optimizers share: groups of parameters with options, the tensors they keep for each, steps, and saving both."""
+"""The base class of optimizers: parameter groups, state, steps, state_dict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The optimizers: options, and which formula of `jobflow.ops.optimizer_updates` steps a group that has them."""
+"""The optimizers: their options, and the formula of `jobflow.ops.optimizer_updates` that each uses."""
 
 from __future__ import annotations
 

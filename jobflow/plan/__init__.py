@@ -1,1 +1,1 @@
-"""The program of one rank as plain data, and what is checked about it before it runs."""
+"""The plan of one rank as plain data, and the checks of a plan before it runs."""

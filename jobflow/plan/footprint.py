@@ -1,4 +1,4 @@
-"""What the memory of a rank is used for, and when it is fullest; exact, before anything runs.
+"""The memory of a rank by use, and its peak; exact, before anything runs.
 
 A byte of the arena is in use from the instruction that writes it to the last that reads what was written.  It counts for what
 wrote it: the forward pass (activations), the backward pass (gradients), the update (temporaries), or a communication (what it

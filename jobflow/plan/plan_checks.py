@@ -1,4 +1,4 @@
-"""What is checked about plans before anything runs.
+"""Verification of plans before they run.
 
 Within a rank: nobody reads memory that another value has overwritten, or that nothing has written.  Across ranks: all follow
 one schedule of communication, and each takes part exactly in what concerns it, in that order; of a variable that they have in

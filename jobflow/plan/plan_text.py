@@ -1,4 +1,4 @@
-"""Plans as text: one line an instruction."""
+"""Plans as text, one line per instruction."""
 
 from __future__ import annotations
 

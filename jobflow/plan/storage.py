@@ -1,4 +1,4 @@
-"""Where variables are stored.
+"""The storage of variables: buffers, slots, and what ranks share.
 
 Variables that are declared together and share a group and an element type lie end to end in one buffer, each at a multiple of
 the alignment, so that an update may treat them as one.  What every rank of a node holds whole may lie in memory that they have in

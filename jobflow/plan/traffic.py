@@ -1,4 +1,4 @@
-"""Bytes that communication hands from rank to rank, as the textbooks count them: the same numbers for what ran and for what is planned.
+"""The bytes that communication sends, counted as in textbooks; the same for plans and for runs.
 
 A collective is counted as its ring does it, whatever way the bytes take in truth (windows, MPI, NCCL); with b bytes in balance
 on n ranks each rank hands on

@@ -1,4 +1,4 @@
-"""What checks of a run's numbers (`ops.checked`) have refused, and how ranks agree on the error that all of them raise."""
+"""Values that a check of a run has refused, and the error that all ranks raise together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slots as arrays."""
+"""Arrays over the slots of a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a job is parallel, said in one line and without a change to the model: ``config.strategy(strategies.tensor_parallel())``.
+"""Strategies: data, tensor and pipeline parallelism and ZeRO, by one line: ``config.strategy(strategies.tensor_parallel())``.
 
 consistent        the program as it is written
 mirrored          every rank has tensors of its own

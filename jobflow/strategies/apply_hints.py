@@ -1,4 +1,4 @@
-"""Hints -> program: nodes get their stage and its ranks, variables their storage, and reads a `to_layout` where they need one.
+"""Applying hints to a program: stages of nodes, storage of variables, and `to_layout` where a value is read.
 
 The ranks of a job are a grid with one dimension of parallelism each.  A dimension that is no pipeline is a mesh dimension of every placement;
 along a pipeline the grid is cut, so that every stage has a mesh of its own.

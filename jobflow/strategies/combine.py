@@ -1,4 +1,4 @@
-"""Several strategies at once, each along a dimension of its own of the job's ranks."""
+"""Several strategies, each along one dimension of a mesh of ranks."""
 
 from __future__ import annotations
 

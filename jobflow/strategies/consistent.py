@@ -1,4 +1,4 @@
-"""All ranks work on one logical program; layouts are what the program asks for and inference chooses."""
+"""The strategy of the consistent view: layouts are what the program asks for and inference chooses."""
 
 from __future__ import annotations
 

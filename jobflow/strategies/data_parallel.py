@@ -1,4 +1,4 @@
-"""Every rank computes with the whole model on its part of the batch."""
+"""Data parallelism: every rank computes the whole model on its part of the batch."""
 
 from __future__ import annotations
 

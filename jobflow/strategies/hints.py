@@ -1,4 +1,4 @@
-"""What a dimension of parallelism wishes of a program: plain data."""
+"""Hints: what a strategy asks of a program, as plain data."""
 
 from __future__ import annotations
 

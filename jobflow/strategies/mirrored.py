@@ -1,4 +1,4 @@
-"""Every rank has tensors of its own; variables are copies, and their gradients are added up."""
+"""The strategy of the mirrored view: every rank has its own tensors; variables are copies, and gradients are added up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every group of ranks has some of the layers; the batch passes through them in microbatches.
+"""Pipeline parallelism: every group of ranks has some of the layers, and the batch passes through in microbatches.
 
 Stages are cut in program order, so a value only goes from a stage to a later one.  Where:
 

@@ -1,4 +1,4 @@
-"""A strategy: how a job is parallel along one dimension of its ranks.
+"""The base class of strategies.
 
     hints = strategy.hints(program, n, split)
 

@@ -1,4 +1,4 @@
-"""Every rank holds its part of every layer, and computes it for the whole batch.
+"""Tensor parallelism: every rank computes its part of every layer for the whole batch.
 
 Layers come in pairs, as in Megatron-LM.  The first is split by columns: each rank has some of its outputs, and everything up to the
 second works on these alone.  The second is split by rows: each rank has the part that belongs to its inputs, and the sum over ranks is

@@ -1,4 +1,4 @@
-"""Data parallelism in which every rank keeps only its part of the variables and of what the optimizer remembers about them."""
+"""ZeRO: data parallelism in which every rank stores only its part of the variables and optimizer state."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Looking at jobs: explain, compare devices, draw."""
+"""Tools for inspecting jobs: explain, verify, and pages."""

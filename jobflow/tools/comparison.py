@@ -1,4 +1,4 @@
-"""Tensors of one device beside those of several: by how much they may differ, by how much they do, where, and whose fault it is."""
+"""Comparing the tensors of one device with those of several: tolerances, the largest difference, and the operation that caused it."""
 
 from __future__ import annotations
 

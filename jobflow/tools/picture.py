@@ -1,4 +1,4 @@
-"""A job as a page to look at: its physical graph drawn, and the tables of `explain`; one HTML file that needs nothing else.
+"""A job as one HTML page: its physical graph as a drawing, and the tables of `explain`.
 
 The forward pass runs down the left lane, the backward pass up the middle one, beside what it is the gradient of, the update
 down the right one.  Changes of layout are coloured pills that carry their bytes; pointing at a node shows its line in the

@@ -1,4 +1,4 @@
-"""What `jobflow explain` can show of a job."""
+"""The stages that `jobflow explain` can print."""
 
 #: in the order of a job's life
 STAGES = ("trace", "graph", "layouts", "boxing", "physical", "program", "plan", "memory", "pipeline")

@@ -1,4 +1,4 @@
-"""Does a job give on N devices what it gives on one?  `jobflow verify file.py:job --devices N` runs both and compares every tensor.
+"""`jobflow verify`: run a job on one device and on N, and compare every tensor.
 
 The job runs step by step on one device, on one device again with its numbers changed in their last bit, and on N devices (threads,
 or processes under MPI) from the same variables and arguments.  After a step every tensor of the logical program - activations,

@@ -1,4 +1,4 @@
-"""Measuring a model: means of its loss and metrics over all samples of a reader, each counted once."""
+"""Evaluation: means of loss and metrics over all samples of a reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be said of a job before it runs: memory and communication of every rank, parameters, operations; and of the machine it runs on."""
+"""Figures of a job before it runs: memory and communication of each rank, parameters, operations; and of the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which op made the first number that is not finite: the step is run again, from the same state, with every tensor fetched.
+"""Finding the operation that produced the first infinite or NaN value, by repeating the step with every tensor fetched.
 
 The first in the order of the program is named: a variable or an argument that is not finite itself, else the op whose result is while its inputs
 are finite.  All ranks take part and find the same.

@@ -1,4 +1,4 @@
-"""What a trained model says of samples that nobody has told it about: scores for files of samples, and text that goes on."""
+"""Prediction: scores for files of samples, and generated text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--dry-run`: what a training run will be - how it is parallel, memory and communication of every rank, steps, checkpoints - without running it.
+"""`--dry-run`: layout, memory and communication of each rank, steps and checkpoints of a run, without running it.
 
 The train job is compiled for whole batches; no rank starts, nothing is written.
 """

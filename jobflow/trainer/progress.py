@@ -1,4 +1,4 @@
-"""How far a run has come: a bar on a terminal, by rich; plain lines elsewhere.
+"""The progress bar, and plain progress lines.
 
     epoch 3/10 ━━━━━━━━━━━━━━━━━━━╺━━━━━━━━━━━━━━━━━━ 1200/4000 loss 0.1234  5,600 samples/s  0:29 left  lr 0.001
 

@@ -1,4 +1,4 @@
-"""Going on with a run: which checkpoint, whether it is of this configuration, and what a checkpoint holds beside the variables.
+"""Resuming a run: the choice of a checkpoint, the comparison with the configuration, and the saved state.
 
 What decides the course of the loss must be as it was: seed, model, training data, batch size, order, kind of optimizer.  All else may change
 from run to run: the number of ranks, the strategy, learning rates, how long to train, when to evaluate and to save.

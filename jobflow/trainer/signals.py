@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a model is trained: the step is finished and saved first.
+"""Ctrl-C and SIGTERM during training: the step is finished and saved first.
 
 A handler only takes note.  Ranks learn of each other's notes in the next agreement (stopping.py), so that all stop after the same step,
 whichever of them a launcher has told.  Who presses Ctrl-C a second time does not want to wait: then the process ends as it would have at once.

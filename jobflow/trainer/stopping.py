@@ -1,4 +1,4 @@
-"""When to stop: early stopping, the end of the time that a run has, and how ranks agree on it.
+"""When training stops: early stopping, time limits, and the agreement of ranks.
 
 Numbers that all ranks have alike (steps, metrics) need no agreement.  Clocks, signals and files do: every rank says which signal it was sent,
 whether its time is up, and whether its part of a checkpoint is written, and all heed the same answers.  That costs a message, so ranks ask each

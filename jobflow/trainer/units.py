@@ -1,4 +1,4 @@
-"""Numbers for people, with their units."""
+"""Formatting of numbers with units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who looks on while a model is trained: progress bars, files of metrics, pictures and reports are watchers.
+"""Watchers: the interface of progress bars, metrics files, charts and reports.
 
     started (saved | step | evaluated)* finished? closed
 

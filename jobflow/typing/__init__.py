@@ -1,4 +1,4 @@
-"""What a job function says about its arguments and results: ``images: tp.Numpy.Placeholder((100, 784))``, ``-> tp.Numpy``."""
+"""Annotations of job functions: ``images: tp.Numpy.Placeholder((100, 784))``, ``-> tp.Numpy``."""
 
 from jobflow.typing.annotations import Bundle, Callback, FixedTensorDef, ListNumpy, MirroredTensorDef, Numpy
 from jobflow.typing.results import Results

@@ -1,4 +1,4 @@
-"""Arguments of jobs that are read where they are needed: each rank reads its own part, and no other."""
+"""Lazy arguments of jobs: each rank reads only its own part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job gives back: the return annotation as a tree, checked against what the body returned, and rebuilt around arrays."""
+"""Return annotations of jobs: checked against what the body returned, and filled with arrays."""
 
 from __future__ import annotations
 

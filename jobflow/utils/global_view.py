@@ -1,4 +1,4 @@
-"""Whole structures of tensors - dicts, lists and tuples of them, nested - between ranks."""
+"""Nested structures of tensors - dicts, lists, tuples - between ranks."""
 
 from __future__ import annotations
 

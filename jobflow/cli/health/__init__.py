@@ -1,1 +1,1 @@
-"""What `jobflow doctor` looks at: each check gives findings; whatever may hang or crash happens in a child process with a time limit."""
+"""The checks of `jobflow doctor`; those that may hang or crash run in a child process with a time limit."""

@@ -1,4 +1,4 @@
-"""Child processes with a time limit, which are ended by their own ids."""
+"""Child processes with a time limit."""
 
 from __future__ import annotations
 

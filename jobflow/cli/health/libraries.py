@@ -1,4 +1,4 @@
-"""NumPy with its matrix library, and the packages that parts of jobflow want."""
+"""Checks of NumPy, its BLAS library, and the optional packages."""
 
 from __future__ import annotations
 

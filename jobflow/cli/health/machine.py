@@ -1,4 +1,4 @@
-"""Python, cores, memory, and the places where ranks and checkpoints write."""
+"""Checks of Python, cores, memory, and the directories to which ranks and checkpoints write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loss scale that follows what the gradients can bear, and the steps that are skipped for its sake.
+"""The dynamic loss scale, and steps that are skipped because a gradient is not finite.
 
 `Scaling` is used while gradients are made: the loss starts with the scale of the moment, gradients are divided by it, and how many
 of their numbers are not finite is counted, over all variables on all ranks: a sum like any other, so every rank has the same count.

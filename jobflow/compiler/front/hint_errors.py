@@ -1,4 +1,4 @@
-"""What is said about wishes for layouts that cannot be met: who asked, what is legal, and the cheapest change that would work."""
+"""Error messages for layout requests that cannot be met: who asked, what is possible, and the cheapest change that would work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradient accumulation: the batch passes through the body in k parts, one after another, and variables are updated once.
+"""Gradient accumulation: the batch passes through the body in k microbatches, and variables are updated once.
 
 The policy is to write the program out: the body is traced for the rows of one microbatch (parts are balanced, so they have at
 most two sizes and the body is traced at most twice), differentiated, and its nodes are copied once per microbatch.  What comes

@@ -1,4 +1,4 @@
-"""Unrolled graph -> the same in the order in which a pipeline works, so that what each rank does is its row of the schedule.
+"""Unrolled graph -> the same graph in the order of a pipeline schedule.
 
 Policy.  The graph has every microbatch written out.  A stage is
 

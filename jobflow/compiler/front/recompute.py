@@ -1,4 +1,4 @@
-"""Graph -> the same with the values of regions made again where the backward pass needs them, instead of being kept until then.
+"""Graph -> graph in which regions are computed again in the backward pass, instead of storing their values.
 
 Policy.  A region is what one `checkpointing` scope of the program holds (`Origin.region`), per microbatch.  Those of its values that
 the backward pass reads are made a second time right before the first of these readers, from values that are kept: what other regions

@@ -1,4 +1,4 @@
-"""Graph -> smaller graph with the same meaning: equal nodes become one, and what nobody reads is dropped."""
+"""Graph -> smaller graph: equal nodes are merged and unused ones removed."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The middle: how every value lies on the ranks, and what moves where layouts change."""
+"""The layout half: the layout of every value, and the communication where layouts differ."""

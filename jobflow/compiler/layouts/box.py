@@ -1,4 +1,4 @@
-"""Sharded graph -> physical graph: where producer and reader differ in layout, `Reroute` nodes stand between them.
+"""Sharded graph -> physical graph: a `Reroute` node wherever producer and consumer have different layouts.
 
 A reroute is one hop of the cheapest path (`paths`): a row of the route table, an exchange, a move between placements, or a
 relabel, which does nothing.  A value that several nodes want in the same layout is rerouted once.  Nothing moves without such a

@@ -1,4 +1,4 @@
-"""Physical graph -> the same with gradients synchronised in buckets.
+"""Physical graph -> the same graph with gradients reduced in buckets.
 
 All all_reduces that only the update step waits for go behind the last gradient, and those among the same ranks travel together as
 one flat array of at most `LIMIT` bytes, however the tensors lie along the other mesh dimensions: small messages cost their

@@ -1,4 +1,4 @@
-"""Which signature a node takes: the whole policy of layout inference.
+"""The choice of a signature for a node: the policy of layout inference.
 
 It is the legacy system's greedy one: it never looks ahead, so a layout is explained by what comes before it.  Per mesh dimension
 

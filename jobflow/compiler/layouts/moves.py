@@ -1,4 +1,4 @@
-"""What goes where when ranks hand each other boxes of a tensor: between placements, and within one where no route of the table leads.
+"""Transfers of boxes of a tensor between ranks: between placements, and where the route table has no row.
 
 Nothing here is partial: a box means the same numbers on every rank that holds it.  Along mesh dimensions on which both layouts
 are partial alike, the ranks that share a place hand their addends on among themselves.

@@ -1,4 +1,4 @@
-"""The cheapest way from any layout to any other.
+"""The cheapest sequence of routes from any layout to any other.
 
 Policy: Dijkstra over whole layouts.  What a hop costs is exact: the bytes that the busiest rank hands to others, and `MEETING`
 more if ranks communicate at all.  Ties go to fewer hops.  The hops are

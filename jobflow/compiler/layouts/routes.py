@@ -1,4 +1,4 @@
-"""Every way to change a layout along mesh dimensions: name, what each rank gives to the collective, and the steps it takes.
+"""The route table: one row for each change of layout, with its collective, the bytes it sends, and its steps.
 
 One table serves cost, explanation and execution.  Pairs that are not in it are the cheapest path through those that are
 (`paths`).  A row changes one mesh dimension, or several that change alike, in groups: the ranks that differ only in those

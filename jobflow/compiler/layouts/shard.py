@@ -1,4 +1,4 @@
-"""Graph -> layouts: how every value lies on the ranks, and in which layouts each node reads its inputs.
+"""Graph -> sharded graph: the layout of every value, and the layouts in which each node reads its inputs.
 
 Arguments are S(0), variables as they are stored (B unless the user splits them), other sources B.  Every other node takes the
 signatures that the policy in `choose` gives it, in program order.  In the mirrored view nothing is decided: a node runs on each

@@ -1,4 +1,4 @@
-"""Memory order of values: batch-innermost around convolutions and pooling, and around products of few rows.
+"""The memory order of values: batch-innermost around convolutions, pooling, and products with few rows.
 
 Policy for images: a tensor [n, c, h, w] that a convolution or a pooling op reads or writes, and every tensor of its shape that is joined
 to it by elementwise ops, is stored in the order c, h, w, n.  Then transforms, pooling, bias and activations are vector loops

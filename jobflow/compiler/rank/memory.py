@@ -1,4 +1,4 @@
-"""Ordered program -> plan: every item gets its place.
+"""Ordered program -> plan: every item gets an address.
 
 Policy.  A view is a window on its root and costs no instruction.  What is joined is made in place where its memory is free to
 choose.  Roots live from the step that writes them to the last that reads them or a view of them; largest first, each takes the

@@ -1,4 +1,4 @@
-"""Program -> in which order a rank works: a body that only computes, and an epilogue that writes variables.
+"""The order in which a rank works: a body that only computes, then an epilogue that writes variables.
 
 Policy: the order of the graph, which is that of the user's program followed by its gradients in reverse, except that
 

@@ -1,4 +1,4 @@
-"""Ordered program -> the same with every transfer in two: its post, and the wait for it, so that ranks compute meanwhile.
+"""Ordered program -> the same program in which each transfer is a post and a wait, so that ranks compute in between.
 
 Until here a transfer stands where its first reader wants it, on both sides.
 

@@ -1,4 +1,4 @@
-"""The optimizers of a graph, as the compiler knows optimizers; and how losses are scaled for it."""
+"""The optimizers and the loss scale of a graph, in the form that the compiler expects."""
 
 from __future__ import annotations
 

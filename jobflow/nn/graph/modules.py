@@ -1,4 +1,4 @@
-"""Modules as attributes of a graph: `graph.model` is a `ProxyModule`, from which there is a way to the module and to its settings."""
+"""Modules as attributes of a graph: proxies that give access to the module and to its settings."""
 
 from __future__ import annotations
 

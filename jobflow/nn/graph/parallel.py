@@ -1,4 +1,4 @@
-"""A graph that is parallel as a strategy says: `graph.config.strategy(flow.strategies.zero())`.
+"""Strategies of graphs: `graph.config.strategy(flow.strategies.zero())`.
 
 `build` speaks of tensors that lie whole on some ranks, as its inputs and parameters do.  Before the strategy distributes the program, as
 it does that of a job, all of it that runs on those ranks is put on the grid that the strategy arranges them in; what comes from outside

@@ -1,4 +1,4 @@
-"""A graph that has been built, as this rank runs it.
+"""A compiled graph on this rank: binding, running, optimizer state.
 
 Every rank compiles for itself, and those of the graph's placements compare what they compiled before the first run.  The graph's
 ranks are numbered from 0 among themselves.  Tensors of the program and variables of the graph are the same memory.

@@ -1,4 +1,4 @@
-"""What programs say about a graph (`config`) and about its modules (`GraphModule`)."""
+"""The settings of a graph (`config`) and of its modules (`GraphModule`)."""
 
 from __future__ import annotations
 

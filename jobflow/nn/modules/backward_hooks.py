@@ -1,4 +1,4 @@
-"""Hooks of modules on the way back: one call of a module, between a node that its inputs and one that its outputs go through."""
+"""Backward hooks of modules."""
 
 from __future__ import annotations
 

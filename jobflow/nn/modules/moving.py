@@ -1,4 +1,4 @@
-"""Tensors of modules that come to lie elsewhere and stay the same objects."""
+"""Moving the tensors of a module to another device, element type or layout; they stay the same objects."""
 
 from __future__ import annotations
 

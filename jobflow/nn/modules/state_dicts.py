@@ -1,4 +1,4 @@
-"""States of modules: what is in them, and taking one over."""
+"""state_dict and load_state_dict of modules."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Ways to move bytes between ranks."""
+"""Communicators: collectives and transfers between ranks."""

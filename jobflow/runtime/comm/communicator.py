@@ -1,4 +1,4 @@
-"""Move contiguous bytes between ranks, and nothing else: no tensor, no axis, no gradient is known here.
+"""The interface of communicators: they move contiguous bytes, and know nothing about tensors.
 
 A communicator belongs to one rank of a world.  Arrays are contiguous.  `bind_*` takes down one operation on fixed arrays and
 returns the calls that perform it at every step; a rank binds only the operations it takes part in, and all ranks bind and call

@@ -1,4 +1,4 @@
-"""How processes meet by flags: each writes to a cache line of its own in shared memory, and polls those of the others.
+"""Synchronisation of processes by flags in shared memory: each writes its own cache line and polls those of the others.
 
 That relies on stores becoming visible in the order in which they were made, as on x86.
 """

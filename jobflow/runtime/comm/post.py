@@ -1,4 +1,4 @@
-"""Words and letters between processes, and the patience to wait for them.
+"""Messages between processes, and waiting for them with a time limit.
 
 `Control` carries single words that concern the whole job - a rank starts a session, leaves, gives up - and is listened to by
 everybody who waits for anything.  `Post` carries picklable items; large arrays travel beside the pickle and are not copied.

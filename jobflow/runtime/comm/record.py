@@ -1,4 +1,4 @@
-"""Taking down operations until `seal`, which compares what the ranks bound before any of it runs.
+"""Recording the operations of a communicator until `seal`, which checks that all ranks recorded the same.
 
 `bind_*` makes a `Record` and an `Operation` without calls.  `seal` exchanges one `Letter` per record - what the operation is,
 and where the peers find this rank's part - checks that the letters of an operation's ranks agree, and lets the communicator

@@ -1,4 +1,4 @@
-"""Collectives over memory that the ranks can read of each other: threads, or processes with a shared window.
+"""Collectives over shared memory: of threads, or of processes with a shared window.
 
 Every operation is `meet, read what the peers have, meet again`: the first meeting says that all sources are ready, the second
 that all have been read and may be overwritten.

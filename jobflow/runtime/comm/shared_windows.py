@@ -1,4 +1,4 @@
-"""Memory of a node that its processes share: MPI's shared windows, handed out in parts."""
+"""Memory that the processes of a node share (MPI shared windows), allocated in parts."""
 
 from __future__ import annotations
 

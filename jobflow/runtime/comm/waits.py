@@ -1,4 +1,4 @@
-"""Who waits where for whom, and whether that can ever end.
+"""Which rank waits for which, and detection of waits that cannot end.
 
 Every wait of a rank is for others to come to a certain point on a `Way`: the fifth meeting of a group, the third letter from one rank
 to another.  A rank that waits comes nowhere else meanwhile.  So among ranks of which each waits for one that waits too, and had

@@ -1,4 +1,4 @@
-"""What the executor asks of a device: memory, an array module, and a way to and from the host."""
+"""The interface of a device: memory, an array module, and copies to and from the host."""
 
 from __future__ import annotations
 

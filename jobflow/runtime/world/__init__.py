@@ -1,1 +1,1 @@
-"""Who runs the ranks: this process, its threads, or MPI."""
+"""Worlds: the ranks of a program as this process, its threads, or MPI processes."""

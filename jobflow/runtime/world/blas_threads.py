@@ -1,4 +1,4 @@
-"""How many threads the matrix library of NumPy uses.
+"""The number of threads of NumPy's BLAS library.
 
 Each rank should compute on its own cores, so ranks that share a process or a node divide the cores among them.  threadpoolctl
 knows every library if it is installed; otherwise the OpenBLAS that NumPy's wheels bring is asked through ctypes.

@@ -1,4 +1,4 @@
-"""What the environment says about this process: is it one of several, which one, and who started it?
+"""The environment variables that make a process one of several ranks.
 
 mpiexec and srun set variables of their own.  Without them MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK do: set by `jobflow launch`,
 or by hand in as many terminals as there are ranks.  All four or none; LOCAL_RANK may be added.

@@ -1,4 +1,4 @@
-"""A rank's side of how it and the service show each other that they belong to one job (service/proof.py)."""
+"""The rank's side of the proof that it belongs to the job (see service/proof.py)."""
 
 from __future__ import annotations
 

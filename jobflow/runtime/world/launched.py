@@ -1,4 +1,4 @@
-"""Is this process one of several that a launcher started, and how does such a job end?
+"""Whether a launcher started this process as one of several, and how such a job ends.
 
 Nothing here imports MPI: `launched` reads the environment, and `guard` is cheap enough for every import of jobflow.  After `guard`
 

@@ -1,4 +1,4 @@
-"""Short letters between the client and the ranks that serve it, through memory that they share in a node.
+"""Short messages between the client and serving ranks, through shared memory.
 
 Every rank has a box for each rank that it writes to: a count and a length in a cache line, and behind it the letter.  The reader polls
 the count, so a letter costs a copy and no call of MPI.  A box holds one letter: the client writes a command only after it has read

@@ -1,4 +1,4 @@
-"""One process per rank.
+"""The world of MPI: one process per rank.
 
 Single client: rank 0 runs the user's program.  The others run it up to the point where they too make an `MpiWorld` and then
 `serve`: they perform the commands that rank 0 sends, and leave when its program ends.

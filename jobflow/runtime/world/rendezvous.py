@@ -1,4 +1,4 @@
-"""How ranks that no mpiexec started find each other, start MPI together, and learn of each other's end.
+"""How ranks without mpiexec find each other, start MPI together, and notice each other's end.
 
 The process with RANK=0 (or `jobflow launch` before it) listens at MASTER_ADDR:MASTER_PORT and starts the service there (service/main.py).
 Every rank, from `import jobflow` on, keeps a connection to it, on a thread that connects with patience and then listens:

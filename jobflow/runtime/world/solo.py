@@ -1,4 +1,4 @@
-"""One rank, in the thread that calls."""
+"""The world of one rank, in the calling thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which world runs a program, and on which devices: decided once, from how the process was started and what it asked for."""
+"""The choice of the world and devices of a program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One thread of this process per rank.
+"""The world of threads: one thread of this process per rank.
 
 The calling thread only waits, so that Ctrl-C works: it stops the ranks at their next communication.  The threads are daemons
 that `close`, the end of the world object, or the end of the process joins: Python joins other threads before it runs what is

@@ -1,4 +1,4 @@
-"""The end of a rank that mpiexec started, seen by a process beside it.
+"""A small process beside each rank that mpiexec started, which notices when the rank ends.
 
 When a process ends without having ended MPI but with exit code 0, MPICH's process managers end the others, and the job with exit code 0, without
 a word; one that has not started MPI is not missed at all, nor is one whose children hold its connections; and when their own proxy on a node

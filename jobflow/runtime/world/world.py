@@ -1,4 +1,4 @@
-"""A world: the ranks that run, and how the client drives them.
+"""The interface of a world: its ranks, and how the client sends them commands.
 
 The client hands a world a command, and every rank performs it: `command(rank, argument)`.  What commands mean, and what the
 upper floors keep in `rank.memory`, is not known here.

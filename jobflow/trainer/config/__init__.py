@@ -1,4 +1,4 @@
-"""The language of configurations: YAML files that extend each other, references, settings, and a schema that all of it is checked by.
+"""Configurations: YAML files that extend each other, references, settings, and a schema.
 
     loaded = load("configs/lenet.yaml", settings=["optimizer.lr=0.1"])
     loaded.config.optimizer.lr, loaded.origin("optimizer.lr")

@@ -1,4 +1,4 @@
-"""Types of pydantic's errors in words: what a value should be, what it is, and what was probably meant."""
+"""Messages for pydantic's errors: what a value should be, what it is, and what was probably meant."""
 
 from __future__ import annotations
 

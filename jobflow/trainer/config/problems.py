@@ -1,4 +1,4 @@
-"""Where a value comes from, and what is wrong with it."""
+"""Origins of values and problems with them."""
 
 from __future__ import annotations
 

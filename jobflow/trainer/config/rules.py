@@ -1,4 +1,4 @@
-"""What is wrong with several keys together, each of which would be right alone.
+"""Rules about several keys together.
 
 A rule looks at the values of some keys and yields what is wrong: the keys that it is wrong with, a message, and what would be right.
 """

@@ -1,4 +1,4 @@
-"""A configuration before it is checked: maps, lists and values, each with the place where it is written.
+"""A configuration before it is checked: maps, lists and values, each with its position in a file.
 
 A path is keys and positions with dots between them, "optimizer.lr", "model.layers.0"; a key that has dots in it is in quotes.
 """

@@ -1,4 +1,4 @@
-"""Samples, which of them in which order, and batches of them."""
+"""Datasets, samplers and loaders."""
 
 from jobflow.utils.data.dataset import ConcatDataset as ConcatDataset
 from jobflow.utils.data.dataset import Dataset as Dataset

@@ -1,4 +1,4 @@
-"""In which order samples are taken: that of `jobflow.data.Order`, which depends on (seed, epoch) alone, so that all ranks agree."""
+"""Samplers: the order of samples, from `jobflow.data.Order`, which depends on (seed, epoch) only, so that all ranks agree."""
 
 from __future__ import annotations
 

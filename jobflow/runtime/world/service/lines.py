@@ -1,4 +1,4 @@
-"""Lines over a connection: never longer, nor nested deeper, nor of other types than was agreed on."""
+"""Lines of JSON over a connection, with limits on length, depth and types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service: it brings ranks that no mpiexec started into one MPI world, and ends them together.
+"""The rendezvous service: it connects ranks without mpiexec to one MPI world, and ends them together.
 
 A program of its own, started by `start` (rendezvous.py): MPI's start holds the interpreter lock of a rank, so a thread of rank 0 could not
 answer.  It speaks to two kinds of clients over one port, which are told apart by their first line: MPI libraries (pmi.py), and ranks, which

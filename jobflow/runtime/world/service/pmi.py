@@ -1,4 +1,4 @@
-"""The keys and barriers by which MPI libraries find their peers: PMI-1, the protocol of MPICH's `simple` PMI client.
+"""PMI-1, the protocol by which MPICH's processes find each other.
 
 src/pmi in MPICH's sources has the client; Hydra's and gforker's mpiexec speak the same.  Lines `cmd=NAME key=value ...`:
 

@@ -1,4 +1,4 @@
-"""How ranks and service show each other that they know the secret of their job, without telling it.
+"""The proof that ranks and service know the secret of their job, without sending it.
 
 Each side gives the other a challenge, 16 random bytes, and answers with an HMAC-SHA256 of the secret over both challenges and what it says:
 

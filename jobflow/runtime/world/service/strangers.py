@@ -1,4 +1,4 @@
-"""Those who have connected and not yet shown that they belong to the job.
+"""Connections that have not yet proved that they belong to the job.
 
 There are never more than so many of them: whoever comes beyond that takes the place of the one that has waited longest.  Each has little time.
 Who shows something wrong is told so after a delay, in which others are served.
