@@ -22,6 +22,9 @@ from jobflow.ops import elementwise as ew
 from jobflow.ops import reduce as rd
 from jobflow.ops.scalar import Clip
 
+#: what PyTorch adds to a norm before it divides
+EPSILON = 1e-6
+
 
 def _with_gradients(what: str, parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
     """The gradients there are."""
@@ -96,7 +99,7 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm
     norm = total_norm(found, p)
     if error_if_nonfinite and not math.isfinite(norm):
         raise ArgumentError(f"{what} at {user_line()}: the norm of the gradients is {norm}")
-    factor = min(float(max_norm) / (norm + 1e-6), 1.0)
+    factor = min(float(max_norm) / (norm + EPSILON), 1.0)
     if factor < 1.0 or math.isnan(factor):
         for x in found:
             x.array[...] = x.array * x.array.dtype.type(factor)

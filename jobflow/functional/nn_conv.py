@@ -27,11 +27,17 @@ def unbatched(y: Value, like: Tensor) -> Value:
     return y if y.type.ndim == like.type.ndim else sh.squeeze(y, (0,))
 
 
+def check_channels(what: str, channels: int, whose: str, **vectors: Tensor | None) -> None:
+    """ShapeError unless the vectors that are given have a number for each channel."""
+    for name, p in vectors.items():
+        if p is not None and p.type.shape != (channels,):
+            raise ShapeError(f"{what} at {user_line()}: {name} {p.type} must have one number for each of the {channels} channels of {whose}")
+
+
 def _biased(what: str, y: Value, bias: Tensor | None) -> Value:
     if bias is None:
         return y
-    if bias.type.shape != (y.type.shape[1],):
-        raise ShapeError(f"{what} at {user_line()}: bias {bias.type} must have one number for each of the {y.type.shape[1]} channels of the output")
+    check_channels(what, y.type.shape[1], "the output", bias=bias)
     biased: Value = apply(BiasAdd(1), y, bias)
     return biased
 
@@ -55,9 +61,14 @@ def pairs(
     return tuple((total // 2, total - total // 2) for total in totals)
 
 
-def _check_weight(what: str, weight: Tensor, spatial: int, channels: str) -> None:
+def _given(
+    what: str, input: Tensor, weight: Tensor, stride: Sizes, dilation: Sizes, spatial: int, channels: str
+) -> tuple[Value, tuple[int, ...], tuple[int, ...]]:
+    """The input with a batch axis, strides and dilations."""
+    x = batched(what, input, spatial)
     if weight.type.ndim != spatial + 2:
         raise ShapeError(f"{what} at {user_line()}: weight {weight.type} is [{channels} / groups, *kernel] with {spatial} kernel sizes")
+    return x, sizes(what, "stride", stride, spatial, 1), sizes(what, "dilation", dilation, spatial, 1)
 
 
 def _conv(
@@ -71,9 +82,7 @@ def _conv(
     groups: int = 1,
 ) -> Value:
     what = f"conv{spatial}d"
-    x = batched(what, input, spatial)
-    _check_weight(what, weight, spatial, "out, in")
-    strides, dilations = sizes(what, "stride", stride, spatial, 1), sizes(what, "dilation", dilation, spatial, 1)
+    x, strides, dilations = _given(what, input, weight, stride, dilation, spatial, "out, in")
     around = pairs(what, padding, weight.type.shape[2:], strides, dilations)
     y = cv.conv(x, weight, strides=strides, padding=around, dilations=dilations, groups=groups)
     return unbatched(_biased(what, y, bias), input)
@@ -100,9 +109,7 @@ def _conv_transpose(
     dilation: Sizes = 1,
 ) -> Value:
     what = f"conv_transpose{spatial}d"
-    x = batched(what, input, spatial)
-    _check_weight(what, weight, spatial, "in, out")
-    strides, dilations = sizes(what, "stride", stride, spatial, 1), sizes(what, "dilation", dilation, spatial, 1)
+    x, strides, dilations = _given(what, input, weight, stride, dilation, spatial, "in, out")
     around, extra = sizes(what, "padding", padding, spatial), sizes(what, "output_padding", output_padding, spatial)
     if any(e >= max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True)):
         raise ShapeError(

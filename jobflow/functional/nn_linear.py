@@ -8,6 +8,7 @@ import numpy as np
 
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.layout import B, Layout, Partial, S
+from jobflow.core.signatures import variant
 from jobflow.core.types import Tensor as Value
 from jobflow.core.types import int64
 from jobflow.eager import crossing
@@ -160,7 +161,8 @@ def _one_of_channel(x: Tensor, axis: int) -> Value:
     return sl.slice_(x, (None,) * (axis + 1) + (0,) * (x.type.ndim - axis - 1), (None,) * (axis + 1) + (1,) * (x.type.ndim - axis - 1))
 
 
-def _dropout_channels(what: str, input: Tensor, p: float, training: bool, inplace: bool, spatial: int) -> Tensor:
+def _dropout_channels(spatial: int, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    what = f"dropout{spatial}d"
     _check_rate(what, p)
     if input.type.ndim not in (spatial + 1, spatial + 2):
         raise ShapeError(f"{what} at {user_line()}: input {input.type} is [n, c, ...] or [c, ...] with {spatial} spatial axes")
@@ -170,19 +172,9 @@ def _dropout_channels(what: str, input: Tensor, p: float, training: bool, inplac
     return written(input, what, y) if inplace else y
 
 
-def dropout1d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """dropout of whole channels of [n, c, l]"""
-    return _dropout_channels("dropout1d", input, p, training, inplace, 1)
-
-
-def dropout2d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """dropout of whole channels of [n, c, h, w]"""
-    return _dropout_channels("dropout2d", input, p, training, inplace, 2)
-
-
-def dropout3d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """dropout of whole channels of [n, c, d, h, w]"""
-    return _dropout_channels("dropout3d", input, p, training, inplace, 3)
+dropout1d = variant(_dropout_channels, 1, "dropout1d", "dropout of whole channels of [n, c, l]")
+dropout2d = variant(_dropout_channels, 2, "dropout2d", "dropout of whole channels of [n, c, h, w]")
+dropout3d = variant(_dropout_channels, 3, "dropout3d", "dropout of whole channels of [n, c, d, h, w]")
 
 
 # -------------------------------------------------------------------- lengths

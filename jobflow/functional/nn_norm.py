@@ -15,6 +15,7 @@ from jobflow.eager import run as running
 from jobflow.eager.state import gradients, state
 from jobflow.eager.tensor import Tensor
 from jobflow.functional.nn_base import composed, composing, real, shape_of_rows
+from jobflow.functional.nn_conv import check_channels
 from jobflow.functional.promotion import cast, rounded_once
 from jobflow.ops import batch_norm as bn
 from jobflow.ops import elementwise as ew
@@ -73,9 +74,7 @@ def batch_norm(
     if t.ndim < 2:
         raise ShapeError(f"{what} at {user_line()}: input {t} is [n, channels, ...]")
     channels = t.shape[1]
-    for name, p in (("running_mean", running_mean), ("running_var", running_var), ("weight", weight), ("bias", bias)):
-        if p is not None and p.type.shape != (channels,):
-            raise ShapeError(f"{what} at {user_line()}: {name} {p.type} must have one number for each of the {channels} channels of input {t}")
+    check_channels(what, channels, f"input {t}", running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
     if training and not eps > 0:
         raise ArgumentError(f"{what} at {user_line()}: eps {eps} must be positive")
     if not training and (running_mean is None or running_var is None):
@@ -109,20 +108,26 @@ def _move(average: Tensor, value: Tensor, momentum: float) -> None:
     update(MovingAverage(1.0 - momentum), average, value)
 
 
+def _last_axes(what: str, x: Tensor, given: int | Sequence[int]) -> tuple[int, ...]:
+    """`normalized_shape`, which is that of the last axes of x."""
+    shape = shape_of_rows(what, given)
+    if not shape or x.type.shape[-len(shape) :] != shape:
+        raise ShapeError(f"{what} at {user_line()}: normalized_shape {list(shape)} is not the end of the shape of input {x.type}")
+    return shape
+
+
 @rounded_once
 @composed
 def layer_norm(
     input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Value:
     """(x - mean) / sqrt(var + eps) * weight + bias, over the last axes, which are `normalized_shape`."""
-    shape = shape_of_rows("layer_norm", normalized_shape)
-    t, what = input.type, "layer_norm"
-    if not shape or t.shape[-len(shape) :] != shape:
-        raise ShapeError(f"{what} at {user_line()}: normalized_shape {list(shape)} is not the end of the shape of input {t}")
+    what = "layer_norm"
+    shape = _last_axes(what, input, normalized_shape)
     for name, p in (("weight", weight), ("bias", bias)):
         if p is not None and p.type.shape != shape:
             raise ShapeError(f"{what} at {user_line()}: {name} {p.type} is not of normalized_shape {list(shape)}")
-    begin = t.ndim - len(shape)
+    begin = input.type.ndim - len(shape)
     if begin:
         return nm.layer_norm(input, weight, bias, begin, eps)
     y = nm.layer_norm(sh.expand_dims(input, 0), weight, bias, 1, eps)
@@ -133,10 +138,7 @@ def layer_norm(
 @composed
 def rms_norm(input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Value:
     """x / sqrt(mean x^2 + eps) * weight, over the last axes; eps is that of the element type if None."""
-    shape = shape_of_rows("rms_norm", normalized_shape)
-    t = input.type
-    if not shape or t.shape[-len(shape) :] != shape:
-        raise ShapeError(f"rms_norm at {user_line()}: normalized_shape {list(shape)} is not the end of the shape of input {t}")
+    t, shape = input.type, _last_axes("rms_norm", input, normalized_shape)
     axes = tuple(range(t.ndim - len(shape), t.ndim))
     small = _epsilon(t.dtype) if eps is None else eps
     y = ew.multiply(input, ew.rsqrt(ew.shift(rd.reduce_mean(ew.square(input), axes, True), small)))
@@ -157,9 +159,7 @@ def normalised_rows(x: Value, rows: tuple[int, ...], eps: float) -> Value:
 def _per_channel(what: str, y: Value, weight: Tensor | None, bias: Tensor | None) -> Value:
     t = y.type
     wide = (t.shape[1],) + (1,) * (t.ndim - 2)
-    for name, p in (("weight", weight), ("bias", bias)):
-        if p is not None and p.type.shape != (t.shape[1],):
-            raise ShapeError(f"{what} at {user_line()}: {name} {p.type} must have one number for each of the {t.shape[1]} channels of {t}")
+    check_channels(what, t.shape[1], str(t), weight=weight, bias=bias)
     if weight is not None:
         y = ew.multiply(y, sh.reshape(weight, wide))
     return y if bias is None else ew.add(y, sh.reshape(bias, wide))

@@ -1,7 +1,6 @@
 """Learning rate schedules: each sets the rates of an optimizer's groups at every `step()`.
 
-Most are closed formulas of the number of steps t, in float64: `rate(base, t)`.  `base` is the rate that the group began with.  Those that
-jobs have too are in `jobflow.optimizer.schedules`.
+Most are closed formulas of the number of steps t, in float64: `rate(base, t)`.  `base` is the rate that the group began with.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from jobflow.core.errors import ConfigError, user_line
-from jobflow.legacy.optimizer.schedules import cosine, exponential, polynomial
-from jobflow.legacy.optimizer.warmup import rising
+from jobflow.core.errors import ConfigError, JobError, user_line
+from jobflow.ops.learning_rates import annealing, cosine, exponential, polynomial, rising
 from jobflow.optim.optimizer import Optimizer
 
 
@@ -50,7 +48,7 @@ class LRScheduler:
 
     def rate(self, base: float, t: int) -> float:
         """The rate after t steps of a group that began at `base`."""
-        raise NotImplementedError
+        raise JobError(f"{type(self).__name__} at {user_line()}: the schedule has no method `rate`, which gives the rate after t steps")
 
     def rates(self) -> list[float]:
         """Those of all groups now."""
@@ -113,7 +111,7 @@ class StepLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def rate(self, base: float, t: int) -> float:
-        return exponential(base, self.gamma, t // self.step_size)
+        return exponential(base, t, self.step_size, self.gamma, staircase=True)
 
 
 class MultiStepLR(LRScheduler):
@@ -124,7 +122,7 @@ class MultiStepLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def rate(self, base: float, t: int) -> float:
-        return exponential(base, self.gamma, bisect_right(self.milestones, t))
+        return exponential(base, bisect_right(self.milestones, t), 1, self.gamma)
 
 
 class ExponentialLR(LRScheduler):
@@ -135,7 +133,7 @@ class ExponentialLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def rate(self, base: float, t: int) -> float:
-        return exponential(base, self.gamma, t)
+        return exponential(base, t, 1, self.gamma)
 
 
 class ConstantLR(LRScheduler):
@@ -203,7 +201,7 @@ class CosineAnnealingLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def rate(self, base: float, t: int) -> float:
-        return self.eta_min + (base - self.eta_min) * (1 + math.cos(math.pi * t / self.T_max)) / 2
+        return annealing(base, t, self.T_max, self.eta_min)
 
 
 class WarmUpLR(LRScheduler):

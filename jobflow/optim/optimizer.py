@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jobflow.core.errors import CheckpointError, ConfigError, did_you_mean, user_line
+from jobflow.core.errors import CheckpointError, ConfigError, JobError, did_you_mean, user_line
 from jobflow.core.layout import B, Layout
 from jobflow.core.types import type_of
 from jobflow.eager import run
@@ -96,7 +96,7 @@ class Optimizer:
 
     def rule(self, group: Group) -> OptimizerUpdate:
         """The update that steps the parameters of a group."""
-        raise NotImplementedError
+        raise JobError(f"{self._word} at {user_line()}: the optimizer has no method `rule`, which gives the update of a group")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, or fill them with zeros."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from jobflow.core.errors import ConfigError, user_line
 from jobflow.core.types import Tensor, float32, float64
+from jobflow.functional.gradient_clipping import EPSILON
 from jobflow.graph.training import Parameter
 from jobflow.ops import elementwise as ew
 from jobflow.ops.layout_ops import ToLayout
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from jobflow.graph.ir import Value
 
 __all__ = ["by_global_norm"]
-
-#: what PyTorch adds to a norm before it divides
-EPSILON = 1e-6
 
 
 class Clipping(Protocol):

@@ -7,6 +7,7 @@ of its options and then those that all have; an optimizer with weight decay has 
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
@@ -31,7 +32,7 @@ Names = Sequence[str] | Callable[[], Sequence[str]] | None
 Patterns = str | Sequence[str] | None
 
 
-class Minimizer:
+class Minimizer(ABC):
     """What single and combined optimizers share: `minimize`, and the loss scale."""
 
     loss_scale_factor: float | None
@@ -58,9 +59,9 @@ class Minimizer:
             return self.loss_scale_policy.scale
         return 1.0 if self.loss_scale_factor is None else float(self.loss_scale_factor)
 
+    @abstractmethod
     def for_job(self, job: TrainJob) -> Self:
         """This optimizer with its variables named, as far as `job` knows them."""
-        raise NotImplementedError
 
     def _check(self, what: str) -> None:
         if self.train_step_lbn is not None:
@@ -77,14 +78,14 @@ class Minimizer:
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(ABC):
     """What an optimizer is given first: the learning rate, and the numbers of its formula."""
 
     lr_scheduler: Schedule
 
+    @abstractmethod
     def step_op(self, variable: str) -> OptimizerUpdate:
         """The op that updates `variable`."""
-        raise NotImplementedError
 
     def decay_of(self, variable: str) -> float:
         """Its weight decay."""

@@ -6,36 +6,20 @@ after it the schedule goes on with the absolute step, as if there had been none.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 from jobflow.core.errors import ConfigError, JobError, user_line
 from jobflow.legacy.optimizer.warmup import Warmup, is_number
+from jobflow.ops import learning_rates
 
 __all__ = [
     "CosineScheduler", "CustomScheduler", "ExponentialScheduler", "InverseTimeScheduler", "LinearCosineScheduler", "NaturalExpScheduler",
     "PiecewiseConstantScheduler", "PiecewiseScalingScheduler", "PolynomialSchduler", "PolynomialScheduler", "Schedule",
 ]  # fmt: skip
-
-
-def exponential(base: float, rate: float, periods: float) -> float:
-    """base rate^periods"""
-    return float(base * rate**periods)
-
-
-def cosine(base: float, step: int, steps: float, alpha: float) -> float:
-    """base ((1 - alpha) (1 + cos(pi s / steps)) / 2 + alpha), s = min(step, steps)"""
-    return base * ((1 - alpha) * 0.5 * (1 + math.cos(math.pi * min(step, steps) / steps)) + alpha)
-
-
-def polynomial(base: float, step: int, steps: float, end: float, power: float, cycle: bool) -> float:
-    """(base - end) (1 - min(step, d) / d)^power + end, d = steps, or with `cycle` the next multiple of it."""
-    d = steps * max(1, math.ceil(step / steps)) if cycle else steps
-    return float((base - end) * (1 - min(step, d) / d) ** power + end)
 
 
 class Schedule(ABC):
@@ -112,8 +96,9 @@ class PiecewiseScalingScheduler(Schedule):
 
 
 class _Decay(Schedule):
-    """A schedule that leaves `base_lr` within, or per, `steps` steps."""
+    """A schedule that leaves `base_lr` within, or per, `steps` steps: a formula of the step and of the fields but `warmup`."""
 
+    _formula: ClassVar[Callable[..., float]]
     base_lr: float
     steps: float
 
@@ -127,18 +112,19 @@ class _Decay(Schedule):
     def base(self) -> float:
         return self.base_lr
 
+    def decayed(self, step: int) -> float:
+        return type(self)._formula(step=step, **{name: value for name, value in vars(self).items() if name != "warmup"})
+
 
 @dataclass(frozen=True)
 class CosineScheduler(_Decay):
     """base_lr ((1 - alpha) (1 + cos(pi s / steps)) / 2 + alpha), s = min(step, steps)"""
 
+    _formula = staticmethod(learning_rates.cosine)
     base_lr: float
     steps: float
     alpha: float = 0.0
     warmup: Warmup | None = None
-
-    def decayed(self, step: int) -> float:
-        return cosine(self.base_lr, step, self.steps, self.alpha)
 
 
 @dataclass(frozen=True)
@@ -148,15 +134,13 @@ class PolynomialScheduler(_Decay):
     s = min(step, steps) and d = steps; or, when `cycle`, s = step and d = steps max(1, ceil(step / steps)).
     """
 
+    _formula = staticmethod(learning_rates.polynomial)
     base_lr: float
     steps: float
     end_learning_rate: float = 0.0001
     power: float = 1.0
     cycle: bool = False
     warmup: Warmup | None = None
-
-    def decayed(self, step: int) -> float:
-        return polynomial(self.base_lr, step, self.steps, self.end_learning_rate, self.power, self.cycle)
 
 
 #: The misspelling of earlier releases.
@@ -173,46 +157,36 @@ class _Periodic(_Decay):
     staircase: bool = False
     warmup: Warmup | None = None
 
-    def _periods(self, step: int) -> float:
-        return math.floor(step / self.steps) if self.staircase else step / self.steps
-
 
 class ExponentialScheduler(_Periodic):
     """base_lr decay_rate^p, p = step / steps, rounded down when `staircase`"""
 
-    def decayed(self, step: int) -> float:
-        return exponential(self.base_lr, self.decay_rate, self._periods(step))
+    _formula = staticmethod(learning_rates.exponential)
 
 
 class InverseTimeScheduler(_Periodic):
     """base_lr / (1 + decay_rate p), p = step / steps, rounded down when `staircase`"""
 
-    def decayed(self, step: int) -> float:
-        return self.base_lr / (1 + self.decay_rate * self._periods(step))
+    _formula = staticmethod(learning_rates.inverse_time)
 
 
 class NaturalExpScheduler(_Periodic):
     """base_lr exp(-decay_rate p), p = step / steps, rounded down when `staircase`"""
 
-    def decayed(self, step: int) -> float:
-        return self.base_lr * math.exp(-self.decay_rate * self._periods(step))
+    _formula = staticmethod(learning_rates.natural_exponential)
 
 
 @dataclass(frozen=True)
 class LinearCosineScheduler(_Decay):
     """base_lr ((alpha + (steps - s) / steps) (1 + cos(2 pi num_periods s / steps)) / 2 + beta), s = min(step, steps)"""
 
+    _formula = staticmethod(learning_rates.linear_cosine)
     base_lr: float
     steps: float
     num_periods: float = 0.5
     alpha: float = 0.0
     beta: float = 0.001
     warmup: Warmup | None = None
-
-    def decayed(self, step: int) -> float:
-        s = min(step, self.steps)
-        wave = 0.5 * (1 + math.cos(2 * math.pi * self.num_periods * s / self.steps))
-        return self.base_lr * ((self.alpha + (self.steps - s) / self.steps) * wave + self.beta)
 
 
 class CustomScheduler:

@@ -8,6 +8,7 @@ from numbers import Real
 from typing import Any, Protocol
 
 from jobflow.core.errors import ConfigError, user_line
+from jobflow.ops.learning_rates import rising
 
 __all__ = ["constant", "linear"]
 
@@ -47,11 +48,6 @@ class LinearWarmup:
 
     def rate(self, base: float, step: int) -> float:
         return rising(base, step, self.steps, self.start_multiplier)
-
-
-def rising(base: float, step: float, steps: float, start: float, end: float = 1.0) -> float:
-    """base times what goes evenly from start to end within `steps` steps."""
-    return base * (start + (end - start) * step / steps)
 
 
 constant = ConstantWarmup

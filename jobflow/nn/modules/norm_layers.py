@@ -11,6 +11,7 @@ from jobflow.core.types import int64
 from jobflow.eager.tensor import Tensor
 from jobflow.functional import nn_norm as F
 from jobflow.functional.creation import ones, zeros
+from jobflow.functional.nn_base import shape_of_rows
 from jobflow.nn.modules.module import Module
 from jobflow.nn.modules.option_modules import WithOptions
 from jobflow.nn.parameter import Parameter
@@ -126,10 +127,6 @@ class GroupNorm(Module):
         return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}"
 
 
-def _shape(given: int | Sequence[int]) -> tuple[int, ...]:
-    return (given,) if isinstance(given, int) else tuple(int(n) for n in given)
-
-
 class LayerNorm(Module):
     """The last axes, of `normalized_shape`, with mean 0 and variance 1, times weight plus bias."""
 
@@ -143,7 +140,7 @@ class LayerNorm(Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        self.normalized_shape, self.eps, self.elementwise_affine = _shape(normalized_shape), eps, elementwise_affine
+        self.normalized_shape, self.eps, self.elementwise_affine = shape_of_rows(type(self).__name__, normalized_shape), eps, elementwise_affine
         place = {"device": device, "dtype": dtype}
         self.register_parameter("weight", Parameter(ones(self.normalized_shape, **place)) if elementwise_affine else None)
         self.register_parameter("bias", Parameter(zeros(self.normalized_shape, **place)) if elementwise_affine and bias else None)
@@ -167,7 +164,7 @@ class RMSNorm(Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        self.normalized_shape, self.eps, self.elementwise_affine = _shape(normalized_shape), eps, elementwise_affine
+        self.normalized_shape, self.eps, self.elementwise_affine = shape_of_rows(type(self).__name__, normalized_shape), eps, elementwise_affine
         self.register_parameter("weight", Parameter(ones(self.normalized_shape, device=device, dtype=dtype)) if elementwise_affine else None)
 
     def forward(self, input: Tensor) -> Tensor:
