@@ -239,11 +239,15 @@ def is_users(frame: FrameType) -> bool:
 
 def is_ours(frame: FrameType) -> bool:
     """Whether a frame is jobflow's own, or the interpreter's; `bin/jobflow`, which the installer writes, is too, and no other script is."""
-    file, module = frame.f_code.co_filename, frame.f_globals.get("__name__", "")
-    generated = file == "<string>" and module.startswith("jobflow.")  # a dataclass's own __init__
+    file = frame.f_code.co_filename
+    if _is_own(file):
+        return True
+    if file == "<string>":  # a dataclass's own __init__
+        return str(frame.f_globals.get("__name__", "")).startswith("jobflow.")
+    if not file.endswith("jobflow") or os.path.basename(file) != "jobflow":
+        return False
     main = getattr(frame.f_globals.get("main"), "__module__", "")
-    command = (module, os.path.basename(file), main) == ("__main__", "jobflow", "jobflow.cli")
-    return _is_own(file) or generated or command
+    return (frame.f_globals.get("__name__"), main) == ("__main__", "jobflow.cli")
 
 
 def _is_own(file: str) -> bool:

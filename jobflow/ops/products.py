@@ -13,8 +13,9 @@ SMALL_PRODUCT = 1 << 15
 
 
 def same_dtype(what: str, **operands: TensorType) -> None:
-    (first, a), (second, b) = operands.items()
+    a, b = operands.values()
     if a.dtype is not b.dtype:
+        first, second = operands
         raise DtypeError(f"{what}: {first} {a} and {second} {b} differ in element type; cast one of them")
 
 

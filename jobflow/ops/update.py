@@ -72,7 +72,8 @@ class Updated(Op):
 
     def _scalars(self, types: Sequence[TensorType]) -> list[bool]:
         """Which of the inputs are arrays of one element: those after the tensors, and the `single` ones."""
-        return [i in self.single or i >= self.count + self.like for i in range(len(types))]
+        single, tensors = self.single, self.count + self.like
+        return [i in single or i >= tensors for i in range(len(types))]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from jobflow.core.errors import JobError, PlanError
 from jobflow.core.layout import B, P, Split
 from jobflow.core.types import DType, Tensor, TensorType, float16, int64
 from jobflow.graph.ir import End, Graph, Node, Origin, Value, Variable
-from jobflow.graph.rewrite import Rewriter
+from jobflow.graph.rewrite import Rewriter, made_by
 from jobflow.graph.traced import Traced
 from jobflow.graph.training import DynamicScale, Optimizer, Parameter, Training, Watch
 from jobflow.ops import elementwise as ew
@@ -65,7 +65,7 @@ class Gradients:
     def origin(self, node: Node) -> Origin:
         """Where a node comes from, and what its outputs are gradients of."""
         ends = tuple([self.ends.get(value) for value in node.outputs])
-        return replace(node.origin, gradients=ends) if any(ends) else node.origin
+        return node.origin.of_gradients(ends) if any(ends) else node.origin
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,9 @@ class _Marking(Rewriter):
 
     def take(self, node: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
         origin = self.gradients.origin(node)
-        return self.keep(node, inputs, origin=None if origin is node.origin else origin)
+        if origin is node.origin and inputs == node.inputs:
+            return self.add(node)
+        return self.add(Node(node.op, inputs, made_by(node), node.name, node.placement, origin))
 
 
 #: a loss of so many elements, and no more, has slopes that float16 can take without help
