@@ -45,11 +45,15 @@ def default_collate(samples: Sequence[Any]) -> Any:
 
 
 def _stacked(arrays: Sequence[Any]) -> Array:
-    other = next((np.shape(array) for array in arrays if np.shape(array) != np.shape(arrays[0])), None)
-    if other is not None:
-        shapes = f"{np.shape(arrays[0])} and {other}"
-        raise ShapeError(f"default_collate at {user_line()}: the samples of a batch have the shapes {shapes}; pad them, or pass collate_fn=")
-    return np.stack(arrays)
+    try:
+        return np.stack(arrays)
+    except ValueError:
+        first, *others = dict.fromkeys(map(np.shape, arrays))
+        if not others:
+            raise
+        raise ShapeError(
+            f"default_collate at {user_line()}: the samples of a batch have the shapes {first} and {others[0]}; pad them, or pass collate_fn="
+        ) from None
 
 
 def _tensor(array: Array) -> Tensor:
