@@ -18,6 +18,7 @@ import numpy as np
 
 import jobflow.core.scope as scope
 from jobflow.compiler.layouts.choose import Case, Operand, choose
+from jobflow.compiler.rank.local import on_rank
 from jobflow.core.errors import JobError, JobflowError, PlacementError, PlanError, SbpError, user_line
 from jobflow.core.layout import B, Layout, Partial, Placement
 from jobflow.core.types import Array, TensorType, int64
@@ -127,19 +128,22 @@ def prepare(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> Prepared:
         return Prepared(op, types, types, (None,) * len(inputs), (None,) * len(types))
     layouts = [x.layout for x in inputs if x.layout is not None]
     operands = tuple(Operand(x.type, layout.sbp) for x, layout in zip(inputs, layouts, strict=True))
-    alone = placement.size == 1  # nothing moves, but layouts follow from layouts as they do among several
-    choice = choose(Case(op, operands, (2,) * len(placement.mesh) if alone else placement.mesh, keeps_short=True))
+    choice = choose(Case(op, operands, placement.mesh, at_once=True))
     text = f"{op} of {_listed(inputs)}"
     digest = zlib.crc32(f"{op!r} of {_listed(inputs)}".encode())
     if choice.unmet is not None:
         raise SbpError(f"{op.word()}: no signature takes {', '.join(map(str, layouts))}")
-    if choice.stuck and not alone and type(op).smaller is not Op.smaller:
+    if choice.stuck and type(op).smaller is not Op.smaller:
         return Prepared(op, types, types, (), (), placement, text, digest, smaller=True)
     reads = tuple(Layout(placement, choice.input(i)) for i in range(len(inputs)))
     made = tuple(Layout(placement, choice.output(i)) for i in range(len(types)))
-    wanted = tuple(None if alone or read == layout else read for read, layout in zip(reads, layouts, strict=True))
-    local, pieces = on_rank(here.rank.index, op, [x.type for x in inputs], reads, types, made)
-    return Prepared(local, types, pieces, wanted, made, placement, text, digest, moves=any(want is not None for want in wanted))
+    wanted = tuple(None if placement.size == 1 or read == layout else read for read, layout in zip(reads, layouts, strict=True))
+    rank, moves = here.rank.index, any(want is not None for want in wanted)
+    if rank not in placement.ranks:
+        return Prepared(None, types, (), wanted, made, placement, text, digest, moves=moves)
+    read = [(x.type, layout.box(x.type.shape, rank)) for x, layout in zip(inputs, reads, strict=True)]
+    local, pieces = on_rank(op, rank, read, [(type, layout.box(type.shape, rank)) for type, layout in zip(types, made, strict=True)])
+    return Prepared(local, types, pieces, wanted, made, placement, text, digest, moves=moves)
 
 
 def common_placement(op: Op, inputs: Sequence[Tensor]) -> Placement | None:
@@ -157,22 +161,6 @@ def common_placement(op: Op, inputs: Sequence[Tensor]) -> Placement | None:
 
 def _listed(inputs: Sequence[Tensor]) -> str:
     return ", ".join(f"{x.type} {'local' if x.layout is None else x.layout}" for x in inputs)
-
-
-def on_rank(
-    rank: int, op: Op, types: Sequence[TensorType], reads: Sequence[Layout], outputs: Sequence[TensorType], made: Sequence[Layout]
-) -> tuple[Op | None, tuple[TensorType, ...]]:
-    """The op that `rank` runs on its pieces, and the types of the pieces it makes; None outside the placement."""
-    if rank not in made[0].placement.ranks:
-        return None, tuple(type.with_shape((0,) * type.ndim) for type in outputs)
-    boxes = tuple(layout.box(type.shape, rank) for type, layout in zip(types, reads, strict=True))
-    given = tuple(layout.box(type.shape, rank) for type, layout in zip(outputs, made, strict=True))
-    local = op.localize(boxes, given)
-    pieces = tuple(type.with_shape(box.shape) for type, box in zip(outputs, given, strict=True))
-    inferred = types_tuple(local.infer(*(type.with_shape(box.shape) for type, box in zip(types, boxes, strict=True))))
-    if inferred != pieces:
-        raise PlanError(f"{op}: rank {rank} would make {', '.join(map(str, inferred))} but holds {', '.join(map(str, pieces))}")
-    return local, pieces
 
 
 def execute(here: EagerState, found: Prepared, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:

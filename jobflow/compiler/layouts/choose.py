@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 
@@ -68,8 +68,9 @@ class Case:
     mesh: tuple[int, ...]
     #: per output how the forward pass held what it is the gradient of; () if it is none
     pieces: tuple[Marks, ...] = ()
-    #: whether inputs that all lie cut into fewer elements than there are ranks may stay so
-    keeps_short: bool = False
+    #: of tensors that are computed at once: inputs that all lie cut into fewer elements than there are ranks may stay so, and on a rank
+    #: alone layouts follow from layouts as they do among several, though nothing moves
+    at_once: bool = False
 
     def __str__(self) -> str:
         return f"{self.op} on a mesh of {'x'.join(map(str, self.mesh))}"
@@ -94,6 +95,8 @@ class Choice:
 
 def choose(case: Case) -> Choice:
     """The signatures that the policy takes."""
+    if case.at_once and math.prod(case.mesh) == 1:
+        return replace(choose(replace(case, mesh=(2,) * len(case.mesh))), stuck=())
     listed = case.op.rule(*(operand.type for operand in case.operands)).signatures()
     unmet: int | None = None
     options: list[list[Signature]] = []
@@ -164,7 +167,7 @@ def _most(signatures: list[Signature], count: Callable[[Signature], int]) -> lis
 
 def _has_room(case: Case, signatures: Sequence[Signature]) -> bool:
     """No axis of an input is cut into pieces of fewer elements than the next mesh dimension has ranks."""
-    if case.keeps_short and all(operand.here and operand.now == tuple(s.inputs[i] for s in signatures) for i, operand in enumerate(case.operands)):
+    if case.at_once and all(operand.here and operand.now == tuple(s.inputs[i] for s in signatures) for i, operand in enumerate(case.operands)):
         return True
     for i, operand in enumerate(case.operands):
         left = list(operand.type.shape)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from jobflow.core.errors import NOWHERE, SourceLine
+from jobflow.core.errors import NOWHERE, PlanError, SourceLine
 from jobflow.core.layout import Box, Reduction
 from jobflow.core.types import TensorType
 from jobflow.graph.ir import Phase
@@ -166,6 +166,25 @@ class Program:
 
     def __str__(self) -> str:
         return "\n".join([f"job {self.job}, rank {self.rank}", *(f"  {step}" for step in self.steps)])
+
+
+#: a tensor, and the part of it that a rank holds
+Piece: TypeAlias = tuple[TensorType, Box]
+
+
+def on_rank(
+    op: Op, rank: int, inputs: Sequence[Piece], outputs: Sequence[Piece], *, cuts: bool = True, where: str = ""
+) -> tuple[Op, tuple[TensorType, ...]]:
+    """The op that `rank` runs on its pieces of the inputs, and the types of its pieces of the outputs.
+
+    Without `cuts` it is the same op: every rank has tensors of its own.
+    """
+    local = op.localize(tuple([box for _, box in inputs]), tuple([box for _, box in outputs])) if cuts else op
+    held, made = (tuple([type.with_shape(box.shape) for type, box in pieces]) for pieces in (inputs, outputs))
+    inferred = types_tuple(local.infer(*held))
+    if inferred != made:
+        raise PlanError(f"{op}{where}: rank {rank} would make {', '.join(map(str, inferred))} but holds {', '.join(map(str, made))}")
+    return local, made
 
 
 @dataclass

@@ -14,8 +14,7 @@ from jobflow.compiler.agreed import Readers, alike
 from jobflow.compiler.layouts.box import Reroute
 from jobflow.compiler.layouts.moves import exchange_steps, exchanges, moves, put_together, row_exchanges, shifted, take
 from jobflow.compiler.layouts.paths import changed, changes, row
-from jobflow.compiler.rank.local import Argument, Builder, Collect, Item, Join, Known, Program, Receive, Send, Summed
-from jobflow.core.errors import PlanError
+from jobflow.compiler.rank.local import Argument, Builder, Collect, Item, Join, Known, Program, Receive, Send, Summed, on_rank
 from jobflow.core.layout import Box, Layout, Local, Partial, Reduction, Split, whole_box
 from jobflow.core.types import TensorType
 from jobflow.graph.ir import Node, Physical, Value
@@ -115,15 +114,10 @@ class _Lowering:
             (value,) = node.outputs
             self.items[value] = self.build.compute(op.elsewhere(self.box(value), value.type), name=value.name)
             return
-        if not node.outputs[0].local or op.by_position or isinstance(op, ToLocal):
-            op = op.localize(tuple(map(self.box, node.inputs)), tuple(map(self.box, node.outputs)))
+        given, made = ([(value.type, self.box(value)) for value in values] for values in (node.inputs, node.outputs))
+        cuts = not node.outputs[0].local or op.by_position or isinstance(op, ToLocal)
+        op, types = on_rank(op, self.rank, given, made, cuts=cuts, where=f" at {node.where}")
         inputs = tuple(self.items[value] for value in node.inputs)
-        types = tuple(self.local_type(value) for value in node.outputs)
-        inferred = types_tuple(op.infer(*(item.type for item in inputs)))
-        if inferred != types:
-            raise PlanError(
-                f"{node.op} at {node.where}: rank {self.rank} would make {', '.join(map(str, inferred))} but holds {', '.join(map(str, types))}"
-            )
         outputs = tuple([Item(type, value.name) for value, type in zip(node.outputs, types, strict=True)])
         self.build.append(op, inputs, outputs)
         self.items.update(zip(node.outputs, outputs, strict=True))
