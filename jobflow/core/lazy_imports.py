@@ -11,11 +11,10 @@ import ast
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from jobflow.core.errors import no_attribute
 
@@ -58,8 +57,11 @@ def attach(
     return find, lambda: sorted({*homes, *public}), public
 
 
-class _Aliases(MetaPathFinder, Loader):
-    """`import jobflow.math` where the stub says that `math` is a module somewhere else: that very module, under both names."""
+class _Aliases:
+    """`import jobflow.math` where the stub says that `math` is a module somewhere else: that very module, under both names.
+
+    A finder and a loader without their base classes: `importlib.abc` imports all that unpacks archives, for every program.
+    """
 
     #: package -> the names of its stub
     names: ClassVar[dict[str, set[str]]] = {}
@@ -77,7 +79,10 @@ class _Aliases(MetaPathFinder, Loader):
             elif name in self.names.get(package, ()) and PathFinder.find_spec(fullname, inside.__path__) is None:
                 found = getattr(inside, name)
                 home = found.__name__ if isinstance(found, ModuleType) else ""
-        return ModuleSpec(fullname, self, loader_state=home) if home and importlib.util.find_spec(home) else None
+        return ModuleSpec(fullname, cast(Any, self), loader_state=home) if home and importlib.util.find_spec(home) else None
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """The module to begin with is an ordinary one."""
 
     def exec_module(self, module: ModuleType) -> None:
         """The import system takes what is in `sys.modules` afterwards."""

@@ -63,13 +63,6 @@ class Scope:
     #: the scope that is in force again after this one
     outer: Scope | None = None
 
-    def changed(self, changes: dict[str, Any]) -> Scope:
-        """This one with some fields changed; a scope is entered for every op, and `dataclasses.replace` takes three times as long."""
-        assert changes.keys() <= self.__dict__.keys(), changes
-        other = object.__new__(Scope)
-        other.__dict__.update(self.__dict__, **changes)
-        return other
-
     def full_name(self, name: str) -> str:
         """`name` behind the namespaces, joined with "-" as the legacy face spells it."""
         if not isinstance(name, str):
@@ -112,19 +105,33 @@ def caller() -> str:
     return threading.current_thread().name
 
 
-class using:
+def using(**changes: Any) -> AbstractContextManager[Scope]:
     """The current scope with some fields changed, for the length of a `with` block."""
+    return _Changed(changes)
 
-    def __init__(self, **changes: Any) -> None:
+
+class _Changed:
+    __slots__ = ("_changes", "_token")
+
+    def __init__(self, changes: dict[str, Any]) -> None:
         self._changes = changes
 
     def __enter__(self) -> Scope:
-        scope = current().changed(self._changes)
+        scope = _with(current(), self._changes)
         self._token = _CURRENT.set(scope)
         return scope
 
     def __exit__(self, *_: object) -> None:
         _CURRENT.reset(self._token)
+
+
+def _with(scope: Scope, changes: dict[str, Any]) -> Scope:
+    """A scope with some fields changed.  One is entered for every op, and `dataclasses.replace` takes three times as long."""
+    if not changes.keys() <= scope.__dict__.keys():
+        raise TypeError(f"a scope has no {', '.join(changes.keys() - scope.__dict__.keys())}")
+    other = object.__new__(Scope)
+    other.__dict__.update(scope.__dict__, **changes)
+    return other
 
 
 def enter(prepared: Scope) -> Token[Scope | None]:
@@ -148,7 +155,7 @@ class _Entered:
 
     def __enter__(self) -> Self:
         changes = self._changes() if current().interpreter is not None else {}
-        _CURRENT.set(current().changed({**changes, "outer": _CURRENT.get()}))
+        _CURRENT.set(_with(current(), {**changes, "outer": _CURRENT.get()}))
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -19,7 +19,6 @@ from jobflow.core.layout import Box, Layout, Local, Partial, Reduction, Split, w
 from jobflow.core.types import TensorType
 from jobflow.graph.ir import Node, Physical, Value
 from jobflow.ops.layout_ops import SliceBox, ToLocal
-from jobflow.ops.op import types_tuple
 from jobflow.ops.parts import PutPart
 from jobflow.ops.rows import Rows
 from jobflow.ops.source import Input, ReadVariable
