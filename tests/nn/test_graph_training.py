@@ -10,6 +10,7 @@ import pytest
 from graphs import Model, Trained, as_graph, at_once, batches, laid, usual, weights
 from ranks import agree, on_ranks
 
+from jobflow.core.errors import CheckpointError
 from jobflow.core.types import bfloat16
 from jobflow.engine.placements import sbp
 from jobflow.nn.graph import GradScaler, GraphModule, StaticGradScaler
@@ -179,7 +180,8 @@ def test_saved_and_loaded_training_goes_on_as_if_nothing_had_been() -> None:
     def program(rank: int) -> Any:
         def graph_of() -> tuple[Model, Any]:
             model = Model(4)
-            return model, Trained(model, [AdamW(model.parameters(), 0.01)], None, usual)
+            optimizer = AdamW(model.parameters(), 0.01)
+            return model, Trained(model, [optimizer], StepLR(optimizer, 2, 0.1), usual)
 
         model, graph = graph_of()
         whole = as_graph(graph, model.places, (S0, B), 4)
@@ -187,14 +189,24 @@ def test_saved_and_loaded_training_goes_on_as_if_nothing_had_been() -> None:
         as_graph(graph, model.places, (S0, B), 2)
         saved = graph.state_dict()
         steps, names = int(saved["System-Train-TrainStep"].numpy()[0]), sorted(saved)
+        rates = saved["System-Train-LearningRate"]
         model, graph = graph_of()
         graph.load_state_dict(saved)
-        return whole[2:], as_graph(graph, model.places, (S0, B), 4, skip=2), steps, names
+        found = as_graph(graph, model.places, (S0, B), 4, skip=2)
+        model, graph = graph_of()
+        graph.load_state_dict({name: x for name, x in saved.items() if name != "System-Train-LearningRate"})
+        assert as_graph(graph, model.places, (S0, B), 4, skip=2) == found, "what was saved before there were rates in it"
+        model = Model(4)
+        with pytest.raises(CheckpointError, match="1 learning-rate schedules and the graph 0"):
+            Trained(model, [AdamW(model.parameters(), 0.01)], None, usual).load_state_dict(saved)
+        return whole[2:], found, steps, names, rates
 
-    for whole, continued, steps, names in on_ranks(4, program):
+    for whole, continued, steps, names, rates in on_ranks(4, program):
         np.testing.assert_array_equal(whole, continued)
         assert steps == 2
+        assert rates[0]["last_epoch"] == 2
         assert names == [
+            "System-Train-LearningRate",
             "System-Train-TrainStep",
             "model",
             *(f"model.m_stage{i}.w-{slot}" for i in (0, 1) for slot in ("m", "v")),

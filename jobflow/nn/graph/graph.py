@@ -48,6 +48,8 @@ from jobflow.optim.optimizer import Optimizer
 
 #: the name of the count of steps in state_dict
 STEP = "System-Train-TrainStep"
+#: and of where the schedules are
+RATES = "System-Train-LearningRate"
 #: another variable of training, whose name has that of the graph which saved it
 _OF_A_GRAPH = re.compile(r"(System-Train-[A-Za-z]+-)\w+_\d+(-\w+)?")
 _MISSING = "call super().__init__() first in __init__: a graph must exist before it is given modules"
@@ -182,7 +184,7 @@ class Graph:
         graph = logical(replace(first.program, tail=tail), first.outputs).graph
         layouts = [*(meta.layout for meta in metas), *(x.layout for x in (*building.tensors.values(), *(x for _, x in leaves(first.returned, ""))))]
         local = all(layout is None for layout in layouts)
-        schedules = [one.schedule for one in self._added if one.schedule is not None]
+        schedules = self._schedules
         return Built(self.name, graph, metas, given, first.returned, building.tensors, building.draws, steps.rates, schedules, local)
 
     def _traced(
@@ -273,13 +275,22 @@ class Graph:
     # ---------------------------------------------------------------- saving
 
     def state_dict(self) -> dict[str, Any]:
-        """{attribute: the module's state_dict, "<parameter>-<slot>": what optimizers keep, "System-Train-TrainStep": how many steps}."""
+        """{attribute: the module's state_dict, "<parameter>-<slot>": what optimizers keep, "System-Train-TrainStep": how many steps}.
+
+        With an `lr_sch`, also "System-Train-LearningRate": the state_dict of each.
+        """
         kept = self._loaded
         if self._bound is not None:
             own = ((bound, name) for bound in self._bounds.values() for name in bound.built.graph.variables if name not in bound.built.tensors)
             kept = {name: bound.variable(name) for bound, name in own}
         found: dict[str, Any] = {name: module.state_dict() for name, module in self._modules.items()}
-        return found | {STEP if name == f"{STEP}-{self.name}" else name: x for name, x in kept.items()}
+        rates = [schedule.state_dict() for schedule in self._schedules]
+        return found | {STEP if name == f"{STEP}-{self.name}" else name: x for name, x in kept.items()} | ({RATES: rates} if rates else {})
+
+    @property
+    def _schedules(self) -> list[Any]:
+        """Those of the learning rates."""
+        return [one.schedule for one in self._added if one.schedule is not None]
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Take over what `state_dict` gave; before the first call only.
@@ -293,18 +304,35 @@ class Graph:
             raise JobError(f"{what}: the graph has been called; load before its first call, or load into its modules")
         saved = {name: x for name, x in state_dict.items() if isinstance(x, Tensor)}
         lacking = [name for name in self._modules if name not in state_dict]
-        beyond = [name for name in state_dict if name not in self._modules and name not in saved]
+        beyond = [name for name in state_dict if name not in self._modules and name not in saved and name != RATES]
         if strict and lacking:
             raise CheckpointError(f'{what}: nothing is saved for module "{lacking[0]}"{did_you_mean(lacking[0], state_dict)}')
         if beyond and (strict or len(lacking) == len(self._modules)):
             raise CheckpointError(f'{what}: the graph has no module "{beyond[0]}"{did_you_mean(beyond[0], self._modules)}')
+        rates = self._rates(what, state_dict, strict)
         both = [(module, state_dict[name]) for name, module in self._modules.items() if name in state_dict]
         for module, given in both:
             saving.compared(module, given, strict)
         for module, given in both:
             module.load_state_dict(given, strict)
+        for schedule, given in rates:
+            schedule.load_state_dict(given)
         object.__setattr__(self, "_loaded", {self._own_name(name): x for name, x in saved.items()})
         object.__setattr__(self, "_loads_all", strict)
+
+    def _rates(self, what: str, state_dict: Mapping[str, Any], strict: bool) -> list[tuple[Any, Mapping[str, Any]]]:
+        """The schedules, and where they go on: if the state does not say, after as many steps as it counts."""
+        schedules, saved = self._schedules, state_dict.get(RATES)
+        if saved is None:
+            steps = state_dict.get(STEP)
+            count = None if steps is None else int(steps.numpy()[0])
+            return [] if count is None else [(schedule, {"last_epoch": count, "last_step": count}) for schedule in schedules]
+        if len(saved) != len(schedules) and strict:
+            raise CheckpointError(
+                f"{what}: the state has {len(saved)} learning-rate schedules and the graph {len(schedules)}; give add_optimizer the same lr_sch, "
+                f"or load with strict=False, which lets rates begin anew"
+            )
+        return list(zip(schedules, saved, strict=True)) if len(saved) == len(schedules) else []
 
     def _own_name(self, name: str) -> str:
         """What a variable that some graph saved is called in this one."""
