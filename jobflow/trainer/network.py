@@ -1,12 +1,15 @@
-"""The model of a configuration as a function of a batch: a builder that it names, or the layers that it lists."""
+"""The model of a configuration as a function of a batch: a builder or a module that it names, or the layers that it lists."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from types import CodeType
 from typing import Any
 
+import jobflow.core.scope as scope
 import jobflow.legacy.arrays as arrays
 import jobflow.legacy.layers as layers
 import jobflow.legacy.math as math
@@ -14,9 +17,14 @@ import jobflow.nn as nn
 from jobflow.core.errors import ConfigError, SourceLine, at_line, did_you_mean
 from jobflow.core.scope import checkpointed
 from jobflow.core.types import TensorType, float32, int32
+from jobflow.engine.placements import placement, sbp
+from jobflow.engine.session import current_session
+from jobflow.functional.drawing import manual_seed
 from jobflow.legacy.initializers import Initializer, random_normal_initializer, variance_scaling_initializer
 from jobflow.legacy.variables import get_variable
+from jobflow.nn.modules.module import Module
 from jobflow.trainer.config import Loaded
+from jobflow.trainer.config.functions import makes_module
 
 #: the field that holds what is to be learned, for lists of layers
 LABELS = "labels"
@@ -35,6 +43,8 @@ class Network:
     others: bool
     where: SourceLine
     what: str
+    #: what it calls, if that is a module
+    module: Module | None = None
 
     def __call__(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         """Outputs for a batch; ConfigError if there is no loss where labels are, or what it returns is not a dict."""
@@ -65,6 +75,8 @@ def network_of(loaded: Loaded) -> Network:
         return _listed(loaded)
     if loaded.builder is None:
         raise ConfigError(f"model.builder: {model.builder} was not imported, because the configuration was loaded with look_outside=False")
+    if makes_module(loaded.builder):
+        return _of_module(loaded, loaded.builder, model.builder)
     return _built(loaded.builder, model.builder, dict(model.arguments), loaded.config.strategy.recompute)
 
 
@@ -90,7 +102,7 @@ def _built(function: Callable[..., Any], target: str, arguments: dict[str, Any],
     # what stands behind * is an argument of the configuration, not a field
     fields = {n: p for n, p in named.items() if p.kind is p.POSITIONAL_OR_KEYWORD}
     code = getattr(inspect.unwrap(function), "__code__", None)
-    where = SourceLine(code.co_filename, code.co_firstlineno) if code is not None else SourceLine(target, 0)
+    where = SourceLine(target, 0) if code is None else _line_of(code)
 
     def outputs(**batch: Any) -> Mapping[str, Any]:
         found: Mapping[str, Any] = function(**batch, **arguments)
@@ -98,6 +110,56 @@ def _built(function: Callable[..., Any], target: str, arguments: dict[str, Any],
 
     needed = tuple(n for n, p in fields.items() if p.default is p.empty)
     return Network(outputs, tuple(fields), needed, anything, where, target)
+
+
+# -------------------------------------------------------------------- modules
+
+
+def _of_module(loaded: Loaded, builder: Callable[..., Any], target: str) -> Network:
+    """A module, made once with the configuration's seed; its first values are the same on all ranks."""
+    config = loaded.config
+    manual_seed(config.seed)
+    recompute = {"recompute": True} if config.strategy.recompute else {}
+    module = builder(**config.model.arguments, **recompute)
+    if not isinstance(module, Module):
+        raise ConfigError(f"model.builder: {target} says that it returns an nn.Module, and returned {module!r}")
+    session = current_session()
+    if session.multi and session.device_tag == "cpu":  # a global module lies as the strategy asks; a local one is whole on every rank
+        module.to_global(placement("cpu", range(session.device_count())), sbp.broadcast)
+    code = type(module).forward.__code__ if inspect.isclass(builder) else inspect.unwrap(builder).__code__
+    return Network(partial(_measured, module, config.model.loss or "softmax_cross_entropy"), (), (), True, _line_of(code), target, module)
+
+
+def _line_of(code: CodeType) -> SourceLine:
+    return SourceLine(code.co_filename, code.co_firstlineno)
+
+
+def _measured(module: Module, loss: str, **batch: Any) -> Mapping[str, Any]:
+    """The outputs of a module: those that it names, or its scores with a loss against the labels."""
+    fields = {name: _scaled(x) if name != LABELS else x for name, x in batch.items()}
+    named = _by_name(module, batch)
+    labels = None if named is not None and LABELS in named else fields.pop(LABELS, None)
+    job: Any = scope.current().interpreter
+    modes = [(each, each.training) for each in module.modules()]
+    module.train(job.trainable)
+    try:
+        made = module(*fields.values()) if named is None else module(**fields)
+    finally:
+        for each, mode in modes:
+            each.training = mode
+    return made if isinstance(made, Mapping) else _LOSSES[loss](made, labels)
+
+
+def _scaled(x: Any) -> Any:
+    """Bytes, which are pixels, as numbers from 0 to 1."""
+    return math.multiply(arrays.cast(x, float32), 1 / 255) if x.type.dtype.name == "uint8" else x
+
+
+def _by_name(module: Module, fields: Container[str]) -> dict[str, bool] | None:
+    """The parameters of `forward` and whether they are needed, if all that are needed are fields; None if it takes one tensor, whatever its name."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    named = {n: p.default is p.empty for n, p in inspect.signature(module.forward).parameters.items() if p.kind in kinds}
+    return named if named and all(n in fields for n, needed in named.items() if needed) else None
 
 
 # -------------------------------------------------------------------- layers
@@ -126,13 +188,19 @@ def _listed(loaded: Loaded) -> Network:
 
 
 def layered(network: Network, fields: Mapping[str, TensorType]) -> Network:
-    """A list of layers for samples with these fields: the labels are called `labels`, and the first other field is the input."""
-    if not fields or network.what != LISTED:
+    """A list of layers, or a module, for samples with these fields: the labels are called `labels`, and the first other field is the input.
+
+    A module whose `forward` names fields takes these.
+    """
+    if not fields or (network.what != LISTED and network.module is None):
         return network
-    inputs = [name for name in fields if name != LABELS]
+    named = None if network.module is None else _by_name(network.module, fields)
+    inputs = [name for name in fields if name != LABELS] if named is None else [name for name, needed in named.items() if needed]
     if not inputs:
-        raise ConfigError(f"model.layers: the samples have {', '.join(fields) or 'no fields'}; a list of layers needs an input beside {LABELS}")
-    return Network(network.function, (inputs[0], LABELS), (inputs[0],), False, network.where, network.what)
+        raise ConfigError(f"model: the samples have {', '.join(fields) or 'no fields'}; {network.what} needs an input beside {LABELS}")
+    if named is None:
+        del inputs[1:]
+    return replace(network, known=(*inputs, *(named or {}), LABELS), needed=tuple(inputs), others=False)
 
 
 def _he() -> Initializer:

@@ -47,3 +47,36 @@ def exploding(x: Any, labels: Any = None) -> dict[str, Any]:
 def nameless(x: Any, labels: Any = None) -> Any:
     """What no builder returns."""
     return plain(x, labels)["loss"]
+
+
+class Scores(flow.nn.Module):
+    """A module whose parameters are arguments of the configuration; of its scores the configuration makes a loss."""
+
+    def __init__(self, units: int = 12, drop: float = 0.25) -> None:
+        super().__init__()
+        nn = flow.nn
+        self.layers = nn.Sequential(nn.Linear(6, units), nn.BatchNorm1d(units), nn.Tanh(), nn.Dropout(drop), nn.Linear(units, 4))
+
+    def forward(self, input: Any) -> Any:
+        return self.layers(input)
+
+
+class Named(Scores):
+    """One that takes fields by name, and measures itself."""
+
+    def forward(self, x: Any, labels: Any = None) -> dict[str, Any]:
+        scores = self.layers(x)
+        if labels is None:
+            return {"scores": scores}
+        loss = flow.nn.functional.cross_entropy(scores, labels.long(), reduction="none")
+        return {"loss": loss, "sure": flow.nn.functional.softmax(scores, 1).amax(1)}
+
+
+def scores(units: int = 12) -> flow.nn.Module:
+    """A function that says that it returns a module."""
+    return Scores(units)
+
+
+def no_module(units: int = 12) -> flow.nn.Module:
+    """One that does not do what it says."""
+    return units  # type: ignore[return-value]

@@ -55,13 +55,28 @@ def _builder(tree: Node, problems: Problems) -> Callable[..., Any] | None:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return function
-    recompute = tree.get("strategy.recompute")
+    module, loss, recompute = makes_module(function), tree.get("model.loss"), tree.get("strategy.recompute")
+    if loss is not None and loss.value is not None and not module and tree.get("model.layers") is None and not problems.about("model.loss"):
+        problems.add(loss.at, "model.loss", "model.loss is that of layers; a builder returns its own, omit it", "")
     if recompute is not None and recompute.value is True and "recompute" not in parameters and not problems.about("strategy.recompute"):
         told = f"strategy.recompute: {entry.value} has no parameter `recompute`"
         problems.add(recompute.at, "strategy.recompute", told, "a builder that has one wraps its blocks in jobflow.checkpointed if it is true")
-    needed = frozenset(name for name in _needed(function) if parameters[name].kind is inspect.Parameter.KEYWORD_ONLY)
+    needed = frozenset(name for name in _needed(function) if module or parameters[name].kind is inspect.Parameter.KEYWORD_ONLY)
     _arguments(arguments_model(function, needed), "model.arguments", f"builder {entry.value}", tree, problems, entry)
     return function
+
+
+def makes_module(function: Callable[..., Any]) -> bool:
+    """Whether a builder is a class of modules, or a function that says by its annotation that it returns one: its parameters are no fields then."""
+    from jobflow.nn.modules.module import Module  # NumPy, and all functions of tensors
+
+    made: Any = function
+    if not inspect.isclass(function):
+        try:
+            made = get_type_hints(inspect.unwrap(function)).get("return")
+        except (NameError, TypeError, AttributeError):
+            made = None
+    return inspect.isclass(made) and issubclass(made, Module)
 
 
 def _reader(path: str, tree: Node, problems: Problems) -> None:

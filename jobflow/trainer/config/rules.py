@@ -53,14 +53,12 @@ def check(tree: Node, problems: Problems) -> None:
 
 
 def _model(of: Values) -> Wrong:
-    builder, layers, loss = of("model", "builder", "layers", "loss")
+    builder, layers = of("model", "builder", "layers")
     ways = "builder: module:function, or layers: a list of layers"
     if builder is None and layers is None:
         yield "model.builder model.layers", "model needs a builder or layers", ways
     elif builder is not None and layers is not None:
         yield "model.layers model.builder", "model has a builder and layers; leave one of them out", ways
-    elif builder is not None and loss is not None:
-        yield "model.loss model.builder", "model.loss is that of layers; a builder returns its own, omit it", ""
 
 
 def _layers(of: Values) -> Wrong:

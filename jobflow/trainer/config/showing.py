@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+from jobflow.trainer.config.functions import makes_module
 from jobflow.trainer.config.loading import Loaded
 from jobflow.trainer.config.reading import value_of
 from jobflow.trainer.config.tree import below
@@ -31,14 +32,16 @@ def show(loaded: Loaded) -> str:
 
 
 def builder_defaults(loaded: Loaded) -> dict[str, Any]:
-    """What stands behind the * of the builder's signature with a default that a file can hold, and is given by nobody."""
+    """What the builder takes from the configuration, with a default that a file can hold, and is given by nobody."""
     try:
         parameters = {} if loaded.builder is None else inspect.signature(loaded.builder).parameters
     except (TypeError, ValueError):
         return {}
+    module = loaded.builder is not None and makes_module(loaded.builder)
     given, found = loaded.plain["model"]["arguments"], {}
+    kinds = (inspect.Parameter.KEYWORD_ONLY, *([inspect.Parameter.POSITIONAL_OR_KEYWORD] if module else []))
     for name, one in parameters.items():
-        if one.kind is one.KEYWORD_ONLY and one.default is not one.empty and name not in given and name != "recompute":
+        if one.kind in kinds and one.default is not one.empty and name not in given and name != "recompute":
             with suppress(TypeError, ValueError):
                 found[name] = json.loads(json.dumps(one.default))
     return found

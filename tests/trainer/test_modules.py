@@ -1,0 +1,92 @@
+"""Modules as models of configurations: trained, resumed and asked for predictions on one rank and on two, as other models are."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from short_runs import CONFIG, Seen, check_same, loaded, run, samples, write_config
+from test_processes_that_train import LIMIT, MPIEXEC, environment
+
+from jobflow.core.errors import ConfigError
+from jobflow.trainer.config.showing import show
+from jobflow.trainer.evaluate import evaluate
+from jobflow.trainer.predict import predict
+
+LISTED = CONFIG[CONFIG.index("model:") : CONFIG.index("data:")]
+
+
+def text(builder: str, more: str = "") -> str:
+    return CONFIG.replace(LISTED, f'model: {{builder: "nets_to_train:{builder}"{more}}}\n')
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Seen]:
+    folder = tmp_path_factory.mktemp("module")
+    file = write_config(folder, text("Scores", ", arguments: {units: 10}"))
+    outcome, seen = run(loaded(file, folder / "out"))
+    assert (outcome.step, outcome.stopped) == (9, "end")
+    assert {"train/loss", "validation/accuracy"} <= set(outcome.metrics)
+    return folder, seen
+
+
+@pytest.mark.parametrize("how", [("devices=2",), ("devices=2", "zero=3"), ("devices=2", "tensor=2")], ids=" ".join)
+def test_one_and_two_devices(how: tuple[str, ...], whole: tuple[Path, Seen], tmp_path: Path) -> None:
+    folder, seen = whole
+    _, other = run(loaded(folder / "run.yaml", tmp_path, *(f"strategy.{setting}" for setting in how)))
+    check_same(other, seen, range(1, 10), close=2e-5)
+
+
+def test_a_run_goes_on_and_predicts(whole: tuple[Path, Seen], tmp_path: Path) -> None:
+    folder, seen = whole
+    for devices in (1, 2):
+        out = tmp_path / f"{devices}"
+        shutil.copytree(folder / "out" / "checkpoints" / "step-00000005", out / "checkpoints" / "step-00000005")
+        config = loaded(folder / "run.yaml", out, f"strategy.devices={devices}")
+        _, rest = run(config)
+        assert list(rest.steps) == [6, 7, 8, 9]
+        check_same(rest, seen, list(rest.steps), close=2e-5)
+        assert evaluate(config).metrics == pytest.approx(seen.evaluations[9].metrics, rel=1e-5)
+        np.savez(tmp_path / "new.npz", x=samples(7, 1)["x"])
+        found = predict(config, tmp_path / "new.npz").outputs["scores"]
+        assert found.shape == (7, 4)
+        np.testing.assert_allclose(found, predict(config, "validation").outputs["scores"][:7], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.mpi
+def test_two_processes_train_as_one(whole: tuple[Path, Seen], tmp_path: Path) -> None:
+    folder, seen = whole
+    for name, settings in {"plain": (), "split": ("strategy.zero=2",)}.items():
+        sets = [f"--set={each}" for each in (f"output={tmp_path / name}", *settings)]
+        command = [str(MPIEXEC), "-n", "2", sys.executable, "-m", "jobflow", "train", str(folder / "run.yaml"), *sets]
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LIMIT, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        config = loaded(folder / "run.yaml", tmp_path / name)
+        assert evaluate(config).metrics == pytest.approx(seen.evaluations[9].metrics, rel=2e-5)
+
+
+def test_what_modules_take_and_give(whole: tuple[Path, Seen], tmp_path: Path) -> None:
+    _, seen = whole
+    file = write_config(tmp_path, text("Named", ", arguments: {units: 10}"))
+    outcome, other = run(loaded(file, tmp_path / "named"))
+    np.testing.assert_allclose([*other.losses.values()], [*seen.losses.values()], rtol=1e-5)
+    assert {"train/sure", "validation/sure"} <= set(outcome.metrics)
+    squares = write_config(tmp_path / "squares", text("scores", ", loss: mean_squared_error"))
+    for name in ("train", "validation"):
+        given = dict(np.load(tmp_path / "squares" / f"{name}.npz"))
+        np.savez(tmp_path / "squares" / f"{name}.npz", x=given["x"], labels=given["x"][:, :4])
+    outcome, _ = run(loaded(squares, tmp_path / "out", "training.steps=3"))
+    assert "train/accuracy" not in outcome.metrics
+    assert "# units: 12" in show(loaded(squares, tmp_path / "out"))
+    for builder, message in {
+        text("Scores", ", arguments: {unit: 3}"): "unit",
+        text("plain", ", loss: mean_squared_error"): "a builder returns its own, omit it",
+        text("no_module"): "says that it returns an nn.Module, and returned 12",
+    }.items():
+        file = write_config(tmp_path / "wrong", builder)
+        with pytest.raises(ConfigError, match=message):
+            run(loaded(file, tmp_path / "wrong" / "out"))
