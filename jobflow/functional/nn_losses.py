@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from typing import Any, ParamSpec
+
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import Tensor as Value
 from jobflow.eager.tensor import Tensor
@@ -16,6 +21,7 @@ from jobflow.ops import shape as sh
 from jobflow.ops.checked import checked
 from jobflow.ops.source import constant
 
+P = ParamSpec("P")
 _REDUCTIONS = ("mean", "sum", "none")
 
 
@@ -27,6 +33,18 @@ def reduced(what: str, loss: Value, reduction: str) -> Value:
     return rd.reduce_mean(loss) if reduction == "mean" else rd.reduce_sum(loss)
 
 
+def reducing(function: Callable[P, Value]) -> Callable[P, Tensor]:
+    """A function that gives the loss of each element, as one for tensors which reduces them as its argument `reduction` says."""
+    what, place = function.__name__, list(signature(function).parameters).index("reduction")
+
+    @wraps(function)
+    def call(*arguments: P.args, **named: P.kwargs) -> Value:
+        reduction: Any = arguments[place] if len(arguments) > place else named.get("reduction", "mean")
+        return reduced(what, function(*arguments, **named), reduction)
+
+    return rounded_once(composed(call))
+
+
 def one_shape(what: str, **operands: Tensor | None) -> None:
     """ShapeError unless the tensors that are given have one shape."""
     given = {name: x.type for name, x in operands.items() if x is not None}
@@ -34,66 +52,60 @@ def one_shape(what: str, **operands: Tensor | None) -> None:
         raise ShapeError(f"{what} at {user_line()}: {' and '.join(f'{name} {type}' for name, type in given.items())} are not of one shape")
 
 
-@rounded_once
-@composed
+@reducing
 def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
     """(x - t)^2"""
-    return reduced("mse_loss", ew.squared_difference(input, target), reduction)
+    return ew.squared_difference(input, target)
 
 
-@rounded_once
-@composed
+@reducing
 def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
     """|x - t|"""
-    return reduced("l1_loss", ew.absolute(ew.subtract(input, target)), reduction)
+    return ew.absolute(ew.subtract(input, target))
 
 
-@rounded_once
-@composed
+@reducing
 def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Value:
     """d^2 / (2 beta) where d = |x - t| < beta, else d - beta / 2"""
     if beta < 0:
         raise ArgumentError(f"smooth_l1_loss at {user_line()}: beta {beta} must not be negative")
     one_shape("smooth_l1_loss", input=input, target=target)
     if beta == 0:
-        return reduced("smooth_l1_loss", ew.absolute(ew.subtract(input, target)), reduction)
-    return reduced("smooth_l1_loss", el.smooth_l1(input, target, beta), reduction)
+        return ew.absolute(ew.subtract(input, target))
+    return el.smooth_l1(input, target, beta)
 
 
-@rounded_once
-@composed
+@reducing
 def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0) -> Value:
     """d^2 / 2 where d = |x - t| < delta, else delta (d - delta / 2)"""
     if delta <= 0:
         raise ArgumentError(f"huber_loss at {user_line()}: delta {delta} must be positive")
     one_shape("huber_loss", input=input, target=target)
-    return reduced("huber_loss", ew.scale(el.smooth_l1(input, target, delta), delta), reduction)
+    return ew.scale(el.smooth_l1(input, target, delta), delta)
 
 
 def _weighted(loss: Value, weight: Tensor | None) -> Value:
     return loss if weight is None else ew.multiply(loss, weight)
 
 
-@rounded_once
-@composed
+@reducing
 def binary_cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean") -> Value:
     """-weight (t log x + (1 - t) log(1 - x)), x being probabilities; logarithms are at least -100"""
     one_shape("binary_cross_entropy", input=input, target=target)
-    return reduced("binary_cross_entropy", _weighted(el.binary_cross_entropy(input, target), weight), reduction)
+    return _weighted(el.binary_cross_entropy(input, target), weight)
 
 
-@rounded_once
-@composed
+@reducing
 def binary_cross_entropy_with_logits(
     input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean", pos_weight: Tensor | None = None
 ) -> Value:
     """weight ((1 - t) x + (1 + (pos_weight - 1) t) ln(1 + e^-x)), x being logits"""
     one_shape("binary_cross_entropy_with_logits", input=input, target=target)
     if pos_weight is None:
-        return reduced("binary_cross_entropy_with_logits", _weighted(el.sigmoid_cross_entropy(input, target), weight), reduction)
+        return _weighted(el.sigmoid_cross_entropy(input, target), weight)
     tail = ew.multiply(ew.shift(ew.multiply(ew.shift(pos_weight, -1.0), target), 1.0), act.softplus(ew.negate(input)))
     loss = ew.add(ew.multiply(ew.shift(ew.negate(target), 1.0), input), tail)
-    return reduced("binary_cross_entropy_with_logits", _weighted(loss, weight), reduction)
+    return _weighted(loss, weight)
 
 
 @rounded_once
@@ -113,16 +125,14 @@ def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", *, log_target
     return reduced("kl_div", loss, reduction)
 
 
-@rounded_once
-@composed
+@reducing
 def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
     """ln(1 + e^(-t x)), t being 1 or -1"""
     one_shape("soft_margin_loss", input=input, target=target)
-    return reduced("soft_margin_loss", act.softplus(ew.negate(ew.multiply(target, input))), reduction)
+    return act.softplus(ew.negate(ew.multiply(target, input)))
 
 
-@rounded_once
-@composed
+@reducing
 def hinge_embedding_loss(input: Tensor, target: Tensor, margin: float = 1.0, reduction: str = "mean") -> Value:
     """x where t is 1, max(0, margin - x) where t is -1; the sum of both elsewhere"""
     one_shape("hinge_embedding_loss", input=input, target=target)
@@ -130,20 +140,18 @@ def hinge_embedding_loss(input: Tensor, target: Tensor, margin: float = 1.0, red
     positive = ew.equal(target, ew.fill_like(target, 1.0))
     negative = ew.equal(target, ew.fill_like(target, -1.0))
     near = ew.where(positive, zero, act.relu(ew.shift(ew.negate(input), margin)))
-    return reduced("hinge_embedding_loss", ew.add(ew.where(negative, zero, input), near), reduction)
+    return ew.add(ew.where(negative, zero, input), near)
 
 
-@rounded_once
-@composed
+@reducing
 def margin_ranking_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean") -> Value:
     """max(0, margin - t (x1 - x2))"""
     one_shape("margin_ranking_loss", input1=input1, input2=input2, target=target)
     distance = ew.shift(ew.negate(ew.multiply(target, ew.subtract(input1, input2))), margin)
-    return reduced("margin_ranking_loss", act.relu(distance), reduction)
+    return act.relu(distance)
 
 
-@rounded_once
-@composed
+@reducing
 def cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean") -> Value:
     """1 - c where t is 1, max(0, c - margin) where t is -1; c = the cosine along the last axis"""
     one_shape("cosine_embedding_loss", input1=input1, input2=input2)
@@ -156,11 +164,10 @@ def cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin
     positive, negative = (ew.equal(target, ew.fill_like(target, sign)) for sign in (1.0, -1.0))
     near = ew.where(positive, ew.shift(ew.negate(similar), 1.0), zero)
     far = ew.where(negative, act.relu(ew.shift(similar, -margin)), zero)
-    return reduced("cosine_embedding_loss", ew.add(near, far), reduction)
+    return ew.add(near, far)
 
 
-@rounded_once
-@composed
+@reducing
 def triplet_margin_loss(
     anchor: Tensor,
     positive: Tensor,
@@ -183,7 +190,7 @@ def triplet_margin_loss(
     far = distance(anchor, negative)
     if swap:
         far = ew.minimum(far, distance(positive, negative))
-    return reduced("triplet_margin_loss", act.relu(ew.shift(ew.subtract(distance(anchor, positive), far), margin)), reduction)
+    return act.relu(ew.shift(ew.subtract(distance(anchor, positive), far), margin))
 
 
 def _variance(input: Tensor, var: Tensor | float) -> Value:
@@ -197,8 +204,7 @@ def _variance(input: Tensor, var: Tensor | float) -> Value:
     return var
 
 
-@rounded_once
-@composed
+@reducing
 def gaussian_nll_loss(input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> Value:
     """(log v + (x - t)^2 / v) / 2 with v = max(var, eps), whose lower bound has no gradient; plus log(2 pi) / 2 if `full`.
 
@@ -207,11 +213,10 @@ def gaussian_nll_loss(input: Tensor, target: Tensor, var: Tensor | float, full: 
     given = checked(_variance(input, var), "gaussian_nll_loss", low=0.0, nan=True, noun="variance")
     bounded = ew.add(given, ew.detach(ew.subtract(ew.clip(given, eps, None), given)))
     loss = ew.scale(ew.add(ew.log(bounded), ew.divide(ew.squared_difference(input, target), bounded)), 0.5)
-    return reduced("gaussian_nll_loss", ew.shift(loss, 0.9189385332046727) if full else loss, reduction)
+    return ew.shift(loss, 0.9189385332046727) if full else loss
 
 
-@rounded_once
-@composed
+@reducing
 def poisson_nll_loss(input: Tensor, target: Tensor, log_input: bool = True, full: bool = False, eps: float = 1e-8, reduction: str = "mean") -> Value:
     """e^x - t x, or x - t log(x + eps) if not `log_input`; plus Stirling's t log t - t + log(2 pi t) / 2 where t > 1 if `full`"""
     if log_input:
@@ -224,4 +229,4 @@ def poisson_nll_loss(input: Tensor, target: Tensor, log_input: bool = True, full
         logarithm = ew.log(t)
         stirling = ew.add(ew.subtract(ew.multiply(t, logarithm), t), ew.shift(ew.scale(logarithm, 0.5), 0.9189385332046727))
         loss = ew.add(loss, ew.where(ew.greater(target, one), stirling, ew.fill_like(target, 0.0)))
-    return reduced("poisson_nll_loss", loss, reduction)
+    return loss

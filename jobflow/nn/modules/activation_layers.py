@@ -18,28 +18,24 @@ __all__ = [
 ]  # fmt: skip
 
 
-class ReLU(OfOne, function=F.relu):
+class _InPlace(OfOne, shared=True):
+    inplace: bool = False
+
+
+class ReLU(_InPlace, function=F.relu):
     """max(x, 0)"""
 
-    inplace: bool = False
 
-
-class ReLU6(OfOne, function=F.relu6):
+class ReLU6(_InPlace, function=F.relu6):
     """x limited to [0, 6]"""
 
-    inplace: bool = False
 
-
-class SiLU(OfOne, function=F.silu):
+class SiLU(_InPlace, function=F.silu):
     """x sigmoid(x)"""
 
-    inplace: bool = False
 
-
-class SELU(OfOne, function=F.selu):
+class SELU(_InPlace, function=F.selu):
     """1.0507 elu(x, 1.67326)"""
-
-    inplace: bool = False
 
 
 class LeakyReLU(OfOne, function=F.leaky_relu):
@@ -86,22 +82,16 @@ class LogSigmoid(OfOne, function=F.logsigmoid):
     """-ln(1 + e^-x)"""
 
 
-class Hardsigmoid(OfOne, function=F.hardsigmoid):
+class Hardsigmoid(_InPlace, function=F.hardsigmoid):
     """x/6 + 1/2 limited to [0, 1]"""
 
-    inplace: bool = False
 
-
-class Hardswish(OfOne, function=F.hardswish):
+class Hardswish(_InPlace, function=F.hardswish):
     """x/6 times x + 3 limited to [0, 6]"""
 
-    inplace: bool = False
 
-
-class Mish(OfOne, function=F.mish):
+class Mish(_InPlace, function=F.mish):
     """x tanh(ln(1 + e^x))"""
-
-    inplace: bool = False
 
 
 class Tanhshrink(OfOne, function=F.tanhshrink):

@@ -20,15 +20,18 @@ __all__ = [
 ]  # fmt: skip
 
 
-class _MaxPool(OfOne, shared=True):
+class _Windows(OfOne, shared=True):
     kernel_size: Sizes
     stride: Sizes | None = None
     padding: Sizes = 0
-    ceil_mode: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.stride = self.kernel_size if self.stride is None else self.stride
+
+
+class _MaxPool(_Windows, shared=True):
+    ceil_mode: bool = field(default=False, kw_only=True)
 
 
 class MaxPool1d(_MaxPool, function=F.max_pool1d):
@@ -43,18 +46,11 @@ class MaxPool3d(_MaxPool, function=F.max_pool3d):
     """The largest of each window of [n, c, d, h, w]."""
 
 
-class AvgPool1d(OfOne, function=F.avg_pool1d):
+class AvgPool1d(_Windows, function=F.avg_pool1d):
     """The mean of each window of [n, c, l]; zeros of the padding count unless `count_include_pad=False`."""
 
-    kernel_size: Sizes
-    stride: Sizes | None = None
-    padding: Sizes = 0
     ceil_mode: bool = False
     count_include_pad: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.stride = self.kernel_size if self.stride is None else self.stride
 
 
 class AvgPool2d(AvgPool1d, function=F.avg_pool2d):
