@@ -14,7 +14,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from jobflow.checkpoint import manifest, safetensors
 from jobflow.checkpoint.manifest import Manifest, Spans, box_text
 from jobflow.core.errors import CheckpointError, ReplacedError, did_you_mean
 from jobflow.core.layout import Box, whole_box
+from jobflow.core.remote import AnyPath, RemotePath, StoreError, path_of
 from jobflow.core.types import TensorType, dtype_named, dtype_of
 from jobflow.core.untrusted import HEADER, Mark, content, mark_of, open_regular, shape_of
 
@@ -43,7 +43,7 @@ class Stored(ABC):
     """A tensor in files; `file_path` is the first of them."""
 
     name: str
-    file_path: Path
+    file_path: AnyPath
 
     @property
     @abstractmethod
@@ -67,7 +67,7 @@ class Stored(ABC):
 class Opened:
     """The files of a checkpoint; each one's header is read and checked when it is first needed."""
 
-    def __init__(self, root: Path, found: Manifest, mark: Mark | None) -> None:
+    def __init__(self, root: AnyPath, found: Manifest, mark: Mark | None) -> None:
         self.root = root
         self.manifest = found
         self._mark = mark
@@ -100,7 +100,7 @@ class Opened:
         """The block reads a file: what is wrong with it is no damage if there is another checkpoint by now, or none.  ReplacedError then."""
         try:
             yield
-        except ReplacedError:
+        except (ReplacedError, StoreError):
             raise
         except (CheckpointError, OSError) as error:
             now = _mark(self.root)
@@ -133,7 +133,7 @@ class StoredShard:
     box: Spans
     at: int
     sha256: str
-    file_path: Path
+    file_path: AnyPath
     opened: Opened = field(repr=False, compare=False)
 
     @property
@@ -153,6 +153,8 @@ class StoredShard:
     def _numpy(self, place: safetensors.Place) -> Array:
         try:
             found = safetensors.read_tensor(self.file_path, place)
+        except StoreError:
+            raise
         except OSError as error:
             raise CheckpointError(f'{self.file_path}: tensor "{self.name}", {self._where(place)}, cannot be read: {error}') from error
         if hashlib.sha256(safetensors.bytes_of(safetensors.storable(self.name, found))).hexdigest() != self.sha256:
@@ -168,7 +170,7 @@ class StoredTensor(Stored):
     """A tensor of a checkpoint, in as many shards as ranks wrote of it; never more than one of them is in memory beside the result."""
 
     name: str
-    file_path: Path
+    file_path: AnyPath
     entry: manifest.Entry
     shards: tuple[StoredShard, ...]
 
@@ -201,7 +203,7 @@ class LegacyTensor(Stored):
     """A file `out` of raw little-endian numbers; `given` is its type as the caller knows it, for files without `meta`."""
 
     name: str
-    file_path: Path
+    file_path: AnyPath
     given: TensorType | None = None
 
     @property
@@ -233,7 +235,7 @@ class LegacyTensor(Stored):
 class Checkpoint(Mapping[str, Array]):
     """Arrays by name, read when asked for.  `extra` is what was saved beside them; `single` if the directory is that of one legacy variable."""
 
-    path: Path
+    path: AnyPath
     stored: Mapping[str, Stored]
     extra: Mapping[str, Any]
     single: bool = False
@@ -255,13 +257,13 @@ class Checkpoint(Mapping[str, Array]):
         return len(self.stored)
 
 
-def load(path: str | os.PathLike[str], types: Mapping[str, TensorType] | None = None, *, check: bool = True) -> Checkpoint:
+def load(path: str | os.PathLike[str] | RemotePath, types: Mapping[str, TensorType] | None = None, *, check: bool = True) -> Checkpoint:
     """The checkpoint in the directory `path`.
 
     `types` says what the tensors of a legacy directory without `meta` files are.  CheckpointError if there is no checkpoint, or if
     files are missing or do not agree; with check=False only once they are needed.  The numbers are checked when they are read.
     """
-    root = Path(path)
+    root = path_of(path)
     if not root.is_dir():
         raise CheckpointError(f"checkpoint {root}: there is no such directory")
     if (root / manifest.NAME).exists():
@@ -269,15 +271,20 @@ def load(path: str | os.PathLike[str], types: Mapping[str, TensorType] | None = 
     return _load_legacy(root, types or {})
 
 
-def _mark(root: Path) -> Mark | None:
+def _mark(root: AnyPath) -> Mark | None:
     """That of the checkpoint that is there now; None if there is none."""
+    if isinstance(root, RemotePath):
+        try:
+            return (root / manifest.NAME).stat().mark
+        except FileNotFoundError:
+            return None
     try:
         return mark_of(os.stat(root / manifest.NAME))
     except OSError:
         return None
 
 
-def _load(root: Path, check: bool) -> Checkpoint:
+def _load(root: AnyPath, check: bool) -> Checkpoint:
     mark = _mark(root)  # before it is read: one that comes in between is another one
     found = Manifest.read(root / manifest.NAME)
     opened = Opened(root, found, mark)
@@ -290,14 +297,14 @@ def _load(root: Path, check: bool) -> Checkpoint:
     return Checkpoint(root, stored, found.extra, digest=hashlib.sha256(found.text().encode()).hexdigest())
 
 
-def problems(path: str | os.PathLike[str]) -> Iterator[str]:
+def problems(path: str | os.PathLike[str] | RemotePath) -> Iterator[str]:
     """What is wrong with a checkpoint, tensor by tensor, after every byte of it has been read; nothing if it is whole.
 
-    Raises: ReplacedError, which says nothing of what is there now.
+    Raises: ReplacedError and StoreError, which say nothing of what is there now.
     """
     try:
         found = load(path)
-    except ReplacedError:
+    except (ReplacedError, StoreError):
         raise
     except (CheckpointError, OSError) as error:
         yield str(error)
@@ -306,7 +313,7 @@ def problems(path: str | os.PathLike[str]) -> Iterator[str]:
         for part in stored.shards if isinstance(stored, StoredTensor) else (stored,):
             try:
                 part.numpy()
-            except ReplacedError:
+            except (ReplacedError, StoreError):
                 raise
             except (CheckpointError, OSError) as error:
                 yield str(error)
@@ -314,7 +321,7 @@ def problems(path: str | os.PathLike[str]) -> Iterator[str]:
                 yield f'{part.file_path}: tensor "{part.name}" is larger than memory'
 
 
-def _load_legacy(root: Path, types: Mapping[str, TensorType]) -> Checkpoint:
+def _load_legacy(root: AnyPath, types: Mapping[str, TensorType]) -> Checkpoint:
     if (root / "out").is_file():
         return Checkpoint(root, {root.name: LegacyTensor(root.name, root / "out", types.get(root.name))}, {}, single=True)
     try:
@@ -326,7 +333,7 @@ def _load_legacy(root: Path, types: Mapping[str, TensorType]) -> Checkpoint:
     return Checkpoint(root, {name: LegacyTensor(name, root / name / "out", types.get(name)) for name in names}, {})
 
 
-def _legacy_type(meta: Path) -> TensorType:
+def _legacy_type(meta: AnyPath) -> TensorType:
     text = content(meta, HEADER, CheckpointError).decode(errors="replace")
     kind = re.search(r"data_type:\s*(\w+)", text)
     if kind is None or kind[1] not in _LEGACY_TYPES:

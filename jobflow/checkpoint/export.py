@@ -16,16 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.checkpoint import places
 from jobflow.checkpoint.checkpoint_reader import Checkpoint, LegacyTensor, Stored, load
 from jobflow.checkpoint.difference import selected
 from jobflow.checkpoint.file_system import files_of
-from jobflow.checkpoint.places import DONE
+from jobflow.checkpoint.places import DONE, Folder, new_place
 from jobflow.checkpoint.safetensors import Place, bytes_of, header_of, read_header, read_tensor, storable
 from jobflow.checkpoint.writing import save
 from jobflow.core.errors import CheckpointError
 from jobflow.core.npy import FileArray, in_archive
+from jobflow.core.remote import AnyPath, RemotePath, path_of
 from jobflow.core.types import TensorType, bfloat16, dtype_of
+from jobflow.core.untrusted import mapped
 
 Array = np.ndarray[Any, Any]
 _LEGACY_NAMES = {
@@ -67,10 +68,17 @@ def _write_safetensors(path: Path, source: Checkpoint, names: Sequence[str]) -> 
 
 def _to_file(path: str | os.PathLike[str], replace: bool, write: Callable[[Path], None]) -> None:
     """A file that is written beside its place and takes it in one step."""
-    target = Path(os.path.abspath(path))
+    target = _local(path, "export")
     if target.is_dir() or (target.exists() and not replace):
         raise CheckpointError(f"export to {target}: this path already exists; give another name, or --force to replace a file")
     _beside(target, lambda place: write(place / target.name), lambda place: os.replace(place / target.name, target))
+
+
+def _local(path: str | os.PathLike[str], what: str) -> Path:
+    target = path_of(path, absolute=True)
+    if isinstance(target, RemotePath):
+        raise CheckpointError(f"{what} to {target}: only checkpoints are written to a store; write to this machine and copy what was written")
+    return target
 
 
 def _write_npz(path: Path, source: Checkpoint, names: Sequence[str]) -> None:
@@ -88,7 +96,7 @@ def _write_npz(path: Path, source: Checkpoint, names: Sequence[str]) -> None:
 
 def to_legacy(source: Checkpoint, path: str | os.PathLike[str], patterns: Sequence[str] = ("*",)) -> None:
     """Write tensors to a legacy directory that is new, whole or not at all; CheckpointError for names and types that it cannot have."""
-    target = Path(os.path.abspath(path))
+    target = _local(path, "conversion")
     if (target.exists() or target.is_symlink()) and not (target.is_dir() and not any(target.iterdir())):
         raise CheckpointError(f"conversion to {target}: this path already exists; give a path that does not exist, or an empty directory")
     names = selected(patterns, source)
@@ -123,7 +131,7 @@ def _beside(target: Path, write: Callable[[Path], None], publish: Callable[[Path
     The directory is one of an unfinished saving, so that what a process leaves that died is removed by the next saving there.
     """
     files = files_of()
-    place = places.new_place(target)
+    place = new_place(target)
     try:
         files.make_directory(place)
         write(place)
@@ -132,7 +140,7 @@ def _beside(target: Path, write: Callable[[Path], None], publish: Callable[[Path
     except OSError as error:
         raise CheckpointError(f"{target} could not be written: {error}") from error
     finally:
-        places.discard(place, files)  # nothing if it was published as a whole
+        Folder(target, place).discard(files)  # nothing if it was published as a whole
 
 
 # ---- in ------------------------------------------------------------------------------------------------------------------------------
@@ -143,7 +151,7 @@ class NpzTensor(Stored):
     """An array in a .npz file."""
 
     name: str
-    file_path: Path
+    file_path: AnyPath
     array: FileArray
 
     @property
@@ -164,9 +172,9 @@ class NpzTensor(Stored):
         return found
 
 
-def open_any(path: str | os.PathLike[str], types: Mapping[str, TensorType] | None = None) -> Checkpoint:
+def open_any(path: str | os.PathLike[str] | RemotePath, types: Mapping[str, TensorType] | None = None) -> Checkpoint:
     """A checkpoint, a legacy directory, a .npz or a .safetensors file; `types` are those of legacy variables without `meta`."""
-    source = Path(path)
+    source = path_of(path)
     if source.is_file():
         return _open_safetensors(source) if source.suffix == ".safetensors" else _open_npz(source)
     return load(source, types)
@@ -177,7 +185,7 @@ class SafeTensor(Stored):
     """A tensor in a .safetensors file, which has no hashes."""
 
     name: str
-    file_path: Path
+    file_path: AnyPath
     place: Place
 
     @property
@@ -191,11 +199,11 @@ class SafeTensor(Stored):
         return read_tensor(self.file_path, self.place)
 
 
-def _open_safetensors(path: Path) -> Checkpoint:
+def _open_safetensors(path: AnyPath) -> Checkpoint:
     return Checkpoint(path, {name: SafeTensor(name, path, place) for name, place in read_header(path).items()}, {})
 
 
-def _open_npz(path: Path) -> Checkpoint:
+def _open_npz(path: AnyPath) -> Checkpoint:
     return Checkpoint(path, {array.name: NpzTensor(array.name, path, array) for array in in_archive(path, CheckpointError)}, {})
 
 
@@ -211,5 +219,5 @@ def _mapped(stored: Stored) -> Array:
     if isinstance(stored, NpzTensor):
         return stored.mapped()
     if isinstance(stored, LegacyTensor) and stored.type.nbytes:
-        return np.memmap(stored.file_path, stored.type.dtype.numpy.newbyteorder("<"), "r", 0, stored.type.shape)
+        return mapped(stored.file_path, CheckpointError).view(stored.type.dtype.numpy.newbyteorder("<")).reshape(stored.type.shape)
     return stored.numpy()

@@ -24,11 +24,11 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from jobflow.core.errors import CheckpointError
 from jobflow.core.layout import Span
+from jobflow.core.remote import AnyPath
 from jobflow.core.untrusted import DEPTH, HEADER, content, json_tree, plain_name, shape_of, whole
 
 NAME = "manifest.json"
@@ -112,7 +112,7 @@ class Manifest:
         }
 
     @classmethod
-    def read(cls, path: Path) -> Manifest:
+    def read(cls, path: AnyPath) -> Manifest:
         """The manifest in the file `path`; CheckpointError if it is damaged or of a later version."""
         try:
             text = content(path, HEADER, CheckpointError)
@@ -136,7 +136,7 @@ class Manifest:
         return read
 
     @classmethod
-    def _of(cls, body: Mapping[str, Any], path: Path) -> Manifest:
+    def _of(cls, body: Mapping[str, Any], path: AnyPath) -> Manifest:
         try:
             tensors = {name: _entry(tree, body["version"]) for name, tree in body["tensors"].items()}
             files = {plain_name(name): FileEntry(whole(tree["bytes"]), text_of(tree["header"])) for name, tree in body.get("files", {}).items()}

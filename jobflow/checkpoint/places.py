@@ -13,6 +13,7 @@ import os
 import re
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
@@ -37,24 +38,78 @@ def new_place(target: Path) -> Path:
     return target.parent / f".{target.name}.saving.{host()}.{pid}-{start_of(pid)}.{uuid4().hex[:12]}"
 
 
-def between(place: Path) -> Path:
-    """Where an old checkpoint goes if names cannot be exchanged."""
-    return place.with_name(".replaced.".join(place.name.rsplit(".saving.", 1)))
+@dataclass(frozen=True)
+class Folder:
+    """The directory beside `target` in which a checkpoint is written."""
+
+    target: Path
+    folder: Path
+    #: whether it replaces one, or what is left of one
+    older: bool = False
+
+    @classmethod
+    def begin(cls, target: Path, replace: bool, files: Files) -> Folder:
+        """A new empty directory, after leftovers have been removed.  CheckpointError if there is anything at `target` that it may not replace."""
+        older = _is_older(target, replace)
+        made = [folder for folder in (target.parent, *target.parent.parents) if not folder.exists()]
+        files.make_directory(target.parent)
+        for folder in reversed(made):
+            files.sync_directory(folder.parent)
+        clean(target.parent, files)
+        place = new_place(target)
+        files.make_directory(place)
+        return cls(target, place, older)
+
+    def name_of(self, name: str) -> str:
+        """What a file is called."""
+        return name
+
+    def names(self) -> list[str]:
+        """What has been written."""
+        return os.listdir(self.folder)
+
+    def publish(self, text: str, files: Files) -> None:
+        """Complete the directory and give it the name of the target, in one step."""
+        files.write(self.folder / manifest.NAME, [text.encode()])
+        files.write(self.folder / DONE, [])
+        files.sync_directory(self.folder)
+        if self.older:
+            files.exchange(self.folder, self.target, self._between)
+        else:
+            files.rename(self.folder, self.target)
+
+    @property
+    def _between(self) -> Path:
+        """Where an old checkpoint goes if names cannot be exchanged."""
+        return self.folder.with_name(".replaced.".join(self.folder.name.rsplit(".saving.", 1)))
+
+    def settle(self, files: Files) -> None:
+        """After `publish`: the new name is on the disk, and what it replaced is gone.  CheckpointError if not."""
+        old = self._between if self._between.exists() else self.folder
+        try:
+            files.sync_directory(self.target.parent)
+        except OSError as error:
+            _abandoned.add(old)
+            raise CheckpointError(f"checkpoint {self.target} is complete, but its name may be lost in a power failure: {error}") from error
+        try:
+            if old.exists():
+                files.remove(old)
+        except OSError as error:
+            _abandoned.add(old)
+            raise CheckpointError(
+                f"checkpoint {self.target} is complete, but the one that it replaced could not be removed; the next save tries again: {error}"
+            ) from error
+
+    def discard(self, files: Files) -> None:
+        """Remove what will not be completed; what cannot be removed is left to `clean`."""
+        _abandoned.add(self.folder)
+        with suppress(OSError):
+            if self.folder.exists():
+                files.remove(self.folder)
+            _abandoned.discard(self.folder)
 
 
-def prepare(target: Path, files: Files) -> Path:
-    """A new empty directory beside `target`, after leftovers have been removed."""
-    made = [folder for folder in (target.parent, *target.parent.parents) if not folder.exists()]
-    files.make_directory(target.parent)
-    for folder in reversed(made):
-        files.sync_directory(folder.parent)
-    clean(target.parent, files)
-    place = new_place(target)
-    files.make_directory(place)
-    return place
-
-
-def is_older(target: Path, replace: bool) -> bool:
+def _is_older(target: Path, replace: bool) -> bool:
     """Whether a checkpoint, or what is left of one, is to be replaced; CheckpointError if there is anything else but an empty directory."""
     if replace and ((target / manifest.NAME).is_file() or any(target.glob("tensors-*.safetensors"))):
         return True
@@ -63,43 +118,6 @@ def is_older(target: Path, replace: bool) -> bool:
     if target.exists() or target.is_symlink():
         raise CheckpointError(f"checkpoint {target}: this path already exists; give a path that does not exist, or an empty directory")
     return False
-
-
-def publish(place: Path, target: Path, text: str, older: bool, files: Files) -> Path:
-    """Complete the directory `place` and give it the name `target`, in one step; where an older one is then, if there was any."""
-    files.write(place / manifest.NAME, [text.encode()])
-    files.write(place / DONE, [])
-    files.sync_directory(place)
-    if older:
-        return files.exchange(place, target, between(place))
-    files.rename(place, target)
-    return place
-
-
-def settle(old: Path, target: Path, files: Files) -> None:
-    """After `publish`: the new name is on the disk, and what it replaced, which is at `old`, is gone.  CheckpointError if not."""
-    try:
-        files.sync_directory(target.parent)
-    except OSError as error:
-        _abandoned.add(old)
-        raise CheckpointError(f"checkpoint {target} is complete, but its name may be lost in a power failure: {error}") from error
-    try:
-        if old.exists():
-            files.remove(old)
-    except OSError as error:
-        _abandoned.add(old)
-        raise CheckpointError(
-            f"checkpoint {target} is complete, but the one that it replaced could not be removed; the next save tries again: {error}"
-        ) from error
-
-
-def discard(place: Path, files: Files) -> None:
-    """Remove what will not be completed; what cannot be removed is left to `clean`."""
-    _abandoned.add(place)
-    with suppress(OSError):
-        if place.exists():
-            files.remove(place)
-        _abandoned.discard(place)
 
 
 def put_away(path: Path, files: Files) -> None:

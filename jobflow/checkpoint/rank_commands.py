@@ -10,16 +10,16 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from jobflow.checkpoint import checkpoint_reader as reading
-from jobflow.checkpoint import places, safetensors
+from jobflow.checkpoint import drafts, safetensors
 from jobflow.checkpoint import rank_files as parts
 from jobflow.checkpoint.file_system import Files, files_of
 from jobflow.checkpoint.manifest import Entry, Manifest, Shard, Spans, gap
 from jobflow.checkpoint.rank_files import Part, Piece
 from jobflow.core.errors import CheckpointError, ReplacedError
+from jobflow.core.remote import AnyPath
 from jobflow.core.types import Array, TensorType
 from jobflow.engine.binding import state_of
 from jobflow.plan.storage import is_common
@@ -36,40 +36,27 @@ _LOOK = 1.0
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """Where to write, and whether an older checkpoint is to be replaced; or what went wrong."""
-
-    place: str = ""
-    older: bool = False
-    failure: str | None = None
-
-
-@dataclass(frozen=True)
 class Prepare:
-    """Rank 0 looks whether the target is free, removes leftovers, and makes the directory that all write into."""
+    """Rank 0 looks whether the target is free, removes leftovers, and makes the draft that all write into; answers with that or what went wrong."""
 
-    target: str
+    target: AnyPath
     replace: bool
 
-    def __call__(self, rank: Rank, _: Any) -> Prepared | None:
+    def __call__(self, rank: Rank, _: Any) -> drafts.Draft | CheckpointError | None:
         if rank.index != 0:
             return None
-        target = Path(self.target)
         try:
-            older = places.is_older(target, self.replace)
-            return Prepared(str(places.prepare(target, files_of(0))), older)
+            return drafts.begin(self.target, self.replace, files_of(0))
         except CheckpointError as error:
-            return Prepared(failure=str(error))
+            return error
         except OSError as error:
-            return Prepared(failure=f"checkpoint {target} could not be saved, and nothing was changed: {error}")
+            return CheckpointError(f"checkpoint {self.target} could not be saved, and nothing was changed: {error}")
 
 
 @dataclass(frozen=True)
 class Publication:
     """What rank 0 makes of the ranks' parts."""
 
-    target: str
-    older: bool
     #: shape and element type by name
     tensors: Mapping[str, tuple[tuple[int, ...], str]]
     extra: Mapping[str, Any]
@@ -92,7 +79,7 @@ class Order:
 class Write:
     """Write the rank's boxes; if `asynchronous`, copy them now and write them in a thread."""
 
-    place: str
+    draft: drafts.Draft
     asynchronous: bool
 
     def __call__(self, rank: Rank, order: Order) -> None:
@@ -101,7 +88,7 @@ class Write:
             pieces = {name: Piece(box, _numbers(state_of(rank), name, copied=self.asynchronous)) for name, box in order.boxes.items()}
         except Exception as error:  # noqa: BLE001 - such as too little memory: raised where the others hear of it
             pieces = error
-        task = Task(partial(_write_part, Path(self.place), rank.index, pieces, order, files_of(rank.index)))
+        task = Task(partial(_write_part, self.draft, rank.index, pieces, order, files_of(rank.index)))
         rank.memory[_TASK] = task
         if self.asynchronous:
             task.start(f"checkpoint of rank {rank.index}")
@@ -149,25 +136,25 @@ class Task:
         return self.done
 
 
-def _write_part(place: Path, rank: int, pieces: Mapping[str, Piece] | Exception, order: Order, files: Files) -> str | None:
+def _write_part(draft: drafts.Draft, rank: int, pieces: Mapping[str, Piece] | Exception, order: Order, files: Files) -> str | None:
     try:
         if isinstance(pieces, Exception):
             raise pieces
-        part = parts.write(place, parts.prefix(rank), pieces, files)
+        part = parts.write(draft, parts.prefix(rank), pieces, files)
         if order.publication is None:
-            parts.deliver(place, rank, part, files)
+            parts.deliver(draft, rank, part, files)
             return None
-        old = _publish(place, part, order.publication, files)
+        _publish(draft, part, order.publication, files)
     except BaseException as error:
-        parts.mark_failure(place, rank, error, files)
+        parts.mark_failure(draft, rank, error, files)
         raise
-    return _settle(old, order.publication, files)
+    return _settle(draft, order.publication, files)
 
 
-def _publish(place: Path, own: Part, what: Publication, files: Files) -> Path:
-    """Put the ranks' parts together and give the whole its name; where an older one is then."""
+def _publish(draft: drafts.Draft, own: Part, what: Publication, files: Files) -> None:
+    """Put the ranks' parts together and make a checkpoint of the draft."""
     others = [rank for rank in what.ranks if rank != 0]
-    all_parts = [own, *parts.gather(place, others, what.limit)]
+    all_parts = [own, *parts.gather(draft, others, what.limit)]
     shards: dict[str, list[Shard]] = {name: [] for name in what.tensors}
     for part in all_parts:
         for name, found in part.shards.items():
@@ -178,21 +165,22 @@ def _publish(place: Path, own: Part, what: Publication, files: Files) -> Path:
         if problem:
             raise CheckpointError(f'tensor "{name}" {problem}')
     manifest = Manifest(entries, what.extra, {file: entry for part in all_parts for file, entry in part.files.items()})
-    parts.forget(place, others, files)
-    return places.publish(place, Path(what.target), manifest.text(), what.older, files)
+    text = manifest.text()
+    parts.forget(draft, others, files)
+    draft.publish(text, files)
 
 
-def _settle(old: Path, what: Publication, files: Files) -> str | None:
-    """After the rename: what went wrong then, which is no failure to save."""
+def _settle(draft: drafts.Draft, what: Publication, files: Files) -> str | None:
+    """After that: what went wrong then, which is no failure to save."""
     try:
-        places.settle(old, Path(what.target), files)
+        draft.settle(files)
     except CheckpointError as error:
         return str(error)
     try:
         if what.then is not None:
             what.then()
     except (CheckpointError, OSError) as error:
-        return f"checkpoint {what.target} is complete, but not what should come after it: {error}"
+        return f"checkpoint {draft.target} is complete, but not what should come after it: {error}"
     return None
 
 
@@ -209,12 +197,12 @@ class Outcome:
 class Collect:
     """Wait for the rank's writing; not for what hangs, once rank 0, which has a time limit, has given up."""
 
-    place: str
+    draft: drafts.Draft
 
     def __call__(self, rank: Rank, _: Any) -> Outcome:
         task: Task = rank.memory[_TASK]
         while not task.join(None if rank.index == 0 else _LOOK):
-            if Path(self.place, parts.failed_name(0)).exists() and not task.join(_LOOK):
+            if parts.has_failed(self.draft, 0) and not task.join(_LOOK):
                 return Outcome("it is still writing")
         return Outcome(task.failure, task.warning, task.of_another)
 
@@ -223,11 +211,11 @@ class Collect:
 class Discard:
     """Rank 0 removes what will not be completed."""
 
-    place: str
+    draft: drafts.Draft
 
     def __call__(self, rank: Rank, _: Any) -> None:
         if rank.index == 0:
-            places.discard(Path(self.place), files_of(0))
+            self.draft.discard(files_of(0))
 
 
 def task_of(rank: Rank) -> Task | None:
@@ -254,7 +242,7 @@ class Contents:
 class Look:
     """Rank 0 reads what is in a checkpoint; `types` are those of legacy tensors that do not say theirs."""
 
-    path: str
+    path: AnyPath
     types: Mapping[str, TensorType]
 
     def __call__(self, rank: Rank, _: Any) -> Contents | None:
@@ -277,7 +265,7 @@ class Stage:
     What ranks have in common memory, one of them reads.
     """
 
-    path: str
+    path: AnyPath
     digest: str
     types: Mapping[str, TensorType]
 

@@ -12,18 +12,18 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from jobflow.checkpoint import safetensors
+from jobflow.checkpoint.drafts import Draft
 from jobflow.checkpoint.file_system import Files
 from jobflow.checkpoint.manifest import FileEntry, Shard, Spans, digest
 from jobflow.core.errors import CheckpointError
+from jobflow.core.remote import AnyPath, RemotePath
 from jobflow.core.types import Array
 from jobflow.core.untrusted import HEADER, content, json_tree, whole
 
@@ -33,8 +33,8 @@ SHARD = 2**31
 BLOCK = 2**26
 #: Seconds without a new file after which rank 0 gives up waiting for a rank.
 LIMIT = 600.0
-#: Seconds between two looks into the directory, at first and at most.
-_PAUSES = 0.002, 0.1
+#: Seconds between two looks into the directory, at first and at most; and into a store.
+_PAUSES, _REMOTE_PAUSES = (0.002, 0.1), (0.02, 1.0)
 
 
 class OfAnother(CheckpointError):
@@ -64,7 +64,7 @@ class Part:
         return json.dumps(body | {"sha256": digest(body)})
 
     @classmethod
-    def read(cls, path: Path) -> Part:
+    def read(cls, path: AnyPath) -> Part:
         """CheckpointError if it is damaged."""
         try:
             body = json_tree(content(path, HEADER, CheckpointError))
@@ -91,25 +91,25 @@ def prefix(rank: int) -> str:
     return f"tensors-{rank:05d}-"
 
 
-def write(place: Path, start: str, pieces: Mapping[str, Piece], files: Files) -> Part:
+def write(draft: Draft, start: str, pieces: Mapping[str, Piece], files: Files) -> Part:
     """Write pieces into files whose names begin with `start`; they are on the disk when this returns."""
     shards: dict[str, list[Shard]] = {}
     written: dict[str, FileEntry] = {}
     for number, group in enumerate(_groups(pieces), 1):
-        file = f"{start}{number:05d}.safetensors"
+        file = draft.name_of(f"{start}{number:05d}.safetensors")
         arrays = {name: pieces[name].array for name in group}
         header, _ = safetensors.header_of(arrays)
-        _heed(place)
-        size = files.write(place / file, safetensors.encoded(arrays))
+        _heed(draft)
+        size = files.write(draft.folder / file, safetensors.encoded(arrays))
         written[file] = FileEntry(size, hashlib.sha256(header).hexdigest())
         for name in group:
             shards[name] = list(_hashed(pieces[name], file))
     return Part(shards, written)
 
 
-def _heed(place: Path) -> None:
+def _heed(draft: Draft) -> None:
     """OfAnother if another rank has failed already, so that there is no use in going on."""
-    for rank, text in failures(place).items():
+    for rank, text in failures(draft).items():
         raise OfAnother(f"rank {rank}: {text}")
 
 
@@ -150,63 +150,68 @@ def blocks(box: Spans, itemsize: int) -> Iterator[Spans]:
         yield from blocks((*box[:axis], (a, min(a + rows, stop)), *box[axis + 1 :]), itemsize)
 
 
-def deliver(place: Path, rank: int, part: Part, files: Files) -> None:
+def deliver(draft: Draft, rank: int, part: Part, files: Files) -> None:
     """Let rank 0 know that this rank's files are on the disk."""
-    path = place / part_name(rank)
-    new = path.with_suffix(".new")
-    files.write(new, [part.text().encode()])
-    files.rename(new, path)
+    files.put(_at(draft, part_name(rank)), part.text().encode())
 
 
-def mark_failure(place: Path, rank: int, error: BaseException, files: Files) -> None:
+def mark_failure(draft: Draft, rank: int, error: BaseException, files: Files) -> None:
     """Let the other ranks know that this one has failed; as well as the disk allows."""
-    path = place / failed_name(rank)
+    path = _at(draft, failed_name(rank))
     with suppress(OSError):
-        new = path.with_suffix(".new")
-        files.write(new, [(str(error) or type(error).__name__).encode()])
-        files.rename(new, path)
+        files.put(path, (str(error) or type(error).__name__).encode())
         return
     with suppress(OSError):  # a full disk may still have room for a name
         files.write(path, [])
 
 
-def failures(place: Path) -> dict[int, str]:
+def has_failed(draft: Draft, rank: int) -> bool:
+    """Whether a rank says that it has failed."""
+    return _at(draft, failed_name(rank)).exists()
+
+
+def failures(draft: Draft) -> dict[int, str]:
     """What ranks say went wrong, by rank."""
-    names = sorted(name for name in os.listdir(place) if name.startswith("failed-") and not name.endswith(".new"))
-    return {int(name.removeprefix("failed-")): (place / name).read_text(encoding="utf-8") or "no reason could be written" for name in names}
+    names = sorted(name for name in draft.names() if name.startswith("failed-") and not name.endswith(".new"))
+    return {int(name.removeprefix("failed-")): _at(draft, name).read_bytes().decode() or "no reason could be written" for name in names}
 
 
-def gather(place: Path, ranks: Sequence[int], limit: float = LIMIT) -> list[Part]:
+def gather(draft: Draft, ranks: Sequence[int], limit: float = LIMIT) -> list[Part]:
     """The parts of these ranks, once all are there; OfAnother if a rank says that it failed, or does nothing for `limit` seconds."""
     wanted, seen = {part_name(rank): rank for rank in ranks}, -1
-    pause, deadline = _PAUSES[0], time.monotonic() + limit
+    pause, longest = _REMOTE_PAUSES if isinstance(draft.folder, RemotePath) else _PAUSES
+    deadline = time.monotonic() + limit
     while True:
-        names = os.listdir(place)
+        names = draft.names() if ranks else []
         missing = sorted(rank for name, rank in wanted.items() if name not in names)
         if not missing:
-            return [_delivered(place, rank) for rank in ranks]
-        _heed(place)
+            return [_delivered(draft, rank) for rank in ranks]
+        _heed(draft)
         if len(names) != seen:
             seen, deadline = len(names), time.monotonic() + limit
         if time.monotonic() > deadline:
             who = f"rank {missing[0]} has" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))} have"
             raise OfAnother(f"{who} not delivered: no new file for {limit:g} s")
         time.sleep(pause)
-        pause = min(pause * 1.5, _PAUSES[1])
+        pause = min(pause * 1.5, longest)
 
 
-def _delivered(place: Path, rank: int) -> Part:
+def _delivered(draft: Draft, rank: int) -> Part:
     """A rank's part, whose files this process sees as long as they should be."""
-    part = Part.read(place / part_name(rank))
+    part = Part.read(_at(draft, part_name(rank)))
     for file, entry in part.files.items():
-        path = place / file
+        path = draft.folder / file
         size = path.stat().st_size if path.exists() else None
         if size != entry.bytes:
             raise CheckpointError(f"rank {rank} has written {entry.bytes} bytes to {path}, but there are {'none' if size is None else size}")
     return part
 
 
-def forget(place: Path, ranks: Sequence[int], files: Files) -> None:
+def _at(draft: Draft, name: str) -> AnyPath:
+    return draft.folder / draft.name_of(name)
+
+
+def forget(draft: Draft, ranks: Sequence[int], files: Files) -> None:
     """Remove the part manifests, which nobody needs any more."""
     for rank in ranks:
-        files.remove_file(place / part_name(rank))
+        files.remove_file(_at(draft, part_name(rank)))

@@ -13,12 +13,12 @@ import os
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jobflow.core.errors import CheckpointError
+from jobflow.core.remote import AnyPath, RemotePath
 from jobflow.core.types import bfloat16
 from jobflow.core.untrusted import HEADER, json_tree, open_regular, shape_of, whole
 
@@ -114,34 +114,59 @@ class Header:
     sha256: str
 
 
-def read_header(path: Path) -> dict[str, Place]:
+def read_header(path: AnyPath) -> dict[str, Place]:
     """What lies where in a file; CheckpointError if the file is damaged or shorter than its header says."""
     return dict(opened(path).places)
 
 
-def opened(path: Path) -> Header:
-    """A file's header; CheckpointError if the file is damaged or shorter than its header says."""
+def opened(path: AnyPath) -> Header:
+    """A file's header; CheckpointError if the file is damaged, or if its tensors are not all that is in it."""
     try:
-        with open_regular(path, CheckpointError) as file:
-            size = os.fstat(file.fileno()).st_size
-            start = file.read(8)
-            (length,) = struct.unpack("<Q", start)
-            if length > size - 8:
-                raise ValueError(f"a header of {length} bytes in a file of {size}")
-            HEADER.check(length, f"{path}: its header", CheckpointError)
-            text = file.read(length)
+        size, start, text = _beginning(path)
         header = json_tree(text)
-        places = {name: _place(entry, 8 + length) for name, entry in header.items() if name != "__metadata__"}
+        places = {name: _place(entry, 8 + len(text)) for name, entry in header.items() if name != "__metadata__"}
+        if not all(isinstance(value, str) for value in header.get("__metadata__", {}).values()):
+            raise ValueError("its metadata is not all text")
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
     except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise CheckpointError(f"{path} is damaged: it is not a safetensors file ({error})") from error
-    for name, place in places.items():
-        if place.start + place.nbytes > size:
-            raise CheckpointError(
-                f'{path} is damaged: it ends at byte {size}, before tensor "{name}", bytes {place.start} to {place.start + place.nbytes}'
-            )
+    _check_places(path, places, 8 + len(text), size)
     return Header(places, size, hashlib.sha256(start + text).hexdigest())
+
+
+def _beginning(path: AnyPath) -> tuple[int, bytes, bytes]:
+    """How long a file is, its first 8 bytes, and the text of its header."""
+    if isinstance(path, RemotePath):
+        size = path.stat().st_size
+        start = path.span(0, min(size, 8))
+        return size, start, path.span(8, 8 + _length(path, start, size))
+    with open_regular(path, CheckpointError) as file:
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(8)
+        return size, start, file.read(_length(path, start, size))
+
+
+def _length(path: AnyPath, start: bytes, size: int) -> int:
+    (length,) = struct.unpack("<Q", start)
+    if length > size - 8:
+        raise ValueError(f"a header of {length} bytes in a file of {size}")
+    HEADER.check(length, f"{path}: its header", CheckpointError)
+    return int(length)
+
+
+def _check_places(path: AnyPath, places: Mapping[str, Place], start: int, size: int) -> None:
+    """CheckpointError unless tensors follow one another without gaps, up to the end of the file."""
+    at = start
+    for name, place in sorted(places.items(), key=lambda item: (item[1].start, item[1].nbytes)):
+        stop = place.start + place.nbytes
+        if stop > size:
+            raise CheckpointError(f'{path} is damaged: it ends at byte {size}, before tensor "{name}", bytes {place.start} to {stop}')
+        if place.start != at:
+            raise CheckpointError(f'{path} is damaged: tensor "{name}" begins at byte {place.start}, and what precedes it ends at byte {at}')
+        at = stop
+    if at != size:
+        raise CheckpointError(f"{path} is damaged: its tensors end at byte {at}, and the file at byte {size}")
 
 
 def _place(entry: Mapping[str, Any], origin: int) -> Place:
@@ -154,11 +179,15 @@ def _place(entry: Mapping[str, Any], origin: int) -> Place:
     return place
 
 
-def read_tensor(path: Path, place: Place) -> Array:
+def read_tensor(path: AnyPath, place: Place) -> Array:
     """The array at `place`, in the machine's byte order and writable."""
-    with open_regular(path, CheckpointError) as file:
-        file.seek(place.start)
-        found = np.fromfile(file, place.dtype, math.prod(place.shape))
+    if isinstance(path, RemotePath):
+        content = path.span(place.start, place.start + place.nbytes)
+        found = np.frombuffer(content[: len(content) // place.dtype.itemsize * place.dtype.itemsize], place.dtype)
+    else:
+        with open_regular(path, CheckpointError) as file:
+            file.seek(place.start)
+            found = np.fromfile(file, place.dtype, math.prod(place.shape))
     if found.nbytes != place.nbytes:
         raise CheckpointError(f"{path} is damaged: it ends {place.nbytes - found.nbytes} bytes too early, at byte {place.start + found.nbytes}")
-    return found.reshape(place.shape).astype(place.dtype.newbyteorder("="), copy=False)
+    return found.reshape(place.shape).astype(place.dtype.newbyteorder("="), copy=not found.flags.writeable)

@@ -9,20 +9,18 @@ All of this knows only files; `sessions.on_first` has rank 0 do it for all.
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from jobflow.checkpoint import checkpoint_reader as reading
-from jobflow.checkpoint import manifest, places, sessions
-from jobflow.checkpoint.file_system import files_of
+from jobflow.checkpoint import drafts, manifest, sessions
 from jobflow.checkpoint.manifest import Manifest
 from jobflow.core.errors import ArgumentError, CheckpointError, ReplacedError
+from jobflow.core.remote import AnyPath, RemotePath, StoreError, path_of
 from jobflow.engine.session import Session
 
 #: how often the newest is looked for, where another process saves and removes at the same time
@@ -35,7 +33,7 @@ class Skipped:
     """A checkpoint that cannot be used, and why."""
 
     step: int
-    path: Path
+    path: AnyPath
     reason: str
 
     def __str__(self) -> str:
@@ -47,7 +45,7 @@ class Newest:
     """The newest checkpoint that is whole (None if none is), and the newer ones that were passed over."""
 
     step: int | None
-    path: Path | None
+    path: AnyPath | None
     skipped: tuple[Skipped, ...]
 
 
@@ -59,14 +57,14 @@ class Series:
     more is better.
     """
 
-    directory: Path
+    directory: AnyPath
     keep_last: int = 3
     keep_best: int = 0
     best_metric: str | None = None
     best_mode: Literal["min", "max"] = "min"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "directory", Path(os.path.abspath(self.directory)))
+        object.__setattr__(self, "directory", path_of(self.directory, absolute=True))
         if self.keep_last < 0 or self.keep_best < 0:
             raise ArgumentError(f"keep_last (0 keeps all) and keep_best must be at least 0; got {self.keep_last} and {self.keep_best}")
         if self.keep_best and self.best_metric is None:
@@ -74,7 +72,7 @@ class Series:
         if self.best_mode not in ("min", "max"):
             raise ArgumentError(f'best_mode is "min" or "max", not {self.best_mode!r}')
 
-    def path_of(self, step: int) -> Path:
+    def path_of(self, step: int) -> AnyPath:
         return self.directory / f"step-{step:08d}"
 
     def steps(self) -> list[int]:
@@ -84,7 +82,7 @@ class Series:
     def _all(self) -> list[int]:
         if not self.directory.is_dir():
             return []
-        found = (_STEP.fullmatch(name) for name in os.listdir(self.directory))
+        found = (_STEP.fullmatch(path.name) for path in self.directory.iterdir())
         return sorted(step for step in (int(match[1]) for match in found if match) if self.path_of(step).is_dir())
 
     def newest_good(self) -> Newest:
@@ -112,8 +110,7 @@ class Series:
 
     def clean(self) -> None:
         """Remove what processes that are no more have left unfinished."""
-        if self.directory.is_dir():
-            places.clean(self.directory)
+        drafts.clean(self.directory)
 
     def best(self) -> list[int]:
         """The steps that have the metric, best first; equal ones newest first."""
@@ -124,6 +121,8 @@ class Series:
         """Less is better; NaN if it has none."""
         try:
             metrics = Manifest.read(self.path_of(step) / manifest.NAME).extra.get("metrics")
+        except StoreError:
+            raise
         except (CheckpointError, OSError):
             return math.nan
         value = metrics.get(self.best_metric) if isinstance(metrics, Mapping) else None
@@ -139,9 +138,10 @@ class Series:
         if going:
             good = next((step for step in reversed(steps) if _is_good(self.path_of(step))), None)
             going = [step for step in going if step != good]
-        files = files_of()
         for step in going:
-            places.put_away(self.path_of(step), files)
+            drafts.put_away(self.path_of(step))
+        if isinstance(self.directory, RemotePath):  # a local save has cleaned before it began
+            drafts.clean(self.directory)
         return going
 
     def save(self, session: Session, step: int, extra: Mapping[str, Any] | None = None, *, asynchronous: bool = False) -> sessions.Saving:
@@ -153,7 +153,7 @@ class Series:
         return sessions.save(session, self.path_of(step), whole, asynchronous=asynchronous, replace=True, then=partial(self.prune, (step,)))
 
 
-def _wrong(path: Path) -> str | None:
+def _wrong(path: AnyPath) -> str | None:
     """The first thing that is wrong with a checkpoint.  ReplacedError if it is another one by now, or has gone."""
     found = _first_wrong(path)
     if found is not None and not path.is_dir():
@@ -161,13 +161,13 @@ def _wrong(path: Path) -> str | None:
     return found
 
 
-def _first_wrong(path: Path) -> str | None:
+def _first_wrong(path: AnyPath) -> str | None:
     if not (path / manifest.NAME).is_file():
         return f"{path / manifest.NAME} is missing"
     return next(reading.problems(path), None)
 
 
-def _is_good(path: Path) -> bool:
+def _is_good(path: AnyPath) -> bool:
     try:
         return _wrong(path) is None
     except ReplacedError:

@@ -19,7 +19,6 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 from weakref import WeakSet
 
@@ -27,11 +26,13 @@ import jobflow.core.scope as scope
 from jobflow.checkpoint import rank_commands as ranks
 from jobflow.checkpoint import rank_files as parts
 from jobflow.checkpoint import safetensors
+from jobflow.checkpoint.drafts import Draft
 from jobflow.checkpoint.manifest import Spans, check_extra
 from jobflow.checkpoint.writing import name_of
 from jobflow.checkpoint.writing import save as save_arrays
 from jobflow.core.errors import CheckpointError, ReplacedError, did_you_mean, user_line
 from jobflow.core.notices import notice
+from jobflow.core.remote import AnyPath, RemotePath, path_of
 from jobflow.core.types import Array, TensorType
 from jobflow.core.untrusted import whole
 from jobflow.engine.session import Session
@@ -40,7 +41,7 @@ from jobflow.runtime.world import launched as launch
 from jobflow.runtime.world.world import World
 
 T = TypeVar("T")
-Where = str | os.PathLike[str]
+Where = str | os.PathLike[str] | RemotePath
 
 
 # ---- saving --------------------------------------------------------------------------------------------------------------------------
@@ -53,11 +54,11 @@ class AfterSavingError(CheckpointError):
 class Saving:
     """A checkpoint on its way to the disk."""
 
-    def __init__(self, session: Session, world: World, path: Path, place: str, where: str) -> None:
+    def __init__(self, session: Session, world: World, path: AnyPath, draft: Draft, where: str) -> None:
         self.path = path
         self._session = session
         self._world = world
-        self._place = place
+        self._draft = draft
         self._where = where
         self._tasks = [ranks.task_of(rank) for rank in world.ranks]
         #: what went wrong, once all ranks have been asked, and whether before the checkpoint had its name
@@ -103,12 +104,12 @@ class Saving:
 
     def _ask(self) -> list[str]:
         """What went wrong, as all ranks tell it; what was written is removed then."""
-        outcomes: list[ranks.Outcome] = self._world.call(ranks.Collect(self._place))
+        outcomes: list[ranks.Outcome] = self._world.call(ranks.Collect(self._draft))
         failed = [rank for rank, outcome in enumerate(outcomes) if outcome.failure is not None]
         if not failed:
             return [outcome.warning for outcome in outcomes if outcome.warning is not None]
         self._failed = True
-        self._world.call(ranks.Discard(self._place))
+        self._world.call(ranks.Discard(self._draft))
         rank = min(failed, key=lambda rank: (outcomes[rank].of_another, rank))  # who failed of itself knows best
         named = f"rank {rank}: " if self._world.size > 1 and not outcomes[rank].of_another else ""
         return [f"checkpoint {self.path} could not be saved{self._where}, and nothing was changed: {named}{outcomes[rank].failure}"]
@@ -136,27 +137,25 @@ def save(
     """
     world = _world_of(session)
     finish(session)
-    target = Path(os.path.abspath(path))
+    target = _seen_by_all(path, world, "save")
     whole = described(session) | dict(extra or {})
     check_extra(whole)
     for name in session.variables:
         name_of(name)
-    where = f" (save at {user_line()})" if asynchronous else ""
-    prepared: ranks.Prepared = world.call(ranks.Prepare(str(target), replace))[0]
-    if prepared.failure is not None:
-        raise CheckpointError(prepared.failure)
+    where = f" (save at {user_line()})"
+    draft: Draft | CheckpointError = world.call(ranks.Prepare(target, replace))[0]
+    if isinstance(draft, CheckpointError):
+        raise CheckpointError(f"{draft}{where}")
     boxes = shared_out(session.variables, world.size)
-    publication = ranks.Publication(
-        str(target), prepared.older, _types(session.variables), whole, [rank for rank, own in enumerate(boxes) if own], limit, then
-    )
+    publication = ranks.Publication(_types(session.variables), whole, [rank for rank, own in enumerate(boxes) if own], limit, then)
     orders = [ranks.Order(own, publication if rank == 0 else None) for rank, own in enumerate(boxes)]
     try:
-        world.call(ranks.Write(prepared.place, asynchronous), orders)
+        world.call(ranks.Write(draft, asynchronous), orders)
     except BaseException:
         if world.ranks:
-            world.call(ranks.Discard(prepared.place))
+            world.call(ranks.Discard(draft))
         raise
-    saving = Saving(session, world, target, prepared.place, where)
+    saving = Saving(session, world, target, draft, where)
     if asynchronous:
         _under_way(session, saving)
     else:
@@ -169,6 +168,17 @@ def _world_of(session: Session) -> World:
     session.prepare_all()
     session.settle()
     return session.start()
+
+
+def _seen_by_all(path: Where, world: World, what: str) -> AnyPath:
+    """The path of a checkpoint.  CheckpointError if the ranks do not see the same there."""
+    found = path_of(path, absolute=True)
+    if isinstance(found, RemotePath) and found.is_of_one_process and world.multi and world.size > 1:
+        raise CheckpointError(
+            f"{what} at {user_line()}: what is in {found} is of one process, and this program has {world.size}; "
+            f"give a directory that all of them see, or a store such as s3://bucket/name"
+        )
+    return found
 
 
 def described(session: Session) -> dict[str, Any]:
@@ -261,7 +271,7 @@ def load(
     """
     world = _world_of(session)
     finish(session)
-    source = os.path.abspath(path)
+    source = _seen_by_all(path, world, what)
     here = f"{what} of {source} at {user_line()}"
     own = {name: variable.type for name, variable in session.variables.items()}
     found: ranks.Contents = world.call(ranks.Look(source, own))[0]
@@ -373,4 +383,4 @@ def save_on_first(session: Session, path: Where, arrays: Mapping[str, Array], ex
     finish(session)
     stored = {name_of(name): safetensors.storable(name, array) for name, array in arrays.items()}
     check_extra(extra)
-    on_first(session, partial(save_arrays, os.path.abspath(path), stored, dict(extra)))
+    on_first(session, partial(save_arrays, path_of(path, absolute=True), stored, dict(extra)))

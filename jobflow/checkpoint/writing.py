@@ -1,17 +1,16 @@
 """Saving the arrays of one process as a checkpoint, completely or not at all.
 
-A checkpoint is written into a directory of its own beside the target, file by file and onto the disk, and then takes the target's
-name in one step.  Whoever looks sees nothing or all of it.  `sessions` does the same with many ranks.
+A checkpoint is written as a draft, file by file and onto the disk, and then takes the target's name in one step.  Whoever looks sees nothing or all
+of it.  `sessions` does the same with many ranks.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from jobflow.checkpoint import places, safetensors
+from jobflow.checkpoint import drafts, safetensors
 from jobflow.checkpoint import rank_files as parts
 from jobflow.checkpoint.file_system import Files, files_of
 from jobflow.checkpoint.manifest import Entry, Manifest, check_extra
@@ -19,10 +18,11 @@ from jobflow.checkpoint.places import DONE as DONE
 from jobflow.checkpoint.places import clean as clean
 from jobflow.checkpoint.rank_files import Piece
 from jobflow.core.errors import CheckpointError
+from jobflow.core.remote import RemotePath, path_of
 
 
 def save(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | RemotePath,
     tensors: Mapping[str, Any],
     extra: Mapping[str, Any] | None = None,
     *,
@@ -34,25 +34,24 @@ def save(
     With `replace`, an older checkpoint may be there, which is gone once the new one is complete.
     CheckpointError if there is something else at `path` that is not an empty directory, or if writing fails; then nothing has changed.
     """
-    target, files = Path(os.path.abspath(path)), files or files_of()
-    older = places.is_older(target, replace)
+    target, files = path_of(path, absolute=True), files or files_of()
     pieces = {name_of(name): _piece(name, array) for name, array in tensors.items()}
     check_extra(extra or {})
     try:
-        place = places.prepare(target, files)
-        old = _write(place, target, pieces, extra or {}, files, older)
+        draft = drafts.begin(target, replace, files)
+        _write(draft, pieces, extra or {}, files)
     except OSError as error:
         raise CheckpointError(f"checkpoint {target} could not be saved, and nothing was changed: {error}") from error
-    places.settle(old, target, files)
+    draft.settle(files)
 
 
-def _write(place: Path, target: Path, pieces: Mapping[str, Piece], extra: Mapping[str, Any], files: Files, older: bool) -> Path:
+def _write(draft: drafts.Draft, pieces: Mapping[str, Piece], extra: Mapping[str, Any], files: Files) -> None:
     try:
-        part = parts.write(place, "tensors-", pieces, files)
+        part = parts.write(draft, "tensors-", pieces, files)
         entries = {name: Entry(piece.array.shape, piece.array.dtype.name, tuple(part.shards[name])) for name, piece in pieces.items()}
-        return places.publish(place, target, Manifest(entries, extra, part.files).text(), older, files)
+        draft.publish(Manifest(entries, extra, part.files).text(), files)
     except BaseException:
-        places.discard(place, files)  # the first failure is the one to show
+        draft.discard(files)  # the first failure is the one to show
         raise
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -17,9 +16,11 @@ import yaml
 from jobflow.checkpoint import manifest
 from jobflow.checkpoint.checkpoint_reader import Checkpoint, Stored, StoredShard, problems
 from jobflow.checkpoint.difference import Difference, differences, extra_differences, selected, type_text
+from jobflow.checkpoint.drafts import unfinished_in
 from jobflow.checkpoint.export import open_any, to_checkpoint, to_legacy, to_npz, to_safetensors
 from jobflow.checkpoint.series import TRIES
 from jobflow.core.errors import CheckpointError, ReplacedError, counted
+from jobflow.core.remote import AnyPath, RemotePath, path_of
 from jobflow.core.tables import UNLIMITED, TextTable
 from jobflow.core.types import TensorType
 from jobflow.trainer.units import metric_text, number_text, size_text
@@ -35,20 +36,20 @@ MOST_SHARDS = 8
 
 def ls(given: argparse.Namespace) -> int:
     """A table of the checkpoints in a directory, by step."""
-    directory = Path(given.directory)
+    directory = path_of(given.directory)
     looked = (_calmly(path, partial(_row, path, given.quick)) for path in checkpoints_in(directory))
     rows = sorted((row for row in looked if row is not None), key=lambda row: row[:2])
     heads = ["name", "step", "time", "size", "tensors", "metrics", "quick look" if given.quick else "state"]
     TextTable(heads, [[name, *rest] for _, name, *rest in rows], right={1, 3, 4}).print()
     if unfinished := _unfinished(directory):
         print(unfinished)
-    left = [entry.name for entry in directory.iterdir() if entry.name.startswith(".") and ".saving." in entry.name]
+    left = sorted(unfinished_in(directory))
     if left:
-        print(f"{len(left)} unfinished: {', '.join(sorted(left))}; the next saving removes what no process is writing any more")
+        print(f"{len(left)} unfinished: {', '.join(left)}; the next saving removes what no process is writing any more")
     return 0
 
 
-def _calmly(path: Path, look: Callable[[], T]) -> T | None:
+def _calmly(path: AnyPath, look: Callable[[], T]) -> T | None:
     """What `look` finds at `path`, where a training may save and tidy up at the same time; None if that has removed it."""
     there = path.exists()
     for left in reversed(range(TRIES)):
@@ -64,7 +65,7 @@ def _calmly(path: Path, look: Callable[[], T]) -> T | None:
     return None
 
 
-def checkpoints_in(directory: Path) -> list[Path]:
+def checkpoints_in(directory: AnyPath) -> list[AnyPath]:
     """The checkpoints in a directory, or the directory itself if it is one; CheckpointError if there are none."""
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: there is no such directory")
@@ -76,14 +77,19 @@ def checkpoints_in(directory: Path) -> list[Path]:
     return sorted(found)
 
 
-def _is_checkpoint(path: Path) -> bool:
-    return os.path.lexists(path / manifest.NAME) or any((entry / "out").is_file() for entry in path.iterdir() if entry.is_dir())
+def _is_checkpoint(path: AnyPath) -> bool:
+    return _has_manifest(path) or any((entry / "out").is_file() for entry in path.iterdir() if entry.is_dir())
 
 
-def _row(path: Path, quick: bool) -> list[Any]:
+def _has_manifest(path: AnyPath) -> bool:
+    found = path / manifest.NAME
+    return found.exists() or found.is_symlink()
+
+
+def _row(path: AnyPath, quick: bool) -> list[Any]:
     """(order, name, step, time, size, tensors, metrics, state) of one checkpoint, whatever state it is in."""
-    size = size_text(sum(file.stat().st_size for file in path.rglob("*") if file.is_file()))
-    newest = (path / manifest.NAME) if os.path.lexists(path / manifest.NAME) else path
+    size = size_text(sum(_sizes(path)))
+    newest = (path / manifest.NAME) if _has_manifest(path) else path
     time = datetime.fromtimestamp(newest.lstat().st_mtime).isoformat(" ", "seconds")
     try:
         checkpoint = open_any(path)
@@ -100,7 +106,14 @@ def _row(path: Path, quick: bool) -> list[Any]:
     return [step if isinstance(step, int) else float("inf"), path.name, "" if step is None else step, time, size, len(checkpoint), metrics, state]
 
 
-def _unfinished(directory: Path) -> str:
+def _sizes(path: AnyPath) -> list[int]:
+    """Those of all files below a directory."""
+    if isinstance(path, RemotePath):
+        return [status.st_size for status in path.objects().values()]
+    return [file.stat().st_size for file in path.rglob("*") if file.is_file()]
+
+
+def _unfinished(directory: AnyPath) -> str:
     """That a training has not come to its end, by the newest of its checkpoints; "" if it has, or if that is not known."""
     newest: dict[str, Any] = {}
     for path in checkpoints_in(directory):
@@ -161,7 +174,7 @@ def _nbytes(stored: Stored) -> int:
 def verify(given: argparse.Namespace) -> int:
     """Every hash of every checkpoint; 1 if one does not match."""
     bad = 0
-    for path in (path for start in given.checkpoints for path in (checkpoints_in(Path(start)) if Path(start).is_dir() else [Path(start)])):
+    for path in (path for start in given.checkpoints for path in (checkpoints_in(path_of(start)) if path_of(start).is_dir() else [path_of(start)])):
         found = _calmly(path, partial(_damages, path))
         if found is None:
             print(f"{path}: removed while it was being read")
@@ -171,7 +184,7 @@ def verify(given: argparse.Namespace) -> int:
     return int(bool(bad))
 
 
-def _damages(path: Path) -> list[str]:
+def _damages(path: AnyPath) -> list[str]:
     """What is wrong with a checkpoint, or with a .npz file."""
     if not path.is_file():
         return list(problems(path))

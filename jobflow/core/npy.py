@@ -11,12 +11,12 @@ import struct
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy
 
+from jobflow.core.remote import AnyPath
 from jobflow.core.types import Array
 from jobflow.core.untrusted import MEMORY, Fault, Mark, mark_of, open_regular, shape_of
 
@@ -28,7 +28,7 @@ _ZIP_HEADER, _ZIP_LENGTHS = 30, 26
 class FileArray:
     """An array in a file: `start` is where its numbers begin in the .npy file, which is the whole file or the `member` of a zip file."""
 
-    path: Path
+    path: AnyPath
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -89,7 +89,7 @@ class FileArray:
         return int(self.member.header_offset + _ZIP_HEADER + name + extra)
 
 
-def in_file(path: Path, fault: Fault) -> FileArray:
+def in_file(path: AnyPath, fault: Fault) -> FileArray:
     """The array in a .npy file."""
     with open_regular(path, fault) as file:
         status = os.fstat(file.fileno())
@@ -98,7 +98,7 @@ def in_file(path: Path, fault: Fault) -> FileArray:
     return found
 
 
-def in_archive(path: Path, fault: Fault) -> list[FileArray]:
+def in_archive(path: AnyPath, fault: Fault) -> list[FileArray]:
     """The arrays in a .npz file."""
     with open_regular(path, fault) as file:
         status = os.fstat(file.fileno())
@@ -111,7 +111,7 @@ def in_archive(path: Path, fault: Fault) -> list[FileArray]:
             raise fault(f"{path} is not a complete .npz file: {error}") from error
 
 
-def _members(archive: zipfile.ZipFile, path: Path, status: os.stat_result, fault: Fault) -> Iterator[FileArray]:
+def _members(archive: zipfile.ZipFile, path: AnyPath, status: os.stat_result, fault: Fault) -> Iterator[FileArray]:
     size = status.st_size
     for member in archive.infolist():
         name = member.filename.removesuffix(".npy")
@@ -124,7 +124,7 @@ def _members(archive: zipfile.ZipFile, path: Path, status: os.stat_result, fault
         yield found
 
 
-def _described(file: Any, path: Path, name: str, member: zipfile.ZipInfo | None, fault: Fault, mark: Mark) -> FileArray:
+def _described(file: Any, path: AnyPath, name: str, member: zipfile.ZipInfo | None, fault: Fault, mark: Mark) -> FileArray:
     what = f"{path}" if member is None else f'{path}: array "{name}"'
     try:
         version = npy.read_magic(file)

@@ -7,6 +7,7 @@ by a variable of the environment, which the message names.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from jobflow.core.errors import ConfigError, FileError
+from jobflow.core.remote import AnyPath, RemotePath, local_copy
 
 #: makes the error that tells what is wrong with a file, from a text that begins with the file's name
 Fault = Callable[[str], Exception]
@@ -71,8 +73,13 @@ MEMORY = Limit("JOBFLOW_MAX_UNPACKED", 2**33)
 IMAGE = Limit("JOBFLOW_MAX_PIXELS", 89_478_485, "pixels")
 
 
-def open_regular(path: str | os.PathLike[str], fault: Fault = FileError) -> BinaryIO:
-    """A regular file, opened for reading; never waits.  Raises: the fault for a pipe, a device or a folder; OSError as `open` does."""
+def open_regular(path: str | AnyPath, fault: Fault = FileError) -> BinaryIO:
+    """A regular file, or a copy of an object in a store, opened for reading; never waits.
+
+    Raises: the fault for a pipe, a device or a folder; OSError as `open` does.
+    """
+    if isinstance(path, RemotePath):
+        path = local_copy(path)
     _check_kind(os.stat(path).st_mode, path, fault)  # before it is opened: to open a device may do something
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -92,13 +99,13 @@ _KINDS = {
 }
 
 
-def _check_kind(mode: int, path: str | os.PathLike[str], fault: Fault) -> None:
+def _check_kind(mode: int, path: str | Path, fault: Fault) -> None:
     if not stat.S_ISREG(mode):
-        raise fault(f"{os.fspath(path)}: it is {_KINDS.get(stat.S_IFMT(mode), 'something else')}, not a file")
+        raise fault(f"{path}: it is {_KINDS.get(stat.S_IFMT(mode), 'something else')}, not a file")
 
 
 #: what tells a file from one that has taken its place, or that has been written since
-Mark = tuple[int, int, int]
+Mark = tuple[int, int, int] | str
 
 
 def mark_of(status: os.stat_result) -> Mark:
@@ -106,11 +113,14 @@ def mark_of(status: os.stat_result) -> Mark:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def content(path: str | os.PathLike[str], limit: Limit, fault: Fault = FileError) -> bytes:
-    """All bytes of a file; the fault if there are more than the limit, whatever its size was when it was opened."""
+def content(path: str | AnyPath, limit: Limit, fault: Fault = FileError) -> bytes:
+    """All bytes of a file or an object; the fault if there are more than the limit, whatever its size was when it was opened."""
+    if isinstance(path, RemotePath):
+        limit.check(path.stat().st_size, f"{path}: it", fault)
+        return read_at_most(io.BytesIO(path.read_bytes()), limit, f"{path}: it", fault)
     with open_regular(path, fault) as file:
-        limit.check(os.fstat(file.fileno()).st_size, f"{os.fspath(path)}: it", fault)
-        return read_at_most(file, limit, f"{os.fspath(path)}: it", fault)
+        limit.check(os.fstat(file.fileno()).st_size, f"{path}: it", fault)
+        return read_at_most(file, limit, f"{path}: it", fault)
 
 
 def read_at_most(file: Any, limit: Limit, what: str, fault: Fault) -> bytes:
@@ -123,7 +133,7 @@ def read_at_most(file: Any, limit: Limit, what: str, fault: Fault) -> bytes:
     return bytes(found)
 
 
-def mapped(path: str | os.PathLike[str], fault: Fault = FileError) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def mapped(path: str | AnyPath, fault: Fault = FileError) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """The bytes of a file, which are read when they are looked at."""
     with open_regular(path, fault) as file:
         size = os.fstat(file.fileno()).st_size

@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jobflow.core.errors import ArgumentError, DataError
+from jobflow.core.remote import path_of
 from jobflow.core.types import Array
 from jobflow.core.untrusted import RECORD, mapped
 from jobflow.data.files import fault_of
@@ -47,7 +47,7 @@ class CsvTable(Table):
         split: Split = "all",
         validation_every: int = 10,
     ) -> None:
-        self._path, self._delimiter, self._first, self.what = Path(path), delimiter, int(header), f"{WHAT}: {Path(path)}"
+        self._path, self._delimiter, self._first, self.what = path_of(path), delimiter, int(header), f"{WHAT}: {path_of(path)}"
         if len(delimiter) != 1 or delimiter in '"\r\n':
             raise ArgumentError(f"{WHAT}: delimiter is {delimiter!r}; it must be one character other than a quote")
         if not self._path.exists():

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from jobflow.core.errors import DataError
+from jobflow.core.remote import AnyPath, RemotePath
 from jobflow.core.untrusted import Fault
 
 
@@ -13,13 +12,19 @@ def fault_of(what: str) -> Fault:
     return lambda text: DataError(f"{what}: {text}")
 
 
-def files_at(path: Path, pattern: str, fault: Fault) -> list[Path]:
+def files_at(path: AnyPath, pattern: str, fault: Fault) -> list[AnyPath]:
     """The file, or all in a folder and those in it that match a pattern, in the order of their names."""
     if not path.exists():
         raise fault(f"there is no file or folder {path.absolute()}")
     if not path.is_dir():
         return [path]
-    found = sorted((file for file in path.rglob(pattern) if not file.is_dir()), key=lambda file: file.relative_to(path).as_posix())
+    found = files_below(path, pattern)
     if not found:
         raise fault(f"no file in {path.absolute()} matches {pattern!r}")
     return found
+
+
+def files_below(folder: AnyPath, pattern: str = "*") -> list[AnyPath]:
+    """All files in a folder and those in it that match a pattern, in the order of their names."""
+    found = [file for file in folder.rglob(pattern) if isinstance(file, RemotePath) or not file.is_dir()]  # in a store there are only files
+    return sorted(found, key=lambda file: file.as_posix())

@@ -5,12 +5,12 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from jobflow.core.errors import ArgumentError
+from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.types import Array
 from jobflow.core.untrusted import AXES, MEMORY, mapped, open_regular, read_at_most
 from jobflow.data.files import fault_of
@@ -45,7 +45,7 @@ class Idx(Columns):
         labels: str | None = None,
         validation_every: int = 10,
     ) -> None:
-        folder = Path(path)
+        folder = path_of(path)
         if images is not None:
             files = [folder / images] + ([folder / labels] if labels is not None else [])
         elif labels is not None:
@@ -66,7 +66,7 @@ class Idx(Columns):
         super().__init__(arrays, {"labels": "int32"} if "labels" in arrays else None, scale, (keep, validation_every), f"{WHAT}: {files[0]}")
 
 
-def published(folder: Path, which: slice = slice(None)) -> list[Path]:
+def published(folder: AnyPath, which: slice = slice(None)) -> list[AnyPath]:
     """MNIST's files in a folder, or some of them, packed or not; empty if one is missing."""
     for names in IDX_NAMES:
         found = [next((p for p in (folder / name, folder / f"{name}.gz") if p.exists()), None) for name in names[which]]
@@ -75,7 +75,7 @@ def published(folder: Path, which: slice = slice(None)) -> list[Path]:
     return []
 
 
-def elements(path: Path) -> Array:
+def elements(path: AnyPath) -> Array:
     """The array in an IDX file: 0, 0, type, number of axes, then each size as a big-endian int32, then the elements."""
     if not path.is_file():
         raise fault(f"there is no file {path.absolute()}")
@@ -93,7 +93,7 @@ def elements(path: Path) -> Array:
     return content[start:].view(dtype).reshape(shape)
 
 
-def _unpacked(path: Path) -> Array:
+def _unpacked(path: AnyPath) -> Array:
     try:
         with open_regular(path, fault) as packed, gzip.open(packed) as file:
             return np.frombuffer(read_at_most(file, MEMORY, f"{path}, unpacked", fault), np.uint8)

@@ -10,9 +10,10 @@ import numpy as np
 
 from jobflow.core.errors import ArgumentError, DataError
 from jobflow.core.extras import optional
+from jobflow.core.remote import AnyPath, RemotePath, local_copy, path_of
 from jobflow.core.types import Array, float32, int32
 from jobflow.core.untrusted import IMAGE, open_regular
-from jobflow.data.files import fault_of
+from jobflow.data.files import fault_of, files_below
 from jobflow.data.samples import Field, Keep, Samples, Split
 from jobflow.data.waiting import one_by_one
 from jobflow.ops import philox
@@ -52,8 +53,8 @@ class ImageFolders(Samples):
         split: Split = "all",
         validation_every: int = 10,
     ) -> None:
-        self._pillow = _pillow()
-        self._folder, self._size, self._channels, self.what = Path(path), size, channels, f"{WHAT}: {Path(path)}"
+        self._pillow, self._copies = _pillow(), dict[RemotePath, Path]()
+        self._folder, self._size, self._channels, self.what = path_of(path), size, channels, f"{WHAT}: {path_of(path)}"
         self._resize = size if resize is None else resize
         self._random, self._flip, self._key = crop == "random", flip, philox.key_of(seed, "augmentation")
         self._check(crop, mean, deviation)
@@ -95,10 +96,18 @@ class ImageFolders(Samples):
             found["labels"] = self._labels[numbers]
         return found
 
-    def _image(self, file: Path, drawn: Array | None) -> Array:
+    def _near(self, file: AnyPath) -> Path:
+        """The file, or a copy of the object, of which the store is asked once."""
+        if isinstance(file, Path):
+            return file
+        if file not in self._copies:
+            self._copies[file] = local_copy(file)
+        return self._copies[file]
+
+    def _image(self, file: AnyPath, drawn: Array | None) -> Array:
         """The square of an image, float32[channels, size, size] in 0..1."""
         try:
-            with open_regular(file, fault) as content, self._pillow.open(content, formats=FORMATS) as opened:
+            with open_regular(self._near(file), fault) as content, self._pillow.open(content, formats=FORMATS) as opened:
                 IMAGE.check(opened.width * opened.height, f"{file}", fault)
                 opened.draft(MODES[self._channels], (self._resize, self._resize))  # JPEG is read at a size nearby
                 image = opened.convert(MODES[self._channels])
@@ -130,17 +139,17 @@ def _per_channel(numbers: list[float]) -> Array:
     return np.array(numbers, np.float32)[:, None, None]
 
 
-def _folders(path: Path) -> list[str]:
+def _folders(path: AnyPath) -> list[str]:
     found = sorted(folder.name for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith("."))
     if not found:
         raise fault(f"there are no folders in {path.absolute()}: each class has one, or say labels: false")
     return found
 
 
-def _images(folder: Path, what: str) -> list[Path]:
+def _images(folder: AnyPath, what: str) -> list[AnyPath]:
     if not folder.is_dir():
         raise fault(f"there is no folder {folder.absolute()} for {what}")
-    found = sorted((file for file in folder.rglob("*") if file.suffix.lower() in ENDINGS and not file.is_dir()), key=lambda file: file.as_posix())
+    found = [file for file in files_below(folder) if file.suffix.lower() in ENDINGS]
     if not found:
         raise fault(f"{what} has no image in {folder.absolute()} ({', '.join(sorted(ENDINGS))})")
     return found

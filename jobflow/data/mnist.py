@@ -10,6 +10,7 @@ import numpy as np
 
 from jobflow.core.errors import ArgumentError, DataError, JobflowError, user_line
 from jobflow.core.notices import notice
+from jobflow.core.remote import AnyPath
 from jobflow.data.digits import like_mnist
 from jobflow.data.idx import elements, published
 
@@ -76,7 +77,7 @@ def _read_archive(path: Path, hash_check: str) -> tuple[Pair, Pair]:
     return (images, labels), (test_images, test_labels)
 
 
-def _pixels(path: Path) -> Array:
+def _pixels(path: AnyPath) -> Array:
     """The uint8 array in an IDX file."""
     found: Array = elements(path)
     if found.dtype != np.uint8:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from jobflow.core.npy import in_archive, in_file
+from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.types import Array
 from jobflow.data.files import fault_of
 from jobflow.data.samples import Columns, Split, checked_name
@@ -32,16 +31,16 @@ class NumpyFiles(Columns):
         split: Split = "all",
         validation_every: int = 10,
     ) -> None:
-        file = Path(path)
+        file = path_of(path)
         arrays = _arrays(file)
         if fields is not None:
             arrays = {field: arrays[checked_name(name, arrays, f'{WHAT}: {file}: field "{field}": array')] for field, name in fields.items()}
         super().__init__(arrays, dtypes, scale, (split, validation_every), f"{WHAT}: {file}")
 
 
-def _arrays(path: Path) -> dict[str, Array]:
+def _arrays(path: AnyPath) -> dict[str, Array]:
     if path.is_dir():
-        files = sorted(path.glob("*.npy"))
+        files: list[AnyPath] = sorted(path.glob("*.npy"), key=str)
         if not files:
             raise fault(f"there is no .npy file in {path.absolute()}")
         return {file.stem: in_file(file, fault).mapped() for file in files}

@@ -13,13 +13,13 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jobflow.core.errors import ArgumentError, DataError, counted, did_you_mean
 from jobflow.core.extras import optional
+from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.types import Array
 from jobflow.core.untrusted import RECORD, mapped
 from jobflow.data.files import fault_of
@@ -54,7 +54,7 @@ class OfRecord(Samples):
         split: Split = "all",
         validation_every: int = 10,
     ) -> None:
-        self._files = [(file, content, _records(file, content)) for file in _files(Path(path), prefix) for content in [mapped(file, fault)]]
+        self._files = [(file, content, _records(file, content)) for file in _files(path_of(path), prefix) for content in [mapped(file, fault)]]
         self._stops = [0, *accumulate(len(starts) for _, _, starts in self._files)]
         self.what = f"{WHAT}: {path}"
         first = self._record(0)
@@ -88,7 +88,7 @@ class OfRecord(Samples):
                 found[name][row] = values.reshape(shape)
         return found
 
-    def _at(self, number: int) -> tuple[Path, Array, int, int]:
+    def _at(self, number: int) -> tuple[AnyPath, Array, int, int]:
         """The file that has a record, its content, and where the record begins and ends in it."""
         which = bisect_right(self._stops, number) - 1
         file, content, starts = self._files[which]
@@ -109,12 +109,12 @@ class OfRecord(Samples):
         return f"{WHAT}: {file}, record at byte {start - HEAD}"
 
 
-def _has_records(file: Path) -> bool:
+def _has_records(file: AnyPath) -> bool:
     """False for folders and empty files; what is not a file at all is told when it is opened."""
     return bool(file.stat().st_size) if file.is_file() else not file.is_dir()
 
 
-def _files(path: Path, prefix: str) -> list[Path]:
+def _files(path: AnyPath, prefix: str) -> list[AnyPath]:
     if path.is_file():
         return [path]
     if not path.is_dir():
@@ -125,7 +125,7 @@ def _files(path: Path, prefix: str) -> list[Path]:
     return sorted(found, key=lambda file: (int(number) if (number := file.name[len(prefix) :]).isdecimal() else -1, file.name))
 
 
-def _records(file: Path, content: Array) -> Array:
+def _records(file: AnyPath, content: Array) -> Array:
     """Where the records of a file begin."""
     at, starts = 0, array("q")
     size = len(content)

@@ -6,13 +6,13 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jobflow.core.errors import ArgumentError, DataError, counted
 from jobflow.core.extras import optional
+from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.types import Array
 from jobflow.core.untrusted import MEMORY, mapped
 from jobflow.data.files import fault_of, files_at
@@ -30,7 +30,7 @@ LARGEST, PIECE = 8, 1 << 16
 class Group:
     """A row group: its rows can be read without the others of its file."""
 
-    path: Path
+    path: AnyPath
     file: Any
     index: int
     #: of its first row in the file, and of all files
@@ -65,7 +65,7 @@ class Parquet(Table):
         self._arrow, self.what, self._memory = optional("pyarrow", WHAT), f"{WHAT}: {path}", memory << 20
         if memory < 0:
             raise ArgumentError(f"{WHAT}: memory is {memory}; it is a number of MiB")
-        self._groups = list(_groups(Path(path), list(categories or ())))
+        self._groups = list(_groups(path_of(path), list(categories or ())))
         if not self._groups:
             raise DataError(f"{self}: there are no rows")
         self._starts = np.array([group.start for group in self._groups])
@@ -234,7 +234,7 @@ def _is_list(kinds: Any, kind: Any) -> bool:
     return bool(kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind))
 
 
-def _groups(path: Path, texts: list[str]) -> Iterator[Group]:
+def _groups(path: AnyPath, texts: list[str]) -> Iterator[Group]:
     """The row groups of a file, or of the files in a folder; columns of `texts` are read as places in the list of those that there are."""
     arrow, parquet, start = optional("pyarrow", WHAT), optional("pyarrow.parquet", WHAT), 0
     for file in files_at(path, f"*{ENDING}", fault):

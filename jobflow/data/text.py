@@ -5,12 +5,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from jobflow.core.errors import ArgumentError
+from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.types import Array, int32
 from jobflow.core.untrusted import MEMORY, content, mapped
 from jobflow.data.documentation import documentation_text
@@ -93,13 +93,15 @@ def _check(level: str, length: int, stride: int | None, split: str, validation: 
 def _bytes(path: str | None, pattern: str) -> tuple[list[Array], Vocabulary]:
     if path is None:
         return [np.frombuffer(documentation_text().encode(), np.uint8)], Bytes()
-    files = [file for file in files_at(Path(path), pattern, fault) if file.stat().st_size]
+    files = [file for file in files_at(path_of(path), pattern, fault) if file.stat().st_size]
     return [mapped(file, fault) for file in files], Bytes()
 
 
 def _characters(path: str | None, pattern: str, vocabulary: str | None) -> tuple[list[Array], Characters]:
     """The tokens of each file, in as few bytes as hold them."""
-    texts = {"documentation": documentation_text()} if path is None else {str(file): _decoded(file) for file in files_at(Path(path), pattern, fault)}
+    texts = (
+        {"documentation": documentation_text()} if path is None else {str(file): _decoded(file) for file in files_at(path_of(path), pattern, fault)}
+    )
     if vocabulary is None:
         seen: set[int] = set().union(*(np.unique(points(text)).tolist() for text in texts.values()))
         if not seen:
@@ -110,7 +112,7 @@ def _characters(path: str | None, pattern: str, vocabulary: str | None) -> tuple
     return [known.encode(text, f"{WHAT}: {name}").astype(kind) for name, text in texts.items() if text], known
 
 
-def _decoded(file: Path) -> str:
+def _decoded(file: AnyPath) -> str:
     try:
         return content(file, MEMORY, fault).decode()
     except UnicodeDecodeError as error:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from datetime import datetime
+from pathlib import Path
 
+from jobflow.checkpoint import manifest, sessions
 from jobflow.checkpoint import session_variables as stored
-from jobflow.checkpoint import sessions
+from jobflow.core.remote import path_of
 from jobflow.engine.session import current_session, started_session
 
 __all__ = ["CheckPoint", "SimpleCheckPointManager"]
@@ -38,14 +39,18 @@ class SimpleCheckPointManager:
     """Numbered checkpoints in one directory: `<root>/<prefix><time>`."""
 
     def __init__(self, root_path: str, prefix: str = "snapshot_") -> None:
-        self.root = root_path
+        self._root = path_of(root_path)
         self.prefix = prefix
-        os.makedirs(root_path, exist_ok=True)
+        if isinstance(self._root, Path):
+            self._root.mkdir(parents=True, exist_ok=True)
 
     def list_checkpoints(self) -> list[str]:
         """The names of the complete ones, oldest first."""
-        names = (name for name in os.listdir(self.root) if name.startswith(self.prefix))
-        return sorted(name for name in names if os.path.isfile(os.path.join(self.root, name, "snapshot_done")))
+        if not self._root.is_dir():  # in a store there are no empty ones
+            return []
+        # in a store the manifest is written last; those of the legacy system have no manifest
+        last = "snapshot_done" if isinstance(self._root, Path) else manifest.NAME
+        return sorted(path.name for path in self._root.iterdir() if path.name.startswith(self.prefix) and (path / last).is_file())
 
     def latest_checkpoint(self) -> str | None:
         """The name of the newest complete one."""
@@ -58,9 +63,9 @@ class SimpleCheckPointManager:
         if latest is None:
             self.save()
         else:
-            stored.restore(os.path.join(self.root, latest))
+            stored.restore(str(self._root / latest))
 
     def save(self) -> None:
         """Save under a new name made of the current time."""
         current_session()
-        stored.save(os.path.join(self.root, self.prefix + datetime.now().strftime("%Y%m%d_%H%M%S_%f")))
+        stored.save(str(self._root / (self.prefix + datetime.now().strftime("%Y%m%d_%H%M%S_%f"))))

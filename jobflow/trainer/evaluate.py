@@ -10,6 +10,7 @@ from typing import Any
 from jobflow.checkpoint import sessions, store
 from jobflow.core.errors import CheckpointError, ConfigError, at_line
 from jobflow.core.notices import notice
+from jobflow.core.remote import AnyPath
 from jobflow.data.batches import Batches
 from jobflow.data.samples import Samples, Stream
 from jobflow.engine.job import Job
@@ -59,11 +60,11 @@ def rows_of(samples: Samples | Stream, batch_size: int) -> int:
     return min(batch_size, len(samples)) if isinstance(samples, Samples) else batch_size
 
 
-def newest(run: Prepared, checkpoint: str | Path | None) -> tuple[Path, Mapping[str, Any]]:
+def newest(run: Prepared, checkpoint: str | Path | None) -> tuple[AnyPath, Mapping[str, Any]]:
     """The checkpoint that is meant, the newest good one unless named, and what it says beside the variables.  CheckpointError if there is none."""
     wish = "auto" if checkpoint is None else str(checkpoint)
 
-    def look() -> tuple[Path, dict[str, Any]] | None:
+    def look() -> tuple[AnyPath, dict[str, Any]] | None:
         path = chosen(series_of(run.config), wish, notice)
         return None if path is None else (path, dict(store.load(path).extra))
 
@@ -73,7 +74,7 @@ def newest(run: Prepared, checkpoint: str | Path | None) -> tuple[Path, Mapping[
     return found
 
 
-def restore(run: Prepared, path: Path, job: Job) -> None:
+def restore(run: Prepared, path: AnyPath, job: Job) -> None:
     """Give the variables of a job the values that a checkpoint has."""
     run.session.compiled(job, job.declared_shapes(run.session))
     sessions.load(run.session, path, strict="variables", what="--checkpoint")

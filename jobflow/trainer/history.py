@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from jobflow.core.remote import AnyPath
 from jobflow.core.untrusted import open_regular
 from jobflow.trainer.outcome import Outcome
 from jobflow.trainer.units import is_share
@@ -79,7 +80,7 @@ class History(Watcher):
     waited: float = 0.0
     evaluating: float = 0.0
     evaluations: int = 0
-    checkpoints: list[tuple[int, Path]] = field(default_factory=list)
+    checkpoints: list[tuple[int, AnyPath]] = field(default_factory=list)
     #: moments of this process: the beginning, the end of the first step, the last event
     began: float | None = None
     first: float | None = None
@@ -114,7 +115,7 @@ class History(Watcher):
         self.evaluations += 1
         self._add(report.step, report.metrics)
 
-    def saved(self, run: RunInfo, path: Path) -> None:
+    def saved(self, run: RunInfo, path: AnyPath) -> None:
         self.latest = perf_counter()
         number = re.search(r"(\d+)$", path.name)  # it may be of an earlier step, being written beside the steps after it
         self.checkpoints.append((int(number[1]) if number else self.step_number, path))

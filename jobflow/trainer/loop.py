@@ -21,9 +21,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jobflow.checkpoint import sessions
+from jobflow.checkpoint import drafts, sessions
 from jobflow.core.errors import CheckpointError, ConfigError, at_line, counted
 from jobflow.core.notices import notice
+from jobflow.core.remote import AnyPath, RemotePath
 from jobflow.data.ahead import Reading
 from jobflow.data.batch import Batch, Position
 from jobflow.data.batches import Batches
@@ -73,14 +74,17 @@ def loaded_from(given: Loaded | str | Path) -> Loaded:
     return given
 
 
-def make_directory(key: str, origin: object, path: Path) -> None:
+def make_directory(key: str, origin: object, path: AnyPath) -> None:
     """Make sure that a directory can be written to; ConfigError, before the first step, if it cannot."""
     try:
+        if isinstance(path, RemotePath):
+            drafts.check_writable(path)
+            return
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
-        raise ConfigError(f"{origin}: {key}: nothing can be written to {path}: {error.strerror}; give a writable directory") from None
+        raise ConfigError(f"{origin}: {key}: nothing can be written to {path}: {error.strerror or error}; give a writable directory") from None
 
 
 def without_failure(change: Callable[[], None], path: Path) -> None:
@@ -133,7 +137,7 @@ class Loop:
         validation = run.samples.get("validation")
         self._validation = None if validation is None else batches_of(self.jobs, validation)
         self._saving: tuple[int, sessions.Saving, float] | None = None
-        self._saved: Path | None = None
+        self._saved: AnyPath | None = None
         self._saved_step = -1
         self._steps: tuple[Before, ...] = ()
         self._seconds = 0.0
@@ -173,18 +177,18 @@ class Loop:
     @contextmanager
     def _only_one(self) -> Iterator[None]:
         """Nobody else trains in these directories."""
-        places = {"output": Path(self.config.output), "checkpoint.directory": self.series.directory}
+        places: dict[str, AnyPath] = {"output": Path(self.config.output), "checkpoint.directory": self.series.directory}
         for key, path in places.items():
             together(self.session, partial(make_directory, key, self.loaded.origin(key), path))
-        output, saved = (path.resolve() for path in places.values())
-        own = distinct([output, saved])
+        output, *saved = (path.resolve() for path in places.values() if isinstance(path, Path))  # a store has no locks
+        own = distinct([output, *saved])
         taken: list[Lock] = []
         try:
             for lock in map(Lock, own):
                 together(self.session, partial(without_failure, lock.take, lock.path))
                 taken.append(lock)
             # a run that saves in a directory of another one's output, or the other way round
-            for folder in {output, saved, saved.parent} - set(own):
+            for folder in {output, *saved, *(path.parent for path in saved)} - set(own):
                 other = Lock(folder)
                 together(self.session, partial(without_failure, partial(other.check, time.time()), other.path))
             yield
@@ -198,7 +202,7 @@ class Loop:
         over = self._over or (self.early is not None and self.early.is_over)
         return over and self.progress.step > 0 and (self._validation is None or self.progress.evaluated == self.progress.step)
 
-    def _complete(self, found: Path | None) -> Outcome:
+    def _complete(self, found: AnyPath | None) -> Outcome:
         """The run was done before; nothing that it left is touched."""
         step, steps = self.progress.step, self.prepared.steps
         self.stopped = "end" if self._over else "early"
@@ -327,7 +331,7 @@ class Loop:
         prints = {f"data.{place}": samples.fingerprint for place, samples in self.prepared.samples.items() if isinstance(samples, Samples)}
         check_alike(self.session, {"configuration": plain, **prints})
 
-    def _resume(self, wish: str) -> Path | None:
+    def _resume(self, wish: str) -> AnyPath | None:
         with at_line(line_of(self.loaded, "checkpoint")):
             found = follow(self.session, lambda: chosen(self.series, wish, notice), self._read)
         if found is None:
@@ -338,10 +342,10 @@ class Loop:
             self.early.restore(self.progress.early)
         return found
 
-    def _read(self, path: Path) -> None:
+    def _read(self, path: AnyPath) -> None:
         self.progress = read(self.session, path, self.loaded)
 
-    def _info(self, found: Path | None) -> RunInfo:
+    def _info(self, found: AnyPath | None) -> RunInfo:
         run, config = self.prepared, self.config
         samples = run.samples["train"]
         count = len(samples) if isinstance(samples, Samples) else 0

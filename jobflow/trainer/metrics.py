@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from jobflow.core.errors import ConfigError
+from jobflow.core.remote import AnyPath
 from jobflow.core.untrusted import open_regular
 from jobflow.trainer.config import TrainConfig
 from jobflow.trainer.watching import EvaluationReport, RunInfo, StepReport, Watcher
@@ -99,7 +100,7 @@ class Records(Watcher):
     def evaluated(self, run: RunInfo, report: EvaluationReport) -> None:
         self.write({"step": report.step, "epoch": report.epoch, **report.metrics})
 
-    def saved(self, run: RunInfo, path: Path) -> None:
+    def saved(self, run: RunInfo, path: AnyPath) -> None:
         self._file.flush()
 
     def closed(self, run: RunInfo) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
+
+from jobflow.core.remote import AnyPath
 
 #: end: all steps are done.  early: nothing got better.  interrupt: Ctrl-C.  terminated: SIGTERM, or the time is up.  nan: not finite.
 Stopped = Literal["end", "early", "interrupt", "terminated", "nan"]
@@ -38,7 +39,7 @@ class Outcome:
     metrics: Mapping[str, float]
     stopped: Stopped
     #: the checkpoint of this step, if one was saved
-    saved: Path | None = None
+    saved: AnyPath | None = None
     #: why it stopped, for people
     message: str = ""
     #: sums over this process' run: seconds of training, and of it waiting for data

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.errors import ArgumentError, ConfigError, at_line
+from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.types import Array, TensorType, int32
 from jobflow.data.batches import Batches
 from jobflow.data.readers import READERS, open_reader
@@ -68,7 +69,7 @@ def predict(
         return Predicted(outputs, count, None if output is None else Path(output))
 
 
-def run_over(run: Prepared, samples: Samples | Stream, path: Path) -> dict[str, Array]:
+def run_over(run: Prepared, samples: Samples | Stream, path: AnyPath) -> dict[str, Array]:
     """The outputs for all samples."""
     size, jobs = run.config.data.evaluation_batch_size, run.jobs
     restore(run, path, jobs.prediction(rows_of(samples, size)))
@@ -89,9 +90,9 @@ def opened(run: Prepared, source: str | Path, facts: Mapping[str, Any]) -> Sampl
     """The samples of a file or folder, read as those of training are, but for the labels."""
     if str(source) in PLACES and not Path(source).exists():
         return open_place(run.config, str(source), facts)
-    name = reader_for(run.config, Path(source))
+    name = reader_for(run.config, path_of(source))
     given = run.config.data.train.arguments if run.config.data.train.reader == name else {}
-    kept = arguments_for(name, Path(source), given, run.jobs.network.needed)
+    kept = arguments_for(name, path_of(source), given, run.jobs.network.needed)
     known = dict(facts)
     if isinstance(facts.get("categories"), Mapping) and isinstance(kept.get("fields"), Mapping):  # those of columns that are read
         columns = {column for named in kept["fields"].values() for column in ([named] if isinstance(named, str) else named)}
@@ -140,7 +141,7 @@ def with_probabilities(run: Prepared, outputs: Mapping[str, Array]) -> dict[str,
     return {**outputs, "scores": (wide / wide.sum(axis=1, keepdims=True)).astype(np.float32)}
 
 
-def reader_for(config: TrainConfig, source: Path) -> str:
+def reader_for(config: TrainConfig, source: AnyPath) -> str:
     """The kind of reader for a file or folder."""
     if not source.exists():
         raise ArgumentError(f"--input {source}: there is no such file; or say one of {', '.join(PLACES)} for the samples of the configuration")
@@ -155,7 +156,7 @@ def reader_for(config: TrainConfig, source: Path) -> str:
     return known
 
 
-def arguments_for(name: str, source: Path, given: Mapping[str, Any], needed: tuple[str, ...]) -> dict[str, Any]:
+def arguments_for(name: str, source: AnyPath, given: Mapping[str, Any], needed: tuple[str, ...]) -> dict[str, Any]:
     """The arguments of a reader for a file of input: those of training, without what speaks of labels and of parts of the data."""
     legal = inspect.signature(READERS[name]).parameters
     kept = {key: value for key, value in given.items() if key in legal and key not in ("split", "validation_every", "classes", "labels", "flip")}

@@ -17,6 +17,7 @@ import numpy as np
 
 from jobflow.core.errors import counted
 from jobflow.core.extras import optional
+from jobflow.core.remote import AnyPath, RemotePath
 from jobflow.core.tables import TextTable
 from jobflow.engine.session import current_session
 from jobflow.plan.footprint import CATEGORIES
@@ -61,7 +62,7 @@ class Report(History):
         super().started(run)
         self._unfinished(run)
 
-    def saved(self, run: RunInfo, path: Path) -> None:
+    def saved(self, run: RunInfo, path: AnyPath) -> None:
         super().saved(run, path)
         if time.monotonic() > self._due and self.outcome is None:
             self._unfinished(run)
@@ -250,13 +251,17 @@ def _rest(laid_out: Figures, ranks: int) -> list[str]:
 
 def checkpoints(run: RunInfo, history: History) -> TextTable | None:
     """What was saved, and what of it is still there."""
-    rows = [
-        (f"{step:,}", _relative(path, run.output), size_text(folder_size(path)) if path.is_dir() else "removed by retention")
-        for step, path in history.checkpoints
-    ]
+    rows = [(f"{step:,}", _relative(path, run.output), _size(path)) for step, path in history.checkpoints]
     if run.resumed_from is not None:
         rows.insert(0, (f"{run.first_step:,}", _relative(run.resumed_from, run.output), "went on from here"))
     return TextTable(["step", "path", "size"], rows, right=(0, 2), code=(1,)) if rows else None
+
+
+def _size(path: AnyPath) -> str:
+    """Of what is on this machine: training does not wait for a store because of a page."""
+    if isinstance(path, RemotePath):
+        return "not asked for"
+    return size_text(folder_size(path)) if path.is_dir() else "removed by retention"
 
 
 def folder_size(path: Path) -> int:
@@ -264,8 +269,8 @@ def folder_size(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
-def _relative(path: Path, start: Path) -> str:
-    return os.path.relpath(path, start) if path.is_absolute() == start.is_absolute() else str(path)
+def _relative(path: AnyPath, start: Path) -> str:
+    return os.path.relpath(path, start) if isinstance(path, Path) and path.is_absolute() == start.is_absolute() else str(path)
 
 
 def configuration(loaded: Any) -> list[tuple[str, TextTable, TextTable]]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
-from jobflow.checkpoint import sessions, store
+from jobflow.checkpoint import drafts, sessions, store
 from jobflow.checkpoint.series import TRIES, Series
 from jobflow.compiler.front.dynamic_loss_scale import NOT_FINITE
 from jobflow.core.errors import CheckpointError, ConfigError, JobflowError, ReplacedError
 from jobflow.core.notices import notice
+from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.untrusted import whole
 from jobflow.data.samples import Samples, Stream
 from jobflow.engine.commands import Tell
@@ -60,7 +60,7 @@ class Progress:
         }
 
     @classmethod
-    def of(cls, extra: Mapping[str, Any], path: Path) -> Progress:
+    def of(cls, extra: Mapping[str, Any], path: AnyPath) -> Progress:
         """What `extra` has written.  CheckpointError if the checkpoint is not one of a trainer."""
         try:
             position, own = extra["position"], extra["trainer"]
@@ -119,19 +119,19 @@ def check_alike(session: Session, mine: Mapping[str, Any]) -> None:
             raise ConfigError(f"rank {rank} has read another {different[0]} than rank 0: {other.get(different[0])}, not {first[different[0]]}")
 
 
-def chosen(series: Series, wish: str, say: Callable[[str], None]) -> Path | None:
+def chosen(series: Series, wish: str, say: Callable[[str], None]) -> AnyPath | None:
     """The checkpoint to go on from; None to begin anew.  For rank 0.
 
     "auto" is the newest that is good: worse ones are told by `say`.  "never" sets aside what there is.  Else it is the path of one, or of a
     directory of which the newest is taken; CheckpointError if that is missing or damaged.
     """
-    directory = Path(series.directory)
+    directory = series.directory
     if wish == "never":
         set_aside(directory, say)
         return None
     if wish == "auto":
         return _newest(series, say) if directory.is_dir() else None
-    path = Path(wish)
+    path = path_of(wish)
     if not path.is_dir():
         raise CheckpointError(f"--resume {wish}: there is no such directory; give a checkpoint, auto or never")
     if not (path / "manifest.json").is_file():
@@ -142,7 +142,7 @@ def chosen(series: Series, wish: str, say: Callable[[str], None]) -> Path | None
     return path
 
 
-def _newest(series: Series, say: Callable[[str], None]) -> Path | None:
+def _newest(series: Series, say: Callable[[str], None]) -> AnyPath | None:
     series.clean()
     found = series.newest_good()
     for skipped in found.skipped:
@@ -150,7 +150,7 @@ def _newest(series: Series, say: Callable[[str], None]) -> Path | None:
     return found.path
 
 
-def follow(session: Session, choose: Callable[[], Path | None], use: Callable[[Path], None]) -> Path | None:
+def follow(session: Session, choose: Callable[[], AnyPath | None], use: Callable[[AnyPath], None]) -> AnyPath | None:
     """The checkpoint that rank 0 chooses, used by all ranks; None if it chooses none.
 
     Another one is chosen if somebody replaces or removes it before all of it has been read, as a training does that saves and tidies up there.
@@ -170,12 +170,12 @@ def follow(session: Session, choose: Callable[[], Path | None], use: Callable[[P
     raise AssertionError("unreachable")
 
 
-def set_aside(directory: Path, say: Callable[[str], None]) -> None:
+def set_aside(directory: AnyPath, say: Callable[[str], None]) -> None:
     """Give a directory of checkpoints another name, so that those of the run that begins are not mixed with them."""
     if not directory.is_dir() or not any(directory.iterdir()):
         return
     aside = _free(directory)
-    directory.rename(aside)
+    drafts.move(directory, aside)
     say(f"the checkpoints of an earlier run are now in {aside}")
 
 
@@ -184,23 +184,22 @@ def set_aside_behind(series: Series, step: int, say: Callable[[str], None]) -> N
     later = [other for other in series.steps() if other > step]
     if not later:
         return
-    directory = Path(series.directory)
+    directory = series.directory
     aside = _free(directory)
-    aside.mkdir()
     for other in later:
-        path = Path(series.path_of(other))
-        path.rename(aside / path.name)
+        path = series.path_of(other)
+        drafts.move(path, aside / path.name)
     say(f"training goes on from step {step}; checkpoints of later steps are now in {aside}")
 
 
-def _free(directory: Path) -> Path:
+def _free(directory: AnyPath) -> AnyPath:
     number = 1
     while (found := directory.with_name(f"{directory.name}-{number}")).exists():
         number += 1
     return found
 
 
-def check_same(path: Path, then: Mapping[str, Any], loaded: Loaded) -> None:
+def check_same(path: AnyPath, then: Mapping[str, Any], loaded: Loaded) -> None:
     """ConfigError, with every difference, if a checkpoint was made by a configuration whose run this one cannot go on with."""
     now, before = plainly(loaded.plain), plainly(then)
     wrong = [line for key in FIXED for line in differences(key, _at(before, key), _at(now, key), loaded.origins)]
@@ -229,7 +228,7 @@ def _at(tree: Any, key: str) -> Any:
     return tree
 
 
-def read(session: Session, path: Path, loaded: Loaded) -> Progress:
+def read(session: Session, path: AnyPath, loaded: Loaded) -> Progress:
     """Give the session's variables the values of a checkpoint, and say where its run was.  On all ranks.
 
     Raises: ReplacedError if the variables are not of the checkpoint that says so, since there is another one by now.
@@ -243,7 +242,7 @@ def read(session: Session, path: Path, loaded: Loaded) -> Progress:
     return progress
 
 
-def _load(session: Session, path: Path, same: bool) -> dict[str, Any]:
+def _load(session: Session, path: AnyPath, same: bool) -> dict[str, Any]:
     """Variables as the checkpoint has them; in another precision, those of the loss scale begin anew."""
     if same:
         return sessions.load(session, path, what="--resume")
@@ -257,4 +256,4 @@ def _load(session: Session, path: Path, same: bool) -> dict[str, Any]:
 def series_of(config: TrainConfig) -> Series:
     """The checkpoints of a run."""
     wish = config.checkpoint
-    return Series(Path(wish.directory), keep_last=wish.keep_last, keep_best=wish.keep_best, best_metric=wish.best_metric, best_mode=wish.best_mode)
+    return Series(path_of(wish.directory), keep_last=wish.keep_last, keep_best=wish.keep_best, best_metric=wish.best_metric, best_mode=wish.best_mode)

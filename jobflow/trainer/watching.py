@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jobflow.core.remote import AnyPath
 from jobflow.engine.compiled import Compiled
 from jobflow.trainer.outcome import Outcome
 
@@ -36,7 +37,7 @@ class RunInfo:
     #: training samples in an epoch, and in a whole batch over all ranks
     samples: int
     batch_size: int
-    resumed_from: Path | None = None
+    resumed_from: AnyPath | None = None
     #: the train job as it is laid out for whole batches, once it is; None before
     compiled: Callable[[], Compiled | None] = field(default=lambda: None, repr=False)
     #: of training, in earlier parts of the run
@@ -91,7 +92,7 @@ class Watcher:
     def evaluated(self, run: RunInfo, report: EvaluationReport) -> None:
         """After every evaluation."""
 
-    def saved(self, run: RunInfo, path: Path) -> None:
+    def saved(self, run: RunInfo, path: AnyPath) -> None:
         """A checkpoint is published at `path`."""
 
     def finished(self, run: RunInfo, outcome: Outcome) -> None:

@@ -20,6 +20,7 @@ from faults import DEATHS, FAILURES
 
 from jobflow.checkpoint import safetensors
 from jobflow.checkpoint.file_system import Files
+from jobflow.checkpoint.places import Folder
 from jobflow.checkpoint.rank_commands import Task, Write
 from jobflow.trainer.resume import Progress
 
@@ -41,23 +42,21 @@ def _short_writes_are_whole(self: Files, path: Path, parts: Any) -> int:
     return total
 
 
-def _in_place(place: Path, target: Path, text: str, older: bool, files: Files) -> Path:
+def _in_place(self: Folder, text: str, files: Files) -> None:
     """File after file takes the place of the old one."""
-    files.make_directory(target)
-    for entry in sorted(place.iterdir()):
-        files.rename(entry, target / entry.name)
-    (target / "manifest.json").unlink(missing_ok=True)
-    files.write(target / "manifest.json", [text.encode()])
-    return place
+    files.make_directory(self.target)
+    for entry in sorted(self.folder.iterdir()):
+        files.rename(entry, self.target / entry.name)
+    (self.target / "manifest.json").unlink(missing_ok=True)
+    files.write(self.target / "manifest.json", [text.encode()])
 
 
-def _remove_first(place: Path, target: Path, text: str, older: bool, files: Files) -> Path:
+def _remove_first(self: Folder, text: str, files: Files) -> None:
     """The old one is gone before the new one has its name."""
-    files.write(place / "manifest.json", [text.encode()])
-    if older:
-        files.remove(target)
-    files.rename(place, target)
-    return place
+    files.write(self.folder / "manifest.json", [text.encode()])
+    if self.older:
+        files.remove(self.target)
+    files.rename(self.folder, self.target)
 
 
 def _not_copied(self: Write, rank: Any, order: Any) -> None:
@@ -86,8 +85,8 @@ MUTANTS: dict[str, tuple[str, Any, dict[str, Any], tuple[str, ...]]] = {
     "not synced": ("jobflow.checkpoint.file_system.Files.write", _no_sync, {}, DEATHS),
     "short writes are whole": ("jobflow.checkpoint.file_system.Files.write", _short_writes_are_whole, {}, FAILURES),
     "errors are swallowed": ("jobflow.checkpoint.file_system.Files.write", _swallowed, {}, FAILURES),
-    "written in place": ("jobflow.checkpoint.places.publish", _in_place, {"replace": True}, DEATHS),
-    "the old one goes first": ("jobflow.checkpoint.places.publish", _remove_first, {"replace": True}, DEATHS),
+    "written in place": ("jobflow.checkpoint.places.Folder.publish", _in_place, {"replace": True}, DEATHS),
+    "the old one goes first": ("jobflow.checkpoint.places.Folder.publish", _remove_first, {"replace": True}, DEATHS),
     "nothing is cleaned": ("jobflow.checkpoint.places.clean", lambda parent, files=None: None, {}, DEATHS),
     "not copied": ("jobflow.checkpoint.rank_commands.Write.__call__", _not_copied, {"asynchronous": True}, DEATHS),
 }

@@ -19,6 +19,7 @@ from jobflow.checkpoint import file_system as files
 from jobflow.checkpoint import manifest, sessions, store
 from jobflow.checkpoint import rank_files as parts
 from jobflow.checkpoint.file_system import Files
+from jobflow.checkpoint.places import Folder
 from jobflow.core.errors import CheckpointError, ReplacedError
 from jobflow.engine.session import Session, started_session
 
@@ -245,7 +246,7 @@ def damage(path: Path, how: str) -> tuple[str, int]:
         ("cut", r"no variable was changed: rank \d: .*/{file} is damaged: it ends at byte \d+, before tensor"),
         ("missing", r"no variable was changed: rank \d: .*/{file} is missing"),
         ("header", r"no variable was changed: rank \d: .*/{file} is damaged: it is not a safetensors|.*/{file}: tensor"),
-        ("longer", r"no variable was changed: rank \d: .*/{file} is damaged: it has \d+ bytes, but had \d+"),
+        ("longer", r"no variable was changed: rank \d: .*/{file} is damaged: its tensors end at byte \d+, and the file at byte \d+"),
     ],
 )
 def test_damage_changes_nothing_and_is_told(tmp_path: Path, how: str, text: str) -> None:
@@ -389,7 +390,7 @@ def test_a_full_disk_without_room_for_a_word(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(Full, "dumb", True)
     files.use(Full)
     _, session = training(3)
-    with pytest.raises(CheckpointError, match=r"could not be saved, and nothing was changed: rank 1: .*No space"):
+    with pytest.raises(CheckpointError, match=r"could not be saved \(save at test_sessions.py:\d+\), and nothing was changed: rank 1: .*No space"):
         sessions.save(session, tmp_path / "c", limit=0.1)
     assert list(tmp_path.iterdir()) == []
 
@@ -417,11 +418,12 @@ def test_a_rank_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_rank_0_names_who_did_not_deliver(tmp_path: Path) -> None:
+    draft = Folder(tmp_path / "c", tmp_path)
     with pytest.raises(CheckpointError, match=r"ranks 1, 2 have not delivered: no new file for 0.05 s"):
-        parts.gather(tmp_path, [1, 2], 0.05)
+        parts.gather(draft, [1, 2], 0.05)
     (tmp_path / parts.failed_name(2)).write_text("its reason")
     with pytest.raises(CheckpointError, match="rank 2: its reason"):
-        parts.gather(tmp_path, [1, 2], 0.05)
+        parts.gather(draft, [1, 2], 0.05)
 
 
 def test_too_little_memory_for_the_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

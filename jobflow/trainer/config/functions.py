@@ -12,8 +12,9 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, create_model
 
-from jobflow.core.errors import did_you_mean
+from jobflow.core.errors import ArgumentError, FileError, did_you_mean
 from jobflow.core.imports import IMPORT_PATH, ImportFailedError, function_named
+from jobflow.core.remote import is_remote, path_of
 from jobflow.trainer.config.messages import PATTERNS, shown
 from jobflow.trainer.config.problems import Problems
 from jobflow.trainer.config.tree import Node
@@ -31,7 +32,7 @@ def check(tree: Node, problems: Problems, folder: str) -> Callable[..., Any] | N
     for part in ("train", "validation", "test"):
         _reader(f"data.{part}", tree, problems)
     resume = _text("checkpoint.resume", tree, problems)
-    if resume is not None and resume.value not in ("auto", "never") and not os.path.exists(resume.value):
+    if resume is not None and resume.value not in ("auto", "never") and not _is_there(resume, "checkpoint.resume", problems):
         told = f"there is no checkpoint {resume.value}{did_you_mean(resume.value, ('auto', 'never'))}"
         problems.add(resume.at, "checkpoint.resume", told, "resume: auto, never, or a path")
     return _builder(tree, problems)
@@ -111,10 +112,23 @@ def _reader(path: str, tree: Node, problems: Problems) -> None:
 
 def _exists(entry: Node, path: str, problems: Problems) -> None:
     for file in entry.value if isinstance(entry.value, tuple) else (entry,):
-        if isinstance(file.value, str) and not os.path.exists(file.value):
+        if not isinstance(file.value, str) or _is_there(file, path, problems):
+            continue
+        if is_remote(file.value):
+            problems.add(file.at, path, f"there is no object or folder {file.value}", "a URL of what is in the store")
+        else:
             folder, last = os.path.split(file.value)
             near = did_you_mean(last, os.listdir(folder or ".")) if os.path.isdir(folder or ".") else f"; there is no folder {folder}"
             problems.add(file.at, path, f"there is no file or folder {file.value}{near}", f"looked for in {os.getcwd()}")
+
+
+def _is_there(entry: Node, path: str, problems: Problems) -> bool:
+    """Whether there is what a text names, as far as anybody can say: a problem that nobody can is reported here."""
+    try:
+        return path_of(entry.value).exists()
+    except (FileError, ArgumentError, ModuleNotFoundError) as error:
+        problems.add(entry.at, path, str(error), "a path, or a URL of what is in a store")
+        return True
 
 
 def _imported(entry: Node, key: str, problems: Problems) -> Callable[..., Any] | None:

@@ -1,0 +1,62 @@
+"""Checkpoints that are being written: in a directory beside their own, or in a store of objects.
+
+A draft says where its files are written and what they are called there.  `publish` makes a checkpoint of it: before that nobody takes it for one.
+"""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+from jobflow.checkpoint import objects, places
+from jobflow.checkpoint.file_system import Files, files_of
+from jobflow.checkpoint.objects import Objects
+from jobflow.checkpoint.places import Folder
+from jobflow.core.remote import AnyPath, RemotePath
+
+Draft = Folder | Objects
+
+
+def begin(target: AnyPath, replace: bool, files: Files) -> Draft:
+    """A new one for the checkpoint `target`.  CheckpointError if there is something already that it may not replace; OSError."""
+    return Objects.begin(target, replace, files) if isinstance(target, RemotePath) else Folder.begin(target, replace, files)
+
+
+def check_writable(directory: RemotePath) -> None:
+    """OSError if nothing can be written to a store, or removed from it."""
+    path, files = directory / f".writable.{uuid4().hex}", files_of()
+    files.put(path, b"")
+    files.remove_file(path)
+
+
+def clean(directory: AnyPath) -> None:
+    """Remove what savings have left in a directory of checkpoints that will not go on."""
+    if isinstance(directory, RemotePath):
+        objects.clean(directory)
+    elif directory.is_dir():
+        places.clean(directory)
+
+
+def put_away(path: AnyPath) -> None:
+    """Remove a checkpoint; it is gone for who looks before its first file is."""
+    if isinstance(path, RemotePath):
+        objects.put_away(path, files_of())
+    else:
+        places.put_away(path, files_of())
+
+
+def move(old: AnyPath, new: AnyPath) -> None:
+    """Give a checkpoint, or a directory of them, another place in the same file system or store."""
+    if isinstance(old, RemotePath) and isinstance(new, RemotePath):
+        objects.move(old, new, files_of())
+    elif isinstance(old, RemotePath) or isinstance(new, RemotePath):
+        raise ValueError(f"{old} and {new} are not in the same store")
+    else:
+        new.parent.mkdir(parents=True, exist_ok=True)
+        old.rename(new)
+
+
+def unfinished_in(directory: AnyPath) -> list[str]:
+    """What is there of savings that have not ended, or never will."""
+    if isinstance(directory, RemotePath):
+        return objects.unfinished_in(directory)
+    return [entry.name for entry in directory.iterdir() if entry.name.startswith(".") and ".saving." in entry.name]

@@ -1,0 +1,223 @@
+"""A checkpoint that is being written to a store of objects, where nothing has a second name and each object is there as a whole or not at all.
+
+    step-00000004/
+      .saving.0a1b2c3d4e5f                             who writes, as JSON: the first object of a saving, and the last that is removed
+      tensors-00000-00001.0a1b2c3d4e5f.safetensors     all other objects bear the stamp of their saving
+      part-00001.0a1b2c3d4e5f.json
+      manifest.json                                    the checkpoint is complete when this is there; it is written last
+
+The manifest says which objects are of the checkpoint.  What bears another stamp is of a saving that has not ended, or is left over.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from uuid import uuid4
+
+from jobflow.checkpoint import manifest
+from jobflow.checkpoint.file_system import Files, files_of
+from jobflow.checkpoint.manifest import Manifest
+from jobflow.checkpoint.owner import Owner
+from jobflow.core.errors import CheckpointError
+from jobflow.core.notices import notice
+from jobflow.core.remote import RemotePath, Status, StoreError
+from jobflow.core.untrusted import HEADER, content, json_tree, whole
+
+#: Seconds without a new object after which a saving of another machine is taken for abandoned, unless it is the newest.
+STALE = 3600.0
+_MARKER = re.compile(r"\.saving\.(?P<stamp>[0-9a-f]{12})")
+_STAMPED = re.compile(r"(?P<stem>(tensors|part|failed)-[0-9-]+)\.(?P<stamp>[0-9a-f]{12})(?P<ending>|\.json|\.safetensors)")
+#: stamps of what this process has given up and could not remove
+_abandoned: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Objects:
+    """The objects of one saving, in the folder of the checkpoint itself."""
+
+    target: RemotePath
+    #: those that the checkpoint has which is replaced
+    older: tuple[str, ...] = ()
+    stamp: str = field(default_factory=lambda: uuid4().hex[:12])
+
+    @classmethod
+    def begin(cls, target: RemotePath, replace: bool, files: Files) -> Objects:
+        """Show that somebody saves there.  CheckpointError if there is something else already."""
+        found = target.objects()
+        others = [name for name in found if stamp_of(name) is None]
+        if others and not (replace and manifest.NAME in found):
+            raise CheckpointError(f"checkpoint {target}: there is something already ({others[0]}); give a path where there is nothing")
+        made = cls(target, (*_listed(target), *(name for name in others if name != manifest.NAME)) if others else ())
+        _clear(target, found, found, files)
+        files.put(made.folder / made.marker, json.dumps(asdict(Owner.here())).encode())
+        return made
+
+    @property
+    def folder(self) -> RemotePath:
+        return self.target
+
+    @property
+    def marker(self) -> str:
+        return f".saving.{self.stamp}"
+
+    def name_of(self, name: str) -> str:
+        """What a file is called that is called so in a local checkpoint."""
+        stem, dot, ending = name.partition(".")
+        return f"{stem}.{self.stamp}{dot}{ending}"
+
+    def names(self) -> list[str]:
+        """What this saving has written, as it is called in a local checkpoint."""
+        found = (_STAMPED.fullmatch(path.name) for path in self.target.iterdir())
+        return [match["stem"] + match["ending"] for match in found if match and match["stamp"] == self.stamp]
+
+    def publish(self, text: str, files: Files) -> None:
+        """Complete the checkpoint."""
+        path = self.target / manifest.NAME
+        try:
+            files.put(path, text.encode())
+        except StoreError:
+            if _content(path) != text.encode():  # else only the answer was lost
+                raise
+
+    def settle(self, files: Files) -> None:
+        """After `publish`: what is not of the checkpoint is gone.  CheckpointError if not."""
+        try:
+            found = self.target.objects()
+            others = {stamp_of(name) for name in found if _MARKER.fullmatch(name)} - {self.stamp}
+            kept = _listed(self.target)
+            going = [name for name in found if name not in kept and (name in self.older or stamp_of(name) not in (*others, None))]
+            _remove(self.target, going, files)
+        except OSError as error:
+            _abandoned.add(self.stamp)
+            raise CheckpointError(
+                f"checkpoint {self.target} is complete, but not all that it replaced could be removed; the next save tries again: {error}"
+            ) from error
+
+    def discard(self, files: Files) -> None:
+        """Remove what will not be completed, unless it was; what cannot be removed is left to `clean`."""
+        _abandoned.add(self.stamp)
+        with suppress(OSError):
+            found, kept = self.target.objects(), _listed(self.target)
+            _remove(self.target, [name for name in found if stamp_of(name) == self.stamp and name not in kept], files)
+            _abandoned.discard(self.stamp)
+
+
+def stamp_of(name: str) -> str | None:
+    """That of the saving to which an object belongs; None if it bears none."""
+    found = _MARKER.fullmatch(name) or _STAMPED.fullmatch(name)
+    return found["stamp"] if found else None
+
+
+def is_marker(name: str) -> bool:
+    """Whether an object says that somebody saves."""
+    return _MARKER.fullmatch(name) is not None
+
+
+def put_away(path: RemotePath, files: Files) -> None:
+    """Remove a checkpoint; it is none any more before its second object is removed."""
+    _remove(path, path.objects(), files)
+
+
+def move(old: RemotePath, new: RemotePath, files: Files) -> None:
+    """Give checkpoints another place: they are complete there before they are incomplete here."""
+    names = sorted(old.objects(), key=lambda name: name.rpartition("/")[2] == manifest.NAME)
+    for name in names:
+        files.copy(old / name, new / name)
+    _remove(old, names, files)
+
+
+def unfinished_in(directory: RemotePath) -> list[str]:
+    """The folders in which savings have not ended, and who saves there."""
+    found: dict[str, str] = {}
+    for name in directory.objects():
+        folder, _, own = name.rpartition("/")
+        if is_marker(own):
+            owner = owner_of(directory / name)
+            found[folder or directory.name] = f" (by process {owner.pid} on {owner.host})" if owner else ""
+        elif folder and stamp_of(own) is not None and not (directory / folder / manifest.NAME).exists():
+            found.setdefault(folder, "")
+    return [f"{folder}{who}" for folder, who in found.items()]
+
+
+def clean(directory: RemotePath, files: Files | None = None) -> None:
+    """Remove what savings have left unfinished below a directory of checkpoints; what cannot be removed is told, and no reason not to go on."""
+    found = directory.objects()
+    by_folder: dict[str, dict[str, Status]] = {}
+    for name, status in found.items():
+        folder, _, own = name.rpartition("/")
+        by_folder.setdefault(folder, {})[own] = status
+    for folder, inside in by_folder.items():
+        _clear(directory / folder, inside, found, files or files_of())
+
+
+def _clear(folder: RemotePath, inside: Mapping[str, Status], around: Mapping[str, Status], files: Files) -> None:
+    """Remove what is left over in the folder of one checkpoint; `around` are the objects of all."""
+    by_stamp: dict[str, list[str]] = {}
+    for name in inside:
+        if (stamp := stamp_of(name)) is not None:
+            by_stamp.setdefault(stamp, []).append(name)
+    if not any(map(is_marker, inside)) and len(by_stamp) < 2 and manifest.NAME in inside:
+        return  # as a checkpoint is
+    try:
+        kept = _listed(folder)
+        if manifest.NAME in inside and not kept:
+            return  # it is damaged, and nobody knows of what
+        for stamp, names in by_stamp.items():
+            going = [name for name in names if name not in kept]
+            if going and not _in_use(folder, stamp, max(inside[name].st_mtime for name in names), around):
+                _remove(folder, going, files)
+                _abandoned.discard(stamp)
+    except OSError as error:
+        notice(f"{folder} has objects of savings that have not ended, which cannot be removed: {error}")
+
+
+def _in_use(folder: RemotePath, stamp: str, last: float, around: Mapping[str, Status]) -> bool:
+    """Whether a saving, whose last object is of the time `last`, may go on."""
+    if stamp in _abandoned:
+        return False
+    owner = owner_of(folder / f".saving.{stamp}")
+    alive = None if owner is None else owner.is_alive
+    if alive is not None:
+        return alive
+    ends = (status.st_mtime for name, status in around.items() if name.rpartition("/")[2] == manifest.NAME or is_marker(name.rpartition("/")[2]))
+    is_newest = owner is not None and all(end <= last for end in ends)
+    return is_newest or time.time() - last < STALE
+
+
+def owner_of(marker: RemotePath) -> Owner | None:
+    """Who saves, as the marker says; None if there is none, or none that can be read."""
+    try:
+        tree = json_tree(content(marker, HEADER, CheckpointError))
+        return Owner(str(tree["host"]), whole(tree["pid"]), str(tree["start"]), str(tree["space"]))
+    except StoreError:
+        raise
+    except (FileNotFoundError, CheckpointError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _listed(folder: RemotePath) -> Collection[str]:
+    """The files that the checkpoint has which is there: those of its manifest.  StoreError if that cannot be read."""
+    try:
+        return Manifest.read(folder / manifest.NAME).files.keys() | {manifest.NAME}
+    except StoreError:
+        raise
+    except CheckpointError:  # there is none, or one that is damaged
+        return ()
+
+
+def _content(path: RemotePath) -> bytes | None:
+    with suppress(OSError):
+        return path.read_bytes()
+    return None
+
+
+def _remove(folder: RemotePath, names: Iterable[str], files: Files) -> None:
+    """The manifest first, so that nobody takes the rest for a checkpoint, and markers last, so that nobody forgets it."""
+    for name in sorted(names, key=lambda name: (is_marker(name.rpartition("/")[2]), name.rpartition("/")[2] != manifest.NAME, name)):
+        with suppress(FileNotFoundError):  # another process removes it, too
+            files.remove_file(folder / name)
