@@ -264,10 +264,11 @@ def load(path: str | os.PathLike[str] | RemotePath, types: Mapping[str, TensorTy
     files are missing or do not agree; with check=False only once they are needed.  The numbers are checked when they are read.
     """
     root = path_of(path)
+    mark = _mark(root)  # before it is read: one that comes in between is another one
+    if mark is not None:
+        return _load(root, check, mark)
     if not root.is_dir():
         raise CheckpointError(f"checkpoint {root}: there is no such directory")
-    if (root / manifest.NAME).exists():
-        return _load(root, check)
     return _load_legacy(root, types or {})
 
 
@@ -284,8 +285,7 @@ def _mark(root: AnyPath) -> Mark | None:
         return None
 
 
-def _load(root: AnyPath, check: bool) -> Checkpoint:
-    mark = _mark(root)  # before it is read: one that comes in between is another one
+def _load(root: AnyPath, check: bool, mark: Mark) -> Checkpoint:
     found = Manifest.read(root / manifest.NAME)
     opened = Opened(root, found, mark)
     if check:

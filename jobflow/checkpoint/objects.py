@@ -36,6 +36,10 @@ _STAMPED = re.compile(r"(?P<stem>(tensors|part|failed)-[0-9-]+)\.(?P<stamp>[0-9a
 _abandoned: set[str] = set()
 
 
+class UnsureError(CheckpointError):
+    """Nobody knows whether a checkpoint is complete."""
+
+
 @dataclass(frozen=True)
 class Objects:
     """The objects of one saving, in the folder of the checkpoint itself."""
@@ -52,18 +56,18 @@ class Objects:
         others = [name for name in found if stamp_of(name) is None]
         if others and not (replace and manifest.NAME in found):
             raise CheckpointError(f"checkpoint {target}: there is something already ({others[0]}); give a path where there is nothing")
-        made = cls(target, (*_listed(target), *(name for name in others if name != manifest.NAME)) if others else ())
+        made = cls(target, tuple({*_listed(target), *others} - {manifest.NAME}) if others else ())
         _clear(target, found, found, files)
-        files.put(made.folder / made.marker, json.dumps(asdict(Owner.here())).encode())
+        try:
+            _mark(target, made.stamp, files)
+        except OSError:
+            made.discard(files)  # perhaps only the answer was lost
+            raise
         return made
 
     @property
     def folder(self) -> RemotePath:
         return self.target
-
-    @property
-    def marker(self) -> str:
-        return f".saving.{self.stamp}"
 
     def name_of(self, name: str) -> str:
         """What a file is called that is called so in a local checkpoint."""
@@ -80,18 +84,28 @@ class Objects:
         path = self.target / manifest.NAME
         try:
             files.put(path, text.encode())
-        except StoreError:
-            if _content(path) != text.encode():  # else only the answer was lost
+        except StoreError as error:
+            if not self._is_there(path, text.encode(), error):
                 raise
+
+    def _is_there(self, path: RemotePath, wanted: bytes, error: StoreError) -> bool:
+        """Whether a manifest was written although the store did not say so.  UnsureError if nobody can say."""
+        try:
+            return path.read_bytes() == wanted
+        except FileNotFoundError:
+            return False
+        except StoreError:
+            raise UnsureError(
+                f"nobody knows whether checkpoint {self.target} is complete, for the answer was lost when its manifest was written: {error}"
+            ) from error
 
     def settle(self, files: Files) -> None:
         """After `publish`: what is not of the checkpoint is gone.  CheckpointError if not."""
         try:
             found = self.target.objects()
-            others = {stamp_of(name) for name in found if _MARKER.fullmatch(name)} - {self.stamp}
-            kept = _listed(self.target)
-            going = [name for name in found if name not in kept and (name in self.older or stamp_of(name) not in (*others, None))]
-            _remove(self.target, going, files)
+            others = {stamp_of(name) for name in found if is_marker(name)} - {self.stamp}
+            going = [name for name in found if name in self.older or stamp_of(name) not in (*others, None)]
+            _remove(self.target, [name for name in going if not name.startswith("tensors-") or stamp_of(name) != self.stamp], files)
         except OSError as error:
             _abandoned.add(self.stamp)
             raise CheckpointError(
@@ -113,6 +127,15 @@ def stamp_of(name: str) -> str | None:
     return found["stamp"] if found else None
 
 
+def _marker(stamp: str) -> str:
+    return f".saving.{stamp}"
+
+
+def _mark(folder: RemotePath, stamp: str, files: Files) -> None:
+    """Say in the store who writes, or removes, what bears a stamp."""
+    files.put(folder / _marker(stamp), json.dumps(asdict(Owner.here())).encode())
+
+
 def is_marker(name: str) -> bool:
     """Whether an object says that somebody saves."""
     return _MARKER.fullmatch(name) is not None
@@ -120,7 +143,13 @@ def is_marker(name: str) -> bool:
 
 def put_away(path: RemotePath, files: Files) -> None:
     """Remove a checkpoint; it is none any more before its second object is removed."""
-    _remove(path, path.objects(), files)
+    names = path.objects()
+    stamps = {stamp for name in names if (stamp := stamp_of(name)) is not None}
+    _abandoned.update(stamps)
+    for stamp in stamps:  # should this process die, the next one knows by it what is left over
+        _mark(path, stamp, files)
+    _remove(path, {*names, *map(_marker, stamps)}, files)
+    _abandoned.difference_update(stamps)
 
 
 def move(old: RemotePath, new: RemotePath, files: Files) -> None:
@@ -161,7 +190,7 @@ def _clear(folder: RemotePath, inside: Mapping[str, Status], around: Mapping[str
     for name in inside:
         if (stamp := stamp_of(name)) is not None:
             by_stamp.setdefault(stamp, []).append(name)
-    if not any(map(is_marker, inside)) and len(by_stamp) < 2 and manifest.NAME in inside:
+    if not by_stamp or (not any(map(is_marker, inside)) and len(by_stamp) < 2 and manifest.NAME in inside):
         return  # as a checkpoint is
     try:
         kept = _listed(folder)
@@ -180,7 +209,7 @@ def _in_use(folder: RemotePath, stamp: str, last: float, around: Mapping[str, St
     """Whether a saving, whose last object is of the time `last`, may go on."""
     if stamp in _abandoned:
         return False
-    owner = owner_of(folder / f".saving.{stamp}")
+    owner = owner_of(folder / _marker(stamp))
     alive = None if owner is None else owner.is_alive
     if alive is not None:
         return alive
@@ -208,12 +237,6 @@ def _listed(folder: RemotePath) -> Collection[str]:
         raise
     except CheckpointError:  # there is none, or one that is damaged
         return ()
-
-
-def _content(path: RemotePath) -> bytes | None:
-    with suppress(OSError):
-        return path.read_bytes()
-    return None
 
 
 def _remove(folder: RemotePath, names: Iterable[str], files: Files) -> None:

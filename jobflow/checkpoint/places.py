@@ -25,6 +25,8 @@ from jobflow.core.notices import notice
 
 #: An empty file that tells tools of the legacy system that a snapshot is complete.
 DONE = "snapshot_done"
+#: What the names of the files begin with in which ranks say what they have written.
+PART = "part-"
 #: Seconds without a change after which what another machine left is taken for abandoned.
 STALE = 24 * 3600.0
 _UNFINISHED = re.compile(r"\.(?P<target>.+)\.(?P<what>saving|replaced)\.(?P<host>[^/]+)\.(?P<pid>\d+)(-(?P<start>\d+))?\.[0-9a-f]+")
@@ -70,6 +72,9 @@ class Folder:
 
     def publish(self, text: str, files: Files) -> None:
         """Complete the directory and give it the name of the target, in one step."""
+        for name in sorted(self.names()):
+            if name.startswith(PART):  # nobody needs it any more
+                files.remove_file(self.folder / name)
         files.write(self.folder / manifest.NAME, [text.encode()])
         files.write(self.folder / DONE, [])
         files.sync_directory(self.folder)

@@ -17,6 +17,7 @@ from jobflow.checkpoint import drafts, safetensors
 from jobflow.checkpoint import rank_files as parts
 from jobflow.checkpoint.file_system import Files, files_of
 from jobflow.checkpoint.manifest import Entry, Manifest, Shard, Spans, gap
+from jobflow.checkpoint.objects import UnsureError
 from jobflow.checkpoint.rank_files import Part, Piece
 from jobflow.core.errors import CheckpointError, ReplacedError
 from jobflow.core.remote import AnyPath
@@ -111,6 +112,8 @@ class Task:
     warning: str | None = None
     #: the failure is that of another rank
     of_another: bool = False
+    #: it may be no failure at all
+    unsure: bool = False
     done: bool = False
     thread: threading.Thread | None = field(default=None, repr=False)
 
@@ -124,7 +127,7 @@ class Task:
         except Exception as error:  # noqa: BLE001 - kept, and raised by who waits for the task
             known = isinstance(error, CheckpointError | OSError)
             self.failure = str(error) if known else f"{type(error).__name__}: {error}"
-            self.of_another = isinstance(error, parts.OfAnother)
+            self.of_another, self.unsure = isinstance(error, parts.OfAnother), isinstance(error, UnsureError)
         finally:
             del self.work  # and with it the copies
             self.done = True
@@ -153,8 +156,7 @@ def _write_part(draft: drafts.Draft, rank: int, pieces: Mapping[str, Piece] | Ex
 
 def _publish(draft: drafts.Draft, own: Part, what: Publication, files: Files) -> None:
     """Put the ranks' parts together and make a checkpoint of the draft."""
-    others = [rank for rank in what.ranks if rank != 0]
-    all_parts = [own, *parts.gather(draft, others, what.limit)]
+    all_parts = [own, *parts.gather(draft, [rank for rank in what.ranks if rank != 0], what.limit)]
     shards: dict[str, list[Shard]] = {name: [] for name in what.tensors}
     for part in all_parts:
         for name, found in part.shards.items():
@@ -165,9 +167,7 @@ def _publish(draft: drafts.Draft, own: Part, what: Publication, files: Files) ->
         if problem:
             raise CheckpointError(f'tensor "{name}" {problem}')
     manifest = Manifest(entries, what.extra, {file: entry for part in all_parts for file, entry in part.files.items()})
-    text = manifest.text()
-    parts.forget(draft, others, files)
-    draft.publish(text, files)
+    draft.publish(manifest.text(), files)
 
 
 def _settle(draft: drafts.Draft, what: Publication, files: Files) -> str | None:
@@ -191,6 +191,7 @@ class Outcome:
     failure: str | None
     warning: str | None = None
     of_another: bool = False
+    unsure: bool = False
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,7 @@ class Collect:
         while not task.join(None if rank.index == 0 else _LOOK):
             if parts.has_failed(self.draft, 0) and not task.join(_LOOK):
                 return Outcome("it is still writing")
-        return Outcome(task.failure, task.warning, task.of_another)
+        return Outcome(task.failure, task.warning, task.of_another, task.unsure)
 
 
 @dataclass(frozen=True)

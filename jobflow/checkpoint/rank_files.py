@@ -22,6 +22,7 @@ from jobflow.checkpoint import safetensors
 from jobflow.checkpoint.drafts import Draft
 from jobflow.checkpoint.file_system import Files
 from jobflow.checkpoint.manifest import FileEntry, Shard, Spans, digest
+from jobflow.checkpoint.places import PART
 from jobflow.core.errors import CheckpointError
 from jobflow.core.remote import AnyPath, RemotePath
 from jobflow.core.types import Array
@@ -79,7 +80,7 @@ class Part:
 
 
 def part_name(rank: int) -> str:
-    return f"part-{rank:05d}.json"
+    return f"{PART}{rank:05d}.json"
 
 
 def failed_name(rank: int) -> str:
@@ -200,8 +201,9 @@ def _delivered(draft: Draft, rank: int) -> Part:
     """A rank's part, whose files this process sees as long as they should be."""
     part = Part.read(_at(draft, part_name(rank)))
     for file, entry in part.files.items():
-        path = draft.folder / file
-        size = path.stat().st_size if path.exists() else None
+        path, size = draft.folder / file, None
+        with suppress(FileNotFoundError):
+            size = path.stat().st_size
         if size != entry.bytes:
             raise CheckpointError(f"rank {rank} has written {entry.bytes} bytes to {path}, but there are {'none' if size is None else size}")
     return part
@@ -209,9 +211,3 @@ def _delivered(draft: Draft, rank: int) -> Part:
 
 def _at(draft: Draft, name: str) -> AnyPath:
     return draft.folder / draft.name_of(name)
-
-
-def forget(draft: Draft, ranks: Sequence[int], files: Files) -> None:
-    """Remove the part manifests, which nobody needs any more."""
-    for rank in ranks:
-        files.remove_file(_at(draft, part_name(rank)))

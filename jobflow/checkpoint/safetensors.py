@@ -40,6 +40,8 @@ _NAMES = {
     "float64": "F64",
 }
 _NUMPY = {name: numpy for numpy, name in _NAMES.items()}
+#: Bytes that a store is asked for first: a header and what follows it, mostly.
+_FIRST = 2**16
 #: Tensors begin at multiples of this, so that a file can be mapped into memory.
 ALIGNMENT = 8
 
@@ -139,8 +141,9 @@ def _beginning(path: AnyPath) -> tuple[int, bytes, bytes]:
     """How long a file is, its first 8 bytes, and the text of its header."""
     if isinstance(path, RemotePath):
         size = path.stat().st_size
-        start = path.span(0, min(size, 8))
-        return size, start, path.span(8, 8 + _length(path, start, size))
+        first = path.span(0, min(size, _FIRST))
+        length = _length(path, first[:8], size)
+        return size, first[:8], first[8 : 8 + length] + path.span(len(first), 8 + length)
     with open_regular(path, CheckpointError) as file:
         size = os.fstat(file.fileno()).st_size
         start = file.read(8)

@@ -9,8 +9,9 @@ All of this knows only files; `sessions.on_first` has rank 0 do it for all.
 from __future__ import annotations
 
 import math
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -77,13 +78,16 @@ class Series:
 
     def steps(self) -> list[int]:
         """Those that have a manifest, ascending; whether they are whole is not looked at."""
+        if isinstance(self.directory, RemotePath):
+            return _numbers(name.removesuffix(f"/{manifest.NAME}") for name in self.directory.objects())
         return [step for step in self._all() if (self.path_of(step) / manifest.NAME).is_file()]
 
     def _all(self) -> list[int]:
+        if isinstance(self.directory, RemotePath):
+            return _numbers({name.partition("/")[0] for name in self.directory.objects()})
         if not self.directory.is_dir():
             return []
-        found = (_STEP.fullmatch(path.name) for path in self.directory.iterdir())
-        return sorted(step for step in (int(match[1]) for match in found if match) if self.path_of(step).is_dir())
+        return [step for step in _numbers(os.listdir(self.directory)) if self.path_of(step).is_dir()]
 
     def newest_good(self) -> Newest:
         """Every byte of the newest is read; if one is damaged, the next older follows.
@@ -153,6 +157,11 @@ class Series:
         return sessions.save(session, self.path_of(step), whole, asynchronous=asynchronous, replace=True, then=partial(self.prune, (step,)))
 
 
+def _numbers(names: Iterable[str]) -> list[int]:
+    """The steps of directories with such names, ascending."""
+    return sorted(int(match[1]) for match in map(_STEP.fullmatch, names) if match)
+
+
 def _wrong(path: AnyPath) -> str | None:
     """The first thing that is wrong with a checkpoint.  ReplacedError if it is another one by now, or has gone."""
     found = _first_wrong(path)
@@ -168,7 +177,13 @@ def _first_wrong(path: AnyPath) -> str | None:
 
 
 def _is_good(path: AnyPath) -> bool:
+    """Whether a checkpoint is whole; of one in a store, whether all of its objects are there and as long as they were."""
     try:
+        if isinstance(path, RemotePath):
+            reading.load(path)
+            return True
         return _wrong(path) is None
-    except ReplacedError:
+    except StoreError:
+        raise
+    except CheckpointError:
         return False

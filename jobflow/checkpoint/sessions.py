@@ -111,6 +111,8 @@ class Saving:
         self._failed = True
         self._world.call(ranks.Discard(self._draft))
         rank = min(failed, key=lambda rank: (outcomes[rank].of_another, rank))  # who failed of itself knows best
+        if outcomes[rank].unsure:
+            return [f"{outcomes[rank].failure}{self._where}"]
         named = f"rank {rank}: " if self._world.size > 1 and not outcomes[rank].of_another else ""
         return [f"checkpoint {self.path} could not be saved{self._where}, and nothing was changed: {named}{outcomes[rank].failure}"]
 

@@ -34,6 +34,8 @@ PACKAGES = (
     Package("pillow", "PIL", "10.3", "images", "train"),
     Package("protobuf", "google.protobuf", "5.26", "OFRecord files", "train"),
     Package("pyarrow", "pyarrow", "17", "Parquet files", "parquet"),
+    Package("fsspec", "fsspec", "2024.6", "files in stores of objects", "remote"),
+    Package("s3fs", "s3fs", "2024.6", "s3://", "remote"),
     Package("ml_dtypes", "ml_dtypes", "0.5", "bfloat16", "half"),
     Package("scikit-learn", "sklearn", "1.4", "data of the examples", "examples"),
     Package("tensorboardX", "tensorboardX", "2.6", "TensorBoard"),

@@ -116,8 +116,7 @@ def mark_of(status: os.stat_result) -> Mark:
 def content(path: str | AnyPath, limit: Limit, fault: Fault = FileError) -> bytes:
     """All bytes of a file or an object; the fault if there are more than the limit, whatever its size was when it was opened."""
     if isinstance(path, RemotePath):
-        limit.check(path.stat().st_size, f"{path}: it", fault)
-        return read_at_most(io.BytesIO(path.read_bytes()), limit, f"{path}: it", fault)
+        return read_at_most(io.BytesIO(path.span(0, limit.most + 1)), limit, f"{path}: it", fault)
     with open_regular(path, fault) as file:
         limit.check(os.fstat(file.fileno()).st_size, f"{path}: it", fault)
         return read_at_most(file, limit, f"{path}: it", fault)

@@ -24,7 +24,7 @@ import numpy as np
 from jobflow.checkpoint import drafts, sessions
 from jobflow.core.errors import CheckpointError, ConfigError, at_line, counted
 from jobflow.core.notices import notice
-from jobflow.core.remote import AnyPath, RemotePath
+from jobflow.core.remote import AnyPath, RemotePath, is_remote
 from jobflow.data.ahead import Reading
 from jobflow.data.batch import Batch, Position
 from jobflow.data.batches import Batches
@@ -177,6 +177,11 @@ class Loop:
     @contextmanager
     def _only_one(self) -> Iterator[None]:
         """Nobody else trains in these directories."""
+        if is_remote(self.config.output):
+            raise ConfigError(
+                f"{self.loaded.origin('output')}: output: it is {self.config.output}; a run's own files are written on this machine, "
+                f"and checkpoint.directory may be in a store"
+            )
         places: dict[str, AnyPath] = {"output": Path(self.config.output), "checkpoint.directory": self.series.directory}
         for key, path in places.items():
             together(self.session, partial(make_directory, key, self.loaded.origin(key), path))

@@ -8,11 +8,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 from short_runs import Seen, check_same, loaded, run, write_config
 
 from jobflow.checkpoint import sessions
 from jobflow.core.errors import CheckpointError, ConfigError
+from jobflow.core.remote import RemotePath
+from jobflow.trainer.config import load
+from jobflow.trainer.evaluate import evaluate
 from jobflow.trainer.outcome import Outcome
 from jobflow.trainer.resume import Progress, check_alike, differences
 
@@ -181,3 +185,31 @@ def test_ranks_must_have_read_the_same() -> None:
         others: Any = Others(**{name: "z"})
         with pytest.raises(ConfigError, match=f"rank 1 has read another {re.escape(name)} than rank 0: z, not"):
             check_alike(others, {"configuration": "a", "data.train": "b"})
+
+
+def test_a_run_whose_checkpoints_are_in_a_store(
+    whole: tuple[Path, Outcome, Seen], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It saves, goes on, is measured and listed, and sets aside what it must not mix with its own."""
+    folder, _, seen = whole
+    memory = fsspec.filesystem("memory")
+    settings = ("checkpoint.directory=memory://run/checkpoints", "checkpoint.asynchronous=true", "logging.report=true", "strategy.devices=2")
+    file = folder / "run.yaml"
+    first, _ = run(loaded(file, tmp_path, *settings, "checkpoint.keep_last=4"))
+    assert first.saved == RemotePath("memory://run/checkpoints/step-00000009")
+    assert {name.split("/")[3] for name in memory.store} == {f"step-{step:08d}" for step in (6, 7, 8, 9)}
+    _, rest = run(loaded(file, tmp_path, *settings), resume="memory://run/checkpoints/step-00000006")
+    check_same(rest, seen, [7, 8, 9])
+    assert "checkpoints of later steps are now in memory://run/checkpoints-1" in capsys.readouterr().err
+    assert {name.split("/")[3] for name in memory.store if "checkpoints-1/" in name} == {f"step-{step:08d}" for step in (7, 8, 9)}
+    assert evaluate(loaded(file, tmp_path, *settings), place="validation").step == STEPS
+    run(loaded(file, tmp_path, *settings, "training.steps=1"), resume="never")
+    assert "the checkpoints of an earlier run are now in memory://run/checkpoints-2" in capsys.readouterr().err
+    monkeypatch.setattr(type(memory), "pipe_file", lambda *_, **__: (_ for _ in ()).throw(PermissionError("read only")))
+    with pytest.raises(
+        ConfigError, match=r"checkpoint\.directory: nothing can be written to memory://run/checkpoints: .*does not permit it \(read only\)"
+    ):
+        run(loaded(file, tmp_path, *settings))
+    with pytest.raises(ConfigError, match=r"output: it is memory://run; a run's own files are written on this machine"):
+        run(load(file, ["output=memory://run"]))
+    memory.store.clear()

@@ -1,0 +1,243 @@
+"""Savings to a store that fails or loses its client at any request: nothing complete is lost, nothing incomplete is taken for a checkpoint.
+
+A case saves a new step, or saves the newest one anew, while one request fails, or all from one on, or the client is killed there.  Then the store
+works again: the newest that is good must be the one before, or the new one where the saving says so; the next save must succeed and leave
+nothing unfinished.
+
+As a program, under mpiexec: the same with ranks that are processes.  Argument: the URL of the store's server, which rank 0 tells how to fail.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import crashing
+import s3fs
+from crashing import Case, session_on, state
+from s3_server import DEATHS, FAILURES, Store
+
+from jobflow.checkpoint import drafts, sessions, store
+from jobflow.checkpoint.series import Series
+from jobflow.core.errors import CheckpointError
+from jobflow.core.remote import AnyPath, path_of
+from jobflow.data import open_reader
+from jobflow.engine.commands import Tell
+from jobflow.engine.session import Session
+
+s3fs.S3FileSystem.retries = 1
+ROOT = "s3://bucket/steps"
+
+
+@dataclass(frozen=True)
+class Strike:
+    """What happens to a saving: at request `at`, or from there on."""
+
+    at: int = 0
+    how: str = ""
+    for_good: bool = False
+    replaces: bool = False
+    asynchronous: bool = False
+
+    def __str__(self) -> str:
+        when = "from request" if self.for_good else "at request"
+        return f"[{'replacing' if self.replaces else 'new'}{', asynchronous' * self.asynchronous}: {self.how} {when} {self.at}]"
+
+
+def series() -> Series:
+    return Series(path_of(ROOT), keep_last=2)
+
+
+def newest() -> int:
+    return series().steps()[-1]
+
+
+def save(session: Session, step: int, values: int, asynchronous: bool = False) -> str:
+    """Save the values of another step under the name of this one; what is said of it, "" if all is well."""
+    session.write(state(values))
+    try:
+        saving = series().save(session, step, {"step": values}, asynchronous=asynchronous)
+        if asynchronous:
+            session.write(state(99))
+        saving.wait()
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def begin(session: Session) -> None:
+    """Two steps that are whole."""
+    for step in (1, 2):
+        if text := save(session, step, step):
+            raise RuntimeError(text)
+
+
+def requests(session: Session, server: Store, strike: Strike) -> int:
+    """How many a saving makes when nothing goes wrong."""
+    last = newest()
+    server.arm(0, "")
+    text = save(session, last + (not strike.replaces), last + 1, strike.asynchronous)
+    if text:
+        raise RuntimeError(f"{strike}: without a fault: {text}")
+    return len(server.disarm())
+
+
+def attempt(session: Session, server: Store, strike: Strike) -> list[str]:
+    """What is wrong after a saving that met a fault, and with the next one."""
+    last, before = sessions.on_first(session, look)
+    values = 1000 + last
+    sessions.on_first(session, lambda: server.arm(strike.at, strike.how, strike.for_good))
+    told = save(session, last + (not strike.replaces), values, strike.asynchronous)
+    sessions.on_first(session, server.disarm)
+    problems = sessions.on_first(session, lambda: list(verdict(before, values, told)))
+    alike = session.world.call(Tell(told)) if session.world.multi else [told]
+    if len(set(alike)) > 1:
+        problems.append(f"other: ranks do not say the same: {alike}")
+    return [f"{strike} {problem}" for problem in (*problems, *goes_on(session, last + 2))]
+
+
+def look() -> tuple[int, Any]:
+    """The newest step, and what it holds."""
+    last = newest()
+    return last, glance(series().path_of(last))
+
+
+def glance(path: AnyPath) -> Any:
+    """The step whose values a checkpoint has, by one of its tensors."""
+    found = store.load(path)
+    step = int(found.extra["step"])
+    return step if found["rows"].tobytes() == state(step)["rows"].tobytes() else f"mixed: {path} says it is of step {step}"
+
+
+def verdict(before: Any, values: int, told: str | None) -> Iterator[str]:
+    """What is wrong after `values` were saved over those `before`; `told` is what the saving said, None if it died."""
+    found = series().newest_good()
+    there = None if found.path is None else glance(found.path)
+    complete = told == "" or (told is not None and "is complete, but" in told)
+    if there not in (before, values) or (complete and there != values):
+        yield f"{'mixed' if 'mixed' in str(there) else 'lost'}: the newest holds {there}, and {values} was saved over {before}: {told!r}"
+    if told is not None and not complete and there == values and "nobody knows" not in told:
+        yield f"other: it says that nothing was saved, and it was: {told!r}"
+    if told and ROOT not in told:
+        yield f"other: the error does not name the checkpoint: {told!r}"
+    if any("manifest.json is missing" not in skipped.reason for skipped in found.skipped):
+        yield f"broken: {found.skipped}"
+
+
+def goes_on(session: Session, step: int) -> list[str]:
+    """What is wrong with the next saving, which must leave nothing unfinished."""
+    text = save(session, step, step)
+    left = sessions.on_first(session, lambda: [newest() == step and glance(series().path_of(step)), *drafts.unfinished_in(path_of(ROOT))])
+    return [f"stuck: the next saving says {text!r}, and there is {left}"] if text or left != [step] else []
+
+
+def killed(server: Store, strike: Strike) -> list[str]:
+    """What is wrong after a saving whose process is killed, and with the next one; this process asks the store nothing, so that it can be forked."""
+    case = Case(ranks=2)
+    last, before = told_in_child(look)
+    values = 1000 + last
+
+    def work() -> None:
+        with session_on(case) as session:
+            server.arm(strike.at, strike.how, pid=os.getpid())
+            save(session, last + (not strike.replaces), values, strike.asynchronous)
+
+    def after() -> list[str]:
+        problems = list(verdict(before, values, None))
+        with session_on(case) as session:
+            return problems + goes_on(session, last + 2)
+
+    code = crashing.in_child(work)
+    server.disarm()
+    problems: list[str] = told_in_child(after)
+    return [f"{strike} {problem}" for problem in (*problems, *([] if code == -9 else [f"other: the process ended with {code}"]))]
+
+
+def told_in_child(work: Callable[[], Any]) -> Any:
+    """What a call gives in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "told"
+        if crashing.in_child(lambda: path.write_bytes(pickle.dumps(work()))) != 0:
+            raise RuntimeError("the process that should tell failed")
+        return pickle.loads(path.read_bytes())
+
+
+def strikes(count: dict[tuple[bool, bool], int], hows: tuple[str, ...], seed: int, most: int) -> list[Strike]:
+    """So many of all, each way to fail and each way to save alike often."""
+    source = random.Random(seed)
+    found = [
+        Strike(at, how, for_good, replaces, asynchronous)
+        for (replaces, asynchronous), requests in count.items()
+        for at in range(1, requests + 1)
+        for how in hows
+        for for_good in ((False, True) if hows is FAILURES else (False,))
+    ]
+    source.shuffle(found)
+    groups: dict[Any, list[Strike]] = {}
+    for strike in found:
+        groups.setdefault((strike.how, strike.for_good, strike.replaces), []).append(strike)
+    turns = [group[i] for i in range(max(map(len, groups.values()))) for group in groups.values() if i < len(group)]
+    return turns[: most or None]
+
+
+WAYS = [(False, False), (True, True), (True, False), (False, True)]
+
+
+def sweep(server: Store, most: int, seed: int) -> tuple[int, list[str]]:
+    """(how many failures were tried, what is wrong); all if `most` is 0."""
+    with session_on(Case(ranks=2)) as session:
+        begin(session)
+        count = {way: requests(session, server, Strike(replaces=way[0], asynchronous=way[1])) for way in WAYS}
+        tried = strikes(count, FAILURES, seed, most)
+        return len(tried), [problem for strike in tried for problem in attempt(session, server, strike)]
+
+
+def kills(server: Store, most: int, seed: int) -> tuple[int, list[str]]:
+    """The same of clients that are killed."""
+
+    def count() -> list[int]:
+        with session_on(Case(ranks=2)) as session:
+            begin(session)
+            return [requests(session, server, Strike(replaces=replaces, asynchronous=asynchronous)) for replaces, asynchronous in WAYS]
+
+    tried = strikes(dict(zip(WAYS, told_in_child(count), strict=True)), DEATHS, seed, most)
+    return len(tried), [problem for strike in tried for problem in killed(server, strike)]
+
+
+def main() -> None:
+    """One of two processes."""
+    server = Store(sys.argv[1])
+    with session_on(Case(ranks=2, way="mpi")) as session:
+        begin(session)
+        problem = refused(session)
+        tried = [Strike(4, "lost", True), Strike(9, "denied", replaces=True, asynchronous=True)]
+        problems = [problem for strike in tried for problem in attempt(session, server, strike)]
+        found = sessions.load(session, sessions.on_first(session, series().newest_good).path)
+    print(json.dumps([found["step"], problem, read(), *problems]), flush=True)
+
+
+def refused(session: Session) -> str:
+    """What is said of a store that each process has for itself."""
+    try:
+        sessions.save(session, "memory://steps/1")
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def read() -> list[float]:
+    """Data that both ranks read from the store, by way of one copy."""
+    samples = open_reader("numpy", path="s3://bucket/data/x.npy")
+    return [float(value) for value in samples.read([2, 0])["x"]]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Readers of what is in a store: the same samples as from files."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from jobflow.core.errors import DataError
+from jobflow.core.remote import StoreError
+from jobflow.data import open_reader
+
+
+def numpy_files(folder: Path) -> dict[str, Any]:
+    for number, name in enumerate(("x", "y")):
+        np.save(folder / f"{name}.npy", np.arange(6).reshape(3, 2) + number)
+    return {}
+
+
+def table(folder: Path) -> dict[str, Any]:
+    (folder / "t.csv").write_text("a,b\n1,x\n2,y\n3,x\n")
+    return {"path": "t.csv", "fields": {"a": "a", "b": "b"}, "categories": ["b"]}
+
+
+def columns(folder: Path) -> dict[str, Any]:
+    for name in "ab":
+        pyarrow.parquet.write_table(pyarrow.table({"a": [1.0, 2.0], "b": [3, 4]}), folder / f"{name}.parquet")
+    return {"fields": {"a": "a", "b": "b"}}
+
+
+def images(folder: Path) -> dict[str, Any]:
+    for name in ("cat", "dog"):
+        (folder / name).mkdir()
+        Image.fromarray(np.full((4, 5, 3), ord(name[0]), np.uint8)).save(folder / name / "1.png")
+    return {"size": 3}
+
+
+def text(folder: Path) -> dict[str, Any]:
+    for name in ("b", "a"):
+        (folder / f"{name}.txt").write_text(f"this is {name}, and more of it")
+    return {"length": 4, "split": "all"}
+
+
+def letters(folder: Path) -> dict[str, Any]:
+    return {**text(folder), "level": "byte"}
+
+
+def idx(folder: Path) -> dict[str, Any]:
+    packed = gzip.compress(bytes([0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, 2, *range(8)]))
+    (folder / "i.gz").write_bytes(packed)
+    return {"images": "i.gz", "split": "all"}
+
+
+KINDS: dict[str, tuple[str, Callable[[Path], dict[str, Any]]]] = {
+    "numpy": ("numpy", numpy_files),
+    "csv": ("csv", table),
+    "parquet": ("parquet", columns),
+    "images": ("images", images),
+    "text": ("text", text),
+    "bytes": ("text", letters),
+    "idx": ("idx", idx),
+}
+
+
+def test_what_is_in_a_store_is_read_as_files_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOBFLOW_CACHE", str(tmp_path / "cache"))
+    memory = fsspec.filesystem("memory")
+    for kind, (reader, make) in KINDS.items():
+        folder = tmp_path / kind
+        folder.mkdir()
+        given = make(folder)
+        name = given.pop("path", "")
+        memory.put(str(folder), f"/{kind}", recursive=True)
+        here = open_reader(reader, path=str(folder / name), **given)
+        there = open_reader(reader, path=f"memory://{kind}/{name}", **given)
+        assert len(here) == len(there) > 0 and here.facts == there.facts, kind
+        numbers = np.arange(len(here))
+        for field, array in here.read(numbers).items():
+            assert there.read(numbers)[field].tobytes() == array.tobytes(), (kind, field)
+    memory.pipe_file("/csv/t.csv", b"a,b\n1,x\nword,y\n")
+    samples = open_reader("csv", path="memory://csv/t.csv", fields={"a": "a"})
+    with pytest.raises(DataError, match=r'reader "csv": memory://csv/t\.csv: line 3 .* is "word"'):
+        samples.read(np.array([1]))
+    with pytest.raises(DataError, match=r"there is no file memory://csv/u\.csv"):
+        open_reader("csv", path="memory://csv/u.csv", fields={"a": "a"})
+    monkeypatch.setattr(type(memory), "info", lambda *_, **__: (_ for _ in ()).throw(PermissionError("no")))
+    with pytest.raises(StoreError, match=r"memory://csv/t\.csv: the store does not permit it \(no\)"):
+        open_reader("csv", path="memory://csv/t.csv", fields={"a": "a"})
+    memory.store.clear()
