@@ -117,7 +117,7 @@ def test_the_checkpoint_that_is_asked_for_must_be_good(whole: tuple[Path, Outcom
     with pytest.raises(CheckpointError, match="there is no such directory"):
         run(loaded(file, tmp_path), resume=str(tmp_path / "nowhere"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match="no checkpoint in it"):
+    with pytest.raises(CheckpointError, match="it has no complete checkpoint"):
         run(loaded(file, tmp_path), resume=str(tmp_path / "empty"))
     _, rest = run(loaded(file, tmp_path), resume=str(folder / "out" / "checkpoints" / "step-00000005"))
     check_same(rest, seen, [6, 7, 8, 9])
