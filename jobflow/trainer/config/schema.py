@@ -48,9 +48,9 @@ Padding = Literal["same", "valid"]
 #: how the name of a number that evaluation gives is written
 METRIC = r"^validation/\w+$"
 Metric = Annotated[str, Field(pattern=METRIC)]
-EveryEpochs = Annotated[Count | None, key("null: not by epochs")]
-EverySteps = Annotated[Count | None, key("null: not by steps", "save_every save_steps log_every log_steps interval")]
-FallSteps = Annotated[Count | None, key("how long it falls; null: to the end of training")]
+EveryEpochs = Annotated[Count | None, key("interval in epochs; null: not by epochs")]
+EverySteps = Annotated[Count | None, key("interval in steps; null: not by steps", "save_every save_steps log_every log_steps interval")]
+FallSteps = Annotated[Count | None, key("number of steps of the schedule; null: all steps of the training")]
 
 # -------------------------------------------------------------------- layers of a plain net
 
@@ -58,29 +58,29 @@ FallSteps = Annotated[Count | None, key("how long it falls; null: to the end of 
 class Dense(Section):
     """y = activation(x w + b), over the last axis."""
 
-    units: Annotated[Count, key("outputs", "hidden features out_features size")]
-    activation: Annotated[Activation | None, key("what follows; null for nothing")] = None
-    use_bias: Annotated[bool, key("whether there is a b", "bias")] = True
+    units: Annotated[Count, key("number of outputs", "hidden features out_features size")]
+    activation: Annotated[Activation | None, key("activation after the layer; null: none")] = None
+    use_bias: Annotated[bool, key("add a bias", "bias")] = True
 
 
 class Conv2d(Section):
     """A convolution of images, with channels first."""
 
-    filters: Annotated[Count, key("channels of the output", "channels out_channels")]
-    kernel_size: Annotated[Sizes, key("pixels, one number or [height, width]", "kernel ksize")] = 3
-    strides: Annotated[Sizes, key("pixels, one number or [height, width]", "stride")] = 1
+    filters: Annotated[Count, key("number of output channels", "channels out_channels")]
+    kernel_size: Annotated[Sizes, key("in pixels, one number or [height, width]", "kernel ksize")] = 3
+    strides: Annotated[Sizes, key("in pixels, one number or [height, width]", "stride")] = 1
     padding: Annotated[Padding, key("same: the output is as large as the input, by strides; valid: no padding")] = "same"
-    groups: Annotated[Count, key("groups of channels that do not see each other")] = 1
-    activation: Annotated[Activation | None, key("what follows; null for nothing")] = None
-    use_bias: Annotated[bool, key("whether a bias is added")] = True
+    groups: Annotated[Count, key("number of groups of channels that are convolved separately")] = 1
+    activation: Annotated[Activation | None, key("activation after the layer; null: none")] = None
+    use_bias: Annotated[bool, key("add a bias")] = True
 
 
 class Pool2d(Section):
     """The largest, or the mean, of each window of an image."""
 
-    size: Annotated[Sizes, key("of the window in pixels, one number or [height, width]")] = 2
-    strides: Annotated[Sizes | None, key("pixels; null: those of size")] = None
-    padding: Annotated[Padding, key("same or valid")] = "valid"
+    size: Annotated[Sizes, key("size of the window in pixels, one number or [height, width]")] = 2
+    strides: Annotated[Sizes | None, key("in pixels; null: the same as size")] = None
+    padding: Annotated[Padding, key("same or valid, as in conv2d")] = "valid"
 
 
 class Flatten(Section):
@@ -94,14 +94,14 @@ class GlobalPool2d(Section):
 class Dropout(Section):
     """Values become 0 at random while training."""
 
-    rate: Annotated[Share, key("the share that becomes 0", "p prob drop_rate")]
+    rate: Annotated[Share, key("fraction of the values that are set to 0", "p prob drop_rate")]
 
 
 class BatchNorm(Section):
     """Channels with mean 0 and variance 1 over the batch."""
 
-    axis: Annotated[int, key("of the channels")] = 1
-    momentum: Annotated[Share, key("of the moving mean and variance")] = 0.9
+    axis: Annotated[int, key("axis of the channels")] = 1
+    momentum: Annotated[Share, key("momentum of the moving mean and variance")] = 0.9
     epsilon: Annotated[Positive, key("added to the variance", "eps delta")] = 1e-5
 
 
@@ -114,37 +114,37 @@ class LayerNorm(Section):
 class ActivationLayer(Section):
     """A function of each value."""
 
-    function: Annotated[Activation, key("which")]
+    function: Annotated[Activation, key("name of the function")]
 
 
 class Embedding(Section):
     """Whole numbers -> rows of a table that is learned."""
 
-    rows: Annotated[Count, key("how many numbers there are")]
-    units: Annotated[Count, key("length of a row")]
+    rows: Annotated[Count, key("number of rows of the table")]
+    units: Annotated[Count, key("length of each row")]
 
 
 class Reshape(Section):
     """The same values in another shape."""
 
-    shape: Annotated[tuple[Annotated[int, Field(ge=-1)], ...], key("without the batch; one length may be -1", min_length=1)]
+    shape: Annotated[tuple[Annotated[int, Field(ge=-1)], ...], key("shape without the batch axis; one size may be -1", min_length=1)]
 
 
 class Layer(Section):
     """One layer: a map with its kind as the only key, or its kind alone if it needs no arguments."""
 
-    dense: Annotated[Dense | None, key("fully connected", "linear fc")] = None
+    dense: Annotated[Dense | None, key("fully connected layer", "linear fc")] = None
     conv2d: Annotated[Conv2d | None, key("convolution", "conv")] = None
-    max_pool2d: Annotated[Pool2d | None, key("largest of each window", "maxpool max_pool")] = None
+    max_pool2d: Annotated[Pool2d | None, key("maximum of each window", "maxpool max_pool")] = None
     avg_pool2d: Annotated[Pool2d | None, key("mean of each window")] = None
     global_avg_pool2d: Annotated[GlobalPool2d | None, key("mean of each channel")] = None
-    flatten: Annotated[Flatten | None, key("all axes but the first as one")] = None
-    dropout: Annotated[Dropout | None, key("zeros at random while training")] = None
+    flatten: Annotated[Flatten | None, key("joins all axes except the first")] = None
+    dropout: Annotated[Dropout | None, key("sets random values to 0 during training")] = None
     batch_norm: Annotated[BatchNorm | None, key("batch normalisation", "batchnorm bn batch_normalization")] = None
     layer_norm: Annotated[LayerNorm | None, key("layer normalisation", "layernorm ln")] = None
-    activation: Annotated[ActivationLayer | None, key("an activation as a layer of its own")] = None
-    embedding: Annotated[Embedding | None, key("table look-up")] = None
-    reshape: Annotated[Reshape | None, key("another shape")] = None
+    activation: Annotated[ActivationLayer | None, key("an activation as a separate layer")] = None
+    embedding: Annotated[Embedding | None, key("embedding table")] = None
+    reshape: Annotated[Reshape | None, key("changes the shape")] = None
 
     @model_validator(mode="after")
     def _is_one(self) -> Layer:
@@ -173,23 +173,25 @@ class Layer(Section):
 
 
 class Model(Section):
-    """What is trained: a Python function that builds it, or a list of layers."""
+    """The model: a Python function that builds it, or a list of layers."""
 
-    builder: Annotated[str | None, key('"module:function"; see the model builders', pattern=IMPORT_PATH)] = None
+    builder: Annotated[str | None, key('a function, as "module:function"', pattern=IMPORT_PATH)] = None
     arguments: Annotated[dict[str, Any], key("keyword arguments of the builder", "args kwargs params", default_factory=dict)]
-    layers: Annotated[tuple[Layer, ...] | None, key("a plain net instead of a builder", min_length=1)] = None
-    loss: Annotated[Literal["softmax_cross_entropy", "mean_squared_error"] | None, key("of the layers' output; a builder has its own")] = None
+    layers: Annotated[tuple[Layer, ...] | None, key("a list of layers, instead of a builder", min_length=1)] = None
+    loss: Annotated[
+        Literal["softmax_cross_entropy", "mean_squared_error"] | None, key("loss of the output of the layers; a builder returns its own loss")
+    ] = None
 
 
 # -------------------------------------------------------------------- data
 
 
 class Reader(Section):
-    """Where samples come from.  Beside `reader` stand the arguments of that reader."""
+    """A reader of samples.  The other keys are the arguments of that reader."""
 
     model_config = ConfigDict(extra="allow")
 
-    reader: Annotated[str, key("the kind of samples")]
+    reader: Annotated[str, key("name of the reader")]
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -198,18 +200,18 @@ class Reader(Section):
 
 
 class Data(Section):
-    """The samples, and how they are put into batches."""
+    """Samples and batches."""
 
-    train: Annotated[Reader, key("samples to learn from")]
-    validation: Annotated[Reader | None, key("samples to measure on while training", "val valid dev")] = None
+    train: Annotated[Reader, key("training samples")]
+    validation: Annotated[Reader | None, key("samples for evaluation during training", "val valid dev")] = None
     test: Annotated[Reader | None, key("samples for `jobflow eval`")] = None
-    batch_size: Annotated[Count, key("samples per step, over all devices", "batch batchsize bs global_batch_size")]
+    batch_size: Annotated[Count, key("samples per step, over all devices together", "batch batchsize bs global_batch_size")]
     evaluation_batch_size: Annotated[
         Count, key("samples per step of an evaluation", "eval_batch_size validation_batch_size test_batch_size", "${data.batch_size}")
     ]
-    shuffle: Annotated[bool, key("a new order in each epoch, from `seed`")] = True
+    shuffle: Annotated[bool, key("shuffle the samples in each epoch, with `seed`")] = True
     drop_last: Annotated[bool, key("omit the last batch of an epoch if it is smaller")] = False
-    prefetch: Annotated[int, key("batches that are read ahead", ge=0, le=1024)] = 2
+    prefetch: Annotated[int, key("number of batches that are read ahead", ge=0, le=1024)] = 2
 
 
 # -------------------------------------------------------------------- optimizer
@@ -224,17 +226,17 @@ class Constant(Section):
 class Cosine(Section):
     """From lr to alpha lr along half a cosine."""
 
-    name: Annotated[Literal["cosine"], key("from lr to alpha lr along half a cosine")]
+    name: Annotated[Literal["cosine"], key("half a cosine from lr to alpha lr")]
     steps: FallSteps = None
-    alpha: Annotated[float, key("the share of lr that is left at the end", ge=0, le=1)] = 0.0
+    alpha: Annotated[float, key("final rate as a fraction of lr", ge=0, le=1)] = 0.0
 
 
 class Linear(Section):
     """From lr to end_lr along a line."""
 
-    name: Annotated[Literal["linear"], key("from lr to end_lr along a line")]
+    name: Annotated[Literal["linear"], key("a line from lr to end_lr")]
     steps: FallSteps = None
-    end_lr: Annotated[NotNegative, key("the rate at the end")] = 0.0
+    end_lr: Annotated[NotNegative, key("final rate")] = 0.0
 
 
 class Polynomial(Section):
@@ -242,26 +244,26 @@ class Polynomial(Section):
 
     name: Annotated[Literal["polynomial"], key("(lr - end_lr) (1 - step / steps)^power + end_lr")]
     steps: FallSteps = None
-    end_lr: Annotated[NotNegative, key("the rate at the end")] = 0.0
-    power: Annotated[Positive, key("of the fall; 1 is a line")] = 1.0
-    cycle: Annotated[bool, key("begin again after `steps`, over a longer time each")] = False
+    end_lr: Annotated[NotNegative, key("final rate")] = 0.0
+    power: Annotated[Positive, key("exponent; 1 is a line")] = 1.0
+    cycle: Annotated[bool, key("start again after `steps`, each time for longer")] = False
 
 
 class Exponential(Section):
     """lr decay_rate^(step / steps)"""
 
     name: Annotated[Literal["exponential"], key("lr decay_rate^(step / steps)")]
-    steps: Annotated[Count, key("after how many steps decay_rate is reached")]
-    decay_rate: Annotated[float, key("the share of lr that is left after `steps`", "gamma", gt=0, le=1)]
-    staircase: Annotated[bool, key("fall all at once after each `steps`")] = False
+    steps: Annotated[Count, key("steps after which the rate is decay_rate lr")]
+    decay_rate: Annotated[float, key("rate after `steps` as a fraction of lr", "gamma", gt=0, le=1)]
+    staircase: Annotated[bool, key("change only after each `steps`")] = False
 
 
 class Piecewise(Section):
     """lr up to the first boundary, lr scales[i] after boundary i."""
 
     name: Annotated[Literal["piecewise"], key("lr up to the first boundary, lr scales[i] after boundary i")]
-    boundaries: Annotated[tuple[Count, ...], key("steps, rising", "milestones", min_length=1)]
-    scales: Annotated[tuple[NotNegative, ...], key("shares of lr, one per boundary", min_length=1)]
+    boundaries: Annotated[tuple[Count, ...], key("steps in increasing order", "milestones", min_length=1)]
+    scales: Annotated[tuple[NotNegative, ...], key("fractions of lr, one per boundary", min_length=1)]
 
 
 Schedule = Annotated[Constant | Cosine | Linear | Polynomial | Exponential | Piecewise, Field(discriminator="name")]
@@ -272,14 +274,14 @@ class _Optimizer(Section):
     lr: Annotated[Positive, key("learning rate", "learning_rate learningrate learn_rate base_lr lr_rate rate")]
     clip_norm: Annotated[
         Positive | None,
-        key("largest norm of all gradients together; null: any", "gradient_clip clip_grad_norm grad_clip max_grad_norm clip max_norm"),
+        key("maximum norm of all gradients together; null: no clipping", "gradient_clip clip_grad_norm grad_clip max_grad_norm clip max_norm"),
     ] = None
-    schedule: Annotated[Schedule, key("how the learning rate changes", "scheduler lr_scheduler lr_schedule")] = Constant(name="constant")
-    warmup_steps: Annotated[int, key("steps in which the rate rises to lr", "warmup warm_up", ge=0)] = 0
+    schedule: Annotated[Schedule, key("schedule of the learning rate", "scheduler lr_scheduler lr_schedule")] = Constant(name="constant")
+    warmup_steps: Annotated[int, key("number of first steps in which the rate rises to lr", "warmup warm_up", ge=0)] = 0
 
 
 class _Decaying(_Optimizer):
-    weight_decay: Annotated[NotNegative, key("each step takes lr weight_decay of every weight", "wd l2 decay weightdecay")] = 0.0
+    weight_decay: Annotated[NotNegative, key("each step subtracts lr weight_decay w from each weight w", "wd l2 decay weightdecay")] = 0.0
 
 
 class Sgd(_Decaying):
@@ -292,12 +294,12 @@ class Momentum(_Decaying):
     """v = momentum v - lr g, w + v"""
 
     name: Annotated[Literal["momentum"], key("gradient descent with momentum")]
-    momentum: Annotated[Share, key("the share of the last change that is kept")] = 0.9
+    momentum: Annotated[Share, key("fraction of the previous update that is kept")] = 0.9
 
 
 class _Moments(_Optimizer):
-    beta1: Annotated[Share, key("of the mean gradient")] = 0.9
-    beta2: Annotated[Share, key("of the mean squared gradient")] = 0.999
+    beta1: Annotated[Share, key("decay of the mean gradient")] = 0.9
+    beta2: Annotated[Share, key("decay of the mean squared gradient")] = 0.999
 
 
 class Adam(_Moments):
@@ -305,7 +307,7 @@ class Adam(_Moments):
 
     name: Annotated[Literal["adam"], key("Adam")]
     epsilon: Annotated[Positive, key("added to the divisor")] = 1e-8
-    bias_correction: Annotated[bool, key("as if the means had not begun at 0")] = True
+    bias_correction: Annotated[bool, key("correct the means for their start at 0")] = True
 
 
 class AdamW(_Moments, _Decaying):
@@ -313,13 +315,13 @@ class AdamW(_Moments, _Decaying):
 
     name: Annotated[Literal["adamw"], key("Adam with decoupled weight decay")]
     epsilon: Annotated[Positive, key("added to the divisor")] = 1e-8
-    bias_correction: Annotated[bool, key("as if the means had not begun at 0")] = True
+    bias_correction: Annotated[bool, key("correct the means for their start at 0")] = True
 
 
 class Lamb(_Moments, _Decaying):
     """Adam's direction, as long as the weights of each variable."""
 
-    name: Annotated[Literal["lamb"], key("Adam's direction, as long as the weights of each variable")]
+    name: Annotated[Literal["lamb"], key("the direction of Adam, scaled by the norm of each variable")]
     epsilon: Annotated[Positive, key("added to the divisor")] = 1e-6
 
 
@@ -327,7 +329,7 @@ class Lars(_Decaying):
     """Momentum with a rate per variable in proportion to |w| / |g|."""
 
     name: Annotated[Literal["lars"], key("momentum, with a rate per variable in proportion to |w| / |g|")]
-    momentum: Annotated[Share, key("the share of the last change that is kept")] = 0.9
+    momentum: Annotated[Share, key("fraction of the previous update that is kept")] = 0.9
     epsilon: Annotated[Positive, key("added to the divisor")] = 1e-9
     coefficient: Annotated[Positive, key("the factor of |w| / |g|")] = 1e-4
 
@@ -336,9 +338,9 @@ class RmsProp(_Optimizer):
     """w - lr g / sqrt(mean of g^2)"""
 
     name: Annotated[Literal["rmsprop"], key("gradients divided by their mean size")]
-    decay_rate: Annotated[Share, key("of the mean squared gradient")] = 0.99
+    decay_rate: Annotated[Share, key("decay of the mean squared gradient")] = 0.99
     epsilon: Annotated[Positive, key("added to the mean squared gradient")] = 1e-8
-    centered: Annotated[bool, key("divide by the variance instead")] = False
+    centered: Annotated[bool, key("divide by the standard deviation instead")] = False
 
 
 Optimizer = Annotated[Sgd | Momentum | Adam | AdamW | Lamb | Lars | RmsProp, Field(discriminator="name")]
@@ -347,19 +349,17 @@ Optimizer = Annotated[Sgd | Momentum | Adam | AdamW | Lamb | Lars | RmsProp, Fie
 
 
 class Strategy(Section):
-    """How the work is spread over devices; see docs/strategies.md."""
+    """Parallelism and precision; see docs/strategies.md."""
 
-    view: Annotated[Literal["consistent", "mirrored"], key("whether the model speaks of all devices or of one")] = "consistent"
+    view: Annotated[Literal["consistent", "mirrored"], key("consistent: the model describes the whole batch; mirrored: one device")] = "consistent"
     devices: Annotated[
         Count | Literal["all"],
-        key("ranks; all: those of mpiexec, else data x tensor x pipeline", "gpus num_gpus world_size num_devices device_num ranks"),
+        key("number of ranks; all: those of mpiexec, else data x tensor x pipeline", "gpus num_gpus world_size num_devices device_num ranks"),
     ] = "all"
-    data: Annotated[Count | None, key("parts of the batch; null: what the others leave", "dp data_parallel")] = None
-    tensor: Annotated[Count, key("parts of each layer", "tp tensor_parallel model_parallel")] = 1
-    pipeline: Annotated[Count, key("groups of ranks with some of the layers each", "pp pipeline_parallel num_stages")] = 1
-    zero: Annotated[
-        int, key("1-3: variables, gradients, and what is read lie split over the data ranks", "zero_stage zero_optimization", ge=0, le=3)
-    ] = 0
+    data: Annotated[Count | None, key("number of parts of the batch; null: devices / (tensor x pipeline)", "dp data_parallel")] = None
+    tensor: Annotated[Count, key("number of parts of each layer", "tp tensor_parallel model_parallel")] = 1
+    pipeline: Annotated[Count, key("number of groups of ranks in the pipeline, each with some of the layers", "pp pipeline_parallel num_stages")] = 1
+    zero: Annotated[int, key("ZeRO stage; 0: none", "zero_stage zero_optimization", ge=0, le=3)] = 0
     accumulation: Annotated[
         Count,
         key(
@@ -367,76 +367,76 @@ class Strategy(Section):
             "gradient_accumulation accumulate gradient_accumulation_steps accumulation_steps",
         ),
     ] = 1
-    microbatches: Annotated[Count | None, key("parts of the batch in a pipeline; null: those of accumulation")] = None
+    microbatches: Annotated[Count | None, key("number of parts of the batch in a pipeline; null: that of accumulation")] = None
     recompute: Annotated[
         bool, key("compute activations again in the backward pass, to save memory", "gradient_checkpointing activation_checkpointing checkpointing")
     ] = False
-    precision: Annotated[Literal["float32", "bfloat16", "float16"], key("of products and convolutions", "amp dtype mixed_precision fp16 bf16")] = (
-        "float32"
-    )
+    precision: Annotated[
+        Literal["float32", "bfloat16", "float16"], key("element type of matrix products and convolutions", "amp dtype mixed_precision fp16 bf16")
+    ] = "float32"
 
 
 class Training(Section):
-    """How long: epochs or steps."""
+    """Length of the training: epochs or steps."""
 
-    epochs: Annotated[Count | None, key("times through all samples", "num_epochs max_epochs n_epochs epoch")] = None
-    steps: Annotated[Count | None, key("updates", "num_steps max_steps iterations max_iters step")] = None
-    halt_where_not_finite: Annotated[bool, key("keep the variables from before the first gradient that is not finite; takes a pass over all")] = True
+    epochs: Annotated[Count | None, key("number of passes over all samples", "num_epochs max_epochs n_epochs epoch")] = None
+    steps: Annotated[Count | None, key("number of updates", "num_steps max_steps iterations max_iters step")] = None
+    halt_where_not_finite: Annotated[bool, key("stop before a gradient that is not finite changes a variable; reads all gradients once more")] = True
 
 
 class EarlyStopping(Section):
-    """The end of training when a number gets no better."""
+    """Stop training when a metric does not improve."""
 
-    metric: Annotated[Metric, key("which number")] = "validation/loss"
-    mode: Annotated[Literal["min", "max"], key("whether smaller or larger is better")] = "min"
-    patience: Annotated[Count, key("evaluations without a better one before it ends")]
-    min_delta: Annotated[NotNegative, key("how much better counts")] = 0.0
+    metric: Annotated[Metric, key("name of the metric")] = "validation/loss"
+    mode: Annotated[Literal["min", "max"], key("min: smaller is better; max: larger is better")] = "min"
+    patience: Annotated[Count, key("number of evaluations without improvement before training stops")]
+    min_delta: Annotated[NotNegative, key("smallest change that counts as an improvement")] = 0.0
 
 
 class Evaluation(Section):
-    """When the model is measured on `data.validation`."""
+    """Evaluation on `data.validation` during training."""
 
     every_epochs: EveryEpochs = None
     every_steps: EverySteps = None
-    early_stopping: Annotated[EarlyStopping | None, key("null: train to the end", "early_stop earlystopping")] = None
+    early_stopping: Annotated[EarlyStopping | None, key("stop when a metric does not improve; null: never", "early_stop earlystopping")] = None
 
 
 class Checkpoint(Section):
-    """When and where the state is saved, and how a run goes on."""
+    """Saving and resuming."""
 
-    directory: Annotated[str, key("where", "dir save_dir checkpoint_dir", derived="${output}/checkpoints", min_length=1)]
+    directory: Annotated[str, key("folder of the checkpoints", "dir save_dir checkpoint_dir", derived="${output}/checkpoints", min_length=1)]
     every_epochs: EveryEpochs = None
     every_steps: EverySteps = None
-    keep_last: Annotated[Count, key("how many of the newest are kept", "keep max_to_keep save_total_limit")] = 3
-    keep_best: Annotated[int, key("how many of the best are kept besides", ge=0)] = 0
-    best_metric: Annotated[Metric | None, key("which number says what is best", "monitor metric")] = None
-    best_mode: Annotated[Literal["min", "max"], key("whether smaller or larger is better")] = "min"
-    asynchronous: Annotated[bool, key("write while training goes on", "async")] = True
-    resume: Annotated[str, key("auto: from the newest good one; never; or the path of one", min_length=1)] = "auto"
+    keep_last: Annotated[Count, key("number of newest checkpoints that are kept", "keep max_to_keep save_total_limit")] = 3
+    keep_best: Annotated[int, key("number of best checkpoints that are kept in addition", ge=0)] = 0
+    best_metric: Annotated[Metric | None, key("metric that decides which is best", "monitor metric")] = None
+    best_mode: Annotated[Literal["min", "max"], key("min: smaller is better; max: larger is better")] = "min"
+    asynchronous: Annotated[bool, key("write in the background", "async")] = True
+    resume: Annotated[str, key("auto: the newest complete checkpoint; never: start again; or the path of a checkpoint", min_length=1)] = "auto"
 
 
 class Logging(Section):
-    """What is told while training, and written beside it."""
+    """Progress, metrics files and reports."""
 
-    every_steps: Annotated[Count, key("steps between two records")] = 10
-    jsonl: Annotated[bool, key("records in metrics.jsonl")] = True
-    csv: Annotated[bool, key("records in metrics.csv")] = True
-    tensorboard: Annotated[bool, key("records for TensorBoard; its writer must be installed")] = False
-    report: Annotated[bool, key("a page with curves and tables at the end")] = True
-    progress: Annotated[Literal["auto", "bar", "plain", "none"], key("bar, or plain lines; auto: a bar on terminals")] = "auto"
+    every_steps: Annotated[Count, key("steps between records")] = 10
+    jsonl: Annotated[bool, key("write metrics.jsonl")] = True
+    csv: Annotated[bool, key("write metrics.csv")] = True
+    tensorboard: Annotated[bool, key("write TensorBoard events; needs tensorboardX")] = False
+    report: Annotated[bool, key("write report.html and curves.png")] = True
+    progress: Annotated[Literal["auto", "bar", "plain", "none"], key("progress bar or plain lines; auto: a bar on a terminal")] = "auto"
 
 
 class TrainConfig(Section):
     """A training run."""
 
-    name: Annotated[str, key("of the run", derived="the name of the file", min_length=1)]
-    seed: Annotated[int, key("of weights, dropout and the order of samples", "random_seed rng", ge=0, lt=2**63)] = 0
-    output: Annotated[str, key("where the run writes", "output_dir outdir out workdir", derived="runs/${name}", min_length=1)]
-    model: Annotated[Model, key("what is trained", "net network")]
-    data: Annotated[Data, key("on what")]
-    optimizer: Annotated[Optimizer, key("how it learns", "optim optimiser")]
-    strategy: Annotated[Strategy, key("how the work is spread over devices")] = Strategy()
-    training: Annotated[Training, key("how long")]
-    evaluation: Annotated[Evaluation, key("when it is measured", "eval evaluate validate")] = Evaluation()
-    checkpoint: Annotated[Checkpoint, key("when it is saved", "save ckpt checkpoints")]
-    logging: Annotated[Logging, key("what is told", "log logger")] = Logging()
+    name: Annotated[str, key("name of the run", derived="the name of the file", min_length=1)]
+    seed: Annotated[int, key("seed of weights, dropout and the order of samples", "random_seed rng", ge=0, lt=2**63)] = 0
+    output: Annotated[str, key("output folder", "output_dir outdir out workdir", derived="runs/${name}", min_length=1)]
+    model: Annotated[Model, key("the model to train", "net network")]
+    data: Annotated[Data, key("readers of samples, and batches")]
+    optimizer: Annotated[Optimizer, key("the kind of optimizer, and its options", "optim optimiser")]
+    strategy: Annotated[Strategy, key("parallelism and precision")] = Strategy()
+    training: Annotated[Training, key("length of the training in epochs or steps")]
+    evaluation: Annotated[Evaluation, key("evaluation during training", "eval evaluate validate")] = Evaluation()
+    checkpoint: Annotated[Checkpoint, key("checkpoints", "save ckpt checkpoints")]
+    logging: Annotated[Logging, key("progress and metrics files", "log logger")] = Logging()
