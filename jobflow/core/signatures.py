@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
-from inspect import Parameter, signature
+from inspect import BoundArguments, Signature, signature
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 First = TypeVar("First")
@@ -18,19 +18,18 @@ def variant(function: Callable[Concatenate[First, P], Result], first: First, nam
     whole = signature(function)
     parameters = [each.replace(default=defaults.get(each.name, each.default)) for each in list(whole.parameters.values())[1:]]
     own = whole.replace(parameters=parameters)
-    by_place = [each.default for each in parameters if each.kind is Parameter.POSITIONAL_OR_KEYWORD]
-    least, most = by_place.count(Parameter.empty), len(by_place)
 
     @wraps(function)
     def call(*arguments: P.args, **named: P.kwargs) -> Result:
-        if not defaults and not named and least <= len(arguments) <= most:
-            return function(first, *arguments, **named)
         try:
-            bound = own.bind(*arguments, **named)
-        except TypeError as error:
-            raise TypeError(f"{name}() {error}") from None
-        bound.apply_defaults()
-        return function(first, *bound.args, **bound.kwargs)
+            if not defaults:
+                return function(first, *arguments, **named)
+            bound = _bound(name, own, arguments, named)
+            bound.apply_defaults()
+            return function(first, *bound.args, **bound.kwargs)
+        except TypeError:
+            _bound(name, own, arguments, named)  # which says so in words of the caller if it is the arguments that do not fit
+            raise
 
     call.__name__ = call.__qualname__ = name
     call.__doc__ = doc
@@ -38,6 +37,13 @@ def variant(function: Callable[Concatenate[First, P], Result], first: First, nam
     del vars(call)["__wrapped__"]
     call.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": own.return_annotation}
     return call
+
+
+def _bound(name: str, own: Signature, arguments: tuple[Any, ...], named: dict[str, Any]) -> BoundArguments:
+    try:
+        return own.bind(*arguments, **named)
+    except TypeError as error:
+        raise TypeError(f"{name}() {error}") from None
 
 
 def take_fields(cls: type) -> tuple[str, ...]:
