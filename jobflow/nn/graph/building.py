@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,17 +18,18 @@ import numpy as np
 import jobflow.core.scope as scope
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import JobError, SourceLine, user_line
-from jobflow.core.layout import B, Layout, Partial, Placement, Sbp
+from jobflow.core.layout import B, Broadcast, Layout, Partial, Placement, S, Sbp, Split
 from jobflow.core.types import Array, TensorType, int64
 from jobflow.eager.recording import Recording
 from jobflow.eager.run import prepared
 from jobflow.eager.state import EagerState, Generator
 from jobflow.eager.tensor import Tensor
 from jobflow.graph.ir import Value, Variable
-from jobflow.nn.graph.settings import GraphModule, Zero
+from jobflow.nn.graph.settings import GraphModule
 from jobflow.ops.layout_ops import Identity, ToLayout
 from jobflow.ops.op import Op, types_tuple
 from jobflow.ops.source import Constant
+from jobflow.strategies.zero import zero as Zero
 
 
 @dataclass(frozen=True)
@@ -155,12 +156,15 @@ class Building(Recording):
                 f"nn.Graph.build at {user_line()}: {name} {x.type} has hooks for its gradient, which a graph does not call; remove() them, or "
                 f"train without a graph"
             )
-        stored = lies.sbp if self.zero is None or not trained else self.zero.stored(x.type, lies)
         first = Constant(x.type.shape, x.type.dtype, 0)
-        variable = Variable(name, x.type, first, lies.placement, stored, trained, group="parameter" if trained else "buffer")
-        value = self.tracer.variable(variable)
-        if stored != lies.sbp and self.zero is not None:
-            value = self._gathered(value, lies, stored, self.zero)
+        variable = Variable(name, x.type, first, lies.placement, lies.sbp, trained, group="parameter" if trained else "buffer")
+        if self.zero is None:
+            value = self.tracer.variable(variable)
+        else:
+            stored = replace(variable, sbp=_split(variable, self.zero))
+            value = self.tracer.variable(stored)
+            if stored.sbp != lies.sbp:
+                value = self._gathered(value, lies, stored.sbp, self.zero)
         made = Tensor(x.type, self.lying(x), None, traced=value)
         made.requires_grad = x.requires_grad and x.is_leaf
         self.tensors[name] = x
@@ -178,10 +182,10 @@ class Building(Recording):
     def _gathered(self, value: Value, lies: Layout, stored: tuple[Sbp, ...], zero: Zero) -> Value:
         """A variable of which each rank stores a part, as it is read."""
         region = None
-        if zero.gathers_again:
+        if zero.stage > 2:
             region = self.tracer.new_region()
         with scope.using(region=region):
-            op = ToLayout(tuple(None if isinstance(s, Partial) else s for s in lies.sbp), stored if zero.reduces_at_once else None)
+            op = ToLayout(tuple(None if isinstance(s, Partial) else s for s in lies.sbp), stored if zero.stage > 1 else None)
             (made,) = self._record(op, [value], lies.placement)
         gathered: Value = made
         return gathered
@@ -239,6 +243,16 @@ class Building(Recording):
         lies = tuple(B if isinstance(s, Partial) else s for s in x.layout.sbp) if alike else (B,) * len(placement.mesh)
         values = self._record(Identity(), [known.traced], placement)
         return self._outputs(values, (Layout(placement, lies),), [known])[0]
+
+
+def _split(variable: Variable, zero: Zero) -> tuple[Sbp, ...]:
+    """How a variable is stored: also cut along the first mesh dimension whose ranks all hold it, if it has room."""
+    taken = {sbp.axis for sbp in variable.sbp if isinstance(sbp, Split)}
+    for dimension, (sbp, n) in enumerate(zip(variable.sbp, variable.placement.mesh, strict=True)):
+        axis = zero.axis(variable, n, taken) if isinstance(sbp, Broadcast) else None
+        if axis is not None:
+            return (*variable.sbp[:dimension], S(axis), *variable.sbp[dimension + 1 :])
+    return variable.sbp
 
 
 @dataclass(frozen=True)

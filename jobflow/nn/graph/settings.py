@@ -2,51 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from jobflow.compiler.front.schedule import SCHEDULES
 from jobflow.core.errors import ConfigError, SourceLine, did_you_mean, user_line
-from jobflow.core.layout import Broadcast, Layout, S, Sbp, Split
 from jobflow.core.notices import notice
-from jobflow.core.types import DType, TensorType, bfloat16, float16
+from jobflow.core.types import DType, bfloat16, float16
 from jobflow.engine.options import ignored_options
 from jobflow.engine.placements import placement as public_placement
 from jobflow.graph.strategy import Strategy
+from jobflow.strategies.zero import zero as Zero
 
 #: switches of graphs elsewhere that have nothing to switch here
 IGNORED = frozenset(ignored_options("nn.Graph"))
-
-
-@dataclass(frozen=True)
-class Zero:
-    """Each rank stores a part of the parameters that all have, and of what optimizers keep for them.
-
-    stage 1   gradients are brought to their owners when all are made
-    stage 2   as they are made
-    stage 3   parameters are gathered again for the backward pass
-    """
-
-    stage: int = 2
-    #: parameters of fewer elements stay whole
-    least: int = 1024
-
-    @property
-    def reduces_at_once(self) -> bool:
-        return self.stage > 1
-
-    @property
-    def gathers_again(self) -> bool:
-        return self.stage > 2
-
-    def stored(self, type: TensorType, lies: Layout) -> tuple[Sbp, ...]:
-        """How a parameter is stored: cut along the first mesh dimension whose ranks all hold it and the first axis that has room."""
-        taken = {sbp.axis for sbp in lies.sbp if isinstance(sbp, Split)}
-        for dimension, (sbp, n) in enumerate(zip(lies.sbp, lies.placement.mesh, strict=True)):
-            axis = next((axis for axis, length in enumerate(type.shape) if axis not in taken and length >= n), None)
-            if isinstance(sbp, Broadcast) and n > 1 and axis is not None and type.size >= self.least:
-                return (*lies.sbp[:dimension], S(axis), *lies.sbp[dimension + 1 :])
-        return lies.sbp
 
 
 class GraphConfig:
@@ -86,7 +54,7 @@ class GraphConfig:
         """
         if stage not in (1, 2, 3):
             raise ConfigError(f"config.enable_zero at {user_line()}: stage is 1, 2 or 3; got {stage!r}")
-        self.zero = Zero(stage, shard_min_size) if mode else None
+        self.zero = Zero(stage, least=shard_min_size) if mode else None
 
     def set_zero_redundancy_optimizer_mode(self, mode: str = "distributed_split") -> None:
         """The older name of `enable_zero`, stage 1 or 2."""
