@@ -5,7 +5,7 @@ from __future__ import annotations
 import runpy
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import fields
+from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +13,24 @@ import pytest
 
 import jobflow as flow
 from jobflow.compiler import compile as stages
-from jobflow.compiler.rank.local import Program
+from jobflow.compiler.rank.local import Item, Program, Step
+from jobflow.compiler.rank.order import Ordered
 from jobflow.engine.job import Job, job_of
 from jobflow.graph.graph_text import graph_text, physical_text, sharded_text
-from jobflow.graph.ir import Graph, Physical, Sharded
+from jobflow.graph.ir import Graph, Node, Physical, Sharded, Value
 from jobflow.graph.traced import Traced
 from jobflow.tools.explain import laid_out, load_job
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-STAGES = """prepared differentiate unroll guard simplify pipeline recompute shard box bucket
-    keep_weights lower write zero_copy_feeds gather_factors fuse divide"""
+STAGES = """prepared lower_precision differentiate unroll guard simplify pipeline recompute shard box bucket
+    keep_weights lower write zero_copy_feeds gather_factors fuse divide order overlap plan_memory"""
 
 
 def seen(whole: Any) -> Any:
     """Everything about the input of a stage, so that it can be compared later."""
     if isinstance(whole, Traced):
         values = (getattr(whole, each.name) for each in fields(whole))
-        return [copy(value) if isinstance(value, list | dict | set) else value for value in values]
+        return [copy(value) if isinstance(value, dict) else value for value in values]
     if isinstance(whole, Physical):
         return physical_text(whole), dict(whole.layouts), seen(whole.graph)
     if isinstance(whole, Sharded):
@@ -38,6 +39,8 @@ def seen(whole: Any) -> Any:
         return graph_text(whole), whole.nodes, dict(whole.variables), dict(whole.reads), dict(whole.updates)
     if isinstance(whole, Program):
         return whole.steps, [repr(item) for step in whole.steps for item in (*step.inputs, *step.outputs)], dict(whole.reads), dict(whole.updates)
+    if isinstance(whole, Ordered):
+        return whole.body, whole.epilogue, seen(whole.program)
     if isinstance(whole, list | tuple):
         return list(map(seen, whole))
     return str(whole)
@@ -89,11 +92,18 @@ def halves(gpt: dict[str, Any], size: Any) -> Any:
     return job
 
 
+@pytest.mark.parametrize("kind", [Traced, Value, Node, Graph, Sharded, Physical, Item, Step, Program, Ordered], ids=lambda kind: kind.__name__)
+def test_what_passes_take_and_give_is_frozen(kind: Any) -> None:
+    some = object.__new__(kind)
+    with pytest.raises(FrozenInstanceError):
+        setattr(some, fields(kind)[0].name, None)
+
+
 def test_no_pass_changes_its_input(watched: dict[str, int]) -> None:
     for job in jobs():
         flow.clear_default_session()
         found = laid_out(job, 4)
         stages.distribute(found.logical)
-        found.program(1)
+        found.plan(1)
     flow.clear_default_session()
     assert all(watched.values()), watched
