@@ -174,6 +174,25 @@ class TensorType:
         return TensorType(self.shape, dtype)
 
 
+class Typed:
+    """What has a type has its shape and its element type too."""
+
+    __slots__ = ()
+    type: TensorType
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.type.ndim
+
+
 @runtime_checkable
 class Tensor(Protocol):
     """What ops take and give: a value of a graph being traced, or an eager tensor."""

@@ -9,7 +9,7 @@ import numpy as np
 
 import jobflow.core.scope as scope
 from jobflow.core.errors import NOT_A_TENSOR, DtypeError, JobError, user_line
-from jobflow.core.types import DType, Tensor, TensorType, bool_
+from jobflow.core.types import DType, Tensor, Typed, bool_
 from jobflow.ops import elementwise as ew
 from jobflow.ops import matmul as linalg
 from jobflow.ops.pointwise import call
@@ -38,7 +38,7 @@ _REFLECTED = {
 }
 
 
-class TensorOperators:
+class TensorOperators(Typed):
     """Operators over `type`; a mixin without state.
 
     Comparisons compare elements where an interpreter is in force.  Elsewhere, and beside what is neither tensor nor number, `==` and
@@ -48,19 +48,6 @@ class TensorOperators:
     """
 
     __slots__ = ()
-    type: TensorType
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.type.shape
-
-    @property
-    def dtype(self) -> DType:
-        return self.type.dtype
-
-    @property
-    def ndim(self) -> int:
-        return self.type.ndim
 
     def __bool__(self) -> bool:
         raise JobError(f"{user_line()}: the truth value of a {self.type} tensor is not known while a job is traced; use where(condition, x, y)")

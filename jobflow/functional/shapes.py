@@ -16,7 +16,7 @@ from jobflow.eager.run import run
 from jobflow.eager.state import running
 from jobflow.eager.tensor import Size, Tensor, attribute, method
 from jobflow.functional.promotion import cast
-from jobflow.ops.axes import ExpandDims, Reshape, Squeeze, Transpose
+from jobflow.ops.axes import ExpandDims, Reshape, Squeeze, Transpose, tiled_shapes
 from jobflow.ops.broadcast import BroadcastTo
 
 
@@ -248,11 +248,8 @@ def repeat(x: Tensor, *counts: Any) -> Tensor:
     times = sizes(counts)
     if len(times) < x.ndim or any(n < 0 for n in times):
         raise ShapeError(f"repeat at {user_line()}: {list(times)} must give one count for each axis of {x.type}")
-    shape = (1,) * (len(times) - x.ndim) + tuple(x.shape)
-    between = tuple(m for n in shape for m in (1, n))
-    repeated = tuple(m for n, count in zip(shape, times, strict=True) for m in (count, n))
-    wide = run(BroadcastTo(repeated), run(Reshape(between), x))
-    made: Tensor = run(Reshape(tuple(n * count for n, count in zip(shape, times, strict=True))), wide)
+    between, repeated, whole = tiled_shapes((1,) * (len(times) - x.ndim) + tuple(x.shape), times)
+    made: Tensor = run(Reshape(whole), run(BroadcastTo(repeated), run(Reshape(between), x)))
     return made
 
 

@@ -159,11 +159,11 @@ def _product(x: Tensor, a: str, y: Tensor, b: str, needed: str) -> tuple[Tensor,
     summed = [c for c in a if c in b and c not in needed]
     rows, columns = [c for c in a if c not in b], [c for c in b if c not in a]
 
-    def length(letters: Sequence[str]) -> int:
-        return math.prod(size[c] for c in letters)
+    def matrices(z: Tensor, word: str, down: Sequence[str], across: Sequence[str]) -> Tensor:
+        lengths = (math.prod(size[c] for c in letters) for letters in (down, across))
+        return reshape(permute(z, [word.index(c) for c in (*batch, *down, *across)]), (*(size[c] for c in batch), *lengths))
 
-    left = reshape(permute(x, [a.index(c) for c in batch + rows + summed]), (*(size[c] for c in batch), length(rows), length(summed)))
-    right = reshape(permute(y, [b.index(c) for c in batch + summed + columns]), (*(size[c] for c in batch), length(summed), length(columns)))
+    left, right = matrices(x, a, rows, summed), matrices(y, b, summed, columns)
     product = run(BatchMatMul() if batch else MatMul(), left, right)
     word = "".join(batch + rows + columns)
     return reshape(product, tuple(size[c] for c in word)), word

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from jobflow.core.errors import NOWHERE, SourceLine
 from jobflow.core.layout import B, Layout, Local, Placement, Sbp
-from jobflow.core.types import DType, TensorType
+from jobflow.core.types import TensorType, Typed
 from jobflow.ops.op import Op
 
 #: What a node is for: the user's program, its gradients, or the step that writes variables.
@@ -21,7 +21,7 @@ Output: TypeAlias = tuple[TensorType, str, bool]
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
-class Value:
+class Value(Typed):
     """One tensor of a program: output `index` of `node`; compared by identity.
 
     `local` is True in the mirrored view, where `type` is the type on one rank and no logical whole exists.
@@ -32,18 +32,6 @@ class Value:
     index: int
     name: str
     local: bool = False
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.type.shape
-
-    @property
-    def dtype(self) -> DType:
-        return self.type.dtype
-
-    @property
-    def ndim(self) -> int:
-        return self.type.ndim
 
     def __str__(self) -> str:
         return f"%{self.name}"

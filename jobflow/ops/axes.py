@@ -221,6 +221,11 @@ def tile(x: Tensor, counts: Sequence[int], *, name: str | None = None) -> Tensor
     shape = x.type.shape
     if len(counts) != len(shape):
         raise ShapeError(f"tile: {list(counts)} names {len(counts)} axes but the tensor is {x.type}")
-    between = tuple(m for n in shape for m in (1, n))
-    repeated = tuple(m for n, c in zip(shape, counts, strict=True) for m in (c, n))
-    return reshape(broadcast_to(reshape(x, between), repeated), tuple(n * c for n, c in zip(shape, counts, strict=True)), name=name)
+    between, repeated, whole = tiled_shapes(shape, counts)
+    return reshape(broadcast_to(reshape(x, between), repeated), whole, name=name)
+
+
+def tiled_shapes(shape: Sequence[int], counts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The shapes that a tensor takes one after another to be repeated counts[i] times along axis i: reshaped, broadcast, reshaped."""
+    pairs = list(zip(shape, counts, strict=True))
+    return tuple(m for n in shape for m in (1, n)), tuple(m for n, count in pairs for m in (count, n)), tuple(n * count for n, count in pairs)
