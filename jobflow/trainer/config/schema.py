@@ -173,13 +173,13 @@ class Layer(Section):
 
 
 class Model(Section):
-    """The model: a Python function that builds it, or a list of layers."""
+    """The model: a Python function that builds it, an `nn.Module`, or a list of layers."""
 
-    builder: Annotated[str | None, key('a function, as "module:function"', pattern=IMPORT_PATH)] = None
+    builder: Annotated[str | None, key('a function or a class of modules, as "module:function"', pattern=IMPORT_PATH)] = None
     arguments: Annotated[dict[str, Any], key("keyword arguments of the builder", "args kwargs params", default_factory=dict)]
     layers: Annotated[tuple[Layer, ...] | None, key("a list of layers, instead of a builder", min_length=1)] = None
     loss: Annotated[
-        Literal["softmax_cross_entropy", "mean_squared_error"] | None, key("loss of the output of the layers; a builder returns its own loss")
+        Literal["softmax_cross_entropy", "mean_squared_error"] | None, key("loss of the output of layers or of a module; a builder returns its own")
     ] = None
 
 
