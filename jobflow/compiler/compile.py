@@ -1,27 +1,27 @@
 """The stages of the compiler in order.
 
-    trace          the job's body, once            -> Graph
-    prepared       as strategy and precision ask   -> Graph
-    differentiate  + gradients, + updates          -> Graph      (unroll: the same, once per microbatch)
-    guard          + steps that may be skipped     -> Graph
-    simplify       merge equal nodes, drop dead    -> Graph
-    pipeline       stages follow their schedule    -> Graph
-    recompute      + what is made again, not kept  -> Graph
-    shard          + how every value lies          -> Sharded
-    box            + the changes of layout         -> Physical
-    bucket         gradients travel together       -> Physical
-    keep_weights   who updates a weight multiplies with it -> Physical
-    lower          what one rank does              -> Program
-    write          + writes of variables as steps  -> Program
-    zero_copy      arguments are read where they come -> Program
-    gather_factors gradients of what is stored once -> Program
-    fuse           fewer, larger steps             -> Program
-    divide         what is stored once is updated once -> Program
-    order          body and epilogue               -> Ordered
-    overlap        transfers beside computing      -> Ordered
-    memory         + where everything lies         -> Plan, verified
+    trace          run the job's body once          -> Graph
+    prepared       apply strategy and precision     -> Graph
+    differentiate  add gradients and updates        -> Graph      (unroll: the same, once per microbatch)
+    guard          make updates conditional         -> Graph
+    simplify       merge equal nodes, drop unused   -> Graph
+    pipeline       order nodes by the schedule      -> Graph
+    recompute      compute regions again            -> Graph
+    shard          choose layouts                   -> Sharded
+    box            insert changes of layout         -> Physical
+    bucket         join messages of gradients       -> Physical
+    keep_weights   multiply weights where they are updated -> Physical
+    lower          take the part of one rank        -> Program
+    write          turn writes of variables into steps -> Program
+    zero_copy      read arguments in place          -> Program
+    gather_factors gather factors of gradients      -> Program
+    fuse           join small steps                 -> Program
+    divide         divide updates of shared variables -> Program
+    order          separate body and epilogue       -> Ordered
+    overlap        transfer while computing         -> Ordered
+    memory         assign addresses                 -> Plan, verified
 
-All of it is pure and silent: no communication, clock, randomness, environment or iteration over sets, so that ranks that
+All stages are pure: no communication, clock, randomness, environment or iteration over sets, so that ranks that
 compile alone agree.  The first half is done once for all ranks, the second by each rank for itself.
 """
 

@@ -1,4 +1,4 @@
-"""Shared memory in which the client passes arguments to the ranks and receives results (the buffer `hatch`).
+"""Shared memory in which the client passes arguments to the ranks and receives results (the buffer `io`).
 
 Where the ranks of a world share memory, each job has a place in it for every argument, whole, and for every output.  A call is then
 one copy of the arguments, a command that names the job and nothing else, and one copy of the results; each rank reads its part of
