@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from jobflow.core.errors import ArgumentError, did_you_mean
+from jobflow.core.errors import ArgumentError, DataError, did_you_mean, user_line
 from jobflow.data.csv_table import CsvTable
 from jobflow.data.digit_images import Digits
 from jobflow.data.idx import Idx
@@ -41,20 +41,26 @@ def open_reader(name: str, facts: Mapping[str, Any] | None = None, **arguments: 
     `facts` are those of other samples (`Samples.facts`), for example of a checkpoint: they take the place of arguments that are not given, so that
     what one is trained on and what it is asked later are read alike.  Raises: ArgumentError; DataError for a missing or damaged file.
     """
+    here = f"open_reader at {user_line()}"
     if name not in READERS:
-        raise ArgumentError(f'there is no reader "{name}"{did_you_mean(name, READERS) or "."} There are {", ".join(READERS)}.')
+        raise ArgumentError(f'{here}: there is no reader "{name}"{did_you_mean(name, READERS) or "."} There are {", ".join(READERS)}.')
     legal = inspect.signature(READERS[name]).parameters
     for argument in arguments:
         if argument not in legal:
-            raise ArgumentError(f'reader "{name}" has no argument "{argument}"{did_you_mean(argument, legal) or "."} It has {", ".join(legal)}.')
+            near = did_you_mean(argument, legal) or "."
+            raise ArgumentError(f'{here}: reader "{name}" has no argument "{argument}"{near} It has {", ".join(legal)}.')
     learned = {key: _learned(value, arguments.get(key)) for key, value in (facts or {}).items() if key in legal}
     learned = {key: value for key, value in learned.items() if value is not None}
     given = {**arguments, **learned}
     missing = [key for key, parameter in legal.items() if parameter.default is parameter.empty and key not in given]
     if missing:
-        raise ArgumentError(f'reader "{name}" needs {" and ".join(missing)}')
+        raise ArgumentError(f'{here}: reader "{name}" needs {" and ".join(missing)}')
     with notice_if_long(lambda: f'reader "{name}" to open {", ".join(f"{key}={value}" for key, value in given.items()):.200}'):
-        found: Samples | Stream = READERS[name](**given)
+        try:
+            found: Samples | Stream = READERS[name](**given)
+        except (ArgumentError, DataError) as error:
+            error.args = (f"{error} ({here})",)
+            raise
     return found
 
 

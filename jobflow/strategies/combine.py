@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobflow.core.errors import ConfigError
+from jobflow.core.errors import ConfigError, user_line
 from jobflow.core.scope import View
 from jobflow.strategies.data_parallel import data_parallel
 from jobflow.strategies.hints import Dimension
@@ -54,9 +54,9 @@ def combine(*strategies: Strategy) -> Strategy:
     """
     for strategy in strategies:
         if not isinstance(strategy, Strategy):
-            raise ConfigError(f"strategies.combine: {strategy!r} is not a strategy; pass one such as data_parallel(2)")
+            raise ConfigError(f"strategies.combine at {user_line()}: {strategy!r} is not a strategy; pass one such as data_parallel(2)")
     if not strategies:
-        raise ConfigError("strategies.combine needs at least one strategy")
+        raise ConfigError(f"strategies.combine at {user_line()}: it needs at least one strategy")
     return strategies[0] if len(strategies) == 1 else Combined(strategies)
 
 
@@ -80,9 +80,11 @@ def mesh(
     `data` None takes the ranks that the others leave.  The remaining arguments are those of `pipeline`, `tensor_parallel` and `zero`.
     """
     if pipeline == 1 and (microbatches or stages or cuts):
-        raise ConfigError("strategies.mesh: microbatches, stages and cuts need pipeline=2 or more; else use train.num_gradient_accumulation_steps")
+        raise ConfigError(
+            f"strategies.mesh at {user_line()}: microbatches, stages and cuts need pipeline=2 or more; else use train.num_gradient_accumulation_steps"
+        )
     if tensor == 1 and (columns or rows or vocabulary):
-        raise ConfigError("strategies.mesh: columns, rows and vocabulary need tensor=2 or more")
+        raise ConfigError(f"strategies.mesh at {user_line()}: columns, rows and vocabulary need tensor=2 or more")
     found: list[Strategy] = []
     if pipeline > 1:
         found.append(_pipeline(pipeline, microbatches, schedule, stages, tuple(cuts)))

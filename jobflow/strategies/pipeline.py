@@ -22,7 +22,7 @@ from typing import ClassVar
 
 from jobflow.compiler.front.pipeline_order import USUAL
 from jobflow.compiler.front.schedule import SCHEDULES
-from jobflow.core.errors import ConfigError, PlacementError
+from jobflow.core.errors import ConfigError, PlacementError, user_line
 from jobflow.core.layout import Rule
 from jobflow.graph.ir import Node, Value
 from jobflow.graph.traced import Traced
@@ -55,7 +55,7 @@ class pipeline(Strategy):
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
-            raise ConfigError(f"strategies.pipeline: there is no schedule {self.schedule!r}; use {', '.join(SCHEDULES)}")
+            raise ConfigError(f"strategies.pipeline at {user_line()}: there is no schedule {self.schedule!r}; use {', '.join(SCHEDULES)}")
         object.__setattr__(self, "cuts", (self.cuts,) if isinstance(self.cuts, str) else tuple(self.cuts))
 
     def hints(self, program: Traced, n: int, split: Mapping[str, AbstractSet[int]]) -> Hints:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from jobflow.core.errors import ConfigError
+from jobflow.core.errors import ConfigError, user_line
 from jobflow.core.layout import S, Sbp
 from jobflow.graph.ir import Variable
 from jobflow.graph.traced import Traced
@@ -32,7 +32,7 @@ class zero(Strategy):
 
     def __post_init__(self) -> None:
         if self.stage not in (1, 2, 3):
-            raise ConfigError(f"strategies.zero: stage is {self.stage!r}; use 1, 2 or 3")
+            raise ConfigError(f"strategies.zero at {user_line()}: stage is {self.stage!r}; use 1, 2 or 3")
 
     def hints(self, program: Traced, n: int, split: Mapping[str, AbstractSet[int]]) -> Hints:
         stored: dict[str, Sbp] = {}
