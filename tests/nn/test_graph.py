@@ -375,3 +375,27 @@ def test_a_graph_may_take_nothing_and_give_nothing() -> None:
         return drawn.is_global, drawn.numpy().std() > 0, counted(), counted(), total.tolist()
 
     assert on_ranks(2, program) == [(True, True, None, None, [2.0, 2.0, 2.0])] * 2
+
+
+class Counting(Module):
+    """A module that assigns a buffer."""
+
+    def __init__(self, where: placement) -> None:
+        super().__init__()
+        self.register_buffer("total", tensor([0.0, 0.0], placement=where, sbp=sbp.broadcast))
+
+    def forward(self, x: Any) -> Any:
+        self.total = self.total + x.sum(0)
+        return x + self.total
+
+
+def test_a_buffer_that_build_assigns_is_held_after_the_run() -> None:
+    def program(rank: int) -> Any:
+        where = placement("cpu", range(2))
+        x = tensor(np.arange(8, dtype=np.float32).reshape(4, 2), placement=where, sbp=sbp.split(0))
+        model, other = Counting(where), Counting(where)
+        graph, kept = graph_of(model), model.total
+        found = [np.array_equal(graph(x).numpy(), other(x).numpy()) for _ in range(3)]
+        return found, np.array_equal(model.total.numpy(), other.total.numpy()), model.total is kept
+
+    assert agree(2, program) == ([True] * 3, True, True)

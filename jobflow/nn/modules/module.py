@@ -122,8 +122,20 @@ class Module:
         elif value is not None and kinds[0] != "_buffers":
             what = "parameter" if kinds[0] == "_parameters" else "module"
             raise DtypeError(f"{type(self).__name__}.{name} at {user_line()} is a {what} and cannot become a plain tensor; wrap it in nn.Parameter")
-        else:
+        elif not self._recorded(own["_buffers"].get(name), value, name):
             own[kinds[0]][name] = value
+
+    def _recorded(self, buffer: Tensor | None, value: Tensor | None, name: str) -> bool:
+        """Whether a program is traced that gives a buffer a value: the buffer stays, and holds the value after each run."""
+        building = building_now()
+        if building is None or value is None or value.traced is None or buffer is None or buffer.traced is not None:
+            return False
+        if value.type != buffer.type:
+            raise DtypeError(
+                f"{type(self).__name__}.{name} at {user_line()}: the buffer is {buffer.type} and cannot become {value.type} while {running()} runs"
+            )
+        building.write(buffer, value)
+        return True
 
     def __getattr__(self, name: str) -> Any:
         own = vars(self)

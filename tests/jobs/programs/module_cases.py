@@ -306,6 +306,27 @@ def a_module_outlives_a_session() -> dict[str, Any]:
     return {"losses": losses, **state(model)}
 
 
+@case
+def buffers_are_assigned_in_forward() -> dict[str, Any]:
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(flow.ones(6))
+            self.register_buffer("mean", flow.zeros(6))
+
+        def forward(self, x: Any) -> Any:
+            self.mean = self.mean * 0.9 + x.detach().mean(0) * 0.1
+            return (x - self.mean) * self.scale
+
+    model, other = Centred(), Centred()
+    job, kept = predict_job(model), model.mean
+    for _ in range(3):
+        np.testing.assert_allclose(job(X), at_once(other), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(model.mean.numpy(), other.mean.numpy(), rtol=1e-5, atol=1e-6)
+    assert model.mean is kept
+    return state(model)
+
+
 # -------------------------------------------------------------------- layouts
 
 
