@@ -69,13 +69,18 @@ class Roles:
     """Which parameters of a function are tensors, and which are sequences of them."""
 
     def __init__(self, what: str, function: Callable[..., Any]) -> None:
-        self.signature = inspect.signature(function)
+        self.function = function
         parameters = list(self.signature.parameters.values())
         self.what = what
         #: "tensor", "optional", "tensors", "operand" (a tensor or a number), or ""
         self.by_name = {each.name: _role(each.annotation) for each in parameters}
         self.places = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
         self.rest = next((each.name for each in parameters if each.kind is each.VAR_POSITIONAL), "")
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """Made when it is asked for: those of all functions together take more memory than the functions."""
+        return inspect.signature(self.function)
 
     def __bool__(self) -> bool:
         """False if no parameter is a tensor."""

@@ -13,7 +13,7 @@ import jobflow.core.scope as scope
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import SourceLine
 from jobflow.core.layout import Placement
-from jobflow.core.types import DType, Tensor, TensorType, int8
+from jobflow.core.types import DType, Tensor, TensorType, float32, int8
 from jobflow.engine.handle import Handle, value_of
 from jobflow.graph.ir import Value, Variable
 from jobflow.graph.training import Optimizer
@@ -26,8 +26,13 @@ class JobBody:
     #: what comparisons written with operators give: jobs know no bool
     truth: DType = int8
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: Tracer, *, seed: int = 0, conv_algorithm: str = "auto", default_dtype: DType = float32, config: Any = None) -> None:
         self.tracer = tracer
+        self.seed = seed
+        self.conv_algorithm = conv_algorithm
+        self.default_dtype = default_dtype
+        #: the job's function_config
+        self.config = config
         #: how functions of tensors record here: see eager/in_jobs.py
         self.records: Any = None
         #: by variable, the tensor of the program that it is; by id of a module that is called, what tells its mode
@@ -60,23 +65,6 @@ class JobBody:
     def trainable(self) -> bool:
         """True in a train job."""
         return self.tracer.trainable
-
-    @property
-    def seed(self) -> int:
-        return self.tracer.seed
-
-    @property
-    def conv_algorithm(self) -> str:
-        return self.tracer.conv_algorithm
-
-    @property
-    def default_dtype(self) -> DType:
-        return self.tracer.default_dtype
-
-    @property
-    def config(self) -> Any:
-        """The job's function_config."""
-        return self.tracer.config
 
     def unique_name(self, prefix: str) -> str:
         """`<prefix>_<n>`, behind the namespaces, that no other op has."""

@@ -152,20 +152,9 @@ class Job:
 
     def _traced(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...]) -> tuple[Traced, Results]:
         settings, view = session.settings, self.view
-        tracer = Tracer(
-            name=self.name,
-            placement=placement,
-            where=self.where,
-            trainable=self.trainable,
-            seed=settings.seed or 0,
-            conv_algorithm=settings.conv_algorithm,
-            default_dtype=self.config.options.get("default_data_type") or float32,
-            config=self.config,
-            known=session.variables,
-            rows=rows,
-            looks=True,
-        )
-        body = JobBody(tracer)
+        tracer = Tracer(self.name, placement, self.where, self.trainable, known=session.variables, rows=rows, looks=True)
+        dtype = self.config.options.get("default_data_type") or float32
+        body = JobBody(tracer, seed=settings.seed or 0, conv_algorithm=settings.conv_algorithm, default_dtype=dtype, config=self.config)
         with scope.using(interpreter=body, placement=placement, view=view, namespace=()):
             values = [
                 body.handle(self._argument(tracer, name, d, shape)) for (name, d), shape in zip(self.signature.placeholders(), shapes, strict=True)

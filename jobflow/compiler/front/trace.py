@@ -17,7 +17,7 @@ import numpy as np
 import jobflow.core.scope as scope
 from jobflow.core.errors import NOT_A_TENSOR, NOWHERE, DuplicateNameError, JobError, JobflowError, SourceLine, user_line
 from jobflow.core.layout import B, Layout, Placement, S
-from jobflow.core.types import DType, Tensor, TensorType, float32, int64
+from jobflow.core.types import Tensor, TensorType, int64
 from jobflow.graph.ir import Graph, Node, Origin, Phase, Value, Variable
 from jobflow.graph.rewrite import Take, walk
 from jobflow.graph.traced import Traced
@@ -40,13 +40,8 @@ class Tracer:
     #: where the job is declared
     where: SourceLine = NOWHERE
     trainable: bool = False
-    seed: int = 0
-    conv_algorithm: str = "auto"
-    default_dtype: DType = float32
     #: who is recorded, for messages
     kind: Literal["job", "graph"] = "job"
-    #: the job's function_config
-    config: Any = None
     known: Mapping[str, Variable] = field(default_factory=dict)
     #: mirrored view only: the length of the first axis of each rank's arguments, if the ranks' shapes differ
     rows: tuple[int, ...] = ()
