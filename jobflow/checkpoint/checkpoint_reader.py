@@ -23,7 +23,7 @@ from jobflow.checkpoint.manifest import Manifest, Spans, box_text
 from jobflow.core.errors import CheckpointError, ReplacedError, did_you_mean
 from jobflow.core.layout import Box, whole_box
 from jobflow.core.remote import AnyPath, RemotePath, StoreError, path_of
-from jobflow.core.types import TensorType, dtype_named, dtype_of
+from jobflow.core.types import DType, TensorType, dtype_named, dtype_of
 from jobflow.core.untrusted import HEADER, Mark, content, mark_of, open_regular, shape_of
 
 Array = np.ndarray[Any, Any]
@@ -48,6 +48,14 @@ class Stored(ABC):
     @property
     @abstractmethod
     def type(self) -> TensorType: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
 
     @property
     def says_type(self) -> bool:

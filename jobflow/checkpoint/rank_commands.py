@@ -16,9 +16,9 @@ from jobflow.checkpoint import checkpoint_reader as reading
 from jobflow.checkpoint import drafts, safetensors
 from jobflow.checkpoint import rank_files as parts
 from jobflow.checkpoint.file_system import Files, files_of
-from jobflow.checkpoint.manifest import Entry, Manifest, Shard, Spans, gap
+from jobflow.checkpoint.manifest import Spans
 from jobflow.checkpoint.objects import UnsureError
-from jobflow.checkpoint.rank_files import Part, Piece
+from jobflow.checkpoint.rank_files import Piece
 from jobflow.core.errors import CheckpointError, ReplacedError
 from jobflow.core.remote import AnyPath
 from jobflow.core.types import Array, TensorType
@@ -147,27 +147,13 @@ def _write_part(draft: drafts.Draft, rank: int, pieces: Mapping[str, Piece] | Ex
         if order.publication is None:
             parts.deliver(draft, rank, part, files)
             return None
-        _publish(draft, part, order.publication, files)
+        what = order.publication
+        others = parts.gather(draft, [rank for rank in what.ranks if rank != 0], what.limit)
+        parts.publish(draft, what.tensors, [part, *others], what.extra, files)
     except BaseException as error:
         parts.mark_failure(draft, rank, error, files)
         raise
     return _settle(draft, order.publication, files)
-
-
-def _publish(draft: drafts.Draft, own: Part, what: Publication, files: Files) -> None:
-    """Put the ranks' parts together and make a checkpoint of the draft."""
-    all_parts = [own, *parts.gather(draft, [rank for rank in what.ranks if rank != 0], what.limit)]
-    shards: dict[str, list[Shard]] = {name: [] for name in what.tensors}
-    for part in all_parts:
-        for name, found in part.shards.items():
-            shards[name].extend(found)
-    entries = {name: Entry(shape, dtype, tuple(sorted(shards[name], key=lambda s: s.box))) for name, (shape, dtype) in what.tensors.items()}
-    for name, entry in entries.items():
-        problem = gap(entry)
-        if problem:
-            raise CheckpointError(f'tensor "{name}" {problem}')
-    manifest = Manifest(entries, what.extra, {file: entry for part in all_parts for file, entry in part.files.items()})
-    draft.publish(manifest.text(), files)
 
 
 def _settle(draft: drafts.Draft, what: Publication, files: Files) -> str | None:

@@ -21,7 +21,7 @@ from typing import Any
 from jobflow.checkpoint import safetensors
 from jobflow.checkpoint.drafts import Draft
 from jobflow.checkpoint.file_system import Files
-from jobflow.checkpoint.manifest import FileEntry, Shard, Spans, digest
+from jobflow.checkpoint.manifest import Entry, FileEntry, Manifest, Shard, Spans, digest, gap
 from jobflow.checkpoint.places import PART
 from jobflow.core.errors import CheckpointError
 from jobflow.core.remote import AnyPath, RemotePath
@@ -207,6 +207,20 @@ def _delivered(draft: Draft, rank: int) -> Part:
         if size != entry.bytes:
             raise CheckpointError(f"rank {rank} has written {entry.bytes} bytes to {path}, but there are {'none' if size is None else size}")
     return part
+
+
+def publish(draft: Draft, tensors: Mapping[str, tuple[tuple[int, ...], str]], parts: Sequence[Part], extra: Mapping[str, Any], files: Files) -> None:
+    """Make a checkpoint of what ranks have written of `tensors`, whose shapes and element types are given."""
+    shards: dict[str, list[Shard]] = {name: [] for name in tensors}
+    for part in parts:
+        for name, found in part.shards.items():
+            shards[name].extend(found)
+    entries = {name: Entry(shape, dtype, tuple(sorted(shards[name], key=lambda s: s.box))) for name, (shape, dtype) in tensors.items()}
+    for name, entry in entries.items():
+        problem = gap(entry)
+        if problem:
+            raise CheckpointError(f'tensor "{name}" {problem}')
+    draft.publish(Manifest(entries, extra, {file: entry for part in parts for file, entry in part.files.items()}).text(), files)
 
 
 def _at(draft: Draft, name: str) -> AnyPath:

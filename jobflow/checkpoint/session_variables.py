@@ -12,7 +12,7 @@ from jobflow.checkpoint import sessions
 from jobflow.checkpoint import store as checkpoint
 from jobflow.checkpoint.checkpoint_reader import Stored
 from jobflow.core.errors import CheckpointError, did_you_mean, user_line
-from jobflow.core.types import Array, DType
+from jobflow.core.types import Array
 from jobflow.engine.commands import Initialize
 from jobflow.engine.session import Session, started_session
 
@@ -32,27 +32,6 @@ class StoredVariable:
     def numpy(self) -> Array:
         """The whole value now."""
         return self._session.read([self.name])[self.name]
-
-
-class FileArray:
-    """A tensor in a checkpoint, read when it is asked for."""
-
-    def __init__(self, stored: Stored, path: str) -> None:
-        self._stored = stored
-        self.name = stored.name
-        self.file_path = path
-
-    def numpy(self) -> Array:
-        """The value, after its content has been checked."""
-        return self._stored.numpy()
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._stored.type.shape
-
-    @property
-    def dtype(self) -> DType:
-        return self._stored.type.dtype
 
 
 @scope.alone
@@ -105,9 +84,9 @@ def save(path: str, var_dict: Mapping[str, Any] | None = None) -> None:
     sessions.save_on_first(session, path, arrays, {"seed": session.settings.seed, "runs": dict(session.runs)})
 
 
-def get(path: str) -> dict[str, FileArray]:
+def get(path: str) -> dict[str, Stored]:
     """The tensors of a checkpoint by name, read when needed; legacy directories too."""
-    return {name: FileArray(stored, path) for name, stored in checkpoint.load(path).stored.items()}
+    return dict(checkpoint.load(path).stored)
 
 
 def restore(path: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from jobflow.checkpoint import drafts, safetensors
 from jobflow.checkpoint import rank_files as parts
 from jobflow.checkpoint.file_system import Files, files_of
-from jobflow.checkpoint.manifest import Entry, Manifest, check_extra
+from jobflow.checkpoint.manifest import check_extra
 from jobflow.checkpoint.places import DONE as DONE
 from jobflow.checkpoint.places import clean as clean
 from jobflow.checkpoint.rank_files import Piece
@@ -48,8 +48,8 @@ def save(
 def _write(draft: drafts.Draft, pieces: Mapping[str, Piece], extra: Mapping[str, Any], files: Files) -> None:
     try:
         part = parts.write(draft, "tensors-", pieces, files)
-        entries = {name: Entry(piece.array.shape, piece.array.dtype.name, tuple(part.shards[name])) for name, piece in pieces.items()}
-        draft.publish(Manifest(entries, extra, part.files).text(), files)
+        types = {name: (piece.array.shape, piece.array.dtype.name) for name, piece in pieces.items()}
+        parts.publish(draft, types, [part], extra, files)
     except BaseException:
         draft.discard(files)  # the first failure is the one to show
         raise

@@ -18,6 +18,7 @@ import numpy as np
 from jobflow.checkpoint import store
 from jobflow.core.errors import ArgumentError, CheckpointError, JobError, user_line
 from jobflow.core.layout import B, Layout, Placement
+from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.types import Array, DType, TensorType, dtype_named, type_of
 from jobflow.eager.convert import convert, meeting
 from jobflow.eager.state import EagerState, state
@@ -37,22 +38,18 @@ def save(obj: Any, path: Path, global_dst_rank: int | None = None) -> None:
     Raises: CheckpointError, on all ranks, if writing fails; JobError; ArgumentError for what cannot be saved.
     """
     what = f"save at {user_line()}"
-    here = state()
-    if global_dst_rank is None:
-        arrays: dict[str, Array] = {}
-        store.save(path, arrays, {"object": Tree(what, arrays).encoded(obj)}, replace=True)
-        return
-    _check_rank(here, what, global_dst_rank)
-    writes = here.rank.index == global_dst_rank
-    arrays = {}
-    tree = Tree(what, arrays, here, global_dst_rank).encoded(obj)
+    here, where, alone = state(), path_of(path), global_dst_rank is None
+    arrays: dict[str, Array] = {}
+    if global_dst_rank is not None:
+        _check_rank(here, what, global_dst_rank)
+    tree = Tree(what, arrays, None if alone else here, global_dst_rank or 0).encoded(obj)
     failure: str | None = None
-    if writes:
+    if alone or here.rank.index == global_dst_rank:
         try:
-            store.save(path, arrays, {"object": tree}, replace=True)
+            store.save(where, arrays, {"object": tree}, replace=True)
         except CheckpointError as error:
-            failure = str(error)
-    if here.rank.size > 1:
+            failure = f"{error} ({what})"
+    if global_dst_rank is not None and here.rank.size > 1:
         with meeting(here, here.rank.comm, zlib.crc32(f"save {global_dst_rank}".encode()), lambda: f"{what}, written by rank {global_dst_rank}"):
             failure = here.rank.comm.exchange(failure)[global_dst_rank]
     if failure is not None:
@@ -69,16 +66,16 @@ def load(path: Path, global_src_rank: int | None = None, map_location: Any = Non
     what = f"load at {user_line()}"
     if map_location is not None and not isinstance(map_location, public_placement | str):
         raise ArgumentError(f"{what}: map_location is a placement, or the name of a device; got {map_location!r}")
-    here = state()
+    here, place = state(), path_of(path)
     if global_src_rank is None:
-        found = store.load(path)
+        found = store.load(place)
         arrays = {name: found[name] for name in found}
         return decoded(_tree_of(found, what), lambda name: Tensor(type_of(arrays[name]), None, arrays[name]))
     _check_rank(here, what, global_src_rank)
-    return _from_one(here, path, what, global_src_rank, map_location)
+    return _from_one(here, place, what, global_src_rank, map_location)
 
 
-def _from_one(here: EagerState, path: Path, what: str, source: int, where: Any) -> Any:
+def _from_one(here: EagerState, path: AnyPath, what: str, source: int, where: Any) -> Any:
     """One rank reads and says what there is; the tensors are global."""
     arrays: dict[str, Array] = {}
     letter: tuple[Any, Any, CheckpointError | None] = (None, None, None)
@@ -89,6 +86,8 @@ def _from_one(here: EagerState, path: Path, what: str, source: int, where: Any) 
             letter = _tree_of(found, what), {name: type_of(array) for name, array in arrays.items()}, None
         except CheckpointError as error:
             letter = None, None, error
+        except OSError as error:
+            letter = None, None, CheckpointError(f"{what}: {error}")
     tree, types, failure = letter
     if here.rank.size > 1:
         with meeting(here, here.rank.comm, zlib.crc32(f"load {source}".encode()), lambda: f"{what}, read by rank {source}"):
