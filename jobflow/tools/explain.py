@@ -99,8 +99,8 @@ class Explained:
         if not any(isinstance(node.op, Reroute) for node in self.physical.graph.nodes):
             return "nothing moves between ranks"
         alone, once = (sum(traffic.nbytes for traffic in planned(self.plan(rank, share)).values()) for share in (False, True))
-        less = f", {once} where ranks have memory in common" if once != alone else ""
-        return f"{boxing_table(self.physical)}\nrank {rank} hands on {alone} bytes in a step{less}"
+        less = f", {once} if the ranks share memory" if once != alone else ""
+        return f"{boxing_table(self.physical)}\nrank {rank} sends {alone} bytes per step{less}"
 
     def pipeline(self) -> str:
         """Who works on which microbatch when."""
