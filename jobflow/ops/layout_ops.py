@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import accumulate
 from typing import Any, ClassVar
 
@@ -392,46 +391,6 @@ class Assemble(Op):
     def samples(cls) -> Iterator[Sample]:
         boxes = Box(((0, 2), (0, 3)), (4, 3)), Box(((2, 4), (0, 1)), (4, 3)), Box(((2, 4), (1, 3)), (4, 3))
         yield sample(cls((4, 3), boxes), *(np.arange(math.prod(box.shape), dtype=float).reshape(box.shape) for box in boxes), differentiable=())
-
-
-@dataclass(frozen=True)
-class Combine(Op):
-    """y = x_0 (reduce) x_1 (reduce) ...: the parts of a partial tensor, in rank order."""
-
-    reduce: Reduction = SUM
-
-    def infer(self, *parts: TensorType) -> TensorType:
-        return parts[0]
-
-    def rule(self, *parts: TensorType) -> Rule:
-        letters = LETTERS[: parts[0].ndim]
-        return Rule(f"{','.join([letters] * len(parts))}->{letters}", linear=(tuple(range(len(parts))),) if self.reduce is SUM else ())
-
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        *parts, y = arrays
-        xp.copyto(y, parts[0])
-        ufunc = getattr(xp, self.reduce.ufunc.__name__)
-        for part in parts[1:]:
-            ufunc(y, part, out=y)
-
-    def bind(self, device: Any, inputs: Any, outputs: Any) -> list[Any]:
-        if device.xp is not np or len(inputs) < 2:
-            return super().bind(device, inputs, outputs)
-        (y,), (first, second, *rest) = outputs, inputs
-        combine = partial(self.reduce.ufunc, out=y)
-        return [(combine, (first, second)), *((combine, (y, part)) for part in rest)]
-
-    def grad(self, *tensors: Tensor) -> Grads:
-        if self.reduce is not SUM:
-            return super().grad(*tensors)
-        *parts, _, dy = tensors
-        return [dy] * len(parts)
-
-    @classmethod
-    def samples(cls) -> Iterator[Sample]:
-        x = np.arange(12.0).reshape(3, 4)
-        yield sample(cls(), x, x[::-1], -x)
-        yield sample(cls(MAX), x, x[::-1], differentiable=())
 
 
 @dataclass(frozen=True)

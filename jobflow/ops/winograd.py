@@ -111,10 +111,6 @@ class _Tiling:
     def blocks(self) -> Iterator[tuple[_Span, _Span]]:
         return ((row, column) for row in self.rows for column in self.columns)
 
-    @property
-    def widest(self) -> int:
-        return max(span.tiles for span in self.columns)
-
 
 def _tiling(window: Window, m: int, image: tuple[int, ...], out: tuple[int, ...], channels: int, itemsize: int) -> _Tiling:
     """`image` is h,w,n; `channels` counts those of input and output together."""

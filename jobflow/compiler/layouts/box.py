@@ -56,10 +56,6 @@ class Reroute(Op):
                 found[rank] = handed("all_reduce", (size,), i, len(ranks)) * types[0].dtype.itemsize
         return found
 
-    def bytes_sent(self, rank: int, *types: TensorType) -> int:
-        """Bytes that `rank` hands to others."""
-        return self.sent(*types).get(rank, 0)
-
     def bytes_per_rank(self, *types: TensorType) -> int:
         """Bytes that the busiest rank hands to others."""
         return max(self.sent(*types).values(), default=0)
