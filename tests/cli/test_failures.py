@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from jobflow.cli import main
 from jobflow.core.errors import user_line
 from jobflow.distributed import mpiexec
 
@@ -36,15 +39,31 @@ def line(name: str) -> int:
     return next(i for i, text in enumerate(LINES, 1) if text.endswith(f"# line of {name}"))
 
 
-def trained(folder: Path, *settings: str, ranks: tuple[object, ...] = (), more: tuple[str, ...] = ()) -> str:
-    """What the console script says of a run that fails; on ranks, if their launcher is given."""
-    file = folder / "run.yaml"
-    file.write_text(CONFIG)
+Trained = Callable[..., str]
+
+
+@pytest.fixture
+def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Trained:
+    """What `jobflow train` says of a run that fails: the console script on ranks, if their launcher is given, or `apart`; else its function."""
+    monkeypatch.syspath_prepend(HERE)
+
+    def told(*settings: str, ranks: tuple[object, ...] = (), more: tuple[str, ...] = (), apart: bool = False) -> str:
+        (tmp_path / "run.yaml").write_text(CONFIG)
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        words = [str(tmp_path / "run.yaml"), "--output", str(tmp_path / "out"), *(word for setting in settings for word in ("--set", setting)), *more]
+        if ranks or apart:
+            return from_outside(["train", *words], ranks)
+        assert main(["train", *words]) in (1, 2)
+        return capfd.readouterr().err
+
+    return told
+
+
+def from_outside(words: list[str], ranks: tuple[object, ...]) -> str:
     script = [sys.executable, "-m", "jobflow"] if "launch" in ranks else [str(Path(sys.executable).with_name("jobflow"))]
-    words = [*script, *map(str, ranks), "-m", "jobflow"] if "launch" in ranks else [*map(str, ranks), *script]
-    words += ["train", str(file), "--output", str(folder / "out"), *(word for setting in settings for word in ("--set", setting)), *more]
+    start = [*script, *map(str, ranks), "-m", "jobflow"] if "launch" in ranks else [*map(str, ranks), *script]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
+    done = subprocess.run([*start, *words], env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert done.returncode in (1, 2), done.stdout + done.stderr
     assert "jobflow:8" not in done.stderr and "<jobflow>" not in done.stderr
     return done.stderr
@@ -62,15 +81,15 @@ def test_only_the_installed_command_is_not_the_users(file: str, seen: str | None
     assert seen == str(names["line"]) or (seen is None and Path(__file__).name in str(names["line"]))
 
 
-def test_lines_of_builders_come_first(tmp_path: Path) -> None:
-    told = trained(tmp_path, "model.builder=failing:deep")
+def test_lines_of_builders_come_first(trained: Trained) -> None:
+    told = trained("model.builder=failing:deep", apart=True)
     assert f'failing.py", line {line("deep")}, in wrong' in told and "in deep" in told and "KeyError: 'lss'" in told and not own(told)
-    told = trained(tmp_path, "model.builder=failing:deep", more=("--traceback",))
+    told = trained("model.builder=failing:deep", more=("--traceback",))
     assert f'failing.py", line {line("deep")}, in wrong' in told and own(told)
 
 
-def test_lines_of_callbacks_come_first(tmp_path: Path) -> None:
-    told = trained(tmp_path, "model.builder=failing:watches")
+def test_lines_of_callbacks_come_first(trained: Trained) -> None:
+    told = trained("model.builder=failing:watches")
     assert f'failing.py", line {line("watches")}, in seen' in told and "LookupError: nobody there" in told and not own(told)
 
 
@@ -83,18 +102,18 @@ def test_lines_of_callbacks_come_first(tmp_path: Path) -> None:
         ("asks", ("truth", "where(")),
     ],
 )
-def test_builders_that_cannot_be(tmp_path: Path, builder: str, facts: tuple[str, ...]) -> None:
-    told = trained(tmp_path, f"model.builder=failing:{builder}")
+def test_builders_that_cannot_be(trained: Trained, builder: str, facts: tuple[str, ...]) -> None:
+    told = trained(f"model.builder=failing:{builder}")
     place = "failing.py:" if builder == "forgetful" else f"failing.py:{line(builder)}"
     assert place in told and not own(told) and not [fact for fact in facts if fact not in told], told
 
 
-def test_a_number_of_samples_that_is_written_in_a_builder_is_told_before_the_first_step(tmp_path: Path) -> None:
+def test_a_number_of_samples_that_is_written_in_a_builder_is_told_before_the_first_step(trained: Trained, tmp_path: Path) -> None:
     for more in ((), ("--dry-run",)):
-        told = trained(tmp_path, "model.builder=failing:counts", "data.train.split=test", more=more)  # 297 samples: the last batch has 47
+        told = trained("model.builder=failing:counts", "data.train.split=test", more=more)  # 297 samples: the last batch has 47
         assert "batches of 50 samples" in told and "one of 47" in told and "x.shape[0]" in told and f"failing.py:{line('counts')}" in told
     validation = "data.validation={reader: digits, split: validation, edge: 8}"
-    told = trained(tmp_path, "model.builder=failing:counts", validation, "data.evaluation_batch_size=40")
+    told = trained("model.builder=failing:counts", validation, "data.evaluation_batch_size=40")
     assert "one of 40" in told and "evaluation" in told
     assert not (tmp_path / "out" / "metrics.jsonl").exists()
 
@@ -113,7 +132,7 @@ def without_arguments(reader: str) -> tuple[str, ...]:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("how", LAUNCHERS)
-def test_the_sample_is_named_however_ranks_were_started(tmp_path: Path, how: str) -> None:
+def test_the_sample_is_named_however_ranks_were_started(trained: Trained, tmp_path: Path, how: str) -> None:
     broken = tmp_path / "pictures"
     Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
     for number in range(100):
@@ -134,14 +153,13 @@ def test_the_sample_is_named_however_ranks_were_started(tmp_path: Path, how: str
         ),
         READER.format("torn", "{label: 77}"): ('"labels"', "10 at [27]", "0 to 9", 'reader "python"', "failing:torn", "sample 77", "failing.py:"),
     }
-    for number, (reader, facts) in enumerate(cases.items()):
-        (tmp_path / str(number)).mkdir()
-        told = trained(tmp_path / str(number), *without_arguments(reader), ranks=LAUNCHERS[how])
+    for reader, facts in cases.items():
+        told = trained(*without_arguments(reader), ranks=LAUNCHERS[how])
         assert not [fact for fact in facts if fact not in told], told
         assert how == "alone" or re.search(r"rank [01]", told), told
         assert not own(told), told
 
 
-def test_streams_name_epoch_and_sample(tmp_path: Path) -> None:
-    told = trained(tmp_path, *without_arguments(READER.format("stream", "{}")))
+def test_streams_name_epoch_and_sample(trained: Trained) -> None:
+    told = trained(*without_arguments(READER.format("stream", "{}")))
     assert "failing:stream: epoch 0, sample 60" in told and f"line {line('stream')}, in stream" in told and not own(told)
