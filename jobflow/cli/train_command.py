@@ -75,35 +75,23 @@ def loaded_from(given: argparse.Namespace, output: str | None = None) -> Loaded:
 def run(given: argparse.Namespace) -> int:
     """Train; the exit code says how it ended."""
     from jobflow.runtime.world.launched import launched
+    from jobflow.trainer.chrome_trace import Tracing
     from jobflow.trainer.loop import train
+    from jobflow.trainer.preview import preview
 
-    loaded = loaded_from(given, given.output)
-    started = launched()
+    loaded, started = loaded_from(given, given.output), launched()
+    first = started is None or started.rank == 0
     if given.dry_run:
-        if started is None or started.rank == 0:
-            dry_run(loaded)
+        if first:
+            print(preview(loaded).text())
         return 0
-    tracing = profiling(loaded) if given.profile else None
+    tracing = Tracing(Path(loaded.config.output) / "trace.json", FIRST_PROFILED) if given.profile else None
     outcome = train(loaded, resume=given.resume, callbacks=watchers(loaded, tracing), time_limit=given.time_limit, tracing=tracing)
-    if outcome.message and (started is None or started.rank == 0):
+    if outcome.message and first:
         print(f"jobflow: {outcome.message}", file=sys.stderr)
     if tracing is not None and tracing.traced is not None:  # on rank 0
         print(f"{tracing.traced.text()}\n\nthe trace is in {tracing.traced.path}; open it at https://ui.perfetto.dev")
     return outcome.exit_code
-
-
-def dry_run(loaded: Loaded) -> None:
-    """Print what would run."""
-    from jobflow.trainer.preview import preview
-
-    print(preview(loaded).text())
-
-
-def profiling(loaded: Loaded) -> Tracing:
-    """What --profile records."""
-    from jobflow.trainer.chrome_trace import Tracing
-
-    return Tracing(Path(loaded.config.output) / "trace.json", FIRST_PROFILED)
 
 
 def watchers(loaded: Loaded, tracing: Tracing | None) -> list[Watcher]:
