@@ -30,7 +30,9 @@ class Seen:
 
 
 def whole_of(value: Value, layout: Layout | Local, shards: dict[int, Array]) -> Array | None:
-    """The logical value; None for what each device has of its own and cannot be put together."""
+    """The logical value; None for what each device has of its own and cannot be put together, or one makes for all, straight into a variable."""
+    if any(rank not in shards for rank in layout.placement.ranks):
+        return None
     parts = [shards[rank] for rank in layout.placement.ranks]
     if isinstance(layout, Local):
         return np.concatenate(parts) if parts[0].ndim else None
@@ -108,7 +110,7 @@ def apart(ours: Array, theirs: Array) -> tuple[float, tuple[int, ...]]:
         return float("inf"), ()
     one, other = ours.astype(float), theirs.astype(float)
     with np.errstate(invalid="ignore"):
-        gaps = np.abs(one - other)
+        gaps = np.asarray(np.abs(one - other))  # a tensor without axes gives a number
     gaps[(one == other) | (np.isnan(one) & np.isnan(other))] = 0.0
     gaps[np.isnan(gaps)] = np.inf
     if not gaps.size:

@@ -291,8 +291,8 @@ def verify(
     crowd.settings.seed = alone.settings.seed
     report = Report(job.name, devices, f" by {strategy}" if strategy else "")
     try:
+        many = Runner(crowd, job.with_strategy(wanted))  # first: where modules differ between clients, the numbers of the first one count
         one = Runner(alone, job.with_strategy(None))
-        many = Runner(crowd, job.with_strategy(wanted))
         return Proof(one, many, report).run(steps, inputs or {}, seed)
     finally:
         alone.close()
