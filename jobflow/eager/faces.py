@@ -2,7 +2,7 @@
 
     relu = of_jobs(relu)          takes tensors of the job whose body runs; of others, what its ops make of them at once or in nn.Graph.build
     sort = of_tensors(sort)       takes local and global tensors, at once or in nn.Graph.build, and tensors of the job whose body runs
-    reshape = by_face(arrays.reshape)       in the body of a job that one, elsewhere `jobflow.functional.reshape`
+    reshape = by_arguments(arrays.reshape, functional.reshape)    one name of both: the arguments say which is meant
 
 Which parameters are tensors is read from a function's annotations.
 """
@@ -24,6 +24,7 @@ from jobflow.core.errors import NOT_A_TENSOR, DtypeError, JobError, JobflowError
 from jobflow.core.types import Tensor, TensorType
 from jobflow.eager.in_jobs import NOT_OF_THE_JOB, recorded
 from jobflow.eager.state import building_now
+from jobflow.eager.tensor import Tensor as EagerTensor
 from jobflow.engine.body import JobBody
 from jobflow.engine.handle import Handle
 from jobflow.engine.operators import TensorOperators
@@ -42,14 +43,34 @@ def in_job() -> bool:
     return here.interpreter is not None and (here.root.eager is None or here.root.eager.building is None)
 
 
-def by_face(job: Function, word: str) -> Function:
-    """`job` in the body of a job; elsewhere the function of tensors of this name."""
+def by_arguments(job: Function, tensors: Function, ours: Any = (), theirs: Any = (), needs_dtype: bool = False) -> Function:
+    """A name that both faces have: the job's function or that of tensors, as the arguments say.
+
+    What only one of them takes decides: a keyword, a second argument of the types `ours` or `theirs`, a `dtype` without which the job's cannot be.
+    Else a tensor of a job has the job's conventions, and one with numbers those of tensors; where there is no tensor, the body of a job decides.
+    """
+    word = job.__name__
+    roles, other = Roles(word, job), inspect.signature(tensors).parameters
+    open_ended = any(each.kind is each.VAR_KEYWORD for each in other.values())
+    place = roles.places.index("dtype") if needs_dtype else 0
+
+    def said(arguments: tuple[Any, ...], named: dict[str, Any]) -> bool | None:
+        if len(arguments) > 1 and isinstance(arguments[1], (*ours, *theirs)):
+            return isinstance(arguments[1], ours)
+        if needs_dtype and "dtype" not in named and len(arguments) <= place:
+            return False
+        only = [each for each in named if (each in roles.by_name) != (each in other) and (each == "name" or not open_ended)]
+        return only[0] in roles.by_name if only else None
 
     @wraps(job)
     def either(*arguments: Any, **named: Any) -> Any:
-        if in_job():
-            return job(*arguments, **named)
-        return getattr(importlib.import_module(TENSORS), word)(*arguments, **named)
+        if not named and arguments and arguments[0].__class__ is EagerTensor and not (len(arguments) > 1 and isinstance(arguments[1], ours)):
+            return tensors(*arguments)
+        jobs = said(arguments, named)
+        if jobs is None:
+            found = [value for _, value in roles.given(arguments, named) if is_tensor(value)]
+            jobs = any(isinstance(value, TensorOperators) for value in found) if found else in_job()
+        return job(*arguments, **named) if jobs else tensors(*arguments, **named)
 
     made: Function = _named(either, word, "jobflow.legacy.shared_names")
     return made
@@ -156,8 +177,8 @@ def _described(x: Any) -> str:
 # -------------------------------------------------------------------- functions of tensors
 
 
-def of_tensors(function: Function, word: str, tensor: type) -> Function:
-    """The function, called with tensors of class `tensor`, or with those of the job whose body runs; a DtypeError for arrays in their places."""
+def of_tensors(function: Function, word: str) -> Function:
+    """The function, called with tensors, or with those of the job whose body runs; a DtypeError for arrays in their places."""
     if word in MADE:
         return _made(function)
     roles = Roles(word, function)
@@ -167,14 +188,14 @@ def of_tensors(function: Function, word: str, tensor: type) -> Function:
     @wraps(function)
     def called(*arguments: Any, **named: Any) -> Any:
         for given, needed in zip(arguments, by_place, strict=False):
-            if given.__class__ is not tensor and (isinstance(given, TensorOperators) or (needed and not isinstance(given, tensor))):
+            if given.__class__ is not EagerTensor and (isinstance(given, TensorOperators) or (needed and not isinstance(given, EagerTensor))):
                 break
         else:
             if len(arguments) == len(by_place) and not named:
                 return function(*arguments)
             if len(arguments) <= len(by_place) and not any(must.get(name) or is_tensor(given) for name, given in named.items()):
                 return function(*arguments, **named)
-        if _checked(roles, tensor, arguments, named):
+        if _checked(roles, arguments, named):
             return recorded(_body(roles, arguments, named), function, arguments, named)
         return function(*arguments, **named)
 
@@ -192,13 +213,13 @@ def _made(function: Function) -> Function:
     return called  # type: ignore[return-value]
 
 
-def _checked(roles: Roles, tensor: type, arguments: tuple[Any, ...], named: dict[str, Any]) -> bool:
+def _checked(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> bool:
     """Whether tensors of a job are among the arguments; DtypeError for what is not a tensor where one must be."""
     of_a_job = False
     for name, given in roles.given(arguments, named):
         if isinstance(given, TensorOperators):
             of_a_job = True
-        elif not isinstance(given, tensor) and roles.wrong(name, given, numbers=False):
+        elif not isinstance(given, EagerTensor) and roles.wrong(name, given, numbers=False):
             instead = "; make a tensor of it: flow.tensor(x)" if isinstance(given, np.ndarray) else ""
             raise DtypeError(f"{roles.what} at {user_line()}: {name} is {_described(given)}, not {roles.must_be(name)}{instead}")
     return of_a_job

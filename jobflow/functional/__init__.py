@@ -280,8 +280,8 @@ from jobflow.functional.unary_functions import square as square
 from jobflow.functional.unary_functions import tan as tan
 from jobflow.functional.unary_functions import trunc as trunc
 
-globals().update(_all_of(__name__, globals(), __name__, _of_tensors, _Tensor))
-for _name, _method in _all_of(__name__, vars(_Tensor), __name__, _of_tensors, _Tensor).items():
+globals().update(_all_of(__name__, globals(), __name__, _of_tensors))
+for _name, _method in _all_of(__name__, vars(_Tensor), __name__, _of_tensors).items():
     if len([role for role in _Roles(_name, _method).by_name.values() if role]) > 1:  # x.sort() is not called without a tensor
         setattr(_Tensor, _name, _method)
 

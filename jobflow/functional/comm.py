@@ -154,4 +154,4 @@ def _count(what: str, tensors: Sequence[Tensor], here: EagerState) -> None:
         raise ArgumentError(f"comm.{what} at {user_line()}: a list of {here.rank.size} tensors is needed, one for each rank; got {len(tensors)}")
 
 
-globals().update(all_of(__name__, globals(), __name__, of_tensors, Tensor))
+globals().update(all_of(__name__, globals(), __name__, of_tensors))

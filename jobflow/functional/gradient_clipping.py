@@ -129,4 +129,4 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -
             x.wrote()
 
 
-globals().update(all_of(__name__, globals(), __name__, of_tensors, Tensor))
+globals().update(all_of(__name__, globals(), __name__, of_tensors))

@@ -2,61 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jobflow.legacy.math as math
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import Tensor
-from jobflow.eager.faces import all_of, of_jobs
+from jobflow.eager.faces import SPELLED, all_of, of_jobs, recording, spelled
+from jobflow.functional import nn_activations as nn
 from jobflow.legacy.arrays import matmul, reshape, slice, transpose
 from jobflow.legacy.random import dropout
 from jobflow.ops import activation as ac
 from jobflow.ops import elementwise as ew
 from jobflow.ops import matmul as la
-from jobflow.ops import softmax as sm
 from jobflow.ops.op import normal_axis
 
 relu = math.relu
+leaky_relu = spelled(nn.leaky_relu, alpha=0.2)
+elu = spelled(nn.elu, alpha=1.0)
+hardsigmoid = spelled(nn.hardsigmoid)
+hardswish = spelled(nn.hardswish)
+hardtanh = spelled(nn.hardtanh, min_val=-1.0, max_val=1.0)
+relu6 = spelled(ac.relu6)  # where x is 0 its gradient is that of a limit, 1; that of tensors is relu's, 0
+swish = spelled(ac.swish, beta=1.0)
+mish = spelled(nn.mish)
 
 
-def leaky_relu(x: Tensor, alpha: float = 0.2, name: str | None = None) -> Tensor:
-    """x where x > 0, alpha x elsewhere."""
-    return ac.leaky_relu(x, alpha, name=name)
+def _rows(word: str, function: Callable[..., Any]) -> Callable[..., Tensor]:
+    """A function of rows under the job face's name: of 2 axes or more, along the last unless said."""
 
+    def call(logits: Tensor, axis: int | None) -> Tensor:
+        made: Tensor = function(logits, _softmax_axis(word, logits, axis))
+        return made
 
-def elu(x: Tensor, alpha: float = 1.0, name: str | None = None) -> Tensor:
-    """x where x > 0, alpha (e^x - 1) elsewhere."""
-    return ac.elu(x, alpha, name=name)
-
-
-def hardsigmoid(x: Tensor, name: str | None = None) -> Tensor:
-    """x / 6 + 1/2, limited to [0, 1]."""
-    return ac.hard_sigmoid(x, name=name)
-
-
-def hardswish(x: Tensor, name: str | None = None) -> Tensor:
-    """x / 6 times x + 3 limited to [0, 6]."""
-    return ac.hard_swish(x, name=name)
-
-
-def hardtanh(x: Tensor, min_val: float = -1.0, max_val: float = 1.0, name: str | None = None) -> Tensor:
-    """x limited to [min_val, max_val]."""
-    return ac.hard_tanh(x, min_val, max_val, name=name)
-
-
-def relu6(x: Tensor, name: str | None = None) -> Tensor:
-    """x limited to [0, 6]."""
-    return ac.relu6(x, name=name)
-
-
-def swish(x: Tensor, beta: float = 1.0, name: str | None = None) -> Tensor:
-    """x sigmoid(beta x)."""
-    return ac.swish(x, beta, name=name)
-
-
-def mish(x: Tensor, name: str | None = None) -> Tensor:
-    """x tanh(log(1 + e^x))."""
-    return ac.mish(x, name=name)
+    call.__doc__ = function.__doc__
+    return spelled(call, "logits", axis=None)
 
 
 def _softmax_axis(what: str, x: Tensor, axis: int | None) -> int:
@@ -65,20 +45,14 @@ def _softmax_axis(what: str, x: Tensor, axis: int | None) -> int:
     return normal_axis(f"{what} at {user_line()}", -1 if axis is None else axis, x.type.ndim)
 
 
-def softmax(logits: Tensor, axis: int | None = None, name: str | None = None) -> Tensor:
-    """e^x / sum of e^x along `axis` (the last one if None)."""
-    return sm.softmax(logits, _softmax_axis("softmax", logits, axis), name=name)
-
-
-def logsoftmax(logits: Tensor, axis: int | None = None, name: str | None = None) -> Tensor:
-    """log(softmax(x))."""
-    return sm.log_softmax(logits, _softmax_axis("logsoftmax", logits, axis), name=name)
+softmax = _rows("softmax", nn.softmax)
+logsoftmax = _rows("logsoftmax", nn.log_softmax)
 
 
 def softmax_grad(y: Tensor, dy: Tensor, axis: int | None = None, name: str | None = None) -> Tensor:
     """y (dy - sum of y dy along `axis`)."""
     place = _softmax_axis("softmax_grad", y, axis)
-    return ew.multiply(y, ew.subtract(dy, math.reduce_sum(ew.multiply(y, dy), place, True)), name=name)
+    return ew.multiply(y, ew.subtract(dy, math.reduce_sum(ew.multiply(y, dy), place, True)))
 
 
 def bias_add(value: Tensor, bias: Tensor, data_format: str | None = None, name: str | None = None) -> Tensor:
@@ -88,15 +62,15 @@ def bias_add(value: Tensor, bias: Tensor, data_format: str | None = None, name: 
         raise ArgumentError(f"bias_add at {user_line()}: data_format {data_format!r} begins with NC, or begins with N and ends with C")
     if value.type.ndim < 2 or bias.type.ndim != 1:
         raise ShapeError(f"bias_add at {user_line()}: value {value.type} needs 2 axes or more, and bias {bias.type} one")
-    return la.bias_add(value, bias, value.type.ndim - 1 if last else 1, name=name)
+    return la.bias_add(value, bias, value.type.ndim - 1 if last else 1)
 
 
 def fused_bias_add_gelu(value: Tensor, bias: Tensor, data_format: str | None = None, name: str | None = None) -> Tensor:
     """gelu(value + bias)."""
-    return math.gelu(bias_add(value, bias, data_format), name)
+    return math.gelu(bias_add(value, bias, data_format))
 
 
-def fused_bias_add_dropout(
+def _fused_bias_add_dropout(
     value: Tensor,
     bias: Tensor,
     data_format: str | None = None,
@@ -117,9 +91,10 @@ def fused_self_attention_query_mul_key_and_value(x: Tensor, head_size: int, alph
     heads = width // (3 * head_size)
     apart = transpose(reshape(x, (s, b, heads, 3, head_size)), (3, 1, 2, 0, 4))
     query, key, value = (reshape(slice(apart, [i, 0, 0, 0, 0], [1, -1, -1, -1, -1]), (b, heads, s, head_size)) for i in (0, 1, 2))
-    return matmul(query, key, transpose_b=True, alpha=alpha, name=name), value
+    return matmul(query, key, transpose_b=True, alpha=alpha), value
 
 
-#: what tensors have instead of what draws
+globals().update(all_of(__name__, globals(), (__name__, SPELLED), recording))
+_DRAWS = {"fused_bias_add_dropout": _fused_bias_add_dropout}
 _OF_TENSORS = {"fused_bias_add_dropout": "flow.nn.functional.dropout"}
-globals().update(all_of(__name__, globals(), __name__, of_jobs, _OF_TENSORS))
+fused_bias_add_dropout = all_of(__name__, _DRAWS, __name__, of_jobs, _OF_TENSORS)["fused_bias_add_dropout"]

@@ -1,32 +1,35 @@
-"""Names that both faces have: in the body of a job they are the job face's, elsewhere those of tensors.
+"""Names that both faces have: the arguments say which is meant; where they do not, a tensor of a job, and where there is none, the body of one.
 
 Modules that the job face has as functions (`nn.MSELoss(x, y)`) are told apart by `jobflow.nn.modules`.
 """
 
 import jobflow.engine.distribute as distribute
+import jobflow.functional as functional
 import jobflow.legacy.arrays as arrays
 import jobflow.legacy.math as math
-from jobflow.eager.faces import by_face, of_jobs
+from jobflow.eager.faces import by_arguments, of_jobs
+from jobflow.eager.tensor import Tensor
+from jobflow.engine.operators import TensorOperators
 
-cast = by_face(arrays.cast, "cast")
-clamp = by_face(math.clamp, "clamp")
-clip = by_face(math.clip, "clip")
-concat = by_face(arrays.concat, "concat")
-expand = by_face(arrays.expand, "expand")
-flatten = by_face(arrays.flatten, "flatten")
-gather = by_face(arrays.gather, "gather")
-masked_fill = by_face(arrays.masked_fill, "masked_fill")
-matmul = by_face(arrays.matmul, "matmul")
-one_hot = by_face(arrays.one_hot, "one_hot")
-ones = by_face(arrays.ones, "ones")
-ones_like = by_face(arrays.ones_like, "ones_like")
-reshape = by_face(arrays.reshape, "reshape")
-squeeze = by_face(arrays.squeeze, "squeeze")
-stack = by_face(arrays.stack, "stack")
-transpose = by_face(arrays.transpose, "transpose")
-where = by_face(arrays.where, "where")
-zeros = by_face(arrays.zeros, "zeros")
-zeros_like = by_face(arrays.zeros_like, "zeros_like")
+cast = by_arguments(arrays.cast, functional.cast)
+clamp = by_arguments(math.clamp, functional.clamp)
+clip = by_arguments(math.clip, functional.clip)
+concat = by_arguments(arrays.concat, functional.concat)
+expand = by_arguments(arrays.expand, functional.expand, theirs=(int,))
+flatten = by_arguments(arrays.flatten, functional.flatten)
+gather = by_arguments(arrays.gather, functional.gather, ours=(Tensor, TensorOperators), theirs=(int,))
+masked_fill = by_arguments(arrays.masked_fill, functional.masked_fill)
+matmul = by_arguments(arrays.matmul, functional.matmul)
+one_hot = by_arguments(arrays.one_hot, functional.one_hot, needs_dtype=True)
+ones = by_arguments(arrays.ones, functional.ones, theirs=(int,), needs_dtype=True)
+ones_like = by_arguments(arrays.ones_like, functional.ones_like)
+reshape = by_arguments(arrays.reshape, functional.reshape, theirs=(int,))
+squeeze = by_arguments(arrays.squeeze, functional.squeeze, theirs=(int,))
+stack = by_arguments(arrays.stack, functional.stack)
+transpose = by_arguments(arrays.transpose, functional.transpose, ours=(list, tuple), theirs=(int,))
+where = by_arguments(arrays.where, functional.where)
+zeros = by_arguments(arrays.zeros, functional.zeros, theirs=(int,), needs_dtype=True)
+zeros_like = by_arguments(arrays.zeros_like, functional.zeros_like)
 
 _TO_GLOBAL = {"parallel_cast": "to_global(placement, sbp)", "hierarchical_parallel_cast": "to_global(placement, sbp)"}
 parallel_cast = of_jobs(distribute.parallel_cast, "parallel_cast", _TO_GLOBAL)

@@ -2,7 +2,6 @@
 
 from jobflow.eager.faces import all_of as _all_of
 from jobflow.eager.faces import of_tensors as _of_tensors
-from jobflow.eager.tensor import Tensor as _Tensor
 from jobflow.functional.nn_activations import celu as celu
 from jobflow.functional.nn_activations import elu as elu
 from jobflow.functional.nn_activations import elu_ as elu_
@@ -92,4 +91,4 @@ from jobflow.functional.nn_shapes import pad as pad
 from jobflow.functional.nn_shapes import pixel_shuffle as pixel_shuffle
 from jobflow.functional.nn_shapes import pixel_unshuffle as pixel_unshuffle
 
-globals().update(_all_of(__name__, globals(), "jobflow.functional", _of_tensors, _Tensor))
+globals().update(_all_of(__name__, globals(), "jobflow.functional", _of_tensors))

@@ -218,4 +218,4 @@ def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: Any =
     return _written("init.sparse_", tensor, array)
 
 
-globals().update(all_of(__name__, globals(), __name__, of_tensors, Tensor))
+globals().update(all_of(__name__, globals(), __name__, of_tensors))

@@ -32,4 +32,4 @@ def vector_to_parameters(vec: Tensor, parameters: Iterable[Tensor]) -> None:
             take(state(), p, reshape(part, tuple(p.shape)))
 
 
-globals().update(all_of(__name__, globals(), __name__, of_tensors, Tensor))
+globals().update(all_of(__name__, globals(), __name__, of_tensors))

@@ -1,7 +1,6 @@
 """Modules of `jobflow.nn`; the functions beside them, of the job face, are in the folder above."""
 
 from jobflow.eager.faces import of_tensors as _of_tensors
-from jobflow.eager.tensor import Tensor as _Tensor
 from jobflow.legacy import convolution as _convolution
 from jobflow.legacy import loss_functions as _losses
 from jobflow.legacy import normalization as _normalization
@@ -21,6 +20,6 @@ _OF_JOBS = {name: function for module in (_convolution, _losses, _normalization)
 # what they are called with is checked as it is of functions
 for _name, _class in list(globals().items()):
     if isinstance(_class, type) and issubclass(_class, Module) and _class.forward is not Module.forward:
-        setattr(_class, "forward", _of_tensors(_class.forward, _name, _Tensor))  # noqa: B010 - a class attribute to the type checker
+        setattr(_class, "forward", _of_tensors(_class.forward, _name))  # noqa: B010 - a class attribute to the type checker
         if _name in _OF_JOBS:
             _class.job_function = _OF_JOBS[_name]
