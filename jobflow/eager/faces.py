@@ -34,7 +34,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 #: where the functions of tensors are
 TENSORS = "jobflow.functional"
 #: functions that make tensors of shapes and numbers: of the job in whose body they are called
-MADE = frozenset(["arange", "empty", "eye", "full", "linspace", "logspace", "normal", "rand", "randint", "randn", "randperm"])
+MADE = frozenset(["arange", "empty", "eye", "full", "linspace", "logspace", "normal", "ones", "rand", "randint", "randn", "randperm", "zeros"])
 
 
 def in_job() -> bool:

@@ -147,3 +147,38 @@ def test_gradients_go_through_them() -> None:
     F.softplus(flow.tensor(x) * w).mean().backward()
     np.testing.assert_allclose(trained(False), 1 - w.grad.numpy(), rtol=1e-6)
     np.testing.assert_array_equal(trained(True), np.ones(3, np.float32))
+
+
+SHARED: Sequence[Callable[[Any, Any], Any]] = (
+    lambda x, ids: flow.transpose(x, [1, 0]),
+    lambda x, ids: flow.transpose(x, 0, 1),
+    lambda x, ids: flow.reshape(x, 3, 2),
+    lambda x, ids: flow.reshape(x, [3, 2]),
+    lambda x, ids: flow.squeeze(flow.reshape(x, (1, 6)), 0),
+    lambda x, ids: flow.expand(flow.reshape(x, (1, 6)), 2, 6),
+    lambda x, ids: flow.gather(x, ids),
+    lambda x, ids: flow.matmul(x, x, transpose_b=True),
+    lambda x, ids: flow.concat([x, x], axis=1),
+    lambda x, ids: flow.concat([x, x], dim=1),
+    lambda x, ids: flow.stack([x, x], dim=1),
+    lambda x, ids: flow.one_hot(ids, 3),
+    lambda x, ids: flow.one_hot(ids, 3, dtype=flow.float32),
+    lambda x, ids: flow.clamp(x, min=1.0),
+    lambda x, ids: flow.clip(x, min_value=1.0),
+    lambda x, ids: flow.zeros(2, 3),
+    lambda x, ids: flow.ones((2, 3), dtype=flow.float32),
+)
+
+
+def test_names_of_both_faces_are_decided_by_their_arguments() -> None:
+    """A list is a permutation, an int an axis; what a keyword says holds in a job as at once."""
+    x, ids = np.arange(6, dtype=np.float32).reshape(2, 3), np.array([1, 0], np.int32)
+
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((2, 3)), ids: tp.Numpy.Placeholder((2,), dtype=flow.int32)) -> list[tp.Numpy]:
+        return [call(x, ids) for call in SHARED]
+
+    for call, made in zip(SHARED, job(x, ids), strict=True):
+        expected = call(flow.tensor(x), flow.tensor(ids)).numpy()
+        assert made.dtype == expected.dtype
+        np.testing.assert_array_equal(made, expected)
