@@ -57,7 +57,10 @@ def _dtype(what: str, dtype: Any) -> DType:
         raise ArgumentError(f"{what} at {user_line()}: dtype must be an element type, for example jobflow.float32, not {dtype!r}") from None
 
 
-cast = spelled(_F.cast, dtype=...)
+def cast(x: Tensor, dtype: DType, name: Name = None) -> Tensor:
+    """x as `dtype`; x itself if it is that already."""
+    made: Tensor = _F.cast(x, _dtype("cast", dtype))
+    return made
 
 
 def identity(x: Tensor, name: Name = None) -> Tensor:
