@@ -94,7 +94,7 @@ def test_what_is_kept(
 
 def test_settings_that_make_no_sense(tmp_path: Path) -> None:
     for wrong, text in (
-        ({"keep_last": -1}, "keeps 0"),
+        ({"keep_last": -1}, "at least 0"),
         ({"keep_best": 1}, "needs best_metric"),
         ({"best_mode": "least"}, "best_mode"),
     ):

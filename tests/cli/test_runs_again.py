@@ -146,7 +146,7 @@ def test_the_second_training_in_a_directory_is_refused(words: list[str], tmp_pat
             assert lock.exists()
             assert main([*words, "--resume", "never"]) == 0
             told = capfd.readouterr().err
-            assert f"process {first.pid}" in told and "no more" in told and not lock.exists()
+            assert f"process {first.pid}" in told and "has ended" in told and not lock.exists()
         finally:
             first.kill()
 

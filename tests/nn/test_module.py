@@ -124,7 +124,7 @@ def test_modes_and_types() -> None:
     assert net.first.weight is weight and weight.dtype is float64 and net.norm.num_batches_tracked.dtype is int64
     assert net.half().scale.dtype is float16 and net.to(float32).scale.dtype is float32 and net.to("cpu", float64).scale.dtype is float64
     assert net.to(ones(1)).scale.dtype is float32
-    with pytest.raises(DtypeError, match="floats"):
+    with pytest.raises(DtypeError, match="floating point parameters"):
         net.to(int64)
     net.requires_grad_(False)
     assert not any(p.requires_grad for p in net.parameters())

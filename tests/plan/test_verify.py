@@ -11,7 +11,7 @@ from jobflow.core.errors import PlanError
 from jobflow.core.layout import SUM
 from jobflow.core.types import TensorType, contiguous_strides, float32
 from jobflow.plan.plan import Announced, Collective, Compute, Plan, Slot, Transfer, Wait
-from jobflow.plan.plan_checks import Access, Told, compare_plans, compare_schedules, verify_memory, verify_order
+from jobflow.plan.plan_checks import Access, PlanSummary, compare_plans, compare_schedules, verify_memory, verify_order
 from jobflow.plan.plan_text import instruction_text, plan_text
 
 
@@ -179,9 +179,9 @@ def test_a_rank_that_stops_early() -> None:
 STORED = (("w", "w", 0, 100), ("v", "w", 128, 200))
 
 
-def writing(*each: Sequence[tuple[int, int]]) -> list[Told]:
+def writing(*each: Sequence[tuple[int, int]]) -> list[PlanSummary]:
     """What ranks tell that write these stretches."""
-    return [Told((), STORED, tuple(("w", *span, f"u{i}") for i, span in enumerate(spans))) for spans in each]
+    return [PlanSummary((), STORED, tuple(("w", *span, f"u{i}") for i, span in enumerate(spans))) for spans in each]
 
 
 @pytest.mark.parametrize(
