@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import update_wrapper, wraps
+from functools import cached_property, update_wrapper, wraps
 from numbers import Real
 from types import FunctionType, MappingProxyType
 from typing import Any, TypeVar
@@ -87,25 +87,44 @@ def _named(function: Any, word: str, module: str) -> Any:
 
 
 class Roles:
-    """Which parameters of a function are tensors, and which are sequences of them."""
+    """Which parameters of a function are tensors, and which are sequences of them.
+
+    Found out when the function is called first: for all functions together it takes longer than importing them, and more memory.
+    """
 
     def __init__(self, what: str, function: Callable[..., Any]) -> None:
         self.function = function
-        parameters = list(self.signature.parameters.values())
         self.what = what
-        #: "tensor", "optional", "tensors", "operand" (a tensor or a number), or ""
-        self.by_name = {each.name: _role(each.annotation) for each in parameters}
-        self.places = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-        self.rest = next((each.name for each in parameters if each.kind is each.VAR_POSITIONAL), "")
 
     @property
     def signature(self) -> inspect.Signature:
-        """Made when it is asked for: those of all functions together take more memory than the functions."""
         return inspect.signature(self.function)
 
-    def __bool__(self) -> bool:
-        """False if no parameter is a tensor."""
-        return any(self.by_name.values())
+    @cached_property
+    def by_name(self) -> dict[str, str]:
+        """ "tensor", "optional", "tensors", "operand" (a tensor or a number), or "" """
+        return {each.name: _role(each.annotation) for each in self.signature.parameters.values()}
+
+    @cached_property
+    def places(self) -> list[str]:
+        """The parameters that take arguments by position."""
+        given = self.signature.parameters.values()
+        return [each.name for each in given if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+
+    @cached_property
+    def rest(self) -> str:
+        """The parameter that takes all further ones."""
+        return next((each.name for each in self.signature.parameters.values() if each.kind is each.VAR_POSITIONAL), "")
+
+    @cached_property
+    def must(self) -> dict[str, bool]:
+        """Where nothing but tensors can be."""
+        return {name: role not in ("", "operand") for name, role in self.by_name.items()}
+
+    @cached_property
+    def by_place(self) -> tuple[bool, ...]:
+        """The same, by position."""
+        return tuple(self.must[name] for name in self.places)
 
     def bind(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         """TypeError where Python would not call the function with these."""
@@ -152,6 +171,14 @@ _ROLES = {
 }
 
 
+def tensors_of(function: Callable[..., Any]) -> int:
+    """How many parameters of a function are tensors, sequences of them, or operands."""
+    plain = inspect.unwrap(function, stop=lambda each: hasattr(each, "__signature__"))
+    if hasattr(plain, "__signature__"):
+        return sum(map(bool, Roles("", plain).by_name.values()))
+    return sum(bool(_role(given)) for name, given in plain.__annotations__.items() if name != "return")
+
+
 def _role(annotation: Any) -> str:
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
     return _ROLES.get(text, "")
@@ -182,18 +209,17 @@ def of_tensors(function: Function, word: str) -> Function:
     if word in MADE:
         return _made(function)
     roles = Roles(word, function)
-    must = {name: role not in ("", "operand") for name, role in roles.by_name.items()}
-    by_place = tuple(must[name] for name in roles.places)
 
     @wraps(function)
     def called(*arguments: Any, **named: Any) -> Any:
+        by_place = roles.by_place
         for given, needed in zip(arguments, by_place, strict=False):
             if given.__class__ is not EagerTensor and (isinstance(given, TensorOperators) or (needed and not isinstance(given, EagerTensor))):
                 break
         else:
             if len(arguments) == len(by_place) and not named:
                 return function(*arguments)
-            if len(arguments) <= len(by_place) and not any(must.get(name) or is_tensor(given) for name, given in named.items()):
+            if len(arguments) <= len(by_place) and not any(roles.must.get(name) or is_tensor(given) for name, given in named.items()):
                 return function(*arguments, **named)
         if _checked(roles, arguments, named):
             return recorded(_body(roles, arguments, named), function, arguments, named)
@@ -318,9 +344,9 @@ def of_jobs(function: Function, word: str, others: Mapping[str, str] = MappingPr
     With other tensors its ops run at once, or are recorded in the graph that is being built; `others` names, by word, what they have
     in place of a function that needs a job, for its variables or its random numbers.
     """
-    roles, instead = Roles(word, function), others.get(word, "")
-    if not roles:
+    if not tensors_of(function):
         return function
+    roles, instead = Roles(word, function), others.get(word, "")
 
     @wraps(function)
     def called(*arguments: Any, **named: Any) -> Any:

@@ -10,7 +10,7 @@ Functions of `jobflow.functional` that are methods too hang themselves on this c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
+from functools import cache, wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 from weakref import WeakValueDictionary
@@ -116,6 +116,7 @@ class FarHome(Home):
             self.away = {id(x): x.array for x in found}
             for x in found:
                 del x.array
+                x.__class__ = _far(type(x))  # type: ignore[arg-type]
 
     def bring(self) -> None:
         """Fetch the numbers, if what is here is old."""
@@ -124,6 +125,7 @@ class FarHome(Home):
             away, self.away = self.away, None
             for x in list(self.tensors.values()):
                 if id(x) in away and not has_array(x):
+                    x.__class__ = type(x).__bases__[1]
                     x.array = away[id(x)]
 
 
@@ -272,27 +274,32 @@ class Tensor(Methods):
     #: a tensor is a key by which one it is
     __hash__ = object.__hash__
 
-    if not TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> Any:
-            """Of a tensor whose numbers are far away, its array; nothing else is missing."""
-            if name != "array":
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-            with scope.lock():
-                self.storage.home.bring()
-            return self.array
+class _Far:
+    """What a tensor is besides while its numbers are far away: its array is fetched when it is asked for.
+
+    A class of its own, because a class with `__getattr__` finds every attribute more slowly.
+    """
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        """The array, which alone is missing."""
+        if name != "array":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        with scope.lock():
+            self.storage.home.bring()
+        return self.array
 
 
-_ARRAY: Any = vars(Tensor)["array"]
+@cache
+def _far(kind: type[Tensor]) -> type[Tensor]:
+    return type(kind.__name__, (_Far, kind), {"__slots__": (), "__module__": kind.__module__, "__doc__": kind.__doc__})
 
 
 def has_array(x: Tensor) -> bool:
     """Whether x knows where its numbers are."""
-    try:
-        _ARRAY.__get__(x, Tensor)
-    except AttributeError:
-        return False
-    return True
+    return not isinstance(x, _Far)
 
 
 def lives(x: Tensor, home: Home) -> None:

@@ -3,9 +3,9 @@
 This is the table of contents of what `flow.<name>` means outside of jobs; `jobflow.nn.functional` has the functions of modules.
 """
 
-from jobflow.eager.faces import Roles as _Roles
 from jobflow.eager.faces import all_of as _all_of
 from jobflow.eager.faces import of_tensors as _of_tensors
+from jobflow.eager.faces import tensors_of as _tensors_of
 from jobflow.eager.tensor import Tensor as _Tensor
 from jobflow.functional import filling as _filling  # noqa: F401 - methods only, as the next two
 from jobflow.functional import indexing as _indexing  # noqa: F401
@@ -282,7 +282,7 @@ from jobflow.functional.unary_functions import trunc as trunc
 
 globals().update(_all_of(__name__, globals(), __name__, _of_tensors))
 for _name, _method in _all_of(__name__, vars(_Tensor), __name__, _of_tensors).items():
-    if len([role for role in _Roles(_name, _method).by_name.values() if role]) > 1:  # x.sort() is not called without a tensor
+    if _tensors_of(_method) > 1:  # x.sort() is not called without a tensor
         setattr(_Tensor, _name, _method)
 
 __all__ = [name for name, value in globals().items() if callable(value) and not name.startswith("_")]

@@ -269,7 +269,8 @@ def element_size(x: Tensor) -> int:
 def reduced(x: Tensor, protocol: int) -> tuple[Any, ...]:
     """For pickle: of a global tensor each rank's piece, with placement and sbp."""
     _portable(x, "pickle")
-    return rebuilt, (type(x), x.type, x.layout, x.array.copy(order="C"), x.requires_grad, x._device, x.__dict__)
+    array = x.array.copy(order="C")
+    return rebuilt, (type(x), x.type, x.layout, array, x.requires_grad, x._device, x.__dict__)
 
 
 def _portable(x: Tensor, what: str) -> None:
@@ -292,7 +293,8 @@ def rebuilt(kind: type[Tensor], *parts: Any) -> Tensor:
 def copied(x: Tensor, memory: dict[int, Any]) -> Tensor:
     """For copy.deepcopy: in memory of its own, with placement, sbp and gradient."""
     _portable(x, "deepcopy")
-    made = rebuilt(type(x), x.type, x.layout, x.array.copy(), x.requires_grad, x._device, deepcopy(x.__dict__, memory))
+    array = x.array.copy()
+    made = rebuilt(type(x), x.type, x.layout, array, x.requires_grad, x._device, deepcopy(x.__dict__, memory))
     memory[id(x)] = made
     made.grad = deepcopy(x.grad, memory)
     return made
