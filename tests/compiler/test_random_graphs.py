@@ -13,7 +13,7 @@ from traced import text, world_of
 
 from jobflow.ops.softmax import Softmax
 
-PROGRAMS = 8  # on each mesh
+PROGRAMS = 5  # on each mesh; scripts/fuzz_layouts tries as many as there is time for
 
 
 #: on the largest meshes programs take longest, and --full tries them
