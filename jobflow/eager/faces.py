@@ -246,7 +246,9 @@ def _checked(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) ->
         if isinstance(given, TensorOperators):
             of_a_job = True
         elif not isinstance(given, EagerTensor) and roles.wrong(name, given, numbers=False):
-            instead = "; make a tensor of it: flow.tensor(x)" if isinstance(given, np.ndarray) else ""
+            traces = building_now() is not None or in_job()
+            remedy = "; give the job, or build, the array as an argument" if traces else "; make a tensor of it: flow.tensor(x)"
+            instead = remedy if isinstance(given, np.ndarray) else ""
             raise DtypeError(f"{roles.what} at {user_line()}: {name} is {_described(given)}, not {roles.must_be(name)}{instead}")
     return of_a_job
 

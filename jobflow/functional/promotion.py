@@ -15,11 +15,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from jobflow.core.errors import ArgumentError, DtypeError, PlacementError, user_line
+from jobflow.core.errors import ArgumentError, DtypeError, JobError, PlacementError, user_line
 from jobflow.core.layout import B, Layout
 from jobflow.core.types import DType, bfloat16, bool_, char, dtype_of, float16, float32, float64, int8, int32, int64, type_of, uint8
 from jobflow.eager.run import run, source
-from jobflow.eager.state import state
+from jobflow.eager.state import building_now, running, state
 from jobflow.eager.tensor import Tensor
 from jobflow.ops.rounding import rounding_once
 from jobflow.ops.scalar import Cast
@@ -102,7 +102,10 @@ def is_operand(other: Any) -> bool:
 
 
 def operand(what: str, beside: Tensor, other: Any) -> Tensor | Number:
-    """What stands beside a tensor, as a tensor or a Python number; PlacementError for an array beside a global tensor, DtypeError for no number."""
+    """What stands beside a tensor, as a tensor or a Python number.
+
+    Raises: PlacementError for an array beside a global tensor, JobError for one beside a traced tensor, DtypeError for what is not a number.
+    """
     if isinstance(other, Tensor | int | float):
         return other
     if isinstance(other, np.generic) or (isinstance(other, np.ndarray) and not other.ndim):
@@ -110,7 +113,12 @@ def operand(what: str, beside: Tensor, other: Any) -> Tensor | Number:
         return number
     if not isinstance(other, np.ndarray):
         raise DtypeError(f"{what} at {user_line()}: the other operand must be a tensor or a number; got {other!r} of type {type(other).__name__}")
-    if beside.layout is not None or beside.traced is not None:
+    if beside.layout is None and beside.traced is not None:
+        raise JobError(
+            f"{what} at {user_line()}: a NumPy array of shape {list(other.shape)} beside the tensor {beside.type} of {running()}; "
+            f"give {building_now().short} the array as an argument"
+        )
+    if beside.layout is not None:
         raise PlacementError(
             f"{what} at {user_line()}: a NumPy array of shape {list(other.shape)} beside a global tensor {beside.type}; "
             f"make a tensor of it: jobflow.tensor(array, placement=..., sbp=...)"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.checkpoint import store
-from jobflow.core.errors import ArgumentError, CheckpointError, JobError, user_line
+from jobflow.core.errors import ArgumentError, CheckpointError, FileError, JobError, user_line
 from jobflow.core.layout import B, Layout, Placement
 from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.types import Array, DType, TensorType, dtype_named, type_of
@@ -68,8 +68,11 @@ def load(path: Path, global_src_rank: int | None = None, map_location: Any = Non
         raise ArgumentError(f"{what}: map_location is a placement, or the name of a device; got {map_location!r}")
     here, place = state(), path_of(path)
     if global_src_rank is None:
-        found = store.load(place)
-        arrays = {name: found[name] for name in found}
+        try:
+            found = store.load(place)
+            arrays = {name: found[name] for name in found}
+        except (CheckpointError, FileError) as error:
+            raise type(error)(f"{error} ({what})") from None
         return decoded(_tree_of(found, what), lambda name: Tensor(type_of(arrays[name]), None, arrays[name]))
     _check_rank(here, what, global_src_rank)
     return _from_one(here, place, what, global_src_rank, map_location)
