@@ -14,9 +14,11 @@ PACKAGE = Path(__file__).parents[1] / "jobflow"
 FLOORS = """
 core
 typing
+expressions
 ops
 graph
 plan
+kernels
 compiler runtime
 engine
 checkpoint eager

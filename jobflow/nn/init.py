@@ -15,13 +15,13 @@ from jobflow.eager.faces import all_of, of_tensors
 from jobflow.eager.run import source
 from jobflow.eager.state import running, state
 from jobflow.eager.tensor import Tensor, own
+from jobflow.expressions.error_function import erf
 from jobflow.functional.creation import cut, number
 from jobflow.functional.drawing import DRAW, generator_of
 from jobflow.functional.nn_base import assign
 from jobflow.functional.promotion import cast
 from jobflow.legacy.initializers import NONLINEARITIES, gain_of
 from jobflow.legacy.initializers import fans as fans_of
-from jobflow.ops import special
 from jobflow.ops.op import Op
 from jobflow.ops.random_tensors import RandomNormal, RandomUniform
 from jobflow.ops.source import Constant
@@ -160,9 +160,7 @@ def kaiming_normal_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlin
 
 def _normal_share(x: Array) -> Array:
     """Phi(x) of the normal distribution."""
-    share = np.empty_like(x)
-    special.erf(np, x * math.sqrt(0.5), share)
-    return (share + 1.0) * 0.5
+    return (erf(np, x * math.sqrt(0.5)) + 1.0) * 0.5
 
 
 def _normal_place(share: Array, low: float, high: float) -> Array:

@@ -16,6 +16,7 @@ import numpy as np
 
 from jobflow.core.layout import Rule
 from jobflow.core.types import Array, Tensor, TensorType, Xp, dtype_of
+from jobflow.expressions.error_function import erf
 from jobflow.ops import blas, special
 from jobflow.ops.arithmetic import add, divide, multiply, subtract, where
 from jobflow.ops.blocks import blocks
@@ -287,9 +288,7 @@ class Gelu(Op):
 
 def _normal(xp: Xp, x: Array) -> Array:
     """Phi(x)."""
-    value = xp.empty_like(x)
-    special.erf(xp, x * x.dtype.type(_ROOT_HALF), value)
-    return (value + 1) / 2
+    return (erf(xp, x * x.dtype.type(_ROOT_HALF)) + 1) / 2
 
 
 def _gelu_block(x: Array, y: Array, slope: Array, share: Array, square: Array) -> list[Call]:

@@ -1,0 +1,268 @@
+"""Expressions: what an operation computes for one element, as data.
+
+    x, y = element(0, float32), element(1, float32)
+    z = where(x > 0, x * y, 0.5 * exp(x))
+
+An expression has an element type and is made of others; equal ones are one object, so what two results share is computed once.  There is
+no promotion and no broadcasting: the types of operands are equal, and a Python number takes the type of what it meets.  Elements are
+read at the index of the result; a `number` is the same for all indices.  `row_sum` and `row_max` give one value for a row, which the
+expressions above them read at every element of it.
+
+The same formula runs on arrays: `jobflow.expressions.on_arrays.functions(xp)` has the functions of this module, for NumPy or CuPy.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+from weakref import WeakValueDictionary
+
+from jobflow.core.errors import DtypeError
+from jobflow.core.types import DType, bool_, float64, plain
+
+#: an expression, or what stands beside one: a Python number
+Operand: TypeAlias = "Expression | float"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Expression:
+    """`primitive` of `arguments`; compared by identity, and there is only one of each."""
+
+    primitive: str
+    arguments: tuple[Expression, ...]
+    dtype: DType
+    #: the value of a constant, the position of an input
+    attribute: Hashable = None
+
+    #: NumPy's scalars leave operators to this class
+    __array_ufunc__ = None
+
+    def __add__(self, other: Operand) -> Expression:
+        return add(self, other)
+
+    def __radd__(self, other: Operand) -> Expression:
+        return add(other, self)
+
+    def __sub__(self, other: Operand) -> Expression:
+        return subtract(self, other)
+
+    def __rsub__(self, other: Operand) -> Expression:
+        return subtract(other, self)
+
+    def __mul__(self, other: Operand) -> Expression:
+        return multiply(self, other)
+
+    def __rmul__(self, other: Operand) -> Expression:
+        return multiply(other, self)
+
+    def __truediv__(self, other: Operand) -> Expression:
+        return divide(self, other)
+
+    def __rtruediv__(self, other: Operand) -> Expression:
+        return divide(other, self)
+
+    def __neg__(self) -> Expression:
+        return negative(self)
+
+    def __lt__(self, other: Operand) -> Expression:
+        return less(self, other)
+
+    def __le__(self, other: Operand) -> Expression:
+        return less_equal(self, other)
+
+    def __gt__(self, other: Operand) -> Expression:
+        return less(other, self)
+
+    def __ge__(self, other: Operand) -> Expression:
+        return less_equal(other, self)
+
+    def __repr__(self) -> str:
+        from jobflow.expressions.expression_text import text
+
+        return text(self)
+
+
+_made: WeakValueDictionary[tuple[Any, ...], Expression] = WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def make(primitive: str, arguments: tuple[Expression, ...], dtype: DType, attribute: Hashable = None) -> Expression:
+    """The one expression of these parts."""
+    # 0.0 and -0.0 are equal, and so are 1 and 1.0
+    key = (primitive, *map(id, arguments), dtype.name, type(attribute), attribute.hex() if isinstance(attribute, float) else attribute)
+    with _lock:
+        found = _made.get(key)
+        if found is None:
+            _made[key] = found = Expression(primitive, arguments, dtype, attribute)
+    return found
+
+
+def element(position: int, dtype: DType) -> Expression:
+    """The element of input `position` at the index of the result."""
+    return make("element", (), dtype, position)
+
+
+def number(position: int, dtype: DType) -> Expression:
+    """Input `position`, one number for all indices that is known when the program runs: a learning rate."""
+    return make("number", (), dtype, position)
+
+
+def constant(value: float, dtype: DType) -> Expression:
+    """A number that is known now, as the type has it."""
+    value = plain(value)
+    return make("constant", (), dtype, bool(value) if dtype is bool_ else float(value) if dtype.is_float else int(value))
+
+
+def _typed(name: str, operands: Sequence[Operand]) -> tuple[Expression, ...]:
+    """Operands of one type, numbers as that type has them."""
+    types = {x.dtype for x in operands if isinstance(x, Expression)}
+    if len(types) != 1:
+        listed = " and ".join(x.dtype.name if isinstance(x, Expression) else str(x) for x in operands)
+        raise DtypeError(f"{name} of {listed}: the element types differ, or there is none; use cast")
+    (dtype,) = types
+    return tuple(x if isinstance(x, Expression) else constant(x, dtype) for x in operands)
+
+
+def _same(name: str, kinds: str = "fViu") -> Callable[..., Expression]:
+    """A primitive that gives the type it takes, which is of one of these NumPy kinds."""
+
+    def function(*operands: Operand) -> Expression:
+        typed = _typed(name, operands)
+        if typed[0].dtype.numpy.kind not in kinds:
+            raise DtypeError(f"{name} of {typed[0].dtype.name}")
+        return make(name, typed, typed[0].dtype)
+
+    function.__name__ = name
+    return function
+
+
+def _truth(name: str) -> Callable[..., Expression]:
+    """A primitive that gives a truth value."""
+
+    def function(*operands: Operand) -> Expression:
+        return make(name, _typed(name, operands), bool_)
+
+    function.__name__ = name
+    return function
+
+
+FLOAT, WHOLE, TRUTH = "fV", "iu", "b"
+
+add = _same("add")
+subtract = _same("subtract")
+multiply = _same("multiply")
+negative = _same("negative")
+absolute = _same("absolute")
+sign = _same("sign")
+maximum = _same("maximum")
+minimum = _same("minimum")
+divide = _same("divide", FLOAT)
+sqrt = _same("sqrt", FLOAT)
+rsqrt = _same("rsqrt", FLOAT)
+reciprocal = _same("reciprocal", FLOAT)
+exp = _same("exp", FLOAT)
+exp2 = _same("exp2", FLOAT)
+expm1 = _same("expm1", FLOAT)
+log = _same("log", FLOAT)
+log2 = _same("log2", FLOAT)
+log10 = _same("log10", FLOAT)
+log1p = _same("log1p", FLOAT)
+power = _same("power", FLOAT)
+sin = _same("sin", FLOAT)
+cos = _same("cos", FLOAT)
+tan = _same("tan", FLOAT)
+arcsin = _same("arcsin", FLOAT)
+arccos = _same("arccos", FLOAT)
+arctan = _same("arctan", FLOAT)
+arctan2 = _same("arctan2", FLOAT)
+sinh = _same("sinh", FLOAT)
+cosh = _same("cosh", FLOAT)
+tanh = _same("tanh", FLOAT)
+arcsinh = _same("arcsinh", FLOAT)
+arccosh = _same("arccosh", FLOAT)
+arctanh = _same("arctanh", FLOAT)
+erf = _same("erf", FLOAT)
+erfc = _same("erfc", FLOAT)
+sigmoid = _same("sigmoid", FLOAT)
+softplus = _same("softplus", FLOAT)
+floor = _same("floor", FLOAT)
+ceil = _same("ceil", FLOAT)
+rint = _same("rint", FLOAT)
+trunc = _same("trunc", FLOAT)
+copysign = _same("copysign", FLOAT)
+less = _truth("less")
+less_equal = _truth("less_equal")
+equal = _truth("equal")
+not_equal = _truth("not_equal")
+isnan = _truth("isnan")
+isinf = _truth("isinf")
+isfinite = _truth("isfinite")
+logical_and = _same("logical_and", TRUTH)
+logical_or = _same("logical_or", TRUTH)
+logical_xor = _same("logical_xor", TRUTH)
+logical_not = _same("logical_not", TRUTH)
+bitwise_and = _same("bitwise_and", WHOLE + TRUTH)
+bitwise_or = _same("bitwise_or", WHOLE + TRUTH)
+bitwise_xor = _same("bitwise_xor", WHOLE + TRUTH)
+invert = _same("invert", WHOLE + TRUTH)
+#: one value for a row: the sum in an order that does not depend on the machine (see `on_arrays.row_sum`), and the largest
+row_sum = _same("row_sum", FLOAT)
+row_max = _same("row_max", FLOAT)
+
+
+def greater(x: Operand, y: Operand) -> Expression:
+    return less(y, x)
+
+
+def greater_equal(x: Operand, y: Operand) -> Expression:
+    return less_equal(y, x)
+
+
+def square(x: Expression) -> Expression:
+    return multiply(x, x)
+
+
+def clip(x: Expression, low: float | None, high: float | None) -> Expression:
+    """x limited to [low, high]; NaN stays."""
+    x = x if low is None else maximum(x, low)
+    return x if high is None else minimum(x, high)
+
+
+def where(condition: Expression, x: Operand, y: Operand) -> Expression:
+    """x where the condition holds, else y; both are computed."""
+    if condition.dtype is not bool_:
+        raise DtypeError(f"where: the condition is {condition.dtype.name}, not bool")
+    chosen = _typed("where", (x, y))
+    return make("where", (condition, *chosen), chosen[0].dtype)
+
+
+def cast(x: Expression, dtype: DType) -> Expression:
+    """x as another element type, as NumPy casts."""
+    return x if x.dtype is dtype else make("cast", (x,), dtype)
+
+
+def weighted_sum(alpha: Operand, x: Operand, beta: Operand, y: Operand) -> Expression:
+    """alpha x + beta y, in one pass and with one rounding less where that is to be had."""
+    typed = _typed("weighted_sum", (alpha, x, beta, y))
+    return make("weighted_sum", typed, typed[0].dtype)
+
+
+def columns() -> Expression:
+    """How many elements a row has; cast it to the type it is needed in."""
+    return make("columns", (), float64)
+
+
+def in_order(outputs: Sequence[Expression]) -> list[Expression]:
+    """All that the outputs are made of, each once, arguments before what they are arguments of."""
+    order: dict[Expression, None] = {}
+    stack = [(x, False) for x in reversed(outputs)]
+    while stack:
+        x, ready = stack.pop()
+        if ready:
+            order[x] = None
+        elif x not in order:
+            stack.append((x, True))
+            stack.extend((y, False) for y in reversed(x.arguments))
+    return list(order)

@@ -1,0 +1,93 @@
+"""Expressions on arrays: the reference that every kernel is compared with.
+
+`functions(xp)` has the functions of `language` for arrays of NumPy or CuPy, so a formula runs on arrays as it is written down.
+`evaluate` runs expressions that were written down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+from jobflow.core.types import Array, Xp, dtype_of
+from jobflow.expressions.error_function import erf, erfc
+from jobflow.expressions.language import Expression, in_order
+
+#: partial sums of a row: what a sum gives depends on how many there are, so it is the same everywhere
+LANES = 16
+#: functions that have one name here and in the array modules
+SHARED = (
+    *("add", "subtract", "multiply", "negative", "absolute", "sign", "maximum", "minimum", "divide", "sqrt", "reciprocal", "exp", "exp2"),
+    *("expm1", "log", "log2", "log10", "log1p", "power", "sin", "cos", "tan", "arcsin", "arccos", "arctan", "arctan2", "sinh", "cosh", "tanh"),
+    *("arcsinh", "arccosh", "arctanh", "floor", "ceil", "rint", "trunc", "copysign", "less", "less_equal", "greater", "greater_equal", "equal"),
+    *("not_equal", "isnan", "isinf", "isfinite", "logical_and", "logical_or", "logical_xor", "logical_not", "bitwise_and", "bitwise_or"),
+    *("bitwise_xor", "invert", "where", "square", "clip"),
+)
+
+
+@lru_cache
+def functions(xp: Xp) -> Any:
+    """The functions of `language`, on arrays of this module."""
+
+    def rsqrt(x: Array) -> Array:
+        return 1 / xp.sqrt(x)
+
+    def sigmoid(x: Array) -> Array:
+        return 1 / (1 + xp.exp(xp.minimum(-x, exponent_limit(x))))
+
+    def softplus(x: Array) -> Array:
+        return xp.maximum(x, 0) + xp.log1p(xp.exp(-xp.absolute(x)))
+
+    def cast(x: Array, dtype: Any) -> Array:
+        return x.astype(dtype_of(dtype).numpy)
+
+    def weighted_sum(alpha: Any, x: Array, beta: Any, y: Array) -> Array:
+        return alpha * x + beta * y
+
+    own = (rsqrt, sigmoid, softplus, cast, weighted_sum)
+    errors = {"erf": lambda x: erf(xp, x), "erfc": lambda x: erfc(xp, x)}
+    rows = {"row_sum": lambda x: row_sum(xp, x), "row_max": lambda x: x.max(axis=-1, keepdims=True)}
+    return SimpleNamespace(**{name: getattr(xp, name) for name in SHARED}, **{f.__name__: f for f in own}, **errors, **rows)
+
+
+def exponent_limit(x: Array) -> float:
+    """How large an exponent may be before e^x overflows the element type, with room for a sum."""
+    limit: float = x.dtype.type(math.floor(math.log(dtype_of(x.dtype).largest) - 1))
+    return limit
+
+
+def row_sum(xp: Xp, x: Array) -> Array:
+    """The sum of each row, the last axis, as [..., 1]: 16 partial sums, each of every sixteenth element, and those by halves."""
+    width = x.shape[-1]
+    padded = -(-width // LANES) * LANES
+    if padded != width:
+        x = xp.concatenate([x, xp.zeros((*x.shape[:-1], padded - width), x.dtype)], axis=-1)
+    parts = x.reshape((*x.shape[:-1], padded // LANES, LANES))
+    lanes = parts.sum(axis=-2) if padded else xp.zeros((*x.shape[:-1], LANES), x.dtype)
+    length = LANES
+    while length > 1:
+        length //= 2
+        lanes = lanes[..., :length] + lanes[..., length : 2 * length]
+    return lanes
+
+
+def evaluate(outputs: Sequence[Expression], inputs: Sequence[Array], xp: Xp) -> list[Array]:
+    """The expressions for these inputs, which broadcast against each other; rows are along the last axis."""
+    known: dict[Expression, Any] = {}
+    run: dict[str, Callable[..., Array]] = vars(functions(xp))
+    for x in in_order(outputs):
+        match x.primitive:
+            case "element" | "number":
+                known[x] = inputs[x.attribute]  # type: ignore[call-overload]
+            case "constant":
+                known[x] = x.dtype.numpy.type(x.attribute)
+            case "columns":
+                known[x] = x.dtype.numpy.type(max((a.shape[-1] for a in inputs if a.ndim), default=1))
+            case "cast":
+                known[x] = run["cast"](xp.asarray(known[x.arguments[0]]), x.dtype)
+            case name:
+                known[x] = run[name](*(known[y] for y in x.arguments))
+    return [known[x] for x in outputs]

@@ -1,0 +1,111 @@
+"""Derivatives of expressions, as expressions.
+
+`derivative(y, wrt, dy)` is what dy, the gradient of y, gives for each of `wrt`.  A primitive's derivative may use its result, so that what
+is known is not computed again, and at kinks it takes the side that `DERIVATIVES` says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from jobflow.core.errors import JobError
+from jobflow.expressions import language as f
+from jobflow.expressions.language import Expression, in_order
+
+#: (gradient of the result, result, arguments) -> gradients of the arguments, None where there is none
+Rule: TypeAlias = Callable[..., Sequence[Expression | None]]
+
+_TWO_OVER_ROOT_PI = 2 / math.sqrt(math.pi)
+
+
+def _step(g: Expression, y: Expression, *x: Expression) -> Sequence[None]:
+    """Constant between jumps."""
+    return (None,) * len(x)
+
+
+def _maximum(g: Expression, y: Expression, a: Expression, b: Expression) -> Sequence[Expression]:
+    """The first of two equal ones."""
+    return f.where(b > a, 0.0, g), f.where(b > a, g, 0.0)
+
+
+def _minimum(g: Expression, y: Expression, a: Expression, b: Expression) -> Sequence[Expression]:
+    return f.where(b < a, 0.0, g), f.where(b < a, g, 0.0)
+
+
+def _power(g: Expression, y: Expression, x: Expression, n: Expression) -> Sequence[Expression | None]:
+    """The gradient of the exponent is 0 where x <= 0."""
+    lower = f.where(f.equal(n, 0.0), 1.0, n - 1.0)  # n x^(n - 1) is 0 where n is, though x be 0 too
+    exponent = None if n.primitive == "constant" else g * (y * f.log(f.where(x > 0, x, 1.0)))
+    return g * (n * f.power(x, lower)), exponent
+
+
+def _where(g: Expression, y: Expression, condition: Expression, a: Expression, b: Expression) -> Sequence[Expression | None]:
+    return None, f.where(condition, g, 0.0), f.where(condition, 0.0, g)
+
+
+def _cast(g: Expression, y: Expression, x: Expression) -> Sequence[Expression | None]:
+    return (f.cast(g, x.dtype) if x.dtype.is_float and y.dtype.is_float else None,)
+
+
+DERIVATIVES: dict[str, Rule] = {
+    "add": lambda g, y, a, b: (g, g),
+    "subtract": lambda g, y, a, b: (g, -g),
+    "multiply": lambda g, y, a, b: (g * b, g * a),
+    "divide": lambda g, y, a, b: (g / b, -(g * y / b)),
+    "weighted_sum": lambda g, y, alpha, a, beta, b: (g * a, g * alpha, g * b, g * beta),
+    "negative": lambda g, y, x: (-g,),
+    "absolute": lambda g, y, x: (g * f.sign(x),),
+    "maximum": _maximum,
+    "minimum": _minimum,
+    "where": _where,
+    "cast": _cast,
+    "power": _power,
+    "sqrt": lambda g, y, x: (g * 0.5 / y,),
+    "rsqrt": lambda g, y, x: (g * -0.5 * y / x,),
+    "reciprocal": lambda g, y, x: (-(g * y * y),),
+    "exp": lambda g, y, x: (g * y,),
+    "exp2": lambda g, y, x: (g * (y * math.log(2)),),
+    "expm1": lambda g, y, x: (g * f.exp(x),),
+    "log": lambda g, y, x: (g / x,),
+    "log2": lambda g, y, x: (g / (x * math.log(2)),),
+    "log10": lambda g, y, x: (g / (x * math.log(10)),),
+    "log1p": lambda g, y, x: (g / (x + 1.0),),
+    "sin": lambda g, y, x: (g * f.cos(x),),
+    "cos": lambda g, y, x: (-(g * f.sin(x)),),
+    "tan": lambda g, y, x: (g * (1.0 + y * y),),
+    "arcsin": lambda g, y, x: (g / f.sqrt(1.0 - x * x),),
+    "arccos": lambda g, y, x: (-(g / f.sqrt(1.0 - x * x)),),
+    "arctan": lambda g, y, x: (g / (1.0 + x * x),),
+    "arctan2": lambda g, y, a, b: (g / (a * a + b * b) * b, -(g / (a * a + b * b) * a)),
+    "sinh": lambda g, y, x: (g * f.cosh(x),),
+    "cosh": lambda g, y, x: (g * f.sinh(x),),
+    "tanh": lambda g, y, x: (g * (1.0 - y * y),),
+    "arcsinh": lambda g, y, x: (g / f.sqrt(x * x + 1.0),),
+    "arccosh": lambda g, y, x: (g / f.sqrt(x * x - 1.0),),
+    "arctanh": lambda g, y, x: (g / (1.0 - x * x),),
+    "erf": lambda g, y, x: (g * (f.exp(-(x * x)) * _TWO_OVER_ROOT_PI),),
+    "erfc": lambda g, y, x: (g * (f.exp(-(x * x)) * -_TWO_OVER_ROOT_PI),),
+    "sigmoid": lambda g, y, x: (g * (y * (1.0 - y)),),
+    "softplus": lambda g, y, x: (g * f.sigmoid(x),),
+    "copysign": lambda g, y, a, b: (g * f.copysign(f.sign(a), b) * f.sign(a), None),
+    "row_sum": lambda g, y, x: (g,),
+    **dict.fromkeys(("sign", "floor", "ceil", "rint", "trunc"), _step),
+}
+
+
+def derivative(y: Expression, wrt: Sequence[Expression], dy: Expression) -> list[Expression | None]:
+    """The gradients of the inputs `wrt`, of which y is made; None for one that y does not depend on, or that is no float."""
+    found: dict[Expression, Expression] = {y: dy}
+    for x in reversed(in_order([y])):
+        g = found.get(x)
+        if g is None or not x.arguments or not x.dtype.is_float:
+            continue
+        rule = DERIVATIVES.get(x.primitive)
+        if rule is None:
+            raise JobError(f"{x.primitive} has no derivative")
+        for argument, share in zip(x.arguments, rule(g, x, *x.arguments), strict=True):
+            if share is not None and argument.primitive != "constant":
+                found[argument] = found[argument] + share if argument in found else share
+    return [found.get(x) for x in wrt]
