@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Mapping
 from importlib.machinery import ModuleSpec, PathFinder
@@ -23,17 +24,30 @@ Homes = dict[str, tuple[str, str]]
 
 
 def read(package: str, stub: Path) -> tuple[Homes, list[str]]:
-    """Where the names are of a stub that has nothing but `from a import b as c`; and its `__all__`, which is all of them if it has none."""
+    """Where the names are of a stub that has nothing but `from a import b as c` and `from a import *`, what a lists in `__all__`; and its own
+    `__all__`, which is all of them if it has none."""
     homes: Homes = {}
     public: list[str] | None = None
     for node in ast.parse(stub.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and node.module:
             beside = node.module == package
+            if node.names[0].name == "*":
+                source = stub.parents[package.count(".") + 1].joinpath(*node.module.split(".")).with_suffix(".py")
+                homes |= {name: (node.module, name) for name in _listed(source)}
+                continue
             for alias in node.names:
                 homes[alias.asname or alias.name] = (f"{node.module}.{alias.name}", "") if beside else (node.module, alias.name)
         elif isinstance(node, ast.Assign):
             public = ast.literal_eval(node.value)
     return homes, list(homes) if public is None else public
+
+
+def _listed(source: Path) -> list[str]:
+    """What a module lists in `__all__`, without importing it."""
+    found = re.search(r"^__all__ = (\[.*?\])", source.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert found is not None, f"{source} has an __all__"
+    names: list[str] = ast.literal_eval(found[1])
+    return names
 
 
 def attach(

@@ -20,6 +20,12 @@ from jobflow.ops.axes import ExpandDims, Squeeze
 from jobflow.ops.scalar import Negate
 from jobflow.ops.softmax import LogSoftmax, Softmax
 
+__all__ = [
+    "celu", "elu", "elu_", "gelu", "glu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "leaky_relu_", "log_softmax",
+    "logsigmoid", "mish", "prelu", "quick_gelu", "relu", "relu6", "relu6_", "relu_", "selu", "selu_", "sigmoid", "silu", "silu_", "softmax",
+    "softmin", "softplus", "softshrink", "softsign", "tanh", "tanhshrink", "threshold",
+]  # fmt: skip
+
 _RELU, _SIGMOID, _TANH, _SILU = act.Relu(), act.Sigmoid(), act.Tanh(), act.Silu()
 _GELU, _GELU_TANH, _SOFTPLUS = act.Gelu(), act.GeluTanh(), act.Softplus()
 

@@ -25,6 +25,8 @@ from jobflow.ops.matmul import matmul
 from jobflow.ops.softmax import causal_softmax, softmax
 from jobflow.ops.triangle import tril
 
+__all__ = ["scaled_dot_product_attention"]
+
 
 def _check(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[int, ...]:
     """The axes before the last two that the three have together."""

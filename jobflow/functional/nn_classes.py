@@ -15,6 +15,8 @@ from jobflow.ops.index import gather
 from jobflow.ops.likelihood import negative_log_likelihood
 from jobflow.ops.softmax import log_softmax
 
+__all__ = ["cross_entropy", "nll_loss"]
+
 
 def _axis(x: Tensor) -> int:
     return 0 if x.type.ndim == 1 else 1

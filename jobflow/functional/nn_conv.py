@@ -13,6 +13,8 @@ from jobflow.ops import slices as sl
 from jobflow.ops.matmul import BiasAdd
 from jobflow.ops.op import apply
 
+__all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]
+
 
 def batched(what: str, x: Tensor, spatial: int) -> Value:
     """x with a batch axis."""

@@ -33,6 +33,11 @@ from jobflow.ops.matmul import BiasAdd, BroadcastMatMul, MatMul, matmul
 from jobflow.ops.op import apply, broadcast_shapes
 from jobflow.ops.random_tensors import DropoutMask
 
+__all__ = [
+    "bilinear", "cosine_similarity", "dropout", "dropout1d", "dropout2d", "dropout3d", "embedding", "linear", "normalize", "one_hot",
+    "pairwise_distance",
+]  # fmt: skip
+
 _PRODUCT, _PRODUCTS = MatMul(transpose_b=True), BroadcastMatMul(transpose_b=True)
 
 

@@ -21,6 +21,11 @@ from jobflow.ops import shape as sh
 from jobflow.ops.checked import checked
 from jobflow.ops.source import constant
 
+__all__ = [
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "cosine_embedding_loss", "gaussian_nll_loss", "hinge_embedding_loss", "huber_loss",
+    "kl_div", "l1_loss", "margin_ranking_loss", "mse_loss", "poisson_nll_loss", "smooth_l1_loss", "soft_margin_loss", "triplet_margin_loss",
+]  # fmt: skip
+
 P = ParamSpec("P")
 _REDUCTIONS = ("mean", "sum", "none")
 

@@ -27,6 +27,8 @@ from jobflow.ops.scalar import Scale
 from jobflow.ops.source import constant
 from jobflow.ops.update import MovingAverage
 
+__all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"]
+
 
 def _vector(p: Tensor | None, size: int, like: Tensor, value: float) -> Value:
     return constant(value, (size,), like.type.dtype) if p is None else p

@@ -18,6 +18,11 @@ from jobflow.ops import pool as pl
 from jobflow.ops import reduce as rd
 from jobflow.ops import slices as sl
 
+__all__ = [
+    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d",
+    "avg_pool1d", "avg_pool2d", "avg_pool3d", "max_pool1d", "max_pool2d", "max_pool3d",
+]  # fmt: skip
+
 
 def _windows(
     what: str, spatial: int, kernel_size: Sizes, stride: Sizes | None, padding: Sizes

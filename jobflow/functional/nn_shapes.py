@@ -19,6 +19,8 @@ from jobflow.ops import slices as sl
 from jobflow.ops.index import gather
 from jobflow.ops.source import arange
 
+__all__ = ["interpolate", "pad", "pixel_shuffle", "pixel_unshuffle"]
+
 _MODES = ("constant", "reflect", "replicate", "circular")
 
 

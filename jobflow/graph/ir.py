@@ -142,6 +142,8 @@ class Graph:
     updates: dict[str, Value] = field(default_factory=dict)
     #: mirrored view only: the length of the first axis of each rank's arguments, if the ranks' shapes differ
     rows: tuple[int, ...] = ()
+    #: who wrote it, for messages
+    kind: Literal["job", "graph"] = "job"
 
     def values(self) -> Iterator[Value]:
         for node in self.nodes:

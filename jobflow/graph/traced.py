@@ -79,4 +79,5 @@ class Traced:
             dict(self.reads),
             dict(self.updates),
             self.rows,
+            self.kind,
         )

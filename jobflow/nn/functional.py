@@ -2,93 +2,14 @@
 
 from jobflow.eager.faces import all_of as _all_of
 from jobflow.eager.faces import of_tensors as _of_tensors
-from jobflow.functional.nn_activations import celu as celu
-from jobflow.functional.nn_activations import elu as elu
-from jobflow.functional.nn_activations import elu_ as elu_
-from jobflow.functional.nn_activations import gelu as gelu
-from jobflow.functional.nn_activations import glu as glu
-from jobflow.functional.nn_activations import hardshrink as hardshrink
-from jobflow.functional.nn_activations import hardsigmoid as hardsigmoid
-from jobflow.functional.nn_activations import hardswish as hardswish
-from jobflow.functional.nn_activations import hardtanh as hardtanh
-from jobflow.functional.nn_activations import leaky_relu as leaky_relu
-from jobflow.functional.nn_activations import leaky_relu_ as leaky_relu_
-from jobflow.functional.nn_activations import log_softmax as log_softmax
-from jobflow.functional.nn_activations import logsigmoid as logsigmoid
-from jobflow.functional.nn_activations import mish as mish
-from jobflow.functional.nn_activations import prelu as prelu
-from jobflow.functional.nn_activations import quick_gelu as quick_gelu
-from jobflow.functional.nn_activations import relu as relu
-from jobflow.functional.nn_activations import relu6 as relu6
-from jobflow.functional.nn_activations import relu6_ as relu6_
-from jobflow.functional.nn_activations import relu_ as relu_
-from jobflow.functional.nn_activations import selu as selu
-from jobflow.functional.nn_activations import selu_ as selu_
-from jobflow.functional.nn_activations import sigmoid as sigmoid
-from jobflow.functional.nn_activations import silu as silu
-from jobflow.functional.nn_activations import silu_ as silu_
-from jobflow.functional.nn_activations import softmax as softmax
-from jobflow.functional.nn_activations import softmin as softmin
-from jobflow.functional.nn_activations import softplus as softplus
-from jobflow.functional.nn_activations import softshrink as softshrink
-from jobflow.functional.nn_activations import softsign as softsign
-from jobflow.functional.nn_activations import tanh as tanh
-from jobflow.functional.nn_activations import tanhshrink as tanhshrink
-from jobflow.functional.nn_activations import threshold as threshold
-from jobflow.functional.nn_attention import scaled_dot_product_attention as scaled_dot_product_attention
-from jobflow.functional.nn_classes import cross_entropy as cross_entropy
-from jobflow.functional.nn_classes import nll_loss as nll_loss
-from jobflow.functional.nn_conv import conv1d as conv1d
-from jobflow.functional.nn_conv import conv2d as conv2d
-from jobflow.functional.nn_conv import conv3d as conv3d
-from jobflow.functional.nn_conv import conv_transpose1d as conv_transpose1d
-from jobflow.functional.nn_conv import conv_transpose2d as conv_transpose2d
-from jobflow.functional.nn_conv import conv_transpose3d as conv_transpose3d
-from jobflow.functional.nn_linear import bilinear as bilinear
-from jobflow.functional.nn_linear import cosine_similarity as cosine_similarity
-from jobflow.functional.nn_linear import dropout as dropout
-from jobflow.functional.nn_linear import dropout1d as dropout1d
-from jobflow.functional.nn_linear import dropout2d as dropout2d
-from jobflow.functional.nn_linear import dropout3d as dropout3d
-from jobflow.functional.nn_linear import embedding as embedding
-from jobflow.functional.nn_linear import linear as linear
-from jobflow.functional.nn_linear import normalize as normalize
-from jobflow.functional.nn_linear import one_hot as one_hot
-from jobflow.functional.nn_linear import pairwise_distance as pairwise_distance
-from jobflow.functional.nn_losses import binary_cross_entropy as binary_cross_entropy
-from jobflow.functional.nn_losses import binary_cross_entropy_with_logits as binary_cross_entropy_with_logits
-from jobflow.functional.nn_losses import cosine_embedding_loss as cosine_embedding_loss
-from jobflow.functional.nn_losses import gaussian_nll_loss as gaussian_nll_loss
-from jobflow.functional.nn_losses import hinge_embedding_loss as hinge_embedding_loss
-from jobflow.functional.nn_losses import huber_loss as huber_loss
-from jobflow.functional.nn_losses import kl_div as kl_div
-from jobflow.functional.nn_losses import l1_loss as l1_loss
-from jobflow.functional.nn_losses import margin_ranking_loss as margin_ranking_loss
-from jobflow.functional.nn_losses import mse_loss as mse_loss
-from jobflow.functional.nn_losses import poisson_nll_loss as poisson_nll_loss
-from jobflow.functional.nn_losses import smooth_l1_loss as smooth_l1_loss
-from jobflow.functional.nn_losses import soft_margin_loss as soft_margin_loss
-from jobflow.functional.nn_losses import triplet_margin_loss as triplet_margin_loss
-from jobflow.functional.nn_norm import batch_norm as batch_norm
-from jobflow.functional.nn_norm import group_norm as group_norm
-from jobflow.functional.nn_norm import instance_norm as instance_norm
-from jobflow.functional.nn_norm import layer_norm as layer_norm
-from jobflow.functional.nn_norm import rms_norm as rms_norm
-from jobflow.functional.nn_pool import adaptive_avg_pool1d as adaptive_avg_pool1d
-from jobflow.functional.nn_pool import adaptive_avg_pool2d as adaptive_avg_pool2d
-from jobflow.functional.nn_pool import adaptive_avg_pool3d as adaptive_avg_pool3d
-from jobflow.functional.nn_pool import adaptive_max_pool1d as adaptive_max_pool1d
-from jobflow.functional.nn_pool import adaptive_max_pool2d as adaptive_max_pool2d
-from jobflow.functional.nn_pool import adaptive_max_pool3d as adaptive_max_pool3d
-from jobflow.functional.nn_pool import avg_pool1d as avg_pool1d
-from jobflow.functional.nn_pool import avg_pool2d as avg_pool2d
-from jobflow.functional.nn_pool import avg_pool3d as avg_pool3d
-from jobflow.functional.nn_pool import max_pool1d as max_pool1d
-from jobflow.functional.nn_pool import max_pool2d as max_pool2d
-from jobflow.functional.nn_pool import max_pool3d as max_pool3d
-from jobflow.functional.nn_shapes import interpolate as interpolate
-from jobflow.functional.nn_shapes import pad as pad
-from jobflow.functional.nn_shapes import pixel_shuffle as pixel_shuffle
-from jobflow.functional.nn_shapes import pixel_unshuffle as pixel_unshuffle
+from jobflow.functional.nn_activations import *
+from jobflow.functional.nn_attention import *
+from jobflow.functional.nn_classes import *
+from jobflow.functional.nn_conv import *
+from jobflow.functional.nn_linear import *
+from jobflow.functional.nn_losses import *
+from jobflow.functional.nn_norm import *
+from jobflow.functional.nn_pool import *
+from jobflow.functional.nn_shapes import *
 
 globals().update(_all_of(__name__, globals(), "jobflow.functional", _of_tensors))

@@ -2,4 +2,4 @@
 
 from jobflow.optim import lr_scheduler as lr_scheduler
 from jobflow.optim.optimizer import Optimizer as Optimizer
-from jobflow.optim.optimizers import *  # noqa: F403 - all that it lists
+from jobflow.optim.optimizers import *

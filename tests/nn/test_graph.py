@@ -10,7 +10,7 @@ import pytest
 from graphs import Forward, Model, Trained, as_graph, batches, graph_of, laid, usual, weights
 from ranks import agree, on_ranks
 
-from jobflow.core.errors import DivergedError, JobError, RankError
+from jobflow.core.errors import DivergedError, JobError, PlacementError, RankError
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.placements import placement, sbp
@@ -35,6 +35,27 @@ S0, S1, B = sbp.split(0), sbp.split(1), sbp.broadcast
 
 
 # -------------------------------------------------------------------- numbers
+
+
+def test_stages_that_form_a_cycle() -> None:
+    class Train(Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = Linear(3, 3), Linear(3, 3)
+            self.first.to(GraphModule).set_stage(1)
+            self.second.to(GraphModule).set_stage(0)
+            self.config.set_gradient_accumulation_steps(2)
+            self.add_optimizer(SGD([*self.first.parameters(), *self.second.parameters()], lr=0.1))
+
+        def build(self, x: Tensor) -> Tensor:
+            loss = self.second(self.first(x)).sum()
+            loss.backward()
+            return loss
+
+    with pytest.raises(PlacementError) as error:
+        Train()(randn(4, 3))
+    text = str(error.value)
+    assert text.startswith("graph Train_0: matmul at ") and "call set_stage(1) or a higher stage for the module of the matmul" in text
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])

@@ -66,11 +66,11 @@ def pipeline(graph: Graph, schedule: str | None = None) -> Graph:
 def pipeline_of(graph: Graph, schedule: str) -> Pipeline | None:
     """The pipeline of an unrolled graph; None if it has no microbatches.  PlacementError if values go back to an earlier stage."""
     if schedule not in SCHEDULES:
-        raise ConfigError(f'job {graph.name}: there is no schedule "{schedule}" of pipelines; use {", ".join(SCHEDULES)}')
+        raise ConfigError(f'{graph.kind} {graph.name}: there is no schedule "{schedule}" of pipelines; use {", ".join(SCHEDULES)}')
     own = [node for node in graph.nodes if _direction(node) is not None]
     if not own:
         return None
-    stages = _Stages(graph.name, own).run()
+    stages = _Stages(graph, own).run()
     placements = _placements(own, stages)
     groups = list(dict.fromkeys(placements))
     merged = _merged(placements)
@@ -121,7 +121,7 @@ def _merged(placements: Sequence[Placement]) -> list[int]:
 class _Stages:
     """Finds the stage of every node that belongs to a microbatch."""
 
-    job: str
+    graph: Graph
     nodes: Sequence[Node]
     labels: list[Label] = field(default_factory=list)
     found: dict[Node, int] = field(default_factory=dict)
@@ -162,10 +162,13 @@ class _Stages:
     def _cycle(self, node: Node, low: int) -> PlacementError:
         value = next(value for value in node.inputs if self.found.get(value.node) == low)
         maker, mine, others = value.node, node.origin.stage, self.labels[low]
+        remedy = f"give the {node.op.word()} pipeline_stage_id_hint={others} or more"
+        if self.graph.kind == "graph":
+            remedy = f"call set_stage({others}) or a higher stage for the module of the {node.op.word()}"
         return PlacementError(
-            f'job {self.job}: {node.op.word()} at {node.where} (layer "{node.name}") is in stage {mine} of the pipeline but reads {value.name} '
-            f'of stage {others}, made at {maker.where} (layer "{maker.name}"): the stages form a cycle. A value goes from a stage to a later one: '
-            f"give the {node.op.word()} pipeline_stage_id_hint={others} or more, or number the stages in the order in which values pass through them"
+            f'{self.graph.kind} {self.graph.name}: {node.op.word()} at {node.where} (layer "{node.name}") is in stage {mine} of the pipeline '
+            f'but reads {value.name} of stage {others}, made at {maker.where} (layer "{maker.name}"): the stages form a cycle. '
+            f"A value goes from a stage to a later one: {remedy}, or number the stages in the order in which values pass through them"
         )
 
     def _follow_readers(self, forward: Sequence[Node]) -> None:

@@ -159,7 +159,7 @@ class Tracer:
         full = scope.current().full_name(name)
         if full in self._names:
             first = self._names[full]
-            raise DuplicateNameError(f'job {self.name}: two ops are named "{full}", at {first} and at {where}; give one of them another name')
+            raise DuplicateNameError(f'{self.kind} {self.name}: two ops are named "{full}", at {first} and at {where}; give one of them another name')
         self._names[full] = where
         return full
 
@@ -306,7 +306,7 @@ class Tracer:
         where = self._where or user_line()
         if known is not None and known.type.shape != wanted.type.shape:
             raise JobError(
-                f'job {self.name} at {where}: variable "{wanted.name}" is {known.type} in another place but {wanted.type} here; '
+                f'{self.kind} {self.name} at {where}: variable "{wanted.name}" is {known.type} in another place but {wanted.type} here; '
                 f"one name is one tensor: give it another name, or the same shape"
             )
         if wanted.name not in self.reads:

@@ -4,15 +4,15 @@ from jobflow.eager.faces import of_tensors as _of_tensors
 from jobflow.legacy import convolution as _convolution
 from jobflow.legacy import loss_functions as _losses
 from jobflow.legacy import normalization as _normalization
-from jobflow.nn.modules.activation_layers import *  # noqa: F403 - all that it lists
-from jobflow.nn.modules.attention_layers import *  # noqa: F403 - all that it lists
-from jobflow.nn.modules.container import *  # noqa: F403 - all that it lists
-from jobflow.nn.modules.conv_layers import *  # noqa: F403 - all that it lists
-from jobflow.nn.modules.linear_layers import *  # noqa: F403 - all that it lists
-from jobflow.nn.modules.loss_layers import *  # noqa: F403 - all that it lists
+from jobflow.nn.modules.activation_layers import *
+from jobflow.nn.modules.attention_layers import *
+from jobflow.nn.modules.container import *
+from jobflow.nn.modules.conv_layers import *
+from jobflow.nn.modules.linear_layers import *
+from jobflow.nn.modules.loss_layers import *
 from jobflow.nn.modules.module import Module as Module
-from jobflow.nn.modules.norm_layers import *  # noqa: F403 - all that it lists
-from jobflow.nn.modules.pool_layers import *  # noqa: F403 - all that it lists
+from jobflow.nn.modules.norm_layers import *
+from jobflow.nn.modules.pool_layers import *
 
 #: in the body of a job, a class is the function that the job face has under its name
 _OF_JOBS = {name: function for module in (_convolution, _losses, _normalization) for name, function in vars(module).items()}
