@@ -111,8 +111,16 @@ def number(position: int, dtype: DType) -> Expression:
 
 def constant(value: float, dtype: DType) -> Expression:
     """A number that is known now, as the type has it."""
+    return make("constant", (), dtype, dtype_value(value, dtype))
+
+
+def dtype_value(value: float, dtype: DType) -> float:
+    """The number as the type has it; of integers, the one that is the same but for multiples of their number of values: 255 for -1."""
     value = plain(value)
-    return make("constant", (), dtype, bool(value) if dtype is bool_ else float(value) if dtype.is_float else int(value))
+    if not dtype.is_integer:
+        return bool(value) if dtype is bool_ else float(value)
+    low, values = int(dtype.span[0]), 1 << 8 * dtype.numpy.itemsize
+    return (int(value) - low) % values + low
 
 
 def _typed(name: str, operands: Sequence[Operand]) -> tuple[Expression, ...]:
@@ -133,6 +141,16 @@ def _same(name: str, kinds: str = "fViu") -> Callable[..., Expression]:
         if typed[0].dtype.numpy.kind not in kinds:
             raise DtypeError(f"{name} of {typed[0].dtype.name}")
         return make(name, typed, typed[0].dtype)
+
+    function.__name__ = name
+    return function
+
+
+def _logical(name: str) -> Callable[..., Expression]:
+    """A primitive of truth values; integers are true where they are not 0."""
+
+    def function(*operands: Operand) -> Expression:
+        return make(name, tuple(x if x.dtype is bool_ else not_equal(x, 0) for x in _typed(name, operands)), bool_)
 
     function.__name__ = name
     return function
@@ -169,7 +187,11 @@ log = _same("log", FLOAT)
 log2 = _same("log2", FLOAT)
 log10 = _same("log10", FLOAT)
 log1p = _same("log1p", FLOAT)
-power = _same("power", FLOAT)
+power = _same("power", FLOAT + WHOLE)
+#: x - y trunc(x / y) of floats, exact, with the sign of x; x - y floor(x / y) and floor(x / y) of integers
+fmod = _same("fmod", FLOAT)
+remainder = _same("remainder", WHOLE)
+floor_divide = _same("floor_divide", WHOLE)
 sin = _same("sin", FLOAT)
 cos = _same("cos", FLOAT)
 tan = _same("tan", FLOAT)
@@ -199,10 +221,10 @@ not_equal = _truth("not_equal")
 isnan = _truth("isnan")
 isinf = _truth("isinf")
 isfinite = _truth("isfinite")
-logical_and = _same("logical_and", TRUTH)
-logical_or = _same("logical_or", TRUTH)
-logical_xor = _same("logical_xor", TRUTH)
-logical_not = _same("logical_not", TRUTH)
+logical_and = _logical("logical_and")
+logical_or = _logical("logical_or")
+logical_xor = _logical("logical_xor")
+logical_not = _logical("logical_not")
 bitwise_and = _same("bitwise_and", WHOLE + TRUTH)
 bitwise_or = _same("bitwise_or", WHOLE + TRUTH)
 bitwise_xor = _same("bitwise_xor", WHOLE + TRUTH)

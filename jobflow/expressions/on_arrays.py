@@ -14,7 +14,7 @@ from typing import Any
 
 from jobflow.core.types import Array, Xp, dtype_of
 from jobflow.expressions.error_function import erf, erfc
-from jobflow.expressions.language import Expression, in_order
+from jobflow.expressions.language import Expression, dtype_value, in_order
 
 #: partial sums of a row: what a sum gives depends on how many there are, so it is the same everywhere
 LANES = 16
@@ -24,7 +24,7 @@ SHARED = (
     *("expm1", "log", "log2", "log10", "log1p", "power", "sin", "cos", "tan", "arcsin", "arccos", "arctan", "arctan2", "sinh", "cosh", "tanh"),
     *("arcsinh", "arccosh", "arctanh", "floor", "ceil", "rint", "trunc", "copysign", "less", "less_equal", "greater", "greater_equal", "equal"),
     *("not_equal", "isnan", "isinf", "isfinite", "logical_and", "logical_or", "logical_xor", "logical_not", "bitwise_and", "bitwise_or"),
-    *("bitwise_xor", "invert", "where", "square", "clip"),
+    *("bitwise_xor", "invert", "where", "square", "fmod", "remainder", "floor_divide"),
 )
 
 
@@ -47,7 +47,14 @@ def functions(xp: Xp) -> Any:
     def weighted_sum(alpha: Any, x: Array, beta: Any, y: Array) -> Array:
         return alpha * x + beta * y
 
-    own = (rsqrt, sigmoid, softplus, cast, weighted_sum)
+    def constant(value: float, dtype: Any) -> Any:
+        kind = dtype_of(dtype)
+        return kind.numpy.type(dtype_value(value, kind))
+
+    def clip(x: Array, low: Any, high: Any) -> Array:
+        return xp.clip(x, low, high)
+
+    own = (constant, clip, rsqrt, sigmoid, softplus, cast, weighted_sum)
     errors = {"erf": lambda x: erf(xp, x), "erfc": lambda x: erfc(xp, x)}
     rows = {"row_sum": lambda x: row_sum(xp, x), "row_max": lambda x: x.max(axis=-1, keepdims=True)}
     return SimpleNamespace(**{name: getattr(xp, name) for name in SHARED}, **{f.__name__: f for f in own}, **errors, **rows)

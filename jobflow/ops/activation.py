@@ -11,18 +11,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from jobflow.core.layout import Rule
-from jobflow.core.types import Array, Tensor, TensorType, Xp, dtype_of
-from jobflow.expressions.error_function import erf
+from jobflow.core.types import Array, Tensor, TensorType, dtype_of
 from jobflow.ops import blas, special
 from jobflow.ops.arithmetic import add, divide, multiply, subtract, where
 from jobflow.ops.blocks import blocks
 from jobflow.ops.compare import greater
-from jobflow.ops.op import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, sample
-from jobflow.ops.pointwise import FLOATS, Elementwise, Unary, call, check_dtypes, numbers
+from jobflow.ops.op import LETTERS, OVER_FIRST, Binder, Call, Grads, Sample, apply, sample
+from jobflow.ops.pointwise import FLOATS, Elementwise, Pointwise, Unary, call, check_dtypes, numbers
 from jobflow.ops.scalar import clip, fill_like, negate, scale, shift
 from jobflow.ops.transcendental import absolute, exp
 
@@ -56,9 +56,8 @@ class Relu(Unary):
     precision = "any"
     in_place = OVER_FIRST
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        x, y = arrays
-        xp.maximum(x, x.dtype.type(0), out=y)
+    def formula(self, f: Any, x: Any) -> Any:
+        return f.maximum(f.constant(0.0, x.dtype), x)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         if device.xp is not np:
@@ -76,9 +75,8 @@ class ReluGrad(Gradient):
 
     in_place = OVER_FIRST
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        y, dy, dx = arrays
-        xp.multiply(dy, y > 0, out=dx)
+    def formula(self, f: Any, y: Any, dy: Any) -> Any:
+        return f.where(y > 0, dy, 0.0)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         if device.xp is not np or inputs[0].shape != inputs[1].shape:
@@ -99,9 +97,8 @@ class LeakyRelu(Unary):
     precision = "any"
     alpha: float = 0.2
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        x, y = arrays
-        y[...] = xp.where(x > 0, x, x * x.dtype.type(self.alpha))
+    def formula(self, f: Any, x: Any) -> Any:
+        return x * f.where(x > 0, f.constant(1.0, x.dtype), self.alpha)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (where(greater(x, fill_like(x, 0.0)), dy, scale(dy, self.alpha)),)
@@ -113,9 +110,8 @@ class Sigmoid(Unary):
 
     precision = "follows"
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        x, y = arrays
-        y[...] = 1 / (1 + xp.exp(xp.minimum(-x, _exponent_limit(x))))
+    def formula(self, f: Any, *elements: Any) -> Any:
+        return f.sigmoid(*elements)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         if device.xp is not np:
@@ -139,9 +135,8 @@ def _exponent_limit(x: Array) -> float:
 class SigmoidGrad(Gradient):
     """dx = y (1 - y) dy"""
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        y, dy, dx = arrays
-        dx[...] = y * (1 - y) * dy
+    def formula(self, f: Any, y: Any, dy: Any) -> Any:
+        return y * (1.0 - y) * dy
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         if device.xp is not np or inputs[0].shape != inputs[1].shape:
@@ -167,9 +162,8 @@ class Silu(Unary):
 
     precision = "follows"
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        x, y = arrays
-        y[...] = x / (1 + xp.exp(xp.minimum(-x, _exponent_limit(x))))
+    def formula(self, f: Any, x: Any) -> Any:
+        return x * f.sigmoid(x)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         if device.xp is not np:
@@ -187,10 +181,9 @@ class Silu(Unary):
 class SiluGrad(Gradient):
     """dx = s (1 + x (1 - s)) dy with s = 1 / (1 + e^-x)"""
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        x, dy, dx = arrays
-        s = 1 / (1 + xp.exp(xp.minimum(-x, _exponent_limit(x))))
-        dx[...] = s * (1 + x * (1 - s)) * dy
+    def formula(self, f: Any, x: Any, dy: Any) -> Any:
+        s = f.sigmoid(x)
+        return s * (1.0 + x * (1.0 - s)) * dy
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         if device.xp is not np or inputs[0].shape != inputs[1].shape:
@@ -223,9 +216,8 @@ class Tanh(Unary):
 class TanhGrad(Gradient):
     """dx = (1 - y^2) dy"""
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        y, dy, dx = arrays
-        dx[...] = (1 - y * y) * dy
+    def formula(self, f: Any, y: Any, dy: Any) -> Any:
+        return (1.0 - y * y) * dy
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         if device.xp is not np or inputs[0].shape != inputs[1].shape:
@@ -240,13 +232,14 @@ class TanhGrad(Gradient):
 
 
 @dataclass(frozen=True)
-class Gelu(Op):
+class Gelu(Pointwise):
     """y = x Phi(x), and slope = dy/dx = Phi(x) + x phi(x);  Phi(x) = (1 + erf(x / sqrt 2)) / 2, phi(x) = exp(-x^2 / 2) / sqrt(2 pi).
 
     The slope is all that the gradient needs, and cheap while x is at hand.
     """
 
     precision = "follows"
+    results = 2
     strided_outputs = True
     any_order = True
     in_place = MappingProxyType({1: (0,)})
@@ -259,10 +252,9 @@ class Gelu(Op):
         letters = LETTERS[: x.ndim]
         return Rule(f"{letters or '1'}->{letters},{letters}")
 
-    def kernel(self, xp: Xp, x: Array, y: Array, slope: Array) -> None:
-        share = _normal(xp, x)
-        xp.multiply(x, share, out=y)
-        slope[...] = share + x * xp.exp(x * x / -2) * x.dtype.type(_BELL)
+    def formula(self, f: Any, x: Any) -> Any:
+        share = 0.5 * (1.0 + f.erf(x * _ROOT_HALF))
+        return x * share, share + x * (_BELL * f.exp(-0.5 * (x * x)))
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         if device.xp is not np or inputs[0].dtype != np.float32:
@@ -286,11 +278,6 @@ class Gelu(Op):
         yield sample(cls(), numbers(2))
 
 
-def _normal(xp: Xp, x: Array) -> Array:
-    """Phi(x)."""
-    return (erf(xp, x * x.dtype.type(_ROOT_HALF)) + 1) / 2
-
-
 def _gelu_block(x: Array, y: Array, slope: Array, share: Array, square: Array) -> list[Call]:
     """share = Phi(x) = (1 + erf(x / sqrt 2)) / 2, y = x share, slope = share + x exp(-x^2 / 2) / sqrt(2 pi)."""
     one, half, bell = (_constant(c, x) for c in (1, 0.5, _BELL))
@@ -308,10 +295,8 @@ class GeluTanh(Unary):
 
     precision = "follows"
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        x, y = arrays
-        kind = x.dtype.type
-        y[...] = x * (kind(0.5) + kind(0.5) * xp.tanh(x * (kind(_C1) + kind(_C3) * x * x)))
+    def formula(self, f: Any, x: Any) -> Any:
+        return x * (0.5 + 0.5 * f.tanh(x * (_C1 + _C3 * (x * x))))
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         if device.xp is not np:
@@ -331,11 +316,10 @@ class GeluTanh(Unary):
 class GeluTanhGrad(Gradient):
     """dx = (1 + t + x (1 - t^2) (C1 + 3 C3 x^2)) / 2 dy with t = tanh(C1 x + C3 x^3)"""
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        x, dy, dx = arrays
-        kind = x.dtype.type
-        t = xp.tanh(x * (kind(_C1) + kind(_C3) * x * x))
-        dx[...] = (1 + t + x * (1 - t * t) * (kind(_C1) + kind(3 * _C3) * x * x)) * kind(0.5) * dy
+    def formula(self, f: Any, x: Any, dy: Any) -> Any:
+        square = x * x
+        t = f.tanh(x * (_C1 + _C3 * square))
+        return (1.0 + t + x * (1.0 - t * t) * (_C1 + 3 * _C3 * square)) * 0.5 * dy
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         if device.xp is not np or inputs[0].shape != inputs[1].shape:
@@ -365,10 +349,8 @@ class Elu(Unary):
     precision = "follows"
     alpha: float = 1.0
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        x, y = arrays
-        zero = x.dtype.type(0)
-        y[...] = xp.maximum(x, zero) + x.dtype.type(self.alpha) * xp.expm1(xp.minimum(x, zero))
+    def formula(self, f: Any, x: Any) -> Any:
+        return f.maximum(x, 0.0) + self.alpha * f.expm1(f.minimum(x, 0.0))
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (where(greater(x, fill_like(x, 0.0)), dy, multiply(dy, shift(y, self.alpha))),)
@@ -383,9 +365,8 @@ class Elu(Unary):
 class Softplus(Unary):
     """y = ln(1 + e^x)"""
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        x, y = arrays
-        y[...] = xp.maximum(x, x.dtype.type(0)) + xp.log1p(xp.exp(-xp.abs(x)))
+    def formula(self, f: Any, *elements: Any) -> Any:
+        return f.softplus(*elements)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (multiply(dy, sigmoid(x)),)

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from jobflow.core.errors import DtypeError
 from jobflow.core.layout import Rule
-from jobflow.core.types import Array, Tensor, TensorType, Xp, bool_
+from jobflow.core.types import Array, Tensor, TensorType, bool_
 from jobflow.ops import remainders
 from jobflow.ops.broadcast import sum_to
 from jobflow.ops.checked import check, whole_divisor
 from jobflow.ops.compare import greater, less
 from jobflow.ops.op import OVER_EITHER, Binder, Call, Grads, Op, Sample, broadcast_rule, broadcast_shapes, sample
-from jobflow.ops.pointwise import ANY, FLOATS, Binary, call, check_dtypes, numbers
+from jobflow.ops.pointwise import ANY, FLOATS, Binary, Pointwise, call, check_dtypes, numbers
 from jobflow.ops.product_sum import sum_with_maker
 from jobflow.ops.scalar import cast, fill_like, negate, round_half_even, scale
 
@@ -93,9 +94,6 @@ class _Whole(Binary):
     abstract = True
     low = 0.6
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        getattr(remainders, self.ufunc)(xp, *arrays)
-
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield from super().samples()
@@ -107,7 +105,8 @@ class _Whole(Binary):
 class FloorDivide(_Whole):
     """z = floor(x / y); its gradient is zero"""
 
-    ufunc = "floor_divide"
+    def formula(self, f: Any, *elements: Any) -> Any:
+        return remainders.floor_divide(f, *elements)
 
     def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
         return None, None
@@ -117,13 +116,8 @@ class FloorDivide(_Whole):
 class TruncateDivide(_Whole):
     """z = x / y without its fraction; its gradient is zero"""
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        x, y, z = arrays
-        if z.dtype.kind in "iu":
-            xp.floor_divide(x, y, out=z)
-            xp.add(z, (z < 0) & (xp.remainder(x, y) != 0), out=z)
-        else:
-            xp.trunc(xp.divide(x, y), out=z)
+    def formula(self, f: Any, *elements: Any) -> Any:
+        return remainders.truncate_divide(f, *elements)
 
     def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
         return None, None
@@ -133,7 +127,8 @@ class TruncateDivide(_Whole):
 class FloorMod(_Whole):
     """z = x - y floor(x / y), with the sign of y"""
 
-    ufunc = "remainder"
+    def formula(self, f: Any, *elements: Any) -> Any:
+        return remainders.remainder(f, *elements)
 
     def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
         return sum_to(dz, x.type.shape), negate(sum_to(multiply(dz, floor_divide(x, y)), y.type.shape))
@@ -143,7 +138,8 @@ class FloorMod(_Whole):
 class Remainder(_Whole):
     """z = x - y trunc(x / y), with the sign of x"""
 
-    ufunc = "fmod"
+    def formula(self, f: Any, *elements: Any) -> Any:
+        return remainders.fmod(f, *elements)
 
     def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
         whole = round_half_even(divide(subtract(x, z), y))  # x / y itself may be rounded to the next integer
@@ -156,10 +152,8 @@ class SquaredDifference(Binary):
 
     precision = "follows"
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        x, y, z = arrays
-        xp.subtract(x, y, out=z)
-        xp.multiply(z, z, out=z)
+    def formula(self, f: Any, x: Any, y: Any) -> Any:
+        return f.square(x - y)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         if device.xp is not np:
@@ -203,7 +197,7 @@ class Minimum(_Extreme):
 
 
 @dataclass(frozen=True)
-class Where(Op):
+class Where(Pointwise):
     """z = x where the condition holds, else y; all three broadcast, and z is linear in x and y together"""
 
     precision = "any"
@@ -217,8 +211,8 @@ class Where(Op):
     def rule(self, condition: TensorType, x: TensorType, y: TensorType) -> Rule:
         return broadcast_rule((condition, x, y), linear=((1, 2),))
 
-    def kernel(self, xp: Xp, condition: Array, x: Array, y: Array, z: Array) -> None:
-        z[...] = xp.where(condition, x, y)
+    def formula(self, f: Any, *elements: Any) -> Any:
+        return f.where(*elements)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         if device.xp is not np:

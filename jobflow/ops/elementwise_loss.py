@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from jobflow.core.errors import ShapeError
 from jobflow.core.layout import Rule
-from jobflow.core.types import Array, Tensor, TensorType, Xp
+from jobflow.core.types import Tensor, TensorType
 from jobflow.ops.activation import sigmoid
 from jobflow.ops.arithmetic import divide, multiply, subtract
 from jobflow.ops.checked import checked
 from jobflow.ops.derivative import through
-from jobflow.ops.op import LETTERS, Grads, Op, Sample, sample
-from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
+from jobflow.ops.op import LETTERS, Grads, Sample, sample
+from jobflow.ops.pointwise import FLOATS, Pointwise, call, check_dtypes, numbers
 from jobflow.ops.scalar import cast, clip, negate, scale, shift, sign
 from jobflow.ops.transcendental import log
 
@@ -23,7 +24,7 @@ _BINARY = "binary_cross_entropy"
 
 
 @dataclass(frozen=True)
-class SigmoidCrossEntropy(Op):
+class SigmoidCrossEntropy(Pointwise):
     """loss = max(x, 0) - x z + log(1 + exp(-|x|)); the labels z are of the same shape and of any type."""
 
     def infer(self, x: TensorType, labels: TensorType) -> TensorType:
@@ -36,8 +37,8 @@ class SigmoidCrossEntropy(Op):
         letters = LETTERS[: x.ndim]
         return Rule(f"{letters},{letters}->{letters}")
 
-    def kernel(self, xp: Xp, x: Array, labels: Array, loss: Array) -> None:
-        loss[...] = xp.maximum(x, 0) - x * labels + xp.log1p(xp.exp(-abs(x)))
+    def formula(self, f: Any, x: Any, labels: Any) -> Any:
+        return f.maximum(x, 0.0) - x * f.cast(labels, x.dtype) + f.log1p(f.exp(-f.absolute(x)))
 
     def grad(self, x: Tensor, labels: Tensor, loss: Tensor, dloss: Tensor) -> Grads:
         dlabels = negate(multiply(x, dloss)) if labels.type.dtype is x.type.dtype else None
@@ -50,7 +51,7 @@ class SigmoidCrossEntropy(Op):
 
 
 @dataclass(frozen=True)
-class SigmoidCrossEntropyGrad(Op):
+class SigmoidCrossEntropyGrad(Pointwise):
     """dx = (sigmoid(x) - z) dloss."""
 
     def infer(self, x: TensorType, labels: TensorType, dloss: TensorType) -> TensorType:
@@ -60,8 +61,8 @@ class SigmoidCrossEntropyGrad(Op):
         letters = LETTERS[: x.ndim]
         return Rule(f"{letters},{letters},{letters}->{letters}", linear=((2,),))
 
-    def kernel(self, xp: Xp, x: Array, labels: Array, dloss: Array, dx: Array) -> None:
-        dx[...] = (0.5 * xp.tanh(0.5 * x) + 0.5 - labels) * dloss  # the tanh form cannot overflow
+    def formula(self, f: Any, x: Any, labels: Any, dloss: Any) -> Any:
+        return (0.5 * f.tanh(0.5 * x) + 0.5 - f.cast(labels, x.dtype)) * dloss  # the tanh form cannot overflow
 
     def grad(self, x: Tensor, labels: Tensor, dloss: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
         def parts(x: Tensor, labels: Tensor, dloss: Tensor) -> tuple[Tensor]:
@@ -76,7 +77,7 @@ class SigmoidCrossEntropyGrad(Op):
 
 
 @dataclass(frozen=True)
-class BinaryCrossEntropy(Op):
+class BinaryCrossEntropy(Pointwise):
     """loss = -(t log x + (1 - t) log(1 - x)) of probabilities; logarithms are at least -100, and x (1 - x) in the gradient at least 1e-12"""
 
     def infer(self, x: TensorType, target: TensorType) -> TensorType:
@@ -89,9 +90,9 @@ class BinaryCrossEntropy(Op):
         letters = LETTERS[: x.ndim]
         return Rule(f"{letters},{letters}->{letters}")
 
-    def kernel(self, xp: Xp, x: Array, target: Array, loss: Array) -> None:
-        yes, no = (xp.maximum(logarithm, -100) for logarithm in (xp.log(x), xp.log1p(-x)))
-        loss[...] = (target - 1) * no - target * yes
+    def formula(self, f: Any, x: Any, target: Any) -> Any:
+        yes, no = (f.maximum(logarithm, -100.0) for logarithm in (f.log(x), f.log1p(-x)))
+        return (target - 1.0) * no - target * yes
 
     def grad(self, x: Tensor, target: Tensor, loss: Tensor, dloss: Tensor) -> Grads:
         dtype = x.type.dtype
@@ -107,7 +108,7 @@ class BinaryCrossEntropy(Op):
 
 
 @dataclass(frozen=True)
-class SmoothL1(Op):
+class SmoothL1(Pointwise):
     """loss = d^2 / (2 beta) where |d| < beta, else |d| - beta / 2;  d = prediction - label."""
 
     beta: float = 1.0
@@ -122,10 +123,9 @@ class SmoothL1(Op):
         letters = LETTERS[: prediction.ndim]
         return Rule(f"{letters},{letters}->{letters}")
 
-    def kernel(self, xp: Xp, prediction: Array, label: Array, loss: Array) -> None:
-        d = abs(prediction - label)
-        near = d < self.beta
-        loss[...] = xp.where(near, d * d * (0.5 / self.beta if self.beta else 0.0), d - 0.5 * self.beta)
+    def formula(self, f: Any, prediction: Any, label: Any) -> Any:
+        d = f.absolute(prediction - label)
+        return f.where(d < self.beta, d * d * (0.5 / self.beta if self.beta else 0.0), d - 0.5 * self.beta)
 
     def grad(self, prediction: Tensor, label: Tensor, loss: Tensor, dloss: Tensor) -> Grads:
         d = call(SmoothL1Grad(self.beta), prediction, label, dloss)
@@ -137,7 +137,7 @@ class SmoothL1(Op):
 
 
 @dataclass(frozen=True)
-class SmoothL1Grad(Op):
+class SmoothL1Grad(Pointwise):
     """dprediction = min(max(d / beta, -1), 1) dloss;  d = prediction - label."""
 
     beta: float = 1.0
@@ -149,9 +149,9 @@ class SmoothL1Grad(Op):
         letters = LETTERS[: prediction.ndim]
         return Rule(f"{letters},{letters},{letters}->{letters}", linear=((2,),))
 
-    def kernel(self, xp: Xp, prediction: Array, label: Array, dloss: Array, d: Array) -> None:
+    def formula(self, f: Any, prediction: Any, label: Any, dloss: Any) -> Any:
         away = prediction - label
-        d[...] = (xp.clip(away / self.beta, -1, 1) if self.beta else xp.sign(away)) * dloss
+        return (f.clip(away / self.beta, -1.0, 1.0) if self.beta else f.sign(away)) * dloss
 
     def grad(self, prediction: Tensor, label: Tensor, dloss: Tensor, d: Tensor, dd: Tensor) -> Grads:
         def parts(prediction: Tensor, label: Tensor, dloss: Tensor) -> tuple[Tensor]:

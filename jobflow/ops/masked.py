@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from jobflow.core.errors import DtypeError
 from jobflow.core.layout import Rule
-from jobflow.core.types import Array, Tensor, TensorType, Xp, bool_
+from jobflow.core.types import Array, Tensor, TensorType, bool_
 from jobflow.ops.broadcast import sum_to
-from jobflow.ops.op import OVER_FIRST, Binder, Call, Grads, Op, Sample, adds, broadcast_rule, broadcast_shapes, sample
-from jobflow.ops.pointwise import call, numbers
+from jobflow.ops.op import OVER_FIRST, Binder, Call, Grads, Sample, adds, broadcast_rule, broadcast_shapes, sample
+from jobflow.ops.pointwise import Pointwise, call, numbers
 
 
 @dataclass(frozen=True)
-class MaskedFill(Op):
+class MaskedFill(Pointwise):
     """y = value where the mask holds, else x; both broadcast.  With 0 it is linear in x."""
 
     precision = "any"
@@ -31,8 +32,8 @@ class MaskedFill(Op):
     def rule(self, x: TensorType, mask: TensorType) -> Rule:
         return broadcast_rule((x, mask), linear=((0,),) if self.value == 0 and adds(x) else ())
 
-    def kernel(self, xp: Xp, x: Array, mask: Array, y: Array) -> None:
-        y[...] = xp.where(mask, y.dtype.type(self.value), x)
+    def formula(self, f: Any, x: Any, mask: Any) -> Any:
+        return f.where(mask, f.constant(self.value, x.dtype), x)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         if device.xp is not np:

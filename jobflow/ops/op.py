@@ -10,6 +10,7 @@ A concrete op is a frozen dataclass of its attributes, so it hashes, compares, p
 
 and, where it pays,
 
+    expression(*types)                  what the outputs are, element by element (`jobflow.expressions.language`)
     bind(device, inputs, outputs)       the calls of one execution with everything prepared once
     view(*inputs)                       for ops that only look at their input differently (`ViewOp`)
     localize(inputs, outputs)           the op a rank runs on its boxes of the logical tensors
@@ -34,6 +35,7 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import JobError, ShapeError, user_line
 from jobflow.core.layout import Box, Rule
 from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, bool_
+from jobflow.expressions.language import Expression
 
 #: One prepared call of an executing plan: `function(*args)`.
 Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -129,6 +131,10 @@ class Op:
 
     def grad(self, *tensors: Any) -> Grads:
         raise JobError(f"{type(self).__name__} has no gradient")
+
+    def expression(self, *types: TensorType) -> tuple[Expression, ...] | None:
+        """What the outputs are at one index, made of the inputs' elements there; inputs broadcast.  None if it cannot be said so."""
+        return None
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         return [(self.kernel, (device.xp, *inputs, *outputs))]

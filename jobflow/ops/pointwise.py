@@ -2,27 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from jobflow.core.errors import DtypeError
 from jobflow.core.layout import Rule
 from jobflow.core.types import Array, DType, Tensor, TensorType, Xp
-from jobflow.ops.op import Binder, Call, Op, Sample, apply, broadcast_rule, broadcast_shapes, sample
+from jobflow.expressions import language
+from jobflow.expressions.language import Expression
+from jobflow.expressions.on_arrays import functions
+from jobflow.ops.op import Binder, Call, Op, Sample, apply, broadcast_rule, broadcast_shapes, sample, types_tuple
 
 #: which NumPy kinds of element types an op takes ("V" are the narrow floats that NumPy does not know by itself)
 FLOATS, NUMBERS, ANY = "fV", "fViu", "fViub"
 
 
+class Pointwise(Op):
+    """An op that says by one formula what its outputs are, element by element."""
+
+    abstract = True
+    #: how many outputs it has
+    results: ClassVar[int] = 1
+
+    #: formula(f, *elements) -> the output, or the tuple of them, by operators and the functions of `f`.  The elements are expressions, and f is
+    #: `jobflow.expressions.language`, where it is written down; they are arrays, and f is `on_arrays.functions(xp)`, where it runs.
+    formula: ClassVar[Callable[..., Any]]
+
+    def expression(self, *types: TensorType) -> tuple[Expression, ...] | None:
+        given = [language.cast(language.element(i, t.dtype), t.dtype.arithmetic) for i, t in enumerate(types)]
+        made = self.formula(language, *given)
+        outputs = types_tuple(self.infer(*types))
+        return tuple(language.cast(y, t.dtype) for y, t in zip(made if isinstance(made, tuple) else (made,), outputs, strict=True))
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        read = len(arrays) - self.results
+        made = self.formula(functions(xp), *arrays[:read])
+        for array, value in zip(arrays[read:], made if isinstance(made, tuple) else (made,), strict=True):
+            array[...] = value
+
+
 @dataclass(frozen=True)
-class Elementwise(Op):
+class Elementwise(Pointwise):
     """z[i] = f(x[i], y[i], ...) with NumPy broadcasting; operands of one element type."""
 
     abstract = True
-    #: the function's name in the array module
+    #: the function's name in the array module, if the formula is one function
     ufunc: ClassVar[str] = ""
     linear: ClassVar[tuple[tuple[int, ...], ...]] = ()
     kinds: ClassVar[str] = FLOATS
@@ -38,7 +65,13 @@ class Elementwise(Op):
     def rule(self, *types: TensorType) -> Rule:
         return broadcast_rule(types, linear=self.linear)
 
+    def formula(self, f: Any, *elements: Any) -> Any:
+        return getattr(f, self.ufunc)(*elements)
+
     def kernel(self, xp: Xp, *arrays: Array) -> None:
+        if not self.ufunc:
+            super().kernel(xp, *arrays)
+            return
         *inputs, z = arrays
         getattr(xp, self.ufunc)(*inputs, out=z)
 

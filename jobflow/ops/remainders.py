@@ -3,42 +3,52 @@
 CuPy's `floor_divide` of floats is floor(x / y) and its `remainder` x - floor(x / y) y: for 1.0 and 0.1 they give 10 and about 0, and
 remainder(1, inf) is NaN.  Its `fmod` of integers computes in double, which is wrong beyond 2^53.  Here everything follows from `fmod`
 of floats and `remainder` of integers, which are exact; the results are those of NumPy.
+
+These are formulas, of expressions or of arrays, by the functions `f` for them.
 """
 
 from __future__ import annotations
 
-from jobflow.core.types import Array, Xp
+from typing import Any
+
+from jobflow.core.types import dtype_of
 
 
-def floor_divide(xp: Xp, x: Array, y: Array, z: Array) -> None:
-    """z = floor(x / y)"""
-    if z.dtype.kind != "f":
-        xp.floor_divide(x, y, out=z)
-        return
-    rest = xp.fmod(x, y)
-    other_sign = (rest != 0) & ((rest < 0) != (y < 0))
-    whole = (x - rest) / y - other_sign.astype(z.dtype)
-    below = xp.floor(whole)
-    nearest = below + (whole - below > 0.5)  # the division may have rounded a whole number down
-    found = xp.where(whole != 0, nearest, xp.copysign(xp.zeros_like(whole), x / y))
-    z[...] = xp.where(y != 0, found, x / y)
+def floor_divide(f: Any, x: Any, y: Any) -> Any:
+    """floor(x / y)"""
+    if dtype_of(x.dtype).is_integer:
+        return f.floor_divide(x, y)
+    rest = f.fmod(x, y)
+    whole = (x - rest) / y - f.cast(_other_sign(f, rest, y), x.dtype)
+    below = f.floor(whole)
+    nearest = below + f.cast(whole - below > 0.5, x.dtype)  # the division may have rounded a whole number down
+    found = f.where(f.not_equal(whole, 0.0), nearest, f.copysign(f.constant(0.0, x.dtype), x / y))
+    return f.where(f.not_equal(y, 0.0), found, x / y)
 
 
-def remainder(xp: Xp, x: Array, y: Array, z: Array) -> None:
-    """z = x - y floor(x / y), with the sign of y"""
-    if z.dtype.kind != "f":
-        xp.remainder(x, y, out=z)
-        return
-    rest = xp.fmod(x, y)
-    other_sign = (rest != 0) & ((rest < 0) != (y < 0))
-    found = xp.where(rest != 0, rest, xp.copysign(rest, y))
-    z[...] = xp.where(other_sign, rest + y, found)
+def truncate_divide(f: Any, x: Any, y: Any) -> Any:
+    """x / y without its fraction"""
+    if not dtype_of(x.dtype).is_integer:
+        return f.trunc(x / y)
+    below = f.floor_divide(x, y)
+    return below + f.cast(f.logical_and(below < 0, f.not_equal(f.remainder(x, y), 0)), x.dtype)
 
 
-def fmod(xp: Xp, x: Array, y: Array, z: Array) -> None:
-    """z = x - y trunc(x / y), with the sign of x"""
-    if z.dtype.kind == "f":
-        xp.fmod(x, y, out=z)
-        return
-    rest = xp.remainder(x, y)
-    z[...] = rest - xp.where((rest != 0) & ((rest < 0) != (x < 0)), y, xp.zeros_like(rest))
+def remainder(f: Any, x: Any, y: Any) -> Any:
+    """x - y floor(x / y), with the sign of y"""
+    if dtype_of(x.dtype).is_integer:
+        return f.remainder(x, y)
+    rest = f.fmod(x, y)
+    return f.where(_other_sign(f, rest, y), rest + y, f.where(f.not_equal(rest, 0.0), rest, f.copysign(rest, y)))
+
+
+def fmod(f: Any, x: Any, y: Any) -> Any:
+    """x - y trunc(x / y), with the sign of x"""
+    if not dtype_of(x.dtype).is_integer:
+        return f.fmod(x, y)
+    rest = f.remainder(x, y)
+    return rest - f.where(_other_sign(f, rest, x), y, f.constant(0, y.dtype))
+
+
+def _other_sign(f: Any, rest: Any, y: Any) -> Any:
+    return f.logical_and(f.not_equal(rest, 0), f.not_equal(rest < 0, y < 0))

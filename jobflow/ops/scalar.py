@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from jobflow.core.errors import ConfigError, DtypeError, user_line
 from jobflow.core.layout import B, P, Rule, Signature
-from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, bool_, float32, float64, int32
+from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, bool_, dtype_of, float32, float64, int32
+from jobflow.expressions.on_arrays import functions
 from jobflow.ops.layout_ops import Identity
 from jobflow.ops.op import OVER_FIRST, Binder, Call, Grads, Sample, broadcast_rule, sample
 from jobflow.ops.pointwise import ANY, FLOATS, NUMBERS, Elementwise, Unary, call, numbers
@@ -39,13 +41,16 @@ class WithNumber(Elementwise):
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
         x, y = arrays
-        getattr(xp, self.ufunc)(x, _modular(self.number, x), out=y)
+        getattr(xp, self.ufunc)(x, functions(xp).constant(self.number, x.dtype), out=y)
+
+    def formula(self, f: Any, x: Any) -> Any:
+        return getattr(f, self.ufunc)(x, f.constant(self.number, x.dtype))
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         if device.xp is not np:
             return super().bind(device, inputs, outputs)
         (x,), (y,) = inputs, outputs
-        return [(getattr(np, self.ufunc), (x, np.asarray(_modular(self.number, x)), y))]
+        return [(getattr(np, self.ufunc), (x, np.asarray(functions(np).constant(self.number, x.dtype)), y))]
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -53,11 +58,6 @@ class WithNumber(Elementwise):
         yield sample(cls(3.0), numbers(2))
         if "u" in cls.kinds:
             yield sample(cls(-3), np.arange(15, dtype=np.uint8).reshape(5, 3))
-
-
-def _modular(number: float, x: Array) -> Array:
-    """The number as x's element type has it; of integers, the one that is the same but for multiples of their number of values: 255 for -1."""
-    return np.uint64(int(number) % 2**64).astype(x.dtype) if x.dtype.kind in "iu" else x.dtype.type(number)
 
 
 @dataclass(frozen=True)
@@ -108,15 +108,14 @@ class Clip(Elementwise):
     maximum: float | None
     kinds = NUMBERS
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        x, y = arrays
-        xp.clip(x, _number(self.minimum, x), _number(self.maximum, x), out=y)
+    def formula(self, f: Any, x: Any) -> Any:
+        return f.clip(x, _number(self.minimum, x), _number(self.maximum, x))
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         if device.xp is not np:
             return super().bind(device, inputs, outputs)
         (x,), (y,) = inputs, outputs
-        return [(np.clip, (x, _number(self.minimum, x), _number(self.maximum, x), y))]
+        return [(np.clip, (x, *(None if n is None else x.dtype.type(n) for n in (_number(self.minimum, x), _number(self.maximum, x))), y))]
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (call(ClipGrad(self.minimum, self.maximum), x, dy),)
@@ -137,9 +136,8 @@ class ClipGrad(Elementwise):
     maximum: float | None
     linear = ((1,),)
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        x, dy, dx = arrays
-        xp.multiply(dy, xp.equal(x, xp.clip(x, _number(self.minimum, x), _number(self.maximum, x))), out=dx)
+    def formula(self, f: Any, x: Any, dy: Any) -> Any:
+        return f.where(f.equal(x, f.clip(x, self.minimum, self.maximum)), dy, 0.0)
 
     def grad(self, x: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
         return None, call(self, x, ddx)
@@ -150,12 +148,13 @@ class ClipGrad(Elementwise):
         yield sample(cls(None, 0.5), numbers(1, 7), numbers(2, 7))
 
 
-def _number(value: float | None, x: Array) -> Array | None:
+def _number(value: float | None, x: Any) -> float | None:
     """A limit as x's element type has it: of integers at most their own."""
-    if value is None or x.dtype.kind not in "iu":
-        return None if value is None else x.dtype.type(value)
-    limits = np.iinfo(x.dtype)
-    return x.dtype.type(min(max(value, limits.min), limits.max))
+    dtype = dtype_of(x.dtype)
+    if value is None or not dtype.is_integer:
+        return value
+    low, high = dtype.span
+    return int(min(max(value, low), high))
 
 
 @dataclass(frozen=True)
@@ -173,9 +172,8 @@ class Cast(Elementwise):
         exact = self.dtype.is_float and types[0].dtype is not bool_
         return broadcast_rule(types, linear=((0,),) if exact else ())
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        x, y = arrays
-        xp.copyto(y, x, casting="unsafe")
+    def formula(self, f: Any, x: Any) -> Any:
+        return f.cast(x, self.dtype)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         if device.xp is not np:
@@ -209,8 +207,8 @@ class FillLike(Elementwise):
     def rule(self, *types: TensorType) -> Rule:
         return replace(super().rule(*types), also=(Signature((P,), (B,)),))
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        arrays[-1].fill(self.value)
+    def formula(self, f: Any, x: Any) -> Any:
+        return f.constant(self.value, self.dtype or x.dtype)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         return [(outputs[0].fill, (self.value,))]
@@ -255,6 +253,9 @@ class _Steps(Unary):
     abstract = True
     kinds = NUMBERS
 
+    def formula(self, f: Any, x: Any) -> Any:
+        return x if dtype_of(x.dtype).is_integer and self.ufunc != "sign" else getattr(f, self.ufunc)(x)
+
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (None,)
 
@@ -284,12 +285,8 @@ class Ceil(_Steps):
 class RoundHalfEven(_Steps):
     """y = the nearest integer, the even one of two"""
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        x, y = arrays
-        if x.dtype.kind in "iu":
-            y[...] = x
-        else:
-            xp.rint(x, out=y)
+    def formula(self, f: Any, x: Any) -> Any:
+        return x if dtype_of(x.dtype).is_integer else f.rint(x)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         whole = inputs[0].dtype.kind in "iu"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from jobflow.core.errors import DtypeError
-from jobflow.core.types import Array, Tensor, TensorType, Xp
-from jobflow.expressions import error_function
+from jobflow.core.types import Array, Tensor, TensorType
 from jobflow.ops import special
 from jobflow.ops.arithmetic import add, divide, multiply, where
 from jobflow.ops.broadcast import sum_to
@@ -161,10 +161,8 @@ class Rsqrt(Unary):
 
     low = 0.2
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        x, y = arrays
-        xp.sqrt(x, out=y)
-        xp.reciprocal(y, out=y)
+    def formula(self, f: Any, *elements: Any) -> Any:
+        return f.rsqrt(*elements)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         if device.xp is not np:
@@ -193,10 +191,9 @@ class ReciprocalNoNan(Unary):
 
     low = 0.3
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        x, y = arrays
-        zero = x == 0
-        y[...] = xp.where(zero, x, 1 / xp.where(zero, x.dtype.type(1), x))
+    def formula(self, f: Any, x: Any) -> Any:
+        zero = f.equal(x, 0.0)
+        return f.where(zero, x, f.reciprocal(f.where(zero, 1.0, x)))
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (negate(multiply(dy, square(y))),)
@@ -329,9 +326,8 @@ class Erf(Unary):
     low = -5.0
     high = 5.0
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        x, y = arrays
-        y[...] = error_function.erf(xp, x)
+    def formula(self, f: Any, *elements: Any) -> Any:
+        return f.erf(*elements)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         if device.xp is not np or inputs[0].dtype != np.float32:
@@ -349,9 +345,8 @@ class Erfc(Unary):
     low = -5.0
     high = 5.0
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        x, y = arrays
-        y[...] = error_function.erfc(xp, x)
+    def formula(self, f: Any, *elements: Any) -> Any:
+        return f.erfc(*elements)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (negate(multiply(dy, _bell(x))),)

@@ -4,6 +4,7 @@ kernel_fills        the kernel writes every element of outputs of the inferred t
 shards_agree        on every legal signature: kernels on the ranks' shards, put together, give what the whole gives
 grids_agree         the same on meshes of two dimensions, by pairs of signatures
 gradient_is_right   the op's gradient is the central difference; so is the gradient of that (second_gradient_is_right)
+expression_is_kernel what an op says that it computes is what its kernel does, to the last bit, also in half precision
 bind_agrees         the bound calls do what the kernel does, for any memory order, in float32 and float64
 overwriting_is_safe an output may be written over the inputs that the op names
 places_are_right    inputs put where the op says they lie in its output are the output
@@ -30,6 +31,8 @@ from jobflow.core.errors import DtypeError
 from jobflow.core.layout import Broadcast, Layout, Partial, Placement, Reduction, Sbp, Signature, Split, cut
 from jobflow.core.types import TensorType, float32, float64, type_of
 from jobflow.engine.operators import TensorOperators
+from jobflow.expressions.on_arrays import evaluate
+from jobflow.ops import half
 from jobflow.ops.derivative import through
 from jobflow.ops.op import Op, Sample, ViewOp, all_ops, apply, types_tuple
 
@@ -425,6 +428,24 @@ def view_is_right(sample: Sample) -> None:
         assert not view.size or np.shares_memory(view, x), f"{sample}: the view of a {order.__name__} array is a copy"
 
 
+def expression_is_kernel(sample: Sample) -> None:
+    """In the types of the sample, in float32 and in float16, in which the kernel computes in float32 and its results are rounded."""
+    for kind in ("", "float32", "float16"):
+        arrays = [a.astype(kind) if kind and a.dtype.kind == "f" else a for a in sample.arrays]
+        types = [type_of(a) for a in arrays]
+        found = sample.op.expression(*types)
+        if found is None:
+            return
+        outputs = empties(types_tuple(sample.op.infer(*types)), 0)
+        with np.errstate(all="ignore"):
+            half.run(sample.op, arrays, outputs)
+            values = evaluate(found, arrays, np)
+        for made, value, x in zip(outputs, values, found, strict=True):
+            assert x.dtype is type_of(made).dtype, f"{sample}: the expression is of {x.dtype.name}, not {type_of(made).dtype.name}"
+            same = np.broadcast_to(np.asarray(value, made.dtype), made.shape)
+            assert np.array_equal(same, made, equal_nan=made.dtype.kind == "f"), f"{sample} in {kind}: {found} gives\n{value}, the kernel\n{made}"
+
+
 def op_is_a_value(sample: Sample) -> None:
     op = sample.op
     again = pickle.loads(pickle.dumps(op))
@@ -439,6 +460,7 @@ LAWS = (
     grids_agree,
     gradient_is_right,
     second_gradient_is_right,
+    expression_is_kernel,
     bind_agrees,
     overwriting_is_safe,
     places_are_right,
