@@ -11,15 +11,11 @@ named             a strategy by a short text, for command lines
 """
 
 from jobflow.strategies.combine import combine, mesh
-from jobflow.strategies.consistent import consistent
-from jobflow.strategies.data_parallel import data_parallel
-from jobflow.strategies.hints import Hints
-from jobflow.strategies.mirrored import mirrored
+from jobflow.strategies.data_parallel import consistent, data_parallel, mirrored, zero
 from jobflow.strategies.names import named
 from jobflow.strategies.pipeline import pipeline
-from jobflow.strategies.strategy_class import Strategy
+from jobflow.strategies.strategy_class import Hints, Strategy
 from jobflow.strategies.tensor_parallel import tensor_parallel
-from jobflow.strategies.zero import zero
 
 __all__ = [
     "Hints",

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,10 +22,12 @@ from jobflow.graph.ir import Node, Value, Variable
 from jobflow.graph.traced import Traced
 from jobflow.ops.layout_ops import Crossing, GradientLayout, Identity, ToLayout
 from jobflow.ops.source import Input, ReadVariable
-from jobflow.strategies.hints import Dimension, Hints
+
+if TYPE_CHECKING:
+    from jobflow.strategies.strategy_class import Hints, Strategy
 
 
-def sizes(dimensions: Sequence[Dimension], ranks: int) -> tuple[int, ...]:
+def sizes(dimensions: Sequence[Strategy], ranks: int) -> tuple[int, ...]:
     """How many ranks each dimension has; PlacementError if they do not fill the grid."""
     free = [i for i, dimension in enumerate(dimensions) if dimension.size is None]
     fixed = math.prod(dimension.size for dimension in dimensions if dimension.size is not None)
@@ -37,12 +40,12 @@ def sizes(dimensions: Sequence[Dimension], ranks: int) -> tuple[int, ...]:
     return tuple(rest if dimension.size is None else dimension.size for dimension in dimensions)
 
 
-def arranged(dimensions: Sequence[Dimension], given: Placement) -> Placement:
+def arranged(dimensions: Sequence[Strategy], given: Placement) -> Placement:
     """The given ranks as a grid of the dimensions."""
     return Placement(given.tag, given.ranks, sizes(dimensions, given.size))
 
 
-def stage_placements(dimensions: Sequence[Dimension], given: Placement) -> tuple[Placement, ...]:
+def stage_placements(dimensions: Sequence[Strategy], given: Placement) -> tuple[Placement, ...]:
     """The ranks of each stage: parts of the grid across the pipeline; all of it if there is none."""
     each = sizes(dimensions, given.size)
     along = [i for i, dimension in enumerate(dimensions) if dimension.is_pipeline]
@@ -57,13 +60,13 @@ def stage_placements(dimensions: Sequence[Dimension], given: Placement) -> tuple
     return tuple(Placement(given.tag, tuple(int(rank) for rank in part), mesh) for part in parts)
 
 
-def write(program: Traced, outputs: Sequence[Value], dimensions: Sequence[Dimension]) -> tuple[Traced, Sequence[Value]]:
+def write(program: Traced, outputs: Sequence[Value], dimensions: Sequence[Strategy]) -> tuple[Traced, Sequence[Value]]:
     """The program with the hints of all dimensions in it; its outputs as they are then."""
     return _Writing(program, dimensions).run(outputs)
 
 
 class _Writing:
-    def __init__(self, program: Traced, dimensions: Sequence[Dimension]) -> None:
+    def __init__(self, program: Traced, dimensions: Sequence[Strategy]) -> None:
         self.program, self.tracer = program, Tracer.onward(program)
         self.given = program.placement
         self.places = stage_placements(dimensions, self.given)
@@ -205,7 +208,7 @@ class _Writing:
         return 1 + max((node.origin.region for node in self.program.nodes if node.origin.region is not None), default=0)
 
 
-def collected(program: Traced, dimensions: Sequence[Dimension]) -> list[Hints]:
+def collected(program: Traced, dimensions: Sequence[Strategy]) -> list[Hints]:
     """The hints of every dimension; inner ones come first, so that outer ones know which axes are split already."""
     split = {name: {sbp.axis for sbp in variable.sbp if isinstance(sbp, Split)} for name, variable in program.variables.items()}
     found: list[Hints] = []

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from jobflow.core.errors import ConfigError, user_line
 from jobflow.core.scope import View
 from jobflow.strategies.data_parallel import data_parallel
-from jobflow.strategies.hints import Dimension
+from jobflow.strategies.data_parallel import zero as zero_of
 from jobflow.strategies.pipeline import pipeline
 from jobflow.strategies.strategy_class import Strategy
 from jobflow.strategies.tensor_parallel import Patterns, tensor_parallel
-from jobflow.strategies.zero import zero as zero_of
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Combined(Strategy):
         return None if None in each else math.prod(size for size in each if size is not None)
 
     @property
-    def dimensions(self) -> tuple[Dimension, ...]:
+    def dimensions(self) -> tuple[Strategy, ...]:
         return tuple(dimension for part in self.parts for dimension in part.dimensions)
 
     @property

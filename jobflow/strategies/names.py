@@ -7,13 +7,10 @@ from collections.abc import Callable
 
 from jobflow.core.errors import ConfigError, did_you_mean
 from jobflow.strategies.combine import mesh
-from jobflow.strategies.consistent import consistent
-from jobflow.strategies.data_parallel import data_parallel
-from jobflow.strategies.mirrored import mirrored
+from jobflow.strategies.data_parallel import consistent, data_parallel, mirrored, zero
 from jobflow.strategies.pipeline import pipeline
 from jobflow.strategies.strategy_class import Strategy
 from jobflow.strategies.tensor_parallel import tensor_parallel
-from jobflow.strategies.zero import zero
 
 _SHORT = {
     "consistent": consistent(),

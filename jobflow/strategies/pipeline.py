@@ -28,8 +28,7 @@ from jobflow.graph.ir import Node, Value
 from jobflow.graph.traced import Traced
 from jobflow.ops.op import ViewOp
 from jobflow.ops.source import ReadVariable
-from jobflow.strategies.hints import Hints
-from jobflow.strategies.strategy_class import Strategy
+from jobflow.strategies.strategy_class import Hints, Strategy
 
 #: Flops that a device does in the time in which it reads or writes one byte, and in which it sends one.
 MEMORY = 10

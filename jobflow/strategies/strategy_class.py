@@ -1,4 +1,4 @@
-"""The base class of strategies.
+"""The base class of strategies, and the hints that they give.
 
     hints = strategy.hints(program, n, split)
 
@@ -11,18 +11,44 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from jobflow.core.layout import Placement
+from jobflow.core.layout import Placement, Sbp
 from jobflow.core.scope import View
-from jobflow.graph.ir import Value
+from jobflow.graph.ir import Node, Value
 from jobflow.graph.traced import Traced
 from jobflow.strategies.apply_hints import arranged, write
-from jobflow.strategies.hints import Dimension, Hints
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What is wished along one dimension of the ranks."""
+
+    #: how variables are stored; those not named: whole
+    stored: Mapping[str, Sbp] = field(default_factory=dict)
+    #: how variables are read; those not named: whole.  None leaves it to layout inference
+    read: Mapping[str, Sbp] | None = None
+    #: how values are read, and how their gradients are, where inference is not to choose
+    values: Mapping[Value, Sbp] = field(default_factory=dict)
+    gradients: Mapping[Value, Sbp] = field(default_factory=dict)
+    #: False if every rank along the dimension takes the whole of every argument
+    cuts_arguments: bool = False
+    #: gradients are brought to where their variables are stored as soon as they are made, not when all are made
+    reduces_at_once: bool = False
+    #: what is read otherwise than it is stored is brought together again for the backward pass, and not kept from the forward pass
+    gathers_again: bool = False
+    #: the stage of a pipeline that each node runs in
+    stages: Mapping[Node, int] = field(default_factory=dict)
+    #: how many stages there are, if not one for each rank of the dimension
+    stage_count: int = 0
 
 
 class Strategy:
-    """Base of the strategies: each is one dimension of parallelism, and on its own a whole strategy too."""
+    """Base of the strategies: each is one dimension of parallelism, and on its own a whole strategy too.
+
+    `size` is the number of ranks along the dimension, or None for all that other dimensions leave.
+    """
 
     size: int | None
     #: True if the ranks along the dimension hold different layers; False if they hold parts of each tensor
@@ -41,7 +67,7 @@ class Strategy:
         return None
 
     @property
-    def dimensions(self) -> tuple[Dimension, ...]:
+    def dimensions(self) -> tuple[Strategy, ...]:
         """From the outermost dimension of the ranks to the innermost."""
         return (self,)
 

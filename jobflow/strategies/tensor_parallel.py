@@ -29,8 +29,7 @@ from jobflow.graph.ir import Node, Value
 from jobflow.graph.traced import Traced
 from jobflow.ops.op import Op
 from jobflow.ops.source import ReadVariable
-from jobflow.strategies.hints import Hints
-from jobflow.strategies.strategy_class import Strategy
+from jobflow.strategies.strategy_class import Hints, Strategy
 
 Patterns = tuple[str, ...]
 

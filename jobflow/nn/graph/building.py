@@ -29,7 +29,7 @@ from jobflow.nn.graph.settings import GraphModule
 from jobflow.ops.layout_ops import Identity, ToLayout
 from jobflow.ops.op import Op, types_tuple
 from jobflow.ops.source import Constant
-from jobflow.strategies.zero import zero as Zero
+from jobflow.strategies.data_parallel import zero as Zero
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from jobflow.core.types import DType, bfloat16, float16
 from jobflow.engine.options import ignored_options
 from jobflow.engine.placements import placement as public_placement
 from jobflow.graph.strategy import Strategy
-from jobflow.strategies.zero import zero as Zero
+from jobflow.strategies.data_parallel import zero as Zero
 
 #: switches of graphs elsewhere that have nothing to switch here
 IGNORED = frozenset(ignored_options("nn.Graph"))
