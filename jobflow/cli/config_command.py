@@ -32,7 +32,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Print what was asked for."""
     if given.what == "schema":
-        from jobflow.trainer.config.describing import schema
+        from jobflow.trainer.config.showing import schema
 
         print(json.dumps(schema(), indent=2))
         return 0

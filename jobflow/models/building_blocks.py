@@ -9,9 +9,15 @@ import jobflow.nn as nn
 from jobflow.core.errors import ShapeError, user_line
 from jobflow.core.types import Tensor, float32, int32
 from jobflow.legacy.arrays import cast, expand_dims, reshape
+from jobflow.legacy.initializers import Initializer, variance_scaling_initializer
 
 #: What a builder returns: values by name.
 Outputs: TypeAlias = dict[str, Tensor]
+
+
+def he() -> Initializer:
+    """Weights whose layer keeps the spread of its inputs behind a relu (He et al., 2015)."""
+    return variance_scaling_initializer(2.0, "fan_in", "random_normal", "NCHW")
 
 
 def pictures(images: Tensor, what: str) -> Tensor:

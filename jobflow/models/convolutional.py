@@ -8,19 +8,16 @@ import jobflow.legacy.layers as layers
 import jobflow.legacy.math as math
 import jobflow.nn as nn
 from jobflow.core.types import Tensor
-from jobflow.legacy.initializers import variance_scaling_initializer
-from jobflow.models.building_blocks import Outputs, classified, pictures, rows
+from jobflow.models.building_blocks import Outputs, classified, he, pictures, rows
 
 
 def _dense(x: Tensor, units: int, name: str, relu: bool = False) -> Tensor:
-    he = variance_scaling_initializer(2.0, "fan_in", "random_normal", "NCHW")
-    return layers.dense(x, units, activation=nn.relu if relu else None, kernel_initializer=he, name=name)
+    return layers.dense(x, units, activation=nn.relu if relu else None, kernel_initializer=he(), name=name)
 
 
 def _conv(x: Tensor, filters: int, size: int, name: str, strides: int = 1, relu: bool = False, bias: bool = True) -> Tensor:
-    he = variance_scaling_initializer(2.0, "fan_in", "random_normal", "NCHW")
     activation = nn.relu if relu else None
-    return layers.conv2d(x, filters, size, strides, "SAME", use_bias=bias, activation=activation, kernel_initializer=he, name=name)
+    return layers.conv2d(x, filters, size, strides, "SAME", use_bias=bias, activation=activation, kernel_initializer=he(), name=name)
 
 
 def lenet(

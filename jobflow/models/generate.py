@@ -37,14 +37,6 @@ def tokens_after(
         yield token
 
 
-def text_after(
-    scores_of: Scores, prompt: bytes, count: int, *, length: int, temperature: float = 1.0, top_k: int = 0, seed: int = 0
-) -> Iterator[bytes]:
-    """The same for a model of bytes: each token as the byte it is."""
-    for token in tokens_after(scores_of, prompt, count, length=length, temperature=temperature, top_k=top_k, seed=seed):
-        yield bytes([token])
-
-
 def drawn(scores: Array, temperature: float, top_k: int, share: float) -> int:
     """The token that a share in [0, 1) of the probability leads to."""
     if temperature == 0:

@@ -9,8 +9,7 @@ import jobflow.legacy.layers as layers
 import jobflow.nn as nn
 from jobflow.core.errors import ArgumentError, did_you_mean, user_line
 from jobflow.core.types import Tensor
-from jobflow.legacy.initializers import variance_scaling_initializer
-from jobflow.models.building_blocks import Outputs, classified, numbers, rows
+from jobflow.models.building_blocks import Outputs, classified, he, numbers, rows
 
 
 def _names(hidden: Sequence[int], split: Sequence[str]) -> list[str]:
@@ -28,9 +27,9 @@ def mlp(images: Tensor, labels: Tensor | None = None, *, classes: int = 10, hidd
 
     The layers that `split` names are model parallel: each device has some of their units.  The others are as the strategy says.
     """
-    x, he = rows(numbers(images)), variance_scaling_initializer(2.0, "fan_in", "random_normal", "NCHW")
+    x = rows(numbers(images))
     for name, units in zip(_names(hidden, split), (*hidden, classes), strict=True):
         wish = distribute.split(0) if name in split else distribute.broadcast()
         activation = None if name == "classes" else nn.relu
-        x = layers.dense(x, units, activation=activation, kernel_initializer=he, model_distribute=wish, name=name)
+        x = layers.dense(x, units, activation=activation, kernel_initializer=he(), model_distribute=wish, name=name)
     return classified(x, labels)

@@ -10,9 +10,9 @@ import jobflow.legacy.math as math
 import jobflow.nn as nn
 from jobflow.core.types import Tensor, float32, int32
 from jobflow.legacy.arrays import cast, concat, gather, reshape
-from jobflow.legacy.initializers import random_normal_initializer, variance_scaling_initializer, zeros_initializer
+from jobflow.legacy.initializers import random_normal_initializer, zeros_initializer
 from jobflow.legacy.variables import get_variable
-from jobflow.models.building_blocks import Outputs, rows
+from jobflow.models.building_blocks import Outputs, he, rows
 
 
 def wide_deep(
@@ -34,10 +34,9 @@ def wide_deep(
     wide = get_variable("wide", (cross_rows, 1), initializer=zeros_initializer(), distribute=distribute.split(0))
     table = get_variable("embedding", (bin_rows, width), initializer=random_normal_initializer(stddev=0.05), distribute=distribute.split(1))
     x = concat([rows(gather(table, cast(bins, int32))), cast(numbers, float32)], axis=1)
-    he = variance_scaling_initializer(2.0, "fan_in", "random_normal", "NCHW")
     for index, units in enumerate(hidden, 1):
-        x = layers.dense(x, units, activation=nn.relu, kernel_initializer=he, name=f"hidden{index}")
-    deep = layers.dense(x, 1, kernel_initializer=he, name="score")
+        x = layers.dense(x, units, activation=nn.relu, kernel_initializer=he(), name=f"hidden{index}")
+    deep = layers.dense(x, 1, kernel_initializer=he(), name="score")
     scores = reshape(math.add(deep, math.reduce_sum(gather(wide, cast(crosses, int32)), axis=1)), [-1])
     if labels is None:
         return {"scores": scores}

@@ -72,18 +72,15 @@ class Slice:
         return self.end - self.begin
 
 
-@dataclass(frozen=True)
+@dataclass
 class Slow:
-    """An op over all ranks and recorded steps; `waiting` is part of `seconds`, `share` is of the ranks' time in steps."""
+    """An op over all ranks, whose shapes may differ, and recorded steps; `waiting` is part of `seconds`, `share` is of the ranks' time in steps."""
 
-    name: str
-    where: str
-    kernel: str
-    category: str
-    seconds: float
-    waiting: float
-    share: float
-    calls: int
+    timed: Timed
+    seconds: float = 0.0
+    waiting: float = 0.0
+    share: float = 0.0
+    calls: int = 0
 
 
 @dataclass(frozen=True)
@@ -122,17 +119,18 @@ class Traced:
     def slowest(self, top: int | None = 20) -> list[Slow]:
         """The ops that took longest, the same op of all ranks and steps together."""
         whole = sum(item.seconds for item in self.counted if item.category == STEP) or 1.0
-        each: dict[Timed, list[Slice]] = {}
-        waits: dict[Timed, float] = {}
+        rows: dict[Timed, Slow] = {}
         for item in self.counted:
             if item.timed is not None:
-                key = same_on_all_ranks(item.timed)
+                op = replace(item.timed, what="")
+                row = rows.setdefault(op, Slow(op))
                 if item.category == WAITING:
-                    waits[key] = waits.get(key, 0.0) + item.seconds
+                    row.waiting += item.seconds
                 else:
-                    each.setdefault(key, []).append(item)
-        rows = [slow(timed, items, waits.get(timed, 0.0), whole) for timed, items in each.items()]
-        return sorted(rows, key=lambda row: -row.seconds)[:top]
+                    row.seconds += item.seconds
+                    row.share += item.seconds / whole
+                    row.calls += item.calls
+        return sorted(rows.values(), key=lambda row: -row.seconds)[:top]
 
     def text(self, top: int = 20) -> str:
         """Where the time of the recorded steps went, and the slowest ops."""
@@ -140,16 +138,6 @@ class Traced:
             f"Inside a step, mean of {self.steps}\n{parts_table(self)}\nhost: what the loop around the ops takes, arguments in, results out\n\n"
             f"{slowest_table(self, top)}\nall ranks and recorded steps together; share of the ranks' time in steps"
         )
-
-
-def same_on_all_ranks(timed: Timed) -> Timed:
-    """Without shapes, which may differ."""
-    return Timed(timed.name, timed.kernel, timed.category, timed.where)
-
-
-def slow(timed: Timed, items: Sequence[Slice], waiting: float, whole: float) -> Slow:
-    seconds = sum(item.seconds for item in items)
-    return Slow(timed.name, timed.where, timed.kernel, timed.category, seconds, waiting, seconds / whole, sum(item.calls for item in items))
 
 
 class Tracing:
@@ -161,9 +149,7 @@ class Tracing:
     def __init__(self, path: Path, first: int, steps: int = 10, session: Callable[[], Session] = current_session) -> None:
         self.path = Path(path)
         self.traced: Traced | None = None
-        self._first = first
-        self._steps = steps
-        self._session = session
+        self._first, self._steps, self._session = first, steps, session
         self._begun = self._done = 0
 
     @property
@@ -235,18 +221,14 @@ def run_slices(recorded: Recorded, title: str, run: Ran, calls: Sequence[Timed],
             yield from (Slice(rank, "waiting for other ranks", WAITING, a, b, timed) for a, b in joined(among.tolist(), stop))
 
 
-def joined(waits: Sequence[Sequence[float]], stop: float, gap: float = 2e-6) -> Iterator[tuple[float, float]]:
+def joined(waits: Sequence[Sequence[float]], stop: float, gap: float = 2e-6) -> list[tuple[float, float]]:
     """Waits that follow each other at once are one: a long one is noticed in pieces."""
-    so_far: tuple[float, float] | None = None
-    for a, b in waits:
-        if so_far is not None and a - so_far[1] < gap:
-            so_far = so_far[0], min(b, stop)
-            continue
-        if so_far is not None:
-            yield so_far
-        so_far = a, min(b, stop)
-    if so_far is not None:
-        yield so_far
+    found: list[tuple[float, float]] = []
+    for begin, end in waits:
+        if found and begin - found[-1][1] < gap:
+            begin, _ = found.pop()
+        found.append((begin, min(end, stop)))
+    return found
 
 
 def events(traced: Traced) -> dict[str, Any]:
@@ -260,15 +242,8 @@ def events(traced: Traced) -> dict[str, Any]:
 
 def event(item: Slice) -> dict[str, Any]:
     begin = round(item.begin * MICRO, 3)
-    found: dict[str, Any] = {
-        "name": item.name,
-        "cat": item.category,
-        "ph": "X",
-        "ts": begin,
-        "dur": round(max(0.0, round(item.end * MICRO, 3) - begin), 3),
-        "pid": 0,
-        "tid": item.rank,
-    }
+    took = round(max(0.0, round(item.end * MICRO, 3) - begin), 3)
+    found: dict[str, Any] = {"name": item.name, "cat": item.category, "ph": "X", "ts": begin, "dur": took, "pid": 0, "tid": item.rank}
     if item.timed is not None and item.category != WAITING:
         found["args"] = {"kernel": item.timed.kernel, "where": item.timed.where, "what": item.timed.what, "calls": item.calls}
     return found
@@ -286,16 +261,8 @@ def parts_table(traced: Traced) -> TextTable:
 
 def slowest_table(traced: Traced, top: int | None = 20) -> TextTable:
     """The slowest ops, in milliseconds of all ranks and recorded steps together; shares are those of the ranks' time in steps."""
-    rows = [
-        [
-            row.name,
-            row.where,
-            row.kernel,
-            f"{row.seconds * 1e3:,.3f}",
-            f"{row.waiting * 1e3:,.3f}" if row.category == COMMUNICATION else "",
-            percent(row.share),
-            row.calls,
-        ]
-        for row in traced.slowest(top)
-    ]
+    rows = []
+    for row in traced.slowest(top):
+        waiting = f"{row.waiting * 1e3:,.3f}" if row.timed.category == COMMUNICATION else ""
+        rows.append([row.timed.name, row.timed.where, row.timed.kernel, f"{row.seconds * 1e3:,.3f}", waiting, percent(row.share), row.calls])
     return TextTable(["op", "where", "kernel", "total ms", "waiting ms", "share", "calls"], rows, right=(3, 4, 5, 6), code=(1,))

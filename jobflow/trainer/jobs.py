@@ -25,6 +25,7 @@ from jobflow.core.errors import ConfigError, SourceLine, at_line, counted, did_y
 from jobflow.core.layout import cut
 from jobflow.core.types import Array, DType, TensorType, bfloat16, float16, float32
 from jobflow.data.batch import per_device
+from jobflow.data.batches import Batches
 from jobflow.data.readers import open_reader
 from jobflow.data.samples import Samples, Stream
 from jobflow.engine.body import JobBody
@@ -47,15 +48,14 @@ from jobflow.trainer.network import Network, layered, line_of, network_of
 from jobflow.trainer.optimizing import optimizer_from
 from jobflow.typing.annotations import Bundle, ListNumpy, Numpy
 
-#: the name of all train jobs
-TRAIN = "train"
+#: the names of all jobs for training, evaluation and prediction
+TRAIN, EVALUATION, PREDICTION = "train", "evaluation", "prediction"
 #: a result of the train job, beside the metrics
 HALTED = "#halted"
 #: the variable that it is
 COUNTER = f"{NOT_FINITE}-{TRAIN}"
 #: the types of one sample, by field
 Fields = Mapping[str, TensorType]
-Body = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def fields_of(samples: Samples | Stream) -> dict[str, TensorType]:
@@ -99,16 +99,15 @@ class Jobs:
 
         And under HALTED, how many numbers were not finite in the gradients of a step before, since which no variable has changed.
         """
-        return self._job(TRAIN, rows, tuple(self.network.taken(self.fields)), self._train, trainable=True)
+        return self._job(TRAIN, rows, self.network.taken(self.fields))
 
     def evaluation(self, rows: int) -> Job:
         """The same numbers without a step."""
-        return self._job("evaluation", rows, tuple(self.network.taken(self.fields)), self._measured)
+        return self._job(EVALUATION, rows, self.network.taken(self.fields))
 
     def prediction(self, rows: int, fields: Fields | None = None) -> Job:
         """Scores of `rows` samples, whose fields lack the labels."""
-        given = self.network.inputs(self.fields if fields is None else fields)
-        return self._job("prediction", rows, tuple(given), self._predicted, fields=given)
+        return self._job(PREDICTION, rows, self.network.inputs(self.fields if fields is None else fields))
 
     def arguments(self, job: Job, batch: Mapping[str, Any]) -> list[Any]:
         """A batch as the arguments of a job; in the mirrored view, each rank's rows."""
@@ -119,6 +118,14 @@ class Jobs:
         """Run a job on a batch."""
         result: dict[str, Array] = self.session.call(job, tuple(self.arguments(job, batch)))
         return result
+
+    def over(self, batches: Batches, job: Callable[[int], Job], use: Callable[[int, dict[str, Array]], None]) -> None:
+        """One pass over samples: `use` gets the length of every batch, and what the job for this length makes of it."""
+        with batches.start(epochs=1) as reading:
+            for batch in reading:
+                with batch.told():
+                    outputs = self.call(job(batch.size), batch.arguments)
+                use(batch.size, outputs)
 
     def pieces(self, rows: int, microbatches: int = 1) -> list[int]:
         """Rows of each part of a batch for which a number that is no row's own is handed out."""
@@ -136,15 +143,10 @@ class Jobs:
 
     def check_lengths(self, whole: int, train: Sequence[int], evaluation: Sequence[int]) -> None:
         """ConfigError if the model, which can be made for `whole` batches, cannot be made for one of the other lengths that come."""
-        names = list(self.network.taken(self.fields))
-        types = {name: self.fields[name] for name in names}
-        kinds: tuple[tuple[str, Body, bool, Sequence[int]], ...] = (
-            (TRAIN, self._train, True, train),
-            ("evaluation", self._measured, False, evaluation),
-        )
-        for name, body, trainable, lengths in kinds:
+        types = self.network.taken(self.fields)
+        for kind, lengths, word in ((TRAIN, train, "training"), (EVALUATION, evaluation, "an evaluation")):
             for rows in dict.fromkeys(rows for rows in lengths if rows != whole):
-                job = self._declared(name, rows, types, body, trainable)
+                job = self._declared(kind, rows, types)
                 named = zip(job.signature.placeholders(), job.declared_shapes(self.session), strict=True)
                 try:
                     job.trace(
@@ -153,43 +155,44 @@ class Jobs:
                 except Exception as error:
                     raise ConfigError(
                         f"{self.network.where}: {self.network.what} works for batches of {counted(whole, 'sample')}, but not for one of "
-                        f"{rows:,}, which comes in {'training' if trainable else 'an evaluation'}: a number of samples seems to be written in it. "
+                        f"{rows:,}, which comes in {word}: a number of samples seems to be written in it. "
                         f"Use the length of its arguments, such as x.shape[0]. The error: {error}"
                     ) from error
 
     # ---------------------------------------------------------------- making
 
-    def _job(self, name: str, rows: int, names: tuple[str, ...], body: Body, *, trainable: bool = False, fields: Fields | None = None) -> Job:
-        key = (name, rows, names)
+    def _job(self, kind: str, rows: int, types: Fields) -> Job:
+        key = (kind, rows, tuple(types))
         if key not in self._made:
-            types = {field: (fields or self.fields)[field] for field in names}
-            self._made[key] = self._declared(name, rows, types, body, trainable)
+            self._made[key] = self._declared(kind, rows, types)
             self.session.register(self._made[key])
         return self._made[key]
 
-    def _declared(self, name: str, rows: int, types: Fields, body: Body, trainable: bool) -> Job:
+    def _declared(self, name: str, rows: int, types: Fields) -> Job:
+        body = {TRAIN: self._train, EVALUATION: self._measured, PREDICTION: self._predicted}[name]
+
         def function(*values: Any) -> Any:
             with at_line(self.line("model")):
                 return body(dict(zip(types, values, strict=True)))
 
         own = self.mirrored(rows)
-        kind, length = (ListNumpy, -(-rows // self.ranks)) if own else (Numpy, rows)
+        array, length = (ListNumpy, -(-rows // self.ranks)) if own else (Numpy, rows)
         function.__name__ = name
         function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [
-                inspect.Parameter(field, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=kind.Placeholder((length, *type.shape), type.dtype))
+                inspect.Parameter(field, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=array.Placeholder((length, *type.shape), type.dtype))
                 for field, type in types.items()
             ],
             return_annotation=Bundle[Numpy],
         )
         config = FunctionConfig()
         config.strategy(mirrored() if own else strategy_of(self.config))
-        if trainable and self.microbatches(rows) > 1:
+        if name == TRAIN and self.microbatches(rows) > 1:
             config.train.num_gradient_accumulation_steps(self.microbatches(rows))
         half = half_of(self.config)
         if half is not None:
             config.mixed_precision(half)
-        return Job(function, trainable, config, self.network.where, optimizer_of)
+        return Job(function, name == TRAIN, config, self.network.where, optimizer_of)
 
     def _train(self, batch: dict[str, Any]) -> dict[str, Any]:
         outputs = self._outputs(batch)
@@ -284,15 +287,6 @@ class Prepared:
     #: those of the whole training; of streams nobody knows how many there are in an epoch, which is 0 then
     steps: int
     steps_per_epoch: int
-    where: SourceLine = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.where = self.jobs.network.where
-
-    @property
-    def devices(self) -> int:
-        """Devices that take part."""
-        return self.session.device_count()
 
     def take(self, place: str, samples: Samples | Stream) -> None:
         """Make jobs for these samples, which were not opened with the others."""
@@ -302,11 +296,10 @@ class Prepared:
 
 
 @contextmanager
-def prepared(loaded: Loaded, *, only: Sequence[str] = ("train", "validation", "test"), devices: int | None = None) -> Iterator[Prepared]:
+def prepared(loaded: Loaded, *, only: Sequence[str] = ("train", "validation", "test")) -> Iterator[Prepared]:
     """The jobs of a configuration in a session of their own, which ends with the block.
 
-    Under mpiexec every rank is a client.  `only`: which of the readers are opened.  `devices` replaces strategy.devices, for a look at what would
-    run.
+    Under mpiexec every rank is a client.  `only`: which of the readers are opened.
     """
     config = loaded.config
     session = Session()
@@ -314,11 +307,7 @@ def prepared(loaded: Loaded, *, only: Sequence[str] = ("train", "validation", "t
     with scope.using(root=scope.Root(session, environment), interpreter=None, placement=None):
         try:
             session.settings.seed = config.seed
-            count = devices or devices_of(config)
-            if cuda.available():
-                session.settings.gpu_device_num = count
-            else:
-                session.settings.cpu_device_num = count
+            setattr(session.settings, "gpu_device_num" if cuda.available() else "cpu_device_num", devices_of(config))
             yield _opened(loaded, session, only)
         finally:
             session.close()

@@ -62,16 +62,9 @@ def train(
     process; an allocation of Slurm or PBS that ends before counts too.  Watchers are called on rank 0.
     Raises: ConfigErrors, before anything starts; ConfigError if the run cannot go on from its checkpoint; what training itself meets.
     """
-    loaded = loaded_from(loaded)
+    loaded = load(loaded) if isinstance(loaded, str | Path) else loaded
     with at_line(line_of(loaded, "")), Signals() as signals, prepared(loaded, only=("train", "validation")) as run:
         return Loop(run, loaded, callbacks, Clock.of(time_limit), signals, tracing).run(resume or loaded.config.checkpoint.resume)
-
-
-def loaded_from(given: Loaded | str | Path) -> Loaded:
-    """A configuration, from its file if that is what is given."""
-    if isinstance(given, str | Path):
-        return load(given)
-    return given
 
 
 def make_directory(key: str, origin: object, path: AnyPath) -> None:
@@ -338,10 +331,10 @@ class Loop:
 
     def _resume(self, wish: str) -> AnyPath | None:
         with at_line(line_of(self.loaded, "checkpoint")):
-            found = follow(self.session, lambda: chosen(self.series, wish, notice), self._read)
+            found = follow(self.session, lambda: chosen(self.series, wish), self._read)
         if found is None:
             return None
-        together(self.session, lambda: set_aside_behind(self.series, self.progress.step, notice))
+        together(self.session, lambda: set_aside_behind(self.series, self.progress.step))
         self._saved, self._saved_step = found, self.progress.step
         if self.early is not None and self.progress.early is not None:
             self.early.restore(self.progress.early)
@@ -357,7 +350,7 @@ class Loop:
         if config.data.drop_last:
             count = run.steps_per_epoch * config.data.batch_size
         return RunInfo(
-            config.name, self.loaded, Path(config.output), run.devices, run.steps, self.progress.step, run.steps_per_epoch, count,
+            config.name, self.loaded, Path(config.output), self.jobs.ranks, run.steps, self.progress.step, run.steps_per_epoch, count,
             self._whole_batch(), found, lambda: self._compiled, self.progress.seconds,
         )  # fmt: skip
 

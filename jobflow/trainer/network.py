@@ -20,8 +20,9 @@ from jobflow.core.types import TensorType, float32, int32
 from jobflow.engine.placements import placement, sbp
 from jobflow.engine.session import current_session
 from jobflow.functional.drawing import manual_seed
-from jobflow.legacy.initializers import Initializer, random_normal_initializer, variance_scaling_initializer
+from jobflow.legacy.initializers import random_normal_initializer
 from jobflow.legacy.variables import get_variable
+from jobflow.models.building_blocks import he
 from jobflow.nn.modules.module import Module
 from jobflow.trainer.config import Loaded
 from jobflow.trainer.config.functions import makes_module
@@ -92,10 +93,6 @@ def line_of(loaded: Loaded, key: str) -> SourceLine:
 def _built(function: Callable[..., Any], target: str, arguments: dict[str, Any], recompute: bool) -> Network:
     parameters = inspect.signature(function).parameters
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    if recompute and "recompute" not in parameters:
-        raise ConfigError(
-            f"strategy.recompute: {target} has no parameter `recompute`; a builder that has one wraps its blocks in jobflow.checkpointed if so"
-        )
     if recompute:
         arguments = {**arguments, "recompute": True}
     named = {n: p for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and n not in arguments}
@@ -203,18 +200,18 @@ def layered(network: Network, fields: Mapping[str, TensorType]) -> Network:
     return replace(network, known=(*inputs, *(named or {}), LABELS), needed=tuple(inputs), others=False)
 
 
-def _he() -> Initializer:
-    return variance_scaling_initializer(2.0, "fan_in", "random_normal", "NCHW")
-
-
 def _swish(x: Any, name: str | None = None) -> Any:
     return math.multiply(x, math.sigmoid(x), name=name)
 
 
 def _function(name: str | None) -> Any:
-    if name is None or name == "swish":
-        return None if name is None else _swish
-    return getattr(nn, name) if hasattr(nn, name) else getattr(math, name)
+    if name is None:
+        return None
+    return _swish if name == "swish" else getattr(nn, name, None) or getattr(math, name)
+
+
+def _rows(x: Any) -> Any:
+    return arrays.reshape(x, [x.type.shape[0], -1])
 
 
 def _pair(size: Any) -> Any:
@@ -222,20 +219,17 @@ def _pair(size: Any) -> Any:
 
 
 def _dense(x: Any, wish: Any, name: str) -> Any:
-    return layers.dense(x, wish.units, _function(wish.activation), wish.use_bias, _he(), name=name)
+    return layers.dense(x, wish.units, _function(wish.activation), wish.use_bias, he(), name=name)
 
 
 def _conv2d(x: Any, wish: Any, name: str) -> Any:
     size, strides, padding = _pair(wish.kernel_size), _pair(wish.strides), wish.padding.upper()
-    options = {"groups": wish.groups, "activation": _function(wish.activation), "use_bias": wish.use_bias, "kernel_initializer": _he()}
+    options = {"groups": wish.groups, "activation": _function(wish.activation), "use_bias": wish.use_bias, "kernel_initializer": he()}
     return layers.conv2d(x, wish.filters, size, strides, padding, name=name, **options)
 
 
-def _pool(function: Callable[..., Any]) -> Callable[[Any, Any, str], Any]:
-    def pool(x: Any, wish: Any, name: str) -> Any:
-        return function(x, ksize=_pair(wish.size), strides=_pair(wish.strides or wish.size), padding=wish.padding.upper(), name=name)
-
-    return pool
+def _pool(function: Callable[..., Any], x: Any, wish: Any, name: str) -> Any:
+    return function(x, ksize=_pair(wish.size), strides=_pair(wish.strides or wish.size), padding=wish.padding.upper(), name=name)
 
 
 def _embedding(x: Any, wish: Any, name: str) -> Any:
@@ -246,10 +240,10 @@ def _embedding(x: Any, wish: Any, name: str) -> Any:
 _LAYERS: dict[str, Callable[[Any, Any, str], Any]] = {
     "dense": _dense,
     "conv2d": _conv2d,
-    "max_pool2d": _pool(nn.max_pool2d),
-    "avg_pool2d": _pool(nn.avg_pool2d),
+    "max_pool2d": partial(_pool, nn.max_pool2d),
+    "avg_pool2d": partial(_pool, nn.avg_pool2d),
     "global_avg_pool2d": lambda x, wish, name: math.reduce_mean(x, axis=[2, 3]),
-    "flatten": lambda x, wish, name: arrays.reshape(x, [x.type.shape[0], -1]),
+    "flatten": lambda x, wish, name: _rows(x),
     "dropout": lambda x, wish, name: nn.dropout(x, rate=wish.rate, name=name),
     "batch_norm": lambda x, wish, name: layers.batch_normalization(x, wish.axis, wish.momentum, wish.epsilon, name=name),
     "layer_norm": lambda x, wish, name: layers.layer_norm(x, begin_norm_axis=x.type.ndim - 1, epsilon=wish.epsilon, name=name),
@@ -273,9 +267,7 @@ def _mean_squared_error(x: Any, labels: Any) -> dict[str, Any]:
     wanted = arrays.cast(labels, float32)
     if wanted.type.shape != x.type.shape:
         wanted = arrays.reshape(wanted, list(x.type.shape))
-    apart = math.square(math.subtract(x, wanted))
-    rows = x.type.shape[0]
-    return {"loss": math.reduce_mean(arrays.reshape(apart, [rows, -1]), axis=1)}
+    return {"loss": math.reduce_mean(_rows(math.square(math.subtract(x, wanted))), axis=1)}
 
 
 _LOSSES: dict[str, Callable[[Any, Any], dict[str, Any]]] = {

@@ -12,8 +12,6 @@ from jobflow.core.remote import AnyPath
 Stopped = Literal["end", "early", "interrupt", "terminated", "nan"]
 
 DONE = 0
-ERROR = 1
-USAGE = 2
 NOT_FINITE = 3
 #: saved; the same command goes on
 AGAIN = 75

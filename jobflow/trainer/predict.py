@@ -12,18 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.core.errors import ArgumentError, ConfigError, at_line
+from jobflow.core.errors import ArgumentError, ConfigError
 from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.types import Array, TensorType, int32
-from jobflow.data.batches import Batches
 from jobflow.data.readers import READERS, open_reader
 from jobflow.data.samples import Samples, Stream
 from jobflow.data.vocabulary import Vocabulary, vocabulary_of
 from jobflow.models.generate import tokens_after
 from jobflow.trainer.config import Loaded, TrainConfig
-from jobflow.trainer.evaluate import newest, restore, rows_of
-from jobflow.trainer.jobs import Prepared, open_place, prepared
-from jobflow.trainer.network import LABELS, line_of
+from jobflow.trainer.evaluate import batches_of, restore, rows_of, trained
+from jobflow.trainer.jobs import Prepared, open_place
+from jobflow.trainer.network import LABELS
 
 #: the places of a configuration's samples, which may stand for a file of input
 PLACES = ("train", "validation", "test")
@@ -55,8 +54,7 @@ def predict(
     """
     if output is not None and Path(output).suffix not in OUTPUTS:
         raise ArgumentError(f"--output {output}: predictions are written as {' or '.join(OUTPUTS)}")
-    with at_line(line_of(loaded, "")), prepared(loaded, only=()) as run:
-        path, extra = newest(run, checkpoint)
+    with trained(loaded, checkpoint) as (run, path, extra):
         samples = opened(run, source, extra.get("facts", {}))
         check_fields(run, samples, extra.get("fields"), source)
         run.take("input", samples)
@@ -71,16 +69,11 @@ def predict(
 
 def run_over(run: Prepared, samples: Samples | Stream, path: AnyPath) -> dict[str, Array]:
     """The outputs for all samples."""
-    size, jobs = run.config.data.evaluation_batch_size, run.jobs
-    restore(run, path, jobs.prediction(rows_of(samples, size)))
-    found: dict[str, list[Array]] = {}
-    with Batches(samples, None, size, False, run.config.data.prefetch, fields=list(jobs.network.inputs(jobs.fields))).start(epochs=1) as reading:
-        for batch in reading:
-            with batch.told():
-                outputs = jobs.call(jobs.prediction(batch.size), batch.arguments)
-            for name, array in outputs.items():
-                found.setdefault(name, []).append(array)
-    return {name: np.concatenate(arrays) for name, arrays in found.items()}
+    jobs = run.jobs
+    restore(run, path, jobs.prediction(rows_of(samples, run.config.data.evaluation_batch_size)))
+    found: list[dict[str, Array]] = []
+    jobs.over(batches_of(jobs, samples, jobs.network.inputs(jobs.fields)), jobs.prediction, lambda _, outputs: found.append(outputs))
+    return {name: np.concatenate([outputs[name] for outputs in found]) for name in found[0]}
 
 
 # -------------------------------------------------------------------- input
@@ -230,8 +223,7 @@ def generate(
     if not is_of_text(config):
         raise ConfigError(f"data.train.reader is {config.data.train.reader}; only models that were trained on text can continue a prompt")
     length = int(config.data.train.arguments.get("length", inspect.signature(READERS["text"]).parameters["length"].default))
-    with at_line(line_of(loaded, "")), prepared(loaded, only=()) as run:
-        path, extra = newest(run, checkpoint)
+    with trained(loaded, checkpoint) as (run, path, extra):
         words = vocabulary_of(extra.get("facts", {}))
         job = run.jobs.prediction(1, {TOKENS: TensorType((length,), int32)})
         restore(run, path, job)

@@ -119,34 +119,34 @@ def check_alike(session: Session, mine: Mapping[str, Any]) -> None:
             raise ConfigError(f"rank {rank} has read another {different[0]} than rank 0: {other.get(different[0])}, not {first[different[0]]}")
 
 
-def chosen(series: Series, wish: str, say: Callable[[str], None]) -> AnyPath | None:
+def chosen(series: Series, wish: str) -> AnyPath | None:
     """The checkpoint to go on from; None to begin anew.  For rank 0.
 
-    "auto" is the newest that is good: worse ones are told by `say`.  "never" sets aside what there is.  Else it is the path of one, or of a
+    "auto" is the newest that is good: worse ones are told.  "never" sets aside what there is.  Else it is the path of one, or of a
     directory of which the newest is taken; CheckpointError if that is missing or damaged.
     """
     directory = series.directory
     if wish == "never":
-        set_aside(directory, say)
+        set_aside(directory)
         return None
     if wish == "auto":
-        return _newest(series, say) if directory.is_dir() else None
+        return _newest(series) if directory.is_dir() else None
     path = path_of(wish)
     if not path.is_dir():
         raise CheckpointError(f"--resume {wish}: there is no such directory; give a checkpoint, auto or never")
     if not (path / "manifest.json").is_file():
-        found = _newest(Series(path), say)
+        found = _newest(Series(path))
         if found is None:
             raise CheckpointError(f"--resume {wish}: it has no complete checkpoint")
         return found
     return path
 
 
-def _newest(series: Series, say: Callable[[str], None]) -> AnyPath | None:
+def _newest(series: Series) -> AnyPath | None:
     series.clean()
     found = series.newest_good()
     for skipped in found.skipped:
-        say(str(skipped))
+        notice(str(skipped))
     return found.path
 
 
@@ -170,16 +170,16 @@ def follow(session: Session, choose: Callable[[], AnyPath | None], use: Callable
     raise AssertionError("unreachable")
 
 
-def set_aside(directory: AnyPath, say: Callable[[str], None]) -> None:
+def set_aside(directory: AnyPath) -> None:
     """Give a directory of checkpoints another name, so that those of the run that begins are not mixed with them."""
     if not directory.is_dir() or not any(directory.iterdir()):
         return
     aside = _free(directory)
     drafts.move(directory, aside)
-    say(f"the checkpoints of an earlier run are now in {aside}")
+    notice(f"the checkpoints of an earlier run are now in {aside}")
 
 
-def set_aside_behind(series: Series, step: int, say: Callable[[str], None]) -> None:
+def set_aside_behind(series: Series, step: int) -> None:
     """Give checkpoints of later steps another place: the run that goes on from `step` will make its own."""
     later = [other for other in series.steps() if other > step]
     if not later:
@@ -189,7 +189,7 @@ def set_aside_behind(series: Series, step: int, say: Callable[[str], None]) -> N
     for other in later:
         path = series.path_of(other)
         drafts.move(path, aside / path.name)
-    say(f"training goes on from step {step}; checkpoints of later steps are now in {aside}")
+    notice(f"training goes on from step {step}; checkpoints of later steps are now in {aside}")
 
 
 def _free(directory: AnyPath) -> AnyPath:

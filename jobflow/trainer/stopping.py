@@ -128,21 +128,12 @@ class Clock:
 
 @dataclass(frozen=True)
 class Said:
-    """What a rank says: how it was asked to stop and why, whether its part of the checkpoint is written, and after how many steps to ask again."""
+    """What a rank says, and what then holds for all: how to stop and why, whether parts of the checkpoint are written, when to ask again."""
 
     stop: str = ""
     why: str = ""
     done: bool = True
     again: int = 1
-
-
-@dataclass(frozen=True)
-class Agreed:
-    """What holds for all: how to stop and why, and whether all have written their parts."""
-
-    stop: str
-    why: str
-    done: bool
 
 
 @dataclass
@@ -156,7 +147,7 @@ class Agreement:
     _next: int = 0
     _asked: tuple[int, float] | None = field(default=None)
 
-    def ask(self, step: int, done: bool = True) -> Agreed | None:
+    def ask(self, step: int, done: bool = True) -> Said | None:
         """After so many steps; None, on all ranks alike, if it is not time to ask."""
         if step < self._next:
             return None
@@ -170,7 +161,7 @@ class Agreement:
         self._next = step + said[0].again
         asked = sorted((one for one in said if one.stop), key=lambda one: one.stop)  # "interrupt" comes before "terminated"
         first = asked[0] if asked else Said()
-        return Agreed(first.stop, first.why, all(one.done for one in said))
+        return Said(first.stop, first.why, all(one.done for one in said), said[0].again)
 
     def _period(self, step: int) -> int:
         """How many steps PERIOD seconds are, by what passed since the last question."""

@@ -74,7 +74,7 @@ class TestHelp:
 
     def test_codes_are_those_of_training(self) -> None:
         outcome = importlib.import_module("jobflow.trainer.outcome")
-        assert {outcome.DONE, outcome.ERROR, outcome.USAGE, outcome.NOT_FINITE, outcome.AGAIN, outcome.INTERRUPTED} == set(CODES) - {141}
+        assert {code for code, _, _ in outcome.ENDS.values()} == set(CODES) - {1, 2, 141}
 
     def test_no_word_is_a_page_of_help_and_a_wrong_command_line(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main([]) == 2

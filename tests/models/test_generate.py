@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jobflow.core.errors import ArgumentError
-from jobflow.models.generate import drawn, text_after, tokens_after
+from jobflow.models.generate import drawn, tokens_after
 
 
 def counting(words: int, seen: list[Any] | None = None) -> Any:
@@ -24,7 +24,7 @@ def counting(words: int, seen: list[Any] | None = None) -> Any:
 
 def test_text_goes_on_behind_the_prompt() -> None:
     assert list(tokens_after(counting(10), [3, 4], 5, length=4)) == [5, 6, 7, 8, 9]
-    assert b"".join(text_after(counting(256), b"ab", 4, length=8)) == b"cdef"
+    assert bytes(tokens_after(counting(256), b"ab", 4, length=8)) == b"cdef"
     assert list(tokens_after(counting(10), [3], 2, length=1)) == [4, 5]
     assert list(tokens_after(counting(10), [3], 0, length=4)) == []
 
@@ -82,4 +82,4 @@ def test_a_text_is_a_function_of_its_seed() -> None:
 )
 def test_mistakes_are_named(prompt: bytes, given: dict[str, Any], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
-        list(text_after(counting(256), prompt, 3, **{"length": 4, **given}))
+        list(tokens_after(counting(256), prompt, 3, **{"length": 4, **given}))

@@ -15,7 +15,7 @@ from short_runs import CONFIG, check_same, loaded, run, write_config
 from jobflow.trainer import stopping
 from jobflow.trainer.outcome import AGAIN, INTERRUPTED, Outcome
 from jobflow.trainer.signals import Signals
-from jobflow.trainer.stopping import Agreed, Agreement, Clock, Early, Said, end_of_allocation
+from jobflow.trainer.stopping import Agreement, Clock, Early, Said, end_of_allocation
 from jobflow.trainer.watching import RunInfo, StepReport, Watcher
 
 # -------------------------------------------------------------------- early stopping
@@ -109,7 +109,7 @@ class Together:
 )
 def test_what_one_rank_was_told_holds_for_all(mine: str, others: list[Said], stop: str, why: str) -> None:
     world: Any = Together(*others)
-    assert Agreement(world, Clock(), lambda: (mine, "I" if mine else "")).ask(1) == Agreed(stop, why, True)
+    assert Agreement(world, Clock(), lambda: (mine, "I" if mine else "")).ask(1) == Said(stop, why, True)
 
 
 def test_a_checkpoint_is_written_when_all_ranks_have() -> None:
@@ -143,7 +143,7 @@ def test_ranks_are_asked_about_every_fifth_of_a_second(monkeypatch: pytest.Monke
 def test_the_end_of_the_time_is_a_reason_to_stop() -> None:
     world: Any = Together()
     agreement = Agreement(world, Clock(deadline=0.0), lambda: ("", ""))
-    assert agreement.ask(1) == Agreed("terminated", "the time is nearly up", True)
+    assert agreement.ask(1) == Said("terminated", "the time is nearly up", True)
 
 
 # -------------------------------------------------------------------- signals

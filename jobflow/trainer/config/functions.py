@@ -15,10 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapte
 from jobflow.core.errors import ArgumentError, FileError, did_you_mean
 from jobflow.core.imports import IMPORT_PATH, ImportFailedError, function_named
 from jobflow.core.remote import is_remote, path_of
-from jobflow.trainer.config.messages import PATTERNS, shown
-from jobflow.trainer.config.problems import Problems
-from jobflow.trainer.config.tree import Node
-from jobflow.trainer.config.validation import Validation
+from jobflow.trainer.config.tree import Node, Problems
+from jobflow.trainer.config.validation import PATTERNS, Validation, shown
 
 #: arguments of readers that are names of files or folders, which must be there
 FILES = ("path", "paths", "file", "files", "folder", "directory", "root")

@@ -17,8 +17,7 @@ from typing import Any
 
 import yaml
 
-from jobflow.trainer.config.problems import Origin, Problems
-from jobflow.trainer.config.tree import Node, below
+from jobflow.trainer.config.tree import Node, Origin, Problems, below
 
 #: what plain words mean that are no texts
 _MEANINGS: tuple[tuple[str, Callable[[str], Any]], ...] = (

@@ -15,9 +15,8 @@ from typing import Any
 
 from jobflow.core.errors import did_you_mean
 from jobflow.trainer.config.keys import close_key, default_at, fields_of, sections_at
-from jobflow.trainer.config.problems import DEFAULT, Origin, Problems, is_in
 from jobflow.trainer.config.reading import DEPTH, value_of
-from jobflow.trainer.config.tree import Node, below, node_of, split
+from jobflow.trainer.config.tree import DEFAULT, Node, Origin, Problems, below, is_in, node_of, split
 
 _MARK = re.compile(r"\$\$\{|\$\{([^${}]*)\}|\$\{")
 _ENVIRONMENT = re.compile(r"env:\s*([A-Za-z_]\w*)\s*(?:,(.*))?")
@@ -26,6 +25,10 @@ _PATH = re.compile(r"[\w-]+(\.[\w-]+)*")
 
 class _Broken(Exception):
     """A reference leads nowhere: what is wrong, what would work, and where else than at the reference to say so; nothing if that is said already."""
+
+    def __init__(self, message: str = "", legal: str = "", at: Origin | None = None, key: str = "") -> None:
+        super().__init__(message)
+        self.message, self.legal, self.at, self.key = message, legal, at, key
 
 
 class References:
@@ -47,9 +50,8 @@ class References:
             except _Broken as broken:
                 self.bad.add(path)
                 self.done[path] = tree
-                if broken.args:
-                    message, legal, at, key = broken.args
-                    self.problems.add(at or tree.at, key or path, message, legal)
+                if broken.message:
+                    self.problems.add(broken.at or tree.at, broken.key or path, broken.message, broken.legal)
         return self.done[path]
 
     def text(self, leaf: Node, chain: tuple[str, ...]) -> Node:
@@ -63,10 +65,10 @@ class References:
         if found[0] == "$${":
             return "${"
         if found[1] is None:
-            raise _broken('"${" without "}"', "write ${a.key}, or $${ for a plain ${; references do not stand inside references")
+            raise _Broken('"${" without "}"', "write ${a.key}, or $${ for a plain ${; references do not stand inside references")
         meant = self.meant(found[1], at, chain, False).value
         if isinstance(meant, dict | tuple):
-            raise _broken(f"{found[0]} is {'a map' if isinstance(meant, dict) else 'a list'}, which cannot be part of a text")
+            raise _Broken(f"{found[0]} is {'a map' if isinstance(meant, dict) else 'a list'}, which cannot be part of a text")
         return {True: "true", False: "false", None: "null"}[meant] if meant is None or isinstance(meant, bool) else str(meant)
 
     def meant(self, inside: str, at: Origin, chain: tuple[str, ...], alone: bool) -> Node:
@@ -75,19 +77,19 @@ class References:
         if target.startswith("env:"):
             return Node(_environment(target, alone), at)
         if not _PATH.fullmatch(target):
-            raise _broken(f'"${{{inside}}}" is no reference', "write ${a.key}, ${env:NAME} or ${env:NAME, otherwise}")
+            raise _Broken(f'"${{{inside}}}" is no reference', "write ${a.key}, ${env:NAME} or ${env:NAME, otherwise}")
         entry = self.root.get(target)
         if entry is None:
             default = default_at(target, self.root)
             if default is None:
-                raise _broken(f"${{{inside}}}: there is no key {target}{self.near(target)}")
+                raise _Broken(f"${{{inside}}}: there is no key {target}{self.near(target)}")
             return node_of(default, at)
         if any(is_in(before, target) for before in chain):
             # told at a value that somebody wrote
             written = [(other.at, key) for key in reversed(chain) if (other := self.root.get(key)) is not None and other.at != DEFAULT]
-            raise _broken(f"references lead in a circle: {' -> '.join((*chain, target))}", "", *(written or [(at, chain[-1])])[0])
+            raise _Broken(f"references lead in a circle: {' -> '.join((*chain, target))}", "", *(written or [(at, chain[-1])])[0])
         if len(chain) > DEPTH:
-            raise _broken(f"more than {DEPTH} references lead from one to the next")
+            raise _Broken(f"more than {DEPTH} references lead from one to the next")
         found = self.resolved(entry, target, chain)
         if any(is_in(bad, target) for bad in self.bad):
             raise _Broken
@@ -104,16 +106,12 @@ class References:
         return f'; did you mean "{below(above, meant)}"?' if meant else did_you_mean(target, [path for path, _ in islice(self.root.walk(), 1, 1000)])
 
 
-def _broken(message: str, legal: str = "", at: Origin | None = None, key: str = "") -> _Broken:
-    return _Broken(message, legal, at, key)
-
-
 def _environment(inside: str, alone: bool) -> Any:
     match = _ENVIRONMENT.fullmatch(inside)
     if match is None:
-        raise _broken(f'"${{{inside}}}" is no reference', "write ${env:NAME} or ${env:NAME, otherwise}")
+        raise _Broken(f'"${{{inside}}}" is no reference', "write ${env:NAME} or ${env:NAME, otherwise}")
     text = os.environ.get(match[1], None if match[2] is None else match[2].strip())
     if text is None:
         advice = f"set it, or write what to take otherwise: ${{env:{match[1]}, otherwise}}"
-        raise _broken(f"there is no variable {match[1]} in the environment", advice)
+        raise _Broken(f"there is no variable {match[1]} in the environment", advice)
     return value_of(text) if alone else text

@@ -11,8 +11,7 @@ from typing import Any
 
 from jobflow.core.errors import counted
 from jobflow.trainer.config.keys import default_at
-from jobflow.trainer.config.problems import DEFAULT, Problems
-from jobflow.trainer.config.tree import Node, below
+from jobflow.trainer.config.tree import DEFAULT, Node, Problems, below
 
 #: what some keys of a section have, defaults too
 Values = Callable[..., list[Any]]

@@ -1,4 +1,4 @@
-"""A checked configuration as text: YAML in which every value has its origin behind it, or JSON."""
+"""A checked configuration as text, YAML in which every value has its origin behind it, or JSON; and all keys as JSON Schema, for editors."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from jobflow.trainer.config.functions import makes_module
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core.core_schema import ModelField, TaggedUnionSchema
+
+from jobflow.data.readers import READERS
+from jobflow.trainer.config.functions import arguments_model, makes_module
 from jobflow.trainer.config.loading import Loaded
 from jobflow.trainer.config.reading import value_of
+from jobflow.trainer.config.schema import TrainConfig
 from jobflow.trainer.config.tree import below
 
 #: comments begin no further to the right than this
@@ -89,3 +94,42 @@ def word(value: Any) -> str:
     text = value.replace("${", "$${")
     is_plain = _PLAIN.fullmatch(text) and value_of(text) == text and text.lower() not in _OLD_WORDS
     return text if is_plain else json.dumps(text, ensure_ascii=False)
+
+
+# -------------------------------------------------------------------- JSON Schema
+
+# It is for single files, which may extend others: so no key is required, any value may be a reference, and null, which takes away
+# what another file says, may stand anywhere.  That all of it together is complete and fits, only `load` can tell.
+_REFERENCE = {"type": "string", "pattern": r"\$\{", "description": "a reference: ${a.key} or ${env:NAME}"}
+_EXTENDS = {
+    "description": "files that this one is written over, relative to it",
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
+}
+
+
+class _ForOneFile(GenerateJsonSchema):
+    """Nothing is required, references and null are allowed for all values, and of sections that are chosen by name any may fit."""
+
+    def field_is_required(self, field: Any, total: bool) -> bool:
+        return False
+
+    def model_field_schema(self, schema: ModelField) -> JsonSchemaValue:
+        return {"anyOf": [super().model_field_schema(schema), _REFERENCE, {"type": "null"}]}
+
+    def tagged_union_schema(self, schema: TaggedUnionSchema) -> JsonSchemaValue:
+        return {"anyOf": super().tagged_union_schema(schema)["oneOf"]}
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of a configuration file."""
+    made = TrainConfig.model_json_schema(schema_generator=_ForOneFile)
+    definitions: dict[str, Any] = made["$defs"]
+    for name, reader in READERS.items():
+        own = arguments_model(reader).model_json_schema(schema_generator=_ForOneFile)
+        definitions |= own.pop("$defs", {})
+        chosen = {"reader": {"const": name, "description": "the kind of samples"}, **own.get("properties", {})}
+        meaning = (inspect.getdoc(reader) or "").partition("\n\n")[0]
+        definitions[f"reader_{name}"] = {**own, "title": name, "description": meaning, "properties": chosen}
+    definitions["Reader"] = {"anyOf": [{"$ref": f"#/$defs/reader_{name}"} for name in READERS]}
+    definitions["Layer"] = {"anyOf": [{"enum": list(definitions["Layer"]["properties"])}, {**definitions["Layer"], "maxProperties": 1}]}
+    return {"$schema": GenerateJsonSchema.schema_dialect, **made, "properties": {"extends": _EXTENDS, **made["properties"]}}

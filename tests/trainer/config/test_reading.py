@@ -11,11 +11,10 @@ import pytest
 from config_cases import cases
 
 from jobflow.trainer.config import reading
-from jobflow.trainer.config.merging import merged, with_settings
-from jobflow.trainer.config.problems import ConfigErrors, Origin, Problems
+from jobflow.trainer.config.loading import merged, with_settings
 from jobflow.trainer.config.reading import read, value_of
 from jobflow.trainer.config.showing import word
-from jobflow.trainer.config.tree import Node, below, split, steps_of
+from jobflow.trainer.config.tree import ConfigErrors, Node, Origin, Problems, below, split, steps_of
 
 FILE = "case.yaml"
 

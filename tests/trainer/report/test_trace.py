@@ -92,15 +92,15 @@ def test_the_tables_add_up(tmp_path: Path) -> None:
     whole = sum(s.seconds for s in traced.slices if s.category == "step" and s.name.startswith("train"))
     parts = traced.parts()
     assert sum(sum(own.values()) for own in parts.values()) == pytest.approx(whole, rel=1e-6)
-    computing = sum(row.seconds for row in rows if row.category == "compute")
+    computing = sum(row.seconds for row in rows if row.timed.category == "compute")
     assert computing == pytest.approx(sum(own["compute"] for own in parts.values()))
     assert sum(row.waiting for row in rows) == pytest.approx(sum(own["waiting"] for own in parts.values()))
     assert sum(row.share for row in rows) <= 1.0 and rows == sorted(rows, key=lambda row: -row.seconds)
-    assert {row.kernel for row in rows} >= {"matmul", "relu"} and all(row.calls % 8 == 0 for row in rows), "2 ranks, 4 steps"
-    first = next(row for row in rows if row.kernel == "relu")
+    assert {row.timed.kernel for row in rows} >= {"matmul", "relu"} and all(row.calls % 8 == 0 for row in rows), "2 ranks, 4 steps"
+    first = next(row for row in rows if row.timed.kernel == "relu").timed
     assert first.where.startswith("test_trace.py:") and "first" in first.name
     text = traced.text(top=5)
-    assert "waiting" in text and f"{rows[0].kernel}" in text and len(text.split("\n\n")[1].splitlines()) == 7
+    assert "waiting" in text and f"{rows[0].timed.kernel}" in text and len(text.split("\n\n")[1].splitlines()) == 7
 
 
 def test_executors_get_their_own_calls_back(tmp_path: Path) -> None:

@@ -47,5 +47,5 @@ if tracing.traced is not None:
     assert any(event["cat"] == "waiting" for event in slices)
     assert not MULTI or waited > 3 * SLOW, waited
     assert losses[-1] < losses[0]
-    assert {row.category for row in tracing.traced.slowest(None)} == {"compute", "communication"}
+    assert {row.timed.category for row in tracing.traced.slowest(None)} == {"compute", "communication"}
     print("checked", flow.env.get_rank())
