@@ -1,7 +1,7 @@
-"""Run a program as its author would, on a few batches: `limited.py PROGRAM BATCHES [float64 [DEVICES]]`.
+"""Run programs as their authors would, one after another on a few batches: `limited.py BATCHES PROGRAM...`.
 
-`data.load_mnist` serves that many batches, once.  With float64, `flow.float` means that, and DEVICES takes the place of the number
-of devices that the program asks for.
+`data.load_mnist` serves that many batches, once.  After `limited.py exact DEVICES`, `flow.float` means float64, DEVICES takes the place of
+the number of devices that a program asks for, and after each program a line says its name and how large each of its variables is.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ import numpy as np
 import jobflow as flow
 from jobflow.data.digits import expanded, originals
 
-program, batches = sys.argv[1], int(sys.argv[2])
+exact = sys.argv[1] == "exact"
+devices = int(sys.argv[2]) if exact else 0
+batches, *programs = sys.argv[3 if exact else 1 :]
 
 
 def batches_of(size: int, data_format: str) -> tuple[Iterator[Any], Iterator[Any]]:
-    images, labels = expanded(*originals(), batches * size, seed=0)
-    shape = (batches, size, 1, 28, 28) if data_format == "NCHW" else (batches, size, 28, 28, 1)
-    return iter((images / np.float32(255)).reshape(shape)), iter(labels.astype(np.int32).reshape(batches, size))
+    images, labels = expanded(*originals(), int(batches) * size, seed=0)
+    shape = (-1, size, 1, 28, 28) if data_format == "NCHW" else (-1, size, 28, 28, 1)
+    return iter((images / np.float32(255)).reshape(shape)), iter(labels.astype(np.int32).reshape(-1, size))
 
 
 def few(train_batch_size: int = 100, test_batch_size: int = 100, data_format: str = "NCHW") -> Any:
@@ -39,10 +41,14 @@ class Asked:
 
 config = flow.config
 flow.data.load_mnist = few
-if sys.argv[3:4] == ["float64"]:
+if exact:
     flow.float = flow.float64
-if len(sys.argv) > 4:
-    config.gpu_device_num(int(sys.argv[4]))
     flow.config = Asked()  # type: ignore[assignment]
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))  # where mnist_util is
-runpy.run_path(program, run_name="__main__")
+for program in programs:
+    if exact:
+        config.gpu_device_num(devices)
+    runpy.run_path(program, run_name="__main__")
+    if exact:
+        print(Path(program).stem, {name: float(np.abs(value.numpy()).sum()) for name, value in flow.get_all_variables().items()}, flush=True)
+    flow.clear_default_session()

@@ -85,8 +85,13 @@ def expected() -> dict[str, dict[str, tuple[str, np.ndarray[Any, Any]]]]:
 
 
 def _alone(way: str, program: str) -> Any:
-    """All of them under mpiexec, two of them in the other ways; --full has all of all."""
-    return pytest.param(way, program, marks=[] if way == "mpiexec" or program in ("create", "mixed_graph") else [pytest.mark.full])
+    """Two of them; --full has all, in all ways."""
+    return pytest.param(way, program, marks=[] if (way, program) in (("mpiexec", "mixed_graph"), ("launcher", "create")) else [pytest.mark.full])
+
+
+def _in_turn(way: str, programs: tuple[str, ...], size: int) -> Any:
+    rarely = size == 4 and way != "by hand"
+    return pytest.param(way, programs, size, marks=[pytest.mark.full] if rarely else [], id=f"{way} {size}")
 
 
 def test_all_are_there() -> None:
@@ -94,8 +99,9 @@ def test_all_are_there() -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("programs", "size"), [(OF_TWO, 2), (OF_FOUR, 4)], ids=["two", "four"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "programs", "size"), [_in_turn(way, programs, size) for programs, size in ((OF_TWO, 2), (OF_FOUR, 4)) for way in WAYS]
+)
 def test_in_turn(way: str, programs: tuple[str, ...], size: int) -> None:
     """All that take so many ranks, with their numbers."""
     code, lines, said = starting.started(way, size, str(FOLDER / "in_turn.py"), *programs)
