@@ -46,9 +46,10 @@ OPS = {
 
 
 def combinations(sample: Sample, mesh: Sequence[int], random: np.random.Generator) -> list[tuple[Signature, ...]]:
-    """Signatures, one per mesh dimension."""
-    legal = [s for s in sample.op.rule(*map(type_of, sample.arrays)).signatures() if s.legal(int(np.prod(mesh)))]
-    if len(mesh) == 1:
+    """Signatures, one per mesh dimension; on two ranks, only those that three cannot have."""
+    ranks = int(np.prod(mesh))
+    legal = [s for s in sample.op.rule(*map(type_of, sample.arrays)).signatures() if s.legal(ranks) and not (ranks == 2 and s.legal(3))]
+    if len(mesh) == 1 or not legal:
         return [(s,) for s in legal]
     chosen = random.integers(0, len(legal), (PAIRS, len(mesh)))
     return list(dict.fromkeys(tuple(legal[i] for i in row) for row in chosen))
@@ -106,10 +107,11 @@ def graph_of(cls: type[Op], mesh: tuple[int, ...]) -> tuple[Graph, dict[str, Any
     return trace(body, Placement("cpu", tuple(range(int(np.prod(mesh)))), mesh)), arguments
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=lambda mesh: "x".join(map(str, mesh)))
-@pytest.mark.parametrize("name", OPS)
-def test_gradients_under_layouts_are_those_of_the_whole(name: str, mesh: tuple[int, ...]) -> None:
-    graph, arguments = graph_of(OPS[name], mesh)
+def compare(cls: type[Op], mesh: tuple[int, ...]) -> int:
+    """The number of values that were compared."""
+    graph, arguments = graph_of(cls, mesh)
+    if not graph.outputs:
+        return 0
     expected, _ = evaluate(graph, arguments, {})
     with world_of(int(np.prod(mesh))) as world:
         bound = Bound(world, distribute(graph))
@@ -117,3 +119,10 @@ def test_gradients_under_layouts_are_those_of_the_whole(name: str, mesh: tuple[i
             where = f"{value.node.op} {value.name} = {', '.join(map(str, value.node.inputs))}"
             np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9, err_msg=where)
         bound.close()
+    return len(graph.outputs)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_gradients_under_layouts_are_those_of_the_whole(name: str) -> None:
+    compared = {mesh: compare(OPS[name], mesh) for mesh in MESHES}
+    assert compared[2, 2] and compared[3,] or compared[2,], compared

@@ -130,7 +130,7 @@ class TestGpuCommunicators:
         world = ThreadsWorld(devices)
         try:
             assert all(isinstance(rank.comm, StagedCommunicator) for rank in world.ranks)
-            for law, argument in contract.all_cases():
+            for law, argument in contract.all_cases(pairs=True):
                 if "in place" not in (argument if isinstance(argument, tuple) else ()):
                     world.call(law, [argument] * 3)
             assert all(device.copies > 100 for device in devices)

@@ -1,4 +1,4 @@
-"""All laws of communicators, driven by rank 0: `comm_laws.py shared|messages|nodes`."""
+"""All laws of communicators, driven by rank 0: `comm_laws.py shared|messages|nodes [pairs]`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ nodes = [rank // 2 for rank in range(started.size)] if how == "nodes" else None
 world = MpiWorld(started, shared=how != "messages", nodes=nodes)
 if not world.is_client:
     world.serve()
-done = 0
-for law, argument in contract.all_cases():
+for done, (law, argument) in enumerate(contract.all_cases("pairs" in sys.argv), 1):
     world.call(law, [argument] * world.size)
-    done += 1
 print(f"{done} laws hold on {world.size} ranks")
 world.close()
