@@ -2,7 +2,6 @@
 
 from jobflow.nn.graph.graph import Graph
 from jobflow.nn.graph.graph_optimizers import GradScaler, StaticGradScaler
-from jobflow.nn.graph.modules import ProxyModule
-from jobflow.nn.graph.settings import GraphConfig, GraphModule
+from jobflow.nn.graph.settings import GraphConfig, GraphModule, ProxyModule
 
 __all__ = ["GradScaler", "Graph", "GraphConfig", "GraphModule", "ProxyModule", "StaticGradScaler"]

@@ -39,11 +39,11 @@ from jobflow.graph.traced import Traced
 from jobflow.graph.training import Microbatches, Training
 from jobflow.nn.graph.building import Building
 from jobflow.nn.graph.graph_optimizers import Added, Scaler, Steps
-from jobflow.nn.graph.modules import ProxyModule, is_module
 from jobflow.nn.graph.parallel import spread
 from jobflow.nn.graph.running import Bound, Built, Memory, Meta
-from jobflow.nn.graph.settings import GraphConfig, GraphModule
+from jobflow.nn.graph.settings import GraphConfig, GraphModule, ProxyModule
 from jobflow.nn.modules import state_dicts as saving
+from jobflow.nn.modules.module import Module
 from jobflow.optim.optimizer import Optimizer
 
 #: the name of the count of steps in state_dict
@@ -73,27 +73,22 @@ class Graph:
     _modules: dict[str, Any]
 
     def __init__(self) -> None:
-        here = state()
-        kind = type(self).__name__
+        here, kind = state(), type(self).__name__
         with scope.lock():
             number = here.graphs[kind] = here.graphs.get(kind, -1) + 1
-        own: dict[str, Any] = {
-            "_modules": {},
-            "_settings": {},
-            "_added": [],
-            "_scaler": None,
-            "_bound": None,
-            "_bounds": {},
-            "_memory": Memory(),
-            "_loaded": {},
-            "_loads_all": True,
-            "_verbosity": None,
-            "_made_at": user_line(),
-            "name": f"{kind}_{number}",
-            "config": GraphConfig(),
-        }
-        for name, value in own.items():
-            object.__setattr__(self, name, value)
+        vars(self)["_modules"] = {}
+        self.name, self.config = f"{kind}_{number}", GraphConfig()
+        self._settings: dict[int, GraphModule] = {}
+        self._added: list[Added] = []
+        self._scaler: Scaler | None = None
+        #: the programs by the shapes of their inputs, the one that was used last, and what they have in common
+        self._bounds: dict[Any, Bound] = {}
+        self._bound: Bound | None = None
+        self._memory = Memory()
+        self._loaded: dict[str, Tensor] = {}
+        self._loads_all = True
+        self._verbosity: int | None = None
+        self._made_at = user_line()
 
     def build(self, *args: Any) -> Any:
         """The program: tensors in, tensors out."""
@@ -104,7 +99,7 @@ class Graph:
     def __setattr__(self, name: str, value: Any) -> None:
         if "_modules" not in self.__dict__:
             raise JobAttributeError(f"{type(self).__name__} at {user_line()}: {_MISSING}")
-        if is_module(value):
+        if isinstance(value, Module):
             value = ProxyModule(value, self._settings)
         if isinstance(value, ProxyModule):
             self._modules[name] = value.to(object)
@@ -133,7 +128,7 @@ class Graph:
         """Scale losses, and gradients back, by what `scaler` says."""
         if not hasattr(scaler, "dynamic"):
             raise JobError(f"{self.name}.set_grad_scaler at {user_line()}: amp.GradScaler or amp.StaticGradScaler is needed; got {scaler!r}")
-        object.__setattr__(self, "_scaler", scaler)
+        self._scaler = scaler
 
     @property
     def is_compiled(self) -> bool:
@@ -145,7 +140,7 @@ class Graph:
     def __call__(self, *args: Any, **options: Any) -> Any:
         given = (*args, options) if options else args
         with scope.lock():
-            bound: Bound | None = self._bound
+            bound = self._bound
             tensors = [x for _, x in self._leaves(args, options)] if bound is None else bound.tensors(given)
             shapes = tuple([x.type.shape for x in tensors])
             if bound is None or shapes != bound.shapes:
@@ -156,7 +151,7 @@ class Graph:
     def _keep(self, shapes: tuple[Any, ...], bound: Bound) -> None:
         """Have a program at hand; of too many, those used longest ago are dropped."""
         self._bounds[shapes] = bound
-        object.__setattr__(self, "_bound", bound)
+        self._bound = bound
         most = current_session().settings.compiled_shapes
         while len(self._bounds) > most:
             del self._bounds[next(iter(self._bounds))]
@@ -169,8 +164,7 @@ class Graph:
         built = self._built(here, args, options, given)
         if self._loads_all:
             self._check_loaded(built)
-        bound = Bound(here, built, self._loaded, self._memory)
-        object.__setattr__(self, "_bound", bound)
+        bound = self._bound = Bound(here, built, self._loaded, self._memory)
         if self._verbosity is not None:
             print(repr(self) if self._verbosity == 0 else bound.text())
         return bound
@@ -317,8 +311,8 @@ class Graph:
             module.load_state_dict(given, strict)
         for schedule, given in rates:
             schedule.load_state_dict(given)
-        object.__setattr__(self, "_loaded", {self._own_name(name): x for name, x in saved.items()})
-        object.__setattr__(self, "_loads_all", strict)
+        self._loaded = {self._own_name(name): x for name, x in saved.items()}
+        self._loads_all = strict
 
     def _rates(self, what: str, state_dict: Mapping[str, Any], strict: bool) -> list[tuple[Any, Mapping[str, Any]]]:
         """The schedules, and where they go on: if the state does not say, after as many steps as it counts."""
@@ -356,7 +350,7 @@ class Graph:
         """
         rank = state().rank.index
         chosen = [0] if ranks is None else [rank] if ranks == -1 else [ranks] if isinstance(ranks, int) else list(ranks)
-        object.__setattr__(self, "_verbosity", v_level if v_level >= 0 and rank in chosen else None)
+        self._verbosity = v_level if v_level >= 0 and rank in chosen else None
 
     def __repr__(self) -> str:
         lines = [f"(GRAPH:{self.name}:{type(self).__name__}): ("]
@@ -366,17 +360,12 @@ class Graph:
         for name, module in self._modules.items():
             lines.append(f"  (MODULE:{name}:{type(module).__name__}): {module!r}".replace("\n", "\n  "))
             lines += [f"    (PARAMETER:{name}.{n}:{x.type} {x.layout or 'local'})" for n, x in module.named_parameters()]
-            lines += [f"    ({said!r} for {n or name})" for n, said in self._said(module)]
+            lines += [f"    ({self._settings[id(m)]!r} for {n or name})" for n, m in module.named_modules() if id(m) in self._settings]
         lines += [f"  (OPTIMIZER:{type(one.optimizer).__name__} at {one.where})" for one in self._added]
         if self._bound is not None:
             lines += [f"  (OP: {line})" for line in self._bound.steps()]
             lines += [f"  (OUTPUT:{meta.name}:{meta})" for meta in self._bound.outputs]
         return "\n".join([*lines, ")"])
-
-    def _said(self, module: Any) -> Iterator[tuple[str, GraphModule]]:
-        for name, child in module.named_modules():
-            if id(child) in self._settings:
-                yield name, self._settings[id(child)]
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Tensors that are attributes, of modules or of the graph, by name."""

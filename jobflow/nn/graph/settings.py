@@ -1,16 +1,18 @@
-"""The settings of a graph (`config`) and of its modules (`GraphModule`)."""
+"""The settings of a graph (`config`) and of its modules (`GraphModule`), which are attributes of the graph through `ProxyModule`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from jobflow.compiler.front.schedule import SCHEDULES
-from jobflow.core.errors import ConfigError, SourceLine, did_you_mean, user_line
+from jobflow.core.errors import ConfigError, JobError, SourceLine, did_you_mean, user_line
 from jobflow.core.notices import notice
 from jobflow.core.types import DType, bfloat16, float16
 from jobflow.engine.options import ignored_options
 from jobflow.engine.placements import placement as public_placement
 from jobflow.graph.strategy import Strategy
+from jobflow.nn.modules.module import Module
 from jobflow.strategies.data_parallel import zero as Zero
 
 #: switches of graphs elsewhere that have nothing to switch here
@@ -76,14 +78,14 @@ class GraphConfig:
         raise ConfigError(f'nn.Graph: config at {user_line()} has no "{name}"{did_you_mean(name, [*legal, *IGNORED])}')
 
     def __repr__(self) -> str:
-        said = {
-            "amp": self.half,
-            "gradient_accumulation_steps": self.steps if self.steps > 1 else None,
-            "zero": self.zero,
-            "schedule": self.schedule,
-            "strategy": self.parallel,
-        }
-        return f"(CONFIG:{', '.join(f'{name}={value}' for name, value in said.items() if value is not None) or 'default'})"
+        steps = self.steps if self.steps > 1 else None
+        said = _said(amp=self.half, gradient_accumulation_steps=steps, zero=self.zero, schedule=self.schedule, strategy=self.parallel)
+        return f"(CONFIG:{said or 'default'})"
+
+
+def _said(**settings: Any) -> str:
+    """What was set."""
+    return ", ".join(f"{name}={value}" for name, value in settings.items() if value is not None)
 
 
 class GraphModule:
@@ -111,5 +113,61 @@ class GraphModule:
         super().__setattr__(name, value)
 
     def __repr__(self) -> str:
-        said = {"stage_id": self.stage_id, "placement": self.placement, "activation_checkpointing": self.activation_checkpointing or None}
-        return f"GraphModule({', '.join(f'{name}={value}' for name, value in said.items() if value is not None)})"
+        again = self.activation_checkpointing or None
+        return f"GraphModule({_said(stage_id=self.stage_id, placement=self.placement, activation_checkpointing=again)})"
+
+
+class ProxyModule:
+    """A module as its graph sees it.
+
+    `to(nn.Module)` is the module itself; `to(nn.graph.GraphModule)` what the graph is told about it.  Submodules are proxies too;
+    all else is as in the module.
+    """
+
+    _OWN = ("_module", "_settings")
+
+    def __init__(self, module: Any, settings: dict[int, GraphModule]) -> None:
+        self._module = module
+        self._settings = settings
+
+    def to(self, kind: type) -> Any:
+        """The module, or what the graph is told about it."""
+        if kind is GraphModule:
+            return self._settings.setdefault(id(self._module), GraphModule(self._module))
+        if isinstance(kind, type) and isinstance(self._module, kind):
+            return self._module
+        raise JobError(f"to at {user_line()}: {type(self._module).__name__} in a graph gives its nn.Module or its nn.graph.GraphModule; got {kind!r}")
+
+    @property
+    def config(self) -> GraphModule:
+        """The older name of `to(nn.graph.GraphModule)`."""
+        found: GraphModule = self.to(GraphModule)
+        return found
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self._module(*args, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return self._seen(getattr(self._module, name))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._OWN:
+            super().__setattr__(name, value)
+        else:
+            setattr(self._module, name, value)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._seen(self._module[index])
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._seen, self._module)
+
+    def __len__(self) -> int:
+        return len(self._module)
+
+    def _seen(self, x: Any) -> Any:
+        return ProxyModule(x, self._settings) if isinstance(x, Module) else x
+
+    def __repr__(self) -> str:
+        said = self._settings.get(id(self._module))
+        return f"{self._module!r}{'' if said is None else f' {said!r}'}"
