@@ -7,9 +7,8 @@ from typing import Any
 
 from jobflow.core.errors import counted
 from jobflow.legacy.optimizer import clipping, loss_scale, warmup
-from jobflow.legacy.optimizer import job_optimizers as kinds
 from jobflow.legacy.optimizer import schedules as of
-from jobflow.legacy.optimizer.job_optimizers import Minimizer
+from jobflow.legacy.optimizer.job_optimizers import OF_YAML, Minimizer
 from jobflow.trainer.config import Loaded, schema
 
 #: with float16, what the loss is multiplied by at first; it shrinks where gradients overflow, and each time costs a step
@@ -53,22 +52,6 @@ def optimizer_from(config: schema.TrainConfig, steps: int) -> Minimizer:
         shared["loss_scale_policy"] = loss_scale.dynamic_loss_scale(FIRST_SCALE)
     elif config.training.halt_where_not_finite:
         shared["loss_scale_policy"] = loss_scale.halt_where_not_finite()
-    match wish:
-        case schema.Sgd() | schema.Momentum():
-            momentum, decay = wish.momentum if isinstance(wish, schema.Momentum) else 0.0, wish.weight_decay
-            return kinds.SGDW(**shared, momentum=momentum, weight_decay=decay) if decay else kinds.SGD(**shared, momentum=momentum)
-        case schema.Adam():
-            return kinds.Adam(**shared, **_moments(wish), do_bias_correction=wish.bias_correction)
-        case schema.AdamW():
-            return kinds.AdamW(**shared, **_moments(wish), do_bias_correction=wish.bias_correction, weight_decay=wish.weight_decay)
-        case schema.Lamb():
-            return kinds.LAMB(**shared, **_moments(wish), weight_decay=wish.weight_decay)
-        case schema.Lars():
-            shared |= {"momentum_beta": wish.momentum, "epsilon": wish.epsilon, "lars_coefficient": wish.coefficient}
-            return kinds.LARS(**shared, weight_decay=wish.weight_decay)
-        case schema.RmsProp():
-            return kinds.RMSProp(**shared, decay_rate=wish.decay_rate, epsilon=wish.epsilon, centered=wish.centered)
-
-
-def _moments(wish: schema.Adam | schema.AdamW | schema.Lamb) -> dict[str, Any]:
-    return {"beta1": wish.beta1, "beta2": wish.beta2, "epsilon": wish.epsilon}
+    make, fields = OF_YAML[wish.name]
+    made: Minimizer = make(**shared, **{field: getattr(wish, option) for option, field in fields.items()})
+    return made

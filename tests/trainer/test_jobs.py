@@ -150,11 +150,11 @@ checkpoint: {every_steps: 60}
 
 
 OPTIMIZERS: list[tuple[str, Any]] = [
-    ("{name: sgd, lr: 0.1}", opt.SGD(opt.PiecewiseConstantScheduler([], [0.1]), momentum=0.0)),
+    ("{name: sgd, lr: 0.1}", opt.SGDW(opt.PiecewiseConstantScheduler([], [0.1]), momentum=0.0, weight_decay=0.0)),
     ("{name: sgd, lr: 0.1, weight_decay: 0.5}", opt.SGDW(opt.PiecewiseConstantScheduler([], [0.1]), momentum=0.0, weight_decay=0.5)),
     (
         "{name: momentum, lr: 0.1, momentum: 0.8, clip_norm: 2.0}",
-        opt.SGD(opt.PiecewiseConstantScheduler([], [0.1]), momentum=0.8, grad_clipping=opt.grad_clipping.by_global_norm(2.0)),
+        opt.SGDW(opt.PiecewiseConstantScheduler([], [0.1]), momentum=0.8, weight_decay=0.0, grad_clipping=opt.grad_clipping.by_global_norm(2.0)),
     ),
     ("{name: adam, lr: 0.1, beta1: 0.8}", opt.Adam(opt.PiecewiseConstantScheduler([], [0.1]), beta1=0.8, do_bias_correction=True)),
     (

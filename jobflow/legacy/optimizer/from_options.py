@@ -12,43 +12,24 @@ from jobflow.core.errors import ConfigError, JobError, did_you_mean
 from jobflow.engine.job_config import FunctionConfig
 from jobflow.legacy.optimizer import schedules as of
 from jobflow.legacy.optimizer.clipping import GlobalNorm
-from jobflow.legacy.optimizer.job_optimizers import LAMB, LARS, SGDW, AdamW, RMSProp, Single
+from jobflow.legacy.optimizer.job_optimizers import OF_OPTIONS, Kind, Single, kind
 from jobflow.legacy.optimizer.warmup import ConstantWarmup, LinearWarmup, Warmup, is_number
 
-#: what makes what an entry describes, and by key of the entry the parameter that it is
-Kind = tuple[Callable[..., Any], dict[str, str]]
-
-
-def _kind(make: Callable[..., Any], keys: str = "") -> Kind:
-    """`keys` are words: the name of a parameter, or key=parameter."""
-    pairs = (word.partition("=") for word in keys.split())
-    return make, {key: parameter or key for key, _, parameter in pairs}
-
-
-_OPTIMIZERS = {
-    "naive_conf": _kind(partial(SGDW, momentum=0.0)),
-    "momentum_conf": _kind(SGDW, "beta=momentum"),
-    "rmsprop_conf": _kind(RMSProp, "decay_rate epsilon centered"),
-    "lars_conf": _kind(LARS, "momentum_beta epsilon lars_coefficient"),
-    "adam_conf": _kind(AdamW, "beta1 beta2 epsilon do_bias_correction"),
-    "lazy_adam_conf": _kind(partial(AdamW, do_bias_correction=True), "beta1 beta2 epsilon"),
-    "lamb_conf": _kind(LAMB, "beta1 beta2 epsilon"),
-}
 _DECAYS = {
-    "exponential_conf": _kind(of.ExponentialScheduler, "decay_batches=steps decay_rate staircase"),
-    "inverse_time_conf": _kind(of.InverseTimeScheduler, "decay_batches=steps decay_rate staircase"),
-    "natural_exp_conf": _kind(of.NaturalExpScheduler, "decay_batches=steps decay_rate staircase"),
-    "piecewise_constant_conf": _kind(partial(of.PiecewiseConstantScheduler, boundaries=()), "boundaries values"),
-    "polynomial_conf": _kind(of.PolynomialScheduler, "decay_batches=steps end_learning_rate power cycle"),
-    "cosine_conf": _kind(of.CosineScheduler, "decay_batches=steps alpha"),
-    "linear_cosine_conf": _kind(of.LinearCosineScheduler, "decay_batches=steps num_periods alpha beta"),
-    "piecewise_scaling_conf": _kind(partial(of.PiecewiseScalingScheduler, boundaries=()), "boundaries scales=scale"),
+    "exponential_conf": kind(of.ExponentialScheduler, "decay_batches=steps decay_rate staircase"),
+    "inverse_time_conf": kind(of.InverseTimeScheduler, "decay_batches=steps decay_rate staircase"),
+    "natural_exp_conf": kind(of.NaturalExpScheduler, "decay_batches=steps decay_rate staircase"),
+    "piecewise_constant_conf": kind(partial(of.PiecewiseConstantScheduler, boundaries=()), "boundaries values"),
+    "polynomial_conf": kind(of.PolynomialScheduler, "decay_batches=steps end_learning_rate power cycle"),
+    "cosine_conf": kind(of.CosineScheduler, "decay_batches=steps alpha"),
+    "linear_cosine_conf": kind(of.LinearCosineScheduler, "decay_batches=steps num_periods alpha beta"),
+    "piecewise_scaling_conf": kind(partial(of.PiecewiseScalingScheduler, boundaries=()), "boundaries scales=scale"),
 }
 _WARMUPS = {
-    "constant_conf": _kind(ConstantWarmup, "warmup_batches=steps multiplier"),
-    "linear_conf": _kind(LinearWarmup, "warmup_batches=steps start_multiplier"),
+    "constant_conf": kind(ConstantWarmup, "warmup_batches=steps multiplier"),
+    "linear_conf": kind(LinearWarmup, "warmup_batches=steps start_multiplier"),
 }
-_CLIPPINGS = {"clip_by_global_norm": _kind(GlobalNorm, "clip_norm")}
+_CLIPPINGS = {"clip_by_global_norm": kind(GlobalNorm, "clip_norm")}
 _OTHERS = ("learning_rate_decay", "warmup_conf", "clip_conf", "weight_decay_conf")
 
 
@@ -77,25 +58,25 @@ def optimizer_of(config: FunctionConfig | Mapping[str, Any]) -> Single:
         raise JobError(f"a train job needs an optimizer, and function_config.{missing} is not set; {advice}")
     line = f"{config.lines['train.model_update_conf']}: " if isinstance(config, FunctionConfig) else ""
     what = f"{line}function_config.train.model_update_conf"
-    _check(what, rule, (*_OPTIMIZERS, *_OTHERS))
+    _check(what, rule, (*OF_OPTIONS, *_OTHERS))
     decay, warmup, clipping, weight_decay = ((f"{what}.{name}", rule.get(name)) for name in _OTHERS)
-    kind, make, fields = _chosen(what, {name: value for name, value in rule.items() if name not in _OTHERS}, _OPTIMIZERS)
+    _, make, fields = _chosen(what, {name: value for name, value in rule.items() if name not in _OTHERS}, OF_OPTIONS)
     shared = {"loss_scale_factor": options.get("train.loss_scale_factor"), "grad_clipping": _made(*clipping, _CLIPPINGS)}
-    decays = _weight_decay(*weight_decay)
-    made: Single = make(_schedule(*decay, float(rate), _made(*warmup, _WARMUPS)), **fields, **shared, **({} if kind == "rmsprop_conf" else decays))
+    decays = {name: value for name, value in _weight_decay(*weight_decay).items() if name in inspect.signature(make).parameters}
+    made: Single = make(_schedule(*decay, float(rate), _made(*warmup, _WARMUPS)), **fields, **shared, **decays)
     return made
 
 
 def _schedule(what: str, given: Any, rate: float, warmup: Warmup | None) -> of.Schedule:
     if given is None:
         return of.PiecewiseConstantScheduler([], [rate], warmup)
-    kind, make, fields = _chosen(what, given, _DECAYS)
-    if kind == "piecewise_scaling_conf":
+    chosen, make, fields = _chosen(what, given, _DECAYS)
+    if chosen == "piecewise_scaling_conf":
         scales = list(fields["scale"])
         if not scales or scales[0] != 1:
-            raise ConfigError(f"{what}.{kind}: scales must begin with 1, the scale before the first boundary; got {scales}")
+            raise ConfigError(f"{what}.{chosen}: scales must begin with 1, the scale before the first boundary; got {scales}")
         fields["scale"] = scales[1:]
-    if kind == "piecewise_constant_conf":
+    if chosen == "piecewise_constant_conf":
         schedule: of.Schedule = make(**fields, warmup=warmup and WarmupToPrimary(warmup, rate))
         return schedule
     schedule = make(rate, **fields, warmup=warmup)
@@ -127,14 +108,13 @@ def _made(what: str, given: Any, kinds: Mapping[str, Kind]) -> Any:
 def _chosen(what: str, given: Any, kinds: Mapping[str, Kind]) -> tuple[str, Callable[..., Any], dict[str, Any]]:
     """The only entry of a dict whose keys say of which kind it is: that, what makes it, and with which arguments."""
     _check(what, given, kinds)
-    chosen = [kind for kind in kinds if given.get(kind) is not None]
+    chosen = [name for name in kinds if given.get(name) is not None]
     if len(chosen) != 1:
         raise ConfigError(f"{what}: give exactly one of {', '.join(kinds)}; got {' and '.join(chosen) or 'none'}")
-    (kind,) = chosen
-    make, keys = kinds[kind]
-    parameters = inspect.signature(make).parameters
-    _check(f"{what}.{kind}", given[kind], keys, [key for key, name in keys.items() if parameters[name].default is inspect.Parameter.empty])
-    return kind, make, {keys[key]: value for key, value in given[kind].items()}
+    make, fields = kinds[chosen[0]]
+    entry, parameters = given[chosen[0]], inspect.signature(make).parameters
+    _check(f"{what}.{chosen[0]}", entry, fields, [key for key, name in fields.items() if parameters[name].default is inspect.Parameter.empty])
+    return chosen[0], make, {fields[key]: value for key, value in entry.items()}
 
 
 def _check(what: str, given: Any, legal: Collection[str], needed: Collection[str] = ()) -> None:

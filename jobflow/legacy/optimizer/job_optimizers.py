@@ -1,7 +1,8 @@
 """Optimizers: which update a variable gets; the formulas are those of `jobflow.ops.optimizer_updates`.
 
 An optimizer is a frozen dataclass, so it prints, compares and pickles, and one object may serve many jobs.  Its fields, in order, are those
-of its options and then those that all have; an optimizer with weight decay has these in between.
+of its options and then those that all have; an optimizer with weight decay has these in between.  `OF_YAML` and `OF_OPTIONS` say how
+configurations ask for one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from jobflow.core.errors import ConfigError, JobError, did_you_mean, user_line
@@ -327,3 +329,37 @@ class CombinedOptimizer(Minimizer):
             chosen = set(child.selects([p.variable.name for p in parameters]))
             new.update(child.update([p for p in parameters if p.variable.name in chosen], step, slots))
         return new
+
+
+#: what makes that for which a configuration asks, and by option there the field that it is
+Kind = tuple[Callable[..., Any], dict[str, str]]
+
+
+def kind(make: Callable[..., Any], options: str = "") -> Kind:
+    """`options` are words: the name of a field, or option=field."""
+    pairs = (word.partition("=") for word in options.split())
+    return make, {option: field or option for option, _, field in pairs}
+
+
+_MOMENTS = "beta1 beta2 epsilon"
+
+#: by `optimizer.name` in YAML files
+OF_YAML = {
+    "sgd": kind(partial(SGDW, momentum=0.0), "weight_decay"),
+    "momentum": kind(SGDW, "momentum weight_decay"),
+    "adam": kind(Adam, f"{_MOMENTS} bias_correction=do_bias_correction"),
+    "adamw": kind(AdamW, f"{_MOMENTS} bias_correction=do_bias_correction weight_decay"),
+    "lamb": kind(LAMB, f"{_MOMENTS} weight_decay"),
+    "lars": kind(LARS, "momentum=momentum_beta epsilon coefficient=lars_coefficient weight_decay"),
+    "rmsprop": kind(RMSProp, "decay_rate epsilon centered"),
+}
+#: by key in function_config.train.model_update_conf, which has an entry for weight decay beside
+OF_OPTIONS = {
+    "naive_conf": kind(partial(SGDW, momentum=0.0)),
+    "momentum_conf": kind(SGDW, "beta=momentum"),
+    "rmsprop_conf": kind(RMSProp, "decay_rate epsilon centered"),
+    "lars_conf": kind(LARS, "momentum_beta epsilon lars_coefficient"),
+    "adam_conf": kind(AdamW, f"{_MOMENTS} do_bias_correction"),
+    "lazy_adam_conf": kind(partial(AdamW, do_bias_correction=True), _MOMENTS),
+    "lamb_conf": kind(LAMB, _MOMENTS),
+}
