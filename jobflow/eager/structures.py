@@ -51,5 +51,5 @@ def replaced(x: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     if isinstance(x, list | tuple):
         return type(x)(replaced(one, kind, change) for one in x)
     if isinstance(x, dict):
-        return {key: replaced(one, kind, change) for key, one in x.items()}
+        return x | {key: replaced(one, kind, change) for key, one in x.items()}
     return x

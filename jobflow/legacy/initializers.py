@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from jobflow.core.errors import ArgumentError, ConfigError, did_you_mean, user_line
 from jobflow.core.types import DType, float32
@@ -64,20 +64,16 @@ class Normal:
 
     mean: float
     std: float
+    drawn: ClassVar[type[RandomNormal | TruncatedNormal]] = RandomNormal
 
     def op(self, shape: tuple[int, ...], dtype: DType, key: str, seed: int) -> Op:
-        return RandomNormal(shape, dtype, key, seed=seed, mean=self.mean, std=self.std)
+        return self.drawn(shape, dtype, key, seed=seed, mean=self.mean, std=self.std)
 
 
-@dataclass(frozen=True)
-class Truncated:
+class Truncated(Normal):
     """N(mean, std^2), with values further than 2 std from the mean drawn again."""
 
-    mean: float
-    std: float
-
-    def op(self, shape: tuple[int, ...], dtype: DType, key: str, seed: int) -> Op:
-        return TruncatedNormal(shape, dtype, key, seed=seed, mean=self.mean, std=self.std)
+    drawn = TruncatedNormal
 
 
 def fans(shape: Sequence[int], data_format: str) -> tuple[int, int]:
@@ -94,18 +90,14 @@ def fans(shape: Sequence[int], data_format: str) -> tuple[int, int]:
 
 def _fan(shape: Sequence[int], mode: str, data_format: str) -> float:
     fan_in, fan_out = fans(shape, data_format)
-    by_mode = {"fan_in": float(fan_in), "fan_out": float(fan_out), "fan_avg": (fan_in + fan_out) / 2}
-    return max(by_mode[mode], 1.0)
+    return max({"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[mode], 1.0)
 
 
 def _spread(distribution: str, std: float) -> Initializer:
     """The zero-mean distribution of this name whose standard deviation is `std`."""
-    kinds: dict[str, Callable[[], Initializer]] = {
-        "truncated_normal": lambda: Truncated(0.0, std / _TRUNCATED_STD),
-        "random_normal": lambda: Normal(0.0, std),
-        "random_uniform": lambda: Uniform(-math.sqrt(3.0) * std, math.sqrt(3.0) * std),
-    }
-    return kinds[distribution]()
+    if distribution == "random_uniform":
+        return Uniform(-math.sqrt(3.0) * std, math.sqrt(3.0) * std)
+    return Normal(0.0, std) if distribution == "random_normal" else Truncated(0.0, std / _TRUNCATED_STD)
 
 
 @dataclass(frozen=True)

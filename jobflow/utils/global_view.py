@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from jobflow.eager.structures import replaced
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.placements import placement as public_placement
 from jobflow.functional import global_tensors as moving
@@ -12,15 +13,7 @@ from jobflow.functional import global_tensors as moving
 
 def over(change: Callable[[Tensor], Any], structure: Any) -> Any:
     """The structure with `change` applied to every tensor of it; everything else as it is."""
-    if isinstance(structure, Tensor):
-        return change(structure)
-    if isinstance(structure, dict):
-        return type(structure)((key, over(change, value)) for key, value in structure.items())
-    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
-        return type(structure)(*(over(change, value) for value in structure))
-    if isinstance(structure, tuple | list):
-        return type(structure)(over(change, value) for value in structure)
-    return structure
+    return replaced(structure, Tensor, change)
 
 
 def to_global(structure: Any, placement: public_placement | None = None, sbp: Any = None, *, check_meta: bool = True) -> Any:

@@ -42,8 +42,28 @@ class Schedule(ABC):
         return self.decayed(step)
 
 
+class _Checked(Schedule):
+    """A schedule whose fields are checked; that of a name has one meaning in all."""
+
+    base_lr: float
+
+    def __post_init__(self) -> None:
+        fields = vars(self)
+        if not is_number(fields.get("base_lr", 0.0)):
+            raise _wrong(self, f"base_lr must be a number; got {self.base_lr!r}")
+        if not is_number(steps := fields.get("steps", 1)) or steps <= 0:
+            raise _wrong(self, f"steps must be a positive number; got {steps!r}")
+        warmup = self.warmup
+        if warmup is not None and not (hasattr(warmup, "rate") and hasattr(warmup, "steps")):
+            raise _wrong(self, f"warmup must be warmup.constant(steps, multiplier) or warmup.linear(steps, start_multiplier); got {warmup!r}")
+
+    @property
+    def base(self) -> float:
+        return self.base_lr
+
+
 @dataclass(frozen=True)
-class PiecewiseConstantScheduler(Schedule):
+class PiecewiseConstantScheduler(_Checked):
     """values[i] for the first i with step <= boundaries[i], else the last value; ``([], [lr])`` is a constant rate."""
 
     boundaries: Sequence[float]
@@ -54,7 +74,7 @@ class PiecewiseConstantScheduler(Schedule):
         _store(self, boundaries=_rising(self, self.boundaries), values=_numbers(self, "values", self.values))
         if len(self.values) != len(self.boundaries) + 1:
             raise _wrong(self, f"values must be one more than boundaries; got {len(self.values)} and {len(self.boundaries)}")
-        _check_warmup(self)
+        super().__post_init__()
 
     @property
     def base(self) -> float:
@@ -65,7 +85,7 @@ class PiecewiseConstantScheduler(Schedule):
 
 
 @dataclass(frozen=True)
-class PiecewiseScalingScheduler(Schedule):
+class PiecewiseScalingScheduler(_Checked):
     """base_lr up to the first boundary, then base_lr scale[i] after boundary i; a single scale stands for all boundaries."""
 
     base_lr: float
@@ -74,43 +94,26 @@ class PiecewiseScalingScheduler(Schedule):
     warmup: Warmup | None = None
 
     def __post_init__(self) -> None:
-        _check_base(self)
+        super().__post_init__()
         boundaries = _rising(self, self.boundaries)
         scales = (self.scale,) * len(boundaries) if isinstance(self.scale, Real) else self.scale
         _store(self, boundaries=boundaries, scale=_numbers(self, "scale", scales))
         if len(self.boundaries) != len(self._scales) - 1:
             raise _wrong(self, f"scale must be one number per boundary; got {len(self._scales) - 1} and {len(self.boundaries)}")
-        _check_warmup(self)
 
     @property
     def _scales(self) -> tuple[float, ...]:
         assert isinstance(self.scale, tuple), "made so above"
         return (1.0, *self.scale)
 
-    @property
-    def base(self) -> float:
-        return self.base_lr
-
     def decayed(self, step: int) -> float:
         return self.base_lr * self._scales[_piece(self.boundaries, step)]
 
 
-class _Decay(Schedule):
+class _Decay(_Checked):
     """A schedule that leaves `base_lr` within, or per, `steps` steps: a formula of the step and of the fields but `warmup`."""
 
     _formula: ClassVar[Callable[..., float]]
-    base_lr: float
-    steps: float
-
-    def __post_init__(self) -> None:
-        _check_base(self)
-        if not is_number(self.steps) or self.steps <= 0:
-            raise _wrong(self, f"steps must be a positive number; got {self.steps!r}")
-        _check_warmup(self)
-
-    @property
-    def base(self) -> float:
-        return self.base_lr
 
     def decayed(self, step: int) -> float:
         return type(self)._formula(step=step, **{name: value for name, value in vars(self).items() if name != "warmup"})
@@ -219,17 +222,6 @@ def _rising(schedule: Any, boundaries: Any) -> tuple[float, ...]:
     if any(a >= b for a, b in zip(numbers[:-1], numbers[1:], strict=True)):
         raise _wrong(schedule, f"boundaries must rise; got {list(boundaries)}")
     return numbers
-
-
-def _check_base(schedule: Any) -> None:
-    if not is_number(schedule.base_lr):
-        raise _wrong(schedule, f"base_lr must be a number; got {schedule.base_lr!r}")
-
-
-def _check_warmup(schedule: Any) -> None:
-    warmup = schedule.warmup
-    if warmup is not None and not (hasattr(warmup, "rate") and hasattr(warmup, "steps")):
-        raise _wrong(schedule, f"warmup must be warmup.constant(steps, multiplier) or warmup.linear(steps, start_multiplier); got {warmup!r}")
 
 
 def _wrong(schedule: Any, what: str) -> ConfigError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from dataclasses import InitVar
 from typing import Any, ClassVar
 
 from jobflow.core.errors import ArgumentError, user_line
@@ -13,7 +13,7 @@ from jobflow.functional.creation import empty
 from jobflow.functional.nn_base import Sizes, one_of, sizes
 from jobflow.functional.nn_shapes import pad
 from jobflow.nn import init
-from jobflow.nn.modules.option_modules import WithSettings
+from jobflow.nn.modules.option_modules import WithOptions
 from jobflow.nn.parameter import Parameter
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
@@ -21,42 +21,31 @@ __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "
 _MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "circular": "circular"}
 
 
-class _Conv(WithSettings):
+class _Conv(WithOptions, shared=True):
     """What convolutions share: weight and bias, and attributes of one number per spatial axis."""
 
     spatial: ClassVar[int]
     transposed: ClassVar[bool] = False
+    modes: ClassVar[tuple[str, ...]] = tuple(_MODES)
+    in_channels: int
+    out_channels: int
+    kernel_size: Sizes
+    stride: Sizes = 1
+    padding: str | Sizes = 0
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Sizes,
-        stride: Sizes,
-        padding: str | Sizes,
-        output_padding: Sizes,
-        dilation: Sizes,
-        groups: int,
-        bias: bool,
-        padding_mode: str,
-        device: Any,
-        dtype: Any,
-    ) -> None:
-        super().__init__()
-        what = type(self).__name__
-        if groups < 1 or in_channels % groups or out_channels % groups:
-            raise ArgumentError(
-                f"{what} at {user_line()}: in_channels {in_channels} and out_channels {out_channels} are multiples of groups={groups}"
-            )
-        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
-        self.padding_mode = one_of(what, "padding_mode", padding_mode, tuple(_MODES))
-        self.kernel_size = sizes(what, "kernel_size", kernel_size, self.spatial)
-        self.stride, self.dilation = (sizes(what, name, given, self.spatial) for name, given in (("stride", stride), ("dilation", dilation)))
-        self.padding = padding if isinstance(padding, str) else sizes(what, "padding", padding, self.spatial)
-        self.output_padding = sizes(what, "output_padding", output_padding, self.spatial)
-        first, second = (in_channels, out_channels) if self.transposed else (out_channels, in_channels)
-        self.weight = Parameter(empty(first, second // groups, *self.kernel_size, device=device, dtype=dtype))
-        self.register_parameter("bias", Parameter(empty(out_channels, device=device, dtype=dtype)) if bias else None)
+    def _make(self, bias: bool, device: Any, dtype: Any) -> None:
+        """Check the options, and make the parameters."""
+        super().__post_init__()
+        what, channels, groups = type(self).__name__, (self.in_channels, self.out_channels), self.groups
+        one_of(what, "padding_mode", self.padding_mode, self.modes)
+        if groups < 1 or any(n % groups for n in channels):
+            raise ArgumentError(f"{what} at {user_line()}: in_channels {channels[0]} and out_channels {channels[1]} are multiples of groups={groups}")
+        given = {name: getattr(self, name, 0) for name in ("kernel_size", "stride", "padding", "dilation", "output_padding")}
+        each = {name: size if isinstance(size, str) else sizes(what, name, size, self.spatial) for name, size in given.items()}
+        vars(self).update(each)
+        first, second = channels if self.transposed else channels[::-1]
+        self.weight = Parameter(empty(first, second // groups, *each["kernel_size"], device=device, dtype=dtype))
+        self.register_parameter("bias", Parameter(empty(self.out_channels, device=device, dtype=dtype)) if bias else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -76,31 +65,27 @@ class _Conv(WithSettings):
         return ", ".join(shown) + ("" if self.bias is not None else ", bias=False")
 
 
-class _Convolution(_Conv):
-    function: ClassVar[Callable[..., Tensor]]
+class _Convolution(_Conv, shared=True):
+    dilation: Sizes = 1
+    groups: int = 1
+    bias: InitVar[bool] = True
+    padding_mode: str = "zeros"
+    device: InitVar[Any] = None
+    dtype: InitVar[Any] = None
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Sizes,
-        stride: Sizes = 1,
-        padding: str | Sizes = 0,
-        dilation: Sizes = 1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: str = "zeros",
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        super().__init__(in_channels, out_channels, kernel_size, stride, padding, 0, dilation, groups, bias, padding_mode, device, dtype)
-        F.pairs(type(self).__name__, self.padding, self.kernel_size, self.stride, self.dilation)  # errors belong here, not to the first call
+    def __post_init__(self, bias: bool, device: Any, dtype: Any) -> None:
+        self._make(bias, device, dtype)
+        self._around()  # errors belong here, not to the first call
+
+    def _around(self) -> tuple[tuple[int, int], ...]:
+        """The padding before and after each spatial axis."""
+        made: Any = self  # whose options are one number per axis now
+        return F.pairs(type(self).__name__, made.padding, made.kernel_size, made.stride, made.dilation)
 
     def forward(self, input: Tensor) -> Tensor:
-        padding: str | tuple[int, ...] = self.padding
+        padding = self.padding
         if self.padding_mode != "zeros":
-            around = F.pairs(type(self).__name__, padding, self.kernel_size, self.stride, self.dilation)
-            input = pad(input, [n for pair in reversed(around) for n in pair], _MODES[self.padding_mode])
+            input = pad(input, [n for pair in reversed(self._around()) for n in pair], _MODES[self.padding_mode])
             padding = (0,) * self.spatial
         return type(self).function(input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
@@ -117,27 +102,19 @@ class Conv3d(_Convolution, spatial=3, function=F.conv3d):
     """Convolution of [n, in, d, h, w] with weights [out, in / groups, kd, kh, kw]; `padding` may be "same" or "valid"."""
 
 
-class _Transposed(_Conv):
-    function: ClassVar[Callable[..., Tensor]]
+class _Transposed(_Conv, shared=True):
     transposed = True
+    modes = ("zeros",)
+    output_padding: Sizes = 0
+    groups: int = 1
+    bias: InitVar[bool] = True
+    dilation: Sizes = 1
+    padding_mode: str = "zeros"
+    device: InitVar[Any] = None
+    dtype: InitVar[Any] = None
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Sizes,
-        stride: Sizes = 1,
-        padding: Sizes = 0,
-        output_padding: Sizes = 0,
-        groups: int = 1,
-        bias: bool = True,
-        dilation: Sizes = 1,
-        padding_mode: str = "zeros",
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        one_of(type(self).__name__, "padding_mode", padding_mode, ("zeros",))
-        super().__init__(in_channels, out_channels, kernel_size, stride, padding, output_padding, dilation, groups, bias, padding_mode, device, dtype)
+    def __post_init__(self, bias: bool, device: Any, dtype: Any) -> None:
+        self._make(bias, device, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         return type(self).function(input, self.weight, self.bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation)

@@ -1,4 +1,6 @@
-"""Gradients of local modules, averaged over all ranks while the backward pass runs.
+"""Data parallel training of local modules: every rank has the whole module and a part of the batch.
+
+Gradients are averaged over all ranks while the backward pass runs.
 
 Parameters are put in buckets in the order in which their gradients come, last parameters first.  The ranks average a bucket when
 the next one is complete: by then the others have usually come as far, so that nobody waits.  (A rank has one core: more than waiting
@@ -19,7 +21,7 @@ from jobflow.eager.state import EagerState, state
 from jobflow.eager.tensor import Tensor, own
 
 
-class Bucket:
+class _Bucket:
     """Parameters of one element type whose gradients travel together."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
@@ -45,21 +47,21 @@ def _gradient(p: Tensor) -> np.ndarray[Any, Any]:
     return np.zeros(p.type.shape, p.type.dtype.numpy) if p.grad is None else p.grad.array
 
 
-class Averaging:
+class _Averaging:
     """The buckets of one module, and how far the backward pass that runs has come."""
 
     def __init__(self, parameters: Sequence[Tensor], bucket_size: int) -> None:
-        self.buckets: list[Bucket] = []
+        self.buckets: list[_Bucket] = []
         self.done = 0
         self.begun = False
         run: list[Tensor] = []
         for p in reversed(parameters):
             if run and (len(run) == bucket_size or run[0].type.dtype is not p.type.dtype):
-                self.buckets.append(Bucket(run))
+                self.buckets.append(_Bucket(run))
                 run = []
             run.append(p)
         if run:
-            self.buckets.append(Bucket(run))
+            self.buckets.append(_Bucket(run))
         self.bucket_of = {id(p): bucket for bucket in self.buckets for p in bucket.parameters}
 
     def watch(self) -> None:
@@ -110,7 +112,7 @@ def DistributedDataParallel(module: Any, *, broadcast_buffers: bool = True, broa
     if here.rank.size > 1:
         if broadcast_parameters:
             _take_over(here, module.parameters(), "the parameters of DistributedDataParallel")
-        Averaging(parameters, bucket_size).watch()
+        _Averaging(parameters, bucket_size).watch()
         buffers = list(module.buffers())
         if broadcast_buffers and buffers:
             _take_over(here, buffers, "the buffers of DistributedDataParallel")
