@@ -39,7 +39,7 @@ from jobflow.graph.traced import Traced
 from jobflow.graph.training import Microbatches, Training
 from jobflow.nn.graph.building import Building
 from jobflow.nn.graph.graph_optimizers import Added, Scaler, Steps
-from jobflow.nn.graph.parallel import spread
+from jobflow.nn.graph.graph_strategies import spread
 from jobflow.nn.graph.running import Bound, Built, Memory, Meta
 from jobflow.nn.graph.settings import GraphConfig, GraphModule, ProxyModule
 from jobflow.nn.modules import state_dicts as saving
