@@ -36,6 +36,7 @@ PACKAGES = (
     Package("pyarrow", "pyarrow", "17", "Parquet files", "parquet"),
     Package("fsspec", "fsspec", "2024.6", "files in stores of objects", "remote"),
     Package("s3fs", "s3fs", "2024.6", "s3://", "remote"),
+    Package("llvmlite", "llvmlite", "0.50", "fused loops", "jit"),
     Package("ml_dtypes", "ml_dtypes", "0.5", "bfloat16", "half"),
     Package("scikit-learn", "sklearn", "1.4", "data of the examples", "examples"),
     Package("tensorboardX", "tensorboardX", "2.6", "TensorBoard"),

@@ -229,6 +229,9 @@ bitwise_and = _same("bitwise_and", WHOLE + TRUTH)
 bitwise_or = _same("bitwise_or", WHOLE + TRUTH)
 bitwise_xor = _same("bitwise_xor", WHOLE + TRUTH)
 invert = _same("invert", WHOLE + TRUTH)
+#: bits moved up, and down with the sign: by less than there are
+left_shift = _same("left_shift", WHOLE)
+right_shift = _same("right_shift", WHOLE)
 #: one value for a row: the sum in an order that does not depend on the machine (see `on_arrays.row_sum`), and the largest
 row_sum = _same("row_sum", FLOAT)
 row_max = _same("row_max", FLOAT)
@@ -269,6 +272,19 @@ def weighted_sum(alpha: Operand, x: Operand, beta: Operand, y: Operand) -> Expre
     """alpha x + beta y, in one pass and with one rounding less where that is to be had."""
     typed = _typed("weighted_sum", (alpha, x, beta, y))
     return make("weighted_sum", typed, typed[0].dtype)
+
+
+def fma(x: Operand, y: Operand, z: Operand) -> Expression:
+    """x y + z with one rounding; on arrays of float64, with two."""
+    typed = _typed("fma", (x, y, z))
+    return make("fma", typed, typed[0].dtype)
+
+
+def reinterpret(x: Expression, dtype: DType) -> Expression:
+    """The bits of x as another element type of as many bytes."""
+    if x.dtype.itemsize != dtype.itemsize or bool_ in (x.dtype, dtype):
+        raise DtypeError(f"reinterpret {x.dtype.name} as {dtype.name}")
+    return x if x.dtype is dtype else make("reinterpret", (x,), dtype)
 
 
 def columns() -> Expression:

@@ -24,7 +24,7 @@ SHARED = (
     *("expm1", "log", "log2", "log10", "log1p", "power", "sin", "cos", "tan", "arcsin", "arccos", "arctan", "arctan2", "sinh", "cosh", "tanh"),
     *("arcsinh", "arccosh", "arctanh", "floor", "ceil", "rint", "trunc", "copysign", "less", "less_equal", "greater", "greater_equal", "equal"),
     *("not_equal", "isnan", "isinf", "isfinite", "logical_and", "logical_or", "logical_xor", "logical_not", "bitwise_and", "bitwise_or"),
-    *("bitwise_xor", "invert", "where", "square", "fmod", "remainder", "floor_divide"),
+    *("bitwise_xor", "invert", "left_shift", "right_shift", "where", "square", "fmod", "remainder", "floor_divide"),
 )
 
 
@@ -54,7 +54,14 @@ def functions(xp: Xp) -> Any:
     def clip(x: Array, low: Any, high: Any) -> Array:
         return xp.clip(x, low, high)
 
-    own = (constant, clip, rsqrt, sigmoid, softplus, cast, weighted_sum)
+    def fma(x: Array, y: Array, z: Array) -> Array:
+        wide = xp.asarray(x, dtype=xp.float64) * y + z
+        return wide.astype(xp.result_type(x, y, z))
+
+    def reinterpret(x: Array, dtype: Any) -> Array:
+        return xp.asarray(x).view(dtype_of(dtype).numpy)
+
+    own = (constant, clip, rsqrt, sigmoid, softplus, cast, weighted_sum, fma, reinterpret)
     errors = {"erf": lambda x: erf(xp, x), "erfc": lambda x: erfc(xp, x)}
     rows = {"row_sum": lambda x: row_sum(xp, x), "row_max": lambda x: x.max(axis=-1, keepdims=True)}
     return SimpleNamespace(**{name: getattr(xp, name) for name in SHARED}, **{f.__name__: f for f in own}, **errors, **rows)
@@ -93,8 +100,8 @@ def evaluate(outputs: Sequence[Expression], inputs: Sequence[Array], xp: Xp) -> 
                 known[x] = x.dtype.numpy.type(x.attribute)
             case "columns":
                 known[x] = x.dtype.numpy.type(max((a.shape[-1] for a in inputs if a.ndim), default=1))
-            case "cast":
-                known[x] = run["cast"](xp.asarray(known[x.arguments[0]]), x.dtype)
+            case "cast" | "reinterpret" as name:
+                known[x] = run[name](xp.asarray(known[x.arguments[0]]), x.dtype)
             case name:
                 known[x] = run[name](*(known[y] for y in x.arguments))
     return [known[x] for x in outputs]

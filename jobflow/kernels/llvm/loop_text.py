@@ -1,0 +1,309 @@
+"""Expressions as the text of an LLVM function that runs over arrays.
+
+    void loop(int64_t *args)        args: pointers of inputs, outputs and scratch rows; sizes of the axes, innermost first;
+                                    strides in bytes along the outer axes, operand by operand; inner strides of strided operands
+
+Around the innermost axis there is one loop for each outer axis.  The innermost loop takes sixteen elements at a time; what is left at the
+end of a row is done with masked loads and stores, so results depend neither on the width of the machine's registers nor on what an
+optimiser finds to vectorise.  All loads of sixteen elements come before their stores: an output may be written over an input.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from jobflow.core.types import DType, float64
+from jobflow.expressions.language import Expression
+from jobflow.kernels.llvm.instructions import INSTRUCTIONS, WIDTH, Lines, from_memory, larger, literal, register, several, stored, suffix, to_memory
+from jobflow.kernels.llvm.loop_space import Access, Form
+from jobflow.kernels.llvm.machine_code import NAME
+from jobflow.kernels.llvm.row_phases import Phase, Phases, phases
+
+#: with the texts of `decompositions` this is what a cached object depends on
+PRINTER_VERSION = 1
+_TRUTHS = several("i1", WIDTH)
+_IOTA = ", ".join(f"i64 {k}" for k in range(WIDTH))
+
+
+@dataclass(frozen=True)
+class Printed:
+    text: str
+    #: element types of the scratch rows
+    scratch: tuple[DType, ...]
+
+
+def print_loop(outputs: Sequence[Expression], form: Form, dear: set[Expression]) -> Printed:
+    """The text of the loop of these outputs, whose functions are taken apart."""
+    loop = _Loop(outputs, form, dear)
+    loop.write()
+    lines = [f"define void @{NAME}(ptr %args) #0 {{", *loop.at.lines, "}", "", *sorted(loop.at.declared), "", ATTRIBUTES, ""]
+    return Printed("\n".join(lines), tuple(x.dtype.arithmetic for x in loop.phases.scratch))
+
+
+ATTRIBUTES = 'attributes #0 = { nounwind "prefer-vector-width"="512" }'
+
+
+def position(x: Expression) -> int:
+    """Which input an element or a number is of."""
+    assert isinstance(x.attribute, int)
+    return x.attribute
+
+
+class _Loop:
+    def __init__(self, outputs: Sequence[Expression], form: Form, dear: set[Expression]) -> None:
+        self.at, self.outputs, self.form = Lines(), outputs, form
+        per_element = [x for x, a in zip(outputs, form.outputs, strict=True) if a.inner != "splat"]
+
+        def splat(x: Expression) -> bool:
+            return form.inputs[position(x)].inner == "splat"
+
+        self.phases: Phases = phases(outputs, per_element, splat, dear)
+        #: names of what has one value at this place, and of the operands' addresses
+        self.single: dict[Expression, str] = {}
+        self.inputs: list[str] = []
+        self.targets: list[str] = []
+        self.scratch: list[str] = []
+        self.inner_strides: dict[str, str] = {}
+
+    # -------------------------------------------------------------------------------------- the whole
+
+    def write(self) -> None:
+        at = self.at
+        at.label("entry")
+        operands = [*self.form.inputs, *self.form.outputs]
+        words = self._words()
+        pointers = [next(words) for _ in operands]
+        self.scratch = [next(words) for _ in self.phases.scratch]
+        self.size = next(words)
+        sizes = [next(words) for _ in range(self.form.outer)]
+        strides = [[next(words) for _ in sizes] if a.inner != "number" else [] for a in operands]
+        apart = [next(words) if a.inner == "strided" else "" for a in operands]
+        self.full = at.value(f"and i64 {self.size}, -{WIDTH}")
+        self.rest = at.value(f"sub i64 {self.size}, {self.full}")
+        for x in self.phases.once:
+            if x.primitive == "number":
+                self.single[x] = self._load_one(x.dtype, pointers[position(x)])
+            else:
+                self._single(x)
+        counters = self._open(sizes)
+        places = [self._place(p, s, counters) for p, s in zip(pointers, strides, strict=True)]
+        self.inputs, self.targets = places[: len(self.form.inputs)], places[len(self.form.inputs) :]
+        self.inner_strides = {place: stride for place, stride in zip(places, apart, strict=True) if stride}
+        self.lane_offsets = {place: self._lanes_apart(stride) for place, stride in self.inner_strides.items()}
+        for number, phase in enumerate(self.phases.passes):
+            self._phase(phase, f"pass{number}", last=number == len(self.phases.passes) - 1)
+        for x, place, access in zip(self.outputs, self.targets, self.form.outputs, strict=True):
+            if access.inner == "splat":
+                value = to_memory(at, self._one(x), x.dtype, 1)
+                at.write(f"store {stored(x.dtype)} {value}, ptr {place}, align {x.dtype.itemsize}")
+        self._close(counters)
+        at.write("ret void")
+
+    def _words(self) -> Iterator[str]:
+        """The arguments, one after the other; the caller knows which are pointers by their number."""
+        pointers = len(self.form.inputs) + len(self.form.outputs) + len(self.phases.scratch)
+        for word in itertools.count():
+            address = self.at.value(f"getelementptr i64, ptr %args, i64 {word}")
+            yield self.at.value(f"load {'ptr' if word < pointers else 'i64'}, ptr {address}")
+
+    def _open(self, sizes: Sequence[str]) -> list[str]:
+        """The heads of the loops over the outer axes; the names of their counters."""
+        before = "entry"
+        for axis, size in enumerate(sizes):
+            self.at.write(f"br label %axis{axis}")
+            self.at.label(f"axis{axis}")
+            self.at.write(f"%i{axis} = phi i64 [0, %{before}], [%n{axis}, %end{axis}]")
+            more = self.at.value(f"icmp slt i64 %i{axis}, {size}")
+            leave = f"end{axis - 1}" if axis else "exit"
+            self.at.write(f"br i1 {more}, label %in{axis}, label %{leave}")
+            self.at.label(f"in{axis}")
+            before = f"in{axis}"
+        self.here = before
+        return [f"%i{axis}" for axis in range(len(sizes))]
+
+    def _close(self, counters: Sequence[str]) -> None:
+        if counters:
+            self.at.write(f"br label %end{len(counters) - 1}")
+        for axis in reversed(range(len(counters))):
+            self.at.label(f"end{axis}")
+            self.at.write(f"%n{axis} = add i64 %i{axis}, 1")
+            self.at.write(f"br label %axis{axis}")
+        if counters:
+            self.at.label("exit")
+
+    def _place(self, pointer: str, strides: Sequence[str], counters: Sequence[str]) -> str:
+        """The address of an operand's first element of a row."""
+        for counter, stride in zip(counters, strides, strict=False):
+            offset = self.at.value(f"mul i64 {counter}, {stride}")
+            pointer = self.at.value(f"getelementptr i8, ptr {pointer}, i64 {offset}")
+        return pointer
+
+    def _lanes_apart(self, stride: str) -> str:
+        vector = several("i64", WIDTH)
+        return self.at.value(f"mul {vector} {self._spread('i64', stride)}, <{_IOTA}>")
+
+    # -------------------------------------------------------------------------------------- a pass
+
+    def _phase(self, phase: Phase, name: str, last: bool) -> None:
+        for x in phase.row:
+            if x.primitive == "element":
+                self.single[x] = self._load_one(x.dtype, self.inputs[position(x)])
+            else:
+                self._single(x)
+        stores = [k for k, a in enumerate(self.form.outputs) if last and a.inner != "splat"]
+        if stores or phase.reductions:
+            self._over_row(phase, name, stores)
+
+    def _over_row(self, phase: Phase, name: str, stores: Sequence[int]) -> None:
+        at = self.at
+        starts = [literal(-0.0 if x.primitive == "row_sum" else float("-inf"), x.dtype, WIDTH) for x in phase.reductions]
+        kinds = [register(x.dtype, WIDTH) for x in phase.reductions]
+        at.write(f"br label %{name}")
+        at.label(name)
+        at.write(f"%{name}.k = phi i64 [0, %{self.here}], [%{name}.next, %{name}.full]")
+        first = len(at.lines)
+        at.lines += [""] * len(kinds)  # what the sixteen lanes have so far
+        more = at.value(f"icmp slt i64 %{name}.k, {self.full}")
+        at.write(f"br i1 {more}, label %{name}.full, label %{name}.end")
+        at.label(f"{name}.full")
+        known = self._elements(phase, f"%{name}.k", "", stores)
+        for r, x in enumerate(phase.reductions):
+            so_far = self._accumulated(x, f"%{name}.r{r}", known)
+            at.lines[first + r] = f"  %{name}.r{r} = phi {kinds[r]} [{starts[r]}, %{self.here}], [{so_far}, %{name}.full]"
+        at.write(f"%{name}.next = add i64 %{name}.k, {WIDTH}")
+        at.write(f"br label %{name}")
+        tails = self._rest_of_row(phase, name, stores)
+        sums = [
+            at.value(f"phi {kind} [%{name}.r{r}, %{name}.end], [{tail}, %{name}.rest]")
+            for r, (kind, tail) in enumerate(zip(kinds, tails, strict=True))
+        ]
+        for x, lanes in zip(phase.reductions, sums, strict=True):
+            self.single[x] = self._by_halves(x, lanes)
+
+    def _rest_of_row(self, phase: Phase, name: str, stores: Sequence[int]) -> list[str]:
+        """The elements after the last whole sixteen, and the reductions with them."""
+        at = self.at
+        at.label(f"{name}.end")
+        some = at.value(f"icmp ne i64 {self.rest}, 0")
+        at.write(f"br i1 {some}, label %{name}.rest, label %{name}.done")
+        at.label(f"{name}.rest")
+        mask = at.value(f"icmp ult {several('i64', WIDTH)} <{_IOTA}>, {self._spread('i64', self.rest)}")
+        known = self._elements(phase, self.full, mask, stores)
+        tails = []
+        for r, x in enumerate(phase.reductions):
+            kind = register(x.dtype, WIDTH)
+            outside = literal(0.0 if x.primitive == "row_sum" else float("-inf"), x.dtype, WIDTH)
+            inside = at.value(f"select {_TRUTHS} {mask}, {kind} {self._wide(x.arguments[0], known)}, {kind} {outside}")
+            tails.append(self._accumulated(x, f"%{name}.r{r}", {**known, x.arguments[0]: inside}))
+        at.write(f"br label %{name}.done")
+        at.label(f"{name}.done")
+        self.here = f"{name}.done"
+        return tails
+
+    def _accumulated(self, x: Expression, so_far: str, known: dict[Expression, str]) -> str:
+        value = self._wide(x.arguments[0], known)
+        if x.primitive == "row_sum":
+            return self.at.value(f"fadd {register(x.dtype, WIDTH)} {so_far}, {value}")
+        return larger(self.at, x.dtype, so_far, value, WIDTH)
+
+    def _by_halves(self, x: Expression, lanes: str) -> str:
+        """Sixteen partial results to one: the upper half onto the lower, four times."""
+        count = WIDTH
+        while count > 1:
+            kind, half = register(x.dtype, count), count // 2
+            parts = []
+            for first in (0, half):
+                picked = ", ".join(f"i32 {first + k}" for k in range(half))
+                parts.append(self.at.value(f"shufflevector {kind} {lanes}, {kind} poison, <{half} x i32> <{picked}>"))
+            if half == 1:
+                parts = [self.at.value(f"extractelement <1 x {register(x.dtype)}> {part}, i64 0") for part in parts]
+            if x.primitive == "row_sum":
+                lanes = self.at.value(f"fadd {register(x.dtype, half)} {parts[0]}, {parts[1]}")
+            else:
+                lanes = larger(self.at, x.dtype, parts[0], parts[1], half)
+            count = half
+        return lanes
+
+    # -------------------------------------------------------------------------------------- sixteen elements
+
+    def _elements(self, phase: Phase, index: str, mask: str, stores: Sequence[int]) -> dict[Expression, str]:
+        """All that a pass computes for the elements from `index` on, and what it stores."""
+        known: dict[Expression, str] = {}
+        rows = dict(zip(self.phases.scratch, self.scratch, strict=True))
+        for x in phase.read:
+            known[x] = self._load(Access(x.dtype.arithmetic, "dense"), rows[x], index, mask)
+        for x in phase.elements:
+            if x.primitive == "element":
+                known[x] = self._load(self.form.inputs[position(x)], self.inputs[position(x)], index, mask)
+            else:
+                known[x] = INSTRUCTIONS[x.primitive](self.at, x, [self._wide(y, known) for y in x.arguments], WIDTH)
+        for x in phase.written:
+            self._store(Access(x.dtype.arithmetic, "dense"), rows[x], index, mask, known[x])
+        for k in stores:
+            self._store(self.form.outputs[k], self.targets[k], index, mask, self._wide(self.outputs[k], known))
+        return known
+
+    def _address(self, access: Access, place: str, index: str) -> str:
+        if access.inner == "dense":
+            return self.at.value(f"getelementptr {stored(access.dtype)}, ptr {place}, i64 {index}")
+        offset = self.at.value(f"mul i64 {index}, {self.inner_strides[place]}")
+        first = self.at.value(f"getelementptr i8, ptr {place}, i64 {offset}")
+        return self.at.value(f"getelementptr i8, ptr {first}, {several('i64', WIDTH)} {self.lane_offsets[place]}")
+
+    def _load(self, access: Access, place: str, index: str, mask: str) -> str:
+        at, kind, address = self.at, stored(access.dtype, WIDTH), self._address(access, place, index)
+        align, ending = access.dtype.itemsize, suffix(stored(access.dtype), WIDTH)
+        if access.inner == "strided":
+            chosen = mask or "splat (i1 true)"
+            pointers = several("ptr", WIDTH)
+            name = f"llvm.masked.gather{ending}.v{WIDTH}p0"
+            value = at.call(name, kind, f"{pointers} align {align} {address}", f"{_TRUTHS} {chosen}", f"{kind} zeroinitializer")
+        elif mask:
+            value = at.call(f"llvm.masked.load{ending}.p0", kind, f"ptr align {align} {address}", f"{_TRUTHS} {mask}", f"{kind} zeroinitializer")
+        else:
+            value = at.value(f"load {kind}, ptr {address}, align {align}")
+        return from_memory(at, value, access.dtype, WIDTH)
+
+    def _store(self, access: Access, place: str, index: str, mask: str, value: str) -> None:
+        at, kind = self.at, stored(access.dtype, WIDTH)
+        value, address = to_memory(at, value, access.dtype, WIDTH), self._address(access, place, index)
+        align, ending = access.dtype.itemsize, suffix(stored(access.dtype), WIDTH)
+        if access.inner == "strided":
+            chosen = mask or "splat (i1 true)"
+            arguments = [f"{kind} {value}", f"{several('ptr', WIDTH)} align {align} {address}", f"{_TRUTHS} {chosen}"]
+            at.effect(f"llvm.masked.scatter{ending}.v{WIDTH}p0", *arguments)
+        elif mask:
+            at.effect(f"llvm.masked.store{ending}.p0", f"{kind} {value}", f"ptr align {align} {address}", f"{_TRUTHS} {mask}")
+        else:
+            at.write(f"store {kind} {value}, ptr {address}, align {align}")
+
+    # -------------------------------------------------------------------------------------- values
+
+    def _load_one(self, dtype: DType, place: str) -> str:
+        return from_memory(self.at, self.at.value(f"load {stored(dtype)}, ptr {place}, align {dtype.itemsize}"), dtype, 1)
+
+    def _single(self, x: Expression) -> None:
+        """Compute what has one value at this place."""
+        if x.primitive == "columns":
+            self.single[x] = self.at.value(f"sitofp i64 {self.size} to {register(float64)}")
+        elif x.primitive != "constant":
+            self.single[x] = INSTRUCTIONS[x.primitive](self.at, x, [self._one(y) for y in x.arguments], 1)
+
+    def _one(self, x: Expression) -> str:
+        return literal(x.attribute, x.dtype) if x.primitive == "constant" else self.single[x]  # type: ignore[arg-type]
+
+    def _wide(self, x: Expression, known: dict[Expression, str]) -> str:
+        """A value in sixteen lanes."""
+        if x in known:
+            return known[x]
+        if x.primitive == "constant":
+            return literal(x.attribute, x.dtype, WIDTH)  # type: ignore[arg-type]
+        known[x] = self._spread(register(x.dtype), self.single[x])
+        return known[x]
+
+    def _spread(self, kind: str, value: str) -> str:
+        vector = several(kind, WIDTH)
+        first = self.at.value(f"insertelement {vector} poison, {kind} {value}, i64 0")
+        return self.at.value(f"shufflevector {vector} {first}, {vector} poison, <{WIDTH} x i32> zeroinitializer")

@@ -1,0 +1,78 @@
+"""LLVM IR to functions: one library of machine code per text, kept for as long as the process lives."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from jobflow.core.extras import optional
+
+#: the name of the function in every module
+NAME = "loop"
+Function = Callable[[Any], None]
+
+
+def _llvm() -> Any:
+    return optional("llvmlite.binding", "kernels('llvm')")
+
+
+class Compiler:
+    """For the CPU of this machine."""
+
+    def __init__(self) -> None:
+        llvm = _llvm()
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        self.cpu: str = llvm.get_host_cpu_name()
+        self.features: str = llvm.get_host_cpu_features().flatten()
+        target = llvm.Target.from_default_triple()
+        self.triple: str = target.triple
+        self._machine = target.create_target_machine(cpu=self.cpu, features=self.features, opt=3, jit=True)
+        self._linker = llvm.create_lljit_compiler(self._machine)
+        self._lock = threading.Lock()
+        self._functions: dict[str, Function] = {}
+        self._libraries: list[Any] = []
+
+    def _has(self, feature: str) -> bool:
+        """Has the CPU this feature of x86?  All others that NumPy runs on have what is asked for here."""
+        return not self.triple.startswith(("x86_64", "i686")) or f"+{feature}" in self.features.split(",")
+
+    @property
+    def has_fma(self) -> bool:
+        return self._has("fma")
+
+    @property
+    def has_float16(self) -> bool:
+        return self._has("f16c")
+
+    def function(self, text: str) -> Function:
+        """The machine code of a module's `loop`."""
+        with self._lock:
+            found = self._functions.get(text)
+            if found is None:
+                self._functions[text] = found = self._linked(self.object_code(text))
+        return found
+
+    def object_code(self, text: str) -> bytes:
+        llvm = _llvm()
+        module = llvm.parse_assembly(text)
+        module.verify()
+        builder = llvm.create_pass_builder(self._machine, llvm.create_pipeline_tuning_options(speed_level=3))
+        builder.getModulePassManager().run(module, builder)
+        code: bytes = self._machine.emit_object(module)
+        return code
+
+    def _linked(self, code: bytes) -> Function:
+        library = _llvm().JITLibraryBuilder().add_object_img(code).add_current_process().export_symbol(NAME)
+        library = library.link(self._linker, f"library{len(self._libraries)}")
+        self._libraries.append(library)  # the code is gone with it
+        function: Function = ctypes.CFUNCTYPE(None)(library[NAME])
+        return function
+
+
+@cache
+def compiler() -> Compiler:
+    return Compiler()

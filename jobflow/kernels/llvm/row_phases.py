@@ -1,0 +1,88 @@
+"""When what is computed: once for the loop, once for a row, or at each element in one of the passes over a row.
+
+A row is gone over once for each level of `row_sum` and `row_max`, and once more for the outputs.  Elements are computed anew in every
+pass; where that is dear, the first pass leaves them in a scratch row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from jobflow.expressions.language import Expression, in_order
+
+REDUCTIONS = ("row_sum", "row_max")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A pass over a row."""
+
+    #: computed once before it, from rows and what passes before it gave
+    row: tuple[Expression, ...]
+    #: computed for sixteen elements at a time, arguments first
+    elements: tuple[Expression, ...]
+    #: read from a scratch row where they are needed, and written there
+    read: tuple[Expression, ...]
+    written: tuple[Expression, ...]
+    #: summed up over the row
+    reductions: tuple[Expression, ...]
+
+
+@dataclass(frozen=True)
+class Phases:
+    #: computed once: numbers and what is made of them
+    once: tuple[Expression, ...]
+    passes: tuple[Phase, ...]
+    #: what has a row of scratch memory, by position
+    scratch: tuple[Expression, ...]
+    #: what has one value for a row, or for all
+    per_row: frozenset[Expression]
+
+
+def phases(outputs: Sequence[Expression], stored: Sequence[Expression], splat: Callable[[Expression], bool], dear: Collection[Expression]) -> Phases:
+    """The phases of a loop; `stored` are the outputs that have a value at each element, `splat` elements that have one for a row."""
+    order = in_order(outputs)
+    once: set[Expression] = set()
+    row: set[Expression] = set()
+    level: dict[Expression, int] = {}
+    for x in order:
+        level[x] = max((level[y] for y in x.arguments), default=0) + (x.primitive in REDUCTIONS)
+        if x.primitive in REDUCTIONS or (x.primitive == "element" and splat(x)):
+            row.add(x)
+        elif x.primitive != "element" and all(y in once for y in x.arguments):
+            once.add(x)
+        elif x.primitive != "element" and all(y in once or y in row for y in x.arguments):
+            row.add(x)
+    last = max(level.values(), default=0)
+    passes: list[Phase] = []
+    earlier: set[Expression] = set()
+    scratch: dict[Expression, None] = {}
+    for number in range(last + 1):
+        reductions = [x for x in order if x.primitive in REDUCTIONS and level[x] == number + 1]
+        wanted = [x.arguments[0] for x in reductions] + (list(stored) if number == last else [])
+        read = {x for x in _needed(order, wanted, once | row | (earlier & set(dear))) if x in earlier and x in dear}
+        elements = [x for x in order if x in _needed(order, wanted, once | row | read) and x not in once | row | read]
+        scratch.update(dict.fromkeys(x for x in order if x in read))
+        earlier |= set(elements)
+        at_row = tuple(x for x in order if x in row and level[x] == number and x.primitive not in REDUCTIONS)
+        passes.append(Phase(at_row, tuple(elements), tuple(x for x in order if x in read), (), tuple(reductions)))
+    return Phases(tuple(x for x in order if x in once), tuple(_writing(passes, scratch)), tuple(scratch), frozenset(once | row))
+
+
+def _needed(order: Sequence[Expression], wanted: Iterable[Expression], known: Collection[Expression]) -> set[Expression]:
+    """What is needed for what is wanted, not looking behind what is known."""
+    needed = set(wanted)
+    for x in reversed(order):
+        if x in needed and x not in known:
+            needed.update(x.arguments)
+    return needed
+
+
+def _writing(passes: Sequence[Phase], scratch: Collection[Expression]) -> Iterable[Phase]:
+    """Each scratch row is written by the first pass that computes what is in it."""
+    left = set(scratch)
+    for phase in passes:
+        written = tuple(x for x in phase.elements if x in left)
+        left -= set(written)
+        yield Phase(phase.row, phase.elements, phase.read, written, phase.reductions)

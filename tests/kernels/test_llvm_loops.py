@@ -1,0 +1,160 @@
+"""Loops of machine code give what the expressions give on arrays."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from jobflow.core.types import DType, bfloat16, bool_, float16, float32, float64, int8, int32, int64, uint8
+from jobflow.expressions import language as f
+from jobflow.expressions.language import Expression
+from jobflow.expressions.on_arrays import evaluate
+from jobflow.kernels.llvm import bind, refuses
+
+SIZES = (0, 1, 2, 15, 16, 17, 33, 64)
+TYPES = (float32, float32, float64, int32, int64, int8, uint8, bool_, float16, bfloat16)
+ONE = ["negative", "absolute", "sign", "sqrt", "rsqrt", "reciprocal", "floor", "ceil", "rint", "trunc"]
+FLOATS = [*ONE, "add", "subtract", "multiply", "divide", "maximum", "minimum", "copysign", "weighted_sum"]
+WHOLE = ["add", "subtract", "multiply", "maximum", "minimum", "negative", "absolute", "bitwise_and", "bitwise_or", "bitwise_xor", "invert"]
+TRUTHS = ["logical_and", "logical_or", "logical_xor", "logical_not"]
+COMPARISONS = (f.less, f.less_equal, f.equal, f.not_equal)
+OPERANDS = dict.fromkeys([*ONE, "invert", "logical_not"], 1) | {"weighted_sum": 4}
+
+
+def random_array(draw: random.Random, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
+    numbers = np.random.default_rng(draw.randrange(2**32))
+    if dtype is bool_:
+        return np.asarray(numbers.random(shape) < 0.5)
+    if dtype.is_integer:
+        return np.asarray(numbers.integers(0 if dtype is uint8 else -100, 100, shape), dtype.numpy)
+    values = numbers.standard_normal(shape) * 10.0 ** draw.choice((-3, 0, 1))
+    special = numbers.choice([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, 1.5], shape)
+    return np.asarray(np.where(numbers.random(shape) < 0.03, special, values), dtype.numpy)
+
+
+def operand(draw: random.Random, shape: tuple[int, ...], dtype: DType, writable: bool = False) -> np.ndarray:
+    """An array that lies anyhow in memory and broadcasts to the shape; one that is written covers it."""
+    lying = draw.choice(("dense", "dense", "transposed", "apart", "backwards") + (() if writable else ("broadcast", "one")))
+    if lying == "broadcast":
+        small = tuple(draw.choice((1, n)) for n in shape)[draw.randint(0, len(shape)) :]
+        return random_array(draw, small, dtype)
+    if lying == "one":
+        return random_array(draw, (), dtype)
+    if lying == "transposed":
+        return random_array(draw, shape[::-1], dtype).T
+    if lying == "apart":
+        return random_array(draw, tuple(2 * n for n in shape), dtype)[(..., *(slice(None, None, 2) for _ in shape))]
+    array = random_array(draw, shape, dtype)
+    return array[..., ::-1] if lying == "backwards" and shape else array
+
+
+def random_expression(draw: random.Random, elements: Sequence[Expression], steps: int) -> list[Expression]:
+    made = list(elements)
+    for _ in range(steps):
+        x = draw.choice(made)
+        alike = [y for y in made if y.dtype is x.dtype]
+        table = TRUTHS if x.dtype is bool_ else FLOATS if x.dtype.is_float else WHOLE
+        match draw.randrange(8):
+            case 0:
+                target = draw.choice((float32, bool_, x.dtype) if x.dtype.is_float else (int32, float32, uint8, int64, float64, bool_))
+                made.append(x if x.dtype is float64 and target.is_half else f.cast(x, target))
+            case 1:
+                made.append(draw.choice(COMPARISONS)(x, draw.choice(alike)))
+            case 2:
+                conditions = [y for y in made if y.dtype is bool_]
+                made.append(f.where(draw.choice(conditions), x, draw.choice(alike)) if conditions else x)
+            case _:
+                # the reference rounds numbers of two bytes also inside these
+                name = draw.choice([name for name in table if not (x.dtype.is_half and name in ("rsqrt", "weighted_sum"))])
+                made.append(getattr(f, name)(x, *(draw.choice(alike) for _ in range(OPERANDS.get(name, 2) - 1))))
+    return [y for y in made if y not in elements] or made
+
+
+def run(outputs: Sequence[Expression], inputs: Sequence[np.ndarray], targets: Sequence[np.ndarray]) -> None:
+    assert refuses(outputs, inputs, targets) is None
+    for function, arguments in bind(outputs, inputs, targets):
+        function(*arguments)
+
+
+def same(a: np.ndarray, b: np.ndarray) -> bool:
+    """The same values: NaN like NaN, either zero."""
+    if a.dtype.kind in "fV":
+        a, b = a.astype(np.float64), b.astype(np.float64)
+    return bool(np.array_equal(a, b, equal_nan=a.dtype.kind == "f"))
+
+
+def check_random_loop(seed: int) -> None:
+    draw = random.Random(seed)
+    shape = tuple(draw.choice(SIZES) for _ in range(draw.randint(0, 3)))
+    types = [draw.choice(TYPES) for _ in range(draw.randint(1, 4))]
+    inputs = [operand(draw, shape, dtype) for dtype in types]
+    elements = [f.element(k, dtype) for k, dtype in enumerate(types)]
+    made = random_expression(draw, elements, draw.randint(1, 12))
+    outputs = [draw.choice(made) for _ in range(draw.randint(1, 3))]
+    targets = [operand(draw, shape, y.dtype, writable=True) for y in outputs]
+    with np.errstate(all="ignore"):
+        expected = [np.broadcast_to(y, shape) for y in evaluate(outputs, inputs, np)]
+        if draw.random() < 0.3:  # over an input that is as large
+            for k, y in enumerate(outputs[:1]):
+                for a in inputs:
+                    if a.shape == shape and a.dtype == y.dtype.numpy:
+                        targets[k] = a
+        run(outputs, inputs, targets)
+    for y, target, value in zip(outputs, targets, expected, strict=True):
+        assert same(target, value), f"seed {seed}: {y}"
+
+
+def test_random_loops() -> None:
+    for seed in range(60):
+        check_random_loop(seed)
+
+
+@pytest.mark.full
+def test_many_random_loops() -> None:
+    for seed in range(60, 2000):
+        check_random_loop(seed)
+
+
+@pytest.mark.parametrize("dtype", [float32, float64], ids=str)
+@pytest.mark.parametrize("width", [1, 15, 16, 17, 33, 100])
+def test_sums_of_rows_have_the_bits_of_the_reference(dtype: DType, width: int) -> None:
+    x, w = f.element(0, dtype), f.element(1, dtype)
+    centred = x - f.row_sum(x) / f.cast(f.columns(), dtype)
+    normal = centred * f.rsqrt(f.row_sum(centred * centred) / f.cast(f.columns(), dtype) + 1e-5) * w
+    outputs = [normal, f.row_sum(x * w), f.row_max(x), f.maximum(x, f.row_max(w))]
+    numbers = np.random.default_rng(width)
+    array, weight = numbers.standard_normal((2, 5, width)).astype(dtype.numpy)[:, ::-1], numbers.standard_normal(width).astype(dtype.numpy)
+    inputs = [array, weight]
+    expected = evaluate(outputs, inputs, np)
+    targets = [np.empty(array.shape, array.dtype), np.empty((2, 5, 1), array.dtype), np.empty((2, 5, 1), array.dtype), np.empty_like(array)]
+    run(outputs, inputs, targets)
+    for target, value in zip(targets, expected, strict=True):
+        assert np.array_equal(target, value)
+    run(outputs[:1], inputs, [array])
+    assert np.array_equal(array, expected[0])
+
+
+def test_refusals_say_why() -> None:
+    x = f.element(0, float32)
+    a = np.zeros(8, np.float32)
+    assert refuses([f.sin(x)], [a], [a]) == "sin is not made of what a machine has"
+    assert refuses([x], [a], [np.zeros(8)]) == "output 0 is float64, not float32"
+    assert refuses([x], [a.astype(">f4")], [a]) == "input 0 is >f4"
+    assert refuses([x], [a[:4]], [a[1:5]]) == "output 0 shares memory with another operand, and not element by element"
+    assert refuses([x], [a], [np.zeros(1, np.float32)]) == "output 0 of shape (1,) does not cover (8,)"
+    assert refuses([x + f.number(1, float32)], [a, a], [a]) == "input 1 has 8 elements, not one"
+    assert refuses([f.row_max(x)], [a[:0]], [np.zeros(1, np.float32)]) == "rows without elements"
+    assert refuses([x], [np.zeros((2,) * 7, np.float32)[..., ::-1].T[::-1]], [np.zeros((2,) * 7, np.float32)]) == "7 axes"
+
+
+def test_a_number_is_read_when_the_loop_runs() -> None:
+    x, rate = f.element(0, float32), f.number(1, float64)
+    a, r, y = np.arange(20, dtype=np.float32), np.zeros(()), np.empty(20, np.float32)
+    ((function, arguments),) = bind([x * f.cast(rate, float32)], [a, r], [y])
+    for value in (2.0, 3.0):
+        r[()] = value
+        function(*arguments)
+        assert np.array_equal(y, a * np.float32(value))
