@@ -15,7 +15,7 @@ Lying = Literal["dense", "splat", "strided", "number"]
 
 
 @dataclass(frozen=True)
-class Access:
+class OperandAccess:
     """How the innermost loop reads or writes an operand."""
 
     dtype: DType
@@ -26,13 +26,13 @@ class Access:
 
 
 @dataclass(frozen=True)
-class Form:
+class LoopForm:
     """What of the operands a printed loop depends on; sizes and strides come when it runs."""
 
     #: axes around the innermost one
     outer: int
-    inputs: tuple[Access, ...]
-    outputs: tuple[Access, ...]
+    inputs: tuple[OperandAccess, ...]
+    outputs: tuple[OperandAccess, ...]
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Space:
     sizes: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
 
-    def access(self, operand: int, dtype: DType) -> Access:
+    def access(self, operand: int, dtype: DType) -> OperandAccess:
         stride = self.strides[operand][-1]
         if self.sizes[-1] == 1 or stride == dtype.itemsize:
-            return Access(dtype, "dense")
-        return Access(dtype, "strided" if stride else "splat")
+            return OperandAccess(dtype, "dense")
+        return OperandAccess(dtype, "strided" if stride else "splat")
 
 
 def space_of(inputs: Sequence[Array], outputs: Sequence[Array], rows: bool) -> Space:

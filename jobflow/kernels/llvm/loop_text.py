@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from jobflow.core.types import DType, float64
 from jobflow.expressions.language import Expression
 from jobflow.kernels.llvm.instructions import INSTRUCTIONS, WIDTH, Lines, from_memory, larger, literal, register, several, stored, suffix, to_memory
-from jobflow.kernels.llvm.loop_space import Access, Form
+from jobflow.kernels.llvm.loop_space import LoopForm, OperandAccess
 from jobflow.kernels.llvm.machine_code import NAME
 from jobflow.kernels.llvm.row_phases import Phase, Phases, phases
 
@@ -34,7 +34,7 @@ class Printed:
     scratch: tuple[DType, ...]
 
 
-def print_loop(outputs: Sequence[Expression], form: Form, dear: set[Expression]) -> Printed:
+def print_loop(outputs: Sequence[Expression], form: LoopForm, dear: set[Expression]) -> Printed:
     """The text of the loop of these outputs, whose functions are taken apart."""
     loop = _Loop(outputs, form, dear)
     loop.write()
@@ -52,7 +52,7 @@ def position(x: Expression) -> int:
 
 
 class _Loop:
-    def __init__(self, outputs: Sequence[Expression], form: Form, dear: set[Expression]) -> None:
+    def __init__(self, outputs: Sequence[Expression], form: LoopForm, dear: set[Expression]) -> None:
         self.at, self.outputs, self.form = Lines(), outputs, form
         per_element = [x for x, a in zip(outputs, form.outputs, strict=True) if a.inner != "splat"]
 
@@ -233,26 +233,26 @@ class _Loop:
         known: dict[Expression, str] = {}
         rows = dict(zip(self.phases.scratch, self.scratch, strict=True))
         for x in phase.read:
-            known[x] = self._load(Access(x.dtype.arithmetic, "dense"), rows[x], index, mask)
+            known[x] = self._load(OperandAccess(x.dtype.arithmetic, "dense"), rows[x], index, mask)
         for x in phase.elements:
             if x.primitive == "element":
                 known[x] = self._load(self.form.inputs[position(x)], self.inputs[position(x)], index, mask)
             else:
                 known[x] = INSTRUCTIONS[x.primitive](self.at, x, [self._wide(y, known) for y in x.arguments], WIDTH)
         for x in phase.written:
-            self._store(Access(x.dtype.arithmetic, "dense"), rows[x], index, mask, known[x])
+            self._store(OperandAccess(x.dtype.arithmetic, "dense"), rows[x], index, mask, known[x])
         for k in stores:
             self._store(self.form.outputs[k], self.targets[k], index, mask, self._wide(self.outputs[k], known))
         return known
 
-    def _address(self, access: Access, place: str, index: str) -> str:
+    def _address(self, access: OperandAccess, place: str, index: str) -> str:
         if access.inner == "dense":
             return self.at.value(f"getelementptr {stored(access.dtype)}, ptr {place}, i64 {index}")
         offset = self.at.value(f"mul i64 {index}, {self.inner_strides[place]}")
         first = self.at.value(f"getelementptr i8, ptr {place}, i64 {offset}")
         return self.at.value(f"getelementptr i8, ptr {first}, {several('i64', WIDTH)} {self.lane_offsets[place]}")
 
-    def _load(self, access: Access, place: str, index: str, mask: str) -> str:
+    def _load(self, access: OperandAccess, place: str, index: str, mask: str) -> str:
         at, kind, address = self.at, stored(access.dtype, WIDTH), self._address(access, place, index)
         align, ending = access.dtype.itemsize, suffix(stored(access.dtype), WIDTH)
         if access.inner == "strided":
@@ -266,7 +266,7 @@ class _Loop:
             value = at.value(f"load {kind}, ptr {address}, align {align}")
         return from_memory(at, value, access.dtype, WIDTH)
 
-    def _store(self, access: Access, place: str, index: str, mask: str, value: str) -> None:
+    def _store(self, access: OperandAccess, place: str, index: str, mask: str, value: str) -> None:
         at, kind = self.at, stored(access.dtype, WIDTH)
         value, address = to_memory(at, value, access.dtype, WIDTH), self._address(access, place, index)
         align, ending = access.dtype.itemsize, suffix(stored(access.dtype), WIDTH)

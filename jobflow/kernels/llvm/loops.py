@@ -14,7 +14,7 @@ from jobflow.core.types import Array, DType, float32
 from jobflow.expressions.language import Expression, in_order
 from jobflow.kernels.llvm.decompositions import DECOMPOSITIONS, lowered
 from jobflow.kernels.llvm.instructions import INSTRUCTIONS
-from jobflow.kernels.llvm.loop_space import Access, Form, Space, dtype_or_reason, overlaps, space_of
+from jobflow.kernels.llvm.loop_space import LoopForm, OperandAccess, Space, dtype_or_reason, overlaps, space_of
 from jobflow.kernels.llvm.loop_text import position, print_loop
 from jobflow.kernels.llvm.machine_code import Function, compiler
 from jobflow.kernels.llvm.row_phases import REDUCTIONS
@@ -31,7 +31,7 @@ _MOST_AXES = 6
 class Loop:
     """Outputs as machine code for operands of one form."""
 
-    form: Form
+    form: LoopForm
     text: str
     #: element types of the rows of scratch memory that it needs
     scratch: tuple[DType, ...]
@@ -45,11 +45,11 @@ class _Arguments(ctypes.c_void_p):
     arrays: tuple[Array, ...]
 
 
-_loops: dict[tuple[tuple[Expression, ...], Form], Loop] = {}
+_loops: dict[tuple[tuple[Expression, ...], LoopForm], Loop] = {}
 _lock = threading.Lock()
 
 
-def compile_loop(outputs: Sequence[Expression], form: Form) -> Loop:
+def compile_loop(outputs: Sequence[Expression], form: LoopForm) -> Loop:
     """The loop of these outputs for operands of this form: printed and compiled once."""
     key = (tuple(outputs), form)
     with _lock:
@@ -62,7 +62,7 @@ def compile_loop(outputs: Sequence[Expression], form: Form) -> Loop:
     return found
 
 
-def _apart(outputs: tuple[Expression, ...], form: Form) -> tuple[list[Expression], Form, set[Expression]]:
+def _apart(outputs: tuple[Expression, ...], form: LoopForm) -> tuple[list[Expression], LoopForm, set[Expression]]:
     apart, dear = lowered(outputs)
     return apart, form, dear
 
@@ -160,12 +160,12 @@ def inputs_of(order: Sequence[Expression], inputs: Sequence[Array]) -> list[Arra
     return [a if k in read else np.zeros(()) for k, a in enumerate(inputs)]
 
 
-def _form(space: Space, order: Sequence[Expression], inputs: Sequence[Array], outputs: Sequence[Expression]) -> Form:
+def _form(space: Space, order: Sequence[Expression], inputs: Sequence[Array], outputs: Sequence[Expression]) -> LoopForm:
     types = {x.attribute: x.dtype for x in order if x.primitive in ("element", "number")}
     elements = {x.attribute for x in order if x.primitive == "element"}
-    read = [space.access(k, types[k]) if k in elements else Access(types.get(k, float32), "number") for k in range(len(inputs))]
+    read = [space.access(k, types[k]) if k in elements else OperandAccess(types.get(k, float32), "number") for k in range(len(inputs))]
     written = [space.access(len(inputs) + k, y.dtype) for k, y in enumerate(outputs)]
-    return Form(len(space.sizes) - 1, tuple(read), tuple(written))
+    return LoopForm(len(space.sizes) - 1, tuple(read), tuple(written))
 
 
 def bind(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> list[Call]:
@@ -181,7 +181,7 @@ def bind(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequen
     return [(loop.function, (_arguments(loop.form, space, [*inputs, *targets], scratch),))]
 
 
-def _arguments(form: Form, space: Space, operands: Sequence[Array], scratch: Sequence[Array]) -> Any:
+def _arguments(form: LoopForm, space: Space, operands: Sequence[Array], scratch: Sequence[Array]) -> Any:
     words = [a.ctypes.data for a in (*operands, *scratch)]
     words += [space.sizes[-1], *space.sizes[:-1]]
     accesses = [*form.inputs, *form.outputs]
@@ -194,4 +194,4 @@ def _arguments(form: Form, space: Space, operands: Sequence[Array], scratch: Seq
     return argument
 
 
-__all__ = ["Access", "Form", "Loop", "bind", "compile_loop", "refuses"]
+__all__ = ["OperandAccess", "LoopForm", "Loop", "bind", "compile_loop", "refuses"]
