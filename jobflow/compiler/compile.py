@@ -53,6 +53,7 @@ from jobflow.compiler.rank.zero_copy import zero_copy_feeds
 from jobflow.compiler.weights import keep_weights
 from jobflow.graph.ir import Graph, Physical, Value
 from jobflow.graph.traced import Traced
+from jobflow.kernels.target import Target
 from jobflow.plan.plan import Plan
 from jobflow.plan.storage import RankMemory, sharers
 
@@ -79,14 +80,14 @@ def distribute(graph: Graph) -> Physical:
     return bucket(box(shard(graph)))
 
 
-def rank_program(physical: Physical, memory: RankMemory) -> Program:
-    """What the rank does that has this memory."""
+def rank_program(physical: Physical, memory: RankMemory, target: Target) -> Program:
+    """What the rank does that has this memory, on a device of this kind."""
     sharing = sharers(physical.graph.variables.values(), memory.slots)
     physical = keep_weights(physical, sharing, memory.slots, memory.places)
-    program = zero_copy_feeds(write(lower(physical, memory)), memory, sharing)
+    program = zero_copy_feeds(write(lower(physical, memory, target)), memory, sharing)
     return divide(fuse(gather_factors(program, sharing)), sharing)
 
 
-def plan_rank(physical: Physical, memory: RankMemory) -> Plan:
+def plan_rank(physical: Physical, memory: RankMemory, target: Target) -> Plan:
     """The same with addresses, in the order in which it is done."""
-    return plan_memory(overlap(order(rank_program(physical, memory))))
+    return plan_memory(overlap(order(rank_program(physical, memory, target))))

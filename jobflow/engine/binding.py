@@ -1,7 +1,7 @@
 """Binding a program to ranks; jobs, graphs, immediate boxing, `verify` and `explain` all use it.
 
-    Loaded(physical, storage).bind(rank)         plan, compare with the other ranks, allocate, prepare the calls; collective
-    Loaded(physical, storage).plan(rank, ranks)  the same plan for a rank that nobody has bound
+    Loaded(physical, storage, target).bind(rank)         plan, compare with the other ranks, allocate, prepare the calls; collective
+    Loaded(physical, storage, target).plan(rank, ranks)  the same plan for a rank that nobody has bound
 
 Ranks bind together, each for itself, and tell each other what they have planned before any of them reserves memory that others look at.
 """
@@ -18,6 +18,7 @@ from jobflow.core.layout import Layout
 from jobflow.core.types import contiguous_strides
 from jobflow.engine.shared_buffers import IO_BUFFERS, Opening, io_buffers_of, planned_places, slots_of
 from jobflow.graph.ir import Graph, Physical
+from jobflow.kernels.target import Target
 from jobflow.ops.source import Input
 from jobflow.plan.plan import Plan, Slot
 from jobflow.plan.plan_checks import compare_plans, summary
@@ -64,10 +65,11 @@ class Ready:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A program that is laid out, and how its tensors are stored."""
+    """A program that is laid out, how its tensors are stored, and what computes it."""
 
     physical: Physical
-    storage: StorageChoice = ALONE
+    storage: StorageChoice
+    target: Target
 
     def bind(self, rank: Rank) -> Ready:
         """Give the program's variables memory, plan what the rank does, and prepare its calls.  Collective over the ranks of `rank.comm`."""
@@ -85,17 +87,17 @@ class Loaded:
 
     def _prepared(self, rank: Rank, state: State, places: dict[str, Slot], through: Through | None) -> Executor:
         own = _own_places(self.physical, rank.index) if self.storage.in_place and rank.device.tag == "cpu" else {}
-        plan = plan_rank(self.physical, RankMemory(rank.index, state.slots, places, own, self.storage.copies))
+        plan = plan_rank(self.physical, RankMemory(rank.index, state.slots, places, own, self.storage.copies), self.target)
         compare_plans(plan.job, rank.comm.exchange(summary(plan)))
-        return Executor(plan, rank.device, rank.comm, state, through)
+        return Executor(plan, rank.device, rank.comm, state, through, self.target)
 
     def plan(self, rank: int, ranks: int) -> Plan:
         """What one of `ranks` ranks on one machine would do."""
-        return plan_rank(self.physical, self._imagined(rank, ranks))
+        return plan_rank(self.physical, self._imagined(rank, ranks), self.target)
 
     def program(self, rank: int, ranks: int) -> Program:
         """The same, without addresses."""
-        return rank_program(self.physical, self._imagined(rank, ranks))
+        return rank_program(self.physical, self._imagined(rank, ranks), self.target)
 
     def _imagined(self, rank: int, ranks: int) -> RankMemory:
         """Where a rank that nobody has bound would have its variables, and arguments that come through shared I/O buffers, if there are any."""

@@ -13,6 +13,7 @@ from jobflow.core.types import Array
 from jobflow.engine.binding import ALONE, Loaded, StorageChoice, state_of
 from jobflow.engine.shared_buffers import Opening
 from jobflow.graph.wire import Wire, physical_from_wire
+from jobflow.kernels.target import CPU, Target
 from jobflow.plan.traffic import Traffic
 from jobflow.runtime.executor import Executor
 from jobflow.runtime.world.world import Rank, World
@@ -35,9 +36,10 @@ class Bind:
 
     number: int
     storage: StorageChoice = ALONE
+    target: Target = CPU
 
     def __call__(self, rank: Rank, table: Wire) -> None:
-        ready = Loaded(physical_from_wire(table), self.storage).bind(rank)
+        ready = Loaded(physical_from_wire(table), self.storage, self.target).bind(rank)
         executors_of(rank)[self.number] = ready.executor
         if ready.opening is not None:
             openings_of(rank)[self.number] = ready.opening

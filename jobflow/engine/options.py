@@ -13,11 +13,13 @@ from typing import Any
 
 import jobflow.core.scope as scope
 from jobflow.core.errors import ConfigError, did_you_mean, user_line
+from jobflow.core.extras import optional
 from jobflow.core.notices import notice
 from jobflow.core.types import DType
 from jobflow.engine.ignored_options import IGNORED
 from jobflow.engine.placements import placement, world_size
 from jobflow.graph.strategy import Strategy
+from jobflow.kernels.target import SETTINGS
 from jobflow.runtime.world import environment as variables
 from jobflow.runtime.world import rendezvous
 from jobflow.runtime.world.environment import default_client
@@ -56,6 +58,8 @@ class Option:
     least: int | None = None
     #: stored under this name instead, with a notice that the spelling is old
     now: str = ""
+    #: whether it may be set after the first job has run
+    late: bool = False
 
     def check(self, what: str, value: Any) -> None:
         """ConfigError unless it takes the value; a bool is not a number here, and a class not one of its instances."""
@@ -129,6 +133,8 @@ class Settings:
     enable_debug_mode: bool = option(False, bool, default=True)
     #: how convolutions are computed
     conv_algorithm: str = option("auto", str, choices=("auto", "direct", "winograd"))
+    #: what computes operations, see `kernels.target`; what is compiled already is compiled anew
+    kernels: str = option("auto", str, choices=tuple(SETTINGS), late=True)
     #: of all random numbers that have no seed of their own
     seed: int | None = option(None, int, least=0)
     #: whether variables that the ranks of a node hold whole are stored there once, each rank updating its part
@@ -171,6 +177,8 @@ class _Setters(Names):
 
         def set_option(val: Any = option.default) -> bool:
             option.check(f"{self._owner}.{full} at {user_line()}", val)
+            if full == "kernels":
+                check_kernels(val, f"{self._owner}.{full}({val!r}) at {user_line()}")
             with scope.lock():
                 return self._store(full, option, val)
 
@@ -178,7 +186,7 @@ class _Setters(Names):
 
     def _store(self, full: str, option: Option, value: Any) -> bool:
         settings = self._settings()
-        if settings.started:
+        if settings.started and not option.late:
             notice(f"{self._owner}.{full}({value!r}) at {user_line()} comes too late and has no effect: call it before the first job runs")
             return False
         if full in ("gpu_device_num", "cpu_device_num") and value and (told := devices_from_launcher()) not in (None, value):
@@ -192,8 +200,17 @@ class _Setters(Names):
         return True
 
 
+def check_kernels(setting: str, what: str) -> None:
+    """ConfigError where what a setting of kernels needs is not installed."""
+    if setting == "llvm":
+        try:
+            optional("llvmlite", what)
+        except ModuleNotFoundError as error:
+            raise ConfigError(f'{error}; without it use {what.partition("(")[0]}("numpy")') from None
+
+
 class ConfigOptions(_Setters):
-    """`flow.config`: ``config.gpu_device_num(2)``, ``config.conv_algorithm("direct")``, ``config.collective_boxing...``."""
+    """`flow.config`: ``config.gpu_device_num(2)``, ``config.kernels("llvm")``, ``config.collective_boxing...``."""
 
     def __init__(self, settings: Callable[[], Settings]) -> None:
         super().__init__("config", _table("config", Settings), settings)

@@ -31,6 +31,7 @@ from jobflow.engine.options import ConfigOptions, EnvOptions, EnvSettings, Setti
 from jobflow.graph.graph_text import first_difference, physical_text
 from jobflow.graph.ir import Variable
 from jobflow.graph.wire import physical_to_wire
+from jobflow.kernels.target import Target, target_of
 from jobflow.runtime.world.launched import launched
 from jobflow.runtime.world.start import start_world
 from jobflow.runtime.world.world import World
@@ -73,6 +74,10 @@ class Session:
     def device_tag(self) -> str:
         """The kind of device the program asked for."""
         return "gpu" if self.settings.gpu_device_num else "cpu"
+
+    def target(self) -> Target:
+        """What programs are compiled for."""
+        return target_of(self.device_tag, self.settings.kernels)
 
     @property
     def asked_devices(self) -> int | None:
@@ -198,7 +203,7 @@ class Session:
             return found
 
     def _key(self, job: Declared, shapes: Any) -> tuple[Declared, Any, Any]:
-        return job, shapes, tuple([mode() for mode in self._modes.get(job, {}).values()])
+        return job, shapes, (self.settings.kernels, *[mode() for mode in self._modes.get(job, {}).values()])
 
     def _compile(self, job: Declared, shapes: Any) -> Compiled:
         world = self.start()
@@ -223,11 +228,11 @@ class Session:
         tables = {id(program): physical_to_wire(program) for program in compiled.programs}
         io_buffers = world.size > 1 and not world.multi and len(tables) == 1
         storage = StorageChoice(share=self.settings.share_variables, io_buffers=io_buffers)
-        world.call(Bind(compiled.number, storage), [tables[id(program)] for program in compiled.programs])
+        world.call(Bind(compiled.number, storage, self.target()), [tables[id(program)] for program in compiled.programs])
 
     def _compare_programs(self, world: World, job: Declared, compiled: Compiled) -> None:
         """JobError unless every client has traced the same program."""
-        text, me = "\n".join(map(physical_text, compiled.programs)), world.ranks[0].index
+        text, me = "\n".join([f"kernels: {self.target()}", *map(physical_text, compiled.programs)]), world.ranks[0].index
         others = world.call(Tell(digest(text), f"the programs of job {job.name}"))
         rank = next((rank for rank, other in enumerate(others) if other != digest(text)), None)
         if rank is not None:

@@ -8,6 +8,7 @@ ever, and the outputs are copied back.  On a GPU likewise, except products and c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -20,16 +21,17 @@ def is_half(array: Array) -> bool:
     return array.dtype.itemsize == 2 and array.dtype.kind in "fV"
 
 
-def bind(op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    """The calls of `op.bind`, with every array of two-byte floats replaced by one of float32 while they run."""
+def bind(op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array], *, plain: bool = False) -> list[Call]:
+    """The calls of `op.bind`, or its kernel if `plain`, with every array of two-byte floats replaced by one of float32 while they run."""
+    calls = partial(Op.bind, op) if plain else op.bind
     if not any(map(is_half, (*inputs, *outputs))) or _rounds_once(op, device, inputs, outputs):
-        return op.bind(device, inputs, outputs)
+        return calls(device, inputs, outputs)
     wide = [_wide(device, a) for a in inputs]
     # an update's new value is written over the old one, and its calls may count on that
     given = [wide[op.alias[i]] if i in op.alias else _wide(device, a) for i, a in enumerate(outputs)]
     before: list[Call] = [(device.xp.copyto, (w, a)) for w, a in zip(wide, inputs, strict=True) if w is not a]
     after: list[Call] = [(_round, (a, w)) for w, a in zip(given, outputs, strict=True) if w is not a]
-    return [*before, *op.bind(device, wide, given), *after]
+    return [*before, *calls(device, wide, given), *after]
 
 
 def _rounds_once(op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:

@@ -22,9 +22,9 @@ from jobflow.ops.op import Op
 ALIGNMENT = 64
 
 
-def aligned(nbytes: int) -> int:
+def aligned(nbytes: int, alignment: int = ALIGNMENT) -> int:
     """The least multiple of the alignment that so many bytes fit into."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+    return -(-nbytes // alignment) * alignment
 
 
 def end_to_end(types: Iterable[TensorType]) -> tuple[list[int], int]:

@@ -18,7 +18,8 @@ import numpy as np
 
 from jobflow.core.errors import NOWHERE, AbortedError, JobflowError
 from jobflow.core.types import Array
-from jobflow.ops import half
+from jobflow.kernels import registry
+from jobflow.kernels.target import Target, target_of
 from jobflow.ops.checked import Checked
 from jobflow.ops.op import Call
 from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Slot, Transfer, Wait
@@ -56,8 +57,12 @@ class Given:
 class Executor:
     """One plan, bound to the buffers of one rank.  Binding is collective: every rank binds the plans of a job together."""
 
-    def __init__(self, plan: Plan, device: Device, comm: Communicator, state: State, through: Through | None = None) -> None:
+    def __init__(
+        self, plan: Plan, device: Device, comm: Communicator, state: State, through: Through | None = None, target: Target | None = None
+    ) -> None:
         self.plan = plan
+        #: by which its operations are computed
+        self.target = target or target_of(device.tag)
         self.device = device
         #: called before anything else of a run
         self.begin: Callable[[], None] | None = None
@@ -123,7 +128,7 @@ class Executor:
     def _calls(self, instruction: Compute) -> list[Call]:
         self.device.begin_instruction()
         inputs, outputs = instruction.inputs, instruction.outputs
-        return half.bind(instruction.op, self.device, [self.view(s) for s in inputs], [self.view(s) for s in outputs])
+        return registry.bind(instruction.op, self.target, self.device, [self.view(s) for s in inputs], [self.view(s) for s in outputs])
 
     def run(self, arguments: Mapping[str, Array] | None) -> list[tuple[int, Array]]:
         """One step: this rank's parts of the arguments in, its parts of the outputs (position, NumPy copy) out.

@@ -88,7 +88,9 @@ class Explained:
         return self._loaded(share).plan(rank, self.devices)
 
     def _loaded(self, share: bool) -> Loaded:
-        return Loaded(self.physical, StorageChoice(share=share and current_session().settings.share_variables, io_buffers=share))
+        return Loaded(
+            self.physical, StorageChoice(share=share and current_session().settings.share_variables, io_buffers=share), current_session().target()
+        )
 
     def memory(self) -> str:
         """What the memory of every rank is used for."""

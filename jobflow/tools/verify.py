@@ -87,7 +87,7 @@ class Runner:
             self.compiled = self.session.compiled(self.job, self.shapes)
         self.fetched = replace(self.compiled, programs=tuple(_all_given(program) for program in self.compiled.programs))
         world = self.session.start()
-        world.call(Bind(WATCHED, StorageChoice(copies=True)), [physical_to_wire(program) for program in self.fetched.programs])
+        world.call(Bind(WATCHED, StorageChoice(copies=True), self.session.target()), [physical_to_wire(program) for program in self.fetched.programs])
 
     def _inside(self) -> Any:
         return scope.using(root=scope.Root(self.session, environment()))

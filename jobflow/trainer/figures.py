@@ -18,6 +18,7 @@ from jobflow.core.version import __version__
 from jobflow.engine.binding import Loaded, StorageChoice
 from jobflow.engine.session import Session
 from jobflow.graph.ir import Physical
+from jobflow.kernels.target import CPU, Target
 from jobflow.plan.footprint import Footprint, footprint
 from jobflow.plan.plan import Collective, Compute, Plan, Transfer
 from jobflow.plan.storage import is_common
@@ -80,10 +81,12 @@ def figures_in(session: Session, programs: Sequence[Physical], most: int | None 
     """The figures of a job as this session runs it; ranks that were launched are all clients, and hand their arguments to themselves."""
     on_hosts, multi = session.device_tag == "cpu", session.multi or launched() is not None
     io_buffers = on_hosts and not multi and all(program is programs[0] for program in programs)
-    return figures_of(programs, share=session.settings.share_variables and on_hosts, io_buffers=io_buffers, most=most)
+    return figures_of(programs, share=session.settings.share_variables and on_hosts, io_buffers=io_buffers, most=most, target=session.target())
 
 
-def figures_of(programs: Sequence[Physical], *, share: bool = True, io_buffers: bool = False, most: int | None = None) -> Figures:
+def figures_of(
+    programs: Sequence[Physical], *, share: bool = True, io_buffers: bool = False, most: int | None = None, target: Target = CPU
+) -> Figures:
     """The figures of a job from the programs of its ranks, or of its first `most` ranks.
 
     With `share`, what all ranks hold whole is stored once, as on one machine without GPUs; with `io_buffers`, arguments are read where a single
@@ -91,7 +94,7 @@ def figures_of(programs: Sequence[Physical], *, share: bool = True, io_buffers: 
     """
     graph = programs[0].graph
     storage = StorageChoice(share=share, io_buffers=io_buffers)
-    plans = [Loaded(program, storage).plan(rank, len(programs)) for rank, program in enumerate(programs[:most])]
+    plans = [Loaded(program, storage, target).plan(rank, len(programs)) for rank, program in enumerate(programs[:most])]
     trained = sum(v.type.size for v in graph.variables.values() if v.trainable)
     nbytes = sum(v.type.nbytes for v in graph.variables.values())
     changes = tuple(row for row in boxing_rows(programs[0]) if row.nbytes > QUIET)

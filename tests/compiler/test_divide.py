@@ -17,6 +17,7 @@ from jobflow.compiler.divide import pieces
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.types import TensorType, float32, float64
 from jobflow.engine.session import current_session
+from jobflow.kernels.target import CPU
 from jobflow.ops.elementwise import add
 from jobflow.ops.matmul import matmul
 from jobflow.ops.op import apply
@@ -29,7 +30,7 @@ def plans(body: Any, n: int, train: bool = True) -> list[Plan]:
     """The plans of n ranks that have memory in common."""
     physical = distribute(trace(body, first(n), train=train))
     variables = physical.graph.variables.values()
-    return [plan_rank(physical, RankMemory(rank, place_variables(variables, rank, 0, tuple(range(n)))[0])) for rank in range(n)]
+    return [plan_rank(physical, RankMemory(rank, place_variables(variables, rank, 0, tuple(range(n)))[0]), CPU) for rank in range(n)]
 
 
 def written(plan: Plan) -> list[tuple[int, int]]:

@@ -16,6 +16,7 @@ from jobflow.compiler.compile import distribute, plan_rank
 from jobflow.compiler.front.trace import Tracer
 from jobflow.engine.commands import executors_of
 from jobflow.engine.session import current_session
+from jobflow.kernels.target import CPU
 from jobflow.ops.arithmetic import add
 from jobflow.ops.matmul import matmul
 from jobflow.plan.plan import Collective, Compute, Plan
@@ -31,7 +32,7 @@ def plans(rows: int, n: int) -> list[Plan]:
 
     physical = distribute(trace(layer, first(n), train=True))
     variables = physical.graph.variables.values()
-    return [plan_rank(physical, RankMemory(rank, place_variables(variables, rank, 0, tuple(range(n)))[0])) for rank in range(n)]
+    return [plan_rank(physical, RankMemory(rank, place_variables(variables, rank, 0, tuple(range(n)))[0]), CPU) for rank in range(n)]
 
 
 def kinds(plan: Plan) -> list[str]:

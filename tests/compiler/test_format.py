@@ -8,9 +8,10 @@ import numpy as np
 from traced import distribute, evaluate, first, run, trace, type_
 
 from jobflow.compiler.front.trace import Tracer
-from jobflow.compiler.rank.format import SMALLEST, format_items
+from jobflow.compiler.rank.format import format_items
 from jobflow.compiler.rank.lower import lower
 from jobflow.core.types import TensorType, float64
+from jobflow.kernels.target import CPU, Target, target_of
 from jobflow.ops.activation import relu, tanh
 from jobflow.ops.arithmetic import add
 from jobflow.ops.axes import reshape
@@ -18,10 +19,12 @@ from jobflow.ops.conv import conv
 from jobflow.ops.pool import max_pool
 from jobflow.plan.storage import RankMemory
 
+SMALLEST = CPU.batch_innermost or 0
 
-def innermost(body: Any, n: int = 1) -> set[str]:
+
+def innermost(body: Any, n: int = 1, target: Target = CPU) -> set[str]:
     """Names of what is stored with the batch innermost."""
-    orders = format_items(lower(distribute(trace(body, first(n))), RankMemory(0, {})))
+    orders = format_items(lower(distribute(trace(body, first(n))), RankMemory(0, {}), target))
     assert all(order == (*range(1, len(order)), 0) for order in orders.values())
     return {item.name for item in orders}
 
@@ -40,6 +43,7 @@ def test_what_convolutions_touch() -> None:
         return reshape(max_pool(y, 2, 2), (2 * SMALLEST, 36))
 
     assert innermost(body) == {"x", "conv_0", "relu_0", "maxpool_0"}
+    assert innermost(body, target=target_of("gpu")) == innermost(body, target=target_of("cpu", "reference")) == set()
 
 
 def test_what_is_joined_to_them_elementwise() -> None:

@@ -11,6 +11,7 @@ from jobflow.compiler.compile import distribute, plan_rank
 from jobflow.compiler.front.trace import Tracer
 from jobflow.graph.ir import Graph
 from jobflow.graph.training import DynamicScale
+from jobflow.kernels.target import CPU
 from jobflow.ops.activation import relu
 from jobflow.ops.arithmetic import add
 from jobflow.ops.matmul import matmul
@@ -147,6 +148,6 @@ def test_updates_of_variables_that_lie_together_stay_one() -> None:
     for n in (1, 2):
         graph = trace(deep, first(n), train=True, optimizer=DYNAMIC)
         slots, _ = place_variables(graph.variables.values(), 0)
-        plan = plan_rank(distribute(graph), RankMemory(0, slots))
+        plan = plan_rank(distribute(graph), RankMemory(0, slots), CPU)
         updates = [i for i in plan.epilogue if isinstance(i, Compute) and str(i.op) == "Unless(op=SgdUpdate())"]
         assert [i.outputs[0].type.shape for i in updates] == [(3 * 16,)], "one update of the whole run"

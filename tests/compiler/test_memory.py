@@ -20,6 +20,7 @@ from jobflow.core.layout import S
 from jobflow.core.types import TensorType, float64, int64
 from jobflow.engine import binding
 from jobflow.graph.ir import Graph
+from jobflow.kernels.target import CPU
 from jobflow.ops.activation import relu, tanh
 from jobflow.ops.arithmetic import add
 from jobflow.ops.axes import expand_dims, reshape, transpose
@@ -37,7 +38,7 @@ from jobflow.plan.storage import RankMemory, place_variables
 def plan_of(graph: Graph, rank: int = 0) -> Plan:
     physical = distribute(graph)
     slots, _ = place_variables(physical.graph.variables.values(), rank)
-    return plan_rank(physical, RankMemory(rank, slots))
+    return plan_rank(physical, RankMemory(rank, slots), CPU)
 
 
 def computed(plan: Plan) -> list[str]:

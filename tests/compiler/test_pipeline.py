@@ -20,6 +20,7 @@ from jobflow.compiler.rank.lower import lower
 from jobflow.core.errors import JobError, PlacementError
 from jobflow.engine.session import current_session
 from jobflow.graph.ir import Physical
+from jobflow.kernels.target import CPU
 from jobflow.ops.op import Op, ViewOp
 from jobflow.plan.footprint import footprint
 from jobflow.plan.plan import Compute, Plan, Transfer, Wait
@@ -45,7 +46,7 @@ def compiled(name: str, size: int, schedule: str, microbatches: int = 8) -> Phys
 
 
 def plan_of(physical: Physical, rank: int) -> Plan:
-    return plan_rank(physical, RankMemory(rank, place_variables(physical.graph.variables.values(), rank)[0]))
+    return plan_rank(physical, RankMemory(rank, place_variables(physical.graph.variables.values(), rank)[0]), CPU)
 
 
 def found(physical: Physical, schedule: str) -> Pipeline:
@@ -56,7 +57,7 @@ def found(physical: Physical, schedule: str) -> Pipeline:
 
 def work(physical: Physical, rank: int) -> list[str]:
     """What a rank computes for which microbatch, in order."""
-    program = lower(physical, RankMemory(rank, place_variables(physical.graph.variables.values(), rank)[0]))
+    program = lower(physical, RankMemory(rank, place_variables(physical.graph.variables.values(), rank)[0]), CPU)
     steps = [step for step in program.steps if isinstance(step.action, Op) and not isinstance(step.action, ViewOp) and step.microbatch is not None]
     return changes([f"{step.phase} {step.microbatch}" for step in steps])
 

@@ -22,6 +22,7 @@ from jobflow.core.layout import MAX, B, P, Partial, S
 from jobflow.core.types import TensorType, contiguous_strides, float32, float64
 from jobflow.graph.ir import Graph, Value
 from jobflow.graph.training import Parameter
+from jobflow.kernels.target import CPU
 from jobflow.ops.activation import relu, tanh
 from jobflow.ops.arithmetic import add, multiply
 from jobflow.ops.axes import reshape, transpose
@@ -305,7 +306,7 @@ def test_nothing_is_communicated_once_variables_are_written() -> None:
 def test_a_plan_prints() -> None:
     physical = distribute(trace(layer, first(2), train=True))
     slots, _ = place_variables(physical.graph.variables.values(), 0)
-    printed = plain(plan_text(plan_rank(physical, RankMemory(0, slots)))).splitlines()
+    printed = plain(plan_text(plan_rank(physical, RankMemory(0, slots), CPU))).splitlines()
     assert printed[1:3] == ["  feed x -> arena@0:float32[3,4]", "  body"]
     assert printed[-4:] == [
         "  epilogue",

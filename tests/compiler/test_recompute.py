@@ -14,6 +14,7 @@ from jobflow.compiler.compile import distribute, plan_rank
 from jobflow.compiler.front.simplify import simplify
 from jobflow.compiler.front.trace import Tracer
 from jobflow.graph.ir import Graph, Value
+from jobflow.kernels.target import CPU
 from jobflow.ops.activation import relu, tanh
 from jobflow.ops.matmul import matmul
 from jobflow.ops.op import apply
@@ -53,7 +54,7 @@ def again(graph: Graph) -> list[str]:
 
 def arena(graph: Graph) -> int:
     slots, _ = place_variables(graph.variables.values(), 0)
-    return plan_rank(distribute(graph), RankMemory(0, slots)).buffers["arena"]
+    return plan_rank(distribute(graph), RankMemory(0, slots), CPU).buffers["arena"]
 
 
 def test_the_copies_stand_before_their_first_reader() -> None:

@@ -126,8 +126,8 @@ class Recorder:
         )
 
     def _plans(self, plan_rank: Any) -> Any:
-        def watched(physical: Any, memory: Any) -> Any:
-            plan = plan_rank(physical, memory)
+        def watched(physical: Any, memory: Any, target: Any) -> Any:
+            plan = plan_rank(physical, memory, target)
             if plan.job != AT_ONCE:
                 self.of(memory.rank).programs.append((physical, plan))
             return plan

@@ -16,6 +16,7 @@ import jobflow.typing as tp
 from jobflow import strategies as st
 from jobflow.compiler.compile import plan_rank
 from jobflow.engine.session import current_session
+from jobflow.kernels.target import CPU
 from jobflow.plan.footprint import Footprint, footprint
 from jobflow.plan.storage import RankMemory, place_variables
 
@@ -85,7 +86,7 @@ def footprints(strategy: str) -> list[Footprint]:
     plans = []
     for rank in range(4):
         slots, _ = place_variables(compiled.variables.values(), rank)
-        plans.append(footprint(plan_rank(compiled.programs[rank], RankMemory(rank, slots))))
+        plans.append(footprint(plan_rank(compiled.programs[rank], RankMemory(rank, slots), CPU)))
     return plans
 
 

@@ -1,10 +1,10 @@
-"""The memory order of values: batch-innermost around convolutions, pooling, and products with few rows.
+"""The memory order of values where the target prefers one (`Target`): batch-innermost around convolutions, pooling, and products with few rows.
 
 Policy for images: a tensor [n, c, h, w] that a convolution or a pooling op reads or writes, and every tensor of its shape that is joined
 to it by elementwise ops, is stored in the order c, h, w, n.  Then transforms, pooling, bias and activations are vector loops
 over the batch, padding and im2col are copies of contiguous runs, and flattening before a dense layer costs nothing, because
 [n, c h w] in that order is a transposed matrix that a GEMM takes as it is.  Logical types do not change: a kernel sees an array
-[n, c, h, w] with unusual strides.  Below `SMALLEST` samples the vectors are too short to pay.
+[n, c, h, w] with unusual strides.  With few samples the vectors are too short to pay (`Target.batch_innermost`).
 
 Policy for matrices: a matrix whose product says it is made faster column by column (`Op.wants_columns`) is stored so, together
 with all that elementwise ops join to it, if every op that touches any of these takes both orders alike (`Op.any_order`).
@@ -21,24 +21,27 @@ from jobflow.compiler.front.recompute import AGAIN
 from jobflow.compiler.rank.local import Item, Program, Step
 from jobflow.ops.op import Op, ViewOp
 
-#: Fewest samples per rank for which batch-innermost order pays.
-SMALLEST = 8
-
 
 def format_items(program: Program) -> dict[Item, tuple[int, ...]]:
-    """The memory order of every item that is not C-ordered."""
+    """The memory order of every item that is not C-ordered, as the target prefers it."""
+    images = {} if program.target.batch_innermost is None else _batch_innermost(program, program.target.batch_innermost)
+    return images | (dict.fromkeys(_columns_first(program), (1, 0)) if program.target.columns_first else {})
+
+
+def _batch_innermost(program: Program, smallest: int) -> dict[Item, tuple[int, ...]]:
+    """The images that are stored with the batch innermost, of at least so many samples."""
     joined = _Groups(_repeated(program))
     wants: list[Item] = []
     for step in program.steps:
         if not isinstance(step.action, Op) or isinstance(step.action, ViewOp):
             continue
         if step.action.batch_innermost:
-            wants.extend(_batches(step.action, step))
+            wants.extend(item for item in _batches(step.action, step) if _is_image(item, smallest))
         else:
-            joined.join_equal_shapes([item for item in (*step.inputs, *step.outputs) if _is_image(item)])
+            joined.join_equal_shapes([item for item in (*step.inputs, *step.outputs) if _is_image(item, smallest)])
     chosen = {joined.find(item) for item in wants}
-    images = {item: (*range(1, item.type.ndim), 0) for item in _own_items(program) if _is_image(item) and joined.find(item) in chosen}
-    return images | dict.fromkeys(_columns_first(program), (1, 0))
+    images = (item for item in _own_items(program) if _is_image(item, smallest) and joined.find(item) in chosen)
+    return {item: (*range(1, item.type.ndim), 0) for item in images}
 
 
 def _columns_first(program: Program) -> Iterable[Item]:
@@ -70,7 +73,7 @@ def _repeated(program: Program) -> Iterable[list[Item]]:
 def _batches(op: Op, step: Step) -> list[Item]:
     """The operands that carry the batch, letter n of the rule; the others are weights."""
     words = op.rule(*(item.type for item in step.inputs)).spec.replace("->", ",").split(",")
-    return [item for item, word in zip((*step.inputs, *step.outputs), words, strict=True) if word.startswith("n") and _is_image(item)]
+    return [item for item, word in zip((*step.inputs, *step.outputs), words, strict=True) if word.startswith("n")]
 
 
 class _Groups:
@@ -94,8 +97,8 @@ class _Groups:
                 self.parent[a] = b
 
 
-def _is_image(item: Item) -> bool:
-    return item.type.ndim >= 3 and item.type.shape[0] >= SMALLEST
+def _is_image(item: Item, smallest: int) -> bool:
+    return item.type.ndim >= 3 and item.type.shape[0] >= smallest
 
 
 def _own_items(program: Program) -> Iterable[Item]:

@@ -6,6 +6,8 @@
 that from the variable while it is computed; what is added to a product is laid down first, and the product adds itself to it.  What
 one microbatch makes is not put off to another: all it is made of would stay alive.
 
+Both are done where the target says so (`Target.peepholes`).
+
 `join_updates`: elementwise updates of variables that lie end to end become one update of the whole run.  State keeps the
 variables of one group end to end, buckets keep their gradients in the same places, and where there is no bucket (one rank) the
 gradients are asked to lie like the variables they belong to.  So a step of AdamW over fifty variables is one pass over flat
@@ -30,7 +32,7 @@ from jobflow.plan.storage import is_common
 
 def fuse(program: Program) -> Program:
     """Join what can be joined."""
-    return join_updates(absorb_makers(use_triangles(program)))
+    return join_updates(absorb_makers(use_triangles(program)) if program.target.peepholes else program)
 
 
 def use_triangles(program: Program) -> Program:

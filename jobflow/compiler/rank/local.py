@@ -10,6 +10,7 @@ from jobflow.core.errors import NOWHERE, PlanError, SourceLine
 from jobflow.core.layout import Box, Reduction
 from jobflow.core.types import TensorType
 from jobflow.graph.ir import Phase
+from jobflow.kernels.target import CPU, Target
 from jobflow.ops.layout_ops import PackPieces, UnpackPieces
 from jobflow.ops.op import Op, types_tuple
 from jobflow.plan.plan import Announced, Kind, Slot
@@ -163,6 +164,8 @@ class Program:
     known: Known = Known()
     #: parts of variables in common that nobody else writes
     mine: frozenset[Item] = frozenset()
+    #: what it is for
+    target: Target = CPU
 
     def __str__(self) -> str:
         return "\n".join([f"job {self.job}, rank {self.rank}", *(f"  {step}" for step in self.steps)])

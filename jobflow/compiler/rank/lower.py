@@ -18,6 +18,7 @@ from jobflow.compiler.rank.local import Argument, Builder, Collect, Item, Join, 
 from jobflow.core.layout import Box, Layout, Local, Partial, Reduction, Split, whole_box
 from jobflow.core.types import TensorType
 from jobflow.graph.ir import Node, Physical, Value
+from jobflow.kernels.target import CPU, Target
 from jobflow.ops.layout_ops import SliceBox, ToLocal
 from jobflow.ops.parts import PutPart
 from jobflow.ops.rows import Rows
@@ -26,15 +27,16 @@ from jobflow.plan.plan import Announced, end_to_end
 from jobflow.plan.storage import RankMemory, is_common
 
 
-def lower(physical: Physical, memory: RankMemory) -> Program:
+def lower(physical: Physical, memory: RankMemory, target: Target = CPU) -> Program:
     """What the rank does that has this memory."""
-    return _Lowering(physical, memory).run()
+    return _Lowering(physical, memory, target).run()
 
 
 @dataclass
 class _Lowering:
     physical: Physical
     memory: RankMemory
+    target: Target
     items: dict[Value, Item] = field(default_factory=dict)
     arguments: list[Argument] = field(default_factory=list)
     reads: dict[str, Item] = field(default_factory=dict)
@@ -75,6 +77,7 @@ class _Lowering:
             results,
             self.summed,
             known=Known(alike(self.physical), self.readers.rereads(common), frozenset(self.for_updates), frozenset(late)),
+            target=self.target,
         )
 
     def _gives(self, value: Value) -> bool:

@@ -166,7 +166,7 @@ class _Planning:
         size = 0
         for count, root in enumerate(roots):
             first, last = lives[root]
-            need = aligned(max(root.type.nbytes, 1))
+            need = aligned(max(root.type.nbytes, 1), self.ordered.program.target.alignment)
             offset = 0
             starts, stops, begins, ends = placed[:, :count]
             at_once = (begins <= last) & (first <= ends)

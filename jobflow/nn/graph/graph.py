@@ -142,15 +142,15 @@ class Graph:
         with scope.lock():
             bound = self._bound
             tensors = [x for _, x in self._leaves(args, options)] if bound is None else bound.tensors(given)
-            shapes = tuple([x.type.shape for x in tensors])
-            if bound is None or shapes != bound.shapes:
-                bound = self._bounds.pop(shapes, None) or self._compiled(args, options, given)
-                self._keep(shapes, bound)
+            key = current_session().settings.kernels, tuple([x.type.shape for x in tensors])
+            if bound is None or key != bound.key:
+                bound = self._bounds.pop(key, None) or self._compiled(args, options, given)
+                self._keep(key, bound)
             return bound(tensors)
 
-    def _keep(self, shapes: tuple[Any, ...], bound: Bound) -> None:
+    def _keep(self, key: tuple[Any, ...], bound: Bound) -> None:
         """Have a program at hand; of too many, those used longest ago are dropped."""
-        self._bounds[shapes] = bound
+        self._bounds[key] = bound
         self._bound = bound
         most = current_session().settings.compiled_shapes
         while len(self._bounds) > most:

@@ -27,6 +27,7 @@ from jobflow.engine.session import current_session
 from jobflow.graph.graph_text import bare, first_difference, physical_text
 from jobflow.graph.ir import Graph, Node, Value, Variable
 from jobflow.graph.rewrite import Rewriter
+from jobflow.kernels.target import target_of
 from jobflow.nn.graph.building import Draw
 from jobflow.nn.graph.graph_optimizers import Rate
 from jobflow.nn.parameter import Parameter
@@ -132,11 +133,13 @@ class Bound:
         self.here = here
         self.built = built
         self.memory = memory
+        #: by which its graph keeps it
+        self.key = current_session().settings.kernels, tuple(meta.type.shape for meta in built.inputs)
         self.numbering = Numbering(built.graph)
         self._check_memory()
         self.physical = distribute(self.numbering.graph(built.graph))
         self.lines = physical_text(self.physical).splitlines()
-        self.digest = crc32("\n".join(map(bare, self.lines)).encode())
+        self.digest = crc32("\n".join([self.key[0], *map(bare, self.lines)]).encode())
         given = [x for _, x in leaves(built.given, "an output")]
         self.outputs = [self._given(value, x) for value, x in zip(self.physical.graph.outputs, given, strict=True)]
         self.executor: Executor | None = None
@@ -153,7 +156,6 @@ class Bound:
             self._bind(loaded)
         else:
             self._follow()
-        self.shapes = tuple(meta.type.shape for meta in built.inputs)
         self.constant = {draw.key: draw.array for draw in built.draws} | {rate.key: rate.array for rate in built.rates}
 
     def _meta(self, value: Value) -> Meta:
@@ -187,7 +189,8 @@ class Bound:
         self._compare(comm)
         rank = self.memory.rank = self.memory.rank or Rank(index, len(ranks), here.device, comm)
         fresh = self._adopt(state_of(rank), comm)
-        ready = Loaded(self.physical, StorageChoice(share=current_session().settings.share_variables, copies=True, in_place=True)).bind(rank)
+        storage = StorageChoice(share=current_session().settings.share_variables, copies=True, in_place=True)
+        ready = Loaded(self.physical, storage, target_of(rank.device.tag, self.key[0])).bind(rank)
         self._fill(state_of(rank), fresh, loaded)
         self.executor = ready.executor
         self.comm = comm if ready.plan.schedule or ready.executor.depart is not None else None
@@ -206,7 +209,7 @@ class Bound:
         """DivergedError, with the first step in which they differ, unless all ranks have built the same."""
         if len(set(comm.exchange(self.digest))) == 1:
             return
-        programs = comm.exchange(self.lines)
+        programs = comm.exchange([f"kernels: {self.key[0]}", *self.lines])
         first = programs[0]
         rank, other = next((i, lines) for i, lines in enumerate(programs) if list(map(bare, lines)) != list(map(bare, first)))
         a, b = first_difference(first, other)

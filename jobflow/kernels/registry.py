@@ -1,0 +1,136 @@
+"""Who computes an operation on a target: implementations by type of operation, kind of device and tier, and why others do not.
+
+    register(MatMul, "cpu", "numpy", BlasProduct())
+    choose(op, target, inputs, outputs).implementation.bind(op, device, inputs, outputs)
+
+An implementation says in one sentence with values why it does not take an operation and its arrays, or prepares the calls that compute
+it.  The tiers of the target are asked one after another, the highest rank first.  In the last of them every operation has its kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol, cast
+
+import numpy as np
+
+from jobflow.core.errors import PlanError
+from jobflow.core.types import Array, TensorType
+from jobflow.kernels.target import Kind, Target, Tier
+from jobflow.ops import half
+from jobflow.ops.op import Binder, Call, Op
+
+KINDS: tuple[Kind, ...] = ("cpu", "cuda")
+#: the modules that register the implementations of a tier; imported when a plan of that tier is bound
+MODULES: dict[Tier, tuple[str, ...]] = {"reference": (), "numpy": (), "llvm": ()}
+
+
+class Implementation(Protocol):
+    """A way to compute operations of one type."""
+
+    #: as it is called in listings
+    @property
+    def name(self) -> str: ...
+
+    def refuses(self, op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
+        """Why it does not compute this; None if it does.  Types, shapes and strides are looked at, never elements."""
+        ...
+
+    def bind(self, op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        """The calls that compute it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Who computes an operation, and why each better implementation does not: its name and a sentence."""
+
+    implementation: Implementation
+    refused: tuple[tuple[str, str], ...] = ()
+
+
+_rows: dict[tuple[type[Op], Kind, Tier], dict[int, Implementation]] = {}
+_found: dict[tuple[type[Op], Target], tuple[Implementation, ...]] = {}
+
+
+def register(op: type[Op], kind: Kind, tier: Tier, implementation: Implementation, rank: int = 0) -> None:
+    """Have `implementation` compute operations of this type, and of those derived from it, on this kind of device; higher ranks are asked first."""
+    ranked = _rows.setdefault((op, kind, tier), {})
+    if rank in ranked and ranked[rank] is not implementation:
+        raise PlanError(f"{implementation.name} and {ranked[rank].name} are both registered for {op.__name__} on {kind}, {tier}, with rank {rank}")
+    ranked[rank] = implementation
+    _found.clear()
+
+
+def candidates(op: type[Op], target: Target) -> tuple[Implementation, ...]:
+    """Who may compute operations of this type, the best first."""
+    found = _found.get((op, target))
+    if found is None:
+        found = _found[op, target] = tuple(_candidates(op, target))
+    return found
+
+
+def _candidates(op: type[Op], target: Target) -> Iterator[Implementation]:
+    for tier in target.tiers:
+        for module in MODULES[tier]:
+            import_module(module)
+        found = [
+            (rank, -nearness, implementation)
+            for nearness, base in enumerate(op.__mro__)
+            for rank, implementation in _rows.get((cast(type[Op], base), target.kind, tier), {}).items()
+        ]
+        yield from (implementation for *_, implementation in sorted(found, key=lambda row: row[:2], reverse=True))
+
+
+def choose(op: Op, target: Target, inputs: Sequence[Array], outputs: Sequence[Array]) -> Choice:
+    """The best implementation that takes the operation with these arrays."""
+    refused: list[tuple[str, str]] = []
+    for implementation in candidates(type(op), target):
+        why = implementation.refuses(op, inputs, outputs)
+        if why is None:
+            return Choice(implementation, tuple(refused))
+        refused.append((implementation.name, why))
+    raise PlanError(f"{op.word()} has no implementation on {target}: {'; '.join(f'{name}: {why}' for name, why in refused) or 'none is registered'}")
+
+
+def bind(op: Op, target: Target, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    """The calls of the best implementation."""
+    return choose(op, target, inputs, outputs).implementation.bind(op, device, inputs, outputs)
+
+
+def shaped(type: TensorType, strides: Sequence[int]) -> Array:
+    """An array of this type and these strides whose elements must not be touched, to ask implementations with before there is memory."""
+    return np.lib.stride_tricks.as_strided(np.zeros(1, type.dtype.numpy), type.shape, strides, writeable=False)
+
+
+@dataclass(frozen=True)
+class PreparedCalls:
+    """What `Op.bind` prepares: array operations and BLAS."""
+
+    name: str = "numpy"
+
+    def refuses(self, op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
+        return None
+
+    def bind(self, op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        return half.bind(op, device, inputs, outputs)
+
+
+@dataclass(frozen=True)
+class PlainKernel:
+    """`Op.kernel` as it stands."""
+
+    name: str = "reference"
+
+    def refuses(self, op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
+        return None
+
+    def bind(self, op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        return half.bind(op, device, inputs, outputs, plain=True)
+
+
+for _kind in KINDS:
+    register(Op, _kind, "numpy", PreparedCalls(), -100)
+    register(Op, _kind, "reference", PlainKernel(), -100)

@@ -1,0 +1,68 @@
+"""What the rank half of the compiler must know of the device that a plan is for, and how its operations are to be computed there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, TypeAlias
+
+Kind: TypeAlias = Literal["cpu", "cuda"]
+#: who computes: each operation's plain kernel; array operations and BLAS, prepared once; loops that are compiled for regions
+Tier: TypeAlias = Literal["reference", "numpy", "llvm"]
+#: what `flow.config.kernels` takes; "auto" will be the fastest that is installed
+SETTINGS: dict[str, Tier] = {"auto": "numpy", "reference": "reference", "numpy": "numpy", "llvm": "llvm"}
+#: the tiers that may compute an operation in a plan of each tier, the best first
+TIERS: dict[Tier, tuple[Tier, ...]] = {"reference": ("reference",), "numpy": ("numpy", "reference"), "llvm": ("llvm", "numpy", "reference")}
+
+
+@dataclass(frozen=True)
+class FusionLimits:
+    """How much one region may hold: more members, inputs or outputs than this spill registers or streams of memory."""
+
+    members: int = 64
+    inputs: int = 16
+    outputs: int = 8
+
+
+@dataclass(frozen=True)
+class Target:
+    """A kind of device and the tier of kernels on it.  Plans for different targets differ, so what is compiled is kept by target.
+
+    alignment        bytes; where every tensor in the arena begins
+    batch_innermost  the fewest samples for which images around convolutions are stored with the batch innermost; None: never
+    columns_first    whether matrices are stored column by column where their product is made faster so
+    peepholes        whether operations take in the makers of their inputs, and skip zeros above diagonals, as BLAS on a CPU allows
+    fusion           what a region of operations may hold; None where operations stay apart
+    """
+
+    kind: Kind = "cpu"
+    tier: Tier = "numpy"
+    alignment: int = 64
+    batch_innermost: int | None = None
+    columns_first: bool = False
+    peepholes: bool = False
+    fusion: FusionLimits | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind}, {self.tier}"
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """The tiers that may compute an operation here, the best first."""
+        return TIERS[self.tier]
+
+
+@lru_cache
+def target_of(tag: str, setting: str = "auto") -> Target:
+    """The target of a device "cpu" or "gpu" under a setting of `flow.config.kernels`."""
+    tier = SETTINGS[setting]
+    if tag == "gpu":  # compiled loops are for CPUs
+        return Target("cuda", "numpy" if tier == "llvm" else tier, alignment=256)
+    if tier == "reference":
+        return Target("cpu", tier)
+    fusion = FusionLimits() if tier == "llvm" else None
+    return Target("cpu", tier, batch_innermost=8, columns_first=True, peepholes=True, fusion=fusion)
+
+
+#: the target where nothing else is said
+CPU = target_of("cpu")
