@@ -7,10 +7,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Slot
-from jobflow.runtime.comm.communicator import Communicator
-from jobflow.runtime.device.device import Device
-from jobflow.runtime.executor import Executor, Through
-from jobflow.runtime.variable_buffers import State
+from jobflow.runtime.executor import Executor
 
 Marks = dict[str, Any]  # buffer -> one bool per byte
 
@@ -55,8 +52,8 @@ def deaths(plan: Plan) -> list[Marks]:
 class SpoilingExecutor(Executor):
     """Fills memory with ones, which are NaNs and huge numbers, after its last reader."""
 
-    def __init__(self, plan: Plan, device: Device, comm: Communicator, state: State, through: Through | None = None) -> None:
-        super().__init__(plan, device, comm, state, through)
+    def __init__(self, plan: Plan, *given: Any) -> None:
+        super().__init__(plan, *given)
         dead = {id(i): marks for i, marks in zip(plan.instructions, deaths(plan), strict=True)}
         origin, calls = self.origin, [*self.body, *self.epilogue]
         mixed, spoiled = [], []
