@@ -44,7 +44,7 @@ class Implementation(Protocol):
 
 
 @dataclass(frozen=True)
-class Choice:
+class Chosen:
     """Who computes an operation, and why each better implementation does not: its name and a sentence."""
 
     implementation: Implementation
@@ -84,13 +84,13 @@ def _candidates(op: type[Op], target: Target) -> Iterator[Implementation]:
         yield from (implementation for *_, implementation in sorted(found, key=lambda row: row[:2], reverse=True))
 
 
-def choose(op: Op, target: Target, inputs: Sequence[Array], outputs: Sequence[Array]) -> Choice:
+def choose(op: Op, target: Target, inputs: Sequence[Array], outputs: Sequence[Array]) -> Chosen:
     """The best implementation that takes the operation with these arrays."""
     refused: list[tuple[str, str]] = []
     for implementation in candidates(type(op), target):
         why = implementation.refuses(op, inputs, outputs)
         if why is None:
-            return Choice(implementation, tuple(refused))
+            return Chosen(implementation, tuple(refused))
         refused.append((implementation.name, why))
     raise PlanError(f"{op.word()} has no implementation on {target}: {'; '.join(f'{name}: {why}' for name, why in refused) or 'none is registered'}")
 
