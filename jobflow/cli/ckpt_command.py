@@ -95,7 +95,6 @@ ACTIONS: dict[str, tuple[str, str, tuple[Argument, ...]]] = {
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
-    """Give the parser a subcommand for each thing to do."""
     parser.description, parser.epilog = DESCRIPTION, EXAMPLES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(dest="action", required=True, metavar="|".join(ACTIONS))
@@ -106,7 +105,6 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Do what the subcommand says; the exit code."""
     from jobflow.cli import checkpoints
     from jobflow.core.errors import CheckpointError
 

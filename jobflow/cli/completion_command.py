@@ -19,13 +19,11 @@ FILES, FOLDERS = {"FILE", "PATH", "script", "job", "config", "checkpoint", "firs
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
-    """Give the parser the command's options."""
     parser.description, parser.epilog = "Print a script by which a shell completes the words of `jobflow`.", EXAMPLES
     parser.add_argument("shell", choices=SHELLS, help="which shell")
 
 
 def run(given: argparse.Namespace) -> int:
-    """Print the script."""
     from jobflow.cli import parser, parsers
     from jobflow.cli.command_table import COMMANDS
 

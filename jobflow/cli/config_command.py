@@ -16,7 +16,6 @@ examples:
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
-    """Give the parser the command's options."""
     parser.description, parser.epilog = "Show, check and describe configurations; nothing runs.", EXAMPLES
     what = parser.add_subparsers(dest="what", required=True, metavar="what")
     show = what.add_parser("show", help="print a configuration as it is after all files and settings, with the origin of every value")
@@ -30,7 +29,6 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Print what was asked for."""
     if given.what == "schema":
         from jobflow.trainer.config.showing import schema
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
 from jobflow.cli.health.finding import NOTE, PROBLEM, Finding
@@ -23,19 +24,16 @@ examples:
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
-    """Give the parser the command's options."""
     parser.description, parser.epilog = DESCRIPTION, EXAMPLES
     parser.add_argument("--json", action="store_true", help='print {"healthy", "findings": [{"name", "status", "text", "fix", "command"}]}')
 
 
 def run(given: argparse.Namespace) -> int:
     """Print what is found as it is found; 1 if there is a problem."""
-    from jobflow.cli.health.checks import CHECKS
-
     if (started := launched()) is not None:
         raise ConfigError(f"jobflow doctor starts ranks of its own; run it without {started.launcher}")
     found: list[Finding] = []
-    for check in CHECKS:
+    for check in checks():
         for finding in check():
             found.append(finding)
             if not given.json:
@@ -46,6 +44,14 @@ def run(given: argparse.Namespace) -> int:
     else:
         print(f"\n{_count(problems, 'problem')}, {_count(notes, 'note')}")
     return 1 if problems else 0
+
+
+def checks() -> tuple[Callable[[], Iterator[Finding]], ...]:
+    """All of them, in their order."""
+    from jobflow.cli.health import gpu, libraries, machine, ranks
+
+    first = (machine.python, libraries.numpy, machine.job, machine.cores, machine.memory, ranks.mpi, machine.shared_memory)
+    return (*first, gpu.gpu, machine.disk, libraries.packages)
 
 
 def _count(number: int, what: str) -> str:

@@ -16,7 +16,6 @@ examples:
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
-    """The options."""
     parser.description, parser.epilog = "Measure a checkpoint on the data of its configuration.", EXAMPLES
     add_configuration(parser, trained=True)
     parser.add_argument("--on", choices=("train", "validation", "test"), help="which samples (default: data.test, else data.validation)")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jobflow.cli.shared_options import add_job
 from jobflow.core.errors import ConfigError
-from jobflow.tools.stages import STAGES
+from jobflow.tools import STAGES
 
 EXAMPLES = """\
 examples:
@@ -17,7 +17,6 @@ examples:
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
-    """Give the parser the command's options."""
     parser.description, parser.epilog = "Print every stage of a job; nothing runs.", EXAMPLES
     add_job(parser, 1, "lay the job out over N devices")
     parser.add_argument("--rank", type=int, default=0, metavar="R", help="whose plan to print (default 0)")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import linecache
 import traceback
-from collections.abc import Iterator
-from types import FrameType, TracebackType
+from itertools import dropwhile
+from types import TracebackType
 
 from jobflow.core.errors import is_ours, is_users
 
@@ -29,17 +28,5 @@ def of_cause(error: BaseException) -> str:
 
 def lines(trace: TracebackType | None) -> list[str]:
     """The frames from the first of the user's on, without jobflow's."""
-    found = [(frame, line) for frame, line in _frames(trace) if not is_ours(frame)]
-    first = next((i for i, (frame, _) in enumerate(found) if is_users(frame)), len(found))
-    return [_text(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in found[first:]]
-
-
-def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
-    while trace is not None:
-        yield trace.tb_frame, trace.tb_lineno
-        trace = trace.tb_next
-
-
-def _text(file: str, line: int, name: str) -> str:
-    source = linecache.getline(file, line).strip()
-    return f'  File "{file}", line {line}, in {name}\n' + (f"    {source}\n" if source else "")
+    theirs = [(frame, line) for frame, line in traceback.walk_tb(trace) if not is_ours(frame)]
+    return traceback.StackSummary.extract(dropwhile(lambda one: not is_users(one[0]), theirs)).format()

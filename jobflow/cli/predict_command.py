@@ -23,7 +23,6 @@ A file of input has the fields of the training samples but for the labels.  A ta
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
-    """The options."""
     parser.description, parser.epilog = "Run a checkpoint's predict job on files, or let a model of text write.", EXAMPLES
     add_configuration(parser, trained=True)
     parser.add_argument("--input", metavar="FILE", help="samples: a file or folder, or train, validation or test; of models of text: a prompt")

@@ -33,7 +33,6 @@ examples:
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
-    """Give the parser the command's options."""
     parser.description, parser.epilog = DESCRIPTION, EXAMPLES
     many = parser.add_mutually_exclusive_group()
     many.add_argument("--devices", type=at_least_one, metavar="N", help="devices of one process")

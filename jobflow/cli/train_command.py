@@ -29,7 +29,6 @@ end of a Slurm or PBS allocation do, too."""
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
-    """The options."""
     parser.description = "Train what a YAML file describes; if it was trained before, go on."
     parser.epilog = EXAMPLES
     add_configuration(parser)

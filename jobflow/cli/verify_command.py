@@ -16,7 +16,6 @@ examples:
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
-    """Give the parser the command's options."""
     parser.description, parser.epilog = DESCRIPTION, EXAMPLES
     add_job(parser, 2, "how many devices")
     parser.add_argument("--steps", type=at_least_one, default=2, metavar="K", help="how many steps (default 2)")

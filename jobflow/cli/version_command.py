@@ -19,13 +19,11 @@ examples:
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
-    """Give the parser the command's options."""
     parser.description, parser.epilog = "Print the versions of jobflow, Python, NumPy and its BLAS, MPI and CuPy.", EXAMPLES
     parser.add_argument("--json", action="store_true", help="print them as JSON; what is not installed is null")
 
 
 def run(given: argparse.Namespace) -> int:
-    """Print them."""
     found = versions()
     if given.json:
         print(json.dumps(found, indent=2))

@@ -30,8 +30,8 @@ from jobflow.plan.plan import Plan
 from jobflow.plan.plan_text import plan_text
 from jobflow.plan.traffic import planned
 from jobflow.strategies import named
+from jobflow.tools import STAGES
 from jobflow.tools.picture import graph_page
-from jobflow.tools.stages import STAGES
 
 
 def load_job(target: str) -> Job:

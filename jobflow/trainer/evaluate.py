@@ -15,7 +15,7 @@ from jobflow.data.batches import Batches
 from jobflow.data.samples import Samples, Stream
 from jobflow.engine.job import Job
 from jobflow.trainer.config import Loaded
-from jobflow.trainer.jobs import Jobs, Means, Prepared, open_place, prepared
+from jobflow.trainer.jobs import Jobs, Means, open_place, prepared
 from jobflow.trainer.network import line_of
 from jobflow.trainer.resume import chosen, series_of, together
 from jobflow.trainer.watching import EvaluationReport
@@ -43,20 +43,20 @@ def evaluate(loaded: Loaded, checkpoint: str | Path | None = None, place: str | 
     wanted = place or next((p for p in ("test", "validation") if getattr(loaded.config.data, p) is not None), "test")
     if getattr(loaded.config.data, wanted) is None:
         raise ConfigError(f"data.{wanted}: the configuration has no such samples")
-    with trained(loaded, checkpoint) as (run, path, extra):
-        samples = open_place(run.config, wanted, extra.get("facts", {}))
-        run.take(wanted, samples)
-        restore(run, path, run.jobs.evaluation(rows_of(samples, run.config.data.evaluation_batch_size)))
-        return measure(run.jobs, batches_of(run.jobs, samples), wanted, int(extra.get("step", 0)), int(extra.get("position", {}).get("epoch", 0)))
+    with trained(loaded, checkpoint) as (jobs, path, extra):
+        samples = open_place(jobs.config, wanted, extra.get("facts", {}))
+        jobs.take(samples)
+        restore(jobs, path, jobs.evaluation(rows_of(samples, jobs.config.data.evaluation_batch_size)))
+        return measure(jobs, batches_of(jobs, samples), wanted, int(extra.get("step", 0)), int(extra.get("position", {}).get("epoch", 0)))
 
 
 def rows_of(samples: Samples | Stream, batch_size: int) -> int:
-    """How long the first batch is."""
+    """How long a whole batch is."""
     return min(batch_size, len(samples)) if isinstance(samples, Samples) else batch_size
 
 
 @contextmanager
-def trained(loaded: Loaded, checkpoint: str | Path | None) -> Iterator[tuple[Prepared, AnyPath, Mapping[str, Any]]]:
+def trained(loaded: Loaded, checkpoint: str | Path | None) -> Iterator[tuple[Jobs, AnyPath, Mapping[str, Any]]]:
     """The jobs of a configuration; the checkpoint that is meant, the newest good one unless named, and what it says beside the variables.
 
     CheckpointError if there is none.
@@ -66,14 +66,14 @@ def trained(loaded: Loaded, checkpoint: str | Path | None) -> Iterator[tuple[Pre
         path = chosen(series_of(loaded.config), "auto" if checkpoint is None else str(checkpoint))
         return None if path is None else (path, dict(store.load(path).extra))
 
-    with at_line(line_of(loaded, "")), prepared(loaded, only=()) as run:
-        found = together(run.session, look)
+    with at_line(line_of(loaded, "")), prepared(loaded, only=()) as jobs:
+        found = together(jobs.session, look)
         if found is None:
-            raise CheckpointError(f"there is no checkpoint in {run.config.checkpoint.directory}; train first, or name one with --checkpoint")
-        yield run, *found
+            raise CheckpointError(f"there is no checkpoint in {loaded.config.checkpoint.directory}; train first, or name one with --checkpoint")
+        yield jobs, *found
 
 
-def restore(run: Prepared, path: AnyPath, job: Job) -> None:
+def restore(jobs: Jobs, path: AnyPath, job: Job) -> None:
     """Give the variables of a job the values that a checkpoint has."""
-    run.session.compiled(job, job.declared_shapes(run.session))
-    sessions.load(run.session, path, strict="variables", what="--checkpoint")
+    jobs.session.compiled(job, job.declared_shapes(jobs.session))
+    sessions.load(jobs.session, path, strict="variables", what="--checkpoint")

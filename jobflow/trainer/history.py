@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -17,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from jobflow.core.remote import AnyPath
-from jobflow.core.untrusted import open_regular
+from jobflow.trainer.metrics import recorded
 from jobflow.trainer.outcome import Outcome
 from jobflow.trainer.units import is_share
 from jobflow.trainer.watching import EvaluationReport, RunInfo, StepReport, Watcher
@@ -133,17 +130,10 @@ class History(Watcher):
 
         Lines cut short by a kill are passed over.
         """
-        if not path.is_file():
-            return False
-        with open_regular(path) as file:
-            text = file.read().decode(errors="replace")
-        found = False
-        for record in map(_record, text.splitlines()) if path.suffix == ".jsonl" else map(_row, csv.DictReader(text.splitlines())):
-            step = record.get("step", 0)
-            if isinstance(step, int) and 0 < step <= before:
-                found = True
-                self._add(step, {_WRITTEN.get(key, key.removeprefix(f"{TRAIN}/")): record[key] for key in record if key not in _OTHER})
-        return found
+        found = [record for record in recorded(path) if 0 < record.get("step", 0) <= before]
+        for record in found:
+            self._add(record["step"], {_WRITTEN.get(key, key.removeprefix(f"{TRAIN}/")): record[key] for key in record if key not in _OTHER})
+        return bool(found)
 
     def pictures(self) -> Iterator[tuple[str, list[Curve]]]:
         """What is drawn together: a metric of training beside the same metric of validation, the loss first; learning rate and speed last."""
@@ -161,24 +151,6 @@ class History(Watcher):
     def elapsed(self) -> float:
         """Seconds from the beginning to the last event."""
         return 0.0 if self.began is None or self.latest is None else self.latest - self.began
-
-
-def _record(text: str) -> dict[str, Any]:
-    """The numbers of a line."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return {key: value for key, value in found.items() if isinstance(value, int | float)} if isinstance(found, dict) else {}
-
-
-def _row(texts: Mapping[str, str]) -> dict[str, Any]:
-    """The numbers of a row of a table."""
-    found: dict[str, Any] = {}
-    for name, text in texts.items():
-        with suppress(ValueError, TypeError):
-            found[name] = int(text) if name == "step" else float(text)
-    return found
 
 
 def smoothed(values: Numbers, window: int) -> Numbers:

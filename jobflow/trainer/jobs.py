@@ -14,14 +14,13 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 import jobflow.core.scope as scope
 from jobflow.compiler.front.dynamic_loss_scale import NOT_FINITE
-from jobflow.core.errors import ConfigError, SourceLine, at_line, counted, did_you_mean
+from jobflow.core.errors import ConfigError, at_line, counted, did_you_mean
 from jobflow.core.layout import cut
 from jobflow.core.types import Array, DType, TensorType, bfloat16, float16, float32
 from jobflow.data.batch import per_device
@@ -58,11 +57,6 @@ COUNTER = f"{NOT_FINITE}-{TRAIN}"
 Fields = Mapping[str, TensorType]
 
 
-def fields_of(samples: Samples | Stream) -> dict[str, TensorType]:
-    """What a reader's samples consist of."""
-    return {name: TensorType(tuple(one.shape), one.dtype) for name, one in samples.fields.items()}
-
-
 def strategy_of(config: TrainConfig) -> Strategy:
     """How jobs are parallel in the consistent view."""
     wish = config.strategy
@@ -71,19 +65,30 @@ def strategy_of(config: TrainConfig) -> Strategy:
 
 @dataclass
 class Jobs:
-    """The jobs of a configuration for samples of these fields."""
+    """The jobs of a configuration in a session of its own, for samples of some fields; nothing runs before a job is called."""
 
-    config: TrainConfig
+    loaded: Loaded
     session: Session
     network: Network
-    fields: Fields
-    #: steps of the whole training, which schedules of the learning rate may refer to
+    #: the opened readers by their place in the configuration: train, validation, test
+    samples: dict[str, Samples | Stream]
+    #: those of the whole training, which schedules of the learning rate may refer to; of streams nobody knows how many there are in an epoch,
+    #: which is 0 then
     steps: int
-    #: by key of the configuration, where it is written
-    line: Callable[[str], SourceLine]
+    steps_per_epoch: int
+    fields: Fields = field(default_factory=dict)
     #: names of what the model measures, once a job has been traced
     metrics: tuple[str, ...] = ()
     _made: dict[tuple[str, int, tuple[str, ...]], Job] = field(default_factory=dict)
+
+    @property
+    def config(self) -> TrainConfig:
+        return self.loaded.config
+
+    def take(self, samples: Samples | Stream) -> None:
+        """Make jobs for samples like these."""
+        self.fields = {name: TensorType(tuple(one.shape), one.dtype) for name, one in samples.fields.items()}
+        self.network = layered(self.network, self.fields)
 
     @property
     def ranks(self) -> int:
@@ -141,23 +146,33 @@ class Jobs:
             count = least - 1  # parts of one row each cannot be told from a mean where ranks differ in length
         return max(1, min(count, least))
 
-    def check_lengths(self, whole: int, train: Sequence[int], evaluation: Sequence[int]) -> None:
-        """ConfigError if the model, which can be made for `whole` batches, cannot be made for one of the other lengths that come."""
-        types = self.network.taken(self.fields)
-        for kind, lengths, word in ((TRAIN, train, "training"), (EVALUATION, evaluation, "an evaluation")):
-            for rows in dict.fromkeys(rows for rows in lengths if rows != whole):
-                job = self._declared(kind, rows, types)
-                named = zip(job.signature.placeholders(), job.declared_shapes(self.session), strict=True)
-                try:
-                    job.trace(
-                        self.session, job.placement(self.session), [shape[0] if declared.per_device else shape for (_, declared), shape in named]
-                    )
-                except Exception as error:
-                    raise ConfigError(
-                        f"{self.network.where}: {self.network.what} works for batches of {counted(whole, 'sample')}, but not for one of "
-                        f"{rows:,}, which comes in {word}: a number of samples seems to be written in it. "
-                        f"Use the length of its arguments, such as x.shape[0]. The error: {error}"
-                    ) from error
+    def check_lengths(self) -> None:
+        """ConfigError if the model cannot be made for every length of batch that training and its evaluations have."""
+        data, types = self.config.data, self.network.taken(self.fields)
+        train = lengths(self.samples["train"], data.batch_size, data.drop_last)
+        evaluation = lengths(self.samples.get("validation"), data.evaluation_batch_size, False)
+        come = [(TRAIN, rows, "training") for rows in train] + [(EVALUATION, rows, "an evaluation") for rows in evaluation]
+        for kind, rows, word in (one for one in come if train and one[1] != train[0]):
+            job = self._declared(kind, rows, types)
+            named = zip(job.signature.placeholders(), job.declared_shapes(self.session), strict=True)
+            shapes = [shape[0] if declared.per_device else shape for (_, declared), shape in named]
+            try:
+                job.trace(self.session, job.placement(self.session), shapes)
+            except Exception as error:
+                raise ConfigError(
+                    f"{self.network.where}: {self.network.what} works for batches of {counted(train[0], 'sample')}, but not for one of "
+                    f"{rows:,}, which comes in {word}: a number of samples seems to be written in it. "
+                    f"Use the length of its arguments, such as x.shape[0]. The error: {error}"
+                ) from error
+
+    def check_metrics(self) -> None:
+        """ConfigError, with its line, if a metric is waited for that the model, which has been traced, does not give."""
+        known, early = [f"validation/{name}" for name in self.metrics], self.config.evaluation.early_stopping
+        waited = {"evaluation.early_stopping.metric": early.metric if early else None, "checkpoint.best_metric": self.config.checkpoint.best_metric}
+        for key, metric in waited.items():
+            if metric is not None and metric not in known:
+                told = f'{self.loaded.origin(key)}: {key}: the model does not give "{metric}"{did_you_mean(metric, known) or "."}'
+                raise ConfigError(f"{told} There are {', '.join(known)}")
 
     # ---------------------------------------------------------------- making
 
@@ -172,7 +187,7 @@ class Jobs:
         body = {TRAIN: self._train, EVALUATION: self._measured, PREDICTION: self._predicted}[name]
 
         def function(*values: Any) -> Any:
-            with at_line(self.line("model")):
+            with at_line(line_of(self.loaded, "model")):
                 return body(dict(zip(types, values, strict=True)))
 
         own = self.mirrored(rows)
@@ -196,7 +211,7 @@ class Jobs:
 
     def _train(self, batch: dict[str, Any]) -> dict[str, Any]:
         outputs = self._outputs(batch)
-        with at_line(self.line("optimizer")):
+        with at_line(line_of(self.loaded, "optimizer")):
             optimizer: Minimizer = optimizer_from(self.config, self.steps)
             optimizer.minimize(_weighed(outputs["loss"], next(iter(batch.values()))))
         body: JobBody = scope.current().interpreter  # type: ignore[assignment]
@@ -275,28 +290,8 @@ def summed(array: Array, rows: int, pieces: Sequence[int]) -> float:
 # -------------------------------------------------------------------- where jobs live
 
 
-@dataclass
-class Prepared:
-    """A session of its own for a configuration, with its jobs; nothing runs before a job is called."""
-
-    config: TrainConfig
-    session: Session
-    jobs: Jobs
-    #: the opened readers by their place in the configuration: train, validation, test
-    samples: dict[str, Samples | Stream]
-    #: those of the whole training; of streams nobody knows how many there are in an epoch, which is 0 then
-    steps: int
-    steps_per_epoch: int
-
-    def take(self, place: str, samples: Samples | Stream) -> None:
-        """Make jobs for these samples, which were not opened with the others."""
-        self.samples[place] = samples
-        self.jobs.fields = fields_of(samples)
-        self.jobs.network = layered(self.jobs.network, self.jobs.fields)
-
-
 @contextmanager
-def prepared(loaded: Loaded, *, only: Sequence[str] = ("train", "validation", "test")) -> Iterator[Prepared]:
+def prepared(loaded: Loaded, *, only: Sequence[str] = ("train", "validation", "test")) -> Iterator[Jobs]:
     """The jobs of a configuration in a session of their own, which ends with the block.
 
     Under mpiexec every rank is a client.  `only`: which of the readers are opened.
@@ -313,15 +308,17 @@ def prepared(loaded: Loaded, *, only: Sequence[str] = ("train", "validation", "t
             session.close()
 
 
-def _opened(loaded: Loaded, session: Session, only: Sequence[str]) -> Prepared:
-    config = loaded.config
-    samples = open_readers(config, only)
-    first = next(iter(samples.values()), None)
-    fields = {} if first is None else fields_of(first)
-    per_epoch = epoch_length(config, samples.get("train"))
-    steps = config.training.steps or (config.training.epochs or 0) * per_epoch
-    jobs = Jobs(config, session, layered(network_of(loaded), fields), fields, steps, partial(line_of, loaded))
-    return Prepared(config, session, jobs, samples, steps, per_epoch)
+def _opened(loaded: Loaded, session: Session, only: Sequence[str]) -> Jobs:
+    samples: dict[str, Samples | Stream] = {}
+    for place in only:
+        if getattr(loaded.config.data, place) is not None:
+            samples[place] = open_place(loaded.config, place, samples["train"].facts if "train" in samples else {})
+    per_epoch = epoch_length(loaded.config, samples.get("train"))
+    steps = loaded.config.training.steps or (loaded.config.training.epochs or 0) * per_epoch
+    jobs = Jobs(loaded, session, network_of(loaded), samples, steps, per_epoch)
+    for found in [*samples.values()][:1]:
+        jobs.take(found)
+    return jobs
 
 
 def lengths(samples: Samples | Stream | None, size: int, drop_last: bool) -> list[int]:
@@ -330,27 +327,6 @@ def lengths(samples: Samples | Stream | None, size: int, drop_last: bool) -> lis
         return [] if samples is None else [size]
     whole, rest = divmod(len(samples), size)
     return ([size] if whole else []) + ([rest] if rest and not (drop_last and whole) else [])
-
-
-def check_metrics(run: Prepared, loaded: Loaded) -> None:
-    """ConfigError, with its line, if a metric is waited for that the model, which has been traced, does not give."""
-    known, config = [f"validation/{name}" for name in run.jobs.metrics], run.config
-    early = config.evaluation.early_stopping
-    for key, metric in (
-        ("evaluation.early_stopping.metric", early.metric if early else None),
-        ("checkpoint.best_metric", config.checkpoint.best_metric),
-    ):
-        if metric is not None and metric not in known:
-            told = f'{loaded.origin(key)}: {key}: the model does not give "{metric}"{did_you_mean(metric, known) or "."}'
-            raise ConfigError(f"{told} There are {', '.join(known)}")
-
-
-def check_lengths(run: Prepared) -> None:
-    """ConfigError if the model cannot be made for every length of batch that training and its evaluations have."""
-    data = run.config.data
-    train = lengths(run.samples["train"], data.batch_size, data.drop_last)
-    if train:
-        run.jobs.check_lengths(train[0], train, lengths(run.samples.get("validation"), data.evaluation_batch_size, False))
 
 
 def epoch_length(config: TrainConfig, samples: Samples | Stream | None) -> int:
@@ -365,16 +341,6 @@ def epoch_length(config: TrainConfig, samples: Samples | Stream | None) -> int:
     if config.data.drop_last and count < size:
         raise ConfigError(f"data.batch_size: {counted(size, 'sample')} make a batch, but data.train has {count} and data.drop_last leaves them out")
     return count // size if config.data.drop_last else -(-count // size)
-
-
-def open_readers(config: TrainConfig, only: Sequence[str]) -> dict[str, Samples | Stream]:
-    """The readers that the configuration names, opened; those of measurements with what those of training have found."""
-    found: dict[str, Samples | Stream] = {}
-    for place in only:
-        facts = found["train"].facts if "train" in found else {}
-        if getattr(config.data, place) is not None:
-            found[place] = open_place(config, place, facts)
-    return found
 
 
 def open_place(config: TrainConfig, place: str, facts: Mapping[str, Any]) -> Samples | Stream:

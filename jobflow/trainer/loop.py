@@ -34,9 +34,9 @@ from jobflow.engine.compiled import Compiled
 from jobflow.trainer.chrome_trace import Tracing
 from jobflow.trainer.config import Loaded, load
 from jobflow.trainer.config.schema import Checkpoint, Evaluation
-from jobflow.trainer.evaluate import batches_of, measure
+from jobflow.trainer.evaluate import batches_of, measure, rows_of
 from jobflow.trainer.finite import first_not_finite
-from jobflow.trainer.jobs import COUNTER, HALTED, TRAIN, Means, Prepared, check_lengths, check_metrics, prepared
+from jobflow.trainer.jobs import COUNTER, HALTED, TRAIN, Jobs, Means, prepared
 from jobflow.trainer.lock import Lock
 from jobflow.trainer.network import line_of
 from jobflow.trainer.optimizing import schedule_from, slow_start
@@ -63,8 +63,8 @@ def train(
     Raises: ConfigErrors, before anything starts; ConfigError if the run cannot go on from its checkpoint; what training itself meets.
     """
     loaded = load(loaded) if isinstance(loaded, str | Path) else loaded
-    with at_line(line_of(loaded, "")), Signals() as signals, prepared(loaded, only=("train", "validation")) as run:
-        return Loop(run, loaded, callbacks, Clock.of(time_limit), signals, tracing).run(resume or loaded.config.checkpoint.resume)
+    with at_line(line_of(loaded, "")), Signals() as signals, prepared(loaded, only=("train", "validation")) as jobs:
+        return Loop(jobs, callbacks, Clock.of(time_limit), signals, tracing).run(resume or loaded.config.checkpoint.resume)
 
 
 def make_directory(key: str, origin: object, path: AnyPath) -> None:
@@ -107,8 +107,7 @@ class Before(NamedTuple):
 class Loop:
     """One run of training; every rank has one, and all of them decide alike."""
 
-    prepared: Prepared
-    loaded: Loaded
+    jobs: Jobs
     callbacks: Sequence[Watcher]
     clock: Clock
     signals: Signals
@@ -119,15 +118,14 @@ class Loop:
     message: str = ""
 
     def __post_init__(self) -> None:
-        run, self.config = self.prepared, self.prepared.config
-        self.session, self.jobs = run.session, run.jobs
+        self.loaded, self.config, self.session = self.jobs.loaded, self.jobs.config, self.jobs.session
         self.series = series_of(self.config)
         self.watchers: Sequence[Watcher] = ()
         wish = self.config.evaluation.early_stopping
         self.early = None if wish is None else Early(wish.metric, wish.mode, wish.patience, wish.min_delta)
-        self.rates = schedule_from(self.config.optimizer, run.steps)
+        self.rates = schedule_from(self.config.optimizer, self.jobs.steps)
         self.agreement = Agreement(self.session, self.clock, lambda: (self.signals.wish, self.signals.announced))
-        validation = run.samples.get("validation")
+        validation = self.jobs.samples.get("validation")
         self._validation = None if validation is None else batches_of(self.jobs, validation)
         self._saving: tuple[int, sessions.Saving, float] | None = None
         self._saved: AnyPath | None = None
@@ -142,11 +140,11 @@ class Loop:
         """All of it."""
         self._check_alike()
         first = self._writes
-        job = self.jobs.train(self._whole_batch())
+        job = self.jobs.train(rows_of(self.jobs.samples["train"], self.config.data.batch_size))
         self._compiled = self.session.compiled(job, job.declared_shapes(self.session))
-        check_metrics(self.prepared, self.loaded)
-        check_lengths(self.prepared)
-        for warning in slow_start(self.loaded, self.prepared.steps):
+        self.jobs.check_metrics()
+        self.jobs.check_lengths()
+        for warning in slow_start(self.loaded, self.jobs.steps):
             self._notice(warning)
         with self._only_one():
             found = self._resume(resume)
@@ -202,7 +200,7 @@ class Loop:
 
     def _complete(self, found: AnyPath | None) -> Outcome:
         """The run was done before; nothing that it left is touched."""
-        step, steps = self.progress.step, self.prepared.steps
+        step, steps = self.progress.step, self.jobs.steps
         self.stopped = "end" if self._over else "early"
         done = f"step {step:,} of {steps:,}" if step <= steps else f"it has {step:,} steps, and {steps:,} are asked for"
         longer = "training.epochs or training.steps" if self._over else "evaluation.early_stopping.patience"
@@ -294,7 +292,7 @@ class Loop:
 
     @property
     def _over(self) -> bool:
-        return self.progress.step >= self.prepared.steps
+        return self.progress.step >= self.jobs.steps
 
     @property
     def _writes(self) -> bool:
@@ -313,12 +311,8 @@ class Loop:
 
     # ---------------------------------------------------------------- beginning
 
-    def _whole_batch(self) -> int:
-        samples, size = self.prepared.samples["train"], int(self.config.data.batch_size)
-        return min(size, len(samples)) if isinstance(samples, Samples) else size
-
     def _batches(self) -> Batches:
-        data, samples = self.config.data, self.prepared.samples["train"]
+        data, samples = self.config.data, self.jobs.samples["train"]
         order = Order(self.config.seed, len(samples), data.shuffle) if isinstance(samples, Samples) else None
         fields = list(self.jobs.network.taken(self.jobs.fields))
         return Batches(samples, order, data.batch_size, data.drop_last, data.prefetch, fields=fields)
@@ -326,7 +320,7 @@ class Loop:
     def _check_alike(self) -> None:
         """ConfigError unless all ranks have the same configuration, and samples that look the same."""
         plain = hashlib.sha256(json.dumps(self.loaded.plain, sort_keys=True, default=str).encode()).hexdigest()[:16]
-        prints = {f"data.{place}": samples.fingerprint for place, samples in self.prepared.samples.items() if isinstance(samples, Samples)}
+        prints = {f"data.{place}": samples.fingerprint for place, samples in self.jobs.samples.items() if isinstance(samples, Samples)}
         check_alike(self.session, {"configuration": plain, **prints})
 
     def _resume(self, wish: str) -> AnyPath | None:
@@ -344,14 +338,14 @@ class Loop:
         self.progress = read(self.session, path, self.loaded)
 
     def _info(self, found: AnyPath | None) -> RunInfo:
-        run, config = self.prepared, self.config
+        run, config = self.jobs, self.config
         samples = run.samples["train"]
         count = len(samples) if isinstance(samples, Samples) else 0
         if config.data.drop_last:
             count = run.steps_per_epoch * config.data.batch_size
         return RunInfo(
-            config.name, self.loaded, Path(config.output), self.jobs.ranks, run.steps, self.progress.step, run.steps_per_epoch, count,
-            self._whole_batch(), found, lambda: self._compiled, self.progress.seconds,
+            config.name, self.loaded, Path(config.output), run.ranks, run.steps, self.progress.step, run.steps_per_epoch, count,
+            rows_of(samples, config.data.batch_size), found, lambda: self._compiled, self.progress.seconds,
         )  # fmt: skip
 
     # ---------------------------------------------------------------- evaluation
@@ -382,8 +376,8 @@ class Loop:
         if self._saved_step == step:
             return
         self._settle()
-        extra = self.progress.extra(self.loaded.plain, self.prepared.samples["train"])
-        extra["trainer"] |= {"steps": self.prepared.steps, "ended": self.stopped in ("end", "early")}
+        extra = self.progress.extra(self.loaded.plain, self.jobs.samples["train"])
+        extra["trainer"] |= {"steps": self.jobs.steps, "ended": self.stopped in ("end", "early")}
         later = self.config.checkpoint.asynchronous and not self.stopped
         with self._may_fail(step):
             began = time.perf_counter()

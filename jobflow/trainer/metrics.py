@@ -12,7 +12,8 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,7 @@ class JsonLines(Records):
         super().__init__(Lines(path), every)
 
     def started(self, run: RunInfo) -> None:
-        self._file.replace(line for line in self._file.read() if _step_of(line) <= run.first_step)
+        self._file.replace(line for line in self._file.read() if _record(line).get("step", math.inf) <= run.first_step)
 
     def write(self, record: Record) -> None:
         self._file.add(json.dumps({name: _finite(value) for name, value in record.items()}))
@@ -178,12 +179,29 @@ def metric_files(config: TrainConfig, output: Path) -> list[Watcher]:
     return [kind(output / name, wish.every_steps) for wanted, kind, name in kinds if wanted]
 
 
-def _step_of(line: str) -> float:
-    """The step that a line is of; infinite for a line that is damaged, which is not kept."""
+def recorded(path: Path) -> Iterable[Record]:
+    """The numbers of every line of a file of metrics, JSON or a table; those that are damaged, or cut short by a kill, have none."""
+    lines = Lines(path).read()
+    return map(_record, lines) if path.suffix == ".jsonl" else map(_row, csv.DictReader(lines))
+
+
+def _record(text: str) -> Record:
+    """The numbers of a line, the step a whole one."""
     try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return math.inf
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    kept = {key: value for key, value in found.items() if isinstance(value, int | float)} if isinstance(found, dict) else {}
+    return kept if isinstance(kept.get("step"), int) else {}
+
+
+def _row(texts: Mapping[str, str]) -> Record:
+    """The numbers of a row of a table."""
+    found: Record = {}
+    for name, text in texts.items():
+        with suppress(ValueError, TypeError):
+            found[name] = int(text) if name == "step" else float(text)
+    return found
 
 
 def _finite(value: Any) -> Any:

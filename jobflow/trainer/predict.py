@@ -21,7 +21,7 @@ from jobflow.data.vocabulary import Vocabulary, vocabulary_of
 from jobflow.models.generate import tokens_after
 from jobflow.trainer.config import Loaded, TrainConfig
 from jobflow.trainer.evaluate import batches_of, restore, rows_of, trained
-from jobflow.trainer.jobs import Prepared, open_place
+from jobflow.trainer.jobs import Jobs, open_place
 from jobflow.trainer.network import LABELS
 
 #: the places of a configuration's samples, which may stand for a file of input
@@ -54,23 +54,22 @@ def predict(
     """
     if output is not None and Path(output).suffix not in OUTPUTS:
         raise ArgumentError(f"--output {output}: predictions are written as {' or '.join(OUTPUTS)}")
-    with trained(loaded, checkpoint) as (run, path, extra):
-        samples = opened(run, source, extra.get("facts", {}))
-        check_fields(run, samples, extra.get("fields"), source)
-        run.take("input", samples)
-        outputs = run_over(run, samples, path)
+    with trained(loaded, checkpoint) as (jobs, path, extra):
+        samples = opened(jobs, source, extra.get("facts", {}))
+        check_fields(jobs, samples, extra.get("fields"), source)
+        jobs.take(samples)
+        outputs = run_over(jobs, samples, path)
         if probabilities:
-            outputs = {"probabilities" if name == "scores" else name: array for name, array in with_probabilities(run, outputs).items()}
+            outputs = {"probabilities" if name == "scores" else name: array for name, array in with_probabilities(jobs, outputs).items()}
         count = len(next(iter(outputs.values())))
-        if output is not None and run.session.writes_files:
-            write(Path(output), outputs, classes_of(run, extra.get("facts", {})))
+        if output is not None and jobs.session.writes_files:
+            write(Path(output), outputs, classes_of(jobs, extra.get("facts", {})))
         return Predicted(outputs, count, None if output is None else Path(output))
 
 
-def run_over(run: Prepared, samples: Samples | Stream, path: AnyPath) -> dict[str, Array]:
+def run_over(jobs: Jobs, samples: Samples | Stream, path: AnyPath) -> dict[str, Array]:
     """The outputs for all samples."""
-    jobs = run.jobs
-    restore(run, path, jobs.prediction(rows_of(samples, run.config.data.evaluation_batch_size)))
+    restore(jobs, path, jobs.prediction(rows_of(samples, jobs.config.data.evaluation_batch_size)))
     found: list[dict[str, Array]] = []
     jobs.over(batches_of(jobs, samples, jobs.network.inputs(jobs.fields)), jobs.prediction, lambda _, outputs: found.append(outputs))
     return {name: np.concatenate([outputs[name] for outputs in found]) for name in found[0]}
@@ -79,13 +78,13 @@ def run_over(run: Prepared, samples: Samples | Stream, path: AnyPath) -> dict[st
 # -------------------------------------------------------------------- input
 
 
-def opened(run: Prepared, source: str | Path, facts: Mapping[str, Any]) -> Samples | Stream:
+def opened(jobs: Jobs, source: str | Path, facts: Mapping[str, Any]) -> Samples | Stream:
     """The samples of a file or folder, read as those of training are, but for the labels."""
     if str(source) in PLACES and not Path(source).exists():
-        return open_place(run.config, str(source), facts)
-    name = reader_for(run.config, path_of(source))
-    given = run.config.data.train.arguments if run.config.data.train.reader == name else {}
-    kept = arguments_for(name, path_of(source), given, run.jobs.network.needed)
+        return open_place(jobs.config, str(source), facts)
+    name = reader_for(jobs.config, path_of(source))
+    given = jobs.config.data.train.arguments if jobs.config.data.train.reader == name else {}
+    kept = arguments_for(name, path_of(source), given, jobs.network.needed)
     known = dict(facts)
     if isinstance(facts.get("categories"), Mapping) and isinstance(kept.get("fields"), Mapping):  # those of columns that are read
         columns = {column for named in kept["fields"].values() for column in ([named] if isinstance(named, str) else named)}
@@ -93,12 +92,12 @@ def opened(run: Prepared, source: str | Path, facts: Mapping[str, Any]) -> Sampl
     return open_reader(name, known or None, **kept)
 
 
-def check_fields(run: Prepared, samples: Samples | Stream, trained: Any, source: str | Path) -> None:
+def check_fields(jobs: Jobs, samples: Samples | Stream, trained: Any, source: str | Path) -> None:
     """ArgumentError if samples are of other shapes or types than those that the model was trained on, as the checkpoint says."""
     if not isinstance(trained, Mapping):
         return  # a checkpoint of an earlier release
     for name, field in samples.fields.items():
-        if name in trained and name not in labels_of(run, trained):
+        if name in trained and name not in labels_of(jobs, trained):
             shape, dtype = trained[name]
             if [list(field.shape), field.dtype.name] != [list(shape), dtype]:
                 raise ArgumentError(
@@ -107,27 +106,27 @@ def check_fields(run: Prepared, samples: Samples | Stream, trained: Any, source:
                 )
 
 
-def labels_of(run: Prepared, fields: Iterable[str]) -> list[str]:
+def labels_of(jobs: Jobs, fields: Iterable[str]) -> list[str]:
     """The fields that a prediction lacks."""
-    network = run.jobs.network
+    network = jobs.network
     return [name for name in fields if (name not in network.needed if network.needed else name == LABELS)]
 
 
-def classes_of(run: Prepared, facts: Mapping[str, Any]) -> list[str]:
+def classes_of(jobs: Jobs, facts: Mapping[str, Any]) -> list[str]:
     """The names of the classes, where the reader of the training samples knows them: folders, or the categories of the column of labels."""
     if facts.get("classes"):
         return list(facts["classes"])
-    fields, categories = run.config.data.train.arguments.get("fields"), facts.get("categories")
+    fields, categories = jobs.config.data.train.arguments.get("fields"), facts.get("categories")
     if not isinstance(fields, Mapping) or not isinstance(categories, Mapping):
         return []
-    columns = [fields[name] for name in labels_of(run, fields) if isinstance(fields[name], str) and fields[name] in categories]
+    columns = [fields[name] for name in labels_of(jobs, fields) if isinstance(fields[name], str) and fields[name] in categories]
     return list(categories[columns[0]]) if len(columns) == 1 else []
 
 
-def with_probabilities(run: Prepared, outputs: Mapping[str, Array]) -> dict[str, Array]:
+def with_probabilities(jobs: Jobs, outputs: Mapping[str, Array]) -> dict[str, Array]:
     """The outputs with the softmax of the scores in their place; ConfigError if they are no scores of classes."""
     scores = outputs.get("scores")
-    if scores is None or scores.ndim != 2 or scores.shape[1] < 2 or run.config.model.loss == "mean_squared_error":
+    if scores is None or scores.ndim != 2 or scores.shape[1] < 2 or jobs.config.model.loss == "mean_squared_error":
         found = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
         raise ConfigError(f"--probabilities: the model gives no scores of classes, float[samples, classes] from a cross entropy, but {found}")
     wide = np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True))
@@ -223,14 +222,14 @@ def generate(
     if not is_of_text(config):
         raise ConfigError(f"data.train.reader is {config.data.train.reader}; only models that were trained on text can continue a prompt")
     length = int(config.data.train.arguments.get("length", inspect.signature(READERS["text"]).parameters["length"].default))
-    with trained(loaded, checkpoint) as (run, path, extra):
+    with trained(loaded, checkpoint) as (jobs, path, extra):
         words = vocabulary_of(extra.get("facts", {}))
-        job = run.jobs.prediction(1, {TOKENS: TensorType((length,), int32)})
-        restore(run, path, job)
+        job = jobs.prediction(1, {TOKENS: TensorType((length,), int32)})
+        restore(jobs, path, job)
 
         def scores_of(tokens: Array) -> Array:
             # a model may know more words than its text has: of these it has learned only that they do not come
-            return run.jobs.call(job, {TOKENS: tokens})["scores"][..., : words.size]
+            return jobs.call(job, {TOKENS: tokens})["scores"][..., : words.size]
 
         given = [int(token) for token in words.encode(prompt, "the prompt")]
         made = tokens_after(scores_of, given, count, length=length, temperature=temperature, top_k=top_k, seed=seed)

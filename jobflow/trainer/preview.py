@@ -12,12 +12,10 @@ from typing import Any
 from jobflow.core.errors import counted
 from jobflow.core.tables import TextTable
 from jobflow.data.samples import Samples
-from jobflow.engine.job import Job
-from jobflow.engine.session import Session
 from jobflow.plan.footprint import CATEGORIES
 from jobflow.runtime.world.environment import usable_cores
 from jobflow.trainer.figures import Figures, figures_in, host_memory
-from jobflow.trainer.jobs import Prepared, check_lengths, check_metrics, prepared
+from jobflow.trainer.jobs import Jobs, prepared
 from jobflow.trainer.optimizing import slow_start
 from jobflow.trainer.units import count_text, size_text
 
@@ -66,33 +64,23 @@ class Preview:
 
 def preview(loaded: Any) -> Preview:
     """What a configuration would run; ranks are counted as a run here would have them."""
-    with prepared(loaded, only=("train", "validation")) as run:
-        found = preview_of(run, loaded.config)
-        check_metrics(run, loaded)
-        return replace(found, warnings=(*found.warnings, *slow_start(loaded, run.steps)))
+    with prepared(loaded, only=("train", "validation")) as jobs:
+        found = preview_of(jobs)
+        jobs.check_metrics()
+        return replace(found, warnings=(*found.warnings, *slow_start(loaded, jobs.steps)))
 
 
-def preview_of(run: Prepared, config: Any) -> Preview:
+def preview_of(jobs: Jobs) -> Preview:
     """The same for jobs that are prepared."""
-    schedule = schedule_of(run, config)
-    rows = schedule.batch_size if schedule.samples is None else min(schedule.batch_size, schedule.samples)
-    figures = laid_out(run.jobs.train(rows), run.session)
-    check_lengths(run)
-    words = strategy_text(config.strategy, len(figures.ranks))
-    return Preview(config.name, words, schedule, figures, tuple(warnings_of(figures, schedule, config.strategy)))
-
-
-def laid_out(job: Job, session: Session) -> Figures:
-    """A job's figures for as many ranks as the session would start."""
-    compiled = job.compile(session, job.declared_shapes(session), 0)
-    return figures_in(session, compiled.programs)
-
-
-def schedule_of(run: Prepared, config: Any) -> Schedule:
-    given, size = run.samples["train"], config.data.batch_size
+    config, given, size = jobs.config, jobs.samples["train"], jobs.config.data.batch_size
     samples = len(given) if isinstance(given, Samples) else None
     last = None if config.data.drop_last or samples is None or samples % size == 0 else samples % size
-    return Schedule(samples, size, run.steps_per_epoch, run.steps, last)
+    schedule = Schedule(samples, size, jobs.steps_per_epoch, jobs.steps, last)
+    job = jobs.train(size if samples is None else min(size, samples))
+    figures = figures_in(jobs.session, job.compile(jobs.session, job.declared_shapes(jobs.session), 0).programs)
+    jobs.check_lengths()
+    words = strategy_text(config.strategy, len(figures.ranks))
+    return Preview(config.name, words, schedule, figures, tuple(warnings_of(figures, schedule, config.strategy)))
 
 
 # -------------------------------------------------------------------- words

@@ -43,7 +43,7 @@ class TestCommand:
 
     def test_lines_and_exit_code(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         made = [Finding("a", OK, "fine"), Finding("b", NOTE, "slow", "", "try this"), Finding("c", PROBLEM, "broken", "do that", "so")]
-        monkeypatch.setattr("jobflow.cli.health.checks.CHECKS", (lambda: iter(made),))
+        monkeypatch.setattr("jobflow.cli.doctor_command.checks", lambda: (lambda: iter(made),))
         assert main(["doctor"]) == 1
         lines = capsys.readouterr().out.splitlines()
         assert lines[0] == "OK       a          fine" and lines[2].strip() == "fix: try this" and lines[-1] == "1 problem, 1 note"

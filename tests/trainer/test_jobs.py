@@ -82,18 +82,18 @@ def test_a_step_of_parts_of_unequal_length_is_that_of_the_whole(file: Path, tmp_
 
 def test_a_batch_shorter_than_its_microbatches_has_fewer(file: Path) -> None:
     with prepared(loaded(file, file.parent / "out", "strategy.accumulation=4")) as alone:
-        assert [alone.jobs.microbatches(rows) for rows in (8, 5, 2, 1)] == [4, 4, 2, 1]
-        assert alone.jobs.pieces(5, 2) == [3, 2]
+        assert [alone.microbatches(rows) for rows in (8, 5, 2, 1)] == [4, 4, 2, 1]
+        assert alone.pieces(5, 2) == [3, 2]
     with prepared(loaded(file, file.parent / "out", "strategy.accumulation=4", "strategy.view=mirrored", "strategy.devices=2")) as two:
-        assert [two.jobs.microbatches(rows) for rows in (8, 7, 5, 2, 1)] == [4, 2, 1, 1, 1]
-        assert two.jobs.pieces(5) == [3, 2] and two.jobs.pieces(1) == [1]
-        assert two.jobs.mirrored(2) and not two.jobs.mirrored(1)
+        assert [two.microbatches(rows) for rows in (8, 7, 5, 2, 1)] == [4, 2, 1, 1, 1]
+        assert two.pieces(5) == [3, 2] and two.pieces(1) == [1]
+        assert two.mirrored(2) and not two.mirrored(1)
 
 
 def test_measuring_again_gives_the_same(file: Path) -> None:
     with prepared(loaded(file, file.parent / "out")) as run_:
-        batches = batches_of(run_.jobs, run_.samples["validation"])
-        first, second = (measure(run_.jobs, batches, "validation") for _ in range(2))
+        batches = batches_of(run_, run_.samples["validation"])
+        first, second = (measure(run_, batches, "validation") for _ in range(2))
         assert first.metrics == second.metrics and first.samples == SAMPLES
 
 

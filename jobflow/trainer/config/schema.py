@@ -56,16 +56,12 @@ FallSteps = Annotated[Count | None, key("number of steps of the schedule; null: 
 
 
 class Dense(Section):
-    """y = activation(x w + b), over the last axis."""
-
     units: Annotated[Count, key("number of outputs", "hidden features out_features size")]
     activation: Annotated[Activation | None, key("activation after the layer; null: none")] = None
     use_bias: Annotated[bool, key("add a bias", "bias")] = True
 
 
 class Conv2d(Section):
-    """A convolution of images, with channels first."""
-
     filters: Annotated[Count, key("number of output channels", "channels out_channels")]
     kernel_size: Annotated[Sizes, key("in pixels, one number or [height, width]", "kernel ksize")] = 3
     strides: Annotated[Sizes, key("in pixels, one number or [height, width]", "stride")] = 1
@@ -76,74 +72,58 @@ class Conv2d(Section):
 
 
 class Pool2d(Section):
-    """The largest, or the mean, of each window of an image."""
-
     size: Annotated[Sizes, key("size of the window in pixels, one number or [height, width]")] = 2
     strides: Annotated[Sizes | None, key("in pixels; null: the same as size")] = None
     padding: Annotated[Padding, key("same or valid, as in conv2d")] = "valid"
 
 
-class Flatten(Section):
-    """All axes but the first as one."""
-
-
-class GlobalPool2d(Section):
-    """The mean of each channel of an image."""
+class NoArguments(Section):
+    """Nothing is to be said of the layer."""
 
 
 class Dropout(Section):
-    """Values become 0 at random while training."""
-
     rate: Annotated[Share, key("fraction of the values that are set to 0", "p prob drop_rate")]
 
 
 class BatchNorm(Section):
-    """Channels with mean 0 and variance 1 over the batch."""
-
     axis: Annotated[int, key("axis of the channels")] = 1
     momentum: Annotated[Share, key("momentum of the moving mean and variance")] = 0.9
     epsilon: Annotated[Positive, key("added to the variance", "eps delta")] = 1e-5
 
 
 class LayerNorm(Section):
-    """Rows with mean 0 and variance 1 over the last axis."""
-
     epsilon: Annotated[Positive, key("added to the variance")] = 1e-5
 
 
 class ActivationLayer(Section):
-    """A function of each value."""
-
     function: Annotated[Activation, key("name of the function")]
 
 
 class Embedding(Section):
-    """Whole numbers -> rows of a table that is learned."""
-
     rows: Annotated[Count, key("number of rows of the table")]
     units: Annotated[Count, key("length of each row")]
 
 
 class Reshape(Section):
-    """The same values in another shape."""
-
     shape: Annotated[tuple[Annotated[int, Field(ge=-1)], ...], key("shape without the batch axis; one size may be -1", min_length=1)]
 
 
 class Layer(Section):
     """One layer: a map with its kind as the only key, or its kind alone if it needs no arguments."""
 
-    dense: Annotated[Dense | None, key("fully connected layer", "linear fc")] = None
-    conv2d: Annotated[Conv2d | None, key("convolution", "conv")] = None
-    max_pool2d: Annotated[Pool2d | None, key("maximum of each window", "maxpool max_pool")] = None
-    avg_pool2d: Annotated[Pool2d | None, key("mean of each window")] = None
-    global_avg_pool2d: Annotated[GlobalPool2d | None, key("mean of each channel")] = None
-    flatten: Annotated[Flatten | None, key("joins all axes except the first")] = None
+    dense: Annotated[Dense | None, key("fully connected layer over the last axis: y = activation(x w + b)", "linear fc")] = None
+    conv2d: Annotated[Conv2d | None, key("convolution of images, with channels first", "conv")] = None
+    max_pool2d: Annotated[Pool2d | None, key("maximum of each window of an image", "maxpool max_pool")] = None
+    avg_pool2d: Annotated[Pool2d | None, key("mean of each window of an image")] = None
+    global_avg_pool2d: Annotated[NoArguments | None, key("mean of each channel of an image")] = None
+    flatten: Annotated[NoArguments | None, key("joins all axes except the first")] = None
     dropout: Annotated[Dropout | None, key("sets random values to 0 during training")] = None
-    batch_norm: Annotated[BatchNorm | None, key("batch normalisation", "batchnorm bn batch_normalization")] = None
-    layer_norm: Annotated[LayerNorm | None, key("layer normalisation", "layernorm ln")] = None
+    batch_norm: Annotated[
+        BatchNorm | None, key("batch normalisation: channels with mean 0 and variance 1 over the batch", "batchnorm bn batch_normalization")
+    ] = None
+    layer_norm: Annotated[LayerNorm | None, key("layer normalisation: rows with mean 0 and variance 1 over the last axis", "layernorm ln")] = None
     activation: Annotated[ActivationLayer | None, key("an activation as a separate layer")] = None
-    embedding: Annotated[Embedding | None, key("embedding table")] = None
+    embedding: Annotated[Embedding | None, key("whole numbers -> rows of a table that is learned")] = None
     reshape: Annotated[Reshape | None, key("changes the shape")] = None
 
     @model_validator(mode="after")
@@ -218,31 +198,23 @@ class Data(Section):
 
 
 class Constant(Section):
-    """lr"""
-
     name: Annotated[Literal["constant"], key("always lr")]
 
 
 class Cosine(Section):
-    """From lr to alpha lr along half a cosine."""
-
     name: Annotated[Literal["cosine"], key("half a cosine from lr to alpha lr")]
     steps: FallSteps = None
     alpha: Annotated[float, key("final rate as a fraction of lr", ge=0, le=1)] = 0.0
 
 
 class Linear(Section):
-    """From lr to end_lr along a line."""
-
     name: Annotated[Literal["linear"], key("a line from lr to end_lr")]
     steps: FallSteps = None
     end_lr: Annotated[NotNegative, key("final rate")] = 0.0
 
 
 class Polynomial(Section):
-    """From lr to end_lr: (lr - end_lr) (1 - step / steps)^power + end_lr."""
-
-    name: Annotated[Literal["polynomial"], key("(lr - end_lr) (1 - step / steps)^power + end_lr")]
+    name: Annotated[Literal["polynomial"], key("from lr to end_lr: (lr - end_lr) (1 - step / steps)^power + end_lr")]
     steps: FallSteps = None
     end_lr: Annotated[NotNegative, key("final rate")] = 0.0
     power: Annotated[Positive, key("exponent; 1 is a line")] = 1.0
@@ -250,8 +222,6 @@ class Polynomial(Section):
 
 
 class Exponential(Section):
-    """lr decay_rate^(step / steps)"""
-
     name: Annotated[Literal["exponential"], key("lr decay_rate^(step / steps)")]
     steps: Annotated[Count, key("steps after which the rate is decay_rate lr")]
     decay_rate: Annotated[float, key("rate after `steps` as a fraction of lr", "gamma", gt=0, le=1)]
@@ -259,8 +229,6 @@ class Exponential(Section):
 
 
 class Piecewise(Section):
-    """lr up to the first boundary, lr scales[i] after boundary i."""
-
     name: Annotated[Literal["piecewise"], key("lr up to the first boundary, lr scales[i] after boundary i")]
     boundaries: Annotated[tuple[Count, ...], key("steps in increasing order", "milestones", min_length=1)]
     scales: Annotated[tuple[NotNegative, ...], key("fractions of lr, one per boundary", min_length=1)]
@@ -285,15 +253,11 @@ class _Decaying(_Optimizer):
 
 
 class Sgd(_Decaying):
-    """w - lr g"""
-
-    name: Annotated[Literal["sgd"], key("plain gradient descent")]
+    name: Annotated[Literal["sgd"], key("plain gradient descent: w - lr g")]
 
 
 class Momentum(_Decaying):
-    """v = momentum v - lr g, w + v"""
-
-    name: Annotated[Literal["momentum"], key("gradient descent with momentum")]
+    name: Annotated[Literal["momentum"], key("gradient descent with momentum: v = momentum v - lr g, w + v")]
     momentum: Annotated[Share, key("fraction of the previous update that is kept")] = 0.9
 
 
@@ -303,31 +267,23 @@ class _Moments(_Optimizer):
 
 
 class Adam(_Moments):
-    """Adam."""
-
     name: Annotated[Literal["adam"], key("Adam")]
     epsilon: Annotated[Positive, key("added to the divisor")] = 1e-8
     bias_correction: Annotated[bool, key("correct the means for their start at 0")] = True
 
 
 class AdamW(_Moments, _Decaying):
-    """Adam with decoupled weight decay."""
-
     name: Annotated[Literal["adamw"], key("Adam with decoupled weight decay")]
     epsilon: Annotated[Positive, key("added to the divisor")] = 1e-8
     bias_correction: Annotated[bool, key("correct the means for their start at 0")] = True
 
 
 class Lamb(_Moments, _Decaying):
-    """Adam's direction, as long as the weights of each variable."""
-
     name: Annotated[Literal["lamb"], key("the direction of Adam, scaled by the norm of each variable")]
     epsilon: Annotated[Positive, key("added to the divisor")] = 1e-6
 
 
 class Lars(_Decaying):
-    """Momentum with a rate per variable in proportion to |w| / |g|."""
-
     name: Annotated[Literal["lars"], key("momentum, with a rate per variable in proportion to |w| / |g|")]
     momentum: Annotated[Share, key("fraction of the previous update that is kept")] = 0.9
     epsilon: Annotated[Positive, key("added to the divisor")] = 1e-9
@@ -335,9 +291,7 @@ class Lars(_Decaying):
 
 
 class RmsProp(_Optimizer):
-    """w - lr g / sqrt(mean of g^2)"""
-
-    name: Annotated[Literal["rmsprop"], key("gradients divided by their mean size")]
+    name: Annotated[Literal["rmsprop"], key("gradients divided by their mean size: w - lr g / sqrt(mean of g^2)")]
     decay_rate: Annotated[Share, key("decay of the mean squared gradient")] = 0.99
     epsilon: Annotated[Positive, key("added to the mean squared gradient")] = 1e-8
     centered: Annotated[bool, key("divide by the standard deviation instead")] = False

@@ -32,20 +32,6 @@ _OF_KEYS = ("missing", *_UNKNOWN)
 
 
 @dataclass(frozen=True)
-class _Finding:
-    """What pydantic found; `path` is that of the value, or of the key that is missing or unknown."""
-
-    path: str
-    error: ErrorDetails
-    #: True if it is what one of several kinds of value, any of which would do, has against the value
-    in_union: bool
-
-    @property
-    def kind(self) -> str:
-        return self.error["type"]
-
-
-@dataclass(frozen=True)
 class Validation:
     """Checks a tree, or a part of one whose path is `base`, by a model; paths are those inside of the part."""
 
@@ -62,11 +48,12 @@ class Validation:
         try:
             return self.model.model_validate_json(json.dumps(self.part.plain))
         except ValidationError as error:
-            self.report([self.found(one) for one in error.errors(include_url=False)])
+            self.report(error.errors(include_url=False))
             return None
 
-    def found(self, error: ErrorDetails) -> _Finding:
-        """pydantic's places also name the members of unions, which the tree has not."""
+    def found(self, error: ErrorDetails) -> tuple[str, bool]:
+        """The path of the value that an error is about, or of the key that is missing or unknown; and whether it is what one of several kinds of
+        value, any of which would do, has against it.  pydantic's places also name the members of unions, which the tree has not."""
         path, here, skipped, last = "", self.part, 0, len(error["loc"]) - 1
         for i, step in enumerate(error["loc"]):
             inside = here.child(step)
@@ -74,24 +61,25 @@ class Validation:
                 path, here = below(path, step), inside or here
             else:
                 skipped = i or skipped
-        return _Finding(path, error, bool(skipped) and skipped >= last - 1 and error["type"] not in _OF_KEYS)
+        return path, bool(skipped) and skipped >= last - 1 and error["type"] not in _OF_KEYS
 
-    def report(self, findings: Sequence[_Finding]) -> None:
+    def report(self, errors: Sequence[ErrorDetails]) -> None:
         """Put them into words: unknown keys first, for a key that was meant by one of them is not missing."""
-        meant = {self.unknown(one.path) for one in findings if one.kind in _UNKNOWN}
-        for one in findings:
-            if one.kind == "missing" and not self.problems.about(self.full(one.path)):
-                self.problems.unsaid.add(self.full(one.path))
-                if one.path not in meant:
-                    self.missing(one.path)
+        found = [(*self.found(error), error["type"], error) for error in errors]
+        meant = {self.unknown(path) for path, _, kind, _ in found if kind in _UNKNOWN}
+        for path, _, kind, _ in found:
+            if kind == "missing" and not self.problems.about(self.full(path)):
+                self.problems.unsaid.add(self.full(path))
+                if path not in meant:
+                    self.missing(path)
         wrong: dict[str, list[ErrorDetails]] = {}
-        around = {path for one in findings for path in prefixes(one.path) - {one.path}}
-        for one in findings:
-            if one.kind not in _OF_KEYS and not (one.path in around and (one.in_union or one.kind.startswith("too_"))):
-                wrong.setdefault(one.path, []).append(one.error)
-        for path, errors in wrong.items():
+        around = {outer for path, *_ in found for outer in prefixes(path) - {path}}
+        for path, in_union, kind, error in found:
+            if kind not in _OF_KEYS and not (path in around and (in_union or kind.startswith("too_"))):
+                wrong.setdefault(path, []).append(error)
+        for path, several in wrong.items():
             if not self.problems.about(self.full(path)):
-                self.wrong(path, errors)
+                self.wrong(path, several)
 
     def full(self, path: str) -> str:
         return f"{self.base}.{path}".strip(".")

@@ -41,7 +41,7 @@ def model(images, labels=None):
 def lines(file: Path) -> dict[str, str]:
     """Of the train job, the line of every op by the op's name."""
     with prepared(load(file), only=("train",)) as run:
-        job = run.jobs.train(50)
+        job = run.train(50)
         graph = job.compile(run.session, job.declared_shapes(run.session), 0).graph
         return {node.name: str(node.where) for node in graph.nodes if node.where != NOWHERE}
 

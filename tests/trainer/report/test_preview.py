@@ -84,10 +84,10 @@ def test_the_text_says_all_of_it(tmp_path: Path, no_world: None) -> None:
 def test_figures_are_those_of_what_ranks_bind(tmp_path: Path, strategy: str) -> None:
     given = loaded(tmp_path, strategy)
     with prepared(given, only=("train",)) as run:
-        found = preview_of(run, given.config)
-        job = run.jobs.train(52)
+        found = preview_of(run)
+        job = run.train(52)
         batch = run.samples["train"].read(np.arange(52))
-        run.jobs.call(job, batch)
+        run.call(job, batch)
         assert run.session.world is not None
         plans = [next(e.plan for e in executors_of(rank).values()) for rank in run.session.world.ranks]
         for plan, figure in zip(plans, found.figures.ranks, strict=True):

@@ -1,4 +1,0 @@
-"""The stages that `jobflow explain` can print."""
-
-#: in the order of a job's life
-STAGES = ("trace", "graph", "layouts", "boxing", "physical", "program", "plan", "memory", "pipeline")
