@@ -132,7 +132,7 @@ def without_arguments(reader: str) -> tuple[str, ...]:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("how", LAUNCHERS)
+@pytest.mark.parametrize("how", ["alone", "launch", pytest.param("mpiexec", marks=pytest.mark.full)])
 def test_the_sample_is_named_however_ranks_were_started(trained: Trained, tmp_path: Path, how: str) -> None:
     broken = tmp_path / "pictures"
     Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")

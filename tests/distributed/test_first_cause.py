@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starting import started
@@ -13,8 +14,15 @@ PROGRAM = Path(__file__).parent / "programs" / "first_cause.py"
 WAYS = ["mpiexec", "launcher", "by hand"]
 
 
-@pytest.mark.parametrize("case", ["train:value:2", "train:data:2", pytest.param("train:data:0", marks=pytest.mark.full)])
-@pytest.mark.parametrize("way", WAYS)
+def _rarely(way: str, case: str, starts: str) -> Any:
+    """tests/cli/test_failures.py starts training in other ways."""
+    return pytest.param(way, case, marks=[] if way == starts else [pytest.mark.full])
+
+
+@pytest.mark.parametrize(
+    ("way", "case"),
+    [_rarely(way, *case) for case in (("train:value:2", "by hand"), ("train:data:2", "mpiexec"), ("train:data:0", "none")) for way in WAYS],
+)
 def test_samples_that_one_rank_cannot_read(way: str, case: str, tmp_path: Path) -> None:
     code, _, err = started(way, 2, str(PROGRAM), case, str(tmp_path))
     assert code == 1, err
@@ -22,8 +30,9 @@ def test_samples_that_one_rank_cannot_read(way: str, case: str, tmp_path: Path) 
     assert "different things" not in err and "without end" not in err, err
 
 
-@pytest.mark.parametrize("last", ["numpy", "job"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "last"), [("mpiexec", "numpy"), ("launcher", "job"), ("by hand", "numpy"), pytest.param("mpiexec", "job", marks=pytest.mark.full)]
+)
 def test_what_a_rank_does_on_its_way_out_hides_nothing(way: str, last: str, tmp_path: Path) -> None:
     """`finally` blocks of programs save and print too, which needs the others: they learn why it does not come to that."""
     code, _, err = started(way, 2, str(PROGRAM), f"loop:{last}", str(tmp_path))

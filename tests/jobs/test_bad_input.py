@@ -315,7 +315,7 @@ def test_async_callback_that_raises(devices: int) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("client", ["single", "multi"])
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_ranks_survive_what_the_client_refuses(client: str, ranks: int) -> None:
     ended = run_ranks(PROGRAMS / "refused.py", client, ranks=ranks)
     assert (ended.code, ended.err) == (0, ""), ended.err

@@ -155,7 +155,7 @@ def test_two_kinds_of_floats_do_not_mix_by_themselves() -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_ranks_of_mpi(ranks: int, tmp_path: Path) -> None:
     """Half precision, a dynamic scale with a skipped step, and regions, under mpiexec as on one device."""
     out = tmp_path / "found.npz"

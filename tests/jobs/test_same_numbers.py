@@ -68,7 +68,7 @@ def test_threads(name: str, devices: int) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("name", curves.PROGRAMS)
-@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.full), 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_ranks(name: str, ranks: int) -> None:
     (found,) = of_ranks(ranks, "single", name)
     check(name, found)

@@ -27,7 +27,7 @@ def test_on_threads(seed: int) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("seed", [3, 4])
+@pytest.mark.parametrize("seed", [3, pytest.param(4, marks=pytest.mark.full)])
 def test_among_processes(seed: int) -> None:
     ended = run_ranks(PROGRAMS / "travels.py", str(seed), ranks=4)
     assert (ended.code, ended.out.strip()) == (0, "32 arrays arrived"), ended.err

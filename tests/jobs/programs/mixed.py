@@ -1,6 +1,6 @@
 """The fourth document's model of two stages - data parallel, then model parallel - as a training program.
 
-    mpiexec -n 4 python mixed.py OUT      trains it in all ways of `WAYS` and writes {way: losses and weights} to OUT
+    mpiexec -n 4 python mixed.py OUT WAY ...      trains it in these of `WAYS` and writes {way: losses and weights} to OUT
 
 On one rank both stages are there, and nothing is split.
 """
@@ -130,8 +130,9 @@ def laid(array: Any, placement: Any, sbp: Any) -> Any:
 
 
 def main() -> None:
-    found = {name: train(flow.env.get_world_size(), way) for name, way in WAYS.items()}
-    Path(f"{sys.argv[1]}.{flow.env.get_rank()}").write_text(json.dumps(found))
+    out, *names = sys.argv[1:]
+    found = {name: train(flow.env.get_world_size(), WAYS[name]) for name in names}
+    Path(f"{out}.{flow.env.get_rank()}").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Models in stages, in float64: their losses and variables must not depend on the ranks, on the microbatches, nor on the schedule.
 
-    mpiexec -n 2 python pipelines.py OUT      runs all of them on these ranks and writes {program schedule: numbers} to OUT
+    mpiexec -n 2 python pipelines.py OUT NAME SCHEDULE ...      runs these on these ranks and writes {name schedule: numbers} to OUT
 
 A program is a model over rows of words, and the groups of ranks of its stages; a run of it gives the losses of each step and,
 behind them, a sum over every variable.
@@ -154,5 +154,6 @@ if __name__ == "__main__":
     import mpi4py.MPI
 
     ranks = mpi4py.MPI.COMM_WORLD.Get_size()
-    found = {f"{name} {schedule}": on_ranks(ranks, schedule, name) for name in MODELS for schedule in SCHEDULES}
-    Path(sys.argv[1]).write_text(json.dumps(found))
+    out, *words = sys.argv[1:]
+    found = {f"{name} {schedule}": on_ranks(ranks, schedule, name) for name, schedule in zip(words[::2], words[1::2], strict=True)}
+    Path(out).write_text(json.dumps(found))
