@@ -19,7 +19,7 @@ from jobflow.core.errors import JobError, user_line
 from jobflow.core.layout import Layout
 from jobflow.core.types import Array, TensorType
 from jobflow.eager.convert import convert_array
-from jobflow.eager.state import state
+from jobflow.eager.state import EagerState, state
 from jobflow.eager.tensor import FarHome, Home, Tensor, has_array, lives, moves
 from jobflow.engine.binding import state_of
 from jobflow.engine.commands import Meet, Tell
@@ -45,6 +45,28 @@ class Tie:
     def moved(self) -> bool:
         """Whether the program may have given the tensor other numbers than the variable has."""
         return self.home is not None and has_array(self.tensor) and self.tensor.array is not self.home.array
+
+    def changed(self, where: str) -> str:
+        """How the tensor differs from what it was `where` it was tied; "" if it does not."""
+        before, now = (f"{type} {layout or 'local'}" for type, layout in ((self.type, self.layout), (self.tensor.type, self.tensor.layout)))
+        return "" if before == now else f"{self.variable.name} was {before} {where} and is {now} now"
+
+    def bring_home(self) -> None:
+        """The tensor, whose numbers the variable has taken, lies where that does again."""
+        assert self.home is not None
+        self.home.come_back()
+        lives(self.tensor, self.home)
+
+
+def relay(here: EagerState, x: Tensor, lies: Layout, what: str) -> bool:
+    """Whether a global tensor lay otherwise than it does from now on, as the variable that it becomes."""
+    if x.layout is None or x.layout == lies:
+        return False
+    before = x.layout if x.storage is None else x.storage.before or x.layout
+    x.array, x.layout = convert_array(here, x.array, x.type, x.layout, lies, what).copy(), lies
+    x.storage = None
+    x.memory.before = before
+    return True
 
 
 class SessionTensors:
@@ -115,12 +137,8 @@ class SessionTensors:
 
     def _relaid(self, variable: Variable, x: Tensor) -> None:
         """Give the variable the numbers of a global tensor, which lies as the variable does from now on."""
-        assert x.layout is not None
-        here, before, lies = state(), x.layout, Layout(variable.placement, variable.sbp)
-        if before != lies:
-            x.array, x.layout = convert_array(here, x.array, x.type, before, lies, f"variable {variable.name}").copy(), lies
-            x.storage = None
-            x.memory.before = before
+        here = state()
+        relay(here, x, Layout(variable.placement, variable.sbp), f"variable {variable.name}")
         if here.rank.index in variable.placement.ranks:
             self._state(here.rank.index).write(variable.name, x.array)
 
@@ -151,33 +169,20 @@ class SessionTensors:
         moved = [tie for tie in self.ties.values() if tie.moved]
         if not moved:
             return
-        for tie in moved:
-            self._check_kind(tie)
+        for changed in filter(None, (tie.changed("when a job was compiled for it") for tie in moved)):
+            raise JobError(
+                f"{user_line()}: the parameter or buffer {changed}; change modules before jobs call them, or start again with clear_default_session()"
+            )
         whole = {tie.variable.name: tie.tensor.array for tie in moved if tie.layout is None or not self.session.multi}
         self._check_alike([tie.variable.name for tie in moved], whole)
         self.session.put({name: np.asarray(array, order="C") for name, array in whole.items()})
         for tie in moved:
             if tie.variable.name not in whole:
                 self._state(self._world.ranks[0].index).write(tie.variable.name, tie.tensor.array)
-            self._bring_home(tie)
+            if isinstance(tie.home, FarHome):
+                np.copyto(tie.home.fetched, tie.tensor.array)
+            tie.bring_home()
         self._meet(len(whole) < len(moved))
-
-    def _bring_home(self, tie: Tie) -> None:
-        x, home = tie.tensor, tie.home
-        assert home is not None
-        if isinstance(home, FarHome):
-            np.copyto(home.fetched, x.array)
-        home.come_back()
-        lives(x, home)
-
-    def _check_kind(self, tie: Tie) -> None:
-        x = tie.tensor
-        if (x.type, x.layout) != (tie.type, tie.layout):
-            before, now = (f"{type} {layout or 'local'}" for type, layout in ((tie.type, tie.layout), (x.type, x.layout)))
-            raise JobError(
-                f"{user_line()}: the parameter or buffer {tie.variable.name} was {before} when a job was compiled for it and is {now} now; change "
-                f"modules before jobs call them, or start again with clear_default_session()"
-            )
 
     def _check_alike(self, names: Sequence[str], whole: Mapping[str, Array]) -> None:
         """JobError, on all clients, unless they have written the same to their local tensors."""

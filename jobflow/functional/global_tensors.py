@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -161,13 +162,7 @@ def to(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
     x.to(flow.float16)   x.to("cuda")   x.to("cpu", flow.float64)   x.to(y)   x.to(placement=p, sbp=s)
     """
     copy = options.pop("copy", False)
-    options.pop("non_blocking", None)
-    found: dict[str, Any] = {name: options.pop(name) for name in ("dtype", "device", "placement", "sbp") if options.get(name) is not None}
-    if any(each is not None for each in options.values()):
-        raise ArgumentError(f"to at {user_line()}: it takes dtype, device, placement, sbp and copy; got {sorted(options)}")
-    for given in arguments:
-        if not isinstance(given, bool) and given is not None:
-            found |= _meant(given)
+    found = asked_of_to(arguments, options)
     if "device" in found and ("placement" in found or "sbp" in found):
         raise ConfigError(
             f"to at {user_line()}: device={found['device']!r} is for local tensors, placement and sbp for global ones; give one or the other"
@@ -178,6 +173,18 @@ def to(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
     if "placement" in found or "sbp" in found:
         made = to_global(made, found.get("placement"), found.get("sbp"))
     return clone(made) if copy and made is x else made
+
+
+def asked_of_to(arguments: Sequence[Any], options: dict[str, Any]) -> dict[str, Any]:
+    """What the arguments of `to` ask for: a dtype, a device, a placement and an sbp, as far as they do."""
+    options.pop("non_blocking", None)
+    found: dict[str, Any] = {name: options.pop(name) for name in ("dtype", "device", "placement", "sbp") if options.get(name) is not None}
+    if any(each is not None for each in options.values()):
+        raise ArgumentError(f"to at {user_line()}: it takes dtype, device, placement, sbp and copy; got {sorted(options)}")
+    for given in arguments:
+        if not isinstance(given, bool) and given is not None:
+            found |= _meant(given)
+    return found
 
 
 def _meant(given: Any) -> dict[str, Any]:

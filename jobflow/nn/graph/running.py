@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -19,9 +19,10 @@ from jobflow.core.errors import DivergedError, JobError, user_line
 from jobflow.core.layout import Layout, Placement
 from jobflow.core.types import Array, TensorType
 from jobflow.eager.convert import agree, convert_array, done, empty
+from jobflow.eager.session_tensors import Tie, relay
 from jobflow.eager.state import EagerState, mixed
 from jobflow.eager.structures import filled, form, leaves
-from jobflow.eager.tensor import Home, Storage, Tensor, lives, moves
+from jobflow.eager.tensor import Home, Storage, Tensor, moves
 from jobflow.engine.binding import Loaded, StorageChoice, state_of
 from jobflow.engine.session import current_session
 from jobflow.graph.graph_text import bare, first_difference, physical_text
@@ -66,15 +67,6 @@ class Built:
     schedules: Sequence[Any]
     #: True if its tensors are local
     local: bool
-
-
-class Stored(NamedTuple):
-    """A tensor that is a variable, where the program has it, and how it lay when the graph was compiled."""
-
-    name: str
-    tensor: Tensor
-    home: Home
-    layout: Layout | None
 
 
 class Numbering:
@@ -143,7 +135,8 @@ class Bound:
         given = [x for _, x in leaves(built.given, "an output")]
         self.outputs = [self._given(value, x) for value, x in zip(self.physical.graph.outputs, given, strict=True)]
         self.executor: Executor | None = None
-        self.variables: list[Stored] = []
+        #: tensors that are variables, and where the program has them
+        self.ties: list[tuple[Tie, Home]] = []
         self.storages: list[Storage] = []
         self.together = Placement("cpu", self.numbering.ranks)
         self.trail = here.trail(self.together)
@@ -277,16 +270,8 @@ class Bound:
 
     def _relaid(self, x: Tensor, variable: Variable) -> bool:
         """Whether the graph stores a tensor otherwise than it lies; it lies so from now on."""
-        if x.layout is None:
-            return False
-        stored = self.numbering.layout(Layout(variable.placement, variable.sbp))
-        if stored == x.layout:
-            return False
-        before = x.layout if x.storage is None else x.storage.before or x.layout
-        x.array, x.layout = convert_array(self.here, x.array, x.type, x.layout, stored, f"{self.built.name}: {variable.name}").copy(), stored
-        x.storage = None
-        x.memory.before = before
-        return True
+        lies = self.numbering.layout(Layout(variable.placement, variable.sbp))
+        return relay(self.here, x, lies, f"{self.built.name}: {variable.name}")
 
     def _piece(self, saved: Tensor, variable: Variable) -> Array:
         if saved.type != variable.type or (saved.layout is None) != self.built.local:
@@ -314,7 +299,7 @@ class Bound:
                 home = Home(state.array(name), state.buffers[slot.buffer], slot.offset, ranks)
                 moves(x, home)
             self.memory.homes[name] = home
-        self.variables.append(Stored(name, x, home, x.layout))
+        self.ties.append((Tie(self.built.graph.variables[name], x, home, x.type, x.layout), home))
         if name in self.built.graph.updates:
             self.storages.append(x.memory)
 
@@ -336,7 +321,7 @@ class Bound:
             draw.array[0] = draw.generator.next()
         for rate in self.built.rates:
             rate.array[0] = rate.group["lr"]
-        moved = [stored for stored in self.variables if stored.tensor.array is not stored.home.array]
+        moved = [(tie, home) for tie, home in self.ties if tie.tensor.array is not home.array]
         origin = self._agreed(tensors, moved)
         made: dict[int, Array] = {}
         if self.executor is not None:
@@ -359,7 +344,7 @@ class Bound:
                 draw.generator.draws -= 1
             raise
 
-    def _agreed(self, tensors: Sequence[Tensor], moved: Sequence[Stored]) -> int:
+    def _agreed(self, tensors: Sequence[Tensor], moved: Sequence[tuple[Tie, Home]]) -> int:
         """Make sure that all ranks run this graph now, on the same; a number for that."""
         fed = [crc32(array.tobytes()) for array in self.constant.values()]
         held = [self.built.tensors[name].origin for name in self.changing]
@@ -368,7 +353,7 @@ class Bound:
         self.trail.add(origin, f"{self.built.name}{rates}")
         for number, name in enumerate(self.changing):
             self.built.tensors[name].origin = origin + number
-        theirs = [stored.name for stored in moved if stored.home.ranks]
+        theirs = [tie.variable.name for tie, home in moved if home.ranks]
         if self.comm is not None or theirs:
             written = f" after {', '.join(theirs[:3])}{', ...' if len(theirs) > 3 else ''} had been written to outside of it" if theirs else ""
             agree(
@@ -379,33 +364,24 @@ class Bound:
             )
         return origin
 
-    def _take(self, moved: Sequence[Stored]) -> None:
+    def _take(self, moved: Sequence[tuple[Tie, Home]]) -> None:
         """The program has put other memory in the place of tensors': the graph's memory gets its numbers.
 
         Of what the ranks have in common these are the first rank's; all ranks have agreed to be here.
         """
         first = self.here.rank.index == self.numbering.ranks[0]
-        for stored in moved:
-            self._check_kind(stored)
-            x, home = stored.tensor, stored.home
+        for tie, home in moved:
+            if changed := tie.changed("when the graph was compiled"):
+                raise JobError(f"{self.built.name} at {user_line()}: {changed}; make another graph")
             if first or not home.ranks:
                 target = home.array
                 if home.ranks:
                     assert self.memory.rank is not None
-                    target = state_of(self.memory.rank).array(stored.name)
-                target[...] = x.array
-            home.come_back()
-            lives(x, home)
-        if any(stored.home.ranks for stored in moved):
+                    target = state_of(self.memory.rank).array(tie.variable.name)
+                target[...] = tie.tensor.array
+            tie.bring_home()
+        if any(home.ranks for _, home in moved):
             self.group.barrier()
-
-    def _check_kind(self, stored: Stored) -> None:
-        before = Meta(stored.name, self.built.graph.variables[stored.name].type, stored.layout)
-        now = Meta(stored.name, stored.tensor.type, stored.tensor.layout)
-        if now != before:
-            raise JobError(
-                f"{self.built.name} at {user_line()}: {stored.name} was {before} when the graph was compiled and is {now} now; make another graph"
-            )
 
     @property
     def group(self) -> Communicator:

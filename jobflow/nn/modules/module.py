@@ -362,9 +362,7 @@ class Module:
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Itself on a device and, where it is of floats, in an element type: to("cpu"), to(flow.float64), to(tensor) ..."""
-        device, dtype = moving.target(*args, **kwargs)
-        if dtype is not None and not dtype.is_float:
-            raise DtypeError(f"{type(self).__name__}.to at {user_line()}: modules have floating point parameters, not {dtype.name}")
+        device, dtype = moving.target(f"{type(self).__name__}.to", args, kwargs)
         return self._apply(lambda _, x: moving.moved(x, device, dtype))
 
     def cpu(self) -> Self:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from jobflow.core.errors import DtypeError, JobError, JobflowError, user_line
 from jobflow.core.layout import B, Split
-from jobflow.core.types import DType, dtype_of
+from jobflow.core.types import DType
 from jobflow.eager.tensor import Tensor
-from jobflow.functional.global_tensors import to_global, to_local
+from jobflow.functional.casting import named
+from jobflow.functional.global_tensors import asked_of_to, to_global, to_local
 from jobflow.functional.promotion import cast
 
 
@@ -36,24 +38,16 @@ def piece(name: str, x: Tensor) -> Tensor:
     return x if x.layout is None else to_local(x, copy=True)
 
 
-def target(*args: Any, **kwargs: Any) -> tuple[Any, DType | None]:
-    """Device and element type that arguments of `to` mean; None for what they do not say."""
-    device, dtype = kwargs.pop("device", None), kwargs.pop("dtype", None)
-    kwargs.pop("non_blocking", None)
-    kwargs.pop("copy", None)
-    if kwargs:
-        raise JobError(f"to at {user_line()}: unknown keyword {next(iter(kwargs))!r}; it takes device and dtype")
-    for given in args:
-        if isinstance(given, DType):
-            dtype = given
-        elif isinstance(given, Tensor):
-            device, dtype = (given.placement.type if given.is_global else given.device), given.dtype
-        elif not isinstance(given, bool) and given is not None:
-            device = given
-    try:
-        return device, None if dtype is None else dtype_of(dtype)
-    except (KeyError, TypeError):
-        raise DtypeError(f"to at {user_line()}: {dtype!r} is not an element type") from None
+def target(what: str, arguments: Sequence[Any], options: dict[str, Any]) -> tuple[Any, DType | None]:
+    """Device and element type, of floats, that arguments of `to` ask for; None for what they do not say."""
+    if "placement" in options or "sbp" in options:
+        raise JobError(f"{what} at {user_line()}: modules go to a placement by to_global(placement, sbp)")
+    options.pop("copy", None)
+    asked = asked_of_to(arguments, options)
+    dtype = named("to", asked["dtype"]) if "dtype" in asked else None
+    if dtype is not None and not dtype.is_float:
+        raise DtypeError(f"{what} at {user_line()}: modules have floating point parameters, not {dtype.name}")
+    return asked["placement"].type if "placement" in asked else asked.get("device"), dtype
 
 
 def moved(x: Tensor, device: Any, dtype: DType | None) -> Tensor:
