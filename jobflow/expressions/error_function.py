@@ -12,11 +12,11 @@ from jobflow.core.types import Array, Xp
 
 # Rational minimax approximations of W. J. Cody, "Rational Chebyshev approximations for the error function",
 # Math. Comp. 23 (1969): erf(x)/x in x^2 for |x| <= 0.46875; exp(x^2) erfc(x) in x up to 4, and in 1/x^2 beyond.
-_SMALL = (
+SMALL = (
     (1.85777706184603153e-1, 3.16112374387056560, 1.13864154151050156e2, 3.77485237685302021e2, 3.20937758913846947e3),
     (1.0, 2.36012909523441209e1, 2.44024637934444173e2, 1.28261652607737228e3, 2.84423683343917062e3),
 )
-_MIDDLE = (
+MIDDLE = (
     (
         *(2.15311535474403846e-8, 5.64188496988670089e-1, 8.88314979438837594, 6.61191906371416295e1, 2.98635138197400131e2),
         *(8.81952221241769090e2, 1.71204761263407058e3, 2.05107837782607147e3, 1.23033935479799725e3),
@@ -26,11 +26,11 @@ _MIDDLE = (
         *(3.29079923573345963e3, 4.36261909014324716e3, 3.43936767414372164e3, 1.23033935480374942e3),
     ),
 )
-_LARGE = (
+LARGE = (
     (1.63153871373020978e-2, 3.05326634961232344e-1, 3.60344899949804439e-1, 1.25781726111229246e-1, 1.60837851487422766e-2, 6.58749161529837803e-4),
     (1.0, 2.56852019228982242, 1.87295284992346725, 5.27905102951428412e-1, 6.05183413124413191e-2, 2.33520497626869185e-3),
 )
-_ONE_OVER_ROOT_PI = 5.6418958354775628695e-1
+ONE_OVER_ROOT_PI = 5.6418958354775628695e-1
 
 
 def _polynomial(coefficients: Sequence[float], x: Array) -> Array:
@@ -51,7 +51,7 @@ def _tail(xp: Xp, size: Array) -> Array:
     a = xp.minimum(size, 4.0)
     b = xp.maximum(size, 4.0)
     inverse = 1.0 / (b * b)
-    scaled = xp.where(size <= 4.0, _ratio(_MIDDLE, a), (_ONE_OVER_ROOT_PI - inverse * _ratio(_LARGE, inverse)) / b)
+    scaled = xp.where(size <= 4.0, _ratio(MIDDLE, a), (ONE_OVER_ROOT_PI - inverse * _ratio(LARGE, inverse)) / b)
     near = xp.trunc(xp.minimum(size, 30.0) * 16.0) / 16.0  # x^2 in two parts, so that exp loses no digits
     rest = (xp.minimum(size, 30.0) - near) * (xp.minimum(size, 30.0) + near)
     return xp.exp(-near * near) * xp.exp(-rest) * scaled
@@ -60,7 +60,7 @@ def _tail(xp: Xp, size: Array) -> Array:
 def _centre(xp: Xp, x: Array) -> Array:
     """erf(x) for |x| <= 0.46875."""
     inside = xp.clip(x, -0.46875, 0.46875)
-    return inside * _ratio(_SMALL, inside * inside)
+    return inside * _ratio(SMALL, inside * inside)
 
 
 def _cupy_special() -> Any:

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 from jobflow.core.errors import DtypeError
-from jobflow.core.types import DType, bool_, float64, plain
+from jobflow.core.types import DType, bool_, float64, int32, plain
 
 #: an expression, or what stands beside one: a Python number
 Operand: TypeAlias = "Expression | float"
@@ -278,6 +278,13 @@ def fma(x: Operand, y: Operand, z: Operand) -> Expression:
     """x y + z with one rounding; on arrays of float64, with two."""
     typed = _typed("fma", (x, y, z))
     return make("fma", typed, typed[0].dtype)
+
+
+def ldexp(x: Expression, n: Expression) -> Expression:
+    """x 2^n, n of int32."""
+    if n.dtype is not int32 or not x.dtype.is_float:
+        raise DtypeError(f"ldexp of {x.dtype.name} and {n.dtype.name}, not of a float and int32")
+    return make("ldexp", (x, n), x.dtype)
 
 
 def reinterpret(x: Expression, dtype: DType) -> Expression:

@@ -24,7 +24,7 @@ SHARED = (
     *("expm1", "log", "log2", "log10", "log1p", "power", "sin", "cos", "tan", "arcsin", "arccos", "arctan", "arctan2", "sinh", "cosh", "tanh"),
     *("arcsinh", "arccosh", "arctanh", "floor", "ceil", "rint", "trunc", "copysign", "less", "less_equal", "greater", "greater_equal", "equal"),
     *("not_equal", "isnan", "isinf", "isfinite", "logical_and", "logical_or", "logical_xor", "logical_not", "bitwise_and", "bitwise_or"),
-    *("bitwise_xor", "invert", "left_shift", "right_shift", "where", "square", "fmod", "remainder", "floor_divide"),
+    *("bitwise_xor", "invert", "left_shift", "right_shift", "ldexp", "where", "square", "fmod", "remainder", "floor_divide"),
 )
 
 

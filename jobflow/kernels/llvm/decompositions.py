@@ -8,11 +8,13 @@ units of the last place, over all arguments; the tests look at arguments of ever
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from jobflow.core.types import DType, bool_, float32, float64, int32, int64
+from jobflow.core.types import DType, float32, float64, int32, int64
 from jobflow.expressions import language as f
+from jobflow.expressions.error_function import LARGE, MIDDLE, ONE_OVER_ROOT_PI, SMALL
 from jobflow.expressions.language import Expression, in_order, make
 
 Formula: TypeAlias = Callable[..., Expression]
@@ -27,28 +29,51 @@ def polynomial(x: Expression, *coefficients: float) -> Expression:
     return value
 
 
+@dataclass(frozen=True)
 class _Format:
     """What the functions below need to know of a float type."""
 
-    def __init__(self, dtype: DType, bits: DType, mantissa: int, bias: int, log2: tuple[float, float]) -> None:
-        self.dtype, self.bits, self.mantissa, self.bias = dtype, bits, mantissa, bias
-        #: added to a number, its last bits are the nearest integer
-        self.magic = 1.5 * 2.0**mantissa
-        #: log(2) in two parts, of which the first has few digits
-        self.log2 = log2
-        (self.magic_bits,) = memoryview(_packed(self.magic, dtype)).cast("B").cast("i" if dtype is float32 else "q")
+    bits: DType
+    #: digits after the point, and what is added to the exponent where it is stored
+    digits: int
+    bias: int
+    #: its exponent, and the bits of the number below which the logarithm takes a number as the next power of two's
+    exponent: int
+    lowest: int
+    #: log(2) in two parts, of which products of the first with small whole numbers are exact
+    log2: tuple[float, float]
+    #: where e^x is 0 below and infinite above, and 2^x
+    ends: tuple[float, float]
+    ends2: tuple[float, float]
+    #: coefficients of e^x, and of (e^x - 1 - x) / x^2, for |x| <= log(2) / 2
+    exp: tuple[float, ...]
+    expm1: tuple[float, ...]
 
-    def power_of_two(self, n: Expression) -> Expression:
-        """2^n for a whole number n of a normal number's range."""
-        return f.reinterpret(f.left_shift(n + self.bias, self.mantissa), self.dtype)
+    @property
+    def magic(self) -> float:
+        """Added to a number, its last bits are the nearest whole number."""
+        return 1.5 * 2.0**self.digits
+
+    @property
+    def magic_bits(self) -> int:
+        return ((self.bias + self.digits) << self.digits) + (1 << self.digits - 1)
 
 
-def _packed(value: float, dtype: DType) -> bytes:
-    return bytes(dtype.numpy.type(value).tobytes())
-
-
-_SINGLE = _Format(float32, int32, 23, 127, (float.fromhex("0x1.62e400p-1"), float.fromhex("0x1.7f7d1cp-20")))
-_DOUBLE = _Format(float64, int64, 52, 1023, (float.fromhex("0x1.62e42fefa0000p-1"), float.fromhex("0x1.cf79abc9e3b3ap-40")))
+_TAYLOR = tuple(1 / math.factorial(n) for n in range(14, -1, -1))
+_SINGLE = _Format(
+    *(int32, 23, 127, -1 << 23, 0x3F2AAAAB),
+    (float.fromhex("0x1.62e400p-1"), float.fromhex("0x1.7f7d1cp-20")),
+    *((-104.0, 89.0), (-151.0, 129.0)),
+    (1.37805939e-3, 8.37312452e-3, 4.16695364e-2, 1.66664720e-1, 4.99999851e-1, 1.0, 1.0),
+    (1.97350979e-4, 1.39309070e-3, 8.33343994e-3, 4.16668020e-2, 1.66666716e-1, 4.99999970e-1),
+)
+_DOUBLE = _Format(
+    *(int64, 52, 1023, -1 << 52, 0x3FE6A09E667F3BCD),
+    (float.fromhex("0x1.62e42fee00000p-1"), float.fromhex("0x1.a39ef35793c76p-33")),
+    *((-746.0, 710.0), (-1076.0, 1025.0)),
+    _TAYLOR[1:],
+    _TAYLOR[:-2],
+)
 
 
 def _format(x: Expression) -> _Format:
@@ -58,61 +83,279 @@ def _format(x: Expression) -> _Format:
 # ----------------------------------------------------------------------------------------------- exponentials
 
 
-def _times_power_of_two(y: Expression, shifted: Expression, form: _Format) -> Expression:
-    """y 2^n, n the last bits of `shifted`, in two steps: neither overflows nor loses digits before the result does."""
-    n = f.reinterpret(shifted, form.bits) - form.magic_bits
+def ldexp(x: Expression, n: Expression) -> Expression:
+    """x 2^n in two steps, so that neither overflows nor loses digits before the result does: for n of twice a normal exponent."""
+    form = _format(x)
+    n = f.cast(n, form.bits)
     half = f.right_shift(n, 1)
-    return y * form.power_of_two(half) * form.power_of_two(n - half)
+    first, second = (f.reinterpret(f.left_shift(k + form.bias, form.digits), x.dtype) for k in (half, n - half))
+    return x * first * second
 
 
-_EXP_SINGLE = (1.37805939e-3, 8.37312452e-3, 4.16695364e-2, 1.66664720e-1, 4.99999851e-1, 1.0, 1.0)
-_EXP_DOUBLE = tuple(1 / math.factorial(n) for n in range(13, -1, -1))
-
-
-def _exp_polynomial(r: Expression) -> Expression:
-    """e^r for |r| <= log(2) / 2."""
-    return polynomial(r, *(_EXP_SINGLE if r.dtype is float32 else _EXP_DOUBLE))
+def _nearest(x: Expression, factor: float) -> tuple[Expression, Expression]:
+    """The whole number next to x * factor, as a float and as an integer; anything where x is NaN."""
+    form = _format(x)
+    shifted = f.fma(x, factor, form.magic)
+    return shifted - form.magic, f.cast(f.reinterpret(shifted, form.bits) - form.magic_bits, int32)
 
 
 def _limited(x: Expression, low: float, high: float) -> Expression:
     return f.minimum(f.maximum(x, low), high)
 
 
+def _reduced(x: Expression) -> tuple[Expression, Expression, Expression]:
+    """n, n as an integer, and r with x = n log(2) + r, |r| <= log(2) / 2."""
+    high, low = _format(x).log2
+    n, whole = _nearest(x, math.log2(math.e))
+    return n, whole, f.fma(n, -low, f.fma(n, -high, x))
+
+
 def exp(x: Expression) -> Expression:
     form = _format(x)
-    x = _limited(x, *((-104.0, 89.0) if x.dtype is float32 else (-746.0, 710.0)))
-    shifted = f.fma(x, math.log2(math.e), form.magic)
-    n = shifted - form.magic
-    r = f.fma(n, -form.log2[1], f.fma(n, -form.log2[0], x))
-    return _times_power_of_two(_exp_polynomial(r), shifted, form)
+    _, n, r = _reduced(_limited(x, *form.ends))
+    return f.ldexp(polynomial(r, *form.exp), n)
 
 
-DECOMPOSITIONS: dict[str, Formula] = {"exp": exp}
+def exp2(x: Expression) -> Expression:
+    form = _format(x)
+    x = _limited(x, *form.ends2)
+    n, whole = _nearest(x, 1.0)
+    return f.ldexp(polynomial((x - n) * math.log(2), *form.exp), whole)
 
 
-def lowered(outputs: Sequence[Expression]) -> tuple[list[Expression], set[Expression]]:
-    """The outputs with every function taken apart, and which expressions are the results of one: dear to compute again."""
-    known: dict[Expression, Expression] = {}
-    dear: set[Expression] = set()
-    for x in in_order(outputs):
-        arguments = tuple(known[y] for y in x.arguments)
-        single = x.dtype.is_half or any(y.dtype.is_half for y in arguments)
-        if single and x.primitive not in KEEPS_HALF:
-            arguments = tuple(f.cast(y, y.dtype.arithmetic) for y in arguments)
-        made = _apart(x, arguments)
-        known[x] = made if made.dtype is x.dtype else f.cast(made, x.dtype)
-        if x.primitive in DECOMPOSITIONS:
-            dear.add(known[x])
-    return [known[x] for x in outputs], dear
+def expm1(x: Expression) -> Expression:
+    """2 (2^n / 2 (e^r - 1) + 2^n / 2 - 1/2), with what 2^n / 2 - 1/2 loses."""
+    form = _format(x)
+    n, whole, r = _reduced(_limited(x, -64.0, form.ends[1]))
+    one = f.equal(n, 1.0)
+    rest = f.fma(polynomial(r, *form.expm1), r * r, f.where(one, r + 0.5, r))
+    half = f.ldexp(f.constant(0.5, x.dtype), whole)
+    less = half - 0.5
+    sum_ = f.fma(rest, half, (half - less) - 0.5) + less
+    result = f.where(f.equal(n, 0.0), rest, f.where(one, rest + rest, sum_ + sum_))
+    return f.where(f.equal(x, 0.0), x, result)
+
+
+# ----------------------------------------------------------------------------------------------- logarithms
+
+_LOG_SINGLE = (*(-0.130310059, 0.140869141, -0.121483512, 0.139814854, -0.166846126, 0.200120345, -0.249996200, 0.333331972, -0.5),)
+#: of log(1 + x) on [-0.25, 0.5]
+_LOG1P_SINGLE = (-4.54559326e-2, 1.05529785e-1, -1.32279143e-1, 1.44911006e-1, -1.66416913e-1, 1.99886635e-1, -2.50001878e-1, 3.33335280e-1, -0.5)
+#: of fdlibm: log(1 + x) = x - (x^2 / 2 - s (x^2 / 2 + R)), s = x / (2 + x), R a polynomial in s^2
+_LOG_DOUBLE = (
+    *(1.479819860511658591e-01, 1.531383769920937332e-01, 1.818357216161805012e-01, 2.222219843214978396e-01),
+    *(2.857142874366239149e-01, 3.999999999940941908e-01, 6.666666666666735130e-01, 0.0),
+)
+
+
+def _split(x: Expression, lowest: int) -> tuple[Expression, Expression]:
+    """The power of two 2^k in a positive number, as the bits of k in their place, and k."""
+    form = _format(x)
+    place = f.bitwise_and(f.reinterpret(x, form.bits) - lowest, form.exponent)
+    k = f.right_shift(place, form.digits)
+    return place, f.reinterpret(k + form.magic_bits, x.dtype) - form.magic
+
+
+def _log_of_sum(x: Expression, k: Expression, coefficients: tuple[float, ...] = _LOG_SINGLE) -> Expression:
+    """log(1 + x) + k log(2)."""
+    if x.dtype is float32:
+        return f.fma(k, math.log(2), f.fma(polynomial(x, *coefficients), x * x, x))
+    high, low = 6.93147180369123816490e-01, 1.90821492927058770002e-10
+    s = x / (x + 2.0)
+    half = x * x * 0.5
+    r = polynomial(s * s, *_LOG_DOUBLE)
+    return f.fma(k, high, x - (half - f.fma(s, half + r, k * low)))
+
+
+def _normal(x: Expression) -> tuple[Expression, Expression]:
+    """x times a power of two that makes it a normal number, and that power."""
+    tiny, digits = (2.0**-126, 23.0) if x.dtype is float32 else (2.0**-1022, 52.0)
+    small = x < tiny
+    return f.where(small, x * 2.0**digits, x), f.where(small, f.constant(-digits, x.dtype), 0.0)
+
+
+def _logarithm(x: Expression, combined: Callable[[Expression, Expression], Expression]) -> Expression:
+    """What `combined` makes of m and k, x = (1 + m) 2^k, and the ends."""
+    form = _format(x)
+    normal, below = _normal(x)
+    place, k = _split(normal, form.lowest)
+    m = f.reinterpret(f.reinterpret(normal, form.bits) - place, x.dtype) - 1.0
+    result = combined(m, k + below)
+    result = f.where(x < math.inf, result, x)  # infinity and NaN
+    return f.where(x > 0.0, result, f.where(f.equal(x, 0.0), f.constant(-math.inf, x.dtype), math.nan))
+
+
+def log(x: Expression) -> Expression:
+    return _logarithm(x, _log_of_sum)
+
+
+def log2(x: Expression) -> Expression:
+    def combined(m: Expression, k: Expression) -> Expression:
+        return f.fma(_log_of_sum(m, k * 0.0), math.log2(math.e), k)
+
+    return _logarithm(x, combined)
+
+
+def log10(x: Expression) -> Expression:
+    def combined(m: Expression, k: Expression) -> Expression:
+        return f.fma(k, math.log10(2), _log_of_sum(m, k * 0.0) * math.log10(math.e))
+
+    return _logarithm(x, combined)
+
+
+def log1p(x: Expression) -> Expression:
+    """(1 + x) 2^-k - 1 is x 2^-k + (2^-k - 1): nothing of x is lost."""
+    form = _format(x)
+    place, k = _split(x + 1.0, 0x3F400000 if x.dtype is float32 else form.lowest)
+    scaled = f.reinterpret(f.reinterpret(x, form.bits) - place, x.dtype)
+    four = (form.bias + 2) << form.digits
+    m = scaled + f.fma(f.reinterpret(four - place, x.dtype), 0.25, -1.0)
+    result = _log_of_sum(m, k, _LOG1P_SINGLE)
+    result = f.where(x < math.inf, result, x)
+    result = f.where(x > -1.0, result, f.where(f.equal(x, -1.0), f.constant(-math.inf, x.dtype), math.nan))
+    return f.where(f.equal(x, 0.0), x, result)
+
+
+# ----------------------------------------------------------------------------------------------- sigmoids and hyperbolic functions
+
+_TANH_SINGLE = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
+
+
+def tanh(x: Expression) -> Expression:
+    size = f.absolute(x)
+    if x.dtype is float64:
+        t = f.expm1(size * -2.0)
+        return f.copysign(-t / (t + 2.0), x)
+    far = 1.0 - 2.0 / (f.exp(size * 2.0) + 1.0)
+    near = f.fma(polynomial(size * size, *_TANH_SINGLE), size * size * size, size)
+    return f.copysign(f.where(size < 0.625, near, far), x)
+
+
+def sigmoid(x: Expression) -> Expression:
+    e = f.exp(-f.absolute(x))
+    return f.where(x < 0.0, e, 1.0) / (e + 1.0)
+
+
+def softplus(x: Expression) -> Expression:
+    return f.maximum(x, 0.0) + f.log1p(f.exp(-f.absolute(x)))
+
+
+def sinh(x: Expression) -> Expression:
+    size = f.absolute(x)
+    t = f.expm1(size)
+    e = f.exp(size * 0.5)
+    return f.copysign(f.where(size < _format(x).ends[1] - 2.0, (t + t / (t + 1.0)) * 0.5, e * 0.5 * e), x)
+
+
+def cosh(x: Expression) -> Expression:
+    e = f.exp(f.absolute(x) * 0.5)
+    half = e * 0.5
+    return f.fma(half, e, 0.5 / (e * e))
+
+
+# ----------------------------------------------------------------------------------------------- error functions
+
+_ERF_CENTRE = (-5.96761703e-4, 4.99119423e-3, -2.67681349e-2, 1.12819925e-1, -3.76125336e-1, 1.28379166e-1)
+_ERF_FAR = (-1.72853470e-5, 3.83197126e-4, -3.88396438e-3, 2.42546219e-2, -1.06777877e-1, -6.34846687e-1, -1.28717512e-1)
+
+
+def _ratio(coefficients: tuple[tuple[float, ...], tuple[float, ...]], x: Expression) -> Expression:
+    above, below = coefficients
+    return polynomial(x, *above) / polynomial(x, *below)
+
+
+def _erf_centre(x: Expression) -> Expression:
+    """erf of float64 for |x| <= 0.46875; see `jobflow.expressions.error_function`."""
+    inside = _limited(x, -0.46875, 0.46875)
+    return inside * _ratio(SMALL, inside * inside)
+
+
+def _erfc_far(size: Expression) -> Expression:
+    """erfc of float64 for size >= 0.46875."""
+    a, b, limited = f.minimum(size, 4.0), f.maximum(size, 4.0), f.minimum(size, 30.0)
+    inverse = 1.0 / (b * b)
+    scaled = f.where(f.less_equal(size, 4.0), _ratio(MIDDLE, a), (ONE_OVER_ROOT_PI - inverse * _ratio(LARGE, inverse)) / b)
+    near = f.trunc(limited * 16.0) * (1 / 16)
+    return f.exp(-(near * near)) * f.exp(-((limited - near) * (limited + near))) * scaled
+
+
+def erfc(x: Expression) -> Expression:
+    """In float64 also for float32, which has no room for exp(-x^2)."""
+    wide = f.cast(x, float64)
+    size = f.absolute(wide)
+    tail = _erfc_far(f.maximum(size, 0.46875))
+    far = f.where(wide > 0.0, tail, 2.0 - tail)
+    return f.cast(f.where(f.less_equal(size, 0.46875), 1.0 - _erf_centre(wide), far), x.dtype)
+
+
+def erf(x: Expression) -> Expression:
+    size = f.absolute(x)
+    if x.dtype is float64:
+        far = f.copysign(1.0 - _erfc_far(f.maximum(size, 0.46875)), x)
+        return f.where(f.less_equal(size, 0.46875), _erf_centre(x), far)
+    near = f.fma(polynomial(x * x, *_ERF_CENTRE), x, x)
+    limited = f.minimum(size, 4.0)
+    power = f.fma(polynomial(limited, *_ERF_FAR), limited, -limited)
+    return f.where(size > 0.927734375, f.copysign(1.0 - f.exp(power), x), near)
+
+
+# ----------------------------------------------------------------------------------------------- powers
+
+
+def power(x: Expression, y: Expression) -> Expression:
+    """e^(y log|x|) in float64, and the ends as C has them."""
+    a, b = f.cast(x, float64), f.cast(y, float64)
+    size = f.absolute(a)
+    result = f.where(f.equal(size, 1.0), 1.0, f.exp(b * f.log(size)))
+    whole, even = f.equal(f.trunc(b), b), f.equal(f.trunc(b * 0.5), b * 0.5)
+    sign = f.where(f.logical_and(whole, f.logical_not(even)), f.copysign(f.constant(1.0, float64), a), 1.0)
+    defined = f.logical_or(f.logical_or(whole, f.isinf(a)), f.logical_not(a < 0.0))
+    result = f.where(defined, result * sign, math.nan)
+    return f.cast(f.where(f.equal(b, 0.0), 1.0, result), x.dtype)
+
+
+_FORMULAS = (exp, exp2, expm1, log, log2, log10, log1p, tanh, sigmoid, softplus, sinh, cosh, erf, erfc, power, ldexp)
+DECOMPOSITIONS: dict[str, Formula] = {formula.__name__: formula for formula in _FORMULAS}
+#: in units of the last place of float32 and of float64; ldexp has none
+MAXIMAL_ERROR: dict[str, tuple[float, float]] = {
+    "exp": (0.9, 0.9),
+    "exp2": (0.9, 1.0),
+    "expm1": (1.0, 1.4),
+    "log": (0.9, 0.9),
+    "log2": (1.6, 1.6),
+    "log10": (2.0, 2.0),
+    "log1p": (0.9, 1.5),
+    "tanh": (1.3, 3.0),
+    "sigmoid": (2.1, 2.5),
+    "softplus": (1.6, 2.0),
+    "sinh": (2.1, 3.0),
+    "cosh": (2.8, 2.8),
+    "erf": (1.0, 4.0),
+    "erfc": (0.6, 7.0),
+    "power": (0.6, math.inf),  # float64 is left to NumPy
+}
 
 
 #: what is done with numbers of two bytes as they are; all else is done in float32 and rounded
 KEEPS_HALF = {"element", "number", "constant", "cast", "where", "reinterpret"}
 
 
-def _apart(x: Expression, arguments: tuple[Expression, ...]) -> Expression:
-    formula = DECOMPOSITIONS.get(x.primitive)
-    if formula is not None:
-        return lowered([formula(*arguments)])[0][0]
-    dtype = x.dtype if x.primitive in KEEPS_HALF or x.dtype is bool_ else x.dtype.arithmetic
-    return x if arguments == x.arguments and dtype is x.dtype else make(x.primitive, arguments, dtype, x.attribute)
+def lowered(outputs: Sequence[Expression], machine: Collection[str] = ()) -> tuple[list[Expression], set[Expression]]:
+    """The outputs with all functions taken apart that the machine has not, and which expressions are results of one: dear to compute again."""
+    known: dict[Expression, Expression] = {}
+    dear: set[Expression] = set()
+    for x in in_order(outputs):
+        arguments = tuple(known[y] for y in x.arguments)
+        if x.primitive not in KEEPS_HALF:
+            arguments = tuple(f.cast(y, y.dtype.arithmetic) for y in arguments)
+        formula = None if x.primitive in machine else DECOMPOSITIONS.get(x.primitive)
+        if formula is not None:
+            made = lowered([formula(*arguments)], machine)[0][0]
+        elif x.primitive in KEEPS_HALF:
+            made = make(x.primitive, arguments, x.dtype, x.attribute)
+        else:
+            made = make(x.primitive, arguments, x.dtype.arithmetic, x.attribute)
+        known[x] = f.cast(made, x.dtype)
+        if formula is not None:
+            dear.add(known[x])
+    return [known[x] for x in outputs], dear

@@ -113,6 +113,12 @@ def _intrinsic(name: str) -> Print:
     return printed
 
 
+def _ldexp(at: Lines, x: Expression, operands: Sequence[str], lanes: int) -> str:
+    kinds = [register(y.dtype, lanes) for y in x.arguments]
+    endings = "".join(suffix(register(y.dtype), lanes) for y in x.arguments)
+    return at.call(f"llvm.ldexp{endings}", kinds[0], *(f"{kind} {o}" for kind, o in zip(kinds, operands, strict=True)))
+
+
 def _negative(at: Lines, x: Expression, operands: Sequence[str], lanes: int) -> str:
     kind = register(x.dtype, lanes)
     return at.value(f"fneg {kind} {operands[0]}" if x.dtype.is_float else f"sub {kind} {literal(0, x.dtype, lanes)}, {operands[0]}")
@@ -319,6 +325,7 @@ INSTRUCTIONS: dict[str, Print] = {
     "where": _where,
     "cast": _cast,
     "reinterpret": _reinterpret,
+    "ldexp": _ldexp,
 }
 #: lanes of a vector: as many as partial sums of a row
 WIDTH = LANES

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.core.types import Array, DType, float32
+from jobflow.core.types import Array, DType, float32, float64
 from jobflow.expressions.language import Expression, in_order
 from jobflow.kernels.llvm.decompositions import DECOMPOSITIONS, lowered
 from jobflow.kernels.llvm.instructions import INSTRUCTIONS
@@ -22,6 +22,9 @@ from jobflow.ops.op import Call
 
 #: primitives that are read or counted, not computed
 _GIVEN = {"element", "number", "constant", "columns"}
+_PRINTED = {*_GIVEN, *REDUCTIONS, *INSTRUCTIONS, *DECOMPOSITIONS}
+#: needs more digits than float64 has
+_TOO_DEAR = {("power", float64)}
 #: types whose numbers a number of two bytes is rounded from once
 _TO_HALF = {"bool", "char", "int8", "uint8", "float16", "bfloat16", "float32"}
 _MOST_AXES = 6
@@ -55,16 +58,12 @@ def compile_loop(outputs: Sequence[Expression], form: LoopForm) -> Loop:
     with _lock:
         found = _loops.get(key)
     if found is None:
-        printed = print_loop(*_apart(key[0], form))
+        apart, dear = lowered(outputs, compiler().primitives)
+        printed = print_loop(apart, form, dear)
         found = Loop(form, printed.text, printed.scratch, compiler().function(printed.text))
         with _lock:
             found = _loops.setdefault(key, found)
     return found
-
-
-def _apart(outputs: tuple[Expression, ...], form: LoopForm) -> tuple[list[Expression], LoopForm, set[Expression]]:
-    apart, dear = lowered(outputs)
-    return apart, form, dear
 
 
 def refuses(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> str | None:
@@ -75,8 +74,10 @@ def refuses(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Seq
 
 def _refused_expression(order: Sequence[Expression]) -> str | None:
     for x in order:
-        if x.primitive not in INSTRUCTIONS and x.primitive not in DECOMPOSITIONS and x.primitive not in REDUCTIONS and x.primitive not in _GIVEN:
+        if x.primitive not in _PRINTED:
             return f"{x.primitive} is not made of what a machine has"
+        if x.primitive in DECOMPOSITIONS and (not x.dtype.is_float or (x.primitive, x.dtype) in _TOO_DEAR):
+            return f"{x.primitive} of {x.dtype.name} is not made of what a machine has"
         if x.primitive == "cast":
             names = (x.arguments[0].dtype.name, x.dtype.name)
             if any(d.is_half for d in (x.arguments[0].dtype, x.dtype)) and not set(names) <= _TO_HALF:

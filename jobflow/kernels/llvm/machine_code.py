@@ -45,6 +45,11 @@ class Compiler:
         return self._has("fma")
 
     @property
+    def primitives(self) -> frozenset[str]:
+        """Functions of the language that this machine has an instruction for, and others have not."""
+        return frozenset({"ldexp"} if "+avx512f" in self.features.split(",") else ())
+
+    @property
     def has_float16(self) -> bool:
         return self._has("f16c")
 
