@@ -11,7 +11,7 @@ import ast
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -51,9 +51,12 @@ def _listed(source: Path) -> list[str]:
 
 
 def attach(
-    package: str, file: str, modules: Mapping[str, str] = MappingProxyType({})
+    package: str, file: str, modules: Mapping[str, str] = MappingProxyType({}), made: Callable[[str, Any], Any] = lambda name, found: found
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a package; `modules` may be imported from it too, by name, and lie elsewhere."""
+    """`__getattr__`, `__dir__` and `__all__` of a package; `modules` may be imported from it too, by name, and lie elsewhere.
+
+    `made` says what the package has under a name in the place of what was found.
+    """
     homes, public = read(package, Path(file).with_suffix(".pyi"))
 
     def find(name: str) -> Any:
@@ -63,10 +66,11 @@ def attach(
         found = importlib.import_module(home)
         if inside:
             found = getattr(found, inside) if hasattr(found, inside) else importlib.import_module(f"{home}.{inside}")
+        found = made(name, found)
         setattr(sys.modules[package], name, found)
         return found
 
-    _Aliases.names[package] = set(homes)
+    _Aliases.names[package] = homes.keys()
     _Aliases.modules |= {f"{package}.{name}": home for name, home in modules.items()}
     return find, lambda: sorted({*homes, *public}), public
 
@@ -78,7 +82,7 @@ class _Aliases:
     """
 
     #: package -> the names of its stub
-    names: ClassVar[dict[str, set[str]]] = {}
+    names: ClassVar[dict[str, Collection[str]]] = {}
     #: what may be imported besides -> where it is
     modules: ClassVar[dict[str, str]] = {}
 

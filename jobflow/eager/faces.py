@@ -2,7 +2,7 @@
 
     relu = of_jobs(relu)          takes tensors of the job whose body runs; of others, what its ops make of them at once or in nn.Graph.build
     sort = of_tensors(sort)       takes local and global tensors, at once or in nn.Graph.build, and tensors of the job whose body runs
-    reshape = by_arguments(arrays.reshape, functional.reshape)    one name of both: the arguments say which is meant
+    reshape = by_arguments(arrays.reshape)    one name of both: the arguments say which is meant
 
 Which parameters are tensors is read from a function's annotations.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property, update_wrapper, wraps
+from functools import cache, cached_property, lru_cache, update_wrapper, wraps
 from numbers import Real
 from types import FunctionType, MappingProxyType
 from typing import Any, TypeVar
@@ -43,34 +43,37 @@ def in_job() -> bool:
     return here.interpreter is not None and (here.root.eager is None or here.root.eager.building is None)
 
 
-def by_arguments(job: Function, tensors: Function, ours: Any = (), theirs: Any = (), needs_dtype: bool = False) -> Function:
+def by_arguments(job: Function, ours: Any = (), theirs: Any = (), needs_dtype: bool = False) -> Function:
     """A name that both faces have: the job's function or that of tensors, as the arguments say.
 
     What only one of them takes decides: a keyword, a second argument of the types `ours` or `theirs`, a `dtype` without which the job's cannot be.
     Else a tensor of a job has the job's conventions, and one with numbers those of tensors; where there is no tensor, the body of a job decides.
     """
     word = job.__name__
-    roles, other = Roles(word, job), inspect.signature(tensors).parameters
-    open_ended = any(each.kind is each.VAR_KEYWORD for each in other.values())
-    place = roles.places.index("dtype") if needs_dtype else 0
+    roles = Roles(word, job)
+
+    @cache
+    def tensors() -> Roles:
+        return Roles(word, getattr(importlib.import_module(TENSORS), word))
 
     def said(arguments: tuple[Any, ...], named: dict[str, Any]) -> bool | None:
         if len(arguments) > 1 and isinstance(arguments[1], (*ours, *theirs)):
             return isinstance(arguments[1], ours)
-        if needs_dtype and "dtype" not in named and len(arguments) <= place:
+        if needs_dtype and "dtype" not in named and len(arguments) <= roles.places.index("dtype"):
             return False
-        only = [each for each in named if (each in roles.by_name) != (each in other) and (each == "name" or not open_ended)]
+        other = tensors() if named else roles
+        only = [each for each in named if (each in roles.by_name) != (each in other.by_name) and (each == "name" or not other.open_ended)]
         return only[0] in roles.by_name if only else None
 
     @wraps(job)
     def either(*arguments: Any, **named: Any) -> Any:
         if not named and arguments and arguments[0].__class__ is EagerTensor and not (len(arguments) > 1 and isinstance(arguments[1], ours)):
-            return tensors(*arguments)
+            return tensors().function(*arguments)
         jobs = said(arguments, named)
         if jobs is None:
             found = [value for _, value in roles.given(arguments, named) if is_tensor(value)]
             jobs = any(isinstance(value, TensorOperators) for value in found) if found else in_job()
-        return job(*arguments, **named) if jobs else tensors(*arguments, **named)
+        return job(*arguments, **named) if jobs else tensors().function(*arguments, **named)
 
     made: Function = _named(either, word, "jobflow.legacy.shared_names")
     return made
@@ -117,6 +120,11 @@ class Roles:
         return next((each.name for each in self.signature.parameters.values() if each.kind is each.VAR_POSITIONAL), "")
 
     @cached_property
+    def open_ended(self) -> bool:
+        """Whether it takes any keyword."""
+        return any(each.kind is each.VAR_KEYWORD for each in self.signature.parameters.values())
+
+    @cached_property
     def must(self) -> dict[str, bool]:
         """Where nothing but tensors can be."""
         return {name: role not in ("", "operand") for name, role in self.by_name.items()}
@@ -125,6 +133,22 @@ class Roles:
     def by_place(self) -> tuple[bool, ...]:
         """The same, by position."""
         return tuple(self.must[name] for name in self.places)
+
+    @cached_property
+    def plain(self) -> tuple[bool, ...]:
+        """Which may be numbers, by position."""
+        return tuple(self.by_name[name] not in ("tensor", "tensors") for name in self.places)
+
+    @cached_property
+    def name(self) -> tuple[int, str | None]:
+        """Where the parameter `name` is, behind all others if there is none, and its default."""
+        parameters = self.signature.parameters
+        return (self.places.index("name"), parameters["name"].default) if "name" in parameters else (len(parameters), None)
+
+    @cached_property
+    def least(self) -> int:
+        """How many arguments it needs."""
+        return sum(each.default is each.empty for each in self.signature.parameters.values())
 
     def bind(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         """TypeError where Python would not call the function with these."""
@@ -265,19 +289,40 @@ def _body(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> Jo
     return body
 
 
+def as_public(word: str, value: Any) -> Any:
+    """What `jobflow.functional` has under this name: its functions as `of_tensors`."""
+    return all_of(TENSORS, {word: value}, TENSORS, of_tensors).get(word, value)
+
+
+def method(*names: str) -> Callable[[Function], Function]:
+    """The function is also a method of Tensor: by its own name, or by these.  It is as public as the function if it takes further tensors."""
+
+    def hang(function: Function) -> Function:
+        several = tensors_of(function) > 1  # x.sort() is not called without a tensor
+        for name in names or (function.__name__,):
+            setattr(EagerTensor, name, as_public(name, function) if several else function)
+        return function
+
+    return hang
+
+
+def attribute(name: str, setter: Callable[[Any, Any], None] | None = None) -> Callable[[Function], Function]:
+    """The function is also a property of Tensor."""
+
+    def hang(function: Function) -> Function:
+        setattr(EagerTensor, name, property(function, setter))
+        return function
+
+    return hang
+
+
 # -------------------------------------------------------------------- functions of jobs, as formulas of tensors
 
 
 def spelled(function: Callable[..., Any], *tensors: str, **others: Any) -> Callable[..., Tensor]:
     """A function of tensors under other names: its first parameters, in order, are `tensors` ("x") and `others` with defaults (...: none)."""
     words = tensors or ("x",)
-    given = [*((word, inspect.Parameter.empty, "Tensor") for word in words), *((*each, inspect.Parameter.empty) for each in others.items())]
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    parameters = [
-        inspect.Parameter(word, kind, default=inspect.Parameter.empty if default is ... else default, annotation=role)
-        for word, default, role in (*given, ("name", None, "str | None"))
-    ]
-    signature, count, defaults = inspect.Signature(parameters), len(given), tuple(others.values())
+    signature, count, defaults = _signature(words, **others), len(words) + len(others), tuple(others.values())
 
     def call(*arguments: Any, **named: Any) -> Any:
         if named:
@@ -291,6 +336,19 @@ def spelled(function: Callable[..., Any], *tensors: str, **others: Any) -> Calla
     return call
 
 
+@lru_cache(typed=True)
+def _signature(words: tuple[str, ...], **others: Any) -> inspect.Signature:
+    """Of a function with these parameters, tensors and others with their defaults, and a name; many have the same."""
+    given = [*((word, inspect.Parameter.empty, "Tensor") for word in words), *((*each, inspect.Parameter.empty) for each in others.items())]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Signature(
+        [
+            inspect.Parameter(word, kind, default=inspect.Parameter.empty if default is ... else default, annotation=role)
+            for word, default, role in (*given, ("name", None, "str | None"))
+        ]
+    )
+
+
 #: stands for the module of what `spelled` gives, until `all_of` finds it
 SPELLED = "jobflow.legacy.spelled"
 
@@ -298,39 +356,38 @@ SPELLED = "jobflow.legacy.spelled"
 def recording(function: Function, word: str) -> Function:
     """The function of the job face, a formula of tensors: of those of a job it is recorded in the body that runs, its last op under `name`."""
     roles = Roles(word, function)
-    parameters = roles.signature.parameters
-    at, name_unless_given = (roles.places.index("name"), parameters["name"].default) if "name" in parameters else (len(parameters), None)
-    least = sum(each.default is each.empty for each in parameters.values())
-    plain = tuple(roles.by_name[name] != "tensor" and roles.by_name[name] != "tensors" for name in roles.places)
 
     @wraps(function)
     def called(*arguments: Any, **named: Any) -> Any:
         try:
-            return found(arguments, named)
+            return _in_job(roles, arguments, named)
         except JobflowError as error:
             inside, _, rest = str(error).partition(" at ")
-            if inside == word or not hasattr(importlib.import_module(TENSORS), inside):
+            if inside == word or inside not in importlib.import_module(TENSORS).__all__:
                 raise
             raise type(error)(f"{word} at {rest}") from None
 
-    def found(arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        body = scope.current().interpreter
-        if body is None or hasattr(body, "takes_tensors") or building_now() is not None:
-            return function(*arguments, **named) if hasattr(body, "takes_tensors") else _elsewhere(function, roles, "", arguments, named)
-        name = named.pop("name", name_unless_given)
-        if named or not least <= len(arguments) <= at:
-            roles.bind(arguments, named)
-            if len(arguments) > at:
-                name, arguments = arguments[at], (*arguments[:at], None, *arguments[at + 1 :])
-            _check_in_job(roles, arguments, named)
-        else:
-            for given, number in zip(arguments, plain, strict=False):
-                if given.__class__ is not Handle and (not number or given.__class__ not in _NUMBERS):
-                    _check_in_job(roles, arguments, named)
-                    break
-        return recorded(body, function, arguments, named, name)
-
     return called  # type: ignore[return-value]
+
+
+def _in_job(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """What a function that is recorded makes of these arguments."""
+    body, function = scope.current().interpreter, roles.function
+    if body is None or hasattr(body, "takes_tensors") or building_now() is not None:
+        return function(*arguments, **named) if hasattr(body, "takes_tensors") else _elsewhere(function, roles, "", arguments, named)
+    at, name = roles.name
+    name = named.pop("name", name)
+    if named or not roles.least <= len(arguments) <= at:
+        roles.bind(arguments, named)
+        if len(arguments) > at:
+            name, arguments = arguments[at], (*arguments[:at], None, *arguments[at + 1 :])
+        _check_in_job(roles, arguments, named)
+    else:
+        for given, number in zip(arguments, roles.plain, strict=False):
+            if given.__class__ is not Handle and (not number or given.__class__ not in _NUMBERS):
+                _check_in_job(roles, arguments, named)
+                break
+    return recorded(body, function, arguments, named, name)
 
 
 #: classes of arguments that are as they are

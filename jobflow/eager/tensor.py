@@ -4,32 +4,27 @@ A local tensor belongs to one rank.  A global one has a logical value that lies 
 rank holds its piece as `array`, and those outside the placement an empty one.  While `nn.Graph.build` runs, tensors have a `traced`
 instead of an array.
 
-Functions of `jobflow.functional` that are methods too hang themselves on this class (`method`).
+Its methods are functions of `jobflow.functional`, and are imported when they are called (`jobflow.eager.methods`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, wraps
-from inspect import signature
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from functools import cache
+from typing import TYPE_CHECKING, Any, overload
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 import jobflow.core.scope as scope
-from jobflow.core.errors import DtypeError, JobError, user_line
+from jobflow.core.errors import JobError, user_line
 from jobflow.core.layout import Layout, Sbp
 from jobflow.core.types import Array, DType, TensorType
+from jobflow.eager.methods import Methods
 from jobflow.engine.placements import placement as public_placement
 
 if TYPE_CHECKING:
-    from jobflow.eager.methods import Methods  # a stub, written by scripts/refresh_methods
     from jobflow.eager.tape import TapeNode
-else:
-    Methods = object
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Size(tuple[int, ...]):
@@ -329,44 +324,3 @@ def own(x: Tensor) -> Array:
     if not x.array.flags.writeable and x.storage is not None and x.storage.home is not None:
         x.storage.home.leave()
     return x.array
-
-
-def method(*names: str) -> Callable[[Function], Function]:
-    """The function is also a method of Tensor: by its own name, or by these.  What it declares as tensors must be tensors."""
-
-    def hang(function: Function) -> Function:
-        checked = with_tensors(function)
-        for name in names or (function.__name__,):
-            setattr(Tensor, name, checked)
-        return checked
-
-    return hang
-
-
-def with_tensors(function: Function) -> Function:
-    """The function, which takes nothing but tensors for the parameters behind the first that are annotated so."""
-    declared = list(signature(function).parameters.values())
-    wanted = [(i, each.name) for i, each in enumerate(declared) if i and each.annotation == "Tensor"]
-    if not wanted:
-        return function
-
-    @wraps(function)
-    def call(*args: Any, **named: Any) -> Any:
-        for i, name in wanted if args and isinstance(args[0], Tensor) else ():
-            given = args[i] if i < len(args) else named.get(name)
-            if not isinstance(given, Tensor) and (i < len(args) or name in named):
-                raise DtypeError(f"{function.__name__} at {user_line()}: {name} is a tensor, not {given!r}")
-        return function(*args, **named)
-
-    call.unchecked = function  # type: ignore[attr-defined]
-    return call  # type: ignore[return-value]
-
-
-def attribute(name: str, setter: Callable[[Any, Any], None] | None = None) -> Callable[[Function], Function]:
-    """The function is also a property of Tensor."""
-
-    def hang(function: Function) -> Function:
-        setattr(Tensor, name, property(function, setter))
-        return function
-
-    return hang

@@ -11,8 +11,9 @@ from typing import Any
 
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import bool_, float64, uint8
+from jobflow.eager.faces import method
 from jobflow.eager.run import run
-from jobflow.eager.tensor import Tensor, method
+from jobflow.eager.tensor import Tensor
 from jobflow.functional import in_place
 from jobflow.functional.promotion import Number, Operand, as_float, cast, fitting, is_operand, kind, operand, pair, rounded_once, with_number
 from jobflow.ops.arithmetic import Add, Divide, FloorDivide, FloorMod, Maximum, Minimum, Multiply, Remainder, Subtract, TruncateDivide

@@ -8,8 +8,9 @@ from typing import Any
 
 from jobflow.core.errors import ArgumentError, DtypeError, user_line
 from jobflow.core.types import bool_
+from jobflow.eager.faces import method
 from jobflow.eager.run import run
-from jobflow.eager.tensor import Tensor, method
+from jobflow.eager.tensor import Tensor
 from jobflow.functional.binary_functions import both, operators, sides
 from jobflow.functional.promotion import Number, constant, operand, pair, result_type, rounded_once
 from jobflow.functional.promotion import cast as as_dtype

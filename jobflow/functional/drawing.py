@@ -18,10 +18,11 @@ from jobflow.core.layout import Layout
 from jobflow.core.types import DType, TensorType, float64, int64
 from jobflow.eager import crossing
 from jobflow.eager.convert import meeting
+from jobflow.eager.faces import method
 from jobflow.eager.run import run, source
 from jobflow.eager.state import Generator as Counter
 from jobflow.eager.state import state
-from jobflow.eager.tensor import Tensor, method
+from jobflow.eager.tensor import Tensor
 from jobflow.functional.binary_functions import add, mul
 from jobflow.functional.creation import Place, full_like, number, shape_of, whole
 from jobflow.functional.promotion import as_float, cast

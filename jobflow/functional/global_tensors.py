@@ -10,9 +10,10 @@ from typing import Any
 from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, JobError, PlacementError, user_line
 from jobflow.core.layout import Layout
 from jobflow.eager import crossing
+from jobflow.eager.faces import attribute, method
 from jobflow.eager.run import recorder, run
 from jobflow.eager.state import state
-from jobflow.eager.tensor import Tensor, attribute, method, shows
+from jobflow.eager.tensor import Tensor, shows
 from jobflow.engine.placements import on_host, sbp_tuple
 from jobflow.engine.placements import placement as public_placement
 from jobflow.functional import devices as where

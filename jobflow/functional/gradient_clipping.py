@@ -16,14 +16,11 @@ from jobflow.eager.faces import all_of, of_tensors
 from jobflow.eager.run import run
 from jobflow.eager.state import EagerState, gradients, running, state
 from jobflow.eager.tensor import Tensor
-from jobflow.functional.nn_base import composing
+from jobflow.functional.nn_base import EPSILON, composing
 from jobflow.functional.promotion import cast
 from jobflow.ops import elementwise as ew
 from jobflow.ops import reduce as rd
 from jobflow.ops.scalar import Clip
-
-#: what PyTorch adds to a norm before it divides
-EPSILON = 1e-6
 
 
 def _with_gradients(what: str, parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:

@@ -13,10 +13,11 @@ import numpy as np
 
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, user_line
 from jobflow.eager import backward as passes
+from jobflow.eager.faces import method
 from jobflow.eager.run import recorder, run
 from jobflow.eager.state import running, state
 from jobflow.eager.tape import anomalies
-from jobflow.eager.tensor import Tensor, method
+from jobflow.eager.tensor import Tensor
 from jobflow.engine.operators import TensorOperators
 from jobflow.ops.layout_ops import Copy
 from jobflow.ops.scalar import Detach

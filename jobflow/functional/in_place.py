@@ -13,10 +13,10 @@ from typing import Any
 from jobflow.core.errors import DtypeError, PlacementError, ShapeError, user_line
 from jobflow.eager import crossing
 from jobflow.eager import in_place_writes as writing
-from jobflow.eager.faces import called_as
+from jobflow.eager.faces import called_as, method
 from jobflow.eager.state import state
 from jobflow.eager.tape import follow
-from jobflow.eager.tensor import Tensor, method, own
+from jobflow.eager.tensor import Tensor, own
 from jobflow.functional.promotion import cast, kind
 
 
@@ -72,8 +72,7 @@ def kept(x: Tensor, others: Sequence[Any] = ()) -> Tensor:
 
 def hang(name: str, function: Callable[..., Tensor], *also: str) -> Callable[..., Tensor]:
     """The method `name` of Tensor, and other names of it, that writes what `function` gives over its first argument."""
-    plain = getattr(function, "unchecked", function)  # the form itself checks its tensors
-    value: Callable[..., Tensor] = called_as(plain, name) if isinstance(plain, FunctionType) else plain
+    value: Callable[..., Tensor] = called_as(function, name) if isinstance(function, FunctionType) else function
 
     def form(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
         check_writable(x, name)

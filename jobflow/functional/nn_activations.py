@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import Tensor as Value
+from jobflow.eager.faces import method
 from jobflow.eager.run import run
-from jobflow.eager.tensor import Tensor, method
+from jobflow.eager.tensor import Tensor
 from jobflow.functional.in_place import check_writable, hang, kept, written
 from jobflow.functional.nn_base import composed, one_of, real
 from jobflow.functional.promotion import rounded_once
@@ -304,6 +305,8 @@ def softmin(input: Tensor, dim: int | None = None) -> Tensor:
 
 
 relu_ = hang("relu_", relu)
+hang("sigmoid_", sigmoid)
+hang("tanh_", tanh)
 silu_ = hang("silu_", silu)
 relu6_ = hang("relu6_", relu6)
 leaky_relu_ = hang("leaky_relu_", leaky_relu)

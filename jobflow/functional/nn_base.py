@@ -21,9 +21,16 @@ from jobflow.eager.convert import convert, empty
 from jobflow.eager.run import Running, run, source, with_line
 from jobflow.eager.state import EagerState, state
 from jobflow.eager.tensor import Tensor, own
+from jobflow.ops import norm as nm
+from jobflow.ops import reduce as rd
+from jobflow.ops import shape as sh
 from jobflow.ops.op import Op
 
 P = ParamSpec("P")
+#: what PyTorch adds to a norm before it divides
+EPSILON = 1e-6
+#: what losses of elements are made to
+REDUCTIONS = ("mean", "sum", "none")
 #: one number for all spatial axes, or one for each
 Sizes = int | Sequence[int]
 
@@ -175,3 +182,17 @@ def one_of(what: str, name: str, given: str, legal: Sequence[str]) -> str:
     if given not in legal:
         raise ConfigError(f"{what} at {user_line()}: {name} {given!r} is not one of {', '.join(legal)}{did_you_mean(str(given), legal)}")
     return given
+
+
+def reduced(what: str, loss: Value, reduction: str) -> Value:
+    """The elements, their mean or their sum."""
+    one_of(what, "reduction", reduction, REDUCTIONS)
+    if reduction == "none":
+        return loss
+    return rd.reduce_mean(loss) if reduction == "mean" else rd.reduce_sum(loss)
+
+
+def normalised_rows(x: Value, rows: tuple[int, ...], eps: float) -> Value:
+    """x in rows [*rows, rest], each with mean 0 and variance 1, in its own shape."""
+    flat = sh.reshape(x, (*rows, x.type.size // max(math.prod(rows), 1)))
+    return sh.reshape(nm.layer_norm(flat, None, None, len(rows), eps), x.type.shape)

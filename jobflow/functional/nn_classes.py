@@ -5,8 +5,7 @@ from __future__ import annotations
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import Tensor as Value
 from jobflow.eager.tensor import Tensor
-from jobflow.functional.nn_base import composed, one_of
-from jobflow.functional.nn_losses import reduced
+from jobflow.functional.nn_base import composed, one_of, reduced
 from jobflow.functional.promotion import rounded_once
 from jobflow.ops import elementwise as ew
 from jobflow.ops import reduce as rd

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import Tensor as Value
 from jobflow.eager.tensor import Tensor
-from jobflow.functional.nn_base import composed, one_of
+from jobflow.functional.nn_base import REDUCTIONS, composed, one_of, reduced
 from jobflow.functional.nn_linear import cosine, last_axis, length
 from jobflow.functional.promotion import rounded_once
 from jobflow.ops import activation as act
@@ -27,15 +27,6 @@ __all__ = [
 ]  # fmt: skip
 
 P = ParamSpec("P")
-_REDUCTIONS = ("mean", "sum", "none")
-
-
-def reduced(what: str, loss: Value, reduction: str) -> Value:
-    """The elements, their mean or their sum."""
-    one_of(what, "reduction", reduction, _REDUCTIONS)
-    if reduction == "none":
-        return loss
-    return rd.reduce_mean(loss) if reduction == "mean" else rd.reduce_sum(loss)
 
 
 def reducing(function: Callable[P, Value]) -> Callable[P, Tensor]:
@@ -117,7 +108,7 @@ def binary_cross_entropy_with_logits(
 @composed
 def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", *, log_target: bool = False) -> Value:
     """t (log t - x), 0 where t is; e^t (t - x) if the target is logarithms.  "batchmean" is the sum divided by the first size."""
-    one_of("kl_div", "reduction", reduction, (*_REDUCTIONS, "batchmean"))
+    one_of("kl_div", "reduction", reduction, (*REDUCTIONS, "batchmean"))
     if log_target:
         loss = ew.multiply(ew.exp(target), ew.subtract(target, input))
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -14,7 +13,7 @@ from jobflow.eager import crossing
 from jobflow.eager import run as running
 from jobflow.eager.state import gradients, state
 from jobflow.eager.tensor import Tensor
-from jobflow.functional.nn_base import composed, composing, real, shape_of_rows
+from jobflow.functional.nn_base import composed, composing, normalised_rows, real, shape_of_rows
 from jobflow.functional.nn_conv import check_channels
 from jobflow.functional.promotion import cast, rounded_once
 from jobflow.ops import batch_norm as bn
@@ -150,12 +149,6 @@ def rms_norm(input: Tensor, normalized_shape: int | Sequence[int], weight: Tenso
 def _epsilon(dtype: Any) -> float:
     """The distance from 1 to the next number."""
     return {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10}.get(dtype.name, 2.0**-7)
-
-
-def normalised_rows(x: Value, rows: tuple[int, ...], eps: float) -> Value:
-    """x in rows [*rows, rest], each with mean 0 and variance 1, in its own shape."""
-    flat = sh.reshape(x, (*rows, x.type.size // max(math.prod(rows), 1)))
-    return sh.reshape(nm.layer_norm(flat, None, None, len(rows), eps), x.type.shape)
 
 
 def _per_channel(what: str, y: Value, weight: Tensor | None, bias: Tensor | None) -> Value:

@@ -9,21 +9,21 @@ import numpy as np
 
 from jobflow.core.errors import DtypeError, JobError, ShapeError, user_line
 from jobflow.core.types import bool_, int8
+from jobflow.eager.faces import method
 from jobflow.eager.run import run, source
-from jobflow.eager.tensor import Tensor, method
+from jobflow.eager.tensor import Tensor
 from jobflow.functional import comparing
 from jobflow.functional.global_tensors import value_of
 from jobflow.functional.in_place import hang
 from jobflow.functional.indexing import check_mask, filled, found, listed, number_as, placed, selected, whole
 from jobflow.functional.promotion import cast, result_type
-from jobflow.functional.shapes import axis_of, common_shape, expand, flatten, integer, permute, reshape, sizes
+from jobflow.functional.shapes import axis_of, common_shape, expand, flatten, integer, permute, reshape
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.index import DimGather, DimScatterAdd, Gather, UnsortedSegmentSum
-from jobflow.ops.layout_ops import Identity
 from jobflow.ops.move import Roll
 from jobflow.ops.scatter import Scatter
 from jobflow.ops.slice_update import SliceUpdate, Subscript
-from jobflow.ops.slices import Flip, Slice
+from jobflow.ops.slices import Slice
 from jobflow.ops.source import Constant
 from jobflow.ops.triangle import Tril, Triu
 
@@ -213,15 +213,7 @@ def where(condition: Tensor, x: Any = None, y: Any = None) -> Any:
     return comparing.where(condition, x, y)
 
 
-# ------------------------------------------------------------------------ moved
-
-
-@method()
-def flip(x: Tensor, *dims: Any) -> Tensor:
-    """x backwards along these axes."""
-    axes = tuple(sorted({axis_of("flip", d, x.ndim) for d in sizes(dims)}))
-    made: Tensor = run(Flip(axes), x) if x.ndim else run(Identity(), x)
-    return made
+# ------------------------------------------------------------------------ moved, and of matrices
 
 
 @method()

@@ -1,4 +1,4 @@
-"""Shapes: the same elements in other axes, and elements repeated.
+"""Shapes: the same elements in other axes or another order, and elements repeated.
 
 What can be a view is one: it shares memory, and writing into it is writing into what it is a view of.
 """
@@ -12,12 +12,15 @@ from typing import Any
 
 from jobflow.core.errors import ArgumentError, AxisError, DtypeError, JobError, ShapeError, user_line
 from jobflow.core.types import DType
+from jobflow.eager.faces import attribute, method
 from jobflow.eager.run import run
 from jobflow.eager.state import running
-from jobflow.eager.tensor import Size, Tensor, attribute, method
+from jobflow.eager.tensor import Size, Tensor
 from jobflow.functional.promotion import cast
 from jobflow.ops.axes import ExpandDims, Reshape, Squeeze, Transpose, tiled_shapes
 from jobflow.ops.broadcast import BroadcastTo
+from jobflow.ops.layout_ops import Identity
+from jobflow.ops.slices import Flip
 
 
 def sizes(given: Sequence[Any]) -> tuple[int, ...]:
@@ -198,6 +201,14 @@ def movedim(x: Tensor, source: int | Sequence[int], destination: int | Sequence[
 
 
 moveaxis = movedim
+
+
+@method()
+def flip(x: Tensor, *dims: Any) -> Tensor:
+    """x backwards along these axes."""
+    axes = tuple(sorted({axis_of("flip", d, x.ndim) for d in sizes(dims)}))
+    made: Tensor = run(Flip(axes), x) if x.ndim else run(Identity(), x)
+    return made
 
 
 @method()

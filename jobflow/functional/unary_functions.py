@@ -8,10 +8,11 @@ from typing import Any
 
 from jobflow.core.errors import ArgumentError, DtypeError, user_line
 from jobflow.core.types import bool_
+from jobflow.eager.faces import method
 from jobflow.eager.run import run
-from jobflow.eager.tensor import Tensor, method
+from jobflow.eager.tensor import Tensor
 from jobflow.functional import binary_functions as arithmetic
-from jobflow.functional import in_place, nn_activations
+from jobflow.functional import in_place
 from jobflow.functional.comparing import eq, where
 from jobflow.functional.promotion import Number, as_float, cast, constant, pair, result_type, rounded_once
 from jobflow.ops import scalar
@@ -79,9 +80,6 @@ sign = sgn = _of_numbers("sign", scalar.Sign(), "-1, 0 or 1", "sgn")
 floor = _of_numbers("floor", scalar.Floor(), "the largest integer not above x", whole=True)
 ceil = _of_numbers("ceil", scalar.Ceil(), "the smallest integer not below x", whole=True)
 trunc = fix = _of_numbers("trunc", scalar.Truncate(), "x without its fraction", "fix", whole=True)
-
-for _name, _function in (("relu_", nn_activations.relu), ("sigmoid_", nn_activations.sigmoid), ("tanh_", nn_activations.tanh)):
-    in_place.hang(_name, _function)
 
 
 @method()

@@ -15,7 +15,6 @@ import jobflow.functional as functional
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, user_line
 from jobflow.core.types import DType, Tensor, dtype_of, int32, int64
 from jobflow.eager.faces import SPELLED, all_of, of_jobs, recording, spelled
-from jobflow.functional import nn_shapes
 from jobflow.legacy.operands import Operand, fitting, tensors
 from jobflow.ops import broadcast as bc
 from jobflow.ops import elementwise as ew
@@ -32,7 +31,6 @@ from jobflow.ops.scalar import InHalf
 Name = str | None
 #: functions of tensors, which take those of jobs in here
 _F: Any = functional
-_pad_images: Any = nn_shapes.pad
 
 
 def _ints(what: str, argument: str, given: Any) -> tuple[int, ...]:
@@ -312,14 +310,19 @@ def zero_pad2d(x: Tensor, padding: int | Sequence[int], name: Name = None) -> Te
 
 def reflection_pad2d(x: Tensor, padding: int | Sequence[int], name: Name = None) -> Tensor:
     """A frame that mirrors images [n,c,h,w] at their border elements."""
-    made: Tensor = _pad_images(x, _sides("reflection_pad2d", x, padding), "reflect")
-    return made
+    return _framed("reflection_pad2d", x, padding, "reflect")
 
 
 def replication_pad2d(x: Tensor, padding: int | Sequence[int], name: Name = None) -> Tensor:
     """A frame that repeats the border elements of images [n,c,h,w]."""
-    made: Tensor = _pad_images(x, _sides("replication_pad2d", x, padding), "replicate")
-    return made
+    return _framed("replication_pad2d", x, padding, "replicate")
+
+
+def _framed(what: str, x: Tensor, padding: int | Sequence[int], mode: str) -> Tensor:
+    from jobflow.functional import nn_shapes  # few programs need it
+
+    images: Any = x
+    return nn_shapes.pad(images, _sides(what, x, padding), mode)
 
 
 # Choosing by index or condition -------------------------------------------------------------------------------------

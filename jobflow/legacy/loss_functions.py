@@ -10,7 +10,7 @@ from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError,
 from jobflow.core.types import Tensor, TensorType
 from jobflow.eager.faces import all_of, of_jobs
 from jobflow.engine.distribute import distribute_of, split, with_distribute
-from jobflow.functional.nn_losses import reduced
+from jobflow.functional.nn_base import reduced
 from jobflow.ops import elementwise as ew
 from jobflow.ops import loss as ls
 from jobflow.ops import reduce as rd

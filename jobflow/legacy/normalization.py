@@ -9,7 +9,7 @@ from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.signatures import variant
 from jobflow.core.types import Tensor
 from jobflow.eager.faces import all_of, of_jobs
-from jobflow.functional.nn_norm import normalised_rows
+from jobflow.functional.nn_base import normalised_rows
 from jobflow.legacy.initializers import constant_initializer
 from jobflow.legacy.variables import current_job, get_variable, layer_name
 from jobflow.ops import elementwise as ew

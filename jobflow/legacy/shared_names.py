@@ -4,32 +4,31 @@ Modules that the job face has as functions (`nn.MSELoss(x, y)`) are told apart b
 """
 
 import jobflow.engine.distribute as distribute
-import jobflow.functional as functional
 import jobflow.legacy.arrays as arrays
 import jobflow.legacy.math as math
 from jobflow.eager.faces import by_arguments, of_jobs
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.operators import TensorOperators
 
-cast = by_arguments(arrays.cast, functional.cast)
-clamp = by_arguments(math.clamp, functional.clamp)
-clip = by_arguments(math.clip, functional.clip)
-concat = by_arguments(arrays.concat, functional.concat)
-expand = by_arguments(arrays.expand, functional.expand, theirs=(int,))
-flatten = by_arguments(arrays.flatten, functional.flatten)
-gather = by_arguments(arrays.gather, functional.gather, ours=(Tensor, TensorOperators), theirs=(int,))
-masked_fill = by_arguments(arrays.masked_fill, functional.masked_fill)
-matmul = by_arguments(arrays.matmul, functional.matmul)
-one_hot = by_arguments(arrays.one_hot, functional.one_hot, needs_dtype=True)
-ones = by_arguments(arrays.ones, functional.ones, theirs=(int,), needs_dtype=True)
-ones_like = by_arguments(arrays.ones_like, functional.ones_like)
-reshape = by_arguments(arrays.reshape, functional.reshape, theirs=(int,))
-squeeze = by_arguments(arrays.squeeze, functional.squeeze, theirs=(int,))
-stack = by_arguments(arrays.stack, functional.stack)
-transpose = by_arguments(arrays.transpose, functional.transpose, ours=(list, tuple), theirs=(int,))
-where = by_arguments(arrays.where, functional.where)
-zeros = by_arguments(arrays.zeros, functional.zeros, theirs=(int,), needs_dtype=True)
-zeros_like = by_arguments(arrays.zeros_like, functional.zeros_like)
+cast = by_arguments(arrays.cast)
+clamp = by_arguments(math.clamp)
+clip = by_arguments(math.clip)
+concat = by_arguments(arrays.concat)
+expand = by_arguments(arrays.expand, theirs=(int,))
+flatten = by_arguments(arrays.flatten)
+gather = by_arguments(arrays.gather, ours=(Tensor, TensorOperators), theirs=(int,))
+masked_fill = by_arguments(arrays.masked_fill)
+matmul = by_arguments(arrays.matmul)
+one_hot = by_arguments(arrays.one_hot, needs_dtype=True)
+ones = by_arguments(arrays.ones, theirs=(int,), needs_dtype=True)
+ones_like = by_arguments(arrays.ones_like)
+reshape = by_arguments(arrays.reshape, theirs=(int,))
+squeeze = by_arguments(arrays.squeeze, theirs=(int,))
+stack = by_arguments(arrays.stack)
+transpose = by_arguments(arrays.transpose, ours=(list, tuple), theirs=(int,))
+where = by_arguments(arrays.where)
+zeros = by_arguments(arrays.zeros, theirs=(int,), needs_dtype=True)
+zeros_like = by_arguments(arrays.zeros_like)
 
 _TO_GLOBAL = {"parallel_cast": "to_global(placement, sbp)", "hierarchical_parallel_cast": "to_global(placement, sbp)"}
 parallel_cast = of_jobs(distribute.parallel_cast, "parallel_cast", _TO_GLOBAL)

@@ -5,22 +5,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import json
+import os
 import pickle
 import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 import jobflow as flow
 from jobflow.core.lazy_imports import read
+from jobflow.eager.methods import HOMES
 
 PACKAGE = Path(flow.__file__).parent
 #: faces whose names are imported when they are asked for
-LAZY = ("flow", "flow.nn")
+LAZY = ("flow", "flow.functional", "flow.nn")
 #: modules of others
 INNER = ("flow.optim.lr_scheduler", "flow.utils.data", "flow.experimental.scope")
 
@@ -57,10 +60,43 @@ def ask(code: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), f"{code}\n{done.stderr}"
 
 
-@pytest.mark.parametrize(("face", "names"), [pytest.param(face, names, id=f"{face}-{home}") for face, home, names in groups()])
-def test_what_a_module_defines_may_be_asked_for_first(face: str, names: list[str]) -> None:
+#: runs each code that it reads in a copy of a process that has imported nothing but jobflow
+IN_TURN = """
+import json, os, sys
+import jobflow as flow
+for code in json.load(sys.stdin):
+    if not os.fork():
+        exec(code)
+        os._exit(0)
+    if os.wait()[1]:
+        print(code)
+"""
+
+
+def in_turn(codes: Iterable[str]) -> None:
+    """As `ask`, for many."""
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # Python warns of forks beside threads
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", IN_TURN], input=json.dumps(list(codes)), capture_output=True, text=True, env=environment
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("face", LAZY)
+def test_what_a_module_defines_may_be_asked_for_first(face: str) -> None:
     """And all that `dir` shows of it, if it is a module itself."""
-    ask(f"for name in {names}:\n  found = getattr({face}, name)\n  if type(found) is type(flow):\n    for each in dir(found): getattr(found, each)")
+    in_turn(
+        f"for name in {names}:\n  found = getattr({face}, name)\n  if type(found) is type(flow):\n    for each in dir(found): getattr(found, each)"
+        for of, _, names in groups()
+        if of == face
+    )
+
+
+def test_methods_are_hung_by_the_modules_that_the_table_names() -> None:
+    """Whichever is asked for first: then they are all functions or properties, and no longer imported when they are asked for."""
+    start = "from inspect import getattr_static\nfrom jobflow.eager.tensor import Tensor\nfrom jobflow.eager.methods import Unloaded\n"
+    for_each = "assert not [name for name in {0} if type(getattr_static(Tensor, name)) is Unloaded]"
+    in_turn(f"{start}Tensor.{names.split()[-1]}\n{for_each.format(names.split())}" for names in HOMES.values())
 
 
 @pytest.mark.parametrize("name", INNER)

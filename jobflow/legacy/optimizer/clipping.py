@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from jobflow.core.errors import ConfigError, user_line
 from jobflow.core.types import Tensor, float32, float64
-from jobflow.functional.gradient_clipping import EPSILON
+from jobflow.functional.nn_base import EPSILON
 from jobflow.graph.training import Parameter
 from jobflow.ops import elementwise as ew
 from jobflow.ops.layout_ops import ToLayout
