@@ -63,6 +63,12 @@ class Expression:
     def __rtruediv__(self, other: Operand) -> Expression:
         return divide(other, self)
 
+    def __pow__(self, other: Operand) -> Expression:
+        return power(self, other)
+
+    def __rpow__(self, other: Operand) -> Expression:
+        return power(other, self)
+
     def __neg__(self) -> Expression:
         return negative(self)
 

@@ -36,7 +36,7 @@ def functions(xp: Xp) -> Any:
         return 1 / xp.sqrt(x)
 
     def sigmoid(x: Array) -> Array:
-        return 1 / (1 + xp.exp(xp.minimum(-x, exponent_limit(x))))
+        return 1 / (1 + xp.exp(xp.minimum(-x, exponent_limit(x.dtype))))
 
     def softplus(x: Array) -> Array:
         return xp.maximum(x, 0) + xp.log1p(xp.exp(-xp.absolute(x)))
@@ -67,10 +67,9 @@ def functions(xp: Xp) -> Any:
     return SimpleNamespace(**{name: getattr(xp, name) for name in SHARED}, **{f.__name__: f for f in own}, **errors, **rows)
 
 
-def exponent_limit(x: Array) -> float:
+def exponent_limit(dtype: Any) -> float:
     """How large an exponent may be before e^x overflows the element type, with room for a sum."""
-    limit: float = x.dtype.type(math.floor(math.log(dtype_of(x.dtype).largest) - 1))
-    return limit
+    return float(math.floor(math.log(dtype_of(dtype).largest) - 1))
 
 
 def row_sum(xp: Xp, x: Array) -> Array:
@@ -94,8 +93,10 @@ def evaluate(outputs: Sequence[Expression], inputs: Sequence[Array], xp: Xp) -> 
     run: dict[str, Callable[..., Array]] = vars(functions(xp))
     for x in in_order(outputs):
         match x.primitive:
-            case "element" | "number":
+            case "element":
                 known[x] = inputs[x.attribute]  # type: ignore[call-overload]
+            case "number":
+                known[x] = inputs[x.attribute].reshape(())  # type: ignore[call-overload]
             case "constant":
                 known[x] = x.dtype.numpy.type(x.attribute)
             case "columns":

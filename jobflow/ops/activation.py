@@ -9,17 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from jobflow.core.layout import Rule
-from jobflow.core.types import Array, Tensor, TensorType, dtype_of
+from jobflow.core.types import Array, Tensor, TensorType
 from jobflow.ops import blas, special
 from jobflow.ops.arithmetic import add, divide, multiply, subtract, where
-from jobflow.ops.blocks import blocks
 from jobflow.ops.compare import greater
 from jobflow.ops.op import LETTERS, OVER_FIRST, Binder, Call, Grads, Sample, apply, sample
 from jobflow.ops.pointwise import FLOATS, Elementwise, Pointwise, Unary, call, check_dtypes, numbers
@@ -59,12 +57,6 @@ class Relu(Unary):
     def formula(self, f: Any, x: Any) -> Any:
         return f.maximum(f.constant(0.0, x.dtype), x)
 
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np:
-            return super().bind(device, inputs, outputs)
-        (x,), (y,) = inputs, outputs
-        return [(partial(np.maximum, out=y), (x, _constant(0, x)))]  # a positional output of maximum is deprecated
-
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (call(ReluGrad(), y, dy),)
 
@@ -77,14 +69,6 @@ class ReluGrad(Gradient):
 
     def formula(self, f: Any, y: Any, dy: Any) -> Any:
         return f.where(y > 0, dy, 0.0)
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np or inputs[0].shape != inputs[1].shape:
-            return super().bind(device, inputs, outputs)
-        calls: list[Call] = []
-        for dx, y, dy in blocks((*outputs, *inputs)):
-            calls += [(np.greater, (y, _constant(0, y), dx)), (np.multiply, (dx, dy, dx))]
-        return calls
 
     def grad(self, y: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
         return None, call(self, y, ddx)
@@ -113,22 +97,8 @@ class Sigmoid(Unary):
     def formula(self, f: Any, *elements: Any) -> Any:
         return f.sigmoid(*elements)
 
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np:
-            return super().bind(device, inputs, outputs)
-        calls: list[Call] = []
-        for y, x in blocks((*outputs, *inputs)):
-            calls += [*_sigmoid_calls(x, y), (np.reciprocal, (y, y))]
-        return calls
-
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (call(SigmoidGrad(), y, dy),)
-
-
-def _exponent_limit(x: Array) -> float:
-    """How large an exponent may be before e^x overflows the element type, with room for a sum."""
-    limit: float = x.dtype.type(math.floor(math.log(dtype_of(x.dtype).largest) - 1))
-    return limit
 
 
 @dataclass(frozen=True)
@@ -138,22 +108,8 @@ class SigmoidGrad(Gradient):
     def formula(self, f: Any, y: Any, dy: Any) -> Any:
         return y * (1.0 - y) * dy
 
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np or inputs[0].shape != inputs[1].shape:
-            return super().bind(device, inputs, outputs)
-        calls: list[Call] = []
-        for dx, y, dy in blocks((*outputs, *inputs)):
-            calls += [(np.subtract, (_constant(1, y), y, dx)), (np.multiply, (dx, y, dx)), (np.multiply, (dx, dy, dx))]
-        return calls
-
     def grad(self, y: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
         return multiply(multiply(ddx, dy), shift(scale(y, -2.0), 1.0)), call(self, y, ddx)
-
-
-def _sigmoid_calls(x: Array, y: Array) -> list[Call]:
-    """y = 1 + e^-x; what remains is a division."""
-    limit = _constant(_exponent_limit(x), x)
-    return [(np.negative, (x, y)), (partial(np.minimum, out=y), (y, limit)), (np.exp, (y, y)), (np.add, (y, _constant(1, x), y))]
 
 
 @dataclass(frozen=True)
@@ -164,14 +120,6 @@ class Silu(Unary):
 
     def formula(self, f: Any, x: Any) -> Any:
         return x * f.sigmoid(x)
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np:
-            return super().bind(device, inputs, outputs)
-        calls: list[Call] = []
-        for y, x in blocks((*outputs, *inputs)):
-            calls += [*_sigmoid_calls(x, y), (np.divide, (x, y, y))]
-        return calls
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (call(SiluGrad(), x, dy),)
@@ -184,16 +132,6 @@ class SiluGrad(Gradient):
     def formula(self, f: Any, x: Any, dy: Any) -> Any:
         s = f.sigmoid(x)
         return s * (1.0 + x * (1.0 - s)) * dy
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np or inputs[0].shape != inputs[1].shape:
-            return super().bind(device, inputs, outputs)
-        calls: list[Call] = []
-        for (dx, x, dy), (s,) in special.with_scratch(device, (*outputs, *inputs), 1):
-            one = _constant(1, x)
-            calls += [*_sigmoid_calls(x, s), (np.reciprocal, (s, s)), (np.subtract, (one, s, dx)), (np.multiply, (dx, x, dx))]
-            calls += [(np.add, (dx, one, dx)), (np.multiply, (dx, s, dx)), (np.multiply, (dx, dy, dx))]
-        return calls
 
     def grad(self, x: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
         s = sigmoid(x)
@@ -218,14 +156,6 @@ class TanhGrad(Gradient):
 
     def formula(self, f: Any, y: Any, dy: Any) -> Any:
         return (1.0 - y * y) * dy
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np or inputs[0].shape != inputs[1].shape:
-            return super().bind(device, inputs, outputs)
-        calls: list[Call] = []
-        for dx, y, dy in blocks((*outputs, *inputs)):
-            calls += [(np.multiply, (y, y, dx)), (np.subtract, (_constant(1, y), dx, dx)), (np.multiply, (dx, dy, dx))]
-        return calls
 
     def grad(self, y: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
         return scale(multiply(multiply(ddx, dy), y), -2.0), call(self, y, ddx)
@@ -298,16 +228,6 @@ class GeluTanh(Unary):
     def formula(self, f: Any, x: Any) -> Any:
         return x * (0.5 + 0.5 * f.tanh(x * (_C1 + _C3 * (x * x))))
 
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np:
-            return super().bind(device, inputs, outputs)
-        calls: list[Call] = []
-        for y, x in blocks((*outputs, *inputs)):
-            half = _constant(0.5, x)
-            calls += [(np.multiply, (x, x, y)), (np.multiply, (y, _constant(_C3, x), y)), (np.add, (y, _constant(_C1, x), y))]
-            calls += [(np.multiply, (y, x, y)), (np.tanh, (y, y)), (np.multiply, (y, half, y)), (np.add, (y, half, y)), (np.multiply, (y, x, y))]
-        return calls
-
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (call(GeluTanhGrad(), x, dy),)
 
@@ -320,18 +240,6 @@ class GeluTanhGrad(Gradient):
         square = x * x
         t = f.tanh(x * (_C1 + _C3 * square))
         return (1.0 + t + x * (1.0 - t * t) * (_C1 + 3 * _C3 * square)) * 0.5 * dy
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np or inputs[0].shape != inputs[1].shape:
-            return super().bind(device, inputs, outputs)
-        calls: list[Call] = []
-        for (dx, x, dy), (t, slope) in special.with_scratch(device, (*outputs, *inputs), 2, elements=32 * 1024):
-            one, half, c1 = _constant(1, x), _constant(0.5, x), _constant(_C1, x)
-            calls += [(np.multiply, (x, x, slope)), (np.multiply, (slope, _constant(_C3, x), t)), (np.add, (t, c1, t))]
-            calls += [(np.multiply, (t, x, t)), (np.tanh, (t, t)), (np.multiply, (slope, _constant(3 * _C3, x), slope)), (np.add, (slope, c1, slope))]
-            calls += [(np.multiply, (slope, x, slope)), (np.multiply, (t, t, dx)), (np.subtract, (one, dx, dx)), (np.multiply, (dx, slope, dx))]
-            calls += [(np.add, (dx, t, dx)), (np.add, (dx, one, dx)), (np.multiply, (dx, half, dx)), (np.multiply, (dx, dy, dx))]
-        return calls
 
     def grad(self, x: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
         square = multiply(x, x)

@@ -5,7 +5,7 @@ The gradient of an operand that was broadcast is summed back to its shape.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,12 @@ import numpy as np
 
 from jobflow.core.errors import DtypeError
 from jobflow.core.layout import Rule
-from jobflow.core.types import Array, Tensor, TensorType, bool_
+from jobflow.core.types import Tensor, TensorType, bool_
 from jobflow.ops import remainders
 from jobflow.ops.broadcast import sum_to
 from jobflow.ops.checked import check, whole_divisor
 from jobflow.ops.compare import greater, less
-from jobflow.ops.op import OVER_EITHER, Binder, Call, Grads, Op, Sample, broadcast_rule, broadcast_shapes, sample
+from jobflow.ops.op import OVER_EITHER, Grads, Op, Sample, broadcast_rule, broadcast_shapes, sample
 from jobflow.ops.pointwise import ANY, FLOATS, Binary, Pointwise, call, check_dtypes, numbers
 from jobflow.ops.product_sum import sum_with_maker
 from jobflow.ops.scalar import cast, fill_like, negate, round_half_even, scale
@@ -105,6 +105,8 @@ class _Whole(Binary):
 class FloorDivide(_Whole):
     """z = floor(x / y); its gradient is zero"""
 
+    ufunc = "floor_divide"
+
     def formula(self, f: Any, *elements: Any) -> Any:
         return remainders.floor_divide(f, *elements)
 
@@ -127,6 +129,8 @@ class TruncateDivide(_Whole):
 class FloorMod(_Whole):
     """z = x - y floor(x / y), with the sign of y"""
 
+    ufunc = "remainder"
+
     def formula(self, f: Any, *elements: Any) -> Any:
         return remainders.remainder(f, *elements)
 
@@ -137,6 +141,8 @@ class FloorMod(_Whole):
 @dataclass(frozen=True)
 class Remainder(_Whole):
     """z = x - y trunc(x / y), with the sign of x"""
+
+    ufunc = "fmod"
 
     def formula(self, f: Any, *elements: Any) -> Any:
         return remainders.fmod(f, *elements)
@@ -155,12 +161,6 @@ class SquaredDifference(Binary):
     def formula(self, f: Any, x: Any, y: Any) -> Any:
         return f.square(x - y)
 
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np:
-            return super().bind(device, inputs, outputs)
-        (z,) = outputs
-        return [(np.subtract, (*inputs, z)), (np.multiply, (z, z, z))]
-
     def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
         d = multiply(scale(subtract(x, y), 2.0), dz)
         return sum_to(d, x.type.shape), negate(sum_to(d, y.type.shape))
@@ -172,9 +172,6 @@ class _Extreme(Binary):
 
     precision = "any"
     abstract = True
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        return Op.bind(self, device, inputs, outputs)  # NumPy deprecates a positional output for these two
 
     def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
         chosen = greater(x, y) if self.ufunc == "maximum" else less(x, y)
@@ -213,14 +210,6 @@ class Where(Pointwise):
 
     def formula(self, f: Any, *elements: Any) -> Any:
         return f.where(*elements)
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np:
-            return super().bind(device, inputs, outputs)
-        (condition, x, y), (z,) = inputs, outputs
-        whole = np.dtype(f"i{z.itemsize}")  # as bit patterns: y ^ (x ^ y) c is 4 times as fast as a masked copy under a random mask
-        xs, ys, zs = x.view(whole), y.view(whole), z.view(whole)
-        return [(np.bitwise_xor, (xs, ys, zs)), (np.multiply, (zs, condition, zs)), (np.bitwise_xor, (zs, ys, zs))]
 
     def grad(self, condition: Tensor, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
         zero = fill_like(dz, 0.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from jobflow.core.errors import DtypeError
 from jobflow.core.layout import Rule
-from jobflow.core.types import Array, Tensor, TensorType, bool_
+from jobflow.core.types import Tensor, TensorType, bool_
 from jobflow.ops.broadcast import sum_to
-from jobflow.ops.op import OVER_FIRST, Binder, Call, Grads, Sample, adds, broadcast_rule, broadcast_shapes, sample
+from jobflow.ops.op import OVER_FIRST, Grads, Sample, adds, broadcast_rule, broadcast_shapes, sample
 from jobflow.ops.pointwise import Pointwise, call, numbers
 
 
@@ -34,12 +34,6 @@ class MaskedFill(Pointwise):
 
     def formula(self, f: Any, x: Any, mask: Any) -> Any:
         return f.where(mask, f.constant(self.value, x.dtype), x)
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np:
-            return super().bind(device, inputs, outputs)
-        (x, mask), (y,) = inputs, outputs
-        return [(np.copyto, (y, x)), (np.copyto, (y, np.asarray(self.value, y.dtype), "unsafe", mask))]
 
     def grad(self, x: Tensor, mask: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return sum_to(call(replace(self, value=0.0), dy, mask), x.type.shape), None

@@ -9,19 +9,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 
-from jobflow.core.types import Array, TensorType, Xp, dtype_of, float32, float64
-from jobflow.ops.formula import LONG_BLOCK, CompiledFormula, Element, block_calls, compiled, weighted_sum
+from jobflow.core.types import Array, DType, TensorType, Xp, dtype_of, float32, float64
+from jobflow.expressions import language
+from jobflow.expressions.language import Expression
+from jobflow.expressions.on_arrays import functions
 from jobflow.ops.matmul import MatMul
+from jobflow.ops.numpy_calls import LONG_BLOCK, CompiledFormula, block_calls, compiled
 from jobflow.ops.op import Binder, Call, Op, Sample, sample
+from jobflow.ops.pointwise import Pointwise
 from jobflow.ops.pointwise import numbers as some
 from jobflow.ops.product_update import SgdProduct
 from jobflow.ops.update import Updated
 
+#: an expression, or an array
+Element = Any
 Elements = tuple[Element, ...]
 
 
@@ -35,7 +41,7 @@ class OptimizerSlot:
 
 
 @dataclass(frozen=True)
-class OptimizerUpdate(Updated):
+class OptimizerUpdate(Updated, Pointwise):
     """One formula of an optimizer: the new values of a variable and of its slots.
 
     Inputs: w, the slots, g, the learning rate (one element), and for some the number of steps before (int64[1]).  `formula` is arithmetic
@@ -72,8 +78,8 @@ class OptimizerUpdate(Updated):
     def alias(self) -> Mapping[int, int]:  # type: ignore[override]
         return {i: i for i in range(self.count)}
 
-    def numbers(self, rate: float, step: int, *arrays: Array) -> tuple[float, ...]:
-        """What the formula takes after w, the slots and g; their arrays are given when it runs, for who takes norms of them."""
+    def numbers(self, f: Any, rate: Any, step: Any, *arrays: Array) -> tuple[Any, ...]:
+        """What the formula takes after w, the slots and g, in float64; their arrays are given when it runs, for who takes norms of them."""
         return (rate,)
 
     @property
@@ -81,29 +87,39 @@ class OptimizerUpdate(Updated):
         """True if these are others than the rate."""
         return type(self).numbers is not OptimizerUpdate.numbers
 
-    def formula(self, xp: Xp, *values: Element) -> Elements:
-        """The new values of w and of the slots."""
-        raise NotImplementedError
+    #: formula(f, w, *slots, g, *numbers) -> the new values of w and of the slots
+    formula: ClassVar[Callable[..., Elements]]
+
+    def expression(self, *types: TensorType) -> tuple[Expression, ...] | None:
+        return super().expression(*types) if self.flat else None
+
+    def made(self, *read: Expression) -> tuple[Expression, ...]:
+        n = self.count + 1
+        numbers, dtype = read[n : n + 1], read[0].dtype
+        if self.derives:
+            rate, step = (*(language.cast(x, float64) for x in read[n:]), 0)[:2]
+            numbers = self.numbers(language, rate, step)
+        return self.formula(language, *read[:n], *(language.cast(x, dtype) if isinstance(x, Expression) else x for x in numbers))
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
-        n = self.count
-        rate, *step = arrays[n + 1 : -n]
-        numbers = self.numbers(float(rate[0]) if step else rate.reshape(()), int(step[0][0]) if step else 0, *arrays[: n + 1])
-        for new, value in zip(arrays[-n:], self.formula(xp, *arrays[: n + 1], *numbers), strict=True):
+        n = self.count + 1
+        numbers = [a.reshape(()) for a in arrays[n : 1 - n]]
+        if self.derives:
+            rate, step = (*(a.astype("float64") for a in numbers), 0)[:2]
+            numbers = [x if type(x) is float else x.astype(arrays[0].dtype) for x in self.numbers(functions(xp), rate, step, *arrays[:n])]
+        for new, value in zip(arrays[1 - n :], self.formula(functions(xp), *arrays[:n], *numbers[: None if self.derives else 1]), strict=True):
             new[...] = value
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np or not self.elementwise:
-            return super().bind(device, inputs, outputs)
-        dtype = inputs[0].dtype
-        program = _program(self, dtype)
+        program = update_program(self, dtype_of(inputs[0].dtype)) if device.xp is np and self.elementwise else None
+        if program is None:
+            return Op.bind(self, device, inputs, outputs)
         elements, scalars = inputs[: program.elements], [a.reshape(()) for a in inputs[program.elements :]]
         numbers, first = scalars[:1], list[Call]()
         if self.derives:
-            numbers = [device.scratch((), dtype_of(dtype)) for _ in range(program.numbers)]
+            numbers = [device.scratch((), dtype_of(inputs[0].dtype)) for _ in range(program.numbers)]
             first = [(_fill, (numbers, self.numbers, elements, *scalars))]
-        calls = block_calls(program, device, elements, numbers, outputs)
-        return super().bind(device, inputs, outputs) if calls is None else [*first, *calls]
+        return [*first, *block_calls(program, device, elements, numbers, outputs, backwards=True)]
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -115,8 +131,12 @@ class OptimizerUpdate(Updated):
 
 
 @lru_cache(1024)
-def _program(op: OptimizerUpdate, dtype: Any) -> CompiledFormula:
-    return compiled(partial(op.formula, np), op.count + 1, len(op.numbers(0.0, 0)), dtype)
+def update_program(op: OptimizerUpdate, dtype: DType) -> CompiledFormula | None:
+    """The calls of an update whose numbers are there."""
+    n = op.count + 1
+    numbers = [language.number(n + i, dtype) for i in range(len(op.numbers(functions(np), 0.0, 0)))]
+    made = op.formula(language, *(language.element(i, dtype) for i in range(n)), *numbers)
+    return compiled(made, n, len(numbers), {k: (i,) for k, i in op.alias.items()})
 
 
 @lru_cache(1024)
@@ -128,7 +148,7 @@ def unified(op: OptimizerUpdate) -> OptimizerUpdate:
 def _fill(
     targets: Sequence[Array], numbers: Callable[..., tuple[float, ...]], elements: Sequence[Array], rate: Array, step: Array | None = None
 ) -> None:
-    for target, number in zip(targets, numbers(rate.item(), 0 if step is None else step.item(), *elements), strict=True):
+    for target, number in zip(targets, numbers(functions(np), rate.item(), 0 if step is None else step.item(), *elements), strict=True):
         target[()] = number
 
 
@@ -161,7 +181,7 @@ class SgdUpdate(OptimizerUpdate):
     maximize: bool = False
     cases = ({}, {"weight_decay": 0.2}, {"weight_decay": 0.2, "maximize": True})
 
-    def formula(self, xp: Xp, w: Element, g: Element, rate: Element) -> Elements:
+    def formula(self, f: Any, w: Element, g: Element, rate: Element) -> Elements:
         return (w - rate * _downwards(w, g, self.weight_decay, self.maximize),)
 
     def absorb(self, index: int, maker: Op, *types: TensorType) -> Op | None:
@@ -195,17 +215,17 @@ class MomentumUpdate(OptimizerUpdate):
     def reads_step(self) -> bool:  # type: ignore[override]
         return self.dampening != 0
 
-    def numbers(self, rate: float, step: int, *arrays: Array) -> tuple[float, ...]:
+    def numbers(self, f: Any, rate: Any, step: Any, *arrays: Array) -> tuple[Any, ...]:
         """The rate, and how much is taken of w, or of d, if that is not all."""
         if not self.derives:
             return (rate,)
-        return (rate, 1.0 - rate * self.weight_decay) if self.rate_inside else (rate, 1.0 - self.dampening if step else 1.0)
+        return rate, 1.0 - rate * self.weight_decay if self.rate_inside else f.where(step > 0, f.constant(1.0 - self.dampening, float64), 1.0)
 
     @property
     def derives(self) -> bool:
         return (self.weight_decay if self.rate_inside else self.dampening) != 0
 
-    def formula(self, xp: Xp, w: Element, v: Element, g: Element, rate: Element, *share: Element) -> Elements:
+    def formula(self, f: Any, w: Element, v: Element, g: Element, rate: Element, *share: Element) -> Elements:
         if self.rate_inside:
             v = self.beta * v - rate * g
             return (share[0] * w if share else w) + v, v
@@ -214,7 +234,7 @@ class MomentumUpdate(OptimizerUpdate):
         return w - rate * (d + self.beta * v if self.nesterov else v), v
 
 
-def _corrections(beta1: float, beta2: float, step: int) -> tuple[float, float]:
+def _corrections(beta1: float, beta2: float, step: Any) -> tuple[Any, Any]:
     """What the moments of a step are divided by, since they began at 0."""
     return 1 - beta1 ** (step + 1), 1 - beta2 ** (step + 1)
 
@@ -250,23 +270,26 @@ class AdamUpdate(OptimizerUpdate):
     def kept(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("m", "v", "max_v") if self.amsgrad else ("m", "v")
 
-    def numbers(self, rate: float, step: int, *arrays: Array) -> tuple[float, ...]:
+    def numbers(self, f: Any, rate: Any, step: Any, *arrays: Array) -> tuple[Any, ...]:
         """Factors of the move, of the root, and of w."""
-        first, second = _corrections(self.beta1, self.beta2, step) if self.bias_correction else (1.0, 1.0)
+        first, root = 1.0, 1.0
+        if self.bias_correction:
+            first, second = _corrections(self.beta1, self.beta2, step)
+            root = f.sqrt(second)
         decay = self.weight_decay if self.decoupled else 0.0
         if self.corrects_moments:
-            return -rate / first, 1 / math.sqrt(second), 1.0 - rate * decay
-        rate = rate * math.sqrt(second) / first
+            return -rate / first, 1 / root, 1.0 - rate * decay
+        rate = rate * root / first
         return -rate, 1.0, 1.0 - rate * decay
 
-    def formula(self, xp: Xp, w: Element, m: Element, v: Element, *others: Element) -> Elements:
+    def formula(self, f: Any, w: Element, m: Element, v: Element, *others: Element) -> Elements:
         *largest, g, back, wider, keep = others
         d = _downwards(w, g, 0.0 if self.decoupled else self.weight_decay, self.maximize)
-        mixed = _separate_sum if self.amsgrad or self.maximize else weighted_sum  # these two have always rounded so
+        mixed = _separate_sum if self.amsgrad or self.maximize else f.weighted_sum  # these two have always rounded so
         m = mixed(1 - self.beta1, d, self.beta1, m)
         v = mixed(1 - self.beta2, d * d, self.beta2, v)
-        largest = [xp.maximum(x, v) for x in largest]
-        root = xp.sqrt(largest[0] if largest else v)
+        largest = [f.maximum(x, v) for x in largest]
+        root = f.sqrt(largest[0] if largest else v)
         move = m / ((root * wider if self.corrects_moments else root) + self.epsilon)
         return mixed(back, move, keep, w), m, v, *largest
 
@@ -290,7 +313,7 @@ class RmsPropUpdate(OptimizerUpdate):
     def kept(self) -> tuple[str, ...]:  # type: ignore[override]
         return "mean_square", *(["mean_gradient"] if self.centered else []), *(["momentum"] if self.momentum > 0 else [])
 
-    def formula(self, xp: Xp, w: Element, s: Element, *others: Element) -> Elements:
+    def formula(self, f: Any, w: Element, s: Element, *others: Element) -> Elements:
         *kept, g, rate = others
         d = _downwards(w, g, self.weight_decay)
         s = _mean_square(self.decay, s, d, self.epsilon_inside)
@@ -299,8 +322,8 @@ class RmsPropUpdate(OptimizerUpdate):
             kept[0] = self.decay * kept[0] + (1 - self.decay) * d
             spread = s - kept[0] * kept[0]
         if self.epsilon_inside:
-            return w - rate * d / xp.sqrt(spread + self.epsilon), s, *kept
-        move = d / (xp.sqrt(spread) + self.epsilon)
+            return w - rate * d / f.sqrt(spread + self.epsilon), s, *kept
+        move = d / (f.sqrt(spread) + self.epsilon)
         if self.momentum > 0:
             kept[-1] = move = self.momentum * kept[-1] + move
         return w - rate * move, s, *kept
@@ -321,13 +344,13 @@ class AdagradUpdate(OptimizerUpdate):
     def slot(self, name: str) -> OptimizerSlot:
         return OptimizerSlot(name, self.initial)
 
-    def numbers(self, rate: float, step: int, *arrays: Array) -> tuple[float, ...]:
+    def numbers(self, f: Any, rate: Any, step: Any, *arrays: Array) -> tuple[Any, ...]:
         return (rate / (1 + step * self.lr_decay),)
 
-    def formula(self, xp: Xp, w: Element, s: Element, g: Element, rate: Element) -> Elements:
+    def formula(self, f: Any, w: Element, s: Element, g: Element, rate: Element) -> Elements:
         d = _downwards(w, g, self.weight_decay)
         s = s + d * d
-        return w - rate * (d / (xp.sqrt(s) + self.epsilon)), s
+        return w - rate * (d / (f.sqrt(s) + self.epsilon)), s
 
 
 @dataclass(frozen=True)
@@ -344,10 +367,10 @@ class AdadeltaUpdate(OptimizerUpdate):
     kept = ("square_avg", "acc_delta")
     cases = ({"weight_decay": 0.1},)
 
-    def formula(self, xp: Xp, w: Element, s: Element, x: Element, g: Element, rate: Element) -> Elements:
+    def formula(self, f: Any, w: Element, s: Element, x: Element, g: Element, rate: Element) -> Elements:
         d = _downwards(w, g, self.weight_decay, self.maximize)
         s = _mean_square(self.rho, s, d, False)
-        u = d * xp.sqrt(x + self.epsilon) / xp.sqrt(s + self.epsilon)
+        u = d * f.sqrt(x + self.epsilon) / f.sqrt(s + self.epsilon)
         return w - rate * u, s, _mean_square(self.rho, x, u, False)
 
 
@@ -366,14 +389,14 @@ class LarsUpdate(OptimizerUpdate):
     kept = ("momentum",)
     cases = ({"coefficient": 0.1, "weight_decay": 0.2},)
 
-    def numbers(self, rate: float, step: int, *arrays: Array) -> tuple[float, ...]:
+    def numbers(self, f: Any, rate: Any, step: Any, *arrays: Array) -> tuple[Any, ...]:
         """The local rate, and what decay takes of w."""
         rate, (w_norm, g_norm) = float(rate), (_norm(arrays[0]), _norm(arrays[-1])) if arrays else (0.0, 0.0)
         if w_norm > 0 and g_norm > 0:
             rate *= self.coefficient * w_norm / (self.epsilon + g_norm + self.weight_decay * w_norm)
         return rate, rate * self.weight_decay
 
-    def formula(self, xp: Xp, w: Element, v: Element, g: Element, rate: Element, decay: Element) -> Elements:
+    def formula(self, f: Any, w: Element, v: Element, g: Element, rate: Element, decay: Element) -> Elements:
         v = self.beta * v - rate * g
         return w + v - decay * w, v
 
@@ -411,17 +434,17 @@ class LambUpdate(OptimizerUpdate):
     def reads_step(self) -> bool:  # type: ignore[override]
         return self.published
 
-    def numbers(self, rate: float, step: int, *arrays: Array) -> tuple[float, ...]:
+    def numbers(self, f: Any, rate: Any, step: Any, *arrays: Array) -> tuple[Any, ...]:
         return rate, *(_corrections(self.beta1, self.beta2, step) if self.published and self.bias_correction else (1.0, 1.0))
 
-    def formula(self, xp: Xp, w: Element, m: Element, v: Element, *others: Element) -> Elements:
+    def formula(self, f: Any, w: Element, m: Element, v: Element, *others: Element) -> Elements:
         *powers, g, rate, first, second = others
         m = self.beta1 * m + (1 - self.beta1) * g
         v = _mean_square(self.beta2, v, g, self.published)
         if powers:
             powers = [power * beta for power, beta in zip(powers, (self.beta1, self.beta2), strict=True)]
             first, second = (1 - float(power[0]) for power in powers)
-        move = m / first / (xp.sqrt(v / second) + self.epsilon)
+        move = m / first / (f.sqrt(v / second) + self.epsilon)
         decayed = move + self.weight_decay * w
         w_norm, move_norm = _norm(w), _norm(decayed if self.published else move)
         ratio = w_norm / move_norm if w_norm > 0 and move_norm > 0 else 1.0

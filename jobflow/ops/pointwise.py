@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 
 from jobflow.core.errors import DtypeError
 from jobflow.core.layout import Rule
-from jobflow.core.types import Array, DType, Tensor, TensorType, Xp
+from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, dtype_of
 from jobflow.expressions import language
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import functions
+from jobflow.ops.numpy_calls import POSITIONAL, CompiledFormula, block_calls, compiled
 from jobflow.ops.op import Binder, Call, Op, Sample, apply, broadcast_rule, broadcast_shapes, sample, types_tuple
 
 #: which NumPy kinds of element types an op takes ("V" are the narrow floats that NumPy does not know by itself)
@@ -28,20 +30,49 @@ class Pointwise(Op):
     results: ClassVar[int] = 1
 
     #: formula(f, *elements) -> the output, or the tuple of them, by operators and the functions of `f`.  The elements are expressions, and f is
-    #: `jobflow.expressions.language`, where it is written down; they are arrays, and f is `on_arrays.functions(xp)`, where it runs.
-    formula: ClassVar[Callable[..., Any]]
+    #: `jobflow.expressions.language`, where it is written down; they are arrays, and f is `on_arrays.functions(xp)`, where it runs.  None
+    #: where there is a kernel instead
+    formula: ClassVar[Callable[..., Any] | None] = None
 
     def expression(self, *types: TensorType) -> tuple[Expression, ...] | None:
-        given = [language.cast(language.element(i, t.dtype), t.dtype.arithmetic) for i, t in enumerate(types)]
-        made = self.formula(language, *given)
-        outputs = types_tuple(self.infer(*types))
-        return tuple(language.cast(y, t.dtype) for y, t in zip(made if isinstance(made, tuple) else (made,), outputs, strict=True))
+        if self.formula is None:
+            return None
+        made = self.made(*(language.cast(x, x.dtype.arithmetic) for x in self.read(*types)))
+        return tuple(language.cast(y, t.dtype) for y, t in zip(made, types_tuple(self.infer(*types)), strict=True))
+
+    def read(self, *types: TensorType) -> Sequence[Expression]:
+        """What is read of the inputs."""
+        return [language.element(i, t.dtype) for i, t in enumerate(types)]
+
+    def made(self, *read: Expression) -> tuple[Expression, ...]:
+        """The outputs, in the types that they are computed in."""
+        assert self.formula is not None, f"{self} has no formula"
+        made = self.formula(language, *read)
+        return made if isinstance(made, tuple) else (made,)
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        program = None
+        if device.xp is np and self.formula is not None:
+            program = _program(self, tuple(dtype_of(a.dtype) for a in inputs), dtype_of(outputs[0].dtype))
+        return super().bind(device, inputs, outputs) if program is None else block_calls(program, device, inputs, (), outputs)
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
         read = len(arrays) - self.results
+        assert self.formula is not None, f"{self} has no formula"
         made = self.formula(functions(xp), *arrays[:read])
         for array, value in zip(arrays[read:], made if isinstance(made, tuple) else (made,), strict=True):
             array[...] = value
+
+
+@lru_cache(1024)
+def _program(op: Pointwise, dtypes: tuple[DType, ...], made: DType) -> CompiledFormula | None:
+    """What NumPy runs for elements of these types; None if the outputs are not of type `made`."""
+    outputs = op.made(*map(language.element, range(len(dtypes)), dtypes))
+    return (
+        compiled(outputs, len(dtypes), 0, {**op.in_place, **{k: (i,) for k, i in op.alias.items()}})
+        if all(y.dtype is made for y in outputs)
+        else None
+    )
 
 
 @dataclass(frozen=True)
@@ -49,7 +80,7 @@ class Elementwise(Pointwise):
     """z[i] = f(x[i], y[i], ...) with NumPy broadcasting; operands of one element type."""
 
     abstract = True
-    #: the function's name in the array module, if the formula is one function
+    #: the function's name in the array module, if one function does it
     ufunc: ClassVar[str] = ""
     linear: ClassVar[tuple[tuple[int, ...], ...]] = ()
     kinds: ClassVar[str] = FLOATS
@@ -65,20 +96,26 @@ class Elementwise(Pointwise):
     def rule(self, *types: TensorType) -> Rule:
         return broadcast_rule(types, linear=self.linear)
 
-    def formula(self, f: Any, *elements: Any) -> Any:
-        return getattr(f, self.ufunc)(*elements)
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.formula is None and hasattr(language, cls.ufunc):
+            cls.formula = _one_function
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
-        if not self.ufunc:
+        if self.formula is not None and type(self).formula is not _one_function:
             super().kernel(xp, *arrays)
             return
         *inputs, z = arrays
         getattr(xp, self.ufunc)(*inputs, out=z)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np or not self.ufunc:
-            return super().bind(device, inputs, outputs)
-        return [(getattr(np, self.ufunc), (*inputs, *outputs))]  # a positional output is 150 ns faster than out=
+        if device.xp is np and self.ufunc:
+            return [(POSITIONAL.get(self.ufunc) or getattr(np, self.ufunc), (*inputs, *outputs))]  # a positional output is 150 ns faster than out=
+        return super().bind(device, inputs, outputs)
+
+
+def _one_function(op: Elementwise, f: Any, *elements: Any) -> Any:
+    return getattr(f, op.ufunc)(*elements)
 
 
 def check_dtypes(what: str, kinds: str, *types: TensorType) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from jobflow.core.errors import ConfigError, DtypeError, user_line
 from jobflow.core.layout import B, P, Rule, Signature
-from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, bool_, dtype_of, float32, float64, int32
-from jobflow.expressions.on_arrays import functions
+from jobflow.core.types import Array, DType, Tensor, TensorType, bool_, dtype_of, float32, float64, int32
 from jobflow.ops.layout_ops import Identity
 from jobflow.ops.op import OVER_FIRST, Binder, Call, Grads, Sample, broadcast_rule, sample
 from jobflow.ops.pointwise import ANY, FLOATS, NUMBERS, Elementwise, Unary, call, numbers
@@ -37,20 +36,12 @@ class WithNumber(Elementwise):
 
     abstract = True
     number: float
+    #: the function's name
+    primitive: ClassVar[str]
     kinds = NUMBERS
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        x, y = arrays
-        getattr(xp, self.ufunc)(x, functions(xp).constant(self.number, x.dtype), out=y)
-
     def formula(self, f: Any, x: Any) -> Any:
-        return getattr(f, self.ufunc)(x, f.constant(self.number, x.dtype))
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np:
-            return super().bind(device, inputs, outputs)
-        (x,), (y,) = inputs, outputs
-        return [(getattr(np, self.ufunc), (x, np.asarray(functions(np).constant(self.number, x.dtype)), y))]
+        return getattr(f, self.primitive)(x, f.constant(self.number, x.dtype))
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -65,7 +56,7 @@ class Scale(WithNumber):
     """y = number x"""
 
     precision = "follows"
-    ufunc = "multiply"
+    primitive = "multiply"
     linear = ((0,),)
     in_place = OVER_FIRST
 
@@ -78,7 +69,7 @@ class Shift(WithNumber):
     """y = x + number"""
 
     precision = "follows"
-    ufunc = "add"
+    primitive = "add"
     in_place = OVER_FIRST
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
@@ -90,7 +81,7 @@ class DivideBy(WithNumber):
     """y = x / number"""
 
     precision = "follows"
-    ufunc = "divide"
+    primitive = "divide"
     linear = ((0,),)
     kinds = FLOATS
     in_place = OVER_FIRST
@@ -110,12 +101,6 @@ class Clip(Elementwise):
 
     def formula(self, f: Any, x: Any) -> Any:
         return f.clip(x, _number(self.minimum, x), _number(self.maximum, x))
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np:
-            return super().bind(device, inputs, outputs)
-        (x,), (y,) = inputs, outputs
-        return [(np.clip, (x, *(None if n is None else x.dtype.type(n) for n in (_number(self.minimum, x), _number(self.maximum, x))), y))]
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (call(ClipGrad(self.minimum, self.maximum), x, dy),)
@@ -287,10 +272,6 @@ class RoundHalfEven(_Steps):
 
     def formula(self, f: Any, x: Any) -> Any:
         return x if dtype_of(x.dtype).is_integer else f.rint(x)
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        whole = inputs[0].dtype.kind in "iu"
-        return super().bind(device, inputs, outputs) if whole or device.xp is not np else [(np.rint, (*inputs, *outputs))]
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -34,11 +34,6 @@ FAST = (
 )
 
 
-def fast_erf(x: Array, square: Array, y: Array) -> list[Call]:
-    """Calls for y = erf(x) in float32 (error below 2e-7); `square` is scratch and afterwards holds x^2."""
-    return [(np.multiply, (x, x, square)), *fast_erf_of(x, square, y, FAST)]
-
-
 def fast_erf_of(x: Array, square: Array, y: Array, powers: Sequence[float]) -> list[Call]:
     """Calls for y = tanh(x p(square)); `powers` are p's coefficients, those of FAST in the scales of x and square."""
     p = [np.asarray(c, x.dtype) for c in powers]
@@ -46,14 +41,6 @@ def fast_erf_of(x: Array, square: Array, y: Array, powers: Sequence[float]) -> l
     for c in p[-2:0:-1]:
         calls += [(np.add, (y, c, y)), (np.multiply, (y, square, y))]
     return [*calls, (np.add, (y, p[0], y)), (np.multiply, (y, x, y)), (np.tanh, (y, y))]
-
-
-def erf_calls(device: Binder, x: Array, y: Array) -> list[Call]:
-    """Blocked calls for y = erf(x) in float32."""
-    calls: list[Call] = []
-    for (a, b), (square,) in with_scratch(device, (x, y), 1):
-        calls += fast_erf(a, square, b)
-    return calls
 
 
 def with_scratch(device: Binder, arrays: Sequence[Array], count: int, elements: int = BLOCK) -> list[tuple[tuple[Array, ...], tuple[Array, ...]]]:

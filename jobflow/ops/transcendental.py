@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from jobflow.core.errors import DtypeError
-from jobflow.core.types import Array, Tensor, TensorType
-from jobflow.ops import special
+from jobflow.core.types import Tensor, TensorType
 from jobflow.ops.arithmetic import add, divide, multiply, where
 from jobflow.ops.broadcast import sum_to
 from jobflow.ops.checked import check, whole_exponent
 from jobflow.ops.compare import equal, greater
-from jobflow.ops.op import Binder, Call, Grads, Sample, sample
+from jobflow.ops.op import Grads, Sample, sample
 from jobflow.ops.pointwise import FLOATS, NUMBERS, Binary, Unary, call, numbers
 from jobflow.ops.scalar import WithNumber, fill_like, fitting, negate, scale, shift, sign
 
@@ -49,7 +48,7 @@ class Absolute(Unary):
 class ScalarPower(WithNumber):
     """y = x^number; integers take powers from 0 to the largest of their type"""
 
-    ufunc = "power"
+    primitive = "power"
 
     def infer(self, *types: TensorType) -> TensorType:
         (x,) = types
@@ -163,12 +162,6 @@ class Rsqrt(Unary):
 
     def formula(self, f: Any, *elements: Any) -> Any:
         return f.rsqrt(*elements)
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np:
-            return super().bind(device, inputs, outputs)
-        (x,), (y,) = inputs, outputs
-        return [(np.sqrt, (x, y)), (np.reciprocal, (y, y))]
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (multiply(scale(dy, -0.5), divide(y, x)),)
@@ -328,11 +321,6 @@ class Erf(Unary):
 
     def formula(self, f: Any, *elements: Any) -> Any:
         return f.erf(*elements)
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np or inputs[0].dtype != np.float32:
-            return super().bind(device, inputs, outputs)
-        return special.erf_calls(device, inputs[0], outputs[0])
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (multiply(dy, _bell(x)),)

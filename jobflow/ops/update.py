@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import Rule
 from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, float32, float64, int64
+from jobflow.expressions.language import Expression, element, number
 from jobflow.ops.arithmetic import add
-from jobflow.ops.op import LETTERS, Binder, Call, Op, Sample, apply, sample
-from jobflow.ops.pointwise import numbers
+from jobflow.ops.op import LETTERS, Op, Sample, apply, sample
+from jobflow.ops.pointwise import Pointwise, numbers
 from jobflow.ops.scalar import scale, shift
 
 
@@ -70,6 +71,9 @@ class Updated(Op):
         words = ["1" if is_scalar else letters for is_scalar in self._scalars(types)]
         return Rule(f"{','.join(words)}->{','.join(words[: self.count])}")
 
+    def read(self, *types: TensorType) -> Sequence[Expression]:
+        return [(number if one else element)(i, t.dtype) for i, (t, one) in enumerate(zip(types, self._scalars(types), strict=True))]
+
     def _scalars(self, types: Sequence[TensorType]) -> list[bool]:
         """Which of the inputs are arrays of one element: those after the tensors, and the `single` ones."""
         single, tensors = self.single, self.count + self.like
@@ -77,14 +81,14 @@ class Updated(Op):
 
 
 @dataclass(frozen=True)
-class MovingAverage(Updated):
+class MovingAverage(Updated, Pointwise):
     """a' = momentum a + (1 - momentum) x."""
 
     momentum: float
     alias: ClassVar[Mapping[int, int]] = MappingProxyType({0: 0})
 
-    def kernel(self, xp: Xp, a: Array, x: Array, new_a: Array) -> None:
-        new_a[...] = self.momentum * a + (1 - self.momentum) * x
+    def formula(self, f: Any, a: Any, x: Any) -> Any:
+        return self.momentum * a + (1 - self.momentum) * x
 
     def unwritten(self, *inputs: Tensor) -> Tensor:
         a, x = inputs
@@ -96,16 +100,13 @@ class MovingAverage(Updated):
 
 
 @dataclass(frozen=True)
-class Assign(Updated):
+class Assign(Updated, Pointwise):
     """a' = x."""
 
     alias: ClassVar[Mapping[int, int]] = MappingProxyType({0: 0})
 
-    def kernel(self, xp: Xp, a: Array, x: Array, new_a: Array) -> None:
-        new_a[...] = x
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        return [(device.xp.copyto, (outputs[0], inputs[1]))]
+    def formula(self, f: Any, a: Any, x: Any) -> Any:
+        return x
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -113,18 +114,15 @@ class Assign(Updated):
 
 
 @dataclass(frozen=True)
-class Increment(Updated):
+class Increment(Updated, Pointwise):
     """a' = a + by: a step counter."""
 
     by: int = 1
     alias: ClassVar[Mapping[int, int]] = MappingProxyType({0: 0})
     like: ClassVar[int] = 0
 
-    def kernel(self, xp: Xp, a: Array, new_a: Array) -> None:
-        new_a[...] = a + self.by
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        return [(device.xp.add, (inputs[0], device.xp.asarray(self.by, inputs[0].dtype), outputs[0]))]
+    def formula(self, f: Any, a: Any) -> Any:
+        return a + f.constant(self.by, a.dtype)
 
     def unwritten(self, *inputs: Tensor) -> Tensor:
         return shift(inputs[0], self.by)

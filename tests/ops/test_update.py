@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import laws
@@ -11,10 +10,12 @@ import numpy as np
 import pytest
 
 from jobflow.core.errors import DtypeError, ShapeError
-from jobflow.core.types import type_of
+from jobflow.core.types import float64, type_of
+from jobflow.expressions import language
+from jobflow.expressions.on_arrays import functions
 from jobflow.ops import optimizer_updates as formula
 from jobflow.ops import update
-from jobflow.ops.formula import block_calls, compiled, weighted_sum
+from jobflow.ops.numpy_calls import block_calls, compiled
 from jobflow.ops.op import Op
 
 Array = np.ndarray[Any, Any]
@@ -92,18 +93,20 @@ def test_formulas_in_place(shape: tuple[int, ...], wd: float) -> None:
 def test_formulas_are_made_in_place_as_far_as_nothing_is_overwritten_that_is_still_read() -> None:
     """Elements change places, and what is still read is not written over: it goes through scratch."""
 
-    def turned(x: Any, y: Any, z: Any, kept: Any, factor: Any) -> tuple[Any, ...]:
-        return y, weighted_sum(factor, x * x, 0.5, y - x), x, kept
+    def turned(f: Any, x: Any, y: Any, z: Any, kept: Any, factor: Any) -> tuple[Any, ...]:
+        return y, f.weighted_sum(factor, x * x, 0.5, y - x), x, kept
 
     arrays = list(np.random.default_rng(1).standard_normal((4, 100_000)))
-    expected = [a.copy() for a in turned(*arrays, 2.0)]
-    program = compiled(turned, 4, 1, np.float64)
-    for function, arguments in block_calls(program, laws.Bench(), arrays, [np.array(2.0)], arrays) or ():
+    expected = [a.copy() for a in turned(functions(np), *arrays, 2.0)]
+    given = [*(language.element(i, float64) for i in range(4)), language.number(4, float64)]
+    program = compiled(turned(language, *given), 4, 1, {k: (k,) for k in range(4)})
+    assert program is not None
+    for function, arguments in block_calls(program, laws.Bench(), arrays, [np.array(2.0)], arrays):
         function(*arguments)
     for ours, theirs in zip(arrays, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-14)
     flat = [op for op, *_ in formulas((2,), 0.1) if op.flat]
-    rows = [compiled(partial(op.formula, np), op.count + 1, len(op.numbers(0.1, 1)), np.float64).rows for op in flat]
+    rows = [formula.update_program(op, float64).rows for op in flat]
     assert rows == [1, 1, 1, 1, 2, 2], "an update in place takes no more scratch than this"
 
 
