@@ -22,133 +22,99 @@ class _InPlace(OfOne, shared=True):
     inplace: bool = False
 
 
-class ReLU(_InPlace, function=F.relu):
-    """max(x, 0)"""
+class ReLU(_InPlace, function=F.relu): ...
 
 
-class ReLU6(_InPlace, function=F.relu6):
-    """x limited to [0, 6]"""
+class ReLU6(_InPlace, function=F.relu6): ...
 
 
-class SiLU(_InPlace, function=F.silu):
-    """x sigmoid(x)"""
+class SiLU(_InPlace, function=F.silu): ...
 
 
-class SELU(_InPlace, function=F.selu):
-    """1.0507 elu(x, 1.67326)"""
+class SELU(_InPlace, function=F.selu): ...
 
 
 class LeakyReLU(OfOne, function=F.leaky_relu):
-    """x where x > 0, else negative_slope x"""
-
     negative_slope: float = 0.01
     inplace: bool = False
 
 
 class ELU(OfOne, function=F.elu):
-    """x where x > 0, else alpha (e^x - 1)"""
-
     alpha: float = 1.0
     inplace: bool = False
 
 
-class CELU(ELU, function=F.celu):
-    """x where x > 0, else alpha (e^(x / alpha) - 1)"""
+class CELU(ELU, function=F.celu): ...
 
 
 class GELU(OfOne, function=F.gelu):
-    """x Phi(x) with the normal distribution Phi, or the formula by tanh"""
-
     approximate: str = "none"
 
 
-class QuickGELU(OfOne, function=F.quick_gelu):
-    """x sigmoid(1.702 x)"""
+class QuickGELU(OfOne, function=F.quick_gelu): ...
 
 
-class Sigmoid(OfOne, function=F.sigmoid):
-    """1 / (1 + e^-x)"""
+class Sigmoid(OfOne, function=F.sigmoid): ...
 
 
 class Tanh(OfOne, function=F.tanh):
     """tanh x"""
 
 
-class Softsign(OfOne, function=F.softsign):
-    """x / (1 + |x|)"""
+class Softsign(OfOne, function=F.softsign): ...
 
 
-class LogSigmoid(OfOne, function=F.logsigmoid):
-    """-ln(1 + e^-x)"""
+class LogSigmoid(OfOne, function=F.logsigmoid): ...
 
 
-class Hardsigmoid(_InPlace, function=F.hardsigmoid):
-    """x/6 + 1/2 limited to [0, 1]"""
+class Hardsigmoid(_InPlace, function=F.hardsigmoid): ...
 
 
-class Hardswish(_InPlace, function=F.hardswish):
-    """x/6 times x + 3 limited to [0, 6]"""
+class Hardswish(_InPlace, function=F.hardswish): ...
 
 
-class Mish(_InPlace, function=F.mish):
-    """x tanh(ln(1 + e^x))"""
+class Mish(_InPlace, function=F.mish): ...
 
 
-class Tanhshrink(OfOne, function=F.tanhshrink):
-    """x - tanh x"""
+class Tanhshrink(OfOne, function=F.tanhshrink): ...
 
 
 class Softplus(OfOne, function=F.softplus):
-    """ln(1 + e^(beta x)) / beta; x itself where beta x > threshold"""
-
     beta: float = 1.0
     threshold: float = 20.0
 
 
 class Hardtanh(OfOne, function=F.hardtanh):
-    """x limited to [min_val, max_val]"""
-
     min_val: float = -1.0
     max_val: float = 1.0
     inplace: bool = False
 
 
 class Threshold(OfOne, function=F.threshold):
-    """x where x > threshold, else value"""
-
     threshold: float
     value: float
     inplace: bool = False
 
 
 class Hardshrink(OfOne, function=F.hardshrink):
-    """x where |x| > lambd, else 0"""
-
     lambd: float = 0.5
 
 
-class Softshrink(Hardshrink, function=F.softshrink):
-    """x brought nearer to 0 by lambd, and 0 within that"""
+class Softshrink(Hardshrink, function=F.softshrink): ...
 
 
 class GLU(OfOne, function=F.glu):
-    """a sigmoid(b), a and b being the halves of x along `dim`"""
-
     dim: int = -1
 
 
 class Softmax(OfOne, function=F.softmax):
-    """e^x / sum e^x along `dim`"""
-
     dim: int | None = None
 
 
-class LogSoftmax(Softmax, function=F.log_softmax):
-    """Logarithm of the softmax along `dim`"""
+class LogSoftmax(Softmax, function=F.log_softmax): ...
 
 
-class Softmin(Softmax, function=F.softmin):
-    """softmax of -x along `dim`"""
+class Softmin(Softmax, function=F.softmin): ...
 
 
 class PReLU(Module):

@@ -12,10 +12,14 @@ from jobflow.nn.modules.module import Module
 
 
 class WithSettings(Module):
-    """A module whose class has attributes that the line of the class sets: `class Conv2d(_Convolution, spatial=2)`."""
+    """A module whose class has attributes that the line of the class sets: `class Conv2d(_Convolution, spatial=2)`.
+
+    A class with a `function` has its documentation, unless it has some of its own.
+    """
 
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__()
+        cls.__doc__ = cls.__doc__ or getattr(settings.get("function"), "__doc__", None)
         for name, value in settings.items():
             setattr(cls, name, staticmethod(value) if callable(value) else value)
 
