@@ -1,4 +1,37 @@
 """flow.amp: loss scales for graphs of mixed precision."""
 
-from jobflow.nn.graph.graph_optimizers import GradScaler as GradScaler
-from jobflow.nn.graph.graph_optimizers import StaticGradScaler as StaticGradScaler
+from __future__ import annotations
+
+import math
+
+from jobflow.core.errors import ConfigError, user_line
+from jobflow.graph.training import DynamicScale
+
+
+class GradScaler:
+    """A loss scale that grows by `growth_factor` after `growth_interval` finite steps in a row and shrinks by it after any other.
+
+    Raises: ConfigError if `backoff_factor` is not 1 / `growth_factor`.
+    """
+
+    def __init__(
+        self, init_scale: float = 2.0**16, growth_factor: float = 2.0, backoff_factor: float = 0.5, growth_interval: int = 2000, enabled: bool = True
+    ) -> None:
+        if not math.isclose(backoff_factor * growth_factor, 1.0):
+            raise ConfigError(f"GradScaler at {user_line()}: backoff_factor must be 1 / growth_factor = {1 / growth_factor}; got {backoff_factor}")
+        self.dynamic = DynamicScale(float(init_scale), growth_interval, float(growth_factor)) if enabled else None
+        self.scale = 1.0
+
+
+class StaticGradScaler:
+    """A loss scale that stays."""
+
+    dynamic: DynamicScale | None = None
+
+    def __init__(self, scale_factor: float) -> None:
+        if not 0 < scale_factor < math.inf:
+            raise ConfigError(f"StaticGradScaler at {user_line()}: the factor is a positive number; got {scale_factor!r}")
+        self.scale = float(scale_factor)
+
+
+Scaler = GradScaler | StaticGradScaler

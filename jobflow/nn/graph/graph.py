@@ -37,8 +37,9 @@ from jobflow.engine.session import current_session, many_shapes
 from jobflow.graph.strategy import Strategy
 from jobflow.graph.traced import Traced
 from jobflow.graph.training import Microbatches, Training
+from jobflow.nn.amp import Scaler
 from jobflow.nn.graph.building import Building
-from jobflow.nn.graph.graph_optimizers import Added, Scaler, Steps
+from jobflow.nn.graph.graph_optimizers import Added, Steps
 from jobflow.nn.graph.graph_strategies import spread
 from jobflow.nn.graph.running import Bound, Built, Memory, Meta
 from jobflow.nn.graph.settings import GraphConfig, GraphModule, ProxyModule

@@ -1,4 +1,4 @@
-"""The optimizers and the loss scale of a graph, in the form that the compiler expects."""
+"""The optimizers of a graph, in the form that the compiler expects."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import numpy as np
 
 import jobflow.core.scope as scope
 from jobflow.compiler.front.trace import Tracer
-from jobflow.core.errors import ConfigError, SourceLine, user_line
+from jobflow.core.errors import ConfigError, SourceLine
 from jobflow.core.layout import B, Layout
 from jobflow.core.types import Array, DType, TensorType
 from jobflow.graph.ir import Value
 from jobflow.graph.training import DynamicScale, Parameter, Slots, updated
 from jobflow.legacy.optimizer.clipping import GroupNorm
+from jobflow.nn.amp import Scaler
 from jobflow.optim.optimizer import SLOT_NAMES, Group, Optimizer
 
 #: the slots of the formulas that have another name as variables
@@ -39,35 +40,6 @@ class Rate:
     key: str
     array: Array
     group: Group
-
-
-class GradScaler:
-    """A loss scale that grows by `growth_factor` after `growth_interval` finite steps in a row and shrinks by it after any other.
-
-    Raises: ConfigError if `backoff_factor` is not 1 / `growth_factor`.
-    """
-
-    def __init__(
-        self, init_scale: float = 2.0**16, growth_factor: float = 2.0, backoff_factor: float = 0.5, growth_interval: int = 2000, enabled: bool = True
-    ) -> None:
-        if not math.isclose(backoff_factor * growth_factor, 1.0):
-            raise ConfigError(f"GradScaler at {user_line()}: backoff_factor must be 1 / growth_factor = {1 / growth_factor}; got {backoff_factor}")
-        self.dynamic = DynamicScale(float(init_scale), growth_interval, float(growth_factor)) if enabled else None
-        self.scale = 1.0
-
-
-class StaticGradScaler:
-    """A loss scale that stays."""
-
-    dynamic: DynamicScale | None = None
-
-    def __init__(self, scale_factor: float) -> None:
-        if not 0 < scale_factor < math.inf:
-            raise ConfigError(f"StaticGradScaler at {user_line()}: the factor is a positive number; got {scale_factor!r}")
-        self.scale = float(scale_factor)
-
-
-Scaler = GradScaler | StaticGradScaler
 
 
 @dataclass
