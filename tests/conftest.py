@@ -8,6 +8,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; NumPy reads 
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import atexit
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +19,10 @@ import pytest
 
 import jobflow
 from jobflow import scope
+
+if "JOBFLOW_CACHE" not in os.environ:  # for the workers of this run, and for the programs that tests start
+    os.environ["JOBFLOW_CACHE"] = tempfile.mkdtemp(prefix="jobflow-cache-")
+    atexit.register(shutil.rmtree, os.environ["JOBFLOW_CACHE"], ignore_errors=True)
 
 GRACE = 2.0  # seconds a thread may take to end after its session was closed
 

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from urllib.parse import unquote
 from uuid import uuid4
 
+from jobflow.core.cache_folder import cache_folder
 from jobflow.core.errors import ArgumentError, FileError, did_you_mean, user_line
 from jobflow.core.extras import optional
 
@@ -231,13 +232,12 @@ def _text(error: BaseException) -> str:
 def local_copy(path: RemotePath) -> Path:
     """A file with the content of an object: fetched once for all processes of this machine, kept for later programs while the object stays as it is.
 
-    Where: $JOBFLOW_CACHE, or jobflow in $XDG_CACHE_HOME or ~/.cache.  Whatever is in there may be removed.
+    It lies in `cache_folder`.
     """
     status = path.stat()
     if status.is_folder:
         raise FileError(f"{path}: it is a folder, not a file")
-    where = os.environ.get("JOBFLOW_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "jobflow")
-    folder = Path(where, "objects", hashlib.sha256(f"{path.url} {status.mark}".encode()).hexdigest()[:32])
+    folder = cache_folder("objects") / hashlib.sha256(f"{path.url} {status.mark}".encode()).hexdigest()[:32]
     target = folder / path.name
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)

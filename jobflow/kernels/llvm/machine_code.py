@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import itertools
 import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 from jobflow.core.extras import optional
+from jobflow.kernels.llvm.object_cache import ObjectCache
 
 #: the name of the function in every module
 NAME = "loop"
+#: how texts are compiled
+OPTIONS = "O3, code for a process, no fast-math"
 Function = Callable[[Any], None]
 
 
@@ -22,7 +27,7 @@ def _llvm() -> Any:
 class Compiler:
     """For the CPU of this machine."""
 
-    def __init__(self) -> None:
+    def __init__(self, cache: ObjectCache | None = None) -> None:
         llvm = _llvm()
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
@@ -35,6 +40,9 @@ class Compiler:
         self._lock = threading.Lock()
         self._functions: dict[str, Function] = {}
         self._libraries: list[Any] = []
+        self._numbers = itertools.count()
+        self.versions = (optional("llvmlite", "kernels('llvm')").__version__, *llvm.llvm_version_info)
+        self.cache = cache or ObjectCache()
 
     def _has(self, feature: str) -> bool:
         """Has the CPU this feature of x86?  All others that NumPy runs on have what is asked for here."""
@@ -54,12 +62,31 @@ class Compiler:
         return self._has("f16c")
 
     def function(self, text: str) -> Function:
-        """The machine code of a module's `loop`."""
+        """The machine code of a module's `loop`: of this process, else from the cache on disk, else compiled."""
         with self._lock:
             found = self._functions.get(text)
             if found is None:
-                self._functions[text] = found = self._linked(self.object_code(text))
+                self._functions[text] = found = self._kept(text) or self._compiled(text)
         return found
+
+    def key(self, text: str) -> str:
+        """A name for the machine code of a text: a digest of all that it depends on."""
+        parts = [*map(str, self.versions), self.triple, self.cpu, self.features, OPTIONS, text]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    def _kept(self, text: str) -> Function | None:
+        code = self.cache.read(self.key(text))
+        if code is None:
+            return None
+        try:
+            return self._linked(code)
+        except RuntimeError:  # it is whole, and yet not what this LLVM takes
+            return None
+
+    def _compiled(self, text: str) -> Function:
+        code = self.object_code(text)
+        self.cache.write(self.key(text), code)
+        return self._linked(code)
 
     def object_code(self, text: str) -> bytes:
         llvm = _llvm()
@@ -72,7 +99,7 @@ class Compiler:
 
     def _linked(self, code: bytes) -> Function:
         library = _llvm().JITLibraryBuilder().add_object_img(code).add_current_process().export_symbol(NAME)
-        library = library.link(self._linker, f"library{len(self._libraries)}")
+        library = library.link(self._linker, f"library{next(self._numbers)}")
         self._libraries.append(library)  # the code is gone with it
         function: Function = ctypes.CFUNCTYPE(None)(library[NAME])
         return function

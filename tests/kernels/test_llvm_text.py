@@ -1,0 +1,42 @@
+"""Two loops as they are printed, so that a change of the printer is seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jobflow.core.types import bfloat16, float32
+from jobflow.expressions import language as f
+from jobflow.expressions.language import Expression
+from jobflow.kernels.llvm.decompositions import lowered
+from jobflow.kernels.llvm.loop_space import LoopForm, OperandAccess
+from jobflow.kernels.llvm.loop_text import print_loop
+
+DENSE, APART, NUMBER = OperandAccess(float32, "dense"), OperandAccess(bfloat16, "strided"), OperandAccess(float32, "number")
+
+
+def update() -> tuple[list[Expression], LoopForm]:
+    """w - rate g, g of bfloat16 and apart in memory."""
+    w, g, rate = f.element(0, float32), f.element(1, bfloat16), f.number(2, float32)
+    return [w - rate * f.cast(g, float32)], LoopForm(1, (DENSE, APART, NUMBER), (DENSE,))
+
+
+def softmax() -> tuple[list[Expression], LoopForm]:
+    """Three passes over a row; the exponentials of the second one are kept for the third."""
+    e = f.exp(f.element(0, float32) - f.row_max(f.element(0, float32)))
+    return [e / f.row_sum(e)], LoopForm(1, (DENSE,), (DENSE,))
+
+
+@pytest.mark.parametrize("kernel", [update, softmax])
+def test_loops_are_printed_as_before(kernel: object) -> None:
+    outputs, form = kernel()  # type: ignore[operator]
+    printed = print_loop(*_apart(outputs, form))
+    golden = Path(__file__).parent / "golden" / f"{kernel.__name__}.ll"  # type: ignore[attr-defined]
+    assert printed.text == golden.read_text(), f"print_loop changed: raise PRINTER_VERSION, and write {golden.name} anew if it is meant"
+    assert len(printed.scratch) == (kernel is softmax)
+
+
+def _apart(outputs: list[Expression], form: LoopForm) -> tuple[list[Expression], LoopForm, set[Expression]]:
+    apart, dear = lowered(outputs)
+    return apart, form, dear
