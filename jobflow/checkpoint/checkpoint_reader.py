@@ -27,7 +27,8 @@ from jobflow.core.types import DType, TensorType, dtype_named, dtype_of
 from jobflow.core.untrusted import HEADER, Mark, content, mark_of, open_regular, shape_of
 
 Array = np.ndarray[Any, Any]
-_LEGACY_TYPES = {
+#: what `meta` files call element types; NumPy has no other name for the first, which is therefore only read
+LEGACY_TYPES = {
     "kChar": "char",
     "kFloat": "float32",
     "kDouble": "float64",
@@ -37,6 +38,14 @@ _LEGACY_TYPES = {
     "kUInt8": "uint8",
     "kFloat16": "float16",
 }
+
+
+def variable_type(what: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> TensorType:
+    """The type of a tensor or an array in a file; `what` begins the CheckpointError for one that no variable can have."""
+    try:
+        return TensorType(shape, dtype_of(dtype.newbyteorder("=")))
+    except (KeyError, TypeError):
+        raise CheckpointError(f"{what} is of type {dtype}, which no variable can have") from None
 
 
 class Stored(ABC):
@@ -184,10 +193,7 @@ class StoredTensor(Stored):
 
     @property
     def type(self) -> TensorType:
-        try:
-            return TensorType(self.entry.shape, dtype_of(safetensors.dtype_of(self.entry.dtype)))
-        except KeyError:
-            raise CheckpointError(f'{self.file_path}: tensor "{self.name}" is of type {self.entry.dtype}, which no variable can have') from None
+        return variable_type(f'{self.file_path}: tensor "{self.name}"', self.entry.shape, safetensors.dtype_of(self.entry.dtype))
 
     def numpy(self) -> Array:
         return self.read(whole_box(self.entry.shape))
@@ -344,10 +350,10 @@ def _load_legacy(root: AnyPath, types: Mapping[str, TensorType]) -> Checkpoint:
 def _legacy_type(meta: AnyPath) -> TensorType:
     text = content(meta, HEADER, CheckpointError).decode(errors="replace")
     kind = re.search(r"data_type:\s*(\w+)", text)
-    if kind is None or kind[1] not in _LEGACY_TYPES:
-        raise CheckpointError(f"{meta}: the element type {kind[1] if kind else 'is missing and'} is not one of {', '.join(_LEGACY_TYPES)}")
+    if kind is None or kind[1] not in LEGACY_TYPES:
+        raise CheckpointError(f"{meta}: the element type {kind[1] if kind else 'is missing and'} is not one of {', '.join(LEGACY_TYPES)}")
     try:
         shape = shape_of([int(n) for n in re.findall(r"\bdim:\s*(\d{1,20})", text)])
     except ValueError as error:
         raise CheckpointError(f"{meta}: {error}") from None
-    return TensorType(shape, dtype_named(_LEGACY_TYPES[kind[1]]))
+    return TensorType(shape, dtype_named(LEGACY_TYPES[kind[1]]))

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from uuid import uuid4
 
-from jobflow.checkpoint import objects, places
+from jobflow.checkpoint import local_drafts, remote_drafts
 from jobflow.checkpoint.file_system import Files, files_of
-from jobflow.checkpoint.objects import Objects
-from jobflow.checkpoint.places import Folder
+from jobflow.checkpoint.local_drafts import Folder
+from jobflow.checkpoint.remote_drafts import Objects
 from jobflow.core.remote import AnyPath, RemotePath
 
 Draft = Folder | Objects
@@ -31,23 +31,23 @@ def check_writable(directory: RemotePath) -> None:
 def clean(directory: AnyPath) -> None:
     """Remove what savings have left in a directory of checkpoints that will not go on."""
     if isinstance(directory, RemotePath):
-        objects.clean(directory)
+        remote_drafts.clean(directory)
     elif directory.is_dir():
-        places.clean(directory)
+        local_drafts.clean(directory)
 
 
 def put_away(path: AnyPath) -> None:
     """Remove a checkpoint; it is gone for who looks before its first file is."""
     if isinstance(path, RemotePath):
-        objects.put_away(path, files_of())
+        remote_drafts.put_away(path, files_of())
     else:
-        places.put_away(path, files_of())
+        local_drafts.put_away(path, files_of())
 
 
 def move(old: AnyPath, new: AnyPath) -> None:
     """Give a checkpoint, or a directory of them, another place in the same file system or store."""
     if isinstance(old, RemotePath) and isinstance(new, RemotePath):
-        objects.move(old, new, files_of())
+        remote_drafts.move(old, new, files_of())
     elif isinstance(old, RemotePath) or isinstance(new, RemotePath):
         raise ValueError(f"{old} and {new} are not in the same store")
     else:
@@ -58,5 +58,5 @@ def move(old: AnyPath, new: AnyPath) -> None:
 def unfinished_in(directory: AnyPath) -> list[str]:
     """What is there of savings that have not ended, or never will."""
     if isinstance(directory, RemotePath):
-        return objects.unfinished_in(directory)
+        return remote_drafts.unfinished_in(directory)
     return [entry.name for entry in directory.iterdir() if entry.name.startswith(".") and ".saving." in entry.name]

@@ -16,28 +16,20 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.checkpoint.checkpoint_reader import Checkpoint, LegacyTensor, Stored, load
+from jobflow.checkpoint.checkpoint_reader import LEGACY_TYPES, Checkpoint, LegacyTensor, Stored, load, variable_type
 from jobflow.checkpoint.difference import selected
 from jobflow.checkpoint.file_system import files_of
-from jobflow.checkpoint.places import DONE, Folder, new_place
+from jobflow.checkpoint.local_drafts import DONE, Folder, new_place
 from jobflow.checkpoint.safetensors import Place, bytes_of, header_of, read_header, read_tensor, storable
-from jobflow.checkpoint.writing import save
+from jobflow.checkpoint.store import save
 from jobflow.core.errors import CheckpointError
 from jobflow.core.npy import FileArray, in_archive
 from jobflow.core.remote import AnyPath, RemotePath, path_of
-from jobflow.core.types import TensorType, bfloat16, dtype_of
+from jobflow.core.types import TensorType, bfloat16
 from jobflow.core.untrusted import mapped
 
 Array = np.ndarray[Any, Any]
-_LEGACY_NAMES = {
-    "float32": "kFloat",
-    "float64": "kDouble",
-    "int8": "kInt8",
-    "int32": "kInt32",
-    "int64": "kInt64",
-    "uint8": "kUInt8",
-    "float16": "kFloat16",
-}
+_LEGACY_NAMES = {name: kind for kind, name in LEGACY_TYPES.items() if name != "char"}
 _NPY = ".npy"
 
 
@@ -156,10 +148,7 @@ class NpzTensor(Stored):
 
     @property
     def type(self) -> TensorType:
-        try:
-            return TensorType(self.array.shape, dtype_of(self.array.dtype.newbyteorder("=")))
-        except (KeyError, TypeError):
-            raise CheckpointError(f'{self.file_path}: array "{self.name}" is of type {self.array.dtype}, which no variable can have') from None
+        return variable_type(f'{self.file_path}: array "{self.name}"', self.array.shape, self.array.dtype)
 
     def numpy(self) -> Array:
         """The zip file's checksum is checked."""
@@ -190,10 +179,7 @@ class SafeTensor(Stored):
 
     @property
     def type(self) -> TensorType:
-        try:
-            return TensorType(self.place.shape, dtype_of(self.place.dtype.newbyteorder("=")))
-        except (KeyError, TypeError):
-            raise CheckpointError(f'{self.file_path}: tensor "{self.name}" is of type {self.place.dtype}, which no variable can have') from None
+        return variable_type(f'{self.file_path}: tensor "{self.name}"', self.place.shape, self.place.dtype)
 
     def numpy(self) -> Array:
         return read_tensor(self.file_path, self.place)

@@ -23,7 +23,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from jobflow.core.errors import CheckpointError
@@ -78,9 +78,6 @@ class FileEntry:
     bytes: int
     header: str
 
-    def tree(self) -> dict[str, Any]:
-        return {"bytes": self.bytes, "header": self.header}
-
 
 @dataclass(frozen=True)
 class Manifest:
@@ -107,7 +104,7 @@ class Manifest:
             "format": FORMAT,
             "version": VERSION,
             "tensors": tensors,
-            "files": {name: entry.tree() for name, entry in self.files.items()},
+            "files": {name: asdict(entry) for name, entry in self.files.items()},
             "extra": self.extra,
         }
 

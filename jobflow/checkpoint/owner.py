@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from jobflow.runtime.world.service.members import node_name
+
 
 @dataclass(frozen=True)
 class Owner:
     """A process: numbers of processes are used again, so `start` says when it began, in ticks since the machine did ("0": not known).
 
-    `space` is where its number counts: the start of the machine, and the container; "" where that is not known.
+    `space` is where its number counts: the start of the machine, and the container.
     """
 
     host: str
@@ -24,12 +26,12 @@ class Owner:
     @classmethod
     def here(cls) -> Owner:
         """This process."""
-        return cls(host(), os.getpid(), start_of(os.getpid()), _space())
+        return cls(host(), os.getpid(), start_of(os.getpid()), node_name())
 
     @property
     def is_alive(self) -> bool | None:
         """Whether it still runs; None if that cannot be seen from here."""
-        if self.space != _space() or self.host != host():
+        if self.space != node_name() or self.host != host():
             return None
         return is_alive(self.pid, self.start)
 
@@ -63,12 +65,3 @@ def _status(pid: int) -> list[str]:
 def host() -> str:
     """What this machine is called, as part of the name of a file."""
     return socket.gethostname().replace("/", "-") or "localhost"
-
-
-@cache
-def _space() -> str:
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return ""

@@ -10,15 +10,15 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from jobflow.checkpoint import checkpoint_reader as reading
 from jobflow.checkpoint import drafts, safetensors
 from jobflow.checkpoint import rank_files as parts
 from jobflow.checkpoint.file_system import Files, files_of
 from jobflow.checkpoint.manifest import Spans
-from jobflow.checkpoint.objects import UnsureError
 from jobflow.checkpoint.rank_files import Piece
+from jobflow.checkpoint.remote_drafts import UnsureError
 from jobflow.core.errors import CheckpointError, ReplacedError
 from jobflow.core.remote import AnyPath
 from jobflow.core.types import Array, TensorType
@@ -27,10 +27,21 @@ from jobflow.plan.storage import is_common
 from jobflow.runtime.variable_buffers import State
 from jobflow.runtime.world.world import Rank
 
+T = TypeVar("T")
 #: what a rank keeps in its memory: the task in flight, and tensors that were read but not yet taken
 _TASK, _STAGED = "saving", "loading"
 #: seconds between two looks whether rank 0 has given up
 _LOOK = 1.0
+
+
+def attempted(what: Callable[[], T], why: str = "") -> T | CheckpointError:
+    """What `what` gives, or what goes wrong with its files; `why` begins the text of what is no CheckpointError yet."""
+    try:
+        return what()
+    except CheckpointError as error:
+        return error
+    except (OSError, MemoryError) as error:
+        return CheckpointError(f"{why}{error}")
 
 
 # ---- saving --------------------------------------------------------------------------------------------------------------------------
@@ -44,14 +55,8 @@ class Prepare:
     replace: bool
 
     def __call__(self, rank: Rank, _: Any) -> drafts.Draft | CheckpointError | None:
-        if rank.index != 0:
-            return None
-        try:
-            return drafts.begin(self.target, self.replace, files_of(0))
-        except CheckpointError as error:
-            return error
-        except OSError as error:
-            return CheckpointError(f"checkpoint {self.target} could not be saved, and nothing was changed: {error}")
+        why = f"checkpoint {self.target} could not be saved, and nothing was changed: "
+        return attempted(lambda: drafts.begin(self.target, self.replace, files_of(0)), why) if rank.index == 0 else None
 
 
 @dataclass(frozen=True)
@@ -102,19 +107,28 @@ def _numbers(state: State, name: str, copied: bool) -> Array:
     return safetensors.storable(name, found)
 
 
-@dataclass(eq=False)
-class Task:
-    """One rank's writing: in the thread that calls `run`, or in one of its own, which a program does not end before."""
+@dataclass(frozen=True)
+class Outcome:
+    """How a rank's writing ended: what went wrong before the checkpoint had its name, and after."""
 
-    work: Callable[[], str | None]
-    #: what went wrong before the checkpoint had its name, and after
     failure: str | None = None
     warning: str | None = None
     #: the failure is that of another rank
     of_another: bool = False
     #: it may be no failure at all
     unsure: bool = False
-    done: bool = False
+
+    @property
+    def problem(self) -> str | None:
+        return self.failure or self.warning
+
+
+@dataclass(eq=False)
+class Task:
+    """One rank's writing: in the thread that calls `run`, or in one of its own, which a program does not end before."""
+
+    work: Callable[[], str | None]
+    outcome: Outcome | None = None
     thread: threading.Thread | None = field(default=None, repr=False)
 
     def start(self, name: str) -> None:
@@ -122,21 +136,22 @@ class Task:
         self.thread.start()
 
     def run(self) -> None:
+        outcome = Outcome("its writing was interrupted")
         try:
-            self.warning = self.work()
+            outcome = Outcome(warning=self.work())
         except Exception as error:  # noqa: BLE001 - kept, and raised by who waits for the task
             known = isinstance(error, CheckpointError | OSError)
-            self.failure = str(error) if known else f"{type(error).__name__}: {error}"
-            self.of_another, self.unsure = isinstance(error, parts.OfAnother), isinstance(error, UnsureError)
+            text = str(error) if known else f"{type(error).__name__}: {error}"
+            outcome = Outcome(text, of_another=isinstance(error, parts.OfAnother), unsure=isinstance(error, UnsureError))
         finally:
             del self.work  # and with it the copies
-            self.done = True
+            self.outcome = outcome
 
-    def join(self, limit: float | None) -> bool:
-        """True if it is done; waits at most `limit` seconds."""
+    def join(self, limit: float | None) -> Outcome | None:
+        """How it ended, if it has; waits at most `limit` seconds."""
         if self.thread is not None:
             self.thread.join(limit)
-        return self.done
+        return self.outcome
 
 
 def _write_part(draft: drafts.Draft, rank: int, pieces: Mapping[str, Piece] | Exception, order: Order, files: Files) -> str | None:
@@ -171,16 +186,6 @@ def _settle(draft: drafts.Draft, what: Publication, files: Files) -> str | None:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How a rank's writing ended; the fields are those of a task."""
-
-    failure: str | None
-    warning: str | None = None
-    of_another: bool = False
-    unsure: bool = False
-
-
-@dataclass(frozen=True)
 class Collect:
     """Wait for the rank's writing; not for what hangs, once rank 0, which has a time limit, has given up."""
 
@@ -188,10 +193,10 @@ class Collect:
 
     def __call__(self, rank: Rank, _: Any) -> Outcome:
         task: Task = rank.memory[_TASK]
-        while not task.join(None if rank.index == 0 else _LOOK):
-            if parts.has_failed(self.draft, 0) and not task.join(_LOOK):
+        while (outcome := task.join(None if rank.index == 0 else _LOOK)) is None:
+            if parts.has_failed(self.draft, 0) and task.join(_LOOK) is None:
                 return Outcome("it is still writing")
-        return Outcome(task.failure, task.warning, task.of_another, task.unsure)
+        return outcome
 
 
 @dataclass(frozen=True)
@@ -216,13 +221,12 @@ def task_of(rank: Rank) -> Task | None:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a checkpoint has, as rank 0 sees it; or what is wrong with it."""
+    """What a checkpoint has, as rank 0 sees it."""
 
     #: None of a legacy tensor that does not say its type, and that nobody asked for
-    types: Mapping[str, TensorType | None] = field(default_factory=dict)
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    digest: str = ""
-    failure: CheckpointError | None = None
+    types: Mapping[str, TensorType | None]
+    extra: Mapping[str, Any]
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -232,17 +236,13 @@ class Look:
     path: AnyPath
     types: Mapping[str, TensorType]
 
-    def __call__(self, rank: Rank, _: Any) -> Contents | None:
-        if rank.index != 0:
-            return None
-        try:
-            found = reading.load(self.path, self.types, check=False)
-            types = {name: stored.type if name in self.types or stored.says_type else None for name, stored in found.stored.items()}
-            return Contents(types, found.extra, found.digest)
-        except CheckpointError as error:
-            return Contents(failure=error)
-        except OSError as error:
-            return Contents(failure=CheckpointError(str(error)))
+    def __call__(self, rank: Rank, _: Any) -> Contents | CheckpointError | None:
+        return attempted(self._look) if rank.index == 0 else None
+
+    def _look(self) -> Contents:
+        found = reading.load(self.path, self.types, check=False)
+        types = {name: stored.type if name in self.types or stored.says_type else None for name, stored in found.stored.items()}
+        return Contents(types, found.extra, found.digest)
 
 
 @dataclass(frozen=True)
@@ -257,20 +257,17 @@ class Stage:
     types: Mapping[str, TensorType]
 
     def __call__(self, rank: Rank, _: Any) -> CheckpointError | None:
+        return attempted(lambda: self._stage(rank))
+
+    def _stage(self, rank: Rank) -> None:
         state, staged = state_of(rank), dict[str, Array]()
-        try:
-            found = reading.load(self.path, self.types, check=False)
-            if found.digest != self.digest:
-                return ReplacedError(f"checkpoint {self.path} was replaced by another one while it was being read; load it again")
-            for i, (name, type) in enumerate(self.types.items()):
-                if name in state.slots and (i % rank.size == rank.index or not is_common(state.slots[name].buffer)):
-                    staged[name] = found.stored[name].read(state.variables[name].layout.box(type.shape, rank.index))
-        except CheckpointError as error:
-            return error
-        except (OSError, MemoryError) as error:
-            return CheckpointError(str(error))
+        found = reading.load(self.path, self.types, check=False)
+        if found.digest != self.digest:
+            raise ReplacedError(f"checkpoint {self.path} was replaced by another one while it was being read; load it again")
+        for i, (name, type) in enumerate(self.types.items()):
+            if name in state.slots and (i % rank.size == rank.index or not is_common(state.slots[name].buffer)):
+                staged[name] = found.stored[name].read(state.variables[name].layout.box(type.shape, rank.index))
         rank.memory[_STAGED] = staged
-        return None
 
 
 @dataclass(frozen=True)
@@ -291,10 +288,5 @@ class Take:
 class OnFirst:
     """Rank 0 calls what it is given, which knows only files; answers with its result, or with what went wrong."""
 
-    def __call__(self, rank: Rank, what: Callable[[], Any] | None) -> tuple[Any, str | None]:
-        if what is None or rank.index != 0:
-            return None, None
-        try:
-            return what(), None
-        except (CheckpointError, OSError) as error:
-            return None, str(error)
+    def __call__(self, rank: Rank, what: Callable[[], Any] | None) -> Any:
+        return None if what is None or rank.index != 0 else attempted(what)

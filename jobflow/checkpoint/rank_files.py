@@ -15,14 +15,14 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from jobflow.checkpoint import safetensors
 from jobflow.checkpoint.drafts import Draft
 from jobflow.checkpoint.file_system import Files
+from jobflow.checkpoint.local_drafts import PART
 from jobflow.checkpoint.manifest import Entry, FileEntry, Manifest, Shard, Spans, digest, gap
-from jobflow.checkpoint.places import PART
 from jobflow.core.errors import CheckpointError
 from jobflow.core.remote import AnyPath, RemotePath
 from jobflow.core.types import Array
@@ -60,7 +60,7 @@ class Part:
     def text(self) -> str:
         body: dict[str, Any] = {
             "shards": {name: [shard.tree() for shard in shards] for name, shards in self.shards.items()},
-            "files": {name: entry.tree() for name, entry in self.files.items()},
+            "files": {name: asdict(entry) for name, entry in self.files.items()},
         }
         return json.dumps(body | {"sha256": digest(body)})
 

@@ -24,22 +24,9 @@ from jobflow.core.untrusted import HEADER, json_tree, open_regular, shape_of, wh
 
 Array = np.ndarray[Any, Any]
 
-_NAMES = {
-    "bool": "BOOL",
-    "int8": "I8",
-    "uint8": "U8",
-    "int16": "I16",
-    "uint16": "U16",
-    "int32": "I32",
-    "uint32": "U32",
-    "int64": "I64",
-    "uint64": "U64",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float32": "F32",
-    "float64": "F64",
-}
-_NUMPY = {name: numpy for numpy, name in _NAMES.items()}
+_NUMPY = {"BOOL": "bool", "I8": "int8", "U8": "uint8", "I16": "int16", "U16": "uint16", "I32": "int32", "U32": "uint32", "I64": "int64"}
+_NUMPY |= {"U64": "uint64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
+_NAMES = {numpy: name for name, numpy in _NUMPY.items()}
 #: Bytes that a store is asked for first: a header and what follows it, mostly.
 _FIRST = 2**16
 #: Tensors begin at multiples of this, so that a file can be mapped into memory.

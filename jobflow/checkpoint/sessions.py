@@ -2,7 +2,7 @@
 
 Saving.  Every box of a variable is written by one of the ranks that hold it; copies are taken to be the same, and shared out so that
 all ranks write about as many bytes.  Rank 0 makes a directory beside the target, each rank writes its boxes there and then a
-manifest of its part, and rank 0, having seen all of them, gives the whole its name by one rename (parts, places).  With
+manifest of its part, and rank 0, having seen all of them, gives the whole its name by one rename (rank_files, local_drafts).  With
 `asynchronous` the ranks copy their boxes and go on; threads write.  No rank ever holds more than its own boxes.
 
 Loading.  Each rank reads the shards that meet its boxes and checks them against their hashes.  Only when all ranks have theirs does
@@ -28,8 +28,8 @@ from jobflow.checkpoint import rank_files as parts
 from jobflow.checkpoint import safetensors
 from jobflow.checkpoint.drafts import Draft
 from jobflow.checkpoint.manifest import Spans, check_extra
-from jobflow.checkpoint.writing import name_of
-from jobflow.checkpoint.writing import save as save_arrays
+from jobflow.checkpoint.store import name_of
+from jobflow.checkpoint.store import save as save_arrays
 from jobflow.core.errors import CheckpointError, ReplacedError, did_you_mean, user_line
 from jobflow.core.notices import notice
 from jobflow.core.remote import AnyPath, RemotePath, path_of
@@ -69,13 +69,14 @@ class Saving:
     @property
     def done(self) -> bool:
         """Whether the ranks of this process have written; in the process of rank 0 it then has its name, or has failed."""
-        return all(task is None or task.done for task in self._tasks)
+        return all(task is None or task.outcome is not None for task in self._tasks)
 
     @property
     def error(self) -> CheckpointError | None:
         """What is known to have gone wrong, in this process until `wait` has asked all."""
-        found = self._answer if self._answer is not None else [text for task in self._tasks if task for text in (task.failure, task.warning) if text]
-        return CheckpointError(found[0]) if found else None
+        known = [task.outcome.problem for task in self._tasks if task is not None and task.outcome is not None]
+        found = next(filter(None, known if self._answer is None else self._answer), None)
+        return CheckpointError(found) if found else None
 
     def wait(self) -> None:
         """Until all ranks are done; collective.  CheckpointError if it could not be saved; nobody else raises that afterwards.
@@ -96,11 +97,9 @@ class Saving:
 
     def _own(self) -> list[str]:
         """What went wrong in this process; what was written is left to the next save."""
-        tasks = [task for task in self._tasks if task is not None]
-        for task in tasks:
-            task.join(None)
-        self._failed = any(task.failure is not None for task in tasks)
-        return [text for task in tasks for text in (task.failure, task.warning) if text]
+        outcomes = [outcome for task in self._tasks if task is not None and (outcome := task.join(None)) is not None]
+        self._failed = any(outcome.failure is not None for outcome in outcomes)
+        return [outcome.problem for outcome in outcomes if outcome.problem is not None]
 
     def _ask(self) -> list[str]:
         """What went wrong, as all ranks tell it; what was written is removed then."""
@@ -149,7 +148,8 @@ def save(
     if isinstance(draft, CheckpointError):
         raise CheckpointError(f"{draft}{where}")
     boxes = shared_out(session.variables, world.size)
-    publication = ranks.Publication(_types(session.variables), whole, [rank for rank, own in enumerate(boxes) if own], limit, then)
+    types = {name: (variable.type.shape, variable.type.dtype.numpy.name) for name, variable in session.variables.items()}
+    publication = ranks.Publication(types, whole, [rank for rank, own in enumerate(boxes) if own], limit, then)
     orders = [ranks.Order(own, publication if rank == 0 else None) for rank, own in enumerate(boxes)]
     try:
         world.call(ranks.Write(draft, asynchronous), orders)
@@ -187,10 +187,6 @@ def described(session: Session) -> dict[str, Any]:
     """What every checkpoint of a session says about it."""
     layouts = {name: str(variable.layout) for name, variable in session.variables.items()}
     return {"seed": session.settings.seed, "runs": dict(session.runs), "layout": {"ranks": session.device_count(), "variables": layouts}}
-
-
-def _types(variables: Mapping[str, Variable]) -> dict[str, tuple[tuple[int, ...], str]]:
-    return {name: (variable.type.shape, variable.type.dtype.numpy.name) for name, variable in variables.items()}
 
 
 def shared_out(variables: Mapping[str, Variable], size: int) -> list[dict[str, Spans]]:
@@ -276,9 +272,9 @@ def load(
     source = _seen_by_all(path, world, what)
     here = f"{what} of {source} at {user_line()}"
     own = {name: variable.type for name, variable in session.variables.items()}
-    found: ranks.Contents = world.call(ranks.Look(source, own))[0]
-    if found.failure is not None:
-        raise type(found.failure)(f"{found.failure} ({what} at {user_line()})")
+    found: ranks.Contents | CheckpointError = world.call(ranks.Look(source, own))[0]
+    if isinstance(found, CheckpointError):
+        raise type(found)(f"{found} ({what} at {user_line()})")
     chosen = _chosen(own, found.types, names, strict, here)
     runs = _runs(found.extra, here)
     failures: list[CheckpointError | None] = world.call(ranks.Stage(source, found.digest, chosen))
@@ -372,10 +368,9 @@ def _runs(extra: Mapping[str, Any], here: str) -> dict[str, int] | None:
 def on_first(session: Session, what: Callable[[], T]) -> T:
     """The result of `what`, which is picklable and knows only files, called by rank 0; collective.  CheckpointError, on all ranks, if it fails."""
     world = session.world or session.start()
-    answer: T
-    answer, failure = world.call(ranks.OnFirst(), [what, *[None] * (world.size - 1)])[0]
-    if failure is not None:
-        raise CheckpointError(failure)
+    answer: T | CheckpointError = world.call(ranks.OnFirst(), [what, *[None] * (world.size - 1)])[0]
+    if isinstance(answer, CheckpointError):
+        raise CheckpointError(str(answer))
     return answer
 
 

@@ -1,7 +1,69 @@
-"""Checkpoints as files: a directory with a manifest and safetensors files, written completely or not at all, read lazily, with hashes."""
+"""Checkpoints of arrays in one process, as files: a directory with a manifest and safetensors files, read lazily, with hashes.
 
+A checkpoint is written as a draft, file by file and onto the disk, and then takes the target's name in one step.  Whoever looks sees nothing or all
+of it.  `sessions` does the same with many ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from jobflow.checkpoint import drafts, safetensors
+from jobflow.checkpoint import rank_files as parts
 from jobflow.checkpoint.checkpoint_reader import Checkpoint, Stored, load, problems
-from jobflow.checkpoint.file_system import Files
-from jobflow.checkpoint.writing import clean, save
+from jobflow.checkpoint.file_system import Files, files_of
+from jobflow.checkpoint.local_drafts import clean
+from jobflow.checkpoint.manifest import check_extra
+from jobflow.checkpoint.rank_files import Piece
+from jobflow.core.errors import CheckpointError
+from jobflow.core.remote import RemotePath, path_of
 
 __all__ = ["Checkpoint", "Files", "Stored", "clean", "load", "problems", "save"]
+
+
+def save(
+    path: str | os.PathLike[str] | RemotePath,
+    tensors: Mapping[str, Any],
+    extra: Mapping[str, Any] | None = None,
+    *,
+    replace: bool = False,
+    files: Files | None = None,
+) -> None:
+    """Write arrays by name, and a JSON tree beside them, to the directory `path`, which is new.
+
+    With `replace`, an older checkpoint may be there, which is gone once the new one is complete.
+    CheckpointError if there is something else at `path` that is not an empty directory, or if writing fails; then nothing has changed.
+    """
+    target, files = path_of(path, absolute=True), files or files_of()
+    pieces = {name_of(name): _piece(name, array) for name, array in tensors.items()}
+    check_extra(extra or {})
+    try:
+        draft = drafts.begin(target, replace, files)
+        _write(draft, pieces, extra or {}, files)
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {target} could not be saved, and nothing was changed: {error}") from error
+    draft.settle(files)
+
+
+def _write(draft: drafts.Draft, pieces: Mapping[str, Piece], extra: Mapping[str, Any], files: Files) -> None:
+    try:
+        part = parts.write(draft, "tensors-", pieces, files)
+        types = {name: (piece.array.shape, piece.array.dtype.name) for name, piece in pieces.items()}
+        parts.publish(draft, types, [part], extra, files)
+    except BaseException:
+        draft.discard(files)  # the first failure is the one to show
+        raise
+
+
+def _piece(name: str, array: Any) -> Piece:
+    found = safetensors.storable(name, array)
+    return Piece(tuple((0, n) for n in found.shape), found)
+
+
+def name_of(name: Any) -> str:
+    """CheckpointError unless a tensor can be called so."""
+    if not isinstance(name, str) or not name or name == "__metadata__":
+        raise CheckpointError(f"{name!r} cannot be the name of a tensor in a checkpoint")
+    return name

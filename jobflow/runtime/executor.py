@@ -24,7 +24,7 @@ from jobflow.ops.checked import Checked
 from jobflow.ops.op import Call
 from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Slot, Transfer, Wait
 from jobflow.plan.storage import is_common, is_given
-from jobflow.runtime.comm.communicator import Communicator
+from jobflow.runtime.comm.communicator import Binding, Communicator
 from jobflow.runtime.device.device import Device
 from jobflow.runtime.refusals import Note, Refusal, checks, raise_first, refusal
 from jobflow.runtime.slot_arrays import window
@@ -120,10 +120,11 @@ class Executor:
                 return calls
             case Wait(_, _, _, order):
                 return self._waits.pop(order)
-            case Collective():
-                return _bind_collective(
-                    instruction, self.view(instruction.input), self.view(instruction.output), comm, name_in_errors(instruction, self.plan)
-                )
+            case Collective(kind, ranks, source, target, counts, receives, reduce):
+                counts = (sum(counts),) if kind == "all_reduce" else counts
+                combine = reduce if kind in ("all_reduce", "reduce_scatter") else None
+                name = name_in_errors(instruction, self.plan)
+                return comm.bind(Binding(kind, ranks, self.view(source), self.view(target), counts, receives, combine, name))
 
     def _calls(self, instruction: Compute) -> list[Call]:
         self.device.begin_instruction()
@@ -260,16 +261,3 @@ def _writes_common(plan: Plan) -> bool:
 def name_in_errors(instruction: Collective | Transfer, plan: Plan) -> str:
     """What messages call a communication: the op, its job or graph, and the user's line."""
     return f"{instruction.name} of {plan.job}{'' if instruction.where == NOWHERE else f' at {instruction.where}'}"
-
-
-def _bind_collective(instruction: Collective, source: Array, target: Array, comm: Communicator, name: str) -> list[Call]:
-    ranks, counts = instruction.ranks, instruction.counts
-    match instruction.kind:
-        case "all_reduce":
-            return comm.bind_all_reduce(ranks, source, target, instruction.reduce, name=name)
-        case "all_gather":
-            return comm.bind_all_gather(ranks, source, target, counts, name=name)
-        case "reduce_scatter":
-            return comm.bind_reduce_scatter(ranks, source, target, counts, instruction.reduce, name=name)
-        case "all_to_all":
-            return comm.bind_all_to_all(ranks, source, target, counts, instruction.receives, name=name)

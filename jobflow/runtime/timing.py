@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Literal, TypeAlias
@@ -23,6 +21,7 @@ from jobflow.ops.op import Call
 from jobflow.plan.plan import Collective, Compute, Instruction, Transfer, Wait
 from jobflow.runtime.comm.communicator import Communicator
 from jobflow.runtime.executor import Executor
+from jobflow.runtime.world.service.members import node_name
 
 Category: TypeAlias = Literal["compute", "communication"]
 #: how often ranks meet to compare their clocks
@@ -161,10 +160,7 @@ class Recording:
 
 def host() -> str:
     """The machine, which has one clock: its name, and what tells it from others of that name."""
-    boot = ""
-    with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{platform.node()} {boot}".strip()
+    return f"{platform.node()} {node_name()}"
 
 
 def offset(comm: Communicator, machine: str, clock: Callable[[], float] = perf_counter) -> float:

@@ -20,7 +20,7 @@ from faults import DEATHS, FAILURES
 
 from jobflow.checkpoint import safetensors
 from jobflow.checkpoint.file_system import Files
-from jobflow.checkpoint.places import Folder
+from jobflow.checkpoint.local_drafts import Folder
 from jobflow.checkpoint.rank_commands import Task, Write
 from jobflow.trainer.resume import Progress
 
@@ -85,9 +85,9 @@ MUTANTS: dict[str, tuple[str, Any, dict[str, Any], tuple[str, ...]]] = {
     "not synced": ("jobflow.checkpoint.file_system.Files.write", _no_sync, {}, DEATHS),
     "short writes are whole": ("jobflow.checkpoint.file_system.Files.write", _short_writes_are_whole, {}, FAILURES),
     "errors are swallowed": ("jobflow.checkpoint.file_system.Files.write", _swallowed, {}, FAILURES),
-    "written in place": ("jobflow.checkpoint.places.Folder.publish", _in_place, {"replace": True}, DEATHS),
-    "the old one goes first": ("jobflow.checkpoint.places.Folder.publish", _remove_first, {"replace": True}, DEATHS),
-    "nothing is cleaned": ("jobflow.checkpoint.places.clean", lambda parent, files=None: None, {}, DEATHS),
+    "written in place": ("jobflow.checkpoint.local_drafts.Folder.publish", _in_place, {"replace": True}, DEATHS),
+    "the old one goes first": ("jobflow.checkpoint.local_drafts.Folder.publish", _remove_first, {"replace": True}, DEATHS),
+    "nothing is cleaned": ("jobflow.checkpoint.local_drafts.clean", lambda parent, files=None: None, {}, DEATHS),
     "not copied": ("jobflow.checkpoint.rank_commands.Write.__call__", _not_copied, {"asynchronous": True}, DEATHS),
 }
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from jobflow.checkpoint import places
+from jobflow.checkpoint import local_drafts
 from jobflow.checkpoint.store import Files, load, save
 from jobflow.core.errors import CheckpointError
 
@@ -119,7 +119,7 @@ def test_what_a_dead_process_left_is_removed_by_the_next_saving(tmp_path: Path) 
 
 def test_what_a_living_process_writes_is_left_alone(tmp_path: Path) -> None:
     """Until it has given it up."""
-    writing = places.new_place(tmp_path / "c")
+    writing = local_drafts.new_place(tmp_path / "c")
     writing.mkdir()
     with pytest.raises(CheckpointError):
         save(tmp_path / "c", TENSORS, files=Faulty(CHANGES.index("rename"), True))

@@ -20,7 +20,7 @@ from s3_server import Store
 
 import jobflow as flow
 from jobflow import cli, nn
-from jobflow.checkpoint import drafts, objects, sessions, store
+from jobflow.checkpoint import drafts, remote_drafts, sessions, store
 from jobflow.checkpoint.owner import Owner
 from jobflow.checkpoint.series import Series
 from jobflow.core import remote
@@ -49,7 +49,7 @@ def save(path: Any, step: int = 0, **options: Any) -> None:
 
 def names(path: RemotePath) -> list[str]:
     """Of the objects below, without stamps."""
-    found = (objects._STAMPED.fullmatch(name.rpartition("/")[2]) for name in path.objects())
+    found = (remote_drafts._STAMPED.fullmatch(name.rpartition("/")[2]) for name in path.objects())
     return [name if match is None else match["stem"] + match["ending"] for name, match in zip(path.objects(), found, strict=True)]
 
 

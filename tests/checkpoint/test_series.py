@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import IDS, begin, same, values
 
-from jobflow.checkpoint import owner, places, sessions, store
+from jobflow.checkpoint import local_drafts, owner, sessions, store
 from jobflow.checkpoint.file_system import Files
 from jobflow.checkpoint.series import Series
 from jobflow.core.errors import ArgumentError, CheckpointError
@@ -157,13 +157,13 @@ def test_leftovers_of_the_dead_are_removed(tmp_path: Path) -> None:
     add(series, 1)
     left_over(tmp_path)
     left_over(tmp_path, pid=2**22 + 5)
-    alive = places.new_place(series.path_of(3))
+    alive = local_drafts.new_place(series.path_of(3))
     alive.mkdir()
     elsewhere = left_over(tmp_path, host="elsewhere")
     series.clean()
     assert {entry.name for entry in tmp_path.iterdir()} == {"step-00000001", alive.name, elsewhere.name}
     for path in (*elsewhere.iterdir(), elsewhere):
-        os.utime(path, (time.time() - places.STALE - 5,) * 2)
+        os.utime(path, (time.time() - local_drafts.STALE - 5,) * 2)
     series.clean()
     assert {entry.name for entry in tmp_path.iterdir()} == {"step-00000001", alive.name}
 

@@ -19,7 +19,7 @@ from jobflow.checkpoint import file_system as files
 from jobflow.checkpoint import manifest, sessions, store
 from jobflow.checkpoint import rank_files as parts
 from jobflow.checkpoint.file_system import Files
-from jobflow.checkpoint.places import Folder
+from jobflow.checkpoint.local_drafts import Folder
 from jobflow.core.errors import CheckpointError, ReplacedError
 from jobflow.engine.session import Session, started_session
 

@@ -41,6 +41,19 @@ class Transfers(NamedTuple):
     wait: list[Call]
 
 
+class Binding(NamedTuple):
+    """An operation as one rank binds it: `ranks` are numbers in the communicator, `counts` and `receives` of elements."""
+
+    kind: str
+    ranks: Sequence[int]
+    source: Array
+    target: Array
+    counts: Sequence[int]
+    receives: Sequence[int] = ()
+    reduce: Reduction | None = None
+    name: str = ""
+
+
 class Communicator(Protocol):
     """The ranks' post: collectives among some of them, and letters between two."""
 
@@ -55,98 +68,86 @@ class Communicator(Protocol):
         Asked for by its ranks only, and at no cost: they meet in its first operation.  It is closed with the world.  PlacementError if
         this rank is not one of them, or one does not exist.
         """
-        ...
 
     def agree(self, digest: int, what: Callable[[], str]) -> None:
         """Collective; DivergedError on every rank unless all call it with the same 64-bit digest, each for the same time.
 
         `what()` says what this rank is about to do; it is asked only when ranks differ, or one has waited for long.
         """
-        ...
 
     def allocate(self, nbytes: int) -> Array:
         """A zeroed uint8 array of this rank that its peers in the node can read directly.
 
         Collective: every rank of the world calls it in the same order, each with its own size.
         """
-        ...
 
     def allocate_common(self, nbytes: int) -> Array | None:
         """A zeroed uint8 array that all ranks of the world read and write; None, on all of them, where they have no memory in common.
 
         Collective: every rank of the world calls it in the same order, with the same size.  Who writes when is the callers' affair.
         """
-        ...
+
+    def bind(self, what: Binding) -> list[Call]:
+        """The collective `what`, whose kind is one of the four that follow."""
 
     def bind_all_reduce(self, ranks: Sequence[int], source: Array, target: Array, reduce: Reduction, name: str = "") -> list[Call]:
         """target = reduction of every rank's source (target may be source); all ranks get identical bits.
 
         Inside a node the sources are combined in the order of `ranks`; between nodes in MPI's order.
         """
-        ...
+        return self.bind(Binding("all_reduce", ranks, source, target, (source.size,), (), reduce, name))
 
     def bind_all_gather(self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], name: str = "") -> list[Call]:
         """target = the ranks' sources, one after another; counts in elements."""
-        ...
+        return self.bind(Binding("all_gather", ranks, source, target, counts, (), None, name))
 
     def bind_reduce_scatter(
         self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], reduce: Reduction, name: str = ""
     ) -> list[Call]:
         """target = this rank's piece (counts[i] elements) of the reduction of all sources."""
-        ...
+        return self.bind(Binding("reduce_scatter", ranks, source, target, counts, (), reduce, name))
 
     def bind_all_to_all(
         self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], receives: Sequence[int], name: str = ""
     ) -> list[Call]:
         """Piece i of source (counts[i] elements) goes to rank i; piece i of target (receives[i]) comes from it."""
-        ...
+        return self.bind(Binding("all_to_all", ranks, source, target, counts, receives, None, name))
 
     def bind_send(self, peer: int, source: Array, name: str = "") -> Transfers:
         """Hand `source` to `peer`; once it has been waited for, source may be overwritten."""
-        ...
 
     def bind_receive(self, peer: int, target: Array, name: str = "") -> Transfers:
         """Fill `target`, which is not touched from the post to the wait, with what `peer` sends."""
-        ...
 
     def seal(self) -> None:
         """Make the calls bound since the last seal ready to run.  Collective; PlanError if the ranks bound different things."""
-        ...
 
     def sent(self) -> dict[str, Traffic]:
         """By kind of communication, how many this rank took part in so far and the bytes it handed to others, counted as `plan.traffic` does.
 
         What runs in groups counts in the world too.
         """
-        ...
 
     def barrier(self) -> None:
         """Wait until every rank of the world is here."""
-        ...
 
     def exchange(self, item: Any) -> list[Any]:
         """Every rank's small picklable item, in rank order."""
-        ...
 
     def check(self) -> None:
         """Raise AbortedError or RankError if the others cannot be waited for any more: for a rank that waits for its device."""
-        ...
 
     def observe(self, waited: Waited | None) -> None:
         """From now on tell `waited` of this rank's waits for others, or nobody any more; waits that nobody observes cost nothing for it.
 
         What MPI or NCCL carry is not split into waiting and moving, and not told.
         """
-        ...
 
     def abort(self, reason: str) -> None:
         """Make every rank that waits, now or later, raise AbortedError(reason)."""
-        ...
 
     def reset(self) -> None:
         """Forget an abort, once no rank is inside a call any more."""
-        ...
 
     def close(self) -> None:
         """Give shared memory back.  Collective unless aborted."""
-        ...

@@ -17,7 +17,7 @@ from jobflow.core.notices import notice
 from jobflow.core.types import Array
 from jobflow.ops.op import Call
 from jobflow.plan.traffic import Traffic
-from jobflow.runtime.comm.communicator import Communicator, Transfers, Waited
+from jobflow.runtime.comm.communicator import Binding, Communicator, Transfers, Waited
 from jobflow.runtime.comm.record import Group, Letter, Record, Recorder, flat
 from jobflow.runtime.comm.solo_communicator import Alone, copying
 from jobflow.runtime.device import cupy_device as cuda
@@ -29,15 +29,12 @@ class StagingDevice(Device, Protocol):
 
     def host_array(self, count: int, dtype: Any) -> Array:
         """Host memory that the device copies to and from quickly."""
-        ...
 
     def fetch(self, source: Array, host: Array) -> None:
         """host = source, complete on return."""
-        ...
 
     def put(self, target: Array, host: Array) -> None:
         """target = host; the host memory may be overwritten on return."""
-        ...
 
 
 def device_communicator(inner: Communicator, device: Device, identities: Sequence[str]) -> Communicator:
@@ -50,7 +47,7 @@ def device_communicator(inner: Communicator, device: Device, identities: Sequenc
     return NcclCommunicator(inner, device) if own else StagedCommunicator(inner, device)  # type: ignore[arg-type]
 
 
-class _OnHost:
+class _OnHost(Communicator):
     """Everything that is not about tensors goes to the communicator of the host, and memory comes from the device."""
 
     def __init__(self, inner: Communicator, device: Any) -> None:
@@ -101,21 +98,10 @@ class StagedCommunicator(_OnHost):
             self._groups[inner.members] = StagedCommunicator(inner, self._device, self._groups) if inner.size > 1 else alone
         return self._groups[inner.members]
 
-    def bind_all_reduce(self, ranks: Sequence[int], source: Array, target: Array, reduce: Reduction, name: str = "") -> list[Call]:
-        return self._stage(source, target, lambda a, b: self._inner.bind_all_reduce(ranks, a, b, reduce, name))
-
-    def bind_all_gather(self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], name: str = "") -> list[Call]:
-        return self._stage(source, target, lambda a, b: self._inner.bind_all_gather(ranks, a, b, counts, name))
-
-    def bind_reduce_scatter(
-        self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], reduce: Reduction, name: str = ""
-    ) -> list[Call]:
-        return self._stage(source, target, lambda a, b: self._inner.bind_reduce_scatter(ranks, a, b, counts, reduce, name))
-
-    def bind_all_to_all(
-        self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], receives: Sequence[int], name: str = ""
-    ) -> list[Call]:
-        return self._stage(source, target, lambda a, b: self._inner.bind_all_to_all(ranks, a, b, counts, receives, name))
+    def bind(self, what: Binding) -> list[Call]:
+        source, target = (self._device.host_array(array.size, array.dtype) for array in (what.source, what.target))
+        calls = self._inner.bind(what._replace(source=source, target=target))
+        return [*self._fetching(what.source, source), *calls, *self._putting(what.target, target)]
 
     def bind_send(self, peer: int, source: Array, name: str = "") -> Transfers:
         host = self._device.host_array(source.size, source.dtype)
@@ -127,10 +113,6 @@ class StagedCommunicator(_OnHost):
         host = self._device.host_array(target.size, target.dtype)
         post, wait = self._inner.bind_receive(peer, host, name)
         return Transfers(post, [*wait, *self._putting(target, host)])
-
-    def _stage(self, source: Array, target: Array, bind: Any) -> list[Call]:
-        hosts = [self._device.host_array(array.size, array.dtype) for array in (source, target)]
-        return [*self._fetching(source, hosts[0]), *bind(*hosts), *self._putting(target, hosts[1])]
 
     def _fetching(self, source: Array, host: Array) -> list[Call]:
         return [(self._device.fetch, (flat(source), host))] if source.size else []

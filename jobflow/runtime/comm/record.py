@@ -10,6 +10,7 @@ Inside, ranks have their numbers in the world, in a group too: records, letters 
 from __future__ import annotations
 
 import weakref
+from abc import abstractmethod
 from bisect import bisect
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ from jobflow.core.layout import Reduction
 from jobflow.core.types import Array
 from jobflow.ops.op import Call
 from jobflow.plan.traffic import Traffic, handed, total
-from jobflow.runtime.comm.communicator import Communicator, Transfers
+from jobflow.runtime.comm.communicator import Binding, Communicator, Transfers
 
 
 class MemoryRange(NamedTuple):
@@ -198,6 +199,19 @@ class Record:
     #: of a transfer
     wait: Operation = field(default_factory=Operation)
 
+    def sizes(self, me: int) -> tuple[int, int]:
+        """How many elements source and target must have on the rank at position `me`."""
+        match self.kind:
+            case "all_reduce":
+                return self.counts[0], self.counts[0]
+            case "all_gather":
+                return self.counts[me], sum(self.counts)
+            case "reduce_scatter":
+                return sum(self.counts), self.counts[me]
+            case "all_to_all":
+                return sum(self.counts), sum(self.receives)
+        return (self.counts[0], 0) if me == 0 else (0, self.counts[0])
+
     @property
     def group(self) -> Group:
         return Group(self.ranks, self.kind == "transfer")
@@ -221,7 +235,7 @@ def flat(array: Array) -> Array:
     return array.reshape(-1)
 
 
-class Recorder:
+class Recorder(Communicator):
     """The binding half of a communicator, and its groups; `_complete` and `_make_group` are what a subclass adds."""
 
     def __init__(self, members: tuple[int, ...], me: int, world: Recorder | None = None) -> None:
@@ -246,61 +260,36 @@ class Recorder:
 
     def _group(self, members: tuple[int, ...]) -> Communicator:
         if members == self.members:
-            return self  # type: ignore[return-value]  # its subclasses are communicators
+            return self
         if members not in self._groups:
             self._groups[members] = self._make_group(members)
         return self._groups[members]
 
-    def bind_all_reduce(self, ranks: Sequence[int], source: Array, target: Array, reduce: Reduction, name: str = "") -> list[Call]:
-        return self._bind("all_reduce", ranks, source, target, (source.size,), (source.size, source.size), (), reduce, name)
-
-    def bind_all_gather(self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], name: str = "") -> list[Call]:
-        return self._bind("all_gather", ranks, source, target, counts, (self._own(ranks, counts), sum(counts)), (), None, name)
-
-    def bind_reduce_scatter(
-        self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], reduce: Reduction, name: str = ""
-    ) -> list[Call]:
-        return self._bind("reduce_scatter", ranks, source, target, counts, (sum(counts), self._own(ranks, counts)), (), reduce, name)
-
-    def bind_all_to_all(
-        self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], receives: Sequence[int], name: str = ""
-    ) -> list[Call]:
-        return self._bind("all_to_all", ranks, source, target, counts, (sum(counts), sum(receives)), receives, None, name)
+    def bind(self, what: Binding) -> list[Call]:
+        return [(self._bind(what).operation.run, ())]
 
     def bind_send(self, peer: int, source: Array, name: str = "") -> Transfers:
-        return self._bind_transfer("transfer", (self.rank, peer), source, source[:0], (source.size,), (source.size, 0), (), None, name)
+        return self._bind_transfer(Binding("transfer", (self.rank, peer), source, source[:0], (source.size,), name=name))
 
     def bind_receive(self, peer: int, target: Array, name: str = "") -> Transfers:
-        return self._bind_transfer("transfer", (peer, self.rank), target[:0], target, (target.size,), (0, target.size), (), None, name)
+        return self._bind_transfer(Binding("transfer", (peer, self.rank), target[:0], target, (target.size,), name=name))
 
-    def _bind_transfer(self, *bound: Any) -> Transfers:
-        post = self._bind(*bound)
-        return Transfers(post, [(self._records[-1].wait.run, ())])
+    def _bind_transfer(self, what: Binding) -> Transfers:
+        record = self._bind(what)
+        return Transfers([(record.operation.run, ())], [(record.wait.run, ())])
 
-    def _own(self, ranks: Sequence[int], counts: Sequence[int]) -> int:
-        return counts[list(ranks).index(self.rank)]
-
-    def _bind(
-        self,
-        kind: str,
-        ranks: Sequence[int],
-        source: Array,
-        target: Array,
-        counts: Sequence[int],
-        sizes: tuple[int, int],
-        receives: Sequence[int],
-        reduce: Reduction | None,
-        name: str,
-    ) -> list[Call]:
+    def _bind(self, what: Binding) -> Record:
+        kind, ranks, source, target, counts, receives, reduce, name = what
         record = Record(kind, tuple(ranks), flat(source), flat(target), tuple(counts), tuple(receives), reduce, name)
-        if self.rank not in ranks or not all(0 <= rank < self.size for rank in record.ranks) or len(set(ranks)) != len(ranks):
+        if self.rank not in ranks or not all(0 <= rank < self.size for rank in ranks) or len(set(ranks)) != len(ranks):
             raise PlanError(f"rank {self.rank} of {self.size} bound {record.label}: it must be one of them, and each of them exist once")
-        if (source.size, target.size) != sizes or source.dtype != target.dtype:
+        wanted = record.sizes(record.ranks.index(self.rank))
+        if (source.size, target.size) != wanted or source.dtype != target.dtype:
             got = f"{source.dtype}[{source.size}] -> {target.dtype}[{target.size}]"
-            raise PlanError(f"rank {self.rank} bound {record.label}: counts ask for [{sizes[0]}] -> [{sizes[1]}] of one type, got {got}")
+            raise PlanError(f"rank {self.rank} bound {record.label}: counts ask for [{wanted[0]}] -> [{wanted[1]}] of one type, got {got}")
         record.ranks = tuple(self.members[rank] for rank in ranks)
         self._records.append(record)
-        return [(record.operation.run, ())]
+        return record
 
     def seal(self) -> None:
         records, self._records = self._records, []
@@ -326,7 +315,6 @@ class Recorder:
         self._tallies.append((weakref.ref(record.operation), tally))
 
     def sent(self) -> dict[str, Traffic]:
-        """See `Communicator.sent`."""
         gone = [tally.traffic for operation, tally in self._tallies if operation() is None]
         self._before = total([*self._before.items(), *gone])
         self._tallies = [(operation, tally) for operation, tally in self._tallies if operation() is not None]
@@ -342,15 +330,9 @@ class Recorder:
             if isinstance(group, Recorder):
                 group.rewind()
 
+    @abstractmethod
     def _make_group(self, members: tuple[int, ...]) -> Communicator:
         """Of a world: the communicator of these of its ranks, of which this one is one."""
-        raise NotImplementedError
-
-    def exchange(self, item: Any) -> list[Any]:
-        raise NotImplementedError
-
-    def barrier(self) -> None:
-        raise NotImplementedError
 
     def _write(self, records: Sequence[Record]) -> list[Letter]:
         """The letters for `records`; a subclass that shares memory says where the peers find them."""
@@ -359,9 +341,9 @@ class Recorder:
     def _prepare(self, groups: dict[Group, list[list[Letter]]]) -> None:
         """Groups and their operations; all ranks of the world call this with the same ones."""
 
+    @abstractmethod
     def _complete(self, record: Record, letters: Sequence[Letter]) -> None:
         """Fill in `record.operation`, and `record.wait` of a transfer; `letters` are those of `record.ranks`, in that order."""
-        raise NotImplementedError
 
 
 def match(letters: Sequence[Sequence[Letter]], members: Sequence[int]) -> dict[Group, list[list[Letter]]]:

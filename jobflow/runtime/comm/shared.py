@@ -48,15 +48,12 @@ class Channel(Protocol):
     @property
     def done(self) -> int:
         """How much this end has done."""
-        ...
 
     def tell(self) -> int:
         """This end has done one more; how many that makes."""
-        ...
 
     def hear(self, count: int, what: str) -> None:
         """Wait until the other end has done `count`; `what` says what for."""
-        ...
 
 
 class Memory(Protocol):
@@ -64,23 +61,18 @@ class Memory(Protocol):
 
     def allocate(self, nbytes: int) -> Array:
         """See `Communicator.allocate`; collective over the node."""
-        ...
 
     def locate(self, array: Array) -> MemoryRange | None:
         """Where a contiguous array lies in this rank's allocations; None if the peers cannot read it."""
-        ...
 
     def look(self, rank: int, place: MemoryRange) -> Array:
         """The bytes of a peer."""
-        ...
 
     def gates(self, groups: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Meet]:
         """How each group of ranks meets, as far as it can; collective over the world, which names the same groups."""
-        ...
 
     def channels(self, pairs: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Channel]:
         """This rank's end of the way from the first rank of each pair to the second, as for `gates`."""
-        ...
 
 
 @dataclass(frozen=True)

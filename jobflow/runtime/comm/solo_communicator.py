@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.errors import AbortedError, PlacementError, PlanError
-from jobflow.core.layout import Reduction
 from jobflow.core.types import Array
 from jobflow.ops.op import Call
 from jobflow.plan.traffic import Traffic
-from jobflow.runtime.comm.communicator import Communicator, Transfers, Waited
+from jobflow.runtime.comm.communicator import Binding, Communicator, Transfers, Waited
 from jobflow.runtime.device.device import Device
 
 
@@ -28,16 +27,15 @@ def copying(source: Array, target: Array) -> list[Call]:
     return [] if source.data.ptr == target.data.ptr else [(target.__setitem__, (..., source))]
 
 
-class SoloCommunicator:
+class SoloCommunicator(Communicator):
     """The only rank."""
 
     rank = 0
     size = 1
     members: tuple[int, ...] = (0,)
-    allocate: Callable[[int], Array]
 
     def __init__(self, device: Device) -> None:
-        self.allocate = device.allocate
+        self._allocate: Callable[[int], Array] = device.allocate
         self._reason: str | None = None
 
     def group(self, ranks: Sequence[int]) -> Communicator:
@@ -48,35 +46,22 @@ class SoloCommunicator:
     def agree(self, digest: int, what: Callable[[], str]) -> None:
         """Nothing: one rank is of one mind."""
 
+    def allocate(self, nbytes: int) -> Array:
+        return self._allocate(nbytes)
+
     def allocate_common(self, nbytes: int) -> Array | None:
         return None  # there is nobody to have it in common with
 
-    def bind_all_reduce(self, ranks: Sequence[int], source: Array, target: Array, reduce: Reduction, name: str = "") -> list[Call]:
-        return self._copy(ranks, source, target, name)
-
-    def bind_all_gather(self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], name: str = "") -> list[Call]:
-        return self._copy(ranks, source, target, name)
-
-    def bind_reduce_scatter(
-        self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], reduce: Reduction, name: str = ""
-    ) -> list[Call]:
-        return self._copy(ranks, source, target, name)
-
-    def bind_all_to_all(
-        self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], receives: Sequence[int], name: str = ""
-    ) -> list[Call]:
-        return self._copy(ranks, source, target, name)
+    def bind(self, what: Binding) -> list[Call]:
+        if tuple(what.ranks) != (0,):
+            raise PlanError(f'"{what.name}" is a communication of ranks {list(what.ranks)}, but this world has only rank 0')
+        return copying(what.source, what.target)
 
     def bind_send(self, peer: int, source: Array, name: str = "") -> Transfers:
         raise PlanError(f'a world of one rank has no rank {peer} to send "{name}" to')
 
     def bind_receive(self, peer: int, target: Array, name: str = "") -> Transfers:
         raise PlanError(f'a world of one rank has no rank {peer} to receive "{name}" from')
-
-    def _copy(self, ranks: Sequence[int], source: Array, target: Array, name: str) -> list[Call]:
-        if tuple(ranks) != (0,):
-            raise PlanError(f'"{name}" is a communication of ranks {list(ranks)}, but this world has only rank 0')
-        return copying(source, target)
 
     def seal(self) -> None:
         """Nothing: the calls are ready when bound."""
@@ -111,7 +96,7 @@ class Alone(SoloCommunicator):
     """A group of one rank of a larger world: it fails, and is aborted, with the world."""
 
     def __init__(self, allocate: Callable[[int], Array], member: int, world: Communicator) -> None:
-        self.allocate = allocate
+        self._allocate = allocate
         self.members = (member,)
         self._world = world
 

@@ -33,7 +33,6 @@ class Way(Protocol):
     @property
     def done(self) -> int:
         """How far this rank has come."""
-        ...
 
 
 class WayCount:

@@ -13,42 +13,34 @@ class Device(Protocol):
     #: "cpu" or "gpu"
     tag: str
 
-    #: the machine and GPU that NCCL can reach, which differ for different GPUs; "" for the host, and for a GPU where there is no NCCL
     @property
-    def identity(self) -> str: ...
+    def identity(self) -> str:
+        """The machine and GPU that NCCL can reach, which differ for different GPUs; "" for the host, and for a GPU where there is no NCCL."""
 
     @property
     def xp(self) -> Xp:
         """`numpy` or `cupy`."""
-        ...
 
     def allocate(self, nbytes: int) -> Array:
         """A zeroed uint8 array, aligned to 64 bytes (256 on a GPU)."""
-        ...
 
     def scratch(self, shape: tuple[int, ...], dtype: DType) -> Array:
         """Memory that the calls of one instruction may use while they run."""
-        ...
 
     def begin_instruction(self) -> None:
         """All scratch handed out before may be handed out again."""
-        ...
 
     def activate(self) -> None:
         """Make this device (and its stream) the current one of the calling thread; a world does it once per rank."""
-        ...
 
     def upload(self, target: Array, value: Array) -> None:
         """target = value, a NumPy array of its shape and of any element type; value may be overwritten on return."""
-        ...
 
     def to_host(self, array: Array) -> Array:
         """A NumPy copy."""
-        ...
 
     def synchronize(self) -> None:
         """Wait until everything launched has finished."""
-        ...
 
 
 class Scratch:

@@ -50,7 +50,6 @@ class World(Protocol):
     @property
     def parting(self) -> bool:
         """True while an exception passes through one of several clients: others need not have met it, and may be at something else."""
-        ...
 
     def call(self, command: Command, arguments: Sequence[Any] | None = None) -> list[Any]:
         """The ranks' results, in rank order, of `command(rank, arguments[rank.index])` (None without arguments).
@@ -58,11 +57,9 @@ class World(Protocol):
         If ranks fail, the first failure is raised: a JobflowError as it is, with a note that names the rank, anything else
         as RankError.  Solo and threads stay usable afterwards; under MPI the job ends.
         """
-        ...
 
     def close(self) -> None:
         """End the ranks and give their memory back; while `parting`, leave both as they are.  A closed world cannot be called."""
-        ...
 
 
 def each_argument(size: int, arguments: Sequence[Any] | None) -> Sequence[Any]:
