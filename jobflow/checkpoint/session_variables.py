@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 import jobflow.core.scope as scope
-from jobflow.checkpoint import sessions
-from jobflow.checkpoint import store as checkpoint
+from jobflow.checkpoint import sessions, store
 from jobflow.checkpoint.checkpoint_reader import Stored
 from jobflow.core.errors import CheckpointError, did_you_mean, user_line
 from jobflow.core.types import Array
@@ -81,12 +80,14 @@ def save(path: str, var_dict: Mapping[str, Any] | None = None) -> None:
         sessions.save(session, path)
         return
     arrays = {name: _array(value) for name, value in var_dict.items()}
-    sessions.save_on_first(session, path, arrays, {"seed": session.settings.seed, "runs": dict(session.runs)})
+    with store.located("save"):
+        sessions.save_on_first(session, path, arrays, {"seed": session.settings.seed, "runs": dict(session.runs)})
 
 
 def get(path: str) -> dict[str, Stored]:
     """The tensors of a checkpoint by name, read when needed; legacy directories too."""
-    return dict(checkpoint.load(path).stored)
+    with store.located("get"):
+        return dict(store.load(path).stored)
 
 
 def restore(path: str) -> None:

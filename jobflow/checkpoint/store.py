@@ -7,7 +7,8 @@ of it.  `sessions` does the same with many ranks.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from jobflow.checkpoint import drafts, safetensors
@@ -17,7 +18,7 @@ from jobflow.checkpoint.file_system import Files, files_of
 from jobflow.checkpoint.local_drafts import clean
 from jobflow.checkpoint.manifest import check_extra
 from jobflow.checkpoint.rank_files import Piece
-from jobflow.core.errors import CheckpointError
+from jobflow.core.errors import CheckpointError, FileError, user_line
 from jobflow.core.remote import RemotePath, path_of
 
 __all__ = ["Checkpoint", "Files", "Stored", "clean", "load", "problems", "save"]
@@ -45,6 +46,15 @@ def save(
     except OSError as error:
         raise CheckpointError(f"checkpoint {target} could not be saved, and nothing was changed: {error}") from error
     draft.settle(files)
+
+
+@contextmanager
+def located(what: str) -> Iterator[None]:
+    """Errors of the block about a checkpoint end with the line of the user's program that called `what`."""
+    try:
+        yield
+    except (CheckpointError, FileError) as error:
+        raise type(error)(f"{error} ({what} at {user_line()})") from error.__cause__
 
 
 def _write(draft: drafts.Draft, pieces: Mapping[str, Piece], extra: Mapping[str, Any], files: Files) -> None:

@@ -14,17 +14,21 @@ one batch is read ahead for those that follow.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
+
+import numpy as np
 
 import jobflow.core.scope as scope
-from jobflow.core.errors import ArgumentError, counted
+from jobflow.core.errors import ArgumentError, DataError, counted
+from jobflow.core.types import Array
 from jobflow.data.ahead import END, Pending, Pool, Reading
 from jobflow.data.batch import BEGINNING, Batch, Ordered, Position
 from jobflow.data.sample_order import Order
 from jobflow.data.samples import Samples, Stream, checked_name
 from jobflow.data.shards import Wanted, Window
-from jobflow.data.streaming import streamed
+from jobflow.data.stacking import stacked
 from jobflow.runtime.world import launched as launch
 
 
@@ -128,3 +132,31 @@ def several_clients() -> bool:
     started = launch.launched()
     environment = scope.current().root.environment
     return started is not None and started.size > 1 and environment is not None and environment.client == "multi"
+
+
+def streamed(stream: Stream, names: Sequence[str], size: int, drop_last: bool, at: Position, epochs: int | None) -> Iterator[Batch]:
+    """The batches from a position on; samples before it are skipped."""
+    epoch, taken = at
+    while epochs is None or epoch < at.epoch + epochs:
+        samples = iter(stream.samples(epoch))
+        skipped = sum(1 for _ in islice(samples, taken))
+        if skipped < taken:
+            raise DataError(f"{stream}: epoch {epoch} has {counted(skipped, 'sample')}, so it cannot continue after {taken}")
+        rows = list(islice(samples, size))
+        if not taken and len(rows) < (size if drop_last else 1):
+            left = f", which do not fill a batch of {size} and drop_last leaves out" if drop_last else ""
+            raise DataError(f"{stream}: epoch {epoch} has {counted(len(rows), 'sample')}{left}")
+        while rows and not (drop_last and len(rows) < size):
+            follows = list(islice(samples, size if drop_last else 1))  # whether there is another batch is told with this one
+            ends = len(follows) < (size if drop_last else 1)
+            after = Position(epoch + 1, 0) if ends else Position(epoch, taken + len(rows))
+            yield _batch(stream, rows, names, Position(epoch, taken), after)
+            taken += len(rows)
+            rows = follows if drop_last else [*follows, *islice(samples, size - len(follows))] if follows else []
+        epoch, taken = epoch + 1, 0
+
+
+def _batch(stream: Stream, rows: Sequence[Mapping[str, Array]], names: Sequence[str], begin: Position, after: Position) -> Batch:
+    what, numbers = f"{stream}: epoch {begin.epoch}, sample", range(begin.sample, begin.sample + len(rows))
+    arguments = stacked(rows, stream.fields, names, what, numbers)
+    return Batch(arguments, len(rows), begin, after, lambda: np.asarray(numbers), lambda row: f"{what} {numbers[row]}")

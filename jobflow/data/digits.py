@@ -1,16 +1,19 @@
-"""MNIST's stand-in: the UCI handwritten digits, 1,797 images of 8x8 pixels, drawn and shifted to MNIST's exact shapes.
+"""The UCI handwritten digits that come with jobflow: their reader, and what stands in for MNIST where that cannot be had.
 
-The images are split into train and test *before* they are multiplied, so no test image is a shifted train image.  Each is
-scaled to the 20x20 box that MNIST draws its digits in, put in the middle of 28x28, and shifted by up to 3 pixels each way;
-the shifts of one image are all different.  Everything is a function of the fixed seeds below.
+Of the 1,797 images of 8x8 pixels those of MNIST's shapes are drawn and shifted.  The images are split into train and test *before* they are
+multiplied, so no test image is a shifted train image.  Each is scaled to the 20x20 box that MNIST draws its digits in, put in the middle of
+28x28, and shifted by up to 3 pixels each way; the shifts of one image are all different.  Everything is a function of the fixed seeds below.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
+
+from jobflow.core.errors import ArgumentError
+from jobflow.data.samples import Columns
 
 Images: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
@@ -19,6 +22,9 @@ TRAIN_SIZE, TEST_SIZE = 60_000, 10_000
 BOX, EDGE = 20, 28
 REACH = 3
 SPLIT_SEED, TRAIN_SEED, TEST_SEED = 1998, 60, 10
+#: of the reader
+VALIDATION_ORIGINALS = 200
+SEEDS = {"train": 60, "validation": 61, "test": 10}
 
 
 def originals() -> tuple[Images, Images]:
@@ -70,3 +76,26 @@ def like_mnist() -> tuple[tuple[Images, Images], tuple[Images, Images]]:
         expanded(images[train], labels[train], TRAIN_SIZE, TRAIN_SEED),
         expanded(images[test], labels[test], TEST_SIZE, TEST_SEED),
     )
+
+
+class Digits(Columns):
+    """The 1,797 UCI handwritten digits: images float32[1, edge, edge] in 0..1 and labels int32 of 0..9.
+
+    1,300 are for training, 200 for validation and 297 for the test.  `edge` is 8, as they were written, or 28: drawn and shifted to MNIST's shape,
+    where `copies` shifted images are made of each.
+    """
+
+    def __init__(self, split: Literal["train", "validation", "test"] = "train", edge: Literal[8, 28] = 28, copies: int = 1) -> None:
+        if split not in SEEDS:
+            raise ArgumentError(f'reader "digits": split is {split!r}; it is one of {", ".join(SEEDS)}')
+        if edge not in (8, 28) or not 1 <= copies <= (1 if edge == 8 else 49):
+            raise ArgumentError(f'reader "digits": edge is 8, of which there is 1 copy, or 28, of which there are up to 49; got {edge} and {copies}')
+        images, labels = originals()
+        order = np.random.RandomState(SPLIT_SEED).permutation(len(images))
+        a, b = TEST_ORIGINALS, TEST_ORIGINALS + VALIDATION_ORIGINALS
+        own = {"test": order[:a], "validation": order[a:b], "train": order[b:]}[split]
+        images, labels = images[own], labels[own]
+        if edge == 28:
+            images, labels = expanded(images, labels, len(images) * copies, SEEDS[split])
+        arrays = {"images": images[:, None], "labels": labels}
+        super().__init__(arrays, {"labels": "int32"}, {"images": 1 / (16 if edge == 8 else 255)}, what=f'reader "digits", split {split}')

@@ -11,7 +11,7 @@ from typing import Any
 
 from jobflow.core.errors import ArgumentError, DataError, did_you_mean, user_line
 from jobflow.data.csv_table import CsvTable
-from jobflow.data.digit_images import Digits
+from jobflow.data.digits import Digits
 from jobflow.data.idx import Idx
 from jobflow.data.image_folders import ImageFolders
 from jobflow.data.numpy_files import NumpyFiles

@@ -29,7 +29,7 @@ from jobflow.ops.source import Input
 from jobflow.plan.plan import Plan, Slot
 from jobflow.runtime.comm.communicator import Communicator
 from jobflow.runtime.executor import Executor
-from jobflow.runtime.slot_arrays import window
+from jobflow.runtime.variable_buffers import window
 from jobflow.runtime.world.world import Rank
 
 #: how many changes of layout a group of ranks keeps prepared

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from jobflow.checkpoint import manifest, sessions
+from jobflow.checkpoint import manifest, sessions, store
 from jobflow.checkpoint import session_variables as stored
 from jobflow.core.remote import path_of
 from jobflow.engine.session import current_session, started_session
@@ -59,7 +59,8 @@ class SimpleCheckPointManager:
 
     def initialize_or_restore(self) -> None:
         """Load the newest; if there is none, save the first."""
-        latest = sessions.on_first(started_session(), self.latest_checkpoint)
+        with store.located("initialize_or_restore"):
+            latest = sessions.on_first(started_session(), self.latest_checkpoint)
         if latest is None:
             self.save()
         else:

@@ -27,8 +27,7 @@ from jobflow.plan.storage import is_common, is_given
 from jobflow.runtime.comm.communicator import Binding, Communicator
 from jobflow.runtime.device.device import Device
 from jobflow.runtime.refusals import Note, Refusal, checks, raise_first, refusal
-from jobflow.runtime.slot_arrays import window
-from jobflow.runtime.variable_buffers import State
+from jobflow.runtime.variable_buffers import State, window
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Variables of one rank: flat buffers that outlive the runs of jobs, laid out as `plan.storage` says."""
+"""Variables of one rank, and arrays over slots of a plan: flat buffers that outlive the runs of jobs, laid out as `plan.storage` says."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
-from jobflow.core.types import Array, TensorType, contiguous_strides
+from jobflow.core.types import Array, TensorType, Xp, contiguous_strides
 from jobflow.graph.ir import Variable
 from jobflow.ops import half
 from jobflow.ops.op import types_tuple
@@ -14,7 +14,16 @@ from jobflow.plan.plan import Slot
 from jobflow.plan.storage import COMMON, OWN, is_common, place_variables
 from jobflow.runtime.comm.communicator import Communicator
 from jobflow.runtime.device.device import Device
-from jobflow.runtime.slot_arrays import window
+
+
+def window(xp: Xp, buffer: Array, slot: Slot) -> Array:
+    """The strided view of a uint8 buffer that a slot describes."""
+    shape, dtype = slot.type.shape, slot.type.dtype.numpy
+    if 0 in shape:
+        return xp.empty(shape, dtype)
+    if xp is np:
+        return np.ndarray(shape, dtype, buffer, slot.offset, slot.strides)
+    return xp.ndarray(shape, dtype, memptr=buffer.data + slot.offset, strides=slot.strides)
 
 
 class State:

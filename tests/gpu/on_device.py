@@ -16,7 +16,7 @@ from jobflow.ops.index import UnsortedSegmentSum
 from jobflow.ops.op import Op, Sample, types_tuple
 from jobflow.plan.plan import Slot
 from jobflow.runtime.device.cupy_device import CudaDevice
-from jobflow.runtime.slot_arrays import window
+from jobflow.runtime.variable_buffers import window
 
 OPS = {f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}": cls for cls in laws.concrete_ops()}
 FLOATS = (float64, float32, float16, bfloat16)

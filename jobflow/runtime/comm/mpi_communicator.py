@@ -30,7 +30,6 @@ from jobflow.runtime.comm.post import LEAVING, Control, Post
 from jobflow.runtime.comm.record import Group, Letter, MemoryRange, Record, Recorder, address
 from jobflow.runtime.comm.shared import Channel, Meet, SharedOperations
 from jobflow.runtime.comm.shared_windows import SMALL_WINDOW, WINDOW, Windows
-from jobflow.runtime.comm.solo_communicator import Alone, copying
 from jobflow.runtime.comm.waits import Came, Need, Way, WayCount, What, difference
 from jobflow.runtime.device.numpy_device import ALIGNMENT, aligned_zeros
 
@@ -61,11 +60,10 @@ class MpiCommunicator(Recorder):
     """One of the processes of a job, among all of them or some; usable when it has been opened, which a group does by itself."""
 
     def __init__(self, site: Site, members: tuple[int, ...], world: MpiCommunicator | None = None) -> None:
-        super().__init__(members, site.control.rank, world)
+        super().__init__(members, site.control.rank, aligned_zeros, world)
         self._site = site
         self._control = site.control
         self._name = site.name if world is None else f"{site.name}.{'.'.join(map(str, members))}"
-        self._named = "all ranks" if world is None else f"ranks {list(members)}"
         self._others = [rank for rank in members if rank != self._me]
         self._operations = SharedOperations(self, self._me)
         self._ways: list[Way] = []
@@ -94,7 +92,7 @@ class MpiCommunicator(Recorder):
         self._ways.append(self._accord)
 
     def _make_group(self, members: tuple[int, ...]) -> Communicator:
-        return MpiCommunicator(self._site, members, self) if len(members) > 1 else Alone(aligned_zeros, self._me, self)
+        return MpiCommunicator(self._site, members, self)
 
     def _meet_first(self, what: What) -> None:
         """Open this group."""
@@ -246,13 +244,8 @@ class MpiCommunicator(Recorder):
         return readable and self._operations.can_meet(group)
 
     def _complete(self, record: Record, letters: Sequence[Letter]) -> None:
-        if len(record.ranks) == 1:
-            record.operation.fill(copying(record.source, record.target))
-        elif self._by_windows(record.group, [letters]):
+        if self._by_windows(record.group, [letters]):
             self._operations.complete(record, letters)
-        elif not any(letter.nbytes for letter in letters):
-            record.operation.fill([])
-            record.wait.fill([])
         elif record.kind == "transfer":
             way = self._count(f"transfers {record.ranks}")
             message = Message(self._start(record, record.source, record.target), self._finish, way, record)

@@ -19,7 +19,7 @@ from jobflow.ops.op import Call
 from jobflow.plan.traffic import Traffic
 from jobflow.runtime.comm.communicator import Binding, Communicator, Transfers, Waited
 from jobflow.runtime.comm.record import Group, Letter, Record, Recorder, flat
-from jobflow.runtime.comm.solo_communicator import Alone, copying
+from jobflow.runtime.comm.solo_communicator import Alone
 from jobflow.runtime.device import cupy_device as cuda
 from jobflow.runtime.device.device import Device
 
@@ -142,7 +142,7 @@ class NcclCommunicator(_OnHost, Recorder):
     """
 
     def __init__(self, inner: Communicator, device: Any, world: NcclCommunicator | None = None) -> None:
-        Recorder.__init__(self, inner.members, inner.members[inner.rank], world)
+        Recorder.__init__(self, inner.members, inner.members[inner.rank], device.allocate, world)
         _OnHost.__init__(self, inner, device)
         self._nccl: Any = cuda.nccl()
         self._comms: dict[Group, Any] = {}
@@ -155,8 +155,6 @@ class NcclCommunicator(_OnHost, Recorder):
             device.listen = self._listen
 
     def _make_group(self, members: tuple[int, ...]) -> Communicator:
-        if len(members) == 1:
-            return Alone(self._device.allocate, self._me, self)
         return NcclCommunicator(self._inner.group([self.members.index(rank) for rank in members]), self._device, self)
 
     def _prepare(self, groups: dict[Group, list[list[Letter]]]) -> None:
@@ -174,14 +172,8 @@ class NcclCommunicator(_OnHost, Recorder):
                     self._streams[group] = self._device.new_stream()
 
     def _complete(self, record: Record, letters: Sequence[Letter]) -> None:
-        if len(record.ranks) == 1:
-            record.operation.fill(copying(record.source, record.target))
-        elif any(letter.nbytes for letter in letters):
-            calls = self._transfer(record) if record.kind == "transfer" else self._calls(record, self._comms[record.group])
-            record.operation.fill([(self._usable, ()), *calls])
-        else:
-            record.operation.fill([])
-            record.wait.fill([])
+        calls = self._transfer(record) if record.kind == "transfer" else self._calls(record, self._comms[record.group])
+        record.operation.fill([(self._usable, ()), *calls])
 
     def _transfer(self, record: Record) -> list[Call]:
         """The post of a transfer, which goes on a stream of its own beside what the device computes; its wait is for that stream."""

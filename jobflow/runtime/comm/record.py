@@ -25,6 +25,7 @@ from jobflow.core.types import Array
 from jobflow.ops.op import Call
 from jobflow.plan.traffic import Traffic, handed, total
 from jobflow.runtime.comm.communicator import Binding, Communicator, Transfers
+from jobflow.runtime.comm.solo_communicator import Alone, copying
 
 
 class MemoryRange(NamedTuple):
@@ -238,13 +239,15 @@ def flat(array: Array) -> Array:
 class Recorder(Communicator):
     """The binding half of a communicator, and its groups; `_complete` and `_make_group` are what a subclass adds."""
 
-    def __init__(self, members: tuple[int, ...], me: int, world: Recorder | None = None) -> None:
-        """`me` is this rank's number in the world; `world` the communicator of which this is a group."""
+    def __init__(self, members: tuple[int, ...], me: int, local: Callable[[int], Array], world: Recorder | None = None) -> None:
+        """`me` is this rank's number in the world; `world` the communicator of which this is a group; `local` allocates what no peer reads."""
         self.members = members
         self.rank = members.index(me)
         self.size = len(members)
         self._me = me
+        self._local = local
         self._all = world or self
+        self._named = "all ranks" if world is None else f"ranks {list(members)}"
         self._groups: dict[tuple[int, ...], Communicator] = {}
         self._records: list[Record] = []
         self._sealed: weakref.WeakSet[Operation] = weakref.WeakSet()
@@ -262,7 +265,7 @@ class Recorder(Communicator):
         if members == self.members:
             return self
         if members not in self._groups:
-            self._groups[members] = self._make_group(members)
+            self._groups[members] = self._make_group(members) if len(members) > 1 else Alone(self._local, self._me, self)
         return self._groups[members]
 
     def bind(self, what: Binding) -> list[Call]:
@@ -299,8 +302,15 @@ class Recorder(Communicator):
         self._prepare({group: operations for group, operations in parts.items() if len(group.ranks) > 1})
         position: dict[Group, int] = defaultdict(int)
         for record in records:
-            self._complete(record, parts[record.group][position[record.group]])
+            found = parts[record.group][position[record.group]]
             position[record.group] += 1
+            record.wait.fill([])
+            if len(record.ranks) == 1:
+                record.operation.fill(copying(record.source, record.target))
+            elif not any(letter.nbytes for letter in found):
+                record.operation.fill([])
+            else:
+                self._complete(record, found)
             record.operation.keep(record.source, record.target)
             record.wait.keep(record.source, record.target)
             self._sealed.add(record.operation)
@@ -332,7 +342,7 @@ class Recorder(Communicator):
 
     @abstractmethod
     def _make_group(self, members: tuple[int, ...]) -> Communicator:
-        """Of a world: the communicator of these of its ranks, of which this one is one."""
+        """Of a world: the communicator of these of its ranks, several, of which this one is one."""
 
     def _write(self, records: Sequence[Record]) -> list[Letter]:
         """The letters for `records`; a subclass that shares memory says where the peers find them."""
@@ -343,7 +353,10 @@ class Recorder(Communicator):
 
     @abstractmethod
     def _complete(self, record: Record, letters: Sequence[Letter]) -> None:
-        """Fill in `record.operation`, and `record.wait` of a transfer; `letters` are those of `record.ranks`, in that order."""
+        """Fill in `record.operation`, and `record.wait` of a transfer; `letters` are those of `record.ranks`, in that order.
+
+        Several ranks, of which some have something to give.
+        """
 
 
 def match(letters: Sequence[Sequence[Letter]], members: Sequence[int]) -> dict[Group, list[list[Letter]]]:

@@ -136,10 +136,6 @@ class SharedOperations:
     def complete(self, record: Record, letters: Sequence[Letter]) -> None:
         """Fill in the calls of `record`, whose ranks wrote `letters`."""
         record.operation.keep(self._staging)
-        if not any(letter.nbytes for letter in letters):
-            record.operation.fill([])
-            record.wait.fill([])
-            return
         if record.kind == "transfer":
             self._transfer(record, letters)
             return

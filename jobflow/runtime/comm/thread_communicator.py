@@ -16,7 +16,6 @@ from jobflow.core.types import Array
 from jobflow.runtime.comm.communicator import Communicator, Waited
 from jobflow.runtime.comm.record import Group, Letter, MemoryRange, Record, Recorder, Regions, address, owner
 from jobflow.runtime.comm.shared import Channel, Meet, SharedOperations
-from jobflow.runtime.comm.solo_communicator import Alone, copying
 from jobflow.runtime.comm.waits import SETTLE, SILENCE, Came, Held, What, difference, headline, left, standstill, stuck, text_of, waits_in
 
 #: seconds after which a waiting rank says whom it waits for
@@ -323,21 +322,17 @@ class ThreadsCommunicator(Recorder):
         members: tuple[int, ...] | None = None,
         world: ThreadsCommunicator | None = None,
     ) -> None:
-        super().__init__(members or tuple(range(room.size)), rank, world)
+        super().__init__(members or tuple(range(room.size)), rank, allocate, world)
         self._room = room
         self._table = room.table(self.members)
-        self._allocate = allocate
         self._regions = Regions()
         self._count = 0
         self._mine = Own()
         self._operations = SharedOperations(self, rank)
         self._agree, self._barrier, self._exchange = (self._meeting(self.members, kind) for kind in ("agree", "barrier", "exchange"))
-        self._named = "all ranks" if world is None else f"ranks {list(self.members)}"
 
     def _make_group(self, members: tuple[int, ...]) -> Communicator:
-        if len(members) == 1:
-            return Alone(self._allocate, self._me, self)
-        return ThreadsCommunicator(self._room, self._me, self._allocate, members, self)
+        return ThreadsCommunicator(self._room, self._me, self._local, members, self)
 
     def agree(self, digest: int, what: Callable[[], str]) -> None:
         if self.size == 1:
@@ -352,7 +347,7 @@ class ThreadsCommunicator(Recorder):
             raise DivergedError(*difference(number, self.members, self.exchange(Came(digest, what(), trouble()))))
 
     def allocate(self, nbytes: int) -> Array:
-        array = self._allocate(nbytes)
+        array = self._local(nbytes)
         if nbytes:
             number, mine = self._count, self._table.regions[self._me]
             self._count += 1
@@ -361,7 +356,7 @@ class ThreadsCommunicator(Recorder):
         return array
 
     def allocate_common(self, nbytes: int) -> Array | None:
-        common: Array = self.exchange(self._allocate(nbytes) if self.rank == 0 else None)[0]
+        common: Array = self.exchange(self._local(nbytes) if self.rank == 0 else None)[0]
         return common
 
     def locate(self, array: Array) -> MemoryRange | None:
@@ -396,10 +391,7 @@ class ThreadsCommunicator(Recorder):
         self._operations.prepare(groups)
 
     def _complete(self, record: Record, letters: Sequence[Letter]) -> None:
-        if len(record.ranks) == 1:
-            record.operation.fill(copying(record.source, record.target))
-        else:
-            self._operations.complete(record, letters)
+        self._operations.complete(record, letters)
 
     def barrier(self) -> None:
         self._barrier(f"a barrier of {self._named}")

@@ -29,13 +29,13 @@ from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world import blas_threads as blas
 from jobflow.runtime.world import environment as variables
 from jobflow.runtime.world import launched as launch
-from jobflow.runtime.world import rendezvous
+from jobflow.runtime.world import rendezvous, watcher
 from jobflow.runtime.world.launched import Launch
 from jobflow.runtime.world.mailbox import Mailbox
 from jobflow.runtime.world.world import Command, Rank, each_argument
 
 
-def cpu(local: int) -> Device:
+def cpu_device(local: int) -> Device:
     """The device of the rank that is number `local` in its node: any is as good as another."""
     return CpuDevice()
 
@@ -54,8 +54,10 @@ class Station:
         sharing = [set(cores) for cores in node.allgather(sorted(variables.usable_cores()))]
         neighbours = sum(1 for cores in sharing if cores & variables.usable_cores())
         self.threads = max(1, len(variables.usable_cores()) // neighbours)
-        if self.local == 0:  # the allgather above says that all ranks of the node have mapped what they share
-            _forget_segments()
+        if self.local == 0:
+            # MPICH removes the names of the memory that this job shares only at an orderly end: one that is killed would leave some MiB for good.
+            # The memory itself lasts as long as a process maps it, which all ranks of the node do, as the allgather above says.
+            watcher.forget(watcher.names_of(os.getpid()))
         node.Free()
         self.world = world.Dup()
         self.control = Control(self.mpi, world.Dup(), crowded=neighbours > len(variables.usable_cores()))
@@ -121,22 +123,6 @@ class Station:
         launch.end_job(error, self.launch)
 
 
-def _forget_segments() -> None:
-    """Remove the names of the shared memory that MPICH made for this job at its start.
-
-    The memory itself lasts as long as a process maps it.  MPICH removes the names only at an orderly end, so each job that is
-    killed or aborted would leave some MiB in /dev/shm for good.  Only names that this very process has mapped are touched.
-    """
-    try:
-        with open("/proc/self/maps", encoding="utf-8") as maps:
-            names = {line.split()[-1] for line in maps if "/dev/shm/mpich_shm_" in line}
-    except OSError:
-        return  # not Linux: nothing is known of mappings
-    for name in names:
-        with suppress(FileNotFoundError):
-            os.unlink(name)
-
-
 def _import_mpi(started: Launch) -> Any:
     try:
         if started.master:
@@ -164,25 +150,14 @@ def station(started: Launch) -> Station:
 
 def leave(started: Launch) -> None:
     """What `launch.guard` does at the end of a script, whether it had a session or not."""
-    if started.master:
-        leave_members(started)
-        return
-    try:
-        here = station(started)
-    except JobError:
-        return  # no MPI here: no other rank can have got further
-    try:
-        here.leave()
-    except BaseException as error:  # noqa: BLE001 - there is nobody left to raise it to
-        here.fail(error)
-
-
-def leave_members(started: Launch) -> None:
-    """The same for ranks that no mpiexec started; they need no MPI to tell each other of their end."""
+    if not started.master:
+        with suppress(JobError):  # no MPI here: no other rank can have got further
+            station(started)
     try:
         if _station:
             _station[0].leave()
-        rendezvous.member().leave()
+        if started.master:  # such ranks need no MPI to tell each other of their end
+            rendezvous.member().leave()
     except BaseException as error:  # noqa: BLE001 - there is nobody left to raise it to
         launch.end_job(error, started)
 
@@ -229,7 +204,7 @@ class MpiWorld:
     def __init__(
         self,
         started: Launch,
-        device: Callable[[int], Device] = cpu,
+        device: Callable[[int], Device] = cpu_device,
         *,
         multi: bool = False,
         shared: bool = True,

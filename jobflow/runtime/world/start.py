@@ -5,9 +5,8 @@ from __future__ import annotations
 from jobflow.core.notices import notice
 from jobflow.runtime.device import cupy_device as cuda
 from jobflow.runtime.device.device import Device
-from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world import launched as launch
-from jobflow.runtime.world.mpi import MpiWorld
+from jobflow.runtime.world.mpi import MpiWorld, cpu_device
 from jobflow.runtime.world.solo import SoloWorld
 from jobflow.runtime.world.threads import ThreadsWorld
 from jobflow.runtime.world.world import World
@@ -34,12 +33,7 @@ def start_world(tag: str, asked: int | None, *, multi: bool = False) -> World:
     return SoloWorld(devices[0]) if len(devices) == 1 else ThreadsWorld(devices)
 
 
-def cpu_device(local: int) -> Device:
-    """The device of the rank that is number `local` in its node."""
-    return CpuDevice()
-
-
 def gpu_device(local: int) -> Device:
-    """The same, on the node's GPUs, where it has any: ranks beyond their number share."""
+    """The same as `cpu_device`, on the node's GPUs, where it has any: ranks beyond their number share."""
     found = cuda.available()
     return cuda.CudaDevice(local % found) if found else cpu_device(local)
