@@ -137,7 +137,7 @@ def put_away(path: Path, files: Files) -> None:
 def clean(parent: Path, files: Files | None = None) -> None:
     """Remove what processes that have died left unfinished in `parent`, and give a checkpoint its name back that they took away.
 
-    What cannot be removed is told, and no reason not to go on.
+    A notice names what cannot be removed.
     """
     for entry in sorted(parent.iterdir()):
         left = _UNFINISHED.fullmatch(entry.name)

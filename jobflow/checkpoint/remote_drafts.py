@@ -174,7 +174,7 @@ def unfinished_in(directory: RemotePath) -> list[str]:
 
 
 def clean(directory: RemotePath, files: Files | None = None) -> None:
-    """Remove what savings have left unfinished below a directory of checkpoints; what cannot be removed is told, and no reason not to go on."""
+    """Remove what savings have left unfinished below a directory of checkpoints; a notice names what cannot be removed."""
     found = directory.objects()
     by_folder: dict[str, dict[str, Status]] = {}
     for name, status in found.items():

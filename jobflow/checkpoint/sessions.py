@@ -137,7 +137,7 @@ def save(
     Raises: CheckpointError, the same on all ranks.
     """
     world = _world_of(session)
-    finish(session)
+    session.finish()
     target = _seen_by_all(path, world, "save")
     whole = described(session) | dict(extra or {})
     check_extra(whole)
@@ -226,13 +226,8 @@ def _under_way(session: Session, saving: Saving) -> None:
     session.unfinished = saving
 
 
-def finish(session: Session) -> None:
-    """Wait for the save that is under way, if there is one; collective.  CheckpointError if it failed."""
-    session.finish()
-
-
 def _at_exit() -> None:
-    """The program ends: what is under way is completed, and a failure that nobody has heard of is told."""
+    """The program ends: what is under way is completed, and a failure that nobody has heard of is reported."""
     for session in list(_sessions):
         try:
             session.finish()
@@ -268,7 +263,7 @@ def load(
     checkpoint; nothing has changed then.
     """
     world = _world_of(session)
-    finish(session)
+    session.finish()
     source = _seen_by_all(path, world, what)
     here = f"{what} of {source} at {user_line()}"
     own = {name: variable.type for name, variable in session.variables.items()}
@@ -291,9 +286,9 @@ def load(
 
 
 def _first(failures: Sequence[CheckpointError | None]) -> CheckpointError | None:
-    """What to tell of what ranks met: that the checkpoint was replaced, or else what the first of them says."""
-    told = [(rank, error) for rank, error in enumerate(failures) if error is not None]
-    rank, error = next((one for one in told if isinstance(one[1], ReplacedError)), told[0]) if told else (0, None)
+    """What to report of what ranks met: that the checkpoint was replaced, or else what the first of them says."""
+    failed = [(rank, error) for rank, error in enumerate(failures) if error is not None]
+    rank, error = next((one for one in failed if isinstance(one[1], ReplacedError)), failed[0]) if failed else (0, None)
     return error if error is None or len(failures) == 1 else type(error)(f"rank {rank}: {error}")
 
 
@@ -377,7 +372,7 @@ def on_first(session: Session, what: Callable[[], T]) -> T:
 @scope.alone
 def save_on_first(session: Session, path: Where, arrays: Mapping[str, Array], extra: Mapping[str, Any]) -> None:
     """Arrays that every client has, written by rank 0; collective."""
-    finish(session)
+    session.finish()
     stored = {name_of(name): safetensors.storable(name, array) for name, array in arrays.items()}
     check_extra(extra)
     on_first(session, partial(save_arrays, path_of(path, absolute=True), stored, dict(extra)))

@@ -13,7 +13,7 @@
     ├── PlanError           a plan is inconsistent: a defect of jobflow or ranks that disagree
     ├── CheckpointError     a checkpoint is missing, damaged or does not fit (also AssertionError, RuntimeError)
     │   └── ReplacedError   it was replaced or removed while it was being read
-    ├── DataError           a data file is missing, damaged or not as told   (also ValueError)
+    ├── DataError           a data file is missing, damaged or of other form (also ValueError)
     ├── FileError           what is given as a file is none that can be read (also OSError)
     ├── DivergedError       ranks that should do the same do different things (also RuntimeError)
     ├── RankError           a rank failed while running; carries its number and its message
@@ -125,7 +125,7 @@ class ReplacedError(CheckpointError):
 
 
 class DataError(JobflowError, ValueError):
-    """A file of samples is missing, damaged, or does not hold what its reader was told."""
+    """A file of samples is missing, damaged, or does not hold what its reader was to find."""
 
 
 class FileError(JobflowError, OSError):
@@ -167,10 +167,10 @@ def in_short(error: BaseException) -> str:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    told = f"{type(error).__name__}: {error}".partition("\n")[0]
+    text = f"{type(error).__name__}: {error}".partition("\n")[0]
     if trace is None or trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-        return told
-    return f"{told} (at {SourceLine(trace.tb_frame.f_code.co_filename, trace.tb_lineno)})"
+        return text
+    return f"{text} (at {SourceLine(trace.tb_frame.f_code.co_filename, trace.tb_lineno)})"
 
 
 @dataclass(frozen=True)

@@ -23,23 +23,6 @@ PATIENCE = 2.0
 END: Any = object()
 
 
-class Read(Generic[T]):
-    """What was read already, or why it could not be."""
-
-    def __init__(self, value: Any = None, error: BaseException | None = None) -> None:
-        self._value, self._error = value, error
-
-    def cancelled(self) -> bool:
-        """Never."""
-        return False
-
-    def result(self) -> T:
-        """It."""
-        if self._error is not None:
-            raise self._error
-        return self._value  # type: ignore[no-any-return]
-
-
 class Pool:
     """Performs calls in the order in which they are asked for, on so many threads; at once and in the caller's with none.
 
@@ -54,25 +37,18 @@ class Pool:
         for thread in self._threads:
             thread.start()
 
-    def ask(self, call: Callable[[], T], what: Callable[[], str]) -> Coming[T] | Read[T]:
+    def ask(self, call: Callable[[], T], what: Callable[[], str]) -> Coming[T]:
         """What `call()` gives in the caller's context, once it is there; `what` it reads, for messages."""
-        if self._watch is not None and not self._closed:
-            return self._read(self._watch, call, what)
         future: Coming[T] = Coming(what)
         if self._closed:
             future.cancel()
-        else:
+        elif self._watch is None:
             self._wanted.put((future, partial(copy_context().run, call)))
+        else:
+            self._watch.begin(what)
+            _perform(future, call)
+            self._watch.end()
         return future
-
-    def _read(self, watch: Watch, call: Callable[[], T], what: Callable[[], str]) -> Read[T]:
-        watch.begin(what)
-        try:
-            return Read(call())
-        except BaseException as error:  # noqa: BLE001 - it is raised where the result is taken
-            return Read(error=error)
-        finally:
-            watch.end()
 
     def close(self) -> None:
         """End the threads: calls that have not begun are given up."""
@@ -152,7 +128,9 @@ class Reading(Iterator[T], Generic[T]):
         try:
             return next(self._plan, END)
         except Exception as error:  # noqa: BLE001 - it is raised where the batch would have come
-            return Read(error=error)
+            failed: Coming[T] = Coming("the next batch".__str__)
+            failed.set_exception(error)
+            return failed
 
     def close(self) -> None:
         """End the threads; there are no more batches."""

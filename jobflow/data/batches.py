@@ -147,7 +147,7 @@ def streamed(stream: Stream, names: Sequence[str], size: int, drop_last: bool, a
             left = f", which do not fill a batch of {size} and drop_last leaves out" if drop_last else ""
             raise DataError(f"{stream}: epoch {epoch} has {counted(len(rows), 'sample')}{left}")
         while rows and not (drop_last and len(rows) < size):
-            follows = list(islice(samples, size if drop_last else 1))  # whether there is another batch is told with this one
+            follows = list(islice(samples, size if drop_last else 1))  # whether there is another batch is known with this one
             ends = len(follows) < (size if drop_last else 1)
             after = Position(epoch + 1, 0) if ends else Position(epoch, taken + len(rows))
             yield _batch(stream, rows, names, Position(epoch, taken), after)

@@ -110,7 +110,7 @@ class OfRecord(Samples):
 
 
 def _has_records(file: AnyPath) -> bool:
-    """False for folders and empty files; what is not a file at all is told when it is opened."""
+    """False for folders and empty files; what is not a file at all is reported when it is opened."""
     return bool(file.stat().st_size) if file.is_file() else not file.is_dir()
 
 

@@ -62,7 +62,7 @@ def samples_of(data: Any, names: Sequence[str] | None = None, what: str = "sampl
 
 @contextmanager
 def calling(what: str) -> Iterator[None]:
-    """What somebody else's code raises in the block is told as an error of these samples."""
+    """What somebody else's code raises in the block is raised as an error of these samples."""
     try:
         yield
     except JobflowError:

@@ -76,7 +76,7 @@ class Samples(ABC):
         for number in asked.tolist():
             try:
                 self.rows(self._keep.numbers(np.array([number])), epoch, names)
-            except Exception as own:  # noqa: BLE001 - it is told by who asks
+            except Exception as own:  # noqa: BLE001 - it is raised by who asks
                 return int(number), own
         return int(asked[0]) if asked.size else 0, error
 

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from jobflow.core.types import Array
-from jobflow.data.ahead import Pool, Read
+from jobflow.data.ahead import Pool
 from jobflow.data.batch import Batch, Ordered, Position, Stretch
 from jobflow.data.waiting import Coming, notice_if_long
 from jobflow.typing.lazy import Lazy
@@ -68,7 +68,7 @@ class Shards:
     def __init__(self, window: Window, begin: Position, size: int) -> None:
         self.window, self.begin, self.size = window, begin, size
         self.asked: dict[Stretch, set[str]] = {}
-        self._coming: dict[tuple[Stretch, str], Coming[dict[str, Array]] | Read[dict[str, Array]]] = {}
+        self._coming: dict[tuple[Stretch, str], Coming[dict[str, Array]]] = {}
 
     def prepare(self, rows: Stretch, names: frozenset[str]) -> None:
         """Begin to read rows of fields, unless that has begun."""

@@ -16,7 +16,7 @@ from jobflow.runtime.world import launched as launch
 
 T = TypeVar("T")
 
-#: seconds of waiting for a read after which it is told: as many as of waiting for another rank
+#: seconds of waiting for a read after which it is reported: as many as of waiting for another rank
 PATIENCE = 10.0
 #: by thread, what says which sample it is reading
 _reading: dict[int, Callable[[], str]] = {}
@@ -73,13 +73,13 @@ class Watch:
             self._thread.join()
 
     def _look(self) -> None:
-        left, told = PATIENCE, None
+        left, reported = PATIENCE, None
         while not self._closed.wait(left):
             found, now = self._begun, time.monotonic()
-            is_late = found is not None and found is not told and now - found[0] >= PATIENCE
-            left = PATIENCE if found is None or found is told or is_late else found[0] + PATIENCE - now
+            is_late = found is not None and found is not reported and now - found[0] >= PATIENCE
+            left = PATIENCE if found is None or found is reported or is_late else found[0] + PATIENCE - now
             if found is not None and is_late:
-                told = found
+                reported = found
                 _tell(*found[1:])
 
 

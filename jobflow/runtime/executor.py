@@ -85,7 +85,7 @@ class Executor:
         #: others may read what this rank puts in place
         self._fed = comm.barrier if any(comm.exchange(bool(in_place))) else None
         self.meet = comm.barrier if self._must_meet(comm) else None
-        #: tells all ranks what each has refused, and is told, if any of them checks anything
+        #: gives all ranks what each has refused, if any of them checks anything
         self._exchange = comm.exchange if any(comm.exchange(checks(plan.body))) else None
         self.meet = self.meet if self._exchange is None else None
         self._rank = comm.members[comm.rank]
@@ -173,12 +173,12 @@ class Executor:
     # ---------------------------------------------------------------- arguments that are read where they lie
 
     def _found(self, *parts: list[tuple[Instruction, list[Call]]]) -> dict[str, Given]:
-        """The arguments that lie elsewhere in every run, but for those that others look at: their ranks have been told an address."""
-        told = {i.slot.buffer for i in self.plan.instructions if isinstance(i, Transfer | Wait)}
-        told |= {i.input.buffer for i in self.plan.instructions if isinstance(i, Collective)}
+        """The arguments that lie elsewhere in every run, but for those that others look at, whose ranks know one address."""
+        shared = {i.slot.buffer for i in self.plan.instructions if isinstance(i, Transfer | Wait)}
+        shared |= {i.input.buffer for i in self.plan.instructions if isinstance(i, Collective)}
         found: dict[str, Given] = {}
         for feed in self.plan.feeds:
-            if is_given(feed.slot.buffer) and feed.slot.buffer not in told:
+            if is_given(feed.slot.buffer) and feed.slot.buffer not in shared:
                 found[feed.name] = given = Given(feed.slot, self.buffers[feed.slot.buffer])
                 for prepared, part in zip((self.body, self.epilogue), parts, strict=True):
                     at = 0

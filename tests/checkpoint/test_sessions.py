@@ -364,7 +364,7 @@ class Full(Files):
 def test_errors_are_raised_by_wait_and_once_by_the_next_save(tmp_path: Path) -> None:
     job, session = training(3)
     text = r"checkpoint .*/1 could not be saved \(save at test_sessions.py:\d+\), and nothing was changed: rank 1: \[Errno 28\] No space"
-    for ask in (lambda saving: saving.wait(), lambda _: sessions.save(session, tmp_path / "2"), lambda _: sessions.finish(session)):
+    for ask in (lambda saving: saving.wait(), lambda _: sessions.save(session, tmp_path / "2"), lambda _: session.finish()):
         files.use(Full)
         saving = sessions.save(session, tmp_path / "1", asynchronous=True)
         files.use(Files)

@@ -30,7 +30,7 @@ from jobflow.core.types import Array
 from jobflow.ops.op import Call
 from jobflow.plan.traffic import Traffic
 
-#: Told after each wait of a rank for others: when it began and ended, in seconds of time.perf_counter().
+#: Called after each wait of a rank for others, with when it began and ended, in seconds of time.perf_counter().
 Waited: TypeAlias = Callable[[float, float], None]
 
 
@@ -140,7 +140,7 @@ class Communicator(Protocol):
     def observe(self, waited: Waited | None) -> None:
         """From now on tell `waited` of this rank's waits for others, or nobody any more; waits that nobody observes cost nothing for it.
 
-        What MPI or NCCL carry is not split into waiting and moving, and not told.
+        What MPI or NCCL carry is not split into waiting and moving, and not observed.
         """
 
     def abort(self, reason: str) -> None:

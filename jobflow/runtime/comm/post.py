@@ -176,8 +176,8 @@ class Control:
 
     def _elsewhere(self, ranks: Sequence[int]) -> list[str]:
         """What those of the other ranks wait in that have said so."""
-        told = [(rank, self.waits[rank]) for rank in ranks if rank in self.waits and rank != self.rank]
-        return [waits_in(rank, waiting.what, waiting.missing(self.waits), waiting.error) for rank, waiting in told]
+        waiting = [(rank, self.waits[rank]) for rank in ranks if rank in self.waits and rank != self.rank]
+        return [waits_in(rank, wait.what, wait.missing(self.waits), wait.error) for rank, wait in waiting]
 
     def wait(self, ready: Callable[[], Any], what: What, needs: Callable[[], Sequence[Need]], patient: bool = False) -> None:
         """Come back when `ready()`; `needs()` are the points that others must come to for that, `what` says in which operation."""
@@ -246,8 +246,8 @@ class Control:
 
     def _complain(self, what: What, needs: Sequence[Need]) -> None:
         missing = Waiting("", tuple(needs), {}).missing(self.waits)
-        told = f"rank {self.rank} has waited {PATIENCE:g} s in {headline(what)} for ranks {missing}"
-        notice("; ".join([told, *map(headline, self._elsewhere(missing))]))
+        waited = f"rank {self.rank} has waited {PATIENCE:g} s in {headline(what)} for ranks {missing}"
+        notice("; ".join([waited, *map(headline, self._elsewhere(missing))]))
 
 
 def _unpack(head: bytearray) -> tuple[tuple[int, ...], memoryview]:

@@ -250,8 +250,8 @@ class Room:
                     self._withdraw(rank, own, waiting)
                     raise left(gone[0], rank, waiting.what, self._elsewhere(rank))
                 if time.monotonic() >= complain:
-                    told = f"rank {rank} has waited {PATIENCE:g} s in {headline(waiting.what)} for ranks {list(waiting.missing())}"
-                    notice("; ".join([told, *map(headline, self._elsewhere(rank))]))
+                    waited = f"rank {rank} has waited {PATIENCE:g} s in {headline(waiting.what)} for ranks {list(waiting.missing())}"
+                    notice("; ".join([waited, *map(headline, self._elsewhere(rank))]))
                     complain = float("inf")
         finally:
             with self._guard:

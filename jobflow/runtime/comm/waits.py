@@ -20,7 +20,7 @@ What: TypeAlias = str | Callable[[], str]
 
 #: seconds after which a rank tells the others what it waits for
 SILENCE = 0.1
-#: seconds from the discovery that ranks are stuck until they are told: others that are stuck too may still say so
+#: seconds from the discovery that ranks are stuck until that is reported: others that are stuck too may still say so
 SETTLE = 0.1
 
 
@@ -118,8 +118,8 @@ def named(ranks: Sequence[int]) -> str:
 
 
 def waits_in(rank: int, what: str, missing: Sequence[int], error: str = "") -> str:
-    told = f"rank {rank} waits for {named(missing)} in {what}" if missing else f"rank {rank} waits in {what}"
-    return f"{told}, after {error}" if error else told
+    text = f"rank {rank} waits for {named(missing)} in {what}" if missing else f"rank {rank} waits in {what}"
+    return f"{text}, after {error}" if error else text
 
 
 def standstill(waits: Mapping[int, Held]) -> Parting:
@@ -148,20 +148,20 @@ class Came(NamedTuple):
     error: str = ""
 
 
-def difference(number: int, members: Sequence[int], told: Sequence[Came]) -> Parting:
-    """What all ranks raise that came to collective `number` with different digests; `told[i]` is what members[i] came with."""
+def difference(number: int, members: Sequence[int], came: Sequence[Came]) -> Parting:
+    """What all ranks raise that came to collective `number` with different digests; `came[i]` is what members[i] came with."""
     ranks = sorted(range(len(members)), key=lambda i: members[i])
-    other = next(i for i in ranks if told[i][0] != told[ranks[0]][0])
-    vague = told[other].what == told[ranks[0]].what
-    first = next((i for i in ranks if told[i].error), None)
+    other = next(i for i in ranks if came[i][0] != came[ranks[0]][0])
+    vague = came[other].what == came[ranks[0]].what
+    first = next((i for i in ranks if came[i].error), None)
     alike: dict[Came, list[int]] = {}
     for i in ranks:
-        alike.setdefault(told[i]._replace(error="") if i == first else told[i], []).append(members[i])
+        alike.setdefault(came[i]._replace(error="") if i == first else came[i], []).append(members[i])
     lines = [
         f"  {_those(group)}: {text}{f' (digest {digest:#018x})' if vague else ''}{f', after {error}' if error else ''}"
         for (digest, text, error), group in alike.items()
     ]
-    why = "" if first is None else f"{_failed(members[first], told[first].error)}; "
+    why = "" if first is None else f"{_failed(members[first], came[first].error)}; "
     pair = named([members[ranks[0]], members[other]])
     text = "\n".join([f"{why}{pair} do different things at collective {number} of ranks {list(members)}:", *lines])
     return Parting(text, None if first is None else members[first])

@@ -119,8 +119,8 @@ def number(environ: Mapping[str, str], name: str, least: int, most: int | None =
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     """An environment without what says which rank of some other launcher a process is."""
-    told = {name for row in _MPIEXEC + _SRUN for name in row[1:]} | {MARK, LAUNCHER, LOCAL_SIZE, "LOCAL_RANK", *NEEDED, *_LOCAL_RANK, *_NEIGHBOURS}
-    return {name: value for name, value in environ.items() if name not in told and not name.startswith(("PMI_", "PMIX_"))}
+    own = {name for row in _MPIEXEC + _SRUN for name in row[1:]} | {MARK, LAUNCHER, LOCAL_SIZE, "LOCAL_RANK", *NEEDED, *_LOCAL_RANK, *_NEIGHBOURS}
+    return {name: value for name, value in environ.items() if name not in own and not name.startswith(("PMI_", "PMIX_"))}
 
 
 def mark(started: Launch) -> None:

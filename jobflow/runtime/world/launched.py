@@ -32,7 +32,7 @@ from jobflow.runtime.world.environment import launched as launched
 #: seconds that the first failing rank lives on: others which fail in the same way find that it has spoken, and the launcher,
 #: which drops what it has not yet passed on when a job is aborted, passes on what was printed
 GRACE = 0.3
-#: seconds that a rank which was told to stop leaves to the one that failed, to end the job
+#: seconds that a rank which has to stop leaves to the one that failed, to end the job
 DEFERENCE = 1.2
 
 

@@ -141,7 +141,7 @@ class Membership:
     # ---------------------------------------------------------------- rank 0's part
 
     def _serve(self) -> socket.socket:
-        """Start the service; a second process with RANK=0 is told by the first one's."""
+        """Start the service; a second process with RANK=0 is refused by the first one's."""
         deadline = time.monotonic() + LINGER
         while True:
             try:
@@ -258,7 +258,7 @@ class Membership:
             self._wait_connected(FIRST_LINE)
             self._say({"failed": text[-LONGEST_TEXT:]})
         except (OSError, JobError):
-            return  # nobody can be told, nor waits in vain: who finds no service says so
+            return  # nobody can be reached, nor waits in vain: who finds no service says so
 
     def nodes(self) -> list[int]:
         """The number of each rank's node; waits until all ranks have come."""
@@ -318,11 +318,9 @@ class Membership:
         them = "it" if len(missing) == 1 else "each"
         return f"{self._waited(seconds, _ranks(missing))}; start {them} with {self._how(missing[0])}"
 
-    def _in_vain(self, told: str) -> str:
+    def _in_vain(self, waited: str) -> str:
         """The error of a rank that has waited long enough."""
-        return (
-            f"{told}. This rank gives up: if the other was started, its own output says why it is not there. {WAIT} sets how many seconds ranks wait"
-        )
+        return f"{waited}. This rank gives up: if the other was started, its own output says why it is not there. {WAIT} sets how many seconds ranks wait"
 
     def _how(self, rank: int) -> str:
         host, port = split(self.started.master)
@@ -410,9 +408,9 @@ def member() -> Membership:
 
 def local_rank() -> int:
     """The number of this process among those of its node; asks the other ranks where no variable says it."""
-    told = variables.local_rank_from_launcher()
-    if told is not None:
-        return told
+    found = variables.local_rank_from_launcher()
+    if found is not None:
+        return found
     nodes = _nodes("LOCAL_RANK")
     me = variables.rank()
     return nodes[:me].count(nodes[me])
@@ -420,8 +418,8 @@ def local_rank() -> int:
 
 def node_size() -> int:
     """The number of nodes; asks the other ranks where no variable says it."""
-    told = variables.node_size_from_launcher()
-    return told if told is not None else len(set(_nodes("the number of nodes")))
+    found = variables.node_size_from_launcher()
+    return found if found is not None else len(set(_nodes("the number of nodes")))
 
 
 def _nodes(wanted: str) -> list[int]:

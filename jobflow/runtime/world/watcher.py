@@ -10,7 +10,7 @@ dies, its ranks live on.  So each rank has a watcher:
 A program of its own, started by `start` with isolated Python, that imports the standard library only:
 `python watcher.py RANK NAME LINE PROCESS STARTER`.  The last three are numbers of files: a socket to the rank; a descriptor of its process; and a
 copy of its connection to the process manager, its starter, which therefore does not see that end before the watcher does.  NAME is that of the
-token which the rank of a node holds that has told of an error.
+token which the rank of a node holds that has reported an error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from contextlib import suppress
 
 #: what a watcher says when it watches
 READY = b"."
-#: what a rank says before it ends in a way that needs no telling
+#: what a rank says before it ends in a way that needs no report
 GOODBYE = b"."
 #: seconds in which the end of a job, which may have had this rank end, ends the process manager's connection too
 SETTLE = 0.3
@@ -84,7 +84,7 @@ def is_closed(starter: int, seconds: float) -> bool:
 
 
 def watch(line: int, process: int, starter: int) -> str:
-    """Wait for the end; "rank" or "starter", whichever came first without being announced, or "" if nothing is to be told."""
+    """Wait for the end; "rank" or "starter", whichever came first without being announced, or "" if nothing is to be reported."""
     waiting = poller((line, select.POLLIN), (process, select.POLLIN), (starter, select.POLLRDHUP))
     while True:
         ready = {number for number, _ in waiting.poll()}
@@ -125,7 +125,7 @@ def brothers(starter: int) -> list[int]:
 
 
 def claim(token: str) -> bool:
-    """True if this process is the first of the job on this node that tells of an error."""
+    """True if this process is the first of the job on this node that reports an error."""
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         claim.bind(f"\0{token}")

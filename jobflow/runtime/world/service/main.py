@@ -1,7 +1,7 @@
 """The rendezvous service: it connects ranks without mpiexec to one MPI world, and ends them together.
 
 A program of its own, started by `start` (rendezvous.py): MPI's start holds the interpreter lock of a rank, so a thread of rank 0 could not
-answer.  It speaks to two kinds of clients over one port, which are told apart by their first line: MPI libraries (pmi.py), and ranks, which
+answer.  It speaks to two kinds of clients over one port, which differ in their first line: MPI libraries (pmi.py), and ranks, which
 keep a connection for as long as they live.  A rank shows that it belongs to the job (proof.py), is given a ticket for its MPI library, and sends
 
     {"need": true}     it is about to start MPI          {"leave": true}     its script has ended
@@ -9,7 +9,7 @@ keep a connection for as long as they live.  A rank shows that it belongs to the
 
 and is sent {"missing": ranks, "idle": ranks, "left": ranks, "nodes": ..} whenever that changes, {"refused": text} if the ranks'
 variables contradict each other, {"end": text, "rank": .., "show": ..} when a rank has failed.  A rank whose connection closes, or
-whose process ends, before it said that it leaves has failed.  Those that do not end when told to are ended by signals, if they
+whose process ends, before it said that it leaves has failed.  Those that do not end then are ended by signals, if they
 are on this node.  The third connection, standard input, is a socket to the process that started the service; when it closes the
 ranks have nobody who waits for them, and end.
 
@@ -236,8 +236,8 @@ class Service:
             try:
                 member.watch = watch(line.sock, member.about.pid)
             except ValueError as error:
-                told = f"RANK={member.rank} says that it is process {member.about.pid} of this machine: {error}"
-                self._send(line, {"refused": told})
+                wrong = f"RANK={member.rank} says that it is process {member.about.pid} of this machine: {error}"
+                self._send(line, {"refused": wrong})
                 self._close(line)
                 return
         self.members[member.rank] = member

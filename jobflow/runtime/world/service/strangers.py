@@ -1,7 +1,7 @@
 """Connections that have not yet proved that they belong to the job.
 
 There are never more than so many of them: whoever comes beyond that takes the place of the one that has waited longest.  Each has little time.
-Who shows something wrong is told so after a delay, in which others are served.
+Who shows something wrong is refused after a delay, in which others are served.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .proof import RANK, SERVICE, VERSION, challenge, is_proof, proof
 
 #: how many there may be beside as many as there are ranks
 MOST = 64
-#: seconds to show that one belongs to the job, and until one that does not is told so
+#: seconds to show that one belongs to the job, and until one that shows something wrong is refused
 TIME, DELAY = 10.0, 1.0
 WRONG = (
     "this process does not know the secret of the job at that address: export the same JOBFLOW_SECRET for all of its ranks, "
