@@ -320,7 +320,8 @@ class Membership:
 
     def _in_vain(self, waited: str) -> str:
         """The error of a rank that has waited long enough."""
-        return f"{waited}. This rank gives up: if the other was started, its own output says why it is not there. {WAIT} sets how many seconds ranks wait"
+        advice = f"{WAIT} sets how many seconds ranks wait"
+        return f"{waited}. This rank gives up: if the other was started, its own output says why it is not there. {advice}"
 
     def _how(self, rank: int) -> str:
         host, port = split(self.started.master)
