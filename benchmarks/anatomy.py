@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from profiled import by_kernel, profiled
+
 from jobflow.engine.commands import executors_of
 from jobflow.engine.job import job_of
 from jobflow.engine.session import current_session
-from jobflow.runtime.profile import by_kernel, profiled
 from jobflow.runtime.world.world import Rank
 
 LOOPED = 20_000

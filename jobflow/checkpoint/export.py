@@ -164,9 +164,11 @@ class NpzTensor(Stored):
 def open_any(path: str | os.PathLike[str] | RemotePath, types: Mapping[str, TensorType] | None = None) -> Checkpoint:
     """A checkpoint, a legacy directory, a .npz or a .safetensors file; `types` are those of legacy variables without `meta`."""
     source = path_of(path)
-    if source.is_file():
-        return _open_safetensors(source) if source.suffix == ".safetensors" else _open_npz(source)
-    return load(source, types)
+    if not source.is_file():
+        return load(source, types)
+    if source.suffix == ".safetensors":
+        return Checkpoint(source, {name: SafeTensor(name, source, place) for name, place in read_header(source).items()}, {})
+    return Checkpoint(source, {array.name: NpzTensor(array.name, source, array) for array in in_archive(source, CheckpointError)}, {})
 
 
 @dataclass(frozen=True)
@@ -183,14 +185,6 @@ class SafeTensor(Stored):
 
     def numpy(self) -> Array:
         return read_tensor(self.file_path, self.place)
-
-
-def _open_safetensors(path: AnyPath) -> Checkpoint:
-    return Checkpoint(path, {name: SafeTensor(name, path, place) for name, place in read_header(path).items()}, {})
-
-
-def _open_npz(path: AnyPath) -> Checkpoint:
-    return Checkpoint(path, {array.name: NpzTensor(array.name, path, array) for array in in_archive(path, CheckpointError)}, {})
 
 
 def to_checkpoint(source: Checkpoint, path: str | os.PathLike[str], patterns: Sequence[str] = ("*",)) -> None:

@@ -142,10 +142,7 @@ class Manifest:
                 raise TypeError(f"what was saved beside the tensors is a {type(extra).__name__}")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
-        for name, entry in tensors.items():
-            problem = gap(entry)
-            if problem:
-                raise CheckpointError(f'{path}: tensor "{name}" {problem}')
+        check_shards(tensors, f"{path}: ")
         return cls(tensors, extra, files)
 
 
@@ -161,6 +158,13 @@ def text_of(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{value!r:.40} is not a text")
     return value
+
+
+def check_shards(tensors: Mapping[str, Entry], where: str = "") -> None:
+    """CheckpointError for the first tensor whose shards are not its parts."""
+    for name, entry in tensors.items():
+        if problem := gap(entry):
+            raise CheckpointError(f'{where}tensor "{name}" {problem}')
 
 
 def gap(entry: Entry) -> str | None:

@@ -22,11 +22,12 @@ from jobflow.checkpoint import safetensors
 from jobflow.checkpoint.drafts import Draft
 from jobflow.checkpoint.file_system import Files
 from jobflow.checkpoint.local_drafts import PART
-from jobflow.checkpoint.manifest import Entry, FileEntry, Manifest, Shard, Spans, digest, gap
+from jobflow.checkpoint.manifest import Entry, FileEntry, Manifest, Shard, Spans, check_shards, digest
 from jobflow.core.errors import CheckpointError
 from jobflow.core.remote import AnyPath, RemotePath
 from jobflow.core.types import Array
 from jobflow.core.untrusted import HEADER, content, json_tree, whole
+from jobflow.runtime.comm.waits import listed
 
 #: Bytes of tensors in one file, unless a single tensor has more.
 SHARD = 2**31
@@ -191,8 +192,7 @@ def gather(draft: Draft, ranks: Sequence[int], limit: float = LIMIT) -> list[Par
         if len(names) != seen:
             seen, deadline = len(names), time.monotonic() + limit
         if time.monotonic() > deadline:
-            who = f"rank {missing[0]} has" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))} have"
-            raise OfAnother(f"{who} not delivered: no new file for {limit:g} s")
+            raise OfAnother(f"{listed(missing)} {'has' if len(missing) == 1 else 'have'} not delivered: no new file for {limit:g} s")
         time.sleep(pause)
         pause = min(pause * 1.5, longest)
 
@@ -216,10 +216,7 @@ def publish(draft: Draft, tensors: Mapping[str, tuple[tuple[int, ...], str]], pa
         for name, found in part.shards.items():
             shards[name].extend(found)
     entries = {name: Entry(shape, dtype, tuple(sorted(shards[name], key=lambda s: s.box))) for name, (shape, dtype) in tensors.items()}
-    for name, entry in entries.items():
-        problem = gap(entry)
-        if problem:
-            raise CheckpointError(f'tensor "{name}" {problem}')
+    check_shards(entries)
     draft.publish(Manifest(entries, extra, {file: entry for part in parts for file, entry in part.files.items()}).text(), files)
 
 

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import NamedTuple
 
 from jobflow.core.errors import ArgumentError, JobflowError, counted
+from jobflow.core.layout import cut
 from jobflow.core.types import Array
 from jobflow.data.sample_order import Order
 from jobflow.data.samples import Samples
@@ -97,8 +98,6 @@ class Ordered:
 
 def per_device(value: Array | Lazy, count: int) -> list[Array | Lazy]:
     """An argument as a list with one part for each device, as equal as can be."""
-    whole, rest = divmod(value.shape[0], count)
-    if not whole:
+    if value.shape[0] < count:
         raise ArgumentError(f"a batch of {counted(value.shape[0], 'sample')} cannot be divided among {count} devices: each needs one")
-    starts = [i * whole + min(i, rest) for i in range(count + 1)]
-    return [Rows(value, a, b) if isinstance(value, Lazy) else value[a:b] for a, b in zip(starts, starts[1:], strict=False)]
+    return [Rows(value, a, b) if isinstance(value, Lazy) else value[a:b] for a, b in cut(value.shape[0], count)]

@@ -33,6 +33,12 @@ def originals() -> tuple[Images, Images]:
         return archive["images"], archive["labels"]
 
 
+def divided() -> tuple[Images, Images, np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
+    """The same, and the order of which the first part is for the test."""
+    images, labels = originals()
+    return images, labels, np.random.RandomState(SPLIT_SEED).permutation(len(images))
+
+
 def weights(size: int, target: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     """W[target, size] of bilinear interpolation between pixel centres, times 2 * target: whole numbers, so the same on every machine."""
     unit = 2 * target
@@ -69,8 +75,7 @@ def expanded(images: Images, labels: Images, size: int, seed: int) -> tuple[Imag
 
 def like_mnist() -> tuple[tuple[Images, Images], tuple[Images, Images]]:
     """((train images, labels), (test images, labels)) in MNIST's shapes: uint8[60000,28,28] and uint8[10000,28,28]."""
-    images, labels = originals()
-    order = np.random.RandomState(SPLIT_SEED).permutation(len(images))
+    images, labels, order = divided()
     test, train = order[:TEST_ORIGINALS], order[TEST_ORIGINALS:]
     return (
         expanded(images[train], labels[train], TRAIN_SIZE, TRAIN_SEED),
@@ -90,8 +95,7 @@ class Digits(Columns):
             raise ArgumentError(f'reader "digits": split is {split!r}; it is one of {", ".join(SEEDS)}')
         if edge not in (8, 28) or not 1 <= copies <= (1 if edge == 8 else 49):
             raise ArgumentError(f'reader "digits": edge is 8, of which there is 1 copy, or 28, of which there are up to 49; got {edge} and {copies}')
-        images, labels = originals()
-        order = np.random.RandomState(SPLIT_SEED).permutation(len(images))
+        images, labels, order = divided()
         a, b = TEST_ORIGINALS, TEST_ORIGINALS + VALIDATION_ORIGINALS
         own = {"test": order[:a], "validation": order[a:b], "train": order[b:]}[split]
         images, labels = images[own], labels[own]

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from profiled import Row, profiled
 
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow import scope
 from jobflow.engine.commands import executors_of
 from jobflow.engine.session import current_session
-from jobflow.runtime.profile import Row, profiled
 from jobflow.runtime.world.world import Rank
 
 STEPS = 30

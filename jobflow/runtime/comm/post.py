@@ -33,7 +33,7 @@ from jobflow.runtime.comm.waits import (
     Way,
     WayCount,
     What,
-    headline,
+    complaint,
     left,
     standstill,
     stuck,
@@ -246,8 +246,7 @@ class Control:
 
     def _complain(self, what: What, needs: Sequence[Need]) -> None:
         missing = Waiting("", tuple(needs), {}).missing(self.waits)
-        waited = f"rank {self.rank} has waited {PATIENCE:g} s in {headline(what)} for ranks {missing}"
-        notice("; ".join([waited, *map(headline, self._elsewhere(missing))]))
+        notice(complaint(self.rank, PATIENCE, what, missing, self._elsewhere(missing)))
 
 
 def _unpack(head: bytearray) -> tuple[tuple[int, ...], memoryview]:

@@ -16,7 +16,7 @@ from jobflow.core.types import Array
 from jobflow.runtime.comm.communicator import Communicator, Waited
 from jobflow.runtime.comm.record import Group, Letter, MemoryRange, Record, Recorder, Regions, address, owner
 from jobflow.runtime.comm.shared import Channel, Meet, SharedOperations
-from jobflow.runtime.comm.waits import SETTLE, SILENCE, Came, Held, What, difference, headline, left, standstill, stuck, text_of, waits_in
+from jobflow.runtime.comm.waits import SETTLE, SILENCE, Came, Held, What, complaint, difference, left, standstill, stuck, text_of, waits_in
 
 #: seconds after which a waiting rank says whom it waits for
 PATIENCE = 10.0
@@ -250,8 +250,7 @@ class Room:
                     self._withdraw(rank, own, waiting)
                     raise left(gone[0], rank, waiting.what, self._elsewhere(rank))
                 if time.monotonic() >= complain:
-                    waited = f"rank {rank} has waited {PATIENCE:g} s in {headline(waiting.what)} for ranks {list(waiting.missing())}"
-                    notice("; ".join([waited, *map(headline, self._elsewhere(rank))]))
+                    notice(complaint(rank, PATIENCE, waiting.what, waiting.missing(), self._elsewhere(rank)))
                     complain = float("inf")
         finally:
             with self._guard:

@@ -117,6 +117,11 @@ def named(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
+def listed(ranks: Sequence[int]) -> str:
+    """`rank 0`, `ranks 0, 1`."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
 def waits_in(rank: int, what: str, missing: Sequence[int], error: str = "") -> str:
     text = f"rank {rank} waits for {named(missing)} in {what}" if missing else f"rank {rank} waits in {what}"
     return f"{text}, after {error}" if error else text
@@ -133,6 +138,12 @@ def standstill(waits: Mapping[int, Held]) -> Parting:
 
 def _failed(rank: int, error: str) -> str:
     return f"rank {rank} failed with {error}"
+
+
+def complaint(rank: int, seconds: float, what: What, missing: Sequence[int], others: Iterable[str]) -> str:
+    """What a rank says that has waited for so long; `others` say who else waits where."""
+    waited = f"rank {rank} has waited {seconds:g} s in {headline(what)} for ranks {list(missing)}"
+    return "; ".join([waited, *map(headline, others)])
 
 
 def left(rank: int, me: int, what: str, others: Iterable[str] = ()) -> RankError:
@@ -158,14 +169,10 @@ def difference(number: int, members: Sequence[int], came: Sequence[Came]) -> Par
     for i in ranks:
         alike.setdefault(came[i]._replace(error="") if i == first else came[i], []).append(members[i])
     lines = [
-        f"  {_those(group)}: {text}{f' (digest {digest:#018x})' if vague else ''}{f', after {error}' if error else ''}"
+        f"  {listed(group)}: {text}{f' (digest {digest:#018x})' if vague else ''}{f', after {error}' if error else ''}"
         for (digest, text, error), group in alike.items()
     ]
     why = "" if first is None else f"{_failed(members[first], came[first].error)}; "
     pair = named([members[ranks[0]], members[other]])
     text = "\n".join([f"{why}{pair} do different things at collective {number} of ranks {list(members)}:", *lines])
     return Parting(text, None if first is None else members[first])
-
-
-def _those(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from jobflow.core.errors import JobError, RankError
+from jobflow.runtime.comm.waits import listed
 from jobflow.runtime.world import environment as variables
 from jobflow.runtime.world import service
 from jobflow.runtime.world.environment import Launch
@@ -304,7 +305,7 @@ class Membership:
         elif state["missing"]:
             print(f"jobflow: {self._lacking(waited, state['missing'])}", file=sys.stderr, flush=True)
         elif idle := awaited(state):
-            print(f"jobflow: {self._waited(waited, _ranks(idle))}; it runs, but has not yet needed other ranks", file=sys.stderr, flush=True)
+            print(f"jobflow: {self._waited(waited, listed(idle))}; it runs, but has not yet needed other ranks", file=sys.stderr, flush=True)
 
     def _waited(self, seconds: float, whom: str) -> str:
         return f"rank {self.started.rank} of {self.started.size} has waited {seconds:g} s for {whom}"
@@ -316,7 +317,7 @@ class Membership:
     def _lacking(self, seconds: float, missing: Sequence[int]) -> str:
         """These ranks have not come."""
         them = "it" if len(missing) == 1 else "each"
-        return f"{self._waited(seconds, _ranks(missing))}; start {them} with {self._how(missing[0])}"
+        return f"{self._waited(seconds, listed(missing))}; start {them} with {self._how(missing[0])}"
 
     def _in_vain(self, waited: str) -> str:
         """The error of a rank that has waited long enough."""
@@ -333,10 +334,6 @@ def _is_connected(sock: socket.socket) -> bool:
     with suppress(OSError):
         return bool(sock.getpeername())
     return False
-
-
-def _ranks(numbers: Sequence[int]) -> str:
-    return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(str(rank) for rank in numbers)
 
 
 def _keep_alive(sock: socket.socket) -> None:
