@@ -40,7 +40,7 @@ class SoloCommunicator(Communicator):
 
     def group(self, ranks: Sequence[int]) -> Communicator:
         if tuple(ranks) != (0,):
-            raise PlacementError(f"there is no group of ranks {list(ranks)}: this world has only rank 0")
+            raise PlacementError(f"there is no group of ranks {list(ranks)}: there is only rank 0")
         return self
 
     def agree(self, digest: int, what: Callable[[], str]) -> None:
@@ -99,11 +99,6 @@ class Alone(SoloCommunicator):
         self._allocate = allocate
         self.members = (member,)
         self._world = world
-
-    def group(self, ranks: Sequence[int]) -> Communicator:
-        if tuple(ranks) != (0,):
-            raise PlacementError(f"there is no group of ranks {list(ranks)} in a group of one rank")
-        return self
 
     def check(self) -> None:
         self._world.check()
