@@ -16,6 +16,8 @@ EXCERPT = re.compile(r"<!-- from (\S+) -->\s*\Z")
 OUTPUT = re.compile(r"<!-- output -->\s*\Z")
 #: the first line of a program or configuration that readers save under this name
 SAVED = re.compile(r"# ([\w-]+\.(?:py|yaml))\n")
+#: in a program, what tells that it compiles or trains; tests/records runs these too
+COMPILES = re.compile(r"global_function|nn\.Graph|backward\(\)|\btrain\(load")
 #: what a command begins with
 STARTS = ("jobflow ", "python ", "mpiexec ", "scripts/", "srun ", "eval ", "MASTER_ADDR=")
 #: of a command that is a form to fill in, not one to paste

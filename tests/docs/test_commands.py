@@ -48,14 +48,17 @@ SHORTER = {
     r"jobflow train configs/lenet_digits\.yaml(?!.*(lrr|dry-run))": STEPS,
     r"jobflow train configs/char_gpt": TOKENS,
     r"jobflow train rounding\.yaml": " --set training.steps=3 --set logging.report=false",
-    r"--length 200": " --length 5",
+    r"--length 200|predict configs/char_gpt_2x2": " --length 5",
 }
 GPT = 'jobflow verify "examples/gpt.py:make_train_job(Size(blocks={}))" --devices 4 --strategy 2x2'
 #: without --full in this way
 OTHERWISE = {
     "scripts/verify_gpt": "scripts/verify_gpt --help",
     "scripts/fuzz_layouts --graphs 2000": "scripts/fuzz_layouts --graphs 2",
-    **{f"python examples/gpt.py --devices 4 --strategy {name}": "python examples/gpt.py --help" for name in ("dp", "tp", "zero3")},
+    **{
+        f"python examples/gpt.py --devices 4 --strategy {name}": "python examples/gpt.py --help"
+        for name in ("dp", "tp", "zero3", "pipeline=4,microbatches=4")
+    },
     GPT.format(2): f"{GPT.format(1)} --steps 1",
 }
 #: a command that is to fail -> its exit code
@@ -67,7 +70,7 @@ def matching(table: dict[str, object], text: str) -> list[object]:
 
 
 def as_run(command: Command, full: bool) -> str:
-    """The line that is given to a shell."""
+    """The line that is given to a shell; how the GPT is spread, tests/examples and tests/strategies try."""
     text = command.text
     if NAMED.match(text) and text != "jobflow version":
         return f"{text} --help"
@@ -118,8 +121,8 @@ def shell(line: str, folder: Path, **more: str) -> subprocess.CompletedProcess[s
 def test_commands_of_a_page(page: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
     full = bool(pytestconfig.getoption("--full"))
     prepare(page, tmp_path)
-    for command in (c for c in COMMANDS if c.page == page and not matching(dict(ELSEWHERE), c.text) and not was_before(c)):
-        line = as_run(command, full)
+    commands = [c for c in COMMANDS if c.page == page and not matching(dict(ELSEWHERE), c.text) and not was_before(c)]
+    for line, command in {as_run(c, full): c for c in commands}.items():
         done = shell(line, tmp_path)
         expected = matching(dict(FAILS), command.text) or [0]
         assert done.returncode == expected[0], f"{page}: {line}\n{done.stdout}{done.stderr}"

@@ -1,7 +1,7 @@
 """Every program of README and docs runs as a reader would run it: pasted into a file of its own, in a process of its own.
 
-All of them run alone; those that speak of devices on two threads as well, those that speak of ranks on two ranks, and with --full all of
-them in every way.
+Alone run those of the README, those that say what they print, and those that tests/records does not run; those that speak of devices on two
+threads as well, those that speak of ranks on two ranks; and with --full all of them in every way.
 """
 
 from __future__ import annotations
@@ -53,7 +53,11 @@ def chosen(words: tuple[str, ...]) -> list[object]:
     return [pytest.param(b, id=str(b), marks=() if any(w in b.text for w in words) else pytest.mark.full) for b in free]
 
 
-@pytest.mark.parametrize("block", PROGRAMS, ids=str)
+def _recorded(block: Block) -> bool:
+    return block.page != "README.md" and block.output is None and pages.COMPILES.search(block.text) is not None
+
+
+@pytest.mark.parametrize("block", [pytest.param(b, id=str(b), marks=pytest.mark.full if _recorded(b) else ()) for b in PROGRAMS])
 def test_alone(block: Block, tmp_path: Path) -> None:
     run(block, tmp_path)
 

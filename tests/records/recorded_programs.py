@@ -6,7 +6,6 @@ A program is run in several ways: on 1, 2 and 4 devices of a job's session, on a
 from __future__ import annotations
 
 import os
-import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -49,8 +48,6 @@ OF_TENSORS: dict[str, dict[str, tuple[str, ...]]] = {
     "mixed_graph": {"4 parts": ("--parts", "4")},
 }
 NOT_RUN = {"gpt", "mnist_util"}
-#: in a program of the docs, what tells that it compiles or trains
-COMPILES = re.compile(r"global_function|nn\.Graph|backward\(\)|\btrain\(load")
 #: pages whose programs say themselves how many devices there are, or where tensors and a job meet, which is in one process
 ITSELF = ("strategies.md", "jobs_and_tensors.md")
 #: their LeNet is large and its rate high, so that elsewhere another of two nearly equal candidates of a pooling window soon wins: decision 0008
@@ -146,7 +143,7 @@ def documents() -> Iterator[Program]:
     count: dict[str, int] = {}
     for block in pages.programs():
         count[block.page] = count.get(block.page, 0) + 1
-        if COMPILES.search(block.text):
+        if pages.COMPILES.search(block.text):
             name = f"{Path(block.page).stem}-{count[block.page]}"
             yield Program(f"docs/{name}", tuple(_ways_of(block, name)))
 
