@@ -61,7 +61,7 @@ def attach(
 
     def find(name: str) -> Any:
         if name not in homes:
-            raise no_attribute(name, f"module {package!r} has no attribute {name!r}", homes)
+            raise no_attribute(name, f"module {package!r} has no attribute {name!r}", () if name.startswith("_") else homes)
         home, inside = homes[name]
         found = importlib.import_module(home)
         if inside:
