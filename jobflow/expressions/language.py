@@ -241,6 +241,8 @@ right_shift = _same("right_shift", WHOLE)
 #: one value for a row: the sum in an order that does not depend on the machine (see `on_arrays.row_sum`), and the largest
 row_sum = _same("row_sum", FLOAT)
 row_max = _same("row_max", FLOAT)
+#: one value for a column: the sum over all rows, 64 after each other at a time (see `on_arrays.column_sum`); results only are made of it
+column_sum = _same("column_sum", FLOAT)
 
 
 def greater(x: Operand, y: Operand) -> Expression:

@@ -12,12 +12,16 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from jobflow.core.types import Array, Xp, dtype_of
 from jobflow.expressions.error_function import erf, erfc
 from jobflow.expressions.language import Expression, dtype_value, in_order
 
 #: partial sums of a row: what a sum gives depends on how many there are, so it is the same everywhere
 LANES = 16
+#: rows that are summed before their sum is added to that of those before
+BLOCK = 64
 #: functions that have one name here and in the array modules
 SHARED = (
     *("add", "subtract", "multiply", "negative", "absolute", "sign", "maximum", "minimum", "divide", "sqrt", "reciprocal", "exp", "exp2"),
@@ -63,7 +67,7 @@ def functions(xp: Xp) -> Any:
 
     own = (constant, clip, rsqrt, sigmoid, softplus, cast, weighted_sum, fma, reinterpret)
     errors = {"erf": lambda x: erf(xp, x), "erfc": lambda x: erfc(xp, x)}
-    rows = {"row_sum": lambda x: row_sum(xp, x), "row_max": lambda x: x.max(axis=-1, keepdims=True)}
+    rows = {"row_sum": lambda x: row_sum(xp, x), "row_max": lambda x: x.max(axis=-1, keepdims=True), "column_sum": lambda x: column_sum(xp, x)}
     return SimpleNamespace(**{name: getattr(xp, name) for name in SHARED}, **{f.__name__: f for f in own}, **errors, **rows)
 
 
@@ -87,6 +91,24 @@ def row_sum(xp: Xp, x: Array) -> Array:
     return lanes
 
 
+def column_sum(xp: Xp, x: Array) -> Array:
+    """The sum of each column over all rows, as [columns]: blocks of 64 rows, each summed one after the other, and those likewise."""
+    rows = x.reshape(-1, x.shape[-1])
+    whole = len(rows) // BLOCK * BLOCK
+    blocks = [_one_after_the_other(rows[:whole].reshape(-1, BLOCK, rows.shape[1]).swapaxes(0, 1))] if whole else []
+    if whole < len(rows):
+        blocks.append(_one_after_the_other(rows[whole:, None]))
+    return _one_after_the_other(xp.concatenate(blocks)) if blocks else xp.zeros(rows.shape[1], x.dtype)
+
+
+def _one_after_the_other(terms: Array) -> Array:
+    """The sum along the first axis in its order; NumPy sums pairs of pairs where that is the only axis."""
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
 def evaluate(outputs: Sequence[Expression], inputs: Sequence[Array], xp: Xp) -> list[Array]:
     """The expressions for these inputs, which broadcast against each other; rows are along the last axis."""
     known: dict[Expression, Any] = {}
@@ -103,6 +125,10 @@ def evaluate(outputs: Sequence[Expression], inputs: Sequence[Array], xp: Xp) -> 
                 known[x] = x.dtype.numpy.type(max((a.shape[-1] for a in inputs if a.ndim), default=1))
             case "cast" | "reinterpret" as name:
                 known[x] = run[name](xp.asarray(known[x.arguments[0]]), x.dtype)
+            case "row_sum" | "column_sum" as name:
+                (y,) = x.arguments
+                shape = np.broadcast_shapes(*(a.shape for a in inputs)) or (1,)
+                known[x] = run[name](xp.broadcast_to(known[y], shape))
             case name:
                 known[x] = run[name](*(known[y] for y in x.arguments))
     return [known[x] for x in outputs]

@@ -91,6 +91,7 @@ DERIVATIVES: dict[str, Rule] = {
     "softplus": lambda g, y, x: (g * f.sigmoid(x),),
     "copysign": lambda g, y, a, b: (g * f.copysign(f.sign(a), b) * f.sign(a), None),
     "row_sum": lambda g, y, x: (g,),
+    "column_sum": lambda g, y, x: (g,),
     **dict.fromkeys(("sign", "floor", "ceil", "rint", "trunc"), _step),
 }
 

@@ -17,7 +17,7 @@ from jobflow.kernels.llvm import bind, refuses
 SIZES = (0, 1, 2, 15, 16, 17, 33, 64)
 TYPES = (float32, float32, float64, int32, int64, int8, uint8, bool_, float16, bfloat16)
 ONE = ["negative", "absolute", "sign", "sqrt", "rsqrt", "reciprocal", "floor", "ceil", "rint", "trunc"]
-FLOATS = [*ONE, "add", "subtract", "multiply", "divide", "maximum", "minimum", "copysign", "weighted_sum"]
+FLOATS = [*ONE, "add", "subtract", "multiply", "divide", "maximum", "minimum", "copysign", "fmod", "weighted_sum"]
 WHOLE = ["add", "subtract", "multiply", "maximum", "minimum", "negative", "absolute", "bitwise_and", "bitwise_or", "bitwise_xor", "invert"]
 TRUTHS = ["logical_and", "logical_or", "logical_xor", "logical_not"]
 COMPARISONS = (f.less, f.less_equal, f.equal, f.not_equal)
@@ -137,6 +137,33 @@ def test_sums_of_rows_have_the_bits_of_the_reference(dtype: DType, width: int) -
     assert np.array_equal(array, expected[0])
 
 
+@pytest.mark.parametrize("shape", [(1, 5), (64, 16), (65, 17), (3, 50, 33), (200, 1)])
+@pytest.mark.parametrize("dtype", [float32, float64], ids=str)
+def test_sums_of_columns_have_the_bits_of_the_reference(shape: tuple[int, ...], dtype: DType) -> None:
+    """The gradients of a layer norm: one output for elements, two for columns."""
+    dy, x, w = (f.element(k, dtype) for k in range(3))
+    scale = f.rsqrt(f.row_sum(x * x) / f.cast(f.columns(), dtype) + 1e-5)
+    normal = x * scale
+    mean = f.row_sum(dy * w * normal) / f.cast(f.columns(), dtype)
+    outputs = [
+        (dy * w - normal * mean) * scale,
+        f.column_sum(dy * normal),
+        f.cast(f.column_sum(dy), bfloat16) if dtype is float32 else f.column_sum(dy),
+    ]
+    numbers = np.random.default_rng(shape[-1])
+    inputs = [numbers.standard_normal(shape).astype(dtype.numpy) for _ in range(2)] + [numbers.standard_normal(shape[-1:]).astype(dtype.numpy)]
+    expected = evaluate(outputs, inputs, np)
+    targets = [
+        np.empty(shape, dtype.numpy),
+        np.empty(2 * shape[-1], dtype.numpy)[::2],
+        np.empty((1,) * (len(shape) - 1) + shape[-1:], outputs[2].dtype.numpy),
+    ]
+    for _ in range(2):
+        run(outputs, inputs, targets)
+        for target, value in zip(targets, expected, strict=True):
+            assert np.array_equal(target.reshape(value.shape), value)
+
+
 def test_refusals_say_why() -> None:
     x = f.element(0, float32)
     a = np.zeros(8, np.float32)
@@ -147,6 +174,8 @@ def test_refusals_say_why() -> None:
     assert refuses([x], [a], [np.zeros(1, np.float32)]) == "output 0 of shape (1,) does not cover (8,)"
     assert refuses([x + f.number(1, float32)], [a, a], [a]) == "input 1 has 8 elements, not one"
     assert refuses([f.row_max(x)], [a[:0]], [np.zeros(1, np.float32)]) == "rows without elements"
+    assert refuses([f.column_sum(x)], [np.zeros((0, 3), np.float32)], [np.zeros(3, np.float32)]) == "rows without elements"
+    assert refuses([f.column_sum(x) * x], [np.zeros((2, 3), np.float32)], [np.zeros(3, np.float32)]) == "element beside sums of columns"
     assert refuses([x], [np.zeros((2,) * 7, np.float32)[..., ::-1].T[::-1]], [np.zeros((2,) * 7, np.float32)]) == "7 axes"
 
 

@@ -290,6 +290,7 @@ INSTRUCTIONS: dict[str, Print] = {
     "subtract": _binary(f="fsub", s="sub", u="sub"),
     "multiply": _binary(f="fmul", s="mul", u="mul"),
     "divide": _binary(f="fdiv"),
+    "fmod": _binary(f="frem"),
     "negative": _negative,
     "absolute": _absolute,
     "sign": _sign,

@@ -49,14 +49,18 @@ class Space:
         return OperandAccess(dtype, "strided" if stride else "splat")
 
 
-def space_of(inputs: Sequence[Array], outputs: Sequence[Array], rows: bool) -> Space:
-    """The space of these operands with as few axes as their strides allow; where there are rows, the last axis is left alone."""
+def space_of(inputs: Sequence[Array], outputs: Sequence[Array], rows: bool, ordered: bool = False) -> Space:
+    """The space of these operands with as few axes as their strides allow; where there are rows, the last axis is left alone.
+
+    ordered: that the other axes stay in their order
+    """
     operands = [*inputs, *outputs]
     shape = np.broadcast_shapes(*(a.shape for a in operands))
     strides = [np.broadcast_to(a, shape).strides for a in operands]
     last = len(shape) - 1 if rows and shape else len(shape)
     axes = [axis for axis in range(last) if shape[axis] != 1]
-    axes.sort(key=lambda axis: [-abs(s[axis]) for s in reversed(strides)])  # the last output says which axis is the innermost
+    if not ordered:
+        axes.sort(key=lambda axis: [-abs(s[axis]) for s in reversed(strides)])  # the last output says which is innermost
     sizes: list[int] = []
     steps: list[list[int]] = [[] for _ in operands]
     for axis in axes:

@@ -11,15 +11,16 @@ optimiser finds to vectorise.  All loads of sixteen elements come before their s
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jobflow.core.types import DType, float64
-from jobflow.expressions.language import Expression
+from jobflow.expressions.language import Expression, in_order
+from jobflow.expressions.on_arrays import BLOCK
 from jobflow.kernels.llvm.instructions import INSTRUCTIONS, WIDTH, Lines, from_memory, larger, literal, register, several, stored, suffix, to_memory
 from jobflow.kernels.llvm.loop_space import LoopForm, OperandAccess
 from jobflow.kernels.llvm.machine_code import NAME
-from jobflow.kernels.llvm.row_phases import Phase, Phases, phases
+from jobflow.kernels.llvm.row_phases import Phase, Phases, of_columns, phases
 
 #: with the texts of `decompositions` this is what a cached object depends on
 PRINTER_VERSION = 1
@@ -39,7 +40,8 @@ def print_loop(outputs: Sequence[Expression], form: LoopForm, dear: set[Expressi
     loop = _Loop(outputs, form, dear)
     loop.write()
     lines = [f"define void @{NAME}(ptr %args) #0 {{", *loop.at.lines, "}", "", *sorted(loop.at.declared), "", ATTRIBUTES, ""]
-    return Printed("\n".join(lines), tuple(x.dtype.arithmetic for x in loop.phases.scratch))
+    columns = [x.dtype for x in loop.phases.columns for _ in range(2)]
+    return Printed("\n".join(lines), (*(x.dtype.arithmetic for x in loop.phases.scratch), *columns))
 
 
 ATTRIBUTES = 'attributes #0 = { nounwind "prefer-vector-width"="512" }'
@@ -54,18 +56,26 @@ def position(x: Expression) -> int:
 class _Loop:
     def __init__(self, outputs: Sequence[Expression], form: LoopForm, dear: set[Expression]) -> None:
         self.at, self.outputs, self.form = Lines(), outputs, form
-        per_element = [x for x, a in zip(outputs, form.outputs, strict=True) if a.inner != "splat"]
+        per_column = of_columns(in_order(outputs))
+        #: outputs that have a value at each element, and for each column
+        self.stores = [k for k, a in enumerate(form.outputs) if a.inner != "splat" and outputs[k] not in per_column]
+        self.column_stores = [k for k, x in enumerate(outputs) if x in per_column]
 
         def splat(x: Expression) -> bool:
             return form.inputs[position(x)].inner == "splat"
 
-        self.phases: Phases = phases(outputs, per_element, splat, dear)
+        self.phases: Phases = phases(outputs, [outputs[k] for k in self.stores], splat, dear)
         #: names of what has one value at this place, and of the operands' addresses
         self.single: dict[Expression, str] = {}
         self.inputs: list[str] = []
         self.targets: list[str] = []
         self.scratch: list[str] = []
         self.inner_strides: dict[str, str] = {}
+        self.lane_offsets: dict[str, str] = {}
+        #: what the sums of columns have from this block of rows, and from those before
+        self.blocks: dict[Expression, tuple[str, str]] = {}
+        #: the block of instructions that is written
+        self.here = "entry"
 
     # -------------------------------------------------------------------------------------- the whole
 
@@ -76,6 +86,7 @@ class _Loop:
         words = self._words()
         pointers = [next(words) for _ in operands]
         self.scratch = [next(words) for _ in self.phases.scratch]
+        self.blocks = {x: (next(words), next(words)) for x in self.phases.columns}
         self.size = next(words)
         sizes = [next(words) for _ in range(self.form.outer)]
         strides = [[next(words) for _ in sizes] if a.inner != "number" else [] for a in operands]
@@ -87,30 +98,33 @@ class _Loop:
                 self.single[x] = self._load_one(x.dtype, pointers[position(x)])
             else:
                 self._single(x)
+        self._begin_columns()
         counters = self._open(sizes)
         places = [self._place(p, s, counters) for p, s in zip(pointers, strides, strict=True)]
         self.inputs, self.targets = places[: len(self.form.inputs)], places[len(self.form.inputs) :]
         self.inner_strides = {place: stride for place, stride in zip(places, apart, strict=True) if stride}
         self.lane_offsets = {place: self._lanes_apart(stride) for place, stride in self.inner_strides.items()}
         for number, phase in enumerate(self.phases.passes):
-            self._phase(phase, f"pass{number}", last=number == len(self.phases.passes) - 1)
+            self._phase(phase, f"pass{number}", self.stores if number == len(self.phases.passes) - 1 else [])
         for x, place, access in zip(self.outputs, self.targets, self.form.outputs, strict=True):
-            if access.inner == "splat":
+            if access.inner == "splat" and x not in self.phases.per_column:
                 value = to_memory(at, self._one(x), x.dtype, 1)
                 at.write(f"store {stored(x.dtype)} {value}, ptr {place}, align {x.dtype.itemsize}")
+        self._end_row_of_columns()
         self._close(counters)
+        self._end_columns(pointers[len(self.form.inputs) :], apart[len(self.form.inputs) :])
         at.write("ret void")
 
     def _words(self) -> Iterator[str]:
         """The arguments, one after the other; the caller knows which are pointers by their number."""
-        pointers = len(self.form.inputs) + len(self.form.outputs) + len(self.phases.scratch)
+        pointers = len(self.form.inputs) + len(self.form.outputs) + len(self.phases.scratch) + 2 * len(self.phases.columns)
         for word in itertools.count():
             address = self.at.value(f"getelementptr i64, ptr %args, i64 {word}")
             yield self.at.value(f"load {'ptr' if word < pointers else 'i64'}, ptr {address}")
 
     def _open(self, sizes: Sequence[str]) -> list[str]:
         """The heads of the loops over the outer axes; the names of their counters."""
-        before = "entry"
+        before = self.here
         for axis, size in enumerate(sizes):
             self.at.write(f"br label %axis{axis}")
             self.at.label(f"axis{axis}")
@@ -132,6 +146,7 @@ class _Loop:
             self.at.write(f"br label %axis{axis}")
         if counters:
             self.at.label("exit")
+            self.here = "exit"
 
     def _place(self, pointer: str, strides: Sequence[str], counters: Sequence[str]) -> str:
         """The address of an operand's first element of a row."""
@@ -146,14 +161,13 @@ class _Loop:
 
     # -------------------------------------------------------------------------------------- a pass
 
-    def _phase(self, phase: Phase, name: str, last: bool) -> None:
+    def _phase(self, phase: Phase, name: str, stores: Sequence[int]) -> None:
         for x in phase.row:
             if x.primitive == "element":
                 self.single[x] = self._load_one(x.dtype, self.inputs[position(x)])
             else:
                 self._single(x)
-        stores = [k for k, a in enumerate(self.form.outputs) if last and a.inner != "splat"]
-        if stores or phase.reductions:
+        if stores or phase.reductions or phase.columns:
             self._over_row(phase, name, stores)
 
     def _over_row(self, phase: Phase, name: str, stores: Sequence[int]) -> None:
@@ -185,11 +199,8 @@ class _Loop:
     def _rest_of_row(self, phase: Phase, name: str, stores: Sequence[int]) -> list[str]:
         """The elements after the last whole sixteen, and the reductions with them."""
         at = self.at
-        at.label(f"{name}.end")
-        some = at.value(f"icmp ne i64 {self.rest}, 0")
-        at.write(f"br i1 {some}, label %{name}.rest, label %{name}.done")
-        at.label(f"{name}.rest")
-        mask = at.value(f"icmp ult {several('i64', WIDTH)} <{_IOTA}>, {self._spread('i64', self.rest)}")
+        self._open_rest(name)
+        mask = self._mask()
         known = self._elements(phase, self.full, mask, stores)
         tails = []
         for r, x in enumerate(phase.reductions):
@@ -197,9 +208,7 @@ class _Loop:
             outside = literal(0.0 if x.primitive == "row_sum" else float("-inf"), x.dtype, WIDTH)
             inside = at.value(f"select {_TRUTHS} {mask}, {kind} {self._wide(x.arguments[0], known)}, {kind} {outside}")
             tails.append(self._accumulated(x, f"%{name}.r{r}", {**known, x.arguments[0]: inside}))
-        at.write(f"br label %{name}.done")
-        at.label(f"{name}.done")
-        self.here = f"{name}.done"
+        self._close_rest(name)
         return tails
 
     def _accumulated(self, x: Expression, so_far: str, known: dict[Expression, str]) -> str:
@@ -226,6 +235,100 @@ class _Loop:
             count = half
         return lanes
 
+    # -------------------------------------------------------------------------------------- sums of columns
+
+    def _sum(self, x: Expression, a: str, b: str) -> str:
+        return self.at.value(f"fadd {register(x.dtype, WIDTH)} {a}, {b}")
+
+    def _begin_columns(self) -> None:
+        """Nothing was summed yet."""
+        if not self.blocks:
+            return
+        self.count = self.at.value("alloca i64")
+        self.at.write(f"store i64 0, ptr {self.count}")
+
+        def empty(index: str, mask: str) -> None:
+            for x, places in self.blocks.items():
+                for place in places:
+                    self._store(OperandAccess(x.dtype, "dense"), place, index, mask, literal(-0.0, x.dtype, WIDTH))
+
+        self._sixteens("empty", empty)
+
+    def _end_row_of_columns(self) -> None:
+        """After every 64th row, its block is added to those before."""
+        if not self.blocks:
+            return
+        at = self.at
+        count = at.value(f"add i64 {at.value(f'load i64, ptr {self.count}')}, 1")
+        full = at.value(f"icmp eq i64 {count}, {BLOCK}")
+        at.write(f"store i64 {at.value(f'select i1 {full}, i64 0, i64 {count}')}, ptr {self.count}")
+        at.write(f"br i1 {full}, label %flush, label %row.end")
+        at.label("flush")
+        self.here = "flush"
+        self._flush("block")
+        at.write("br label %row.end")
+        at.label("row.end")
+        self.here = "row.end"
+
+    def _flush(self, name: str) -> None:
+        def added(index: str, mask: str) -> None:
+            for x, (block, total) in self.blocks.items():
+                kind = OperandAccess(x.dtype, "dense")
+                self._store(kind, total, index, mask, self._sum(x, self._load(kind, total, index, mask), self._load(kind, block, index, mask)))
+                self._store(kind, block, index, mask, literal(-0.0, x.dtype, WIDTH))
+
+        self._sixteens(name, added)
+
+    def _end_columns(self, pointers: Sequence[str], apart: Sequence[str]) -> None:
+        """The last block, which adds nothing where the one before was the last, and what is made of the sums."""
+        if not self.blocks:
+            return
+        self._flush("last")
+        for k in self.column_stores:
+            if apart[k]:
+                self.inner_strides[pointers[k]] = apart[k]
+                self.lane_offsets[pointers[k]] = self._lanes_apart(apart[k])
+
+        def written(index: str, mask: str) -> None:
+            known = {x: self._load(OperandAccess(x.dtype, "dense"), total, index, mask) for x, (_, total) in self.blocks.items()}
+            for x in self.phases.per_column:
+                if x not in known:
+                    known[x] = INSTRUCTIONS[x.primitive](self.at, x, [self._wide(y, known) for y in x.arguments], WIDTH)
+            for k in self.column_stores:
+                self._store(self.form.outputs[k], pointers[k], index, mask, known[self.outputs[k]])
+
+        self._sixteens("columns", written)
+
+    def _sixteens(self, name: str, body: Callable[[str, str], None]) -> None:
+        """A loop over a row; `body` is given the first index, and the mask of what is left at the end of the row."""
+        at = self.at
+        at.write(f"br label %{name}")
+        at.label(name)
+        at.write(f"%{name}.k = phi i64 [0, %{self.here}], [%{name}.next, %{name}.full]")
+        more = at.value(f"icmp slt i64 %{name}.k, {self.full}")
+        at.write(f"br i1 {more}, label %{name}.full, label %{name}.end")
+        at.label(f"{name}.full")
+        body(f"%{name}.k", "")
+        at.write(f"%{name}.next = add i64 %{name}.k, {WIDTH}")
+        at.write(f"br label %{name}")
+        self._open_rest(name)
+        body(self.full, self._mask())
+        self._close_rest(name)
+
+    def _open_rest(self, name: str) -> None:
+        self.at.label(f"{name}.end")
+        some = self.at.value(f"icmp ne i64 {self.rest}, 0")
+        self.at.write(f"br i1 {some}, label %{name}.rest, label %{name}.done")
+        self.at.label(f"{name}.rest")
+
+    def _mask(self) -> str:
+        return self.at.value(f"icmp ult {several('i64', WIDTH)} <{_IOTA}>, {self._spread('i64', self.rest)}")
+
+    def _close_rest(self, name: str) -> None:
+        self.at.write(f"br label %{name}.done")
+        self.at.label(f"{name}.done")
+        self.here = f"{name}.done"
+
     # -------------------------------------------------------------------------------------- sixteen elements
 
     def _elements(self, phase: Phase, index: str, mask: str, stores: Sequence[int]) -> dict[Expression, str]:
@@ -241,6 +344,9 @@ class _Loop:
                 known[x] = INSTRUCTIONS[x.primitive](self.at, x, [self._wide(y, known) for y in x.arguments], WIDTH)
         for x in phase.written:
             self._store(OperandAccess(x.dtype.arithmetic, "dense"), rows[x], index, mask, known[x])
+        for x in phase.columns:
+            block, kind = self.blocks[x][0], OperandAccess(x.dtype, "dense")
+            self._store(kind, block, index, mask, self._sum(x, self._load(kind, block, index, mask), self._wide(x.arguments[0], known)))
         for k in stores:
             self._store(self.form.outputs[k], self.targets[k], index, mask, self._wide(self.outputs[k], known))
         return known

@@ -17,12 +17,12 @@ from jobflow.kernels.llvm.instructions import INSTRUCTIONS
 from jobflow.kernels.llvm.loop_space import LoopForm, OperandAccess, Space, dtype_or_reason, overlaps, space_of
 from jobflow.kernels.llvm.loop_text import position, print_loop
 from jobflow.kernels.llvm.machine_code import Function, compiler
-from jobflow.kernels.llvm.row_phases import REDUCTIONS
+from jobflow.kernels.llvm.row_phases import COLUMNS, REDUCTIONS, of_columns
 from jobflow.ops.op import Call
 
 #: primitives that are read or counted, not computed
 _GIVEN = {"element", "number", "constant", "columns"}
-_PRINTED = {*_GIVEN, *REDUCTIONS, *INSTRUCTIONS, *DECOMPOSITIONS}
+_PRINTED = {*_GIVEN, *REDUCTIONS, COLUMNS, *INSTRUCTIONS, *DECOMPOSITIONS}
 #: needs more digits than float64 has
 _TOO_DEAR = {("power", float64)}
 #: types whose numbers a number of two bytes is rounded from once
@@ -112,18 +112,21 @@ def _refused_array(order: Sequence[Expression], outputs: Sequence[Expression], i
 
 def _refused_space(order: Sequence[Expression], outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> str | None:
     given = _elements(order, inputs)
-    rows = _has_rows(order)
-    if any(target.size == 0 for target in targets) and not rows:
+    rows, per_column = _has_rows(order), of_columns(order)
+    if any(target.size == 0 for target in targets) and not rows and not per_column:
         return None
     try:
         shape = np.broadcast_shapes(*(a.shape for a in (*given, *targets)))
     except ValueError:
         return f"shapes {', '.join(str(a.shape) for a in (*given, *targets))} do not broadcast"
-    if rows and shape and shape[-1] == 0:
+    if (rows and shape and shape[-1] == 0) or (per_column and 0 in shape):
         return "rows without elements"
+    allowed = {*per_column, *(x for x in order if x.primitive in ("number", "constant"))}
+    beside = next((y for x in per_column if x.primitive != COLUMNS for y in x.arguments if y not in allowed), None)
+    if beside is not None:
+        return f"{beside.primitive} beside sums of columns"
     for k, target in enumerate(targets):
-        row = (*shape[:-1], 1)
-        if target.shape != shape and not (shape and target.shape == row and _one_per_row(outputs[k], inputs)):
+        if not _covers(outputs[k], target, shape, inputs):
             return f"output {k} of shape {target.shape} does not cover {shape}"
         if any(stride == 0 and size > 1 for stride, size in zip(target.strides, target.shape, strict=True)):
             return f"output {k} has several elements in one place"
@@ -131,12 +134,24 @@ def _refused_space(order: Sequence[Expression], outputs: Sequence[Expression], i
             return f"output {k} shares memory with another operand, and not element by element"
         if any(target.size and target.ctypes.data == other.ctypes.data for other in targets[:k]):
             return f"output {k} lies where another output does"
-    space = space_of(inputs_of(order, inputs), targets, rows or any(t.shape != shape for t in targets))
+    space = _space(order, inputs, targets, shape)
     return f"{len(space.sizes)} axes" if len(space.sizes) > _MOST_AXES else None
 
 
+def _covers(y: Expression, target: Array, shape: tuple[int, ...], inputs: Sequence[Array]) -> bool:
+    """Has an output a place for each of its values?"""
+    if y in of_columns(in_order([y])):
+        return bool(shape) and target.shape[-1:] == shape[-1:] and target.size == shape[-1]
+    return target.shape == shape or bool(shape and target.shape == (*shape[:-1], 1) and _one_per_row(y, inputs))
+
+
+def _space(order: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array], shape: tuple[int, ...]) -> Space:
+    rows = _has_rows(order) or any(target.shape != shape for target in targets)
+    return space_of(inputs_of(order, inputs), targets, rows, ordered=bool(of_columns(order)))
+
+
 def _has_rows(order: Sequence[Expression]) -> bool:
-    return any(x.primitive in (*REDUCTIONS, "columns") for x in order)
+    return any(x.primitive in (*REDUCTIONS, COLUMNS, "columns") for x in order)
 
 
 def _elements(order: Sequence[Expression], inputs: Sequence[Array]) -> list[Array]:
@@ -175,8 +190,7 @@ def bind(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequen
     if any(target.size == 0 for target in targets):
         return []
     shape = np.broadcast_shapes(*(a.shape for a in (*_elements(order, inputs), *targets)))
-    rows = _has_rows(order) or any(t.shape != shape for t in targets)
-    space = space_of(inputs_of(order, inputs), targets, rows)
+    space = _space(order, inputs, targets, shape)
     loop = compile_loop(outputs, _form(space, order, inputs, outputs))
     scratch = [np.empty(space.sizes[-1], dtype.numpy) for dtype in loop.scratch]
     return [(loop.function, (_arguments(loop.form, space, [*inputs, *targets], scratch),))]

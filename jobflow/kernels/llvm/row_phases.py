@@ -7,11 +7,12 @@ pass; where that is dear, the first pass leaves them in a scratch row.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jobflow.expressions.language import Expression, in_order
 
 REDUCTIONS = ("row_sum", "row_max")
+COLUMNS = "column_sum"
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Phase:
     written: tuple[Expression, ...]
     #: summed up over the row
     reductions: tuple[Expression, ...]
+    #: added to what the columns have so far
+    columns: tuple[Expression, ...]
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,9 @@ class Phases:
     passes: tuple[Phase, ...]
     #: what has a row of scratch memory, by position
     scratch: tuple[Expression, ...]
-    #: what has one value for a row, or for all
-    per_row: frozenset[Expression]
+    #: sums over all rows, one for each column, and what is made of them after the last row
+    columns: tuple[Expression, ...]
+    per_column: tuple[Expression, ...]
 
 
 def phases(outputs: Sequence[Expression], stored: Sequence[Expression], splat: Callable[[Expression], bool], dear: Collection[Expression]) -> Phases:
@@ -46,7 +50,11 @@ def phases(outputs: Sequence[Expression], stored: Sequence[Expression], splat: C
     once: set[Expression] = set()
     row: set[Expression] = set()
     level: dict[Expression, int] = {}
+    columns = tuple(x for x in order if x.primitive == COLUMNS)
+    per_column = of_columns(order)
     for x in order:
+        if x in per_column:
+            continue
         level[x] = max((level[y] for y in x.arguments), default=0) + (x.primitive in REDUCTIONS)
         if x.primitive in REDUCTIONS or (x.primitive == "element" and splat(x)):
             row.add(x)
@@ -59,15 +67,25 @@ def phases(outputs: Sequence[Expression], stored: Sequence[Expression], splat: C
     earlier: set[Expression] = set()
     scratch: dict[Expression, None] = {}
     for number in range(last + 1):
-        reductions = [x for x in order if x.primitive in REDUCTIONS and level[x] == number + 1]
-        wanted = [x.arguments[0] for x in reductions] + (list(stored) if number == last else [])
+        reductions = [x for x in level if x.primitive in REDUCTIONS and level[x] == number + 1]
+        added = [x for x in columns if level[x.arguments[0]] == number]
+        wanted = [x.arguments[0] for x in (*reductions, *added)] + (list(stored) if number == last else [])
         read = {x for x in _needed(order, wanted, once | row | (earlier & set(dear))) if x in earlier and x in dear}
         elements = [x for x in order if x in _needed(order, wanted, once | row | read) and x not in once | row | read]
         scratch.update(dict.fromkeys(x for x in order if x in read))
         earlier |= set(elements)
         at_row = tuple(x for x in order if x in row and level[x] == number and x.primitive not in REDUCTIONS)
-        passes.append(Phase(at_row, tuple(elements), tuple(x for x in order if x in read), (), tuple(reductions)))
-    return Phases(tuple(x for x in order if x in once), tuple(_writing(passes, scratch)), tuple(scratch), frozenset(once | row))
+        passes.append(Phase(at_row, tuple(elements), tuple(x for x in order if x in read), (), tuple(reductions), tuple(added)))
+    return Phases(tuple(x for x in order if x in once), tuple(_writing(passes, scratch)), tuple(scratch), columns, per_column)
+
+
+def of_columns(order: Sequence[Expression]) -> tuple[Expression, ...]:
+    """Sums of columns, and what is made of them."""
+    found: dict[Expression, None] = {}
+    for x in order:
+        if x.primitive == COLUMNS or any(y in found for y in x.arguments):
+            found[x] = None
+    return tuple(found)
 
 
 def _needed(order: Sequence[Expression], wanted: Iterable[Expression], known: Collection[Expression]) -> set[Expression]:
@@ -85,4 +103,4 @@ def _writing(passes: Sequence[Phase], scratch: Collection[Expression]) -> Iterab
     for phase in passes:
         written = tuple(x for x in phase.elements if x in left)
         left -= set(written)
-        yield Phase(phase.row, phase.elements, phase.read, written, phase.reductions)
+        yield replace(phase, written=written)
