@@ -61,15 +61,21 @@ class Prepared:
     gradients: dict[tuple[bool, ...], Derivative | None] = field(default_factory=dict, compare=False)
 
 
-def run(op: Op, *inputs: Tensor) -> Any:
-    """The output of `op`, or the tuple of them."""
+def run(op: Op, *inputs: Tensor) -> Tensor:
+    """The output of `op`; those of an op that has several are what `run_several` gives."""
     now = scope.current()
     here: EagerState = now.root.eager or state()
     if now.interpreter is not None and not isinstance(now.interpreter, Running):
         outputs = recorder(here, op.word()).run(op, inputs)
     else:
         outputs = perform(here, op, inputs, here.grad_enabled and (now.interpreter is None or now.interpreter.records))
-    return outputs[0] if len(outputs) == 1 else outputs
+    return outputs[0] if len(outputs) == 1 else outputs  # type: ignore[no-any-return]
+
+
+def run_several(op: Op, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """The outputs of an op that has more than one."""
+    made: Any = run(op, *inputs)
+    return made  # type: ignore[no-any-return]
 
 
 def recorder(here: EagerState, what: str) -> Any:

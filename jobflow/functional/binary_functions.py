@@ -51,8 +51,7 @@ def operators(name: str, reflected: str | None = None) -> Callable[[Callable[...
 
 def both(what: str, op: Op, x: Any, y: Any) -> Tensor:
     """An op of two operands, brought to one type."""
-    made: Tensor = run(op, *pair(what, x, y))
-    return made
+    return run(op, *pair(what, x, y))
 
 
 def sides(what: str, x: Any, y: Any) -> tuple[Any, Any]:
@@ -76,8 +75,7 @@ def add(x: Operand, other: Operand, *, alpha: Number = 1) -> Tensor:
         return _plus_times(x, other, alpha)
     if isinstance(x, Tensor) and isinstance(other, Tensor):
         x, other = pair("add", x, other)
-        made: Tensor = run(_ADD if x.type.dtype is not bool_ else BitwiseOr(), x, other)
-        return made
+        return run(_ADD if x.type.dtype is not bool_ else BitwiseOr(), x, other)
     return _shifted(x, other) if isinstance(x, Tensor) else _shifted(other, x)  # type: ignore[arg-type]
 
 
@@ -97,22 +95,19 @@ def _minus_times(x: Any, other: Any, alpha: Number) -> Tensor:
 
 def _shifted(x: Tensor, number: Number) -> Tensor:
     x, number = with_number(x, number)
-    made: Tensor = run(Shift(number), x) if x.type.dtype is not bool_ else both("add", BitwiseOr(), x, number)
-    return made
+    return run(Shift(number), x) if x.type.dtype is not bool_ else both("add", BitwiseOr(), x, number)
 
 
 def _less(x: Tensor, number: Number) -> Tensor:
     """x - number"""
     x, number = with_number(x, number)
-    made: Tensor = run(Shift(-number), x) if x.type.dtype is not bool_ else both("sub", _SUBTRACT, x, number)
-    return made
+    return run(Shift(-number), x) if x.type.dtype is not bool_ else both("sub", _SUBTRACT, x, number)
 
 
 def _from(number: Number, x: Tensor) -> Tensor:
     """number - x"""
     x, number = with_number(x, number)
-    made: Tensor = run(Shift(number), neg(x)) if x.type.dtype is not bool_ else both("sub", _SUBTRACT, number, x)
-    return made
+    return run(Shift(number), neg(x)) if x.type.dtype is not bool_ else both("sub", _SUBTRACT, number, x)
 
 
 @method("sub", "subtract")
@@ -139,8 +134,7 @@ def rsub(x: Tensor, other: Operand, *, alpha: Number = 1) -> Tensor:
 @method("neg", "negative", "__neg__")
 def neg(x: Tensor) -> Tensor:
     """-x"""
-    made: Tensor = run(_NEGATE, x)
-    return made
+    return run(_NEGATE, x)
 
 
 negative = neg
@@ -183,15 +177,13 @@ def mul(x: Operand, other: Operand) -> Tensor:
     x, other = sides("mul", x, other)
     if isinstance(x, Tensor) and isinstance(other, Tensor):
         x, other = pair("mul", x, other)
-        made: Tensor = run(_MULTIPLY if x.type.dtype is not bool_ else BitwiseAnd(), x, other)
-        return made
+        return run(_MULTIPLY if x.type.dtype is not bool_ else BitwiseAnd(), x, other)
     return _scaled(x, other) if isinstance(x, Tensor) else _scaled(other, x)
 
 
 def _scaled(x: Any, number: Any) -> Tensor:
     x, number = with_number(x, number)
-    made: Tensor = run(Scale(number), x) if x.type.dtype is not bool_ else both("mul", BitwiseAnd(), x, number)
-    return made
+    return run(Scale(number), x) if x.type.dtype is not bool_ else both("mul", BitwiseAnd(), x, number)
 
 
 multiply = mul
@@ -216,18 +208,15 @@ def _whole(what: str, op: Op, check: Checked, x: Any, other: Any) -> Tensor:
     a, b = pair(what, *sides(what, x, other))
     if a.type.dtype is bool_:
         a, b = cast(a, uint8), cast(b, uint8)
-    made: Tensor = run(op, a, run(check, b) if b.type.dtype.is_integer else b)
-    return made
+    return run(op, a, run(check, b) if b.type.dtype.is_integer else b)
 
 
 def _quotient(x: Any, other: Any) -> Tensor:
     if isinstance(other, Tensor):
         a, b = pair("div", x, other)
-        made: Tensor = run(_DIVIDE, as_float(a), as_float(b))
-        return made
+        return run(_DIVIDE, as_float(a), as_float(b))
     x = as_float(x)
-    divided: Tensor = run(DivideBy(fitting(other, x.type.dtype)), x)
-    return divided
+    return run(DivideBy(fitting(other, x.type.dtype)), x)
 
 
 true_divide = divide = div
@@ -270,8 +259,7 @@ def _to_the(x: Tensor, exponent: Number) -> Tensor:
     special: dict[float, Op] = {2: Square(), 0: FillLike(1)}
     if x.type.dtype.is_float:
         special[0.5] = Sqrt()
-    made: Tensor = run(special.get(number) or ScalarPower(number), x)
-    return made
+    return run(special.get(number) or ScalarPower(number), x)
 
 
 @method()
@@ -296,8 +284,7 @@ def minimum(x: Operand, other: Operand) -> Tensor:
 def _of_two(what: str, op: Op, of_truth: Op, x: Any, other: Any) -> Tensor:
     """An extreme of two operands; of truth values by logic."""
     a, b = pair(what, *sides(what, x, other))
-    made: Tensor = run(op if a.type.dtype is not bool_ else of_truth, a, b)
-    return made
+    return run(op if a.type.dtype is not bool_ else of_truth, a, b)
 
 
 # -------------------------------------------------------------------- bits
@@ -307,8 +294,7 @@ def _bits(what: str, op: Op, x: Any, other: Any) -> Tensor:
     a, b = pair(what, *sides(what, x, other))
     if kind(a.type.dtype) == 2:
         raise DtypeError(f"{what} at {user_line()}: {a.type} has no bits to combine; compare it first, or use logical_*")
-    made: Tensor = run(op, a, b)
-    return made
+    return run(op, a, b)
 
 
 @method()
@@ -337,8 +323,7 @@ def bitwise_not(x: Tensor) -> Tensor:
     """The bits that x does not have; of truth values, not x."""
     if kind(x.type.dtype) == 2:
         raise DtypeError(f"bitwise_not at {user_line()}: {x.type} has no bits; compare it first, or use logical_not")
-    made: Tensor = run(BitwiseNot(), x)
-    return made
+    return run(BitwiseNot(), x)
 
 
 # -------------------------------------------------------------------- matrices
@@ -350,16 +335,14 @@ def matmul(a: Operand, b: Operand) -> Tensor:
     """The matrix product of the last two axes, the others broadcast; a vector is a row on the left, a column on the right."""
     x, y = pair("matmul", a, b)
     if x.type.ndim == 2 and y.type.ndim == 2:
-        made: Tensor = run(_MATMUL, x, y)
-        return made
+        return run(_MATMUL, x, y)
     if not x.type.ndim or not y.type.ndim:
         raise ShapeError(f"matmul at {user_line()}: a {x.type} and b {y.type}: both need one axis or more")
     row, column = x.type.ndim == 1, y.type.ndim == 1
     product = _product(run(ExpandDims(0), x) if row else x, run(ExpandDims(1), y) if column else y)
     last = product.type.ndim - 1
     gone = (*((last - 1,) if row else ()), *((last,) if column else ()))
-    result: Tensor = run(Squeeze(gone), product) if gone else product
-    return result
+    return run(Squeeze(gone), product) if gone else product
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:

@@ -43,8 +43,7 @@ def _comparison(name: str, op: compare.Comparison, sign: str, operator: str, *al
 def _with_number(op: compare.Comparison, x: Tensor, number: Number) -> Tensor:
     dtype = x.type.dtype
     exact = compare.with_number(op, dtype, number)
-    made: Tensor = run(FillLike(exact, bool_), x) if isinstance(exact, bool) else run(exact[0], x, constant(x, exact[1], dtype))
-    return made
+    return run(FillLike(exact, bool_), x) if isinstance(exact, bool) else run(exact[0], x, constant(x, exact[1], dtype))
 
 
 eq = equals = _comparison("eq", compare.Equal(), "==", "__eq__")
@@ -88,8 +87,7 @@ def truth(x: Any) -> Any:
     """Which elements are not 0; numbers as they are."""
     if not isinstance(x, Tensor):
         return x
-    made: Tensor = x if x.type.dtype is bool_ else run(NotEqual(), x, constant(x, 0, x.type.dtype))
-    return made
+    return x if x.type.dtype is bool_ else run(NotEqual(), x, constant(x, 0, x.type.dtype))
 
 
 def _logic(what: str, op: Op, x: Any, other: Any) -> Tensor:
@@ -121,8 +119,7 @@ def logical_xor(x: Any, other: Any) -> Tensor:
 @method()
 def logical_not(x: Tensor) -> Tensor:
     """x is false, or 0."""
-    made: Tensor = run(compare.LogicalNot(), truth(x))
-    return made
+    return run(compare.LogicalNot(), truth(x))
 
 
 # -------------------------------------------------------------------- selection
@@ -136,8 +133,7 @@ def where(condition: Tensor, x: Any, y: Any) -> Tensor:
         x, y = operand("where", condition, x), operand("where", condition, y)
         if not isinstance(x, Tensor) and not isinstance(y, Tensor):
             x = constant(condition, x, result_type(x, y))
-    made: Tensor = run(Where(), truth(condition), *pair("where", x, y))
-    return made
+    return run(Where(), truth(condition), *pair("where", x, y))
 
 
 @method("where")

@@ -19,7 +19,7 @@ from jobflow.core.types import DType, TensorType, float64, int64
 from jobflow.eager import crossing
 from jobflow.eager.convert import meeting
 from jobflow.eager.faces import method
-from jobflow.eager.run import run, source
+from jobflow.eager.run import run, run_several, source
 from jobflow.eager.state import Generator as Counter
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
@@ -230,7 +230,7 @@ def randperm(n: int, *, generator: Any = None, **options: Any) -> Tensor:
     target = place.drawn(1)
     drawing = generator_of(generator, target)
     keys = source(RandomUniform((int(n),), float64, DRAW, drawing.seed), target and whole(target), drawing.next())
-    order = cast(run(Sort(0), keys)[1], place.dtype)
+    order = cast(run_several(Sort(0), keys)[1], place.dtype)
     return place.finished(order if target is None else crossing.change(state(), order, target))
 
 
@@ -306,15 +306,13 @@ def multinomial(x: Tensor, num_samples: int, replacement: bool = False, *, gener
     columns = [_in_order(weights, generator, 1) for _ in range(num_samples)]
     if len(columns) == 1:
         return columns[0]
-    made: Tensor = run(Concat(columns[0].ndim - 1), *columns)
-    return made
+    return run(Concat(columns[0].ndim - 1), *columns)
 
 
 def _in_order(weights: Tensor, generator: Any, count: int) -> Tensor:
     """The positions of the `count` first arrivals, at rates that are the weights."""
     u = cast(rand_like(weights, dtype=float64, generator=generator), float64)
     arrivals = -((1.0 - u).log()) / cast(weights, float64)
-    order = run(Sort(weights.ndim - 1), arrivals)[1]
+    order = run_several(Sort(weights.ndim - 1), arrivals)[1]
     window = Slice((0,) * weights.ndim, (*weights.type.shape[:-1], count), (1,) * weights.ndim)
-    made: Tensor = run(window, order)
-    return made
+    return run(window, order)

@@ -242,8 +242,7 @@ def requires_grad_(x: Tensor, requires_grad: bool = True) -> Tensor:
 def detach(x: Tensor) -> Tensor:
     """x, in the same memory, as a tensor that no gradient goes through."""
     if x.traced is not None:
-        made: Tensor = run(Detach(), x)
-        return made
+        return run(Detach(), x)
     made = Tensor(x.type, x.layout, x.array)
     made._device, made.origin = x._device, x.origin
     x.shares(made)
@@ -260,8 +259,7 @@ def detach_(x: Tensor) -> Tensor:
 @method()
 def clone(x: Tensor) -> Tensor:
     """x in memory of its own; gradients go through."""
-    made: Tensor = run(Copy(), x)
-    return made
+    return run(Copy(), x)
 
 
 @method()

@@ -57,16 +57,14 @@ def listed(like: Tensor, array: Array) -> Tensor:
         inside = layout is None or state().rank.index in layout.placement.ranks
         return Tensor(type, layout, array if inside else empty(type))
     parts = [source(Constant((1,), type.dtype, number), layout) for number in array.ravel().tolist()]
-    made: Tensor = run(Reshape(type.shape), run(Concat(0), *parts) if parts else source(Constant((0,), type.dtype), layout))
-    return made
+    return run(Reshape(type.shape), run(Concat(0), *parts) if parts else source(Constant((0,), type.dtype), layout))
 
 
 def placed(ids: Tensor, n: int, what: str) -> Tensor:
     """Positions along an axis of n elements, those from the end counted from the front; AxisError for others."""
     if not ids.dtype.is_integer:
         raise DtypeError(f"{what} at {user_line()}: positions are integers, or bool for a mask; got {ids.type}")
-    made: Tensor = run(positions(what, n), ids)
-    return made
+    return run(positions(what, n), ids)
 
 
 def found(mask: Tensor, like: Tensor, what: str) -> list[Tensor]:
@@ -254,8 +252,7 @@ def merged(x: Tensor, lookups: dict[int, Tensor], what: str) -> tuple[Tensor, Te
 def looked_up(x: Tensor, lookups: dict[int, Tensor], what: str) -> Tensor:
     """The elements at the positions."""
     table, ids, axis, _ = merged(x, lookups, what)
-    made: Tensor = run(Gather(axis), table, ids)
-    return made
+    return run(Gather(axis), table, ids)
 
 
 def selected(x: Tensor, mask: Tensor, what: str) -> Tensor:
@@ -266,8 +263,7 @@ def selected(x: Tensor, mask: Tensor, what: str) -> Tensor:
     if x.layout is not None and any(isinstance(sbp, Split) for sbp in x.layout.sbp):
         together_ = tuple(B if isinstance(sbp, Split) else sbp for sbp in x.layout.sbp)
         x = crossing.change(state(), x, Layout(x.layout.placement, together_))
-    made: Tensor = run(Gather(0), reshape(x, x.type.size), listed(x, places.astype(np.int64)))
-    return made
+    return run(Gather(0), reshape(x, x.type.size), listed(x, places.astype(np.int64)))
 
 
 # --------------------------------------------------------------------------- writing
@@ -298,8 +294,7 @@ def setitem(x: Tensor, key: Any, value: Any) -> None:
 def filled(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     """x with a number, or a tensor without axes, where the mask holds."""
     if isinstance(value, Tensor):
-        made: Tensor = run(Where(), mask, cast(value, x.dtype), x)
-        return made
+        return run(Where(), mask, cast(value, x.dtype), x)
     made = run(MaskedFill(number_as(x, value)), x, mask)
     return made
 

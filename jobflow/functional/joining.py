@@ -33,8 +33,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors one after the other along axis `dim`, in the element type that they have together."""
     given = _all_tensors("cat", tensors)
     full = [x for x in given if x.shape != (0,)] or given[:1]  # an empty list of numbers goes with any shape
-    made: Tensor = run(Concat(axis_of("cat", dim, full[0].ndim)), *together("cat", *full))
-    return made
+    return run(Concat(axis_of("cat", dim, full[0].ndim)), *together("cat", *full))
 
 
 concat = concatenate = cat
@@ -80,8 +79,7 @@ def narrow(x: Tensor, dim: int, start: int | Tensor, length: int) -> Tensor:
     first = start + x.shape[axis] if start < 0 else start
     if not 0 <= first <= first + length <= x.shape[axis]:
         raise ShapeError(f"narrow at {user_line()}: {length} elements from {start} on are not inside axis {axis} of {x.type}")
-    made: Tensor = run(_window(x, axis, first, first + length), x)
-    return made
+    return run(_window(x, axis, first, first + length), x)
 
 
 @method()

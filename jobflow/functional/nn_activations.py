@@ -7,7 +7,7 @@ from collections.abc import Callable
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import Tensor as Value
 from jobflow.eager.faces import method
-from jobflow.eager.run import run
+from jobflow.eager.run import run, run_several
 from jobflow.eager.tensor import Tensor
 from jobflow.functional.in_place import check_writable, hang, kept, written
 from jobflow.functional.nn_base import composed, one_of, real
@@ -42,21 +42,18 @@ def relu(input: Tensor, inplace: bool = False) -> Tensor:
     """max(x, 0)"""
     if inplace:
         return over(input, "relu_", relu)
-    y: Tensor = run(_RELU, input)
-    return y
+    return run(_RELU, input)
 
 
 @method()
 def sigmoid(input: Tensor) -> Tensor:
     """1 / (1 + e^-x)"""
-    y: Tensor = run(_SIGMOID, input)
-    return y
+    return run(_SIGMOID, input)
 
 
 @method()
 def tanh(input: Tensor) -> Tensor:
-    y: Tensor = run(_TANH, input)
-    return y
+    return run(_TANH, input)
 
 
 @method()
@@ -64,18 +61,15 @@ def silu(input: Tensor, inplace: bool = False) -> Tensor:
     """x sigmoid(x)"""
     if inplace:
         return over(input, "silu_", silu)
-    y: Tensor = run(_SILU, input)
-    return y
+    return run(_SILU, input)
 
 
 @method()
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     """x Phi(x) with the normal distribution Phi; `approximate="tanh"` for the formula by tanh."""
     if one_of("gelu", "approximate", approximate, ("none", "tanh")) == "tanh":
-        near: Tensor = run(_GELU_TANH, input)
-        return near
-    exact: Tensor = run(_GELU, input)[0]
-    return exact
+        return run(_GELU_TANH, input)
+    return run_several(_GELU, input)[0]
 
 
 @rounded_once
@@ -100,16 +94,14 @@ def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = Fals
     """x where x > 0, else negative_slope x"""
     if inplace:
         return over(input, "leaky_relu_", leaky_relu, negative_slope)
-    y: Tensor = run(act.LeakyRelu(real("leaky_relu", "negative_slope", negative_slope)), input)
-    return y
+    return run(act.LeakyRelu(real("leaky_relu", "negative_slope", negative_slope)), input)
 
 
 def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     """x where x > 0, else alpha (e^x - 1)"""
     if inplace:
         return over(input, "elu_", elu, alpha)
-    y: Tensor = run(act.Elu(real("elu", "alpha", alpha)), input)
-    return y
+    return run(act.Elu(real("elu", "alpha", alpha)), input)
 
 
 @rounded_once
@@ -293,8 +285,7 @@ def _along(what: str, op: type[Softmax] | type[LogSoftmax], input: Tensor, dim: 
     """An op of rows; a tensor without axes is a row of one element."""
     axis = _softmax_axis(what, input, dim)
     if input.type.ndim:
-        y: Tensor = run(op(axis), input)
-        return y
+        return run(op(axis), input)
     y = run(Squeeze((0,)), run(op(0), run(ExpandDims(0), input)))
     return y
 

@@ -89,8 +89,7 @@ def _row_numbers(what: str, ids: Tensor, count: int) -> Tensor:
     """The numbers, once they are known to be those of rows; ArgumentError for others."""
     if not ids.type.dtype.is_integer:
         raise DtypeError(f"{what} at {user_line()}: the numbers of rows {ids.type} are not integers")
-    made: Tensor = run(row_numbers(what, count), ids)
-    return made
+    return run(row_numbers(what, count), ids)
 
 
 @composed

@@ -83,8 +83,7 @@ def _judged(operand: Any) -> tuple[int, DType]:
 
 def cast(x: Tensor, dtype: DType) -> Tensor:
     """x as this type; x itself if it has it."""
-    made: Tensor = x if x.type.dtype is dtype else run(Cast(dtype), x)
-    return made
+    return x if x.type.dtype is dtype else run(Cast(dtype), x)
 
 
 #: of functions of tensors: computed in float32 and rounded once where they are of two bytes

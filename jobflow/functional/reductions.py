@@ -13,7 +13,7 @@ from jobflow.core.types import DType, bool_, int64, uint8
 from jobflow.core.types import Tensor as Value
 from jobflow.eager import crossing
 from jobflow.eager.faces import method
-from jobflow.eager.run import run
+from jobflow.eager.run import run, run_several
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
 from jobflow.functional import binary_functions as arithmetic
@@ -71,8 +71,7 @@ def _floats(what: str, x: Tensor) -> Tensor:
 
 
 def _reduced(op: type[Any], x: Tensor, axes: tuple[int, ...], keepdim: bool) -> Tensor:
-    made: Tensor = run(op(axes, keepdim), x) if axes else x
-    return made
+    return run(op(axes, keepdim), x) if axes else x
 
 
 def _largest(what: str, op: type[Any], x: Tensor, dim: Dim, keepdim: bool) -> Tensor:
@@ -102,8 +101,7 @@ def _mean(x: Tensor, dim: Dim, keepdim: bool) -> Tensor:
     axes = axes_of("mean", x, dim)
     count = math.prod(x.type.shape[i] for i in axes)
     total = _reduced(ReduceSum, x, axes, keepdim)
-    made: Tensor = run(DivideBy(count), total) if count else run(Scale(math.nan), total)
-    return made
+    return run(DivideBy(count), total) if count else run(Scale(math.nan), total)
 
 
 @method()
@@ -141,8 +139,7 @@ def cumprod(x: Tensor, dim: int, *, dtype: DType | None = None) -> Tensor:
 def _scanned(what: str, op: type[Any], x: Tensor, dim: int, dtype: DType | None) -> Tensor:
     x = cast(x, dtype) if dtype else _counted(x)
     axis = axis_of(what, x, dim)
-    made: Tensor = run(op(axis), x) if x.type.ndim else x
-    return made
+    return run(op(axis), x) if x.type.ndim else x
 
 
 # -------------------------------------------------------------------- extremes
@@ -207,8 +204,7 @@ def _position(what: str, x: Tensor, dim: int | None, keepdim: bool, largest: boo
     where = cast(run(ArgExtreme(axis, largest), row), int64)
     if not keepdim or not x.type.ndim:
         return where
-    made: Tensor = run(Reshape((1,) * x.type.ndim), where) if flat else run(ExpandDims(axis), where)
-    return made
+    return run(Reshape((1,) * x.type.ndim), where) if flat else run(ExpandDims(axis), where)
 
 
 @method()
@@ -217,7 +213,7 @@ def median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     row = x if dim is not None and x.type.ndim else run(Reshape((x.type.size,)), x)
     axis = 0 if dim is None else axis_of("median", x, dim)
     check_filled("median", row.type, (axis,))
-    values, indices = run(Sort(axis), row)
+    values, indices = run_several(Sort(axis), row)
     middle, last = (_at(axis, i, values, indices) for i in ((row.type.shape[axis] - 1) // 2, row.type.shape[axis] - 1))
     if x.type.dtype.is_float:  # NaN comes last in order
         missing = run(NotEqual(), last[0], last[0])
@@ -240,8 +236,7 @@ def _at(axis: int, position: int, *tensors: Tensor) -> list[Tensor]:
 
 
 def _true(x: Tensor) -> Tensor:
-    made: Tensor = x if x.type.dtype is bool_ else run(NotEqual(), x, constant(x, 0, x.type.dtype))
-    return made
+    return x if x.type.dtype is bool_ else run(NotEqual(), x, constant(x, 0, x.type.dtype))
 
 
 @method()
@@ -271,16 +266,14 @@ def var(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False
     count = math.prod(x.type.shape[i] for i in axes) - less
     distance = run(Subtract(), x, mean(x, axes, keepdim=True)) if axes else run(Scale(0.0), x)
     squares = _reduced(ReduceSum, run(Square(), distance), axes, keepdim)
-    made: Tensor = run(DivideBy(count), squares) if count > 0 else run(Scale(math.nan), squares)
-    return made
+    return run(DivideBy(count), squares) if count > 0 else run(Scale(math.nan), squares)
 
 
 @method()
 @rounded_once
 def std(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: int | None = None) -> Tensor:
     """The square root of the variance."""
-    made: Tensor = run(Sqrt(), var(x, dim, unbiased, keepdim, correction=correction))
-    return made
+    return run(Sqrt(), var(x, dim, unbiased, keepdim, correction=correction))
 
 
 @method()

@@ -48,23 +48,20 @@ def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
         )
     if not x.ndim:
         return reshape(index_select(reshape(x, 1), 0, index), ())
-    made: Tensor = run(Gather(axis), x, placed(reshape(index, index.type.size), x.shape[axis], "index_select"))
-    return made
+    return run(Gather(axis), x, placed(reshape(index, index.type.size), x.shape[axis], "index_select"))
 
 
 @method()
 def take(x: Tensor, index: Tensor) -> Tensor:
     """The elements of x, as one row, at these positions; in the shape of `index`."""
-    made: Tensor = run(Gather(0), flatten(x), placed(index, x.type.size, "take"))
-    return made
+    return run(Gather(0), flatten(x), placed(index, x.type.size, "take"))
 
 
 def _first(x: Tensor, shape: Sequence[int]) -> Tensor:
     """The leading part of x that has this shape."""
     if tuple(x.shape) == tuple(shape):
         return x
-    made: Tensor = run(Slice((0,) * x.ndim, tuple(shape), (1,) * x.ndim), x)
-    return made
+    return run(Slice((0,) * x.ndim, tuple(shape), (1,) * x.ndim), x)
 
 
 def _checked(what: str, x: Tensor, dim: int, index: Tensor, src: Tensor | None = None) -> int:
@@ -89,8 +86,7 @@ def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Ten
         return reshape(gather(_row(x), dim, _row(index)), index.shape)
     axis = _checked("gather", x, dim, index)
     table = _first(x, tuple(x.shape[i] if i == axis else n for i, n in enumerate(index.shape)))
-    made: Tensor = run(DimGather(axis), table, placed(index, x.shape[axis], "gather"))
-    return made
+    return run(DimGather(axis), table, placed(index, x.shape[axis], "gather"))
 
 
 @method()
@@ -148,8 +144,7 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: floa
         raise ShapeError(f"index_add at {user_line()}: {source.type} must have one slice of {x.type} along axis {axis} for each of {index.type}")
     at = placed(index, x.shape[axis], "index_add")
     scaled = source if alpha == 1 else source * alpha
-    made: Tensor = run(Add(), x, run(UnsortedSegmentSum(axis, x.shape[axis]), cast(scaled, x.dtype), at))
-    return made
+    return run(Add(), x, run(UnsortedSegmentSum(axis, x.shape[axis]), cast(scaled, x.dtype), at))
 
 
 @method()
@@ -229,22 +224,19 @@ def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | Non
         if x.ndim == 0:
             raise ShapeError(f"roll at {user_line()}: {x.type} has no axes")
         by[axis_of("roll", d, x.ndim)] += integer("roll(shifts=...)", shift)
-    made: Tensor = run(Roll(tuple(by)), x)
-    return made
+    return run(Roll(tuple(by)), x)
 
 
 @method()
 def triu(x: Tensor, diagonal: int = 0) -> Tensor:
     """x on and above a diagonal of its last two axes, zeros below."""
-    made: Tensor = run(Triu(diagonal), x)
-    return made
+    return run(Triu(diagonal), x)
 
 
 @method()
 def tril(x: Tensor, diagonal: int = 0) -> Tensor:
     """x on and below a diagonal of its last two axes, zeros above."""
-    made: Tensor = run(Tril(diagonal), x)
-    return made
+    return run(Tril(diagonal), x)
 
 
 @method()
@@ -260,8 +252,7 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
     start = (offset if offset >= 0 else -offset * columns) if count else 0
     stop = start + (count - 1) * (columns + 1) + 1 if count else 0
     zeros = (0,) * len(lead)
-    made: Tensor = run(Subscript((*zeros, start), (*lead, stop), (*(1,) * len(lead), columns + 1)), row)
-    return made
+    return run(Subscript((*zeros, start), (*lead, stop), (*(1,) * len(lead), columns + 1)), row)
 
 
 @method()

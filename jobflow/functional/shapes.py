@@ -65,8 +65,7 @@ def _filled(what: str, x: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
 @method()
 def reshape(x: Tensor, *shape: Any) -> Tensor:
     """The elements of x in another shape; one size may be -1.  A view where that is possible."""
-    made: Tensor = run(Reshape(_filled("reshape", x, sizes(shape))), x)
-    return made
+    return run(Reshape(_filled("reshape", x, sizes(shape))), x)
 
 
 @method()
@@ -80,8 +79,7 @@ def view(x: Tensor, *shape: Any) -> Tensor:
             f"view at {user_line()}: {x.type} cannot be viewed as {list(op.shape)}, because its elements are in another order in memory "
             f"(it is a transposed or sliced view itself); use reshape, or contiguous() first"
         )
-    made: Tensor = run(op, x)
-    return made
+    return run(op, x)
 
 
 def _viewable(x: Tensor, op: Reshape) -> bool:
@@ -133,15 +131,13 @@ def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
     """x without its axes of size 1; without those named by `dim` that are of size 1."""
     named = range(x.ndim) if dim is None else [axis_of("squeeze", d, x.ndim) for d in ([dim] if isinstance(dim, int) else dim)]
     gone = tuple(sorted({axis for axis in named if axis < x.ndim and x.shape[axis] == 1}))
-    made: Tensor = run(Squeeze(gone), x)
-    return made
+    return run(Squeeze(gone), x)
 
 
 @method()
 def unsqueeze(x: Tensor, dim: int) -> Tensor:
     """x with an axis of size 1 that is axis `dim` of the result."""
-    made: Tensor = run(ExpandDims(axis_of("unsqueeze", dim, x.ndim + 1)), x)
-    return made
+    return run(ExpandDims(axis_of("unsqueeze", dim, x.ndim + 1)), x)
 
 
 @method("transpose", "swapaxes", "swapdims")
@@ -162,8 +158,7 @@ def permute(x: Tensor, *dims: Any) -> Tensor:
     order = tuple(axis_of("permute", d, x.ndim) for d in sizes(dims))
     if sorted(order) != list(range(x.ndim)):
         raise ShapeError(f"permute at {user_line()}: {list(order)} is not an order of the {x.ndim} axes of {x.type}")
-    made: Tensor = run(Transpose(order), x)
-    return made
+    return run(Transpose(order), x)
 
 
 @method()
@@ -207,8 +202,7 @@ moveaxis = movedim
 def flip(x: Tensor, *dims: Any) -> Tensor:
     """x backwards along these axes."""
     axes = tuple(sorted({axis_of("flip", d, x.ndim) for d in sizes(dims)}))
-    made: Tensor = run(Flip(axes), x) if x.ndim else run(Identity(), x)
-    return made
+    return run(Flip(axes), x) if x.ndim else run(Identity(), x)
 
 
 @method()
@@ -219,8 +213,7 @@ def expand(x: Tensor, *shape: Any) -> Tensor:
     filled = tuple(x.shape[i - lead] if n == -1 and i >= lead else n for i, n in enumerate(wanted))
     if lead < 0 or any(n < 0 for n in filled) or any(n not in (1, m) for n, m in zip(x.shape, filled[lead:], strict=True)):
         raise ShapeError(f"expand at {user_line()}: {x.type} does not expand to {list(wanted)}; only axes of size 1 are repeated")
-    made: Tensor = run(BroadcastTo(filled), x)
-    return made
+    return run(BroadcastTo(filled), x)
 
 
 @method()
@@ -260,8 +253,7 @@ def repeat(x: Tensor, *counts: Any) -> Tensor:
     if len(times) < x.ndim or any(n < 0 for n in times):
         raise ShapeError(f"repeat at {user_line()}: {list(times)} must give one count for each axis of {x.type}")
     between, repeated, whole = tiled_shapes((1,) * (len(times) - x.ndim) + tuple(x.shape), times)
-    made: Tensor = run(Reshape(whole), run(BroadcastTo(repeated), run(Reshape(between), x)))
-    return made
+    return run(Reshape(whole), run(BroadcastTo(repeated), run(Reshape(between), x)))
 
 
 @method()

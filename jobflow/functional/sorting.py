@@ -10,7 +10,7 @@ import numpy as np
 
 from jobflow.core.errors import DtypeError, JobError, ShapeError, user_line
 from jobflow.eager.faces import method
-from jobflow.eager.run import run
+from jobflow.eager.run import run, run_several
 from jobflow.eager.state import running
 from jobflow.eager.tensor import Tensor
 from jobflow.functional.global_tensors import value_of
@@ -35,7 +35,7 @@ def sort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = True
     """The elements in order along axis `dim`, and their positions (int64); of equal elements the first comes first."""
     if not x.ndim:
         return Ordered(*(y.reshape(()) for y in sort(reshape(x, 1), 0, descending)))
-    return Ordered(*run(Sort(axis_of("sort", dim, x.ndim), bool(descending)), x))
+    return Ordered(*run_several(Sort(axis_of("sort", dim, x.ndim), bool(descending)), x))
 
 
 @method()
@@ -48,7 +48,7 @@ def argsort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = T
 def topk(x: Tensor, k: int, dim: int | None = None, largest: bool = True, sorted: bool = True) -> Ordered:
     """The k largest (smallest) elements along axis `dim`, the last if none is named, in order, and their positions (int64)."""
     axis = axis_of("topk", -1 if dim is None else dim, x.ndim)
-    made = Ordered(*run(TopK(axis, integer("topk", k), bool(largest)), x if x.ndim else reshape(x, 1)))
+    made = Ordered(*run_several(TopK(axis, integer("topk", k), bool(largest)), x if x.ndim else reshape(x, 1)))
     return made if x.ndim or k != 1 else Ordered(*(y.reshape(()) for y in made))
 
 

@@ -28,8 +28,7 @@ def _of_floats(name: str, op: Op, doc: str, *also: str) -> Function:
     """A function of floats, also as a method and in place."""
 
     def function(x: Tensor) -> Tensor:
-        made: Tensor = run(op, as_float(x))
-        return made
+        return run(op, as_float(x))
 
     return _known(name, function, doc, *also)
 
@@ -40,8 +39,7 @@ def _of_numbers(name: str, op: Op, doc: str, *also: str, whole: bool = False) ->
     def function(x: Tensor) -> Tensor:
         if whole and not x.type.dtype.is_float:
             return x
-        made: Tensor = run(op, x)
-        return made
+        return run(op, x)
 
     return _known(name, function, doc, *also)
 
@@ -86,16 +84,14 @@ trunc = fix = _of_numbers("trunc", scalar.Truncate(), "x without its fraction", 
 @rounded_once
 def log2(x: Tensor) -> Tensor:
     """The logarithm to the base 2"""
-    made: Tensor = run(Scale(1 / math.log(2)), log(x))
-    return made
+    return run(Scale(1 / math.log(2)), log(x))
 
 
 @method()
 @rounded_once
 def log10(x: Tensor) -> Tensor:
     """The logarithm to the base 10"""
-    made: Tensor = run(Scale(1 / math.log(10)), log(x))
-    return made
+    return run(Scale(1 / math.log(10)), log(x))
 
 
 @method()
@@ -125,8 +121,7 @@ def frac(x: Tensor) -> Tensor:
 def atan2(x: Any, other: Any) -> Tensor:
     """The angle of the point (other, x)"""
     a, b = pair("atan2", x, other)
-    made: Tensor = run(functions.Atan2(), as_float(a), as_float(b))
-    return made
+    return run(functions.Atan2(), as_float(a), as_float(b))
 
 
 arctan2 = atan2
@@ -145,8 +140,7 @@ def clamp(x: Tensor, min: Any = None, max: Any = None) -> Tensor:
         return x if max is None else arithmetic.minimum(x, max)
     limits = [None if bound is None else _number(bound) for bound in (min, max)]
     x = cast(x, result_type(x, *(bound for bound in limits if bound is not None)))
-    made: Tensor = run(Clip(*scalar.bounds("clamp", x, *limits)), x)
-    return made
+    return run(Clip(*scalar.bounds("clamp", x, *limits)), x)
 
 
 clip = clamp
@@ -188,8 +182,7 @@ def nan_to_num(x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf:
 @method()
 def isnan(x: Tensor) -> Tensor:
     """Whether an element is not a number"""
-    made: Tensor = run(NotEqual(), x, x)
-    return made
+    return run(NotEqual(), x, x)
 
 
 @method()
@@ -197,8 +190,7 @@ def isinf(x: Tensor) -> Tensor:
     """Whether an element is infinite"""
     if not x.type.dtype.is_float:
         return _nowhere(x, 0)
-    made: Tensor = run(Equal(), abs(x), constant(x, math.inf, x.type.dtype))
-    return made
+    return run(Equal(), abs(x), constant(x, math.inf, x.type.dtype))
 
 
 @method()
@@ -206,13 +198,11 @@ def isfinite(x: Tensor) -> Tensor:
     """Whether an element is a number and not infinite"""
     if not x.type.dtype.is_float:
         return _nowhere(x, 1)
-    made: Tensor = run(Less(), abs(x), constant(x, math.inf, x.type.dtype))
-    return made
+    return run(Less(), abs(x), constant(x, math.inf, x.type.dtype))
 
 
 def _nowhere(x: Tensor, value: int) -> Tensor:
-    made: Tensor = run(FillLike(value, bool_), x)
-    return made
+    return run(FillLike(value, bool_), x)
 
 
 for _name, _limit in (("clamp_", clamp), ("clip_", clamp), ("clamp_min_", clamp_min), ("clamp_max_", clamp_max), ("round_", round)):
