@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from typing import Any, ParamSpec, cast
 
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import Tensor as Value
@@ -27,21 +30,34 @@ __all__ = [
     "softmin", "softplus", "softshrink", "softsign", "tanh", "tanhshrink", "threshold",
 ]  # fmt: skip
 
+P = ParamSpec("P")
+
 _RELU, _SIGMOID, _TANH, _SILU = act.Relu(), act.Sigmoid(), act.Tanh(), act.Silu()
 _GELU, _GELU_TANH, _SOFTPLUS = act.Gelu(), act.GeluTanh(), act.Softplus()
 
 
-def over(input: Tensor, what: str, function: Callable[..., Tensor], *arguments: float) -> Tensor:
-    """What the function gives, written over its input."""
-    check_writable(input, what)
-    return written(input, what, function(kept(input), *arguments))
+def or_over(function: Callable[P, Value]) -> Callable[P, Tensor]:
+    """The function, whose last parameter `inplace`, which it does not look at, has it written over its input."""
+    declared, word = signature(function), f"{function.__name__}_"
+    place = list(declared.parameters).index("inplace")
+
+    @wraps(function)
+    def call(*args: P.args, **named: P.kwargs) -> Any:
+        if not (args[place] if len(args) > place else named.get("inplace")):
+            return function(*args, **named)
+        others = declared.bind(*args, **named).arguments | {"inplace": False}
+        input, out_of_place = others.pop("input"), cast(Any, function)
+        check_writable(input, word)
+        return written(input, word, out_of_place(kept(input), **others))
+
+    return call
 
 
 @method()
 def relu(input: Tensor, inplace: bool = False) -> Tensor:
     """max(x, 0)"""
     if inplace:
-        return over(input, "relu_", relu)
+        return relu_(input)
     return run(_RELU, input)
 
 
@@ -60,7 +76,7 @@ def tanh(input: Tensor) -> Tensor:
 def silu(input: Tensor, inplace: bool = False) -> Tensor:
     """x sigmoid(x)"""
     if inplace:
-        return over(input, "silu_", silu)
+        return silu_(input)
     return run(_SILU, input)
 
 
@@ -79,53 +95,44 @@ def quick_gelu(input: Tensor) -> Value:
     return act.swish(input, 1.702)
 
 
+@or_over
 @rounded_once
 @composed
-def _relu6(input: Tensor) -> Value:
-    return ew.clip(act.relu(input), None, 6.0)  # no gradient at 0, as relu
-
-
-def relu6(input: Tensor, inplace: bool = False) -> Tensor:
+def relu6(input: Tensor, inplace: bool = False) -> Value:
     """x limited to [0, 6]"""
-    return over(input, "relu6_", _relu6) if inplace else _relu6(input)
+    return ew.clip(act.relu(input), None, 6.0)  # no gradient at 0, as relu
 
 
 def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
     """x where x > 0, else negative_slope x"""
     if inplace:
-        return over(input, "leaky_relu_", leaky_relu, negative_slope)
+        return leaky_relu_(input, negative_slope)
     return run(act.LeakyRelu(real("leaky_relu", "negative_slope", negative_slope)), input)
 
 
 def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     """x where x > 0, else alpha (e^x - 1)"""
     if inplace:
-        return over(input, "elu_", elu, alpha)
+        return elu_(input, alpha)
     return run(act.Elu(real("elu", "alpha", alpha)), input)
 
 
+@or_over
 @rounded_once
 @composed
-def _selu(input: Tensor) -> Value:
+def selu(input: Tensor, inplace: bool = False) -> Value:
+    """1.0507 elu(x, 1.67326): activations keep mean 0 and variance 1 (Klambauer et al. 2017)"""
     return act.selu(input)
 
 
-def selu(input: Tensor, inplace: bool = False) -> Tensor:
-    """1.0507 elu(x, 1.67326): activations keep mean 0 and variance 1 (Klambauer et al. 2017)"""
-    return over(input, "selu_", _selu) if inplace else _selu(input)
-
-
+@or_over
 @rounded_once
 @composed
-def _celu(input: Tensor, alpha: float) -> Value:
+def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Value:
+    """x where x > 0, else alpha (e^(x / alpha) - 1)"""
     if not alpha:
         raise ArgumentError(f"celu at {user_line()}: alpha must not be 0")
     return ew.scale(act.elu(ew.scale(input, 1.0 / alpha)), alpha)
-
-
-def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
-    """x where x > 0, else alpha (e^(x / alpha) - 1)"""
-    return over(input, "celu_", _celu, alpha) if inplace else _celu(input, alpha)
 
 
 @rounded_once
@@ -155,61 +162,46 @@ def logsigmoid(input: Tensor) -> Value:
     return act.log_sigmoid(input)
 
 
+@or_over
 @rounded_once
 @composed
-def _hardtanh(input: Tensor, low: float, high: float) -> Value:
-    return act.hard_tanh(input, low, high)
-
-
-def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
+def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Value:
     """x limited to [min_val, max_val]"""
-    if real("hardtanh", "min_val", min_val) > real("hardtanh", "max_val", max_val):
+    if min_val > max_val:
         raise ArgumentError(f"hardtanh at {user_line()}: min_val {min_val} is above max_val {max_val}")
-    return over(input, "hardtanh_", _hardtanh, min_val, max_val) if inplace else _hardtanh(input, min_val, max_val)
+    return act.hard_tanh(input, min_val, max_val)
 
 
+@or_over
 @rounded_once
 @composed
-def _hardsigmoid(input: Tensor) -> Value:
+def hardsigmoid(input: Tensor, inplace: bool = False) -> Value:
+    """x/6 + 1/2 limited to [0, 1]"""
     return act.hard_sigmoid(input)
 
 
-def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
-    """x/6 + 1/2 limited to [0, 1]"""
-    return over(input, "hardsigmoid_", _hardsigmoid) if inplace else _hardsigmoid(input)
-
-
+@or_over
 @rounded_once
 @composed
-def _hardswish(input: Tensor) -> Value:
+def hardswish(input: Tensor, inplace: bool = False) -> Value:
+    """x/6 times x + 3 limited to [0, 6]"""
     return act.hard_swish(input)
 
 
-def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
-    """x/6 times x + 3 limited to [0, 6]"""
-    return over(input, "hardswish_", _hardswish) if inplace else _hardswish(input)
-
-
+@or_over
 @rounded_once
 @composed
-def _mish(input: Tensor) -> Value:
+def mish(input: Tensor, inplace: bool = False) -> Value:
+    """x tanh(ln(1 + e^x))"""
     return act.mish(input)
 
 
-def mish(input: Tensor, inplace: bool = False) -> Tensor:
-    """x tanh(ln(1 + e^x))"""
-    return over(input, "mish_", _mish) if inplace else _mish(input)
-
-
+@or_over
 @rounded_once
 @composed
-def _threshold(input: Tensor, threshold: float, value: float) -> Value:
-    return ew.where(ew.greater(input, ew.fill_like(input, threshold)), input, ew.fill_like(input, value))
-
-
-def threshold(input: Tensor, threshold: float, value: float, inplace: bool = False) -> Tensor:
+def threshold(input: Tensor, threshold: float, value: float, inplace: bool = False) -> Value:
     """x where x > threshold, else value"""
-    return over(input, "threshold_", _threshold, threshold, value) if inplace else _threshold(input, threshold, value)
+    return ew.where(ew.greater(input, ew.fill_like(input, threshold)), input, ew.fill_like(input, value))
 
 
 @rounded_once

@@ -132,7 +132,7 @@ OPS: dict[str, Callable[..., Tensor]] = {
     "narrow_1": lambda x: joining.narrow(x, 1, 1, 3),
     "chunk_1": lambda x: joining.chunk(x, 2, 1)[0],
     "triu": selecting.triu,
-    "flip_0": lambda x: selecting.flip(x, [0]),
+    "flip_0": lambda x: shapes.flip(x, [0]),
     "tile": lambda x: shapes.tile(x, 1, 2),
     "pad_last": lambda x: nn_shapes.pad(x, (1, 1)),
     "index_select_0": lambda x, i: selecting.index_select(x, 0, i),
