@@ -12,7 +12,7 @@ from jobflow.core.types import DType, bfloat16, bool_, float16, float32, float64
 from jobflow.expressions import language as f
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import evaluate
-from jobflow.kernels.llvm import bind, refuses
+from jobflow.kernels.llvm import bind, loops, machine_code, refuses
 
 SIZES = (0, 1, 2, 15, 16, 17, 33, 64)
 TYPES = (float32, float32, float64, int32, int64, int8, uint8, bool_, float16, bfloat16)
@@ -164,12 +164,33 @@ def test_sums_of_columns_have_the_bits_of_the_reference(shape: tuple[int, ...], 
             assert np.array_equal(target.reshape(value.shape), value)
 
 
+@pytest.mark.parametrize(("cpu", "features"), [("haswell", "+avx2,+fma,+f16c"), ("x86-64", "+avx,+fma,+f16c")])
+def test_lesser_machines_give_the_same_bits(cpu: str, features: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = machine_code.compiler()
+    if not here.triple.startswith("x86_64") or "+avx2" not in here.features:
+        pytest.skip("another kind of machine")
+    x = f.element(0, float32)
+    shifted = f.exp(x - f.row_max(x))
+    functions = [getattr(f, name)(x) for name in ("tanh", "expm1", "log", "erf", "exp2", "softplus")]
+    outputs = [shifted / f.row_sum(shifted), f.column_sum(f.sigmoid(x)), *functions, f.cast(f.exp(f.cast(x, float64)), float32)]
+    array = (np.random.default_rng(0).standard_normal((9, 77)) * 40).astype(np.float32)
+    found = []
+    for compiler in (here, machine_code.Compiler(here.cache, cpu, features)):
+        monkeypatch.setattr(loops, "compiler", lambda compiler=compiler: compiler)
+        monkeypatch.setattr(loops, "_loops", {})
+        targets = [np.empty(array.shape[1:] if y.primitive == "column_sum" else array.shape, np.float32) for y in outputs]
+        run(outputs, [array], targets)
+        found.append(targets)
+    for y, one, other in zip(outputs, *found, strict=True):
+        assert np.array_equal(one, other, equal_nan=True), y
+
+
 def test_refusals_say_why() -> None:
     x = f.element(0, float32)
     a = np.zeros(8, np.float32)
     assert refuses([f.sin(x)], [a], [a]) == "sin is not made of what a machine has"
     assert refuses([x], [a], [np.zeros(8)]) == "output 0 is float64, not float32"
-    assert refuses([x], [a.astype(">f4")], [a]) == "input 0 is >f4"
+    assert refuses([x], [a.astype(">f4")], [a]) == "input 0 is >f4, not float32"
     assert refuses([x], [a[:4]], [a[1:5]]) == "output 0 shares memory with another operand, and not element by element"
     assert refuses([x], [a], [np.zeros(1, np.float32)]) == "output 0 of shape (1,) does not cover (8,)"
     assert refuses([x + f.number(1, float32)], [a, a], [a]) == "input 1 has 8 elements, not one"

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jobflow.core.types import Array, DType, dtype_of
+from jobflow.core.types import Array, DType
 
 #: along the innermost axis: elements side by side, one element for all, apart by any stride; `number`: one for the whole loop
 Lying = Literal["dense", "splat", "strided", "number"]
@@ -49,55 +49,55 @@ class Space:
         return OperandAccess(dtype, "strided" if stride else "splat")
 
 
-def space_of(inputs: Sequence[Array], outputs: Sequence[Array], rows: bool, ordered: bool = False) -> Space:
-    """The space of these operands with as few axes as their strides allow; where there are rows, the last axis is left alone.
+def steps(array: Array, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of an array that is broadcast to a shape."""
+    own = (0 if size == 1 else stride for size, stride in zip(array.shape, array.strides, strict=True))
+    return (*(0,) * (len(shape) - array.ndim), *own)
+
+
+def space_of(shape: tuple[int, ...], strides: Sequence[tuple[int, ...]], rows: bool, ordered: bool = False) -> Space:
+    """The space of operands with as few axes as their strides allow; where there are rows, the last axis is left alone.
 
     ordered: that the other axes stay in their order
     """
-    operands = [*inputs, *outputs]
-    shape = np.broadcast_shapes(*(a.shape for a in operands))
-    strides = [np.broadcast_to(a, shape).strides for a in operands]
     last = len(shape) - 1 if rows and shape else len(shape)
     axes = [axis for axis in range(last) if shape[axis] != 1]
     if not ordered:
         axes.sort(key=lambda axis: [-abs(s[axis]) for s in reversed(strides)])  # the last output says which is innermost
     sizes: list[int] = []
-    steps: list[list[int]] = [[] for _ in operands]
+    taken: list[list[int]] = [[] for _ in strides]
     for axis in axes:
         size = shape[axis]
-        if sizes and all(step[-1] == s[axis] * size for step, s in zip(steps, strides, strict=True)):
+        if sizes and all(step[-1] == s[axis] * size for step, s in zip(taken, strides, strict=True)):
             sizes[-1] *= size
-            for step, s in zip(steps, strides, strict=True):
+            for step, s in zip(taken, strides, strict=True):
                 step[-1] = s[axis]
         else:
             sizes.append(size)
-            for step, s in zip(steps, strides, strict=True):
+            for step, s in zip(taken, strides, strict=True):
                 step.append(s[axis])
     if last < len(shape):
         sizes.append(shape[last])
-        for step, s in zip(steps, strides, strict=True):
+        for step, s in zip(taken, strides, strict=True):
             step.append(s[last])
     elif not sizes or rows:
         sizes.append(1)
-        for step in steps:
+        for step in taken:
             step.append(0)
-    return Space(tuple(sizes), tuple(map(tuple, steps)))
+    return Space(tuple(sizes), tuple(map(tuple, taken)))
 
 
-def dtype_or_reason(array: Array, what: str) -> DType | str:
-    """The element type of an array that lies in memory as a loop can read it, or why not."""
-    try:
-        dtype = dtype_of(array.dtype)
-    except KeyError:
-        return f"{what} is {array.dtype}"
-    return dtype if array.flags.aligned else f"{what} does not lie at a multiple of its element size"
+def address(array: Array) -> int:
+    """Where its first element lies."""
+    place: int = array.__array_interface__["data"][0]
+    return place
 
 
 def overlaps(a: Array, b: Array) -> bool:
     """Do they share memory other than element by element?"""
     if a.size == 0 or b.size == 0 or not np.may_share_memory(a, b):
         return False
-    if a.shape == b.shape and a.strides == b.strides and a.dtype.itemsize == b.dtype.itemsize and a.ctypes.data == b.ctypes.data:
+    if a.shape == b.shape and a.strides == b.strides and a.dtype.itemsize == b.dtype.itemsize and address(a) == address(b):
         return False
     shares: Any = np.shares_memory  # its stub does not know that one may say how long it may take
     try:

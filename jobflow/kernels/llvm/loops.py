@@ -6,6 +6,7 @@ import ctypes
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from jobflow.core.types import Array, DType, float32, float64
 from jobflow.expressions.language import Expression, in_order
 from jobflow.kernels.llvm.decompositions import DECOMPOSITIONS, lowered
 from jobflow.kernels.llvm.instructions import INSTRUCTIONS
-from jobflow.kernels.llvm.loop_space import LoopForm, OperandAccess, Space, dtype_or_reason, overlaps, space_of
+from jobflow.kernels.llvm.loop_space import LoopForm, OperandAccess, Space, address, overlaps, space_of, steps
 from jobflow.kernels.llvm.loop_text import position, print_loop
 from jobflow.kernels.llvm.machine_code import Function, compiler
 from jobflow.kernels.llvm.row_phases import COLUMNS, REDUCTIONS, of_columns
@@ -66,13 +67,32 @@ def compile_loop(outputs: Sequence[Expression], form: LoopForm) -> Loop:
     return found
 
 
-def refuses(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> str | None:
-    """Why there is no loop of these outputs for these arrays; None if there is one."""
+@dataclass(frozen=True)
+class _Facts:
+    """What of outputs does not depend on arrays."""
+
+    order: tuple[Expression, ...]
+    #: positions of inputs that are read at an index, and the types of all that are read
+    elements: tuple[int, ...]
+    types: dict[int, DType]
+    #: does the last axis have a meaning?
+    rows: bool
+    #: sums of columns, and what is made of them
+    per_column: tuple[Expression, ...]
+    #: why there is no loop of these; "" if there is
+    problem: str
+
+
+@lru_cache(4096)
+def _facts(outputs: tuple[Expression, ...]) -> _Facts:
     order = in_order(outputs)
-    return _refused_expression(order) or _refused_array(order, outputs, inputs, targets)
+    elements = {position(x) for x in order if x.primitive == "element"}
+    types = {position(x): x.dtype for x in order if x.primitive in ("element", "number")}
+    rows = any(x.primitive in (*REDUCTIONS, COLUMNS, "columns") for x in order)
+    return _Facts(tuple(order), tuple(sorted(elements)), types, rows, of_columns(order), _refused_expression(order))
 
 
-def _refused_expression(order: Sequence[Expression]) -> str | None:
+def _refused_expression(order: Sequence[Expression]) -> str:
     for x in order:
         if x.primitive not in _PRINTED:
             return f"{x.primitive} is not made of what a machine has"
@@ -86,76 +106,62 @@ def _refused_expression(order: Sequence[Expression]) -> str | None:
             return f"{x.primitive} needs a machine with fused multiply-adds"
         if x.dtype.name == "float16" and not compiler().has_float16:
             return "this machine has no instructions for float16"
-    return None
+    return _refused_columns(order)
 
 
-def _refused_array(order: Sequence[Expression], outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> str | None:
-    for x in order:
-        if x.primitive not in ("element", "number"):
-            continue
-        array = inputs[position(x)]
-        dtype = dtype_or_reason(array, f"input {x.attribute}")
-        if isinstance(dtype, str):
-            return dtype
-        if dtype.numpy != x.dtype.numpy:
-            return f"input {x.attribute} is {dtype.name}, not {x.dtype.name}"
-        if x.primitive == "number" and array.size != 1:
-            return f"input {x.attribute} has {array.size} elements, not one"
-    for k, (y, target) in enumerate(zip(outputs, targets, strict=True)):
-        dtype = dtype_or_reason(target, f"output {k}")
-        if isinstance(dtype, str):
-            return dtype
-        if dtype.numpy != y.dtype.numpy:
-            return f"output {k} is {dtype.name}, not {y.dtype.name}"
-    return _refused_space(order, outputs, inputs, targets)
+def _refused_columns(order: Sequence[Expression]) -> str:
+    """Sums of columns are known after the last row: what is made of them has nothing of a row in it."""
+    per_column = of_columns(order)
+    allowed = {*per_column, *(x for x in order if x.primitive in ("number", "constant"))}
+    beside = [y for x in per_column if x.primitive != COLUMNS for y in x.arguments if y not in allowed]
+    return f"{beside[0].primitive} beside sums of columns" if beside else ""
 
 
-def _refused_space(order: Sequence[Expression], outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> str | None:
-    given = _elements(order, inputs)
-    rows, per_column = _has_rows(order), of_columns(order)
-    if any(target.size == 0 for target in targets) and not rows and not per_column:
-        return None
+def refuses(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> str | None:
+    """Why there is no loop of these outputs for these arrays; None if there is one."""
+    facts = _facts(tuple(outputs))
+    return facts.problem or _refused_arrays(facts, outputs, inputs, targets) or _refused_space(facts, outputs, inputs, targets) or None
+
+
+def _refused_arrays(facts: _Facts, outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> str:
+    read = [(f"input {k}", inputs[k], dtype) for k, dtype in facts.types.items()]
+    for what, array, dtype in (*read, *((f"output {k}", t, y.dtype) for k, (y, t) in enumerate(zip(outputs, targets, strict=True)))):
+        if array.dtype != dtype.numpy:
+            return f"{what} is {array.dtype}, not {dtype.name}"
+        if not array.flags.aligned:
+            return f"{what} does not lie at a multiple of its element size"
+    several = [k for k in facts.types if k not in facts.elements and inputs[k].size != 1]
+    return f"input {several[0]} has {inputs[several[0]].size} elements, not one" if several else ""
+
+
+def _refused_space(facts: _Facts, outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> str:
+    if not facts.rows and any(target.size == 0 for target in targets):
+        return ""
+    given = [inputs[k] for k in facts.elements]
     try:
         shape = np.broadcast_shapes(*(a.shape for a in (*given, *targets)))
     except ValueError:
         return f"shapes {', '.join(str(a.shape) for a in (*given, *targets))} do not broadcast"
-    if (rows and shape and shape[-1] == 0) or (per_column and 0 in shape):
+    if (facts.rows and shape and shape[-1] == 0) or (facts.per_column and 0 in shape):
         return "rows without elements"
-    allowed = {*per_column, *(x for x in order if x.primitive in ("number", "constant"))}
-    beside = next((y for x in per_column if x.primitive != COLUMNS for y in x.arguments if y not in allowed), None)
-    if beside is not None:
-        return f"{beside.primitive} beside sums of columns"
     for k, target in enumerate(targets):
-        if not _covers(outputs[k], target, shape, inputs):
+        if not _covers(outputs[k], facts, target, shape, inputs):
             return f"output {k} of shape {target.shape} does not cover {shape}"
         if any(stride == 0 and size > 1 for stride, size in zip(target.strides, target.shape, strict=True)):
             return f"output {k} has several elements in one place"
         if any(overlaps(target, other) for other in (*given, *targets[:k], *targets[k + 1 :])):
             return f"output {k} shares memory with another operand, and not element by element"
-        if any(target.size and target.ctypes.data == other.ctypes.data for other in targets[:k]):
+        if any(target.size and address(target) == address(other) for other in targets[:k]):
             return f"output {k} lies where another output does"
-    space = _space(order, inputs, targets, shape)
-    return f"{len(space.sizes)} axes" if len(space.sizes) > _MOST_AXES else None
+    axes = len(_space(facts, inputs, targets, shape).sizes)
+    return f"{axes} axes" if axes > _MOST_AXES else ""
 
 
-def _covers(y: Expression, target: Array, shape: tuple[int, ...], inputs: Sequence[Array]) -> bool:
+def _covers(y: Expression, facts: _Facts, target: Array, shape: tuple[int, ...], inputs: Sequence[Array]) -> bool:
     """Has an output a place for each of its values?"""
-    if y in of_columns(in_order([y])):
+    if y in facts.per_column:
         return bool(shape) and target.shape[-1:] == shape[-1:] and target.size == shape[-1]
     return target.shape == shape or bool(shape and target.shape == (*shape[:-1], 1) and _one_per_row(y, inputs))
-
-
-def _space(order: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array], shape: tuple[int, ...]) -> Space:
-    rows = _has_rows(order) or any(target.shape != shape for target in targets)
-    return space_of(inputs_of(order, inputs), targets, rows, ordered=bool(of_columns(order)))
-
-
-def _has_rows(order: Sequence[Expression]) -> bool:
-    return any(x.primitive in (*REDUCTIONS, COLUMNS, "columns") for x in order)
-
-
-def _elements(order: Sequence[Expression], inputs: Sequence[Array]) -> list[Array]:
-    return [inputs[k] for k in sorted({position(x) for x in order if x.primitive == "element"})]
 
 
 def _one_per_row(x: Expression, inputs: Sequence[Array]) -> bool:
@@ -170,43 +176,46 @@ def _one_per_row(x: Expression, inputs: Sequence[Array]) -> bool:
     return constant[x]
 
 
-def inputs_of(order: Sequence[Expression], inputs: Sequence[Array]) -> list[Array]:
-    """The inputs as they take part in the space: a number, and what is not read, as one element."""
-    read = {x.attribute for x in order if x.primitive == "element"}
-    return [a if k in read else np.zeros(()) for k, a in enumerate(inputs)]
+def _space(facts: _Facts, inputs: Sequence[Array], targets: Sequence[Array], shape: tuple[int, ...]) -> Space:
+    """A number, and what is not read, takes part as one element."""
+    read = [steps(inputs[k], shape) if k in facts.elements else (0,) * len(shape) for k in range(len(inputs))]
+    rows = facts.rows or any(target.shape != shape for target in targets)
+    return space_of(shape, [*read, *(steps(target, shape) for target in targets)], rows, ordered=bool(facts.per_column))
 
 
-def _form(space: Space, order: Sequence[Expression], inputs: Sequence[Array], outputs: Sequence[Expression]) -> LoopForm:
-    types = {x.attribute: x.dtype for x in order if x.primitive in ("element", "number")}
-    elements = {x.attribute for x in order if x.primitive == "element"}
+def _form(facts: _Facts, space: Space, inputs: Sequence[Array], outputs: Sequence[Expression]) -> LoopForm:
+    types, elements = facts.types, facts.elements
     read = [space.access(k, types[k]) if k in elements else OperandAccess(types.get(k, float32), "number") for k in range(len(inputs))]
     written = [space.access(len(inputs) + k, y.dtype) for k, y in enumerate(outputs)]
     return LoopForm(len(space.sizes) - 1, tuple(read), tuple(written))
 
 
 def bind(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> list[Call]:
-    """The calls that compute the outputs from these arrays into those; `refuses` says whether there are such."""
-    order = in_order(outputs)
+    """The calls that compute the outputs from these arrays into those; `refuses` says whether there are such.
+
+    One call at a time: it has rows of scratch memory of its own.
+    """
     if any(target.size == 0 for target in targets):
         return []
-    shape = np.broadcast_shapes(*(a.shape for a in (*_elements(order, inputs), *targets)))
-    space = _space(order, inputs, targets, shape)
-    loop = compile_loop(outputs, _form(space, order, inputs, outputs))
+    facts = _facts(tuple(outputs))
+    shape = np.broadcast_shapes(*(inputs[k].shape for k in facts.elements), *(target.shape for target in targets))
+    space = _space(facts, inputs, targets, shape)
+    loop = compile_loop(outputs, _form(facts, space, inputs, outputs))
     scratch = [np.empty(space.sizes[-1], dtype.numpy) for dtype in loop.scratch]
     return [(loop.function, (_arguments(loop.form, space, [*inputs, *targets], scratch),))]
 
 
 def _arguments(form: LoopForm, space: Space, operands: Sequence[Array], scratch: Sequence[Array]) -> Any:
-    words = [a.ctypes.data for a in (*operands, *scratch)]
+    words = [address(a) for a in (*operands, *scratch)]
     words += [space.sizes[-1], *space.sizes[:-1]]
     accesses = [*form.inputs, *form.outputs]
     for access, strides in zip(accesses, space.strides, strict=True):
         words += strides[:-1] if access.inner != "number" else ()
     words += [strides[-1] for access, strides in zip(accesses, space.strides, strict=True) if access.inner == "strided"]
     block = np.array(words, np.int64)
-    argument = _Arguments(block.ctypes.data)
+    argument = _Arguments(address(block))
     argument.block, argument.arrays = block, (*operands, *scratch)
     return argument
 
 
-__all__ = ["OperandAccess", "LoopForm", "Loop", "bind", "compile_loop", "refuses"]
+__all__ = ["Loop", "bind", "compile_loop", "refuses"]
