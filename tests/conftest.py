@@ -19,6 +19,7 @@ import pytest
 
 import jobflow
 from jobflow import scope
+from jobflow.core import notices
 
 if "JOBFLOW_CACHE" not in os.environ:  # for the workers of this run, and for the programs that tests start
     os.environ["JOBFLOW_CACHE"] = tempfile.mkdtemp(prefix="jobflow-cache-")
@@ -58,3 +59,12 @@ def nothing_is_left() -> Iterator[None]:
         jobflow.clear_default_session()
     assert scope_after is scope_before, f"the test left the scope {scope_after}"
     assert extra_threads(before) == [], "the test left threads running"
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """A session and an environment that nobody has touched, and notices that were not given yet."""
+    notices.forget()
+    with scope.using(root=scope.Root()):
+        yield
+        jobflow.clear_default_session()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from traced import first, trace, type_, variable
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow import scope
 from jobflow.compiler.compile import distribute, plan_rank
 from jobflow.compiler.divide import pieces
 from jobflow.compiler.front.trace import Tracer
@@ -73,13 +71,6 @@ def test_other_writes_are_shared_out() -> None:
 
 
 # -------------------------------------------------------------------- numbers
-
-
-@pytest.fixture
-def fresh() -> Iterator[None]:
-    with scope.using(root=scope.Root()):
-        yield
-        flow.clear_default_session()
 
 
 X = np.random.RandomState(0).standard_normal((8, 12, 33)).astype(np.float32)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from traced import first, trace, type_, variable
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow import scope
 from jobflow.compiler.compile import distribute, plan_rank
 from jobflow.compiler.front.trace import Tracer
 from jobflow.engine.commands import executors_of
@@ -53,13 +51,6 @@ def test_few_samples_travel_instead_of_the_product(n: int) -> None:
 
 def test_many_samples_do_not() -> None:
     assert kinds(plans(100, 2)[0]) == ["reduce_scatter"]
-
-
-@pytest.fixture
-def fresh() -> Iterator[None]:
-    with scope.using(root=scope.Root()):
-        yield
-        flow.clear_default_session()
 
 
 X = np.random.RandomState(0).standard_normal((4, 13, 200)).astype(np.float32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,6 @@ import pytest
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow import scope
 from jobflow.engine.commands import executors_of
 from jobflow.engine.session import current_session
 from jobflow.engine.shared_buffers import IO_BUFFERS
@@ -21,11 +20,7 @@ RATE = flow.optimizer.PiecewiseConstantScheduler([], [0.05])
 UNITS = 301
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    with scope.using(root=scope.Root()):
-        yield
-        flow.clear_default_session()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def weight(name: str, *shape: int, trainable: bool = True) -> Any:

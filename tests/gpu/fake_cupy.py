@@ -315,9 +315,11 @@ def _function(name: str) -> Any:
     return call
 
 
-def _special(name: str, function: Any, x: ndarray, out: ndarray) -> ndarray:
+def _special(name: str, function: Any, x: ndarray, out: ndarray | None = None) -> ndarray:
     """A function of cupyx.scipy.special: half precision is computed in double."""
-    called(name, (x, out), {})
+    called(name, (x,) if out is None else (x, out), {})
+    if out is None:
+        out = _new(np.empty(x.shape, np.float64 if x.dtype == np.float16 else x.dtype))
     out[...] = _new(function(raw(x).astype(float)))
     return out
 

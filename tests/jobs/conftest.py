@@ -1,28 +1,12 @@
-"""Sessions of devices; the modules beside this file and the programs are importable by the tests in this folder."""
+"""Sessions of devices."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 import jobflow as flow
-from jobflow import scope
-from jobflow.core import notices
-
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE / "programs")]
-
-
-@pytest.fixture
-def fresh() -> Iterator[None]:
-    """A session and an environment that nobody has touched, and notices that were not given yet."""
-    notices.forget()
-    with scope.using(root=scope.Root()):
-        yield
-        flow.clear_default_session()
 
 
 @pytest.fixture(params=[1, 2], ids=["solo", "threads"])

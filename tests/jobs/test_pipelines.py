@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pipelines
 import pytest
 from launching import PROGRAMS, run_ranks
-
-sys.path.insert(0, str(PROGRAMS))
-
-import pipelines
 
 
 @cache

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,9 @@ from typing import Any
 import mixed
 import numpy as np
 import pytest
-from launching import PROGRAMS, run_ranks
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "eager"))
 from face_cases import ALIKE, DIFFERENT, SCHEDULES
 from faces import S0, S1, AtOnce, B, Case, Lies, Run, Trained, as_graph, as_job, at_once, batches, each_its_own, laid, mirrored, model_of
+from launching import PROGRAMS, run_ranks
 from ranks import on_ranks
 
 import jobflow as flow

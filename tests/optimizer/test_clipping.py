@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow import optimizer as opt
-from jobflow import scope
 from jobflow.engine.job import job_of
 from jobflow.tools.explain import explain
 
@@ -21,11 +19,7 @@ A, B = RANDOM.normal(size=(4, 6)), RANDOM.normal(size=(6, 5))
 CLIP, RATE = 0.5, 0.125  # the rate is a float32
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    with scope.using(root=scope.Root()):
-        yield
-        flow.clear_default_session()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def expected(clip: float = CLIP, l2: float = 0.0, steps: int = 3) -> dict[str, Any]:

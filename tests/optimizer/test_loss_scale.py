@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ import pytest
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow import optimizer as opt
-from jobflow import scope
 
 RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.normal(size=(8, 4)).astype(np.float32), RANDOM.integers(0, 5, 8).astype(np.int32)
@@ -23,11 +22,7 @@ State = dict[str, Any]
 Body = Callable[[Any], Any]
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    with scope.using(root=scope.Root()):
-        yield
-        flow.clear_default_session()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def plain(x: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,6 @@ from profiled import Row, profiled
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow import scope
 from jobflow.engine.commands import executors_of
 from jobflow.engine.session import current_session
 from jobflow.runtime.world.world import Rank
@@ -26,13 +25,6 @@ class Profile:
 
     def __call__(self, rank: Rank, feeds: Mapping[str, Any]) -> list[Row]:
         return profiled(executors_of(rank)[self.number], feeds, STEPS)
-
-
-@pytest.fixture
-def fresh() -> Iterator[None]:
-    with scope.using(root=scope.Root()):
-        yield
-        flow.clear_default_session()
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

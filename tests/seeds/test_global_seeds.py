@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 from jobflow.core import notices
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "eager"))
 from ranks import on_ranks  # noqa: E402 - from the folder that has just become known
 
 

@@ -6,7 +6,7 @@ The document writes them with global tensors; here the layouts are asked for wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,11 +25,7 @@ W0 = RANDOM.standard_normal((5, 8)).astype(np.float32)
 W1 = RANDOM.standard_normal((8, 3)).astype(np.float32)
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    with scope.using(root=scope.Root()):
-        yield
-        flow.clear_default_session()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def weight(name: str, value: Any, distribute: Any = None) -> Any:

@@ -1,8 +1,0 @@
-"""`ranks` of the eager tests, and the modules beside this file, are importable by the tests in this folder."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).parents[1] / "eager"), str(Path(__file__).parent)]

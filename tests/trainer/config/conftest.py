@@ -1,6 +1,0 @@
-"""The corpus' reader is found."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))

@@ -1,6 +1,0 @@
-"""Modules that these tests share are found beside them."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))

@@ -1,8 +1,0 @@
-"""`ranks` of the eager tests is importable by the tests in this folder."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "eager"))
