@@ -11,10 +11,11 @@ import os
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import dropwhile
+from types import TracebackType
 
-from jobflow.cli import failure
 from jobflow.cli.command_table import COMMANDS, GROUPS, Command
-from jobflow.core.errors import ConfigError, JobflowError, did_you_mean
+from jobflow.core.errors import ConfigError, JobflowError, did_you_mean, is_ours, is_users
 from jobflow.core.extras import package_of
 from jobflow.core.version import __version__
 from jobflow.distributed.output import drop_output
@@ -95,15 +96,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         drop_output()
         return 141
     except JobflowError as error:
-        return _failed(error, f"{failure.of_cause(error)}{error.told}", 2 if isinstance(error, ConfigError) else 1, shown)
+        return _failed(error, f"{_of_cause(error)}{error.told}", 2 if isinstance(error, ConfigError) else 1, shown)
     except ModuleNotFoundError as error:
         package = package_of(error.name or "")
-        text = failure.of_users(error) if package is None else f"{package.name} is not installed: {package.command}"
+        text = _of_users(error) if package is None else f"{package.name} is not installed: {package.command}"
         if text is None:
             raise
         return _failed(error, text, 1, shown)
     except OSError as error:
-        if error.filename is None or failure.lines(error.__traceback__):
+        if error.filename is None or _lines(error.__traceback__):
             return _others(error, shown)
         return _failed(error, f"{error.filename}: {error.strerror} (--traceback shows where)", 1, shown)
     except Exception as error:  # noqa: BLE001 - it is raised again unless it is somebody else's
@@ -112,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _others(error: Exception, shown: bool) -> int:
     """Print an error of somebody else's code; raise it if it is jobflow's own."""
-    text = failure.of_users(error)
+    text = _of_users(error)
     if text is None:
         raise error
     return _failed(error, text, 1, shown)
@@ -170,3 +171,29 @@ def _failed(error: BaseException, message: str, code: int, shown: bool) -> int:
     else:
         say_once(text, started)
     return code
+
+
+# How errors are printed: the user's own lines first, and jobflow's only with --traceback.
+
+_HEAD = "Traceback of your code (--traceback shows jobflow's lines, too):\n"
+
+
+def _of_users(error: BaseException) -> str | None:
+    """An error that somebody else's code has raised, with the lines of that code alone; None if there are none, so that it is jobflow's own."""
+    frames = _lines(error.__traceback__)
+    if not frames:
+        return None
+    return f"{_HEAD}{''.join(frames)}{''.join(traceback.format_exception_only(error)).rstrip()}"
+
+
+def _of_cause(error: BaseException) -> str:
+    """The lines of somebody else's code in which the cause of an error was raised, to stand before it; "" if there are none."""
+    cause = error.__cause__
+    frames = _lines(cause.__traceback__) if cause is not None else []
+    return f"{_HEAD}{''.join(frames)}" if frames else ""
+
+
+def _lines(trace: TracebackType | None) -> list[str]:
+    """The frames from the first of the user's on, without jobflow's."""
+    theirs = [(frame, line) for frame, line in traceback.walk_tb(trace) if not is_ours(frame)]
+    return traceback.StackSummary.extract(dropwhile(lambda one: not is_users(one[0]), theirs)).format()

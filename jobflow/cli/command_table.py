@@ -6,20 +6,9 @@ and `run(given) -> exit code`, which imports what it needs.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 from dataclasses import dataclass
-from typing import Protocol, cast
-
-
-class Module(Protocol):
-    """What the module of a command has."""
-
-    def fill(self, parser: argparse.ArgumentParser) -> object:
-        """Give the parser the command's options."""
-
-    def run(self, given: argparse.Namespace) -> int:
-        """Do what the options say; the exit code."""
+from types import ModuleType
 
 
 @dataclass(frozen=True)
@@ -30,9 +19,9 @@ class Command:
     help: str
     module: str
 
-    def load(self) -> Module:
+    def load(self) -> ModuleType:
         """Its module."""
-        return cast(Module, importlib.import_module(self.module))
+        return importlib.import_module(self.module)
 
 
 #: commands that can be started without `jobflow` too

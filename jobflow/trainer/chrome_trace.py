@@ -23,8 +23,8 @@ from jobflow.engine.commands import executors_of
 from jobflow.engine.session import Session, current_session
 from jobflow.runtime.timing import Ran, Recorded, Recording, Timed
 from jobflow.runtime.world.world import Rank
-from jobflow.trainer.optional_files import leave
 from jobflow.trainer.units import duration_text, percent
+from jobflow.trainer.watching import leave
 
 #: where a rank keeps what it records, in `Rank.memory`
 RECORDING = "recording"

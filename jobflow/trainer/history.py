@@ -15,9 +15,8 @@ import numpy as np
 
 from jobflow.core.remote import AnyPath
 from jobflow.trainer.metrics import recorded
-from jobflow.trainer.outcome import Outcome
 from jobflow.trainer.units import is_share
-from jobflow.trainer.watching import EvaluationReport, RunInfo, StepReport, Watcher
+from jobflow.trainer.watching import EvaluationReport, Outcome, RunInfo, StepReport, Watcher
 
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 #: what a curve of training is called beside those of "validation" and the like

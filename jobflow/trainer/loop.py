@@ -40,12 +40,10 @@ from jobflow.trainer.jobs import COUNTER, HALTED, TRAIN, Jobs, Means, prepared
 from jobflow.trainer.lock import Lock
 from jobflow.trainer.network import line_of
 from jobflow.trainer.optimizing import schedule_from, slow_start
-from jobflow.trainer.outcome import Outcome, Stopped
 from jobflow.trainer.resume import Progress, check_alike, chosen, follow, read, series_of, set_aside_behind, together
-from jobflow.trainer.signals import Signals
-from jobflow.trainer.stopping import Agreement, Clock, Early
+from jobflow.trainer.stopping import Agreement, Clock, Early, Signals
 from jobflow.trainer.units import metric_text, metrics_text
-from jobflow.trainer.watching import RunInfo, StepReport, Watcher
+from jobflow.trainer.watching import Outcome, RunInfo, StepReport, Stopped, Watcher
 
 
 def train(

@@ -19,9 +19,8 @@ from time import perf_counter
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias
 
 from jobflow.core.errors import counted
-from jobflow.trainer.outcome import ENDS, Outcome
 from jobflow.trainer.units import clock_text, metric_text, metrics_text, number_text, rate_text
-from jobflow.trainer.watching import EvaluationReport, RunInfo, StepReport, Watcher
+from jobflow.trainer.watching import ENDS, EvaluationReport, Outcome, RunInfo, StepReport, Watcher
 
 if TYPE_CHECKING:
     from rich import progress

@@ -26,11 +26,9 @@ from jobflow.trainer.charts import chart_svg, curves_png, draw_curves, draw_time
 from jobflow.trainer.chrome_trace import Traced, parts_table, slowest_table
 from jobflow.trainer.figures import Figures, environment, figures_in
 from jobflow.trainer.history import RATE, SPEED, History, Line
-from jobflow.trainer.optional_files import leave
-from jobflow.trainer.outcome import ENDS
 from jobflow.trainer.preview import alike, common_memory, memory_table, strategy_text, traffic_table
 from jobflow.trainer.units import count_text, duration_text, metric_text, percent, rate_text, size_text
-from jobflow.trainer.watching import RunInfo
+from jobflow.trainer.watching import ENDS, RunInfo, leave
 
 #: ranks whose memory and communication are worked out; those behind are hardly different
 MOST_RANKS = 16

@@ -1,4 +1,4 @@
-"""Watchers: the interface of progress bars, metrics files, charts and reports.
+"""Watchers: the interface of progress bars, metrics files, charts and reports; and what they are told, up to how a run ended.
 
     started (saved | step | evaluated)* finished? closed
 
@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from jobflow.core.notices import notice
 from jobflow.core.remote import AnyPath
 from jobflow.engine.compiled import Compiled
-from jobflow.trainer.outcome import Outcome
 
 if TYPE_CHECKING:
     from jobflow.trainer.config import Loaded
@@ -80,6 +80,47 @@ class EvaluationReport:
     samples: int = 0
 
 
+#: end: all steps are done.  early: nothing got better.  interrupt: Ctrl-C.  terminated: SIGTERM, or the time is up.  nan: not finite.
+Stopped = Literal["end", "early", "interrupt", "terminated", "nan"]
+
+DONE = 0
+NOT_FINITE = 3
+#: saved; the same command goes on
+AGAIN = 75
+INTERRUPTED = 130
+
+#: by the way to end: the exit code, what it is called, and whether it is good news
+ENDS: dict[str, tuple[int, str, str]] = {
+    "end": (DONE, "done", "good"),
+    "early": (DONE, "stopped early", "good"),
+    "interrupt": (INTERRUPTED, "interrupted", "plain"),
+    "terminated": (AGAIN, "terminated", "plain"),
+    "nan": (NOT_FINITE, "not finite", "bad"),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a run; `step` and `epoch` are those done, over all runs that were resumed."""
+
+    step: int
+    epoch: int
+    #: the last known: "train/loss", "validation/loss", "test/accuracy" ...
+    metrics: Mapping[str, float]
+    stopped: Stopped
+    #: the checkpoint of this step, if one was saved
+    saved: AnyPath | None = None
+    #: why it stopped, for people
+    message: str = ""
+    #: sums over this process' run: seconds of training, and of it waiting for data
+    seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def exit_code(self) -> int:
+        """What `jobflow train` ends with."""
+        return ENDS[self.stopped][0]
+
+
 class Watcher:
     """Sees a run; does nothing.  `closed` is called at the very end in every case, after errors too, and may be called twice."""
 
@@ -100,3 +141,14 @@ class Watcher:
 
     def closed(self, run: RunInfo) -> None:
         """Give back what is held: terminals, files."""
+
+
+def leave(path: Path, content: bytes) -> bool:
+    """Write a file that a run leaves for people, and can do without; if that fails, a notice says why, and the run goes on.  True if it is there."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    except OSError as error:
+        notice(f"{path} could not be written: {error.strerror or error}")
+        return False
+    return True

@@ -73,7 +73,7 @@ class TestHelp:
         assert {int(code): meaning for code, meaning in re.findall(r"^\| (\d+) \| (.+) \|$", page, re.MULTILINE)} == CODES
 
     def test_codes_are_those_of_training(self) -> None:
-        outcome = importlib.import_module("jobflow.trainer.outcome")
+        outcome = importlib.import_module("jobflow.trainer.watching")
         assert {code for code, _, _ in outcome.ENDS.values()} == set(CODES) - {1, 2, 141}
 
     def test_no_word_is_a_page_of_help_and_a_wrong_command_line(self, capsys: pytest.CaptureFixture[str]) -> None:

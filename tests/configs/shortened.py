@@ -8,8 +8,7 @@ from pathlib import Path
 
 from jobflow.trainer.config import Loaded, load
 from jobflow.trainer.loop import train
-from jobflow.trainer.outcome import Outcome
-from jobflow.trainer.watching import EvaluationReport, RunInfo, StepReport, Watcher
+from jobflow.trainer.watching import EvaluationReport, Outcome, RunInfo, StepReport, Watcher
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "configs"

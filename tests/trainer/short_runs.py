@@ -13,8 +13,7 @@ import numpy as np
 from jobflow.data.batch import Batch
 from jobflow.trainer.config import Loaded, load
 from jobflow.trainer.loop import Loop, train
-from jobflow.trainer.outcome import Outcome
-from jobflow.trainer.watching import EvaluationReport, RunInfo, StepReport, Watcher
+from jobflow.trainer.watching import EvaluationReport, Outcome, RunInfo, StepReport, Watcher
 
 SAMPLES, WIDTH, CLASSES = 26, 6, 4
 CONFIG = """

@@ -12,8 +12,7 @@ from short_runs import CONFIG, SAMPLES, WIDTH, Seen, check_same, loaded, run, sa
 from jobflow.checkpoint import sessions, store
 from jobflow.core.errors import CheckpointError, ConfigError
 from jobflow.trainer import train
-from jobflow.trainer.outcome import NOT_FINITE
-from jobflow.trainer.watching import RunInfo, StepReport, Watcher
+from jobflow.trainer.watching import NOT_FINITE, RunInfo, StepReport, Watcher
 
 PLAIN = CONFIG.replace(CONFIG[CONFIG.index("model:") : CONFIG.index("data:")], "model: {builder: 'nets_to_train:plain'}\n")
 

@@ -17,8 +17,8 @@ from jobflow.core.errors import CheckpointError, ConfigError
 from jobflow.core.remote import RemotePath
 from jobflow.trainer.config import load
 from jobflow.trainer.evaluate import evaluate
-from jobflow.trainer.outcome import Outcome
 from jobflow.trainer.resume import Progress, check_alike, differences
+from jobflow.trainer.watching import Outcome
 
 STEPS = 9
 

@@ -13,10 +13,8 @@ import pytest
 from short_runs import CONFIG, check_same, loaded, run, write_config
 
 from jobflow.trainer import stopping
-from jobflow.trainer.outcome import AGAIN, INTERRUPTED, Outcome
-from jobflow.trainer.signals import Signals
-from jobflow.trainer.stopping import Agreement, Clock, Early, Said, end_of_allocation
-from jobflow.trainer.watching import RunInfo, StepReport, Watcher
+from jobflow.trainer.stopping import Agreement, Clock, Early, Said, Signals, end_of_allocation
+from jobflow.trainer.watching import AGAIN, INTERRUPTED, Outcome, RunInfo, StepReport, Watcher
 
 # -------------------------------------------------------------------- early stopping
 
