@@ -102,7 +102,9 @@ class Explained:
             return "nothing moves between ranks"
         alone, once = (sum(traffic.nbytes for traffic in planned(self.plan(rank, share)).values()) for share in (False, True))
         less = f", {once} if the ranks share memory" if once != alone else ""
-        return f"{boxing_table(self.physical)}\nrank {rank} sends {alone} bytes per step{less}"
+        rows = [(row.route, f"{row.nbytes:.0f}", *row[2:]) for row in boxing_rows(self.physical)]
+        table = TextTable(["route", "bytes/rank", "tensors", "from", "to", "for", "line"], rows)
+        return f"{table}\nrank {rank} sends {alone} bytes per step{less}"
 
     def pipeline(self) -> str:
         """Who works on which microbatch when."""
@@ -158,12 +160,6 @@ def explain_page(job: Job, *, devices: int = 1, rank: int = 0, strategy: str | N
         f"Plan of rank {rank}": plan_text(found.plan(rank)),
     }
     return graph_page(found.physical, tables)
-
-
-def boxing_table(physical: Physical) -> str:
-    """Every change of layout: route, bytes the busiest rank sends, tensor, for which op, and the user's line."""
-    head = ["route", "bytes/rank", "tensors", "from", "to", "for", "line"]
-    return str(TextTable(head, [(row.route, f"{row.nbytes:.0f}", *row[2:]) for row in boxing_rows(physical)]))
 
 
 class Change(NamedTuple):

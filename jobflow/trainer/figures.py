@@ -54,9 +54,8 @@ class RankFigures:
 
 @dataclass(frozen=True)
 class Figures:
-    """A job laid out: `programs` and so on as `Compiled` has them."""
+    """A job laid out."""
 
-    job: str
     ranks: tuple[RankFigures, ...]
     #: trainable numbers, and bytes of all variables, which is about what a checkpoint takes
     parameters: int
@@ -64,7 +63,6 @@ class Figures:
     variable_bytes: int
     #: in products and convolutions of one run, over all ranks
     operations: float
-    nodes: int
     changes: tuple[Change, ...]
 
     @property
@@ -99,7 +97,7 @@ def figures_of(
     nbytes = sum(v.type.nbytes for v in graph.variables.values())
     changes = tuple(row for row in boxing_rows(programs[0]) if row.nbytes > QUIET)
     operations = operations_of(programs[0])
-    return Figures(graph.name, tuple(map(rank_figures, plans)), trained, len(graph.variables), nbytes, operations, len(graph.nodes), changes)
+    return Figures(tuple(map(rank_figures, plans)), trained, len(graph.variables), nbytes, operations, changes)
 
 
 def rank_figures(plan: Plan) -> RankFigures:

@@ -34,7 +34,7 @@ def first_not_finite(session: Session, job: Job, batch: Mapping[str, Any], run: 
 
 def ordered(seen: Iterable[Seen]) -> list[Seen]:
     """Tensors as the program makes them: what comes from outside first, then the forward pass, then gradients."""
-    return sorted((one for one in seen if one.value is not None), key=lambda one: 0 if _is_outside(_node(one)) else 1)
+    return sorted((one for one in seen if one.value is not None), key=lambda one: 0 if isinstance(_node(one).op, Input | ReadVariable) else 1)
 
 
 def not_finite(one: Seen) -> int:
@@ -51,10 +51,6 @@ def _floats(array: Array) -> Array | None:
 def _node(one: Seen) -> Node:
     assert one.value is not None, "variables are seen where they are read"
     return one.value.node
-
-
-def _is_outside(node: Node) -> bool:
-    return isinstance(node.op, Input | ReadVariable)
 
 
 def described(one: Seen) -> str:

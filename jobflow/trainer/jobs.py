@@ -22,7 +22,7 @@ import jobflow.core.scope as scope
 from jobflow.compiler.front.dynamic_loss_scale import NOT_FINITE
 from jobflow.core.errors import ConfigError, at_line, counted, did_you_mean
 from jobflow.core.layout import cut
-from jobflow.core.types import Array, DType, TensorType, bfloat16, float16, float32
+from jobflow.core.types import Array, TensorType, bfloat16, float16, float32
 from jobflow.data.batch import per_device
 from jobflow.data.batches import Batches
 from jobflow.data.readers import open_reader
@@ -41,7 +41,7 @@ from jobflow.ops.broadcast import broadcast_to
 from jobflow.ops.skipped_steps import COUNT
 from jobflow.runtime.device import cupy_device as cuda
 from jobflow.runtime.world.launched import launched
-from jobflow.strategies import Strategy, mesh, mirrored
+from jobflow.strategies import mesh, mirrored
 from jobflow.trainer.config import Loaded, TrainConfig
 from jobflow.trainer.network import Network, layered, line_of, network_of
 from jobflow.trainer.optimizing import optimizer_from
@@ -55,12 +55,6 @@ HALTED = "#halted"
 COUNTER = f"{NOT_FINITE}-{TRAIN}"
 #: the types of one sample, by field
 Fields = Mapping[str, TensorType]
-
-
-def strategy_of(config: TrainConfig) -> Strategy:
-    """How jobs are parallel in the consistent view."""
-    wish = config.strategy
-    return mesh(data=wish.data, tensor=wish.tensor, pipeline=wish.pipeline, zero=wish.zero)
 
 
 @dataclass
@@ -200,13 +194,12 @@ class Jobs:
             ],
             return_annotation=Bundle[Numpy],
         )
-        config = FunctionConfig()
-        config.strategy(mirrored() if own else strategy_of(self.config))
+        wish, config = self.config.strategy, FunctionConfig()
+        config.strategy(mirrored() if own else mesh(data=wish.data, tensor=wish.tensor, pipeline=wish.pipeline, zero=wish.zero))
         if name == TRAIN and self.microbatches(rows) > 1:
             config.train.num_gradient_accumulation_steps(self.microbatches(rows))
-        half = half_of(self.config)
-        if half is not None:
-            config.mixed_precision(half)
+        if wish.precision != "float32":
+            config.mixed_precision({"float16": float16, "bfloat16": bfloat16}[wish.precision])
         return Job(function, name == TRAIN, config, self.network.where, optimizer_of)
 
     def _train(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -232,11 +225,6 @@ class Jobs:
 
     def _predicted(self, batch: dict[str, Any]) -> dict[str, Any]:
         return dict(self.network(batch))
-
-
-def half_of(config: TrainConfig) -> DType | None:
-    """In which products and convolutions are computed; None for float32."""
-    return {"float32": None, "float16": float16, "bfloat16": bfloat16}[config.strategy.precision]
 
 
 def _weighed(loss: Any, like: Any) -> Any:

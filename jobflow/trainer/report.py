@@ -259,12 +259,7 @@ def _size(path: AnyPath) -> str:
     """Of what is on this machine: training does not wait for a store because of a page."""
     if isinstance(path, RemotePath):
         return "not asked for"
-    return size_text(folder_size(path)) if path.is_dir() else "removed by retention"
-
-
-def folder_size(path: Path) -> int:
-    """Bytes of all files below."""
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return size_text(sum(file.stat().st_size for file in path.rglob("*") if file.is_file())) if path.is_dir() else "removed by retention"
 
 
 def _relative(path: AnyPath, start: Path) -> str:

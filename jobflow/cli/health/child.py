@@ -55,10 +55,6 @@ def _read(out: str, err: str, code: int) -> Answer:
     if code == 0 and answers:
         return Answer(json.loads(answers[-1]))
     said = [line.strip() for line in (err or out).splitlines() if line.strip()]
-    return Answer({}, f"it {ending(code)}" + (f": {_telling(said)}" if said else ""), f"{err}\n{out}")
-
-
-def _telling(lines: Sequence[str]) -> str:
-    """The line that says most: the last one that names an error, else the last one."""
-    named = [line for line in lines if "Error" in line or "error" in line]
-    return (named or lines)[-1][:300]
+    # the line that says most: the last one that names an error, else the last one
+    telling = ([line for line in said if "error" in line.lower()] or said)[-1:]
+    return Answer({}, ": ".join([f"it {ending(code)}", *(line[:300] for line in telling)]), f"{err}\n{out}")
