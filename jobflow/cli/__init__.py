@@ -1,4 +1,4 @@
-"""The command line: `jobflow COMMAND ...`; table.py names the commands.
+"""The command line: `jobflow COMMAND ...`; command_table.py names the commands.
 
 A command's module is imported when it is chosen, so `jobflow --help` and `jobflow COMMAND --help` are quick.  Exit codes are those of
 `CODES`; `main` gives them for whatever a command raises.

@@ -145,8 +145,9 @@ class Jobs:
         data, types = self.config.data, self.network.taken(self.fields)
         train = lengths(self.samples["train"], data.batch_size, data.drop_last)
         evaluation = lengths(self.samples.get("validation"), data.evaluation_batch_size, False)
-        come = [(TRAIN, rows, "training") for rows in train] + [(EVALUATION, rows, "an evaluation") for rows in evaluation]
-        for kind, rows, word in (one for one in come if train and one[1] != train[0]):
+        others = [(TRAIN, rows, "training") for rows in train[1:]]
+        others += [(EVALUATION, rows, "an evaluation") for rows in evaluation if train and rows != train[0]]
+        for kind, rows, word in others:
             job = self._declared(kind, rows, types)
             named = zip(job.signature.placeholders(), job.declared_shapes(self.session), strict=True)
             shapes = [shape[0] if declared.per_device else shape for (_, declared), shape in named]
@@ -304,8 +305,8 @@ def _opened(loaded: Loaded, session: Session, only: Sequence[str]) -> Jobs:
     per_epoch = epoch_length(loaded.config, samples.get("train"))
     steps = loaded.config.training.steps or (loaded.config.training.epochs or 0) * per_epoch
     jobs = Jobs(loaded, session, network_of(loaded), samples, steps, per_epoch)
-    for found in [*samples.values()][:1]:
-        jobs.take(found)
+    if samples:
+        jobs.take(next(iter(samples.values())))
     return jobs
 
 
