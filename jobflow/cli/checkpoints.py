@@ -22,7 +22,6 @@ from jobflow.checkpoint.series import TRIES
 from jobflow.core.errors import CheckpointError, ReplacedError, counted
 from jobflow.core.remote import AnyPath, RemotePath, path_of
 from jobflow.core.tables import UNLIMITED, TextTable
-from jobflow.core.types import TensorType
 from jobflow.trainer.units import metric_text, number_text, size_text
 
 T = TypeVar("T")
@@ -140,7 +139,7 @@ def show(given: argparse.Namespace) -> int:
     """A table of tensors, then what was saved beside them as a tree."""
     checkpoint = open_any(given.checkpoint)
     names = selected(given.names, checkpoint)
-    print(f"{checkpoint.path}: {len(names)} of {len(checkpoint)} tensors, {size_text(sum(_nbytes(checkpoint.stored[name]) for name in names))}")
+    print(f"{checkpoint.path}: {len(names)} of {len(checkpoint)} tensors, {size_text(sum(checkpoint.stored[name].type.nbytes for name in names))}")
     layouts = _below(_below(checkpoint.extra, "layout"), "variables")
     rows = [line for name in names for line in _tensor_lines(checkpoint.stored[name], layouts.get(name, ""))]
     TextTable(["tensor", "type", "bytes", "layout", "where"], rows, right={2}).print()
@@ -152,7 +151,7 @@ def show(given: argparse.Namespace) -> int:
 def _tensor_lines(stored: Stored, layout: str) -> Iterator[list[str]]:
     """A line per tensor, with the layout that it had; if it lies in several shards, one per shard follows."""
     shards: Sequence[StoredShard] = getattr(stored, "shards", ())
-    first = [stored.name, type_text(stored), str(_nbytes(stored)), layout]
+    first = [stored.name, type_text(stored), str(stored.type.nbytes), layout]
     if len(shards) < 2:
         yield [*first, stored.file_path.name]
         return
@@ -161,11 +160,6 @@ def _tensor_lines(stored: Stored, layout: str) -> Iterator[list[str]]:
         yield ["", "", "", "", f"{manifest.box_text(shard.box)} {shard.file_path.name}"]
     if len(shards) > MOST_SHARDS:
         yield ["", "", "", "", f"... {len(shards) - MOST_SHARDS} more"]
-
-
-def _nbytes(stored: Stored) -> int:
-    type: TensorType = stored.type
-    return type.nbytes
 
 
 # ---- verify and diff -----------------------------------------------------------------------------------------------------------------
