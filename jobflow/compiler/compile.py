@@ -19,6 +19,7 @@
     divide         divide updates of shared variables -> Program
     order          separate body and epilogue       -> Ordered
     overlap        transfer while computing         -> Ordered
+    form_regions   compute together what shares data -> Ordered
     memory         assign addresses                 -> Plan, verified
 
 All stages are pure: no communication, clock, randomness, environment or iteration over sets, so that ranks that
@@ -46,8 +47,9 @@ from jobflow.compiler.rank.fuse import fuse
 from jobflow.compiler.rank.local import Program
 from jobflow.compiler.rank.lower import lower
 from jobflow.compiler.rank.memory import plan_memory
-from jobflow.compiler.rank.order import order
+from jobflow.compiler.rank.order import Ordered, order
 from jobflow.compiler.rank.overlap import overlap
+from jobflow.compiler.rank.regions import form_regions
 from jobflow.compiler.rank.variable_writes import write
 from jobflow.compiler.rank.zero_copy import zero_copy_feeds
 from jobflow.compiler.weights import keep_weights
@@ -88,6 +90,11 @@ def rank_program(physical: Physical, memory: RankMemory, target: Target) -> Prog
     return divide(fuse(gather_factors(program, sharing)), sharing)
 
 
+def ordered_program(physical: Physical, memory: RankMemory, target: Target) -> Ordered:
+    """The same in the order in which it is done."""
+    return form_regions(overlap(order(rank_program(physical, memory, target))))
+
+
 def plan_rank(physical: Physical, memory: RankMemory, target: Target) -> Plan:
     """The same with addresses, in the order in which it is done."""
-    return plan_memory(overlap(order(rank_program(physical, memory, target))))
+    return plan_memory(ordered_program(physical, memory, target))

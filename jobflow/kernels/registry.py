@@ -17,14 +17,18 @@ from typing import Protocol, cast
 import numpy as np
 
 from jobflow.core.errors import PlanError
-from jobflow.core.types import Array, TensorType
+from jobflow.core.types import Array, TensorType, contiguous_strides
 from jobflow.kernels.target import Kind, Target, Tier
 from jobflow.ops import half
 from jobflow.ops.op import Binder, Call, Op
 
 KINDS: tuple[Kind, ...] = ("cpu", "cuda")
 #: the modules that register the implementations of a tier; imported when a plan of that tier is bound
-MODULES: dict[Tier, tuple[str, ...]] = {"reference": (), "numpy": (), "llvm": ()}
+MODULES: dict[Tier, tuple[str, ...]] = {
+    "reference": ("jobflow.kernels.in_turn",),
+    "numpy": ("jobflow.kernels.in_turn",),
+    "llvm": ("jobflow.kernels.compiled_loops",),
+}
 
 
 class Implementation(Protocol):
@@ -100,9 +104,25 @@ def bind(op: Op, target: Target, device: Binder, inputs: Sequence[Array], output
     return choose(op, target, inputs, outputs).implementation.bind(op, device, inputs, outputs)
 
 
-def shaped(type: TensorType, strides: Sequence[int]) -> Array:
-    """An array of this type and these strides whose elements must not be touched, to ask implementations with before there is memory."""
-    return np.lib.stride_tricks.as_strided(np.zeros(1, type.dtype.numpy), type.shape, strides, writeable=False)
+def refusal(op: Op, target: Target, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> str | None:
+    """Why the target's best implementation does not take the operation, whatever memory its dense arrays have."""
+    arrays = [at(type, contiguous_strides(type.shape, type.dtype.itemsize), (n + 1) << 40) for n, type in enumerate((*inputs, *outputs))]
+    return candidates(type(op), target)[0].refuses(op, arrays[: len(inputs)], arrays[len(inputs) :])
+
+
+def at(type: TensorType, strides: tuple[int, ...], address: int) -> Array:
+    """An array at an address where there is none: implementations are asked about it before there is memory, and must not touch its elements."""
+    made = np.asarray(
+        _Imagined({"version": 3, "shape": type.shape, "typestr": f"|V{type.dtype.itemsize}", "strides": strides, "data": (address, True)})
+    )
+    return made.view(type.dtype.numpy)
+
+
+@dataclass(frozen=True)
+class _Imagined:
+    """What NumPy takes for an array."""
+
+    __array_interface__: dict[str, object]
 
 
 @dataclass(frozen=True)

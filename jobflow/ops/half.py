@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from jobflow.core.types import Array, dtype_of, float32
+from jobflow.core.types import Array, Xp, dtype_of, float32
 from jobflow.ops.op import Binder, Call, Op, ViewOp
 
 
@@ -55,9 +55,9 @@ def _round(target: Array, source: Array) -> None:
     target[...] = source
 
 
-def run(op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    """`op.kernel` with NumPy, likewise."""
-    given = [np.empty(a.shape, dtype_of(a.dtype).arithmetic.numpy) for a in outputs]
-    op.kernel(np, *(np.asarray(a, dtype_of(a.dtype).arithmetic.numpy) for a in inputs), *given)
+def run(op: Op, inputs: Sequence[Array], outputs: Sequence[Array], xp: Xp = np) -> None:
+    """`op.kernel`, likewise."""
+    given = [xp.empty(a.shape, dtype_of(a.dtype).arithmetic.numpy) for a in outputs]
+    op.kernel(xp, *(xp.asarray(a, dtype_of(a.dtype).arithmetic.numpy) for a in inputs), *given)
     for target, source in zip(outputs, given, strict=True):
         target[...] = source

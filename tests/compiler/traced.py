@@ -20,6 +20,7 @@ from jobflow.graph.graph_text import graph_text
 from jobflow.graph.ir import Graph, Physical, Value, Variable
 from jobflow.graph.training import Parameter
 from jobflow.graph.wire import physical_to_wire
+from jobflow.kernels.target import CPU, Target
 from jobflow.ops.op import apply
 from jobflow.ops.optimizer_updates import SgdUpdate
 from jobflow.ops.source import Constant, External, Input
@@ -118,10 +119,11 @@ class Bound:
     number: int = 0
     #: the ranks have their variables, arguments and results in common memory, as far as they can
     common: bool = False
+    target: Target = CPU
 
     def __post_init__(self) -> None:
         table = physical_to_wire(self.physical)
-        self.world.call(Bind(self.number, StorageChoice(share=self.common, io_buffers=self.common)), [table] * self.world.size)
+        self.world.call(Bind(self.number, StorageChoice(share=self.common, io_buffers=self.common), self.target), [table] * self.world.size)
 
     def write(self, values: dict[str, Array]) -> None:
         """Set variables, from whole arrays."""

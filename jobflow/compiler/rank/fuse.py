@@ -72,7 +72,7 @@ def absorb_makers(program: Program) -> Program:
                 or (among_updates and any(i in stored or i in over for i in maker.inputs))
             ):
                 continue
-            both = _absorbed(step, index, maker)
+            both = None if program.target.fusion and _in_one_loop(step, maker) else _absorbed(step, index, maker)
             if both is not None:
                 steps.remove(maker)
                 step = both
@@ -81,6 +81,11 @@ def absorb_makers(program: Program) -> Program:
         if len(step.outputs) == 1:
             makers[step.outputs[0]] = step
     return replace(program, steps=tuple(steps))
+
+
+def _in_one_loop(step: Step, maker: Step) -> bool:
+    """True for two ops that a region takes, with more around them."""
+    return all(isinstance(s.action, Op) and s.action.expression(*(item.type for item in s.inputs)) is not None for s in (step, maker))
 
 
 def _absorbed(step: Step, index: int, maker: Step) -> Step | None:

@@ -33,6 +33,13 @@ def plan_memory(ordered: Ordered) -> Plan:
     return _Planning(ordered).run()
 
 
+def homes_of(ordered: Ordered) -> tuple[dict[Item, Item], frozenset[Step]]:
+    """For every item the one in whose memory it would lie, and the steps that would have nothing to do."""
+    planning = _Planning(ordered)
+    planning.lay_out()
+    return {item: planning.home(item) for item in planning.windows}, frozenset(planning.free)
+
+
 @dataclass
 class _Planning:
     ordered: Ordered
@@ -44,7 +51,8 @@ class _Planning:
     accesses: list[Access] = field(default_factory=list)
     begun: set[Item] = field(default_factory=set)
 
-    def run(self) -> Plan:
+    def lay_out(self) -> None:
+        """Which items lie in each other's memory."""
         program = self.ordered.program
         self.steps = (*self.ordered.body, *self.ordered.epilogue)
         self.arguments = [argument.item for argument in program.arguments]
@@ -59,6 +67,10 @@ class _Planning:
         kept = set(map(self.home, (*fetched, *told, *self.arguments)))
         overwritten(self.steps, self.windows, self.home, kept, self.inside)
         self.free = {step for step in self.steps if is_free(step, self.windows)}
+
+    def run(self) -> Plan:
+        program = self.ordered.program
+        self.lay_out()
         sizes, needed = self._allocate()
         feeds = tuple(Feed(a.key, self.slot(a.item), a.box) for a in program.arguments)
         stored = [item for item in self.windows if item.slot is not None]

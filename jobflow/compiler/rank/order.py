@@ -23,12 +23,23 @@ from jobflow.ops.op import Op
 
 
 @dataclass(frozen=True)
+class Apart:
+    """Why a step was not taken into a region; `region` is the first step of that, "" if it was for none."""
+
+    step: str
+    region: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Ordered:
     """A program whose steps have their final order."""
 
     program: Program
     body: tuple[Step, ...]
     epilogue: tuple[Step, ...]
+    #: what has not become part of a region
+    apart: tuple[Apart, ...] = ()
 
 
 def order(program: Program) -> Ordered:
@@ -49,7 +60,7 @@ def order(program: Program) -> Ordered:
 
 
 def _readers_first(steps: tuple[Step, ...], program: Program) -> tuple[Step, ...]:
-    before = _dependencies(steps, program)
+    before = dependencies(steps, program)
     waiting = {i: len(before[i]) for i in range(len(steps))}
     after: dict[int, list[int]] = {i: [] for i in range(len(steps))}
     for i, needs in before.items():
@@ -71,7 +82,7 @@ def _readers_first(steps: tuple[Step, ...], program: Program) -> tuple[Step, ...
     return tuple(result)
 
 
-def _dependencies(steps: tuple[Step, ...], program: Program) -> dict[int, set[int]]:
+def dependencies(steps: tuple[Step, ...], program: Program) -> dict[int, set[int]]:
     """For each step, the steps that must come before it."""
     roots = {item for step in program.steps for item in step.inputs if item.slot is not None}
     roots.update(written_over(steps).values())  # a variable that is stored split is gathered before it is updated whole

@@ -37,14 +37,13 @@ def windows(
     found: dict[Item, StridedWindow] = {root: own_window(root, orders) for root in roots}
     for step in steps:
         found.update((item, own_window(item, orders)) for item in step.inputs if item.slot is not None)
-        window = placed.get(step.outputs[0]) if len(step.outputs) == 1 else None
-        window = window or _view_window(step, found)
+        window = _view_window(step, found)
         if window is not None:
-            found[step.outputs[0]] = window
+            found[step.outputs[0]] = placed.get(step.outputs[0], window)
             continue
         for i, output in enumerate(step.outputs):
             source = step.action.alias.get(i) if isinstance(step.action, Op) else None
-            found[output] = own_window(output, orders) if source is None else found[step.inputs[source]]
+            found[output] = placed.get(output) or (own_window(output, orders) if source is None else found[step.inputs[source]])
     return found
 
 

@@ -1,0 +1,352 @@
+"""Ordered program -> the same with regions: operations that share data become one, whose intermediate values have no memory.
+
+Runs where the target fuses (`Target.fusion`).  Operations with expressions on one index space are grown together, in the order of the
+program: each goes to the region with which it shares most bytes, of those that may take it.  A region runs where its last member stood,
+or its first, so that all else keeps its place; if neither is possible, because somebody between them reads what the one makes or makes
+what the other reads, they stay apart.  They stay apart as well
+
+* across communication, between body and epilogue, across phases and microbatches: there nothing is delayed or brought forward;
+* where memory that is written over is also read by another window;
+* where more memory would be needed at the fullest moment than without regions;
+* where the target's limits are reached.
+
+What is read outside is an output of the region and stored once.  Why an operation was not taken in is kept for `explain`.
+
+Example: relu(x + b) followed by a product is one region x, b -> relu(x + b); x + b is nowhere in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from jobflow.compiler.rank.local import Collect, Item, Join, Send, Step
+from jobflow.compiler.rank.memory import homes_of
+from jobflow.compiler.rank.order import Apart, Ordered, dependencies
+from jobflow.compiler.rank.views import written_over
+from jobflow.kernels import registry
+from jobflow.kernels.region import Made, Member, Region
+from jobflow.kernels.target import FusionLimits
+from jobflow.ops.checked import Checked
+from jobflow.ops.op import Op, ViewOp
+
+#: how often regions are formed anew, without the one that needs more memory than its parts
+ATTEMPTS = 8
+
+
+def form_regions(ordered: Ordered) -> Ordered:
+    """Join what shares data."""
+    limits = ordered.program.target.fusion
+    if limits is None:
+        return ordered
+    alone: dict[Step, str] = {}
+    for _ in range(ATTEMPTS):
+        growing = _Growing(ordered, limits, alone)
+        found = growing.run()
+        worst = growing.too_large(found)
+        if worst is None:
+            return found
+        alone |= worst
+    return replace(ordered, apart=tuple(Apart(step.name, "", why) for step, why in alone.items()))
+
+
+@dataclass(eq=False)
+class _Group:
+    """Steps that become one, by number, in order; it runs at `position`."""
+
+    steps: list[int]
+    position: int
+    shape: tuple[int, ...]
+    inputs: dict[Item, None]
+    made: set[Item]
+
+
+@dataclass
+class _Growing:
+    ordered: Ordered
+    limits: FusionLimits
+    #: steps that stay alone, and why
+    alone: Mapping[Step, str]
+    apart: list[Apart] = field(default_factory=list)
+
+    def run(self) -> Ordered:
+        program, body = self.ordered.program, len(self.ordered.body)
+        self.steps: list[Step] = [*self.ordered.body, *self.ordered.epilogue]
+        self.before = dependencies(tuple(self.steps), program)
+        self.after: dict[int, list[int]] = {i: [] for i in range(len(self.steps))}
+        for i, needs in self.before.items():
+            for j in needs:
+                self.after[j].append(i)
+        self.readers: dict[Item, list[int]] = {}
+        for i, step in enumerate(self.steps):
+            for item in dict.fromkeys(step.inputs):
+                self.readers.setdefault(item, []).append(i)
+        self.outside = {item for _, item in program.fetches} | set(program.results) | set(program.updates.values())
+        self.over = written_over(tuple(self.steps))
+        self.position = list(range(len(self.steps)))
+        self.groups: dict[int, _Group] = {}
+        self.memory = _Memory(self.ordered, self.steps, self.position)
+        for stretch in self._stretches(body):
+            self._grow(stretch)
+        return self._written(body)
+
+    def _stretches(self, body: int) -> Iterator[list[int]]:
+        """Runs of steps without communication, on one side of the border of body and epilogue."""
+        run: list[int] = []
+        for i, step in enumerate(self.steps):
+            if i == body or not isinstance(step.action, Op | Join):
+                yield run
+                run = []
+            run.append(i)
+        yield run
+
+    # ---------------------------------------------------------------- growing
+
+    def _grow(self, stretch: Sequence[int]) -> None:
+        found: list[_Group] = []
+        for i in stretch:
+            step = self.steps[i]
+            if not isinstance(step.action, Op) or isinstance(step.action, ViewOp):
+                continue
+            why = self.alone.get(step) or _unfit(step, self)
+            if why is not None:
+                self._note(i, None, why)
+                continue
+            group = _Group([i], i, step.outputs[0].type.shape, dict.fromkeys(step.inputs), set(step.outputs))
+            best: tuple[int, _Group, int] | None = None
+            for other in found:
+                shared = _shared(other, group)
+                if not shared:
+                    continue
+                place = self._place(other, group)
+                if isinstance(place, str):
+                    self._note(i, other, place)
+                elif best is None or shared > best[0]:
+                    best = shared, other, place
+            if best is None:
+                found.append(group)
+                self.groups[i] = group
+            else:
+                self._join(best[1], group, best[2])
+
+    def _note(self, i: int, group: _Group | None, why: str) -> None:
+        self.apart.append(Apart(self.steps[i].name, "" if group is None else self.steps[group.steps[0]].name, why))
+
+    def _place(self, group: _Group, new: _Group) -> int | str:
+        """Where both can run as one, or why they cannot."""
+        (i,) = new.steps
+        first = self.steps[group.steps[0]]
+        if group.shape != new.shape:
+            return f"its index space is {list(new.shape)}, that of the region {list(group.shape)}"
+        if (first.phase, first.microbatch) != (self.steps[i].phase, self.steps[i].microbatch):
+            return "it belongs to another phase or microbatch"
+        return self._limited(group, new) or self._overwritten(group, new) or self._position(group, i)
+
+    def _limited(self, group: _Group, new: _Group) -> str | None:
+        made = group.made | new.made
+        inputs = {item for item in (*group.inputs, *new.inputs) if item not in made}
+        steps = {*group.steps, *new.steps}
+        outgoing: dict[Item, Item] = {}
+        for item in made:
+            if self._goes_out(item, steps):
+                other = outgoing.setdefault(self.memory.home[item], item)
+                if other is not item:
+                    return f"{item} can take the memory of {other} only if it is made later"
+        outputs = len(outgoing)
+        for count, most, what in (
+            (len(steps), self.limits.members, "members"),
+            (len(inputs), self.limits.inputs, "inputs"),
+            (outputs, self.limits.outputs, "outputs"),
+        ):
+            if count > most:
+                return f"{count} {what}, and a region has at most {most}"
+        return None
+
+    def _goes_out(self, item: Item, steps: set[int]) -> bool:
+        return item in self.outside or item in self.over or not steps.issuperset(self.readers.get(item, ()))
+
+    def _overwritten(self, group: _Group, new: _Group) -> str | None:
+        """What is written over is read at the same places only, by the same window, and written once."""
+        written = [item for g in (group, new) for k in g.steps for item in self._writes(self.steps[k])]
+        reads = dict.fromkeys((*group.inputs, *new.inputs))
+        for n, variable in enumerate(written):
+            if any(self.memory.touch(variable, item) for item in written[n + 1 :]):
+                return f"both write over {variable}"
+            if any(item is not variable and item not in self.over and self.memory.touch(variable, item) for item in reads):
+                return f"{variable} is written over, and read there by another window"
+        return None
+
+    def _writes(self, step: Step) -> list[Item]:
+        return [step.inputs[source] for source in step.action.alias.values()] if isinstance(step.action, Op) else []
+
+    def _position(self, group: _Group, i: int) -> int | str:
+        members = {*group.steps, i}
+        later = [c for m in group.steps for c in self.after[m] if c not in members and self.position[c] < i]
+        if not later:
+            place, why = i, self.memory.refuses([*group.steps, i], i)
+            if why is None:
+                return place
+        needs = [d for d in self.before[i] if d not in members and self.position[d] > group.position]
+        if not needs:
+            return self.memory.refuses([*group.steps, i], group.position) or group.position
+        if not later:
+            return why or "nothing"
+        return f"{self.steps[min(later)].name} runs between them after the one, {self.steps[max(needs)].name} before the other"
+
+    def _join(self, group: _Group, new: _Group, place: int) -> None:
+        (i,) = new.steps
+        self.memory.move([*group.steps, i], place)
+        group.steps.append(i)
+        group.position = place
+        group.made |= new.made
+        group.inputs = {item: None for item in (*group.inputs, *new.inputs) if item not in group.made}
+        self.groups[i] = group
+
+    def too_large(self, found: Ordered) -> dict[Step, str] | None:
+        """The members of the region nearest to where more memory is needed than without regions, if it is, and the reason to leave them alone."""
+        steps = [*found.body, *found.epilogue]
+        memory = _Memory(found, steps, list(range(len(steps))))
+        regions = {step.outputs[0]: i for i, step in enumerate(steps) if isinstance(step.action, Region)}
+        why = self.memory.excess(memory.live)
+        if why is None or not regions:
+            return None
+        peak = int((memory.live - self.memory.most).max(axis=0).argmax())
+        nearest = min(regions, key=lambda item: abs(regions[item] - peak))
+        group = next(group for group in self.groups.values() if nearest in group.made and len(group.steps) > 1)
+        return dict.fromkeys((self.steps[i] for i in group.steps), why)
+
+    # ---------------------------------------------------------------- the program
+
+    def _written(self, body: int) -> Ordered:
+        at = {group.position: group for group in self.groups.values() if len(group.steps) > 1}
+        gone = {i for group in at.values() for i in group.steps}
+        new: list[list[Step]] = [[], []]
+        for i, step in enumerate(self.steps):
+            if i in at:
+                region = self._region(at[i])
+                if region.outputs:  # nobody on this rank reads what the others make
+                    new[i >= body].append(region)
+            elif i not in gone:
+                new[i >= body].append(step)
+        return replace(self.ordered, body=tuple(new[0]), epilogue=tuple(new[1]), apart=tuple(self.apart))
+
+    def _region(self, group: _Group) -> Step:
+        numbers = sorted(group.steps)
+        steps = [self.steps[i] for i in numbers]
+        made: dict[Item, Made] = {item: (i, j) for i, step in enumerate(steps) for j, item in enumerate(step.outputs)}
+        inputs = {item: k for k, item in enumerate(dict.fromkeys(x for step in steps for x in step.inputs if x not in made))}
+        outputs = [item for item in made if self._goes_out(item, set(numbers))]
+        members: list[Member] = []
+        for step in steps:
+            assert isinstance(step.action, Op)
+            members.append(Member(step.action, tuple(inputs[x] if x in inputs else made[x] for x in step.inputs)))
+        op = Region(tuple(members), tuple(made[x] for x in outputs), tuple(_over(members, [made[x] for x in outputs])))
+        first, last = steps[0], steps[-1]
+        return Step(op, tuple(inputs), tuple(outputs), f"{first.name}..{last.name}", first.where, first.phase, first.microbatch)
+
+
+def _over(members: Sequence[Member], outputs: Sequence[Made]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """The inputs that an output may be written over: those that its member may write over, or the makers of what that may write over."""
+    sources: dict[Made, tuple[int, ...]] = {}
+    for i, member in enumerate(members):
+        for j, reads in member.op.in_place.items():
+            found = [(r,) if isinstance(r, int) else sources.get(r, ()) for r in (member.reads[k] for k in reads)]
+            sources[i, j] = tuple(dict.fromkeys(k for several in found for k in several))
+    yield from ((k, sources[out]) for k, out in enumerate(outputs) if sources.get(out))
+
+
+def _unfit(step: Step, growing: _Growing) -> str | None:
+    """Why a step can be in no region."""
+    op = step.action
+    assert isinstance(op, Op)
+    if isinstance(op, Checked):
+        return "it checks what it is given"
+    shapes = {item.type.shape for item in step.outputs}
+    if len(shapes) != 1:
+        return "its outputs have different shapes"
+    expressions = op.expression(*(item.type for item in step.inputs))
+    if expressions is None:
+        return "it has no expression"
+    if np.broadcast_shapes(*(item.type.shape for item in step.inputs)) not in shapes and any(x.primitive == "row_sum" for x in expressions):
+        return "its rows are not those of its outputs"
+    return registry.refusal(op, growing.ordered.program.target, [x.type for x in step.inputs], [y.type for y in step.outputs])
+
+
+def _shared(group: _Group, new: _Group) -> int:
+    """Bytes that need not be written and read again, or be read once instead of twice."""
+    made = sum(2 * item.type.nbytes for item in new.inputs if item in group.made)
+    return made + sum(item.type.nbytes for item in new.inputs if item in group.inputs)
+
+
+class _Memory:
+    """How many bytes live in each buffer at each step, as the steps stand: in a rank's own memory, and in what others look at."""
+
+    def __init__(self, ordered: Ordered, steps: Sequence[Step], position: list[int]) -> None:
+        program = ordered.program
+        self.position, self.count = position, len(steps)
+        self.home, free = homes_of(ordered)
+        self.of_step = [() if step in free else tuple(dict.fromkeys(self.home[item] for item in (*step.inputs, *step.outputs))) for step in steps]
+        self.touching: dict[Item, list[int]] = {}
+        for i, homes in enumerate(self.of_step):
+            for home in homes:
+                self.touching.setdefault(home, []).append(i)
+        self.begin = {self.home[argument.item] for argument in program.arguments}
+        self.end = {self.home[item] for _, item in program.fetches}
+        self.told = {self.home[item] for step in steps if isinstance(step.action, Collect | Send) for item in step.inputs}
+        self.live = np.zeros((2, self.count + 1), np.int64)
+        for home in self.touching:
+            self._add(self.live, home, 1)
+        self.most = self.live.max(axis=1, keepdims=True)
+
+    def touch(self, a: Item, b: Item) -> bool:
+        """May two items share memory?"""
+        x, y = self.home[a], self.home[b]
+        if x.slot is None or y.slot is None:
+            return x is y
+        return x.slot.buffer == y.slot.buffer and x.slot.offset < y.slot.stop and y.slot.offset < x.slot.stop
+
+    def _add(self, live: np.ndarray, home: Item, sign: int) -> None:
+        if home.slot is not None:
+            return
+        at = [self.position[i] for i in self.touching[home]]
+        first = 0 if home in self.begin else min(at)
+        last = self.count if home in self.end else max(at)
+        if first < last or len(at) == 1:  # what one region alone touches has no memory
+            live[int(home in self.told), first : last + 1] += sign * home.type.nbytes
+
+    def refuses(self, steps: Sequence[int], place: int) -> str | None:
+        """Why these steps must not be one at this position."""
+        new, kept = self.live.copy(), [self.position[i] for i in steps]
+        homes = self._homes(steps)
+        for home in homes:
+            self._add(new, home, -1)
+        self._put(steps, [place] * len(steps))
+        for home in homes:
+            self._add(new, home, 1)
+        self._put(steps, kept)
+        return self.excess(np.where(new > self.live, new, 0))
+
+    def excess(self, live: np.ndarray) -> str | None:
+        """What is too much about so many bytes; None if it is not."""
+        for row, most in zip(live.max(axis=1).tolist(), self.most[:, 0].tolist(), strict=True):
+            if row > most:
+                return f"{row} bytes would live at once, and {most} do without regions"
+        return None
+
+    def move(self, steps: Sequence[int], place: int) -> None:
+        """Have these steps run there, as one."""
+        homes = self._homes(steps)
+        for home in homes:
+            self._add(self.live, home, -1)
+        self._put(steps, [place] * len(steps))
+        for home in homes:
+            self._add(self.live, home, 1)
+
+    def _homes(self, steps: Sequence[int]) -> list[Item]:
+        return list(dict.fromkeys(home for i in steps for home in self.of_step[i]))
+
+    def _put(self, steps: Sequence[int], places: Sequence[int]) -> None:
+        for i, place in zip(steps, places, strict=True):
+            self.position[i] = place

@@ -1,0 +1,224 @@
+"""Operations that share data become one: what they compute stays the same to the last bit, and no more memory is needed."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from growing import grown
+from programs import STEPS, first_values, graph_of
+from traced import Bound, Sgd, distribute, text, trace, type_, variable, world_of
+
+from jobflow.compiler.compile import ordered_program
+from jobflow.compiler.front.trace import Tracer
+from jobflow.compiler.rank.order import Ordered
+from jobflow.core.types import DType, TensorType, dtype_of, float16, float32, float64
+from jobflow.engine.binding import ALONE, Loaded
+from jobflow.expressions import on_arrays
+from jobflow.graph.ir import Graph
+from jobflow.kernels import in_turn, registry
+from jobflow.kernels.region import Member, Region
+from jobflow.kernels.target import CPU, FusionLimits, target_of
+from jobflow.ops import half
+from jobflow.ops.activation import Tanh, relu, tanh
+from jobflow.ops.arithmetic import Add, Multiply, Subtract, add, multiply
+from jobflow.ops.axes import transpose
+from jobflow.ops.matmul import matmul
+from jobflow.ops.scalar import Negate, Scale, scale
+from jobflow.ops.transcendental import Absolute, Exp, Square, exp, square
+from jobflow.ops.update import Assign
+from jobflow.plan.plan import Compute
+from jobflow.runtime.device.numpy_device import CpuDevice
+
+REFERENCE = target_of("cpu", "reference")
+FUSED = replace(REFERENCE, fusion=FusionLimits())
+UNARY = (Negate(), Scale(0.5), Absolute(), Exp(), Square(), Tanh())
+BINARY = (Add(), Multiply(), Subtract())
+
+
+def chain(seed: int, dtype: DType) -> tuple[Region, list[TensorType]]:
+    """Members that read what comes before them or inputs that broadcast; the last goes out, and some others do."""
+    random = np.random.default_rng(seed)
+    shapes = [(3, 4, 5), *[((3, 4, 5), (4, 5), (1, 5), (3, 1, 1), (5,), ())[int(random.integers(6))] for _ in range(2)]]
+    members = [Member(UNARY[int(random.integers(len(UNARY)))], (0,))]
+    for i in range(1, int(random.integers(2, 7))):
+        reads: list[Any] = [(int(random.integers(i)), 0), (i - 1, 0) if random.random() < 0.5 else int(random.integers(3))]
+        binary = random.random() < 0.6
+        ops: Sequence[Any] = BINARY if binary else UNARY
+        members.append(Member(ops[int(random.integers(len(ops)))], tuple(reads[: 1 + binary])))
+    outputs = sorted({len(members) - 1, int(random.integers(len(members)))})
+    used = 1 + max(read for member in members for read in member.reads if isinstance(read, int))
+    return Region(tuple(members), tuple((i, 0) for i in outputs)), [TensorType(shape, dtype) for shape in shapes[:used]]
+
+
+@pytest.mark.parametrize("dtype", [float32, float64, float16], ids=str)
+def test_a_region_is_its_members_one_after_another(dtype: DType) -> None:
+    for seed in range(20):
+        op, types = chain(seed, dtype)
+        random = np.random.default_rng(seed)
+        inputs = [random.uniform(-1, 1, t.shape).astype(dtype.numpy) for t in types]
+        made: list[Any] = []
+        for member in op.members:
+            read = [inputs[r] if isinstance(r, int) else made[r[0]] for r in member.reads]
+            (given,) = (member.op.infer(*(TensorType(a.shape, dtype_of(a.dtype)) for a in read)),)
+            made.append(np.empty(given.shape, given.dtype.numpy))
+            half.run(member.op, read, [made[-1]])
+        expected = [made[i] for i, _ in op.outputs]
+        outputs = [np.empty(t.shape, t.dtype.numpy) for t in op.infer(*types)]
+        op.kernel(np, *inputs, *outputs)
+        for target in (REFERENCE, CPU):
+            bound = [np.empty_like(a) for a in outputs]
+            for function, arguments in registry.bind(op, target, CpuDevice(), inputs, bound):
+                function(*arguments)
+            for ours, theirs in zip(bound, expected, strict=True):
+                np.testing.assert_array_equal(ours, theirs, err_msg=f"{op} on {target}")
+        expressions = op.expression(*types)
+        assert expressions is not None
+        evaluated = on_arrays.evaluate(expressions, inputs, np)
+        for ours, again, theirs in zip(outputs, evaluated, expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs, err_msg=str(op))
+            np.testing.assert_array_equal(np.broadcast_to(again, theirs.shape), theirs, err_msg=f"{op}: {expressions}")
+        assert pickle.loads(pickle.dumps(op)) == op
+        assert hash(op) == hash(chain(seed, dtype)[0])
+        assert op != chain(seed + 1, dtype)[0]
+
+
+def test_an_output_may_take_the_memory_of_an_input_that_is_read_later() -> None:
+    op = Region((Member(Negate(), (0,)), Member(Add(), ((0, 0), 0))), ((0, 0), (1, 0)), ((0, (0,)),))
+    x, y = np.arange(4.0), np.empty(4)
+    for function, arguments in registry.bind(op, REFERENCE, CpuDevice(), [x], [x, y]):
+        function(*arguments)
+    np.testing.assert_array_equal(x, [-0.0, -1.0, -2.0, -3.0])
+    np.testing.assert_array_equal(y, np.zeros(4))
+
+
+def test_what_is_written_over_is_read_as_it_was() -> None:
+    op = Region((Member(Assign(), (0, 1)), Member(Scale(2.0), (0,))), ((0, 0), (1, 0)))
+    assert op.alias == {0: 0}
+    w, x, y = np.ones(3), np.full(3, 5.0), np.empty(3)
+    for function, arguments in in_turn.InTurn(registry.PlainKernel()).bind(op, CpuDevice(), [w, x], [w, y]):
+        function(*arguments)
+    np.testing.assert_array_equal(w, x)
+    np.testing.assert_array_equal(y, np.full(3, 2.0))
+
+
+# -------------------------------------------------------------------- forming
+
+
+def ordered(graph: Graph, target: Any = FUSED) -> Ordered:
+    loaded = Loaded(distribute(graph), ALONE, target)
+    return ordered_program(loaded.physical, loaded._imagined(0, 1), target)
+
+
+def regions(found: Ordered) -> list[list[str]]:
+    """The members of every region by name of the operation."""
+    actions = [step.action for step in (*found.body, *found.epilogue)]
+    return [[member.op.word() for member in action.members] for action in actions if isinstance(action, Region)]
+
+
+def reasons(found: Ordered) -> set[str]:
+    return {apart.why for apart in found.apart}
+
+
+def x_of(tracer: Tracer, *shape: int) -> Any:
+    return tracer.input("x", type_(*(shape or (4, 4))))
+
+
+def test_chains_and_what_reads_the_same_become_one() -> None:
+    found = ordered(trace(lambda t: square(tanh(add(x := x_of(t), exp(x))))))
+    assert regions(found) == [["exp", "add", "tanh", "square"]]
+    assert regions(ordered(trace(lambda t: (exp(x := x_of(t)), tanh(x))))) == [["exp", "tanh"]]
+    assert regions(ordered(trace(lambda t: (exp(x := x_of(t)), tanh(x))), CPU)) == []
+
+
+def test_what_runs_between_keeps_operations_apart() -> None:
+    def body(tracer: Tracer) -> Any:
+        y = exp(x_of(tracer))
+        return add(matmul(y, y), y)
+
+    found = ordered(trace(body))
+    assert regions(found) == []
+    assert "matmul_0 runs between them after the one, matmul_0 before the other" in reasons(found)
+
+
+def test_other_index_spaces_stay_apart() -> None:
+    found = ordered(trace(lambda t: add(exp(t.input("b", type_(4), split=False)), x_of(t))))
+    assert regions(found) == []
+    assert "its index space is [4, 4], that of the region [4]" in reasons(found)
+
+
+def test_limits_are_kept() -> None:
+    graph = trace(lambda t: square(tanh(exp(x_of(t)))))
+    found = ordered(graph, replace(REFERENCE, fusion=FusionLimits(members=2)))
+    assert regions(found) == [["exp", "tanh"]]
+    assert "3 members, and a region has at most 2" in reasons(found)
+
+
+def test_an_update_is_not_joined_across_what_reads_the_variable_elsewhere() -> None:
+    """w' = w + w.T would read what is written already."""
+
+    def body(tracer: Tracer) -> Any:
+        w = variable(tracer, "w", 4, 4)
+        tracer.assign("w", add(w, transpose(w, (1, 0))))
+        return scale(w, 2.0)
+
+    found = ordered(trace(body))
+    assert all("assign" not in members for members in regions(found))
+
+
+def test_body_and_epilogue_stay_apart() -> None:
+    def body(tracer: Tracer) -> Any:
+        w = variable(tracer, "w", 4)
+        return multiply(w, w)
+
+    found = ordered(trace(body, train=True, optimizer=Sgd()))
+    names = {member for members in regions(found) for member in members}
+    assert "sgdupdate" not in names
+
+
+def test_more_memory_is_refused() -> None:
+    """tanh(x) of all columns, while the sums of pairs need less: x would live until its last reader."""
+
+    def body(tracer: Tracer) -> Any:
+        x = relu(matmul(a := x_of(tracer, 64, 64), a))
+        y = matmul(exp(x), a)
+        z = matmul(y, a)
+        return add(x, square(z))
+
+    graph = trace(body)
+    for target in (REFERENCE, FUSED):
+        assert (
+            Loaded(distribute(graph), ALONE, target).plan(0, 1).needed["arena"]
+            <= Loaded(distribute(graph), ALONE, REFERENCE).plan(0, 1).needed["arena"]
+        )
+
+
+@pytest.mark.parametrize("mesh", [(1,), (2,)], ids=["1", "2"])
+def test_random_programs_give_the_same_bits_with_regions(mesh: tuple[int, ...]) -> None:
+    formed = 0
+    with world_of(mesh[0]) as world:
+        for seed in range(12):
+            program = grown(7000 + seed, (mesh,))
+            graph = graph_of(program)
+            arguments, values = first_values(graph, program.seed)
+            physical, seen, needs = distribute(graph), [], []
+            for target in (REFERENCE, FUSED):
+                bound = Bound(world, physical, target=target)
+                plan = Loaded(physical, ALONE, target).plan(0, world.size)
+                needs.append(sum(plan.needed.values()))
+                formed += sum(isinstance(i, Compute) and isinstance(i.op, Region) for i in plan.instructions)
+                try:
+                    bound.write(values)
+                    with np.errstate(all="ignore"):
+                        outputs = [bound.run(**arguments) for _ in range(STEPS)]
+                    seen.append([*(a for step in outputs for a in step), *(bound.read(name) for name in values)])
+                finally:
+                    bound.close()
+            for ours, theirs in zip(*seen, strict=True):
+                np.testing.assert_array_equal(ours, theirs, err_msg=f"{program}\n{text(graph)}")
+            assert needs[1] <= needs[0], f"{program}"
+    assert formed > 10
