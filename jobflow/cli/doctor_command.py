@@ -51,7 +51,7 @@ def checks() -> tuple[Callable[[], Iterator[Finding]], ...]:
     from jobflow.cli.health import gpu, libraries, machine, ranks
 
     first = (machine.python, libraries.numpy, machine.job, machine.cores, machine.memory, ranks.mpi, machine.shared_memory)
-    return (*first, gpu.gpu, machine.disk, libraries.packages)
+    return (*first, gpu.gpu, machine.disk, libraries.kernels, libraries.packages)
 
 
 def _count(number: int, what: str) -> str:

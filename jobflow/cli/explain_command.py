@@ -7,12 +7,14 @@ from pathlib import Path
 
 from jobflow.cli.shared_options import add_job
 from jobflow.core.errors import ConfigError
+from jobflow.kernels.target import SETTINGS
 from jobflow.tools import STAGES
 
 EXAMPLES = """\
 examples:
   jobflow explain examples/hybrid_mlp.py:train_job --devices 2
   jobflow explain examples/hybrid_mlp.py:train_job --devices 2 --stage boxing --stage memory
+  jobflow explain examples/hybrid_mlp.py:train_job --stage kernels --kernels llvm
   jobflow explain "examples/gpt.py:make_train_job(Size())" --devices 4 --strategy 2x2 --html page.html"""
 
 
@@ -23,16 +25,20 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stage", action="append", choices=STAGES, metavar="STAGE", help=f"print only this one of {', '.join(STAGES)}; may be given several times"
     )
+    parser.add_argument("--kernels", choices=tuple(SETTINGS), help="who computes, in place of what the program's config.kernels says")
     parser.add_argument("--html", metavar="FILE", help="write a page with a picture of the graph and the tables instead; it opens offline")
 
 
 def run(given: argparse.Namespace) -> int:
     """Print the stages, or write the page."""
+    import jobflow as flow
     from jobflow.tools.explain import explain, explain_page, load_job
 
     if given.rank not in range(given.devices):
         raise ConfigError(f"--rank {given.rank} is not one of the ranks 0 to {given.devices - 1}")
     job = load_job(given.job)
+    if given.kernels is not None:
+        flow.config.kernels(given.kernels)
     if given.html is None:
         print(explain(job, devices=given.devices, rank=given.rank, stages=given.stage or STAGES, strategy=given.strategy))
         return 0

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from jobflow.compiler.compile import plan_rank, rank_program
+from jobflow.compiler.compile import ordered_program, plan_rank, rank_program
 from jobflow.compiler.rank.local import Program
+from jobflow.compiler.rank.order import Ordered
 from jobflow.core.errors import JobError
 from jobflow.core.layout import Layout
 from jobflow.core.types import contiguous_strides
@@ -98,6 +99,10 @@ class Loaded:
     def program(self, rank: int, ranks: int) -> Program:
         """The same, without addresses."""
         return rank_program(self.physical, self._imagined(rank, ranks), self.target)
+
+    def ordered(self, rank: int, ranks: int) -> Ordered:
+        """The same in the order in which it is done."""
+        return ordered_program(self.physical, self._imagined(rank, ranks), self.target)
 
     def _imagined(self, rank: int, ranks: int) -> RankMemory:
         """Where a rank that nobody has bound would have its variables, and arguments that come through shared I/O buffers, if there are any."""

@@ -31,6 +31,7 @@ from jobflow.plan.plan_text import plan_text
 from jobflow.plan.traffic import planned
 from jobflow.strategies import named
 from jobflow.tools import STAGES
+from jobflow.tools.kernel_tables import kernel_tables
 from jobflow.tools.picture import graph_page
 
 
@@ -96,6 +97,11 @@ class Explained:
         """What the memory of every rank is used for."""
         return footprint_text({rank: footprint(self.plan(rank)) for rank in range(self.devices)})
 
+    def kernels(self, rank: int) -> str:
+        """Who computes each instruction of a rank, why nobody better does, and what stays out of regions, and why."""
+        loaded = self._loaded(True)
+        return kernel_tables(loaded.plan(rank, self.devices), loaded.target, loaded.ordered(rank, self.devices).apart)
+
     def boxing(self, rank: int) -> str:
         """Every change of layout, and what a rank hands on in all: less where ranks have memory in common."""
         if not any(isinstance(node.op, Reroute) for node in self.physical.graph.nodes):
@@ -144,6 +150,7 @@ def explain(job: Job, *, devices: int = 1, rank: int = 0, stages: Sequence[str] 
         "physical": lambda: physical_text(found.physical),
         "program": lambda: str(found.program(rank)),
         "plan": lambda: plan_text(found.plan(rank)),
+        "kernels": lambda: found.kernels(rank),
         "memory": found.memory,
         "pipeline": found.pipeline,
     }

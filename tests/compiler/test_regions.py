@@ -57,7 +57,7 @@ def chain(seed: int, dtype: DType) -> tuple[Region, list[TensorType]]:
 
 @pytest.mark.parametrize("dtype", [float32, float64, float16], ids=str)
 def test_a_region_is_its_members_one_after_another(dtype: DType) -> None:
-    for seed in range(20):
+    for seed in range(10):
         op, types = chain(seed, dtype)
         random = np.random.default_rng(seed)
         inputs = [random.uniform(-1, 1, t.shape).astype(dtype.numpy) for t in types]
@@ -201,7 +201,7 @@ def test_more_memory_is_refused() -> None:
 def test_random_programs_give_the_same_bits_with_regions(mesh: tuple[int, ...]) -> None:
     formed = 0
     with world_of(mesh[0]) as world:
-        for seed in range(12):
+        for seed in range(4):
             program = grown(7000 + seed, (mesh,))
             graph = graph_of(program)
             arguments, values = first_values(graph, program.seed)
@@ -221,4 +221,4 @@ def test_random_programs_give_the_same_bits_with_regions(mesh: tuple[int, ...]) 
             for ours, theirs in zip(*seen, strict=True):
                 np.testing.assert_array_equal(ours, theirs, err_msg=f"{program}\n{text(graph)}")
             assert needs[1] <= needs[0], f"{program}"
-    assert formed > 10
+    assert formed > 3

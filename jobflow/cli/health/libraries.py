@@ -6,10 +6,12 @@ import importlib.metadata
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 
 from jobflow.cli.health.child import ask, probe
 from jobflow.cli.health.finding import NOTE, OK, PROBLEM, Finding, judged
 from jobflow.core.extras import PACKAGES
+from jobflow.kernels.target import SETTINGS
 from jobflow.runtime.world.environment import usable_cores
 
 #: variables that say how many threads a matrix library has
@@ -48,6 +50,16 @@ def _blas(name: str, threads: int | None, one: float, most: float) -> Finding:
         (threads > usable, NOTE, f"; {threads} threads share {usable} cores", "", f"export OMP_NUM_THREADS={usable}"),
         (True, OK, "; ranks divide the cores among them", "", ""),
     )
+
+
+def kernels() -> Iterator[Finding]:
+    """Which kernels there are, and which run where `flow.config.kernels` was not called."""
+    with suppress(importlib.metadata.PackageNotFoundError):
+        llvm = f", llvm (llvmlite {importlib.metadata.version('llvmlite')})"
+        yield Finding("kernels", OK, f"reference, numpy{llvm}; without flow.config.kernels: {SETTINGS['auto']}")
+        return
+    text = f'reference, numpy; without flow.config.kernels: {SETTINGS["auto"]}; flow.config.kernels("llvm") needs llvmlite'
+    yield Finding("kernels", NOTE, text, "", 'pip install "jobflow-sbp[jit]"')
 
 
 def packages() -> Iterator[Finding]:

@@ -26,6 +26,8 @@ from jobflow.compiler.rank.local import Collect, Item, Join, Send, Step
 from jobflow.compiler.rank.memory import homes_of
 from jobflow.compiler.rank.order import Apart, Ordered, dependencies
 from jobflow.compiler.rank.views import written_over
+from jobflow.core.types import TensorType
+from jobflow.expressions.language import in_order
 from jobflow.kernels import registry
 from jobflow.kernels.region import Made, Member, Region
 from jobflow.kernels.target import FusionLimits
@@ -108,7 +110,7 @@ class _Growing:
         found: list[_Group] = []
         for i in stretch:
             step = self.steps[i]
-            if not isinstance(step.action, Op) or isinstance(step.action, ViewOp):
+            if not isinstance(step.action, Op) or isinstance(step.action, ViewOp) or step.action.expression(*_types(step)) is None:
                 continue
             why = self.alone.get(step) or _unfit(step, self)
             if why is not None:
@@ -242,7 +244,9 @@ class _Growing:
         for step in steps:
             assert isinstance(step.action, Op)
             members.append(Member(step.action, tuple(inputs[x] if x in inputs else made[x] for x in step.inputs)))
-        op = Region(tuple(members), tuple(made[x] for x in outputs), tuple(_over(members, [made[x] for x in outputs])))
+        # a row is read again after its sum is known, and outputs are written by then
+        over = () if any(map(_has_rows, steps)) else tuple(_over(members, [made[x] for x in outputs]))
+        op = Region(tuple(members), tuple(made[x] for x in outputs), over)
         first, last = steps[0], steps[-1]
         return Step(op, tuple(inputs), tuple(outputs), f"{first.name}..{last.name}", first.where, first.phase, first.microbatch)
 
@@ -266,11 +270,11 @@ def _unfit(step: Step, growing: _Growing) -> str | None:
     shapes = {item.type.shape for item in step.outputs}
     if len(shapes) != 1:
         return "its outputs have different shapes"
-    expressions = op.expression(*(item.type for item in step.inputs))
-    if expressions is None:
-        return "it has no expression"
-    if np.broadcast_shapes(*(item.type.shape for item in step.inputs)) not in shapes and any(x.primitive == "row_sum" for x in expressions):
-        return "its rows are not those of its outputs"
+    if _has_rows(step):
+        if all(item.type.shape != step.outputs[0].type.shape for item in step.inputs):
+            return "its rows are not those of its outputs"
+        if op.alias:
+            return "it writes over what sums of rows read"
     return registry.refusal(op, growing.ordered.program.target, [x.type for x in step.inputs], [y.type for y in step.outputs])
 
 
@@ -278,6 +282,16 @@ def _shared(group: _Group, new: _Group) -> int:
     """Bytes that need not be written and read again, or be read once instead of twice."""
     made = sum(2 * item.type.nbytes for item in new.inputs if item in group.made)
     return made + sum(item.type.nbytes for item in new.inputs if item in group.inputs)
+
+
+def _has_rows(step: Step) -> bool:
+    """Does it sum rows, or look for their largest?"""
+    assert isinstance(step.action, Op)
+    return any(x.primitive in ("row_sum", "row_max", "columns") for x in in_order(step.action.expression(*_types(step)) or ()))
+
+
+def _types(step: Step) -> tuple[TensorType, ...]:
+    return tuple(item.type for item in step.inputs)
 
 
 class _Memory:

@@ -1,0 +1,35 @@
+"""Who computes each instruction of a plan, and why nobody better does, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from jobflow.compiler.rank.order import Apart
+from jobflow.core.tables import TextTable
+from jobflow.kernels import registry
+from jobflow.kernels.target import Target
+from jobflow.plan.plan import Compute, Plan
+
+
+def kernel_tables(plan: Plan, target: Target, apart: Sequence[Apart]) -> str:
+    """A table of the instructions, and one of what stays out of regions where the target forms any."""
+    computing = [instruction for instruction in plan.instructions if isinstance(instruction, Compute)]
+    slots = [slot for instruction in computing for slot in (*instruction.inputs, *instruction.outputs)]
+    addresses = {buffer: (number + 1) << 40 for number, buffer in enumerate(dict.fromkeys(slot.buffer for slot in slots))}
+    head = ["instruction", "operation", "kernel", "why not another"]
+    text = f"kernels of {target}\n{TextTable(head, [_row(instruction, target, addresses) for instruction in computing])}"
+    if not apart:
+        return text
+    rows = list(dict.fromkeys((one.step, one.region or "any", one.why) for one in apart))
+    return f"{text}\n\nnot in a region\n{TextTable(['instruction', 'region', 'why'], rows)}"
+
+
+def _row(instruction: Compute, target: Target, addresses: Mapping[str, int]) -> tuple[str, str, str, str]:
+    """The instruction, what it computes, by whom, and why by nobody better."""
+    inputs, outputs = (
+        [registry.at(slot.type, slot.strides, addresses[slot.buffer] + slot.offset) for slot in slots]
+        for slots in (instruction.inputs, instruction.outputs)
+    )
+    chosen = registry.choose(instruction.op, target, inputs, outputs)
+    why = "; ".join(f"{name}: {reason}" for name, reason in chosen.refused)
+    return instruction.name, str(instruction.op), chosen.implementation.name, why

@@ -1,0 +1,90 @@
+"""`flow.config.kernels`: who computes, from the next call on, in jobs and in graphs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jobflow as flow
+import jobflow.typing as tp
+from jobflow.core.errors import ConfigError
+from jobflow.engine.commands import executors_of
+from jobflow.engine.job import job_of
+from jobflow.engine.session import current_session
+from jobflow.kernels.region import Region
+from jobflow.tools.explain import explain
+
+X = np.linspace(-2, 2, 64 * 8, dtype=np.float32).reshape(64, 8)
+
+
+def make_job() -> Any:
+    @flow.global_function()
+    def chain(x: tp.Numpy.Placeholder((64, 8))) -> tp.Numpy:
+        return flow.math.square(flow.math.sigmoid(x + 1.0) * x)
+
+    return chain
+
+
+def targets() -> list[str]:
+    """The targets of the programs that are compiled, and how many regions each has."""
+    world = current_session().world
+    assert world is not None
+    found = []
+    for executor in executors_of(world.ranks[0]).values():
+        regions = sum(isinstance(getattr(i, "op", None), Region) for i in executor.plan.instructions)
+        found.append(f"{executor.target}: {regions}")
+    return found
+
+
+def test_a_change_compiles_a_job_anew() -> None:
+    job = make_job()
+    assert flow.config.kernels("numpy")
+    first = job(X)
+    assert flow.config.kernels("llvm"), "it may change after the first call"
+    assert flow.config.cpu_device_num(2) is False, "others may not"
+    second = job(X)
+    flow.config.kernels("reference")
+    third = job(X)
+    flow.config.kernels("numpy")
+    np.testing.assert_array_equal(job(X), first)
+    assert targets() == ["cpu, numpy: 0", "cpu, llvm: 1", "cpu, reference: 0"]
+    np.testing.assert_allclose(second, first, rtol=1e-6)
+    np.testing.assert_allclose(third, first, rtol=1e-6)
+
+
+def test_a_change_compiles_a_graph_anew() -> None:
+    class Chain(flow.nn.Graph):
+        def build(self, x: Any) -> Any:
+            return flow.square(flow.sigmoid(x + 1.0) * x)
+
+    graph = Chain()
+    x = flow.tensor(X)
+    first = graph(x).numpy()
+    flow.config.kernels("llvm")
+    second = graph(x).numpy()
+    assert [bound.executor.target.tier for bound in graph._bounds.values()] == ["numpy", "llvm"]
+    np.testing.assert_allclose(second, first, rtol=1e-6)
+
+
+def test_a_tier_that_is_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llvmlite", None)
+    with pytest.raises(
+        ConfigError, match=r'config.kernels\(.llvm.\) at .* needs llvmlite: pip install "jobflow-sbp\[jit\]".*config.kernels\("numpy"\)'
+    ):
+        flow.config.kernels("llvm")
+    with pytest.raises(ConfigError, match="one of auto, reference, numpy, llvm; got 'lvm'"):
+        flow.config.kernels("lvm")
+
+
+def test_explain_says_who_computes_and_why_nobody_else() -> None:
+    job = make_job()
+    flow.config.kernels("llvm")
+    head, _, row, *_ = explain(job_of(job), stages=("kernels",)).splitlines()[1:]
+    assert head == "kernels of cpu, llvm"
+    assert re.search(r"Region\(Shift.*Square.*\) +llvm$", row)
+    flow.config.kernels("auto")
+    assert "kernels of cpu, numpy" in explain(job_of(job), stages=("kernels",))
