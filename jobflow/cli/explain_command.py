@@ -31,14 +31,16 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Print the stages, or write the page."""
-    import jobflow as flow
+    from jobflow.engine.options import check_kernels
+    from jobflow.engine.session import current_session
     from jobflow.tools.explain import explain, explain_page, load_job
 
     if given.rank not in range(given.devices):
         raise ConfigError(f"--rank {given.rank} is not one of the ranks 0 to {given.devices - 1}")
     job = load_job(given.job)
     if given.kernels is not None:
-        flow.config.kernels(given.kernels)
+        check_kernels(given.kernels, f"--kernels {given.kernels}")
+        current_session().settings.kernels = given.kernels
     if given.html is None:
         print(explain(job, devices=given.devices, rank=given.rank, stages=given.stage or STAGES, strategy=given.strategy))
         return 0
