@@ -206,7 +206,7 @@ def check_kernels(setting: str, what: str) -> None:
         try:
             optional("llvmlite", what)
         except ModuleNotFoundError as error:
-            raise ConfigError(f'{error}; without it use {what.partition("(")[0]}("numpy")') from None
+            raise ConfigError(f'{error}; "numpy" needs nothing more') from None
 
 
 class ConfigOptions(_Setters):

@@ -16,7 +16,7 @@ Made: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Member:
+class RegionMember:
     """One of the operations of a region, and what it reads: input k of the region as k, what another member makes as (i, j)."""
 
     op: Op
@@ -25,9 +25,9 @@ class Member:
 
 @dataclass(frozen=True)
 class Region(Op):
-    """Elementwise operations on one index space, each after those that it reads; `outputs` are what goes out."""
+    """Operations on one index space - elementwise ones, and sums of its rows and columns -, each after those that it reads; `outputs` are what goes out."""
 
-    members: tuple[Member, ...]
+    members: tuple[RegionMember, ...]
     outputs: tuple[Made, ...]
     #: output -> inputs of its type that it may be written over, as pairs
     over: tuple[tuple[int, tuple[int, ...]], ...] = ()
@@ -99,7 +99,7 @@ class Region(Op):
         return tuple(known[i][j] for i, j in self.outputs)
 
 
-def _operands(member: Member, inputs: Sequence[Any], made: Sequence[Sequence[Any]]) -> list[Any]:
+def _operands(member: RegionMember, inputs: Sequence[Any], made: Sequence[Sequence[Any]]) -> list[Any]:
     return [inputs[read] if isinstance(read, int) else made[read[0]][read[1]] for read in member.reads]
 
 

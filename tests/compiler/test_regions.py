@@ -21,7 +21,7 @@ from jobflow.engine.binding import ALONE, Loaded
 from jobflow.expressions import on_arrays
 from jobflow.graph.ir import Graph
 from jobflow.kernels import in_turn, registry
-from jobflow.kernels.region import Member, Region
+from jobflow.kernels.region import RegionMember, Region
 from jobflow.kernels.target import CPU, FusionLimits, target_of
 from jobflow.ops import half
 from jobflow.ops.activation import Tanh, relu, tanh
@@ -44,12 +44,12 @@ def chain(seed: int, dtype: DType) -> tuple[Region, list[TensorType]]:
     """Members that read what comes before them or inputs that broadcast; the last goes out, and some others do."""
     random = np.random.default_rng(seed)
     shapes = [(3, 4, 5), *[((3, 4, 5), (4, 5), (1, 5), (3, 1, 1), (5,), ())[int(random.integers(6))] for _ in range(2)]]
-    members = [Member(UNARY[int(random.integers(len(UNARY)))], (0,))]
+    members = [RegionMember(UNARY[int(random.integers(len(UNARY)))], (0,))]
     for i in range(1, int(random.integers(2, 7))):
         reads: list[Any] = [(int(random.integers(i)), 0), (i - 1, 0) if random.random() < 0.5 else int(random.integers(3))]
         binary = random.random() < 0.6
         ops: Sequence[Any] = BINARY if binary else UNARY
-        members.append(Member(ops[int(random.integers(len(ops)))], tuple(reads[: 1 + binary])))
+        members.append(RegionMember(ops[int(random.integers(len(ops)))], tuple(reads[: 1 + binary])))
     outputs = sorted({len(members) - 1, int(random.integers(len(members)))})
     used = 1 + max(read for member in members for read in member.reads if isinstance(read, int))
     return Region(tuple(members), tuple((i, 0) for i in outputs)), [TensorType(shape, dtype) for shape in shapes[:used]]
@@ -88,7 +88,7 @@ def test_a_region_is_its_members_one_after_another(dtype: DType) -> None:
 
 
 def test_an_output_may_take_the_memory_of_an_input_that_is_read_later() -> None:
-    op = Region((Member(Negate(), (0,)), Member(Add(), ((0, 0), 0))), ((0, 0), (1, 0)), ((0, (0,)),))
+    op = Region((RegionMember(Negate(), (0,)), RegionMember(Add(), ((0, 0), 0))), ((0, 0), (1, 0)), ((0, (0,)),))
     x, y = np.arange(4.0), np.empty(4)
     for function, arguments in registry.bind(op, REFERENCE, CpuDevice(), [x], [x, y]):
         function(*arguments)
@@ -97,7 +97,7 @@ def test_an_output_may_take_the_memory_of_an_input_that_is_read_later() -> None:
 
 
 def test_what_is_written_over_is_read_as_it_was() -> None:
-    op = Region((Member(Assign(), (0, 1)), Member(Scale(2.0), (0,))), ((0, 0), (1, 0)))
+    op = Region((RegionMember(Assign(), (0, 1)), RegionMember(Scale(2.0), (0,))), ((0, 0), (1, 0)))
     assert op.alias == {0: 0}
     w, x, y = np.ones(3), np.full(3, 5.0), np.empty(3)
     for function, arguments in in_turn.InTurn(registry.PlainKernel()).bind(op, CpuDevice(), [w, x], [w, y]):

@@ -32,7 +32,7 @@ Key = tuple[int, int | None]
 
 
 @dataclass
-class Region:
+class RecomputedRegion:
     """One region as it will be repeated."""
 
     #: forward nodes that may be repeated, in order
@@ -76,10 +76,10 @@ def recompute(graph: Graph) -> Graph:
     return _repeated(graph, sorted(regions, key=lambda region: not region.of_variables))
 
 
-def _regions(graph: Graph) -> tuple[list[Region], set[Value]]:
+def _regions(graph: Graph) -> tuple[list[RecomputedRegion], set[Value]]:
     """Every region, in the order of the program, and the values that are kept."""
-    found: dict[Key, Region] = {}
-    home: dict[Node, Region] = {}
+    found: dict[Key, RecomputedRegion] = {}
+    home: dict[Node, RecomputedRegion] = {}
     crossing: list[Value] = []
     for at, node in enumerate(graph.nodes):
         if node.phase != "forward":
@@ -90,7 +90,7 @@ def _regions(graph: Graph) -> tuple[list[Region], set[Value]]:
         number = node.origin.region
         if number is None or number < 0 or node.op.external or node.op.alias:
             continue
-        region = home[node] = found.setdefault((number, node.origin.microbatch), Region())
+        region = home[node] = found.setdefault((number, node.origin.microbatch), RecomputedRegion())
         region.nodes.append(node)
         outside = [value for value in node.inputs if home.get(value.node) is not region]
         region.of_variables &= all(isinstance(value.node.op, ReadVariable) for value in outside)
@@ -99,7 +99,7 @@ def _regions(graph: Graph) -> tuple[list[Region], set[Value]]:
     return list(found.values()), kept | {*graph.outputs, *graph.updates.values()}
 
 
-def _repeated(graph: Graph, regions: Iterable[Region]) -> Graph:
+def _repeated(graph: Graph, regions: Iterable[RecomputedRegion]) -> Graph:
     starts: dict[int, list[Node]] = {}
     for region in regions:
         if region.again:

@@ -26,10 +26,9 @@ from jobflow.compiler.rank.local import Collect, Item, Join, Send, Step
 from jobflow.compiler.rank.memory import homes_of
 from jobflow.compiler.rank.order import Apart, Ordered, dependencies
 from jobflow.compiler.rank.views import written_over
-from jobflow.core.types import TensorType
-from jobflow.expressions.language import in_order
+from jobflow.expressions.language import Expression, in_order
 from jobflow.kernels import registry
-from jobflow.kernels.region import Made, Member, Region
+from jobflow.kernels.region import Made, RegionMember, Region
 from jobflow.kernels.target import FusionLimits
 from jobflow.ops.checked import Checked
 from jobflow.ops.op import Op, ViewOp
@@ -89,7 +88,7 @@ class _Growing:
         self.over = written_over(tuple(self.steps))
         self.position = list(range(len(self.steps)))
         self.groups: dict[int, _Group] = {}
-        self.memory = _Memory(self.ordered, self.steps, self.position)
+        self.memory = _LiveBytes(self.ordered, self.steps, self.position)
         for stretch in self._stretches(body):
             self._grow(stretch)
         return self._written(body)
@@ -110,13 +109,13 @@ class _Growing:
         found: list[_Group] = []
         for i in stretch:
             step = self.steps[i]
-            if not isinstance(step.action, Op) or isinstance(step.action, ViewOp) or step.action.expression(*_types(step)) is None:
+            if not isinstance(step.action, Op) or isinstance(step.action, ViewOp) or not _expressions(step):
                 continue
             why = self.alone.get(step) or _unfit(step, self)
             if why is not None:
                 self._note(i, None, why)
                 continue
-            group = _Group([i], i, step.outputs[0].type.shape, dict.fromkeys(step.inputs), set(step.outputs))
+            group = _Group([i], i, _space(step), dict.fromkeys(step.inputs), set(step.outputs))
             best: tuple[int, _Group, int] | None = None
             for other in found:
                 shared = _shared(other, group)
@@ -142,6 +141,8 @@ class _Growing:
         first = self.steps[group.steps[0]]
         if group.shape != new.shape:
             return f"its index space is {list(new.shape)}, that of the region {list(group.shape)}"
+        if any(item in group.made and item.type.shape != group.shape for item in new.inputs):
+            return "it reads sums of columns, which are known after the last row"
         if (first.phase, first.microbatch) != (self.steps[i].phase, self.steps[i].microbatch):
             return "it belongs to another phase or microbatch"
         return self._limited(group, new) or self._overwritten(group, new) or self._position(group, i)
@@ -209,7 +210,7 @@ class _Growing:
     def too_large(self, found: Ordered) -> dict[Step, str] | None:
         """The members of the region nearest to where more memory is needed than without regions, if it is, and the reason to leave them alone."""
         steps = [*found.body, *found.epilogue]
-        memory = _Memory(found, steps, list(range(len(steps))))
+        memory = _LiveBytes(found, steps, list(range(len(steps))))
         regions = {step.outputs[0]: i for i, step in enumerate(steps) if isinstance(step.action, Region)}
         why = self.memory.excess(memory.live)
         if why is None or not regions:
@@ -240,10 +241,10 @@ class _Growing:
         made: dict[Item, Made] = {item: (i, j) for i, step in enumerate(steps) for j, item in enumerate(step.outputs)}
         inputs = {item: k for k, item in enumerate(dict.fromkeys(x for step in steps for x in step.inputs if x not in made))}
         outputs = [item for item in made if self._goes_out(item, set(numbers))]
-        members: list[Member] = []
+        members: list[RegionMember] = []
         for step in steps:
             assert isinstance(step.action, Op)
-            members.append(Member(step.action, tuple(inputs[x] if x in inputs else made[x] for x in step.inputs)))
+            members.append(RegionMember(step.action, tuple(inputs[x] if x in inputs else made[x] for x in step.inputs)))
         # a row is read again after its sum is known, and outputs are written by then
         over = () if any(map(_has_rows, steps)) else tuple(_over(members, [made[x] for x in outputs]))
         op = Region(tuple(members), tuple(made[x] for x in outputs), over)
@@ -251,7 +252,7 @@ class _Growing:
         return Step(op, tuple(inputs), tuple(outputs), f"{first.name}..{last.name}", first.where, first.phase, first.microbatch)
 
 
-def _over(members: Sequence[Member], outputs: Sequence[Made]) -> Iterator[tuple[int, tuple[int, ...]]]:
+def _over(members: Sequence[RegionMember], outputs: Sequence[Made]) -> Iterator[tuple[int, tuple[int, ...]]]:
     """The inputs that an output may be written over: those that its member may write over, or the makers of what that may write over."""
     sources: dict[Made, tuple[int, ...]] = {}
     for i, member in enumerate(members):
@@ -267,11 +268,13 @@ def _unfit(step: Step, growing: _Growing) -> str | None:
     assert isinstance(op, Op)
     if isinstance(op, Checked):
         return "it checks what it is given"
-    shapes = {item.type.shape for item in step.outputs}
-    if len(shapes) != 1:
-        return "its outputs have different shapes"
+    space = _space(step)
+    for item, x in zip(step.outputs, _expressions(step), strict=True):
+        sums = any(y.primitive == "column_sum" for y in in_order([x]))
+        if item.type.shape != (space[-1:] if sums else space):
+            return f"{item} of shape {list(item.type.shape)} is not on its index space {list(space)}"
     if _has_rows(step):
-        if all(item.type.shape != step.outputs[0].type.shape for item in step.inputs):
+        if all(item.type.shape != space for item in step.inputs):
             return "its rows are not those of its outputs"
         if op.alias:
             return "it writes over what sums of rows read"
@@ -284,17 +287,24 @@ def _shared(group: _Group, new: _Group) -> int:
     return made + sum(item.type.nbytes for item in new.inputs if item in group.inputs)
 
 
-def _has_rows(step: Step) -> bool:
-    """Does it sum rows, or look for their largest?"""
+def _expressions(step: Step) -> tuple[Expression, ...]:
     assert isinstance(step.action, Op)
-    return any(x.primitive in ("row_sum", "row_max", "columns") for x in in_order(step.action.expression(*_types(step)) or ()))
+    return step.action.expression(*(item.type for item in step.inputs)) or ()
 
 
-def _types(step: Step) -> tuple[TensorType, ...]:
-    return tuple(item.type for item in step.inputs)
+def _has_rows(step: Step) -> bool:
+    """Does it read a row, or a column, more than once or as a whole?"""
+    return any(x.primitive in ("row_sum", "row_max", "columns", "column_sum") for x in in_order(_expressions(step)))
 
 
-class _Memory:
+def _space(step: Step) -> tuple[int, ...]:
+    """The index space: that of the outputs, or of the inputs where columns are summed."""
+    if any(x.primitive == "column_sum" for x in in_order(_expressions(step))):
+        return np.broadcast_shapes(*(item.type.shape for item in step.inputs))
+    return step.outputs[0].type.shape
+
+
+class _LiveBytes:
     """How many bytes live in each buffer at each step, as the steps stand: in a rank's own memory, and in what others look at."""
 
     def __init__(self, ordered: Ordered, steps: Sequence[Step], position: list[int]) -> None:
