@@ -25,7 +25,7 @@ class RegionMember:
 
 @dataclass(frozen=True)
 class Region(Op):
-    """Operations on one index space - elementwise ones, and sums of its rows and columns -, each after those that it reads; `outputs` are what goes out."""
+    """Operations on one index space, elementwise ones and sums of its rows and columns, each after those that it reads; `outputs` go out."""
 
     members: tuple[RegionMember, ...]
     outputs: tuple[Made, ...]

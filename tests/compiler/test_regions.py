@@ -21,7 +21,7 @@ from jobflow.engine.binding import ALONE, Loaded
 from jobflow.expressions import on_arrays
 from jobflow.graph.ir import Graph
 from jobflow.kernels import in_turn, registry
-from jobflow.kernels.region import RegionMember, Region
+from jobflow.kernels.region import Region, RegionMember
 from jobflow.kernels.target import CPU, FusionLimits, target_of
 from jobflow.ops import half
 from jobflow.ops.activation import Tanh, relu, tanh

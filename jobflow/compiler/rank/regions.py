@@ -28,7 +28,7 @@ from jobflow.compiler.rank.order import Apart, Ordered, dependencies
 from jobflow.compiler.rank.views import written_over
 from jobflow.expressions.language import Expression, in_order
 from jobflow.kernels import registry
-from jobflow.kernels.region import Made, RegionMember, Region
+from jobflow.kernels.region import Made, Region, RegionMember
 from jobflow.kernels.target import FusionLimits
 from jobflow.ops.checked import Checked
 from jobflow.ops.op import Op, ViewOp
