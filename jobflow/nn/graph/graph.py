@@ -41,7 +41,7 @@ from jobflow.nn.amp import Scaler
 from jobflow.nn.graph.building import Building
 from jobflow.nn.graph.graph_optimizers import Added, Steps
 from jobflow.nn.graph.graph_strategies import spread
-from jobflow.nn.graph.running import Bound, Built, Memory, Meta
+from jobflow.nn.graph.running import Arguments, Bound, Built, Memory, Meta
 from jobflow.nn.graph.settings import GraphConfig, GraphModule, ProxyModule
 from jobflow.nn.modules import state_dicts as saving
 from jobflow.nn.modules.module import Module
@@ -139,13 +139,13 @@ class Graph:
     # ---------------------------------------------------------------- running
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        given = (*args, options) if options else args
+        given = Arguments(args, options)
         with scope.lock():
             bound = self._bound
-            tensors = [x for _, x in self._leaves(args, options)] if bound is None else bound.tensors(given)
+            tensors = [x for _, x in given.leaves()] if bound is None else bound.tensors(given)
             key = current_session().settings.kernels, tuple([x.type.shape for x in tensors])
             if bound is None or key != bound.key:
-                bound = self._bounds.pop(key, None) or self._compiled(args, options, given)
+                bound = self._bounds.pop(key, None) or self._compiled(given)
                 self._keep(key, bound)
             return bound(tensors)
 
@@ -158,11 +158,11 @@ class Graph:
             del self._bounds[next(iter(self._bounds))]
             notice(many_shapes(f"graph {self.name}", most))
 
-    def _compiled(self, args: tuple[Any, ...], options: dict[str, Any], given: tuple[Any, ...]) -> Bound:
+    def _compiled(self, given: Arguments) -> Bound:
         here = state()
         if here.building is not None:
             raise JobError(f"{self.name} at {user_line()}: a graph inside the build of another; call its modules there")
-        built = self._built(here, args, options, given)
+        built = self._built(here, given)
         if self._loads_all:
             self._check_loaded(built)
         bound = self._bound = Bound(here, built, self._loaded, self._memory)
@@ -170,10 +170,10 @@ class Graph:
             print(repr(self) if self._verbosity == 0 else bound.text())
         return bound
 
-    def _built(self, here: EagerState, args: tuple[Any, ...], options: dict[str, Any], given: tuple[Any, ...]) -> Built:
-        metas = tuple(Meta(name, x.type, x.layout) for name, x in self._leaves(args, options))
+    def _built(self, here: EagerState, given: Arguments) -> Built:
+        metas = tuple(Meta(name, x.type, x.layout) for name, x in given.leaves())
         cut = self._microbatches(metas)
-        first, *others = [self._traced(here, metas, args, options, given, cut, size) for size in (cut.sizes if cut is not None else (0,))]
+        first, *others = [self._traced(here, metas, given, cut, size) for size in (cut.sizes if cut is not None else (0,))]
         building, steps = first.building, first.steps
         tail = next(((other.program, other.outputs) for other in others), None)
         graph = logical(replace(first.program, tail=tail), first.outputs).graph
@@ -182,16 +182,7 @@ class Graph:
         schedules = self._schedules
         return Built(self.name, graph, metas, given, first.returned, building.tensors, building.draws, steps.rates, schedules, local)
 
-    def _traced(
-        self,
-        here: EagerState,
-        metas: tuple[Meta, ...],
-        args: tuple[Any, ...],
-        options: dict[str, Any],
-        given: tuple[Any, ...],
-        cut: Microbatches | None,
-        size: int,
-    ) -> Body:
+    def _traced(self, here: EagerState, metas: tuple[Meta, ...], given: Arguments, cut: Microbatches | None, size: int) -> Body:
         """One run of build; for parts of the batch of `size` rows, if it is cut."""
         config = self.config
         tracer = Tracer(self.name, _together(here, metas), self._made_at, bool(self._added), kind="graph")
@@ -199,9 +190,8 @@ class Graph:
         names = {id(x): name for name, x in (*kept.items(), *self._tensors())}
         building = Building(here, tracer, names, self._settings, config.zero, bool(self._added), kept, config.parallel is not None)
         with building.in_force(), nullcontext() if cut is None else explained(cut, size):
-            stand_ins = iter([_stand_in(tracer, building, meta, cut, size) for meta in metas])
-            taken = filled(given, stand_ins)
-            returned = self.build(*taken[: len(args)], **(taken[-1] if options else {}))
+            taken = filled(given, iter([_stand_in(tracer, building, meta, cut, size) for meta in metas]))
+            returned = self.build(*taken.args, **taken.options)
             outputs = [building.known(x) for _, x in leaves(returned, f"what {self.name}.build returns")]
         steps = Steps(self._added, {id(x): name for name, x in building.tensors.items()}, self._scaler)
         program = replace(
@@ -240,13 +230,6 @@ class Graph:
                     f'{self.name} at {user_line()}: the state that was loaded has "{name}", which the graph does not have'
                     f"{did_you_mean(name, known)}; add the optimizer that it belongs to, or load with strict=False"
                 )
-
-    @staticmethod
-    def _leaves(args: tuple[Any, ...], options: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-        for i, x in enumerate(args):
-            yield from leaves(x, f"input{i}")
-        for name, x in options.items():
-            yield from leaves(x, name)
 
     def _microbatches(self, metas: tuple[Meta, ...]) -> Microbatches | None:
         """How the inputs are cut, if they are: all alike if all can be, else as the arguments of jobs are."""

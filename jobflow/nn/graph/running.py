@@ -6,9 +6,9 @@ ranks are numbered from 0 among themselves.  Tensors of the program and variable
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -51,6 +51,21 @@ class Meta:
         return f"{self.type} {'local' if self.layout is None else self.layout}"
 
 
+class Arguments(NamedTuple):
+    """What a graph is called with."""
+
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+
+    def leaves(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors, by name."""
+        for name, x in (*((f"input{i}", x) for i, x in enumerate(self.args)), *self.options.items()):
+            yield from leaves(x, name)
+
+    def __repr__(self) -> str:
+        return repr((*self.args, self.options) if self.options else self.args)
+
+
 @dataclass(frozen=True)
 class Built:
     """What was traced, and what it needs from the host at every run."""
@@ -59,7 +74,7 @@ class Built:
     graph: Graph
     inputs: tuple[Meta, ...]
     #: what build took and gave, with stand-ins for tensors
-    taken: Any
+    taken: Arguments
     given: Any
     tensors: Mapping[str, Tensor]
     draws: Sequence[Draw]
@@ -395,14 +410,17 @@ class Bound:
         made.origin = origin
         return made
 
-    def tensors(self, given: tuple[Any, ...]) -> Sequence[Tensor]:
+    def tensors(self, given: Arguments) -> Sequence[Tensor]:
         """The tensors of a call.  JobError unless they are as those of the first call were, but for their shapes."""
         expected = self.built.inputs
-        if len(given) == len(expected) and all(type(x) is Tensor for x in given):
-            found: Sequence[Tensor] = given
+        if len(given.args) == len(expected) and not given.options and all(type(x) is Tensor for x in given.args):
+            found: Sequence[Tensor] = given.args
         else:
-            self._check_form(given)
-            found = [x for _, x in leaves(given, "input")]
+            if form(given) != form(self.built.taken):
+                raise JobError(
+                    f"{self.built.name} at {user_line()}: a graph takes inputs nested as in its first call, {self.built.taken!r}; got {given!r}"
+                )
+            found = [x for _, x in given.leaves()]
         for meta, x in zip(expected, found, strict=True):
             if x.type.dtype is not meta.type.dtype or x.layout != meta.layout:
                 actual = Meta(meta.name, x.type, x.layout)
@@ -411,12 +429,6 @@ class Bound:
                     f"{meta.name} was expected as {meta} and is {actual}. Make another graph for it, or convert it with to_global"
                 )
         return found
-
-    def _check_form(self, given: Any) -> None:
-        if form(given) != form(self.built.taken):
-            raise JobError(
-                f"{self.built.name} at {user_line()}: a graph takes inputs nested as in its first call, {self.built.taken!r}; got {given!r}"
-            )
 
     # ---------------------------------------------------------------- what it is
 
