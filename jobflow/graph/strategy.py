@@ -11,8 +11,16 @@ from jobflow.graph.ir import Value
 from jobflow.graph.traced import Traced
 
 
+class Distribution(Protocol):
+    """What the compiler asks for a parallel program."""
+
+    def distribute(self, program: Traced, outputs: Sequence[Value]) -> tuple[Traced, Sequence[Value]]:
+        """The program as the strategy has it, and its outputs as they are then."""
+        ...
+
+
 @runtime_checkable
-class Strategy(Protocol):
+class Strategy(Distribution, Protocol):
     """Decides how a job is parallel, by saying where its nodes run, how its variables are stored, and in which layouts values are read.
 
     All else follows from layout inference, which a strategy never touches.
@@ -35,8 +43,4 @@ class Strategy(Protocol):
 
     def placement(self, given: Placement) -> Placement:
         """The mesh that the job runs on, made of the ranks that it is given."""
-        ...
-
-    def distribute(self, program: Traced, outputs: Sequence[Value]) -> tuple[Traced, Sequence[Value]]:
-        """The program as the strategy has it, and its outputs as they are then."""
         ...

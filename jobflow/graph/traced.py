@@ -13,7 +13,7 @@ from jobflow.graph.ir import Graph, Node, Value, Variable
 from jobflow.graph.training import Microbatches, Training, ValidRange, Watch
 
 if TYPE_CHECKING:
-    from jobflow.graph.strategy import Strategy
+    from jobflow.graph.strategy import Distribution
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Traced:
     #: in which products and convolutions are computed; None leaves them as they are
     half: DType | None = None
     #: how it is parallel; None leaves it to its body and to layout inference
-    strategy: Strategy | None = None
+    strategy: Distribution | None = None
     #: how the batch is cut, if it is: the body is then that of one microbatch, of the longer ones if there are two sizes
     microbatches: Microbatches | None = None
     #: the order of the stages of a pipeline by name; None leaves it to the compiler

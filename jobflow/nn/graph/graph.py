@@ -34,7 +34,7 @@ from jobflow.eager.state import EagerState, state
 from jobflow.eager.structures import filled, leaves
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.session import current_session, many_shapes
-from jobflow.graph.strategy import Strategy
+from jobflow.graph.strategy import Distribution
 from jobflow.graph.traced import Traced
 from jobflow.graph.training import Microbatches, Training
 from jobflow.nn.amp import Scaler
@@ -205,7 +205,7 @@ class Graph:
         )
         return Body(program, building, steps, returned, [x.traced for x in outputs])
 
-    def _spread(self, here: EagerState, building: Building, metas: tuple[Meta, ...]) -> Strategy | None:
+    def _spread(self, here: EagerState, building: Building, metas: tuple[Meta, ...]) -> Distribution | None:
         """How the program is parallel, if a strategy says."""
         config = self.config
         if config.parallel is None:

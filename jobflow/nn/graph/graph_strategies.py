@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import ConfigError, JobError, SourceLine
 from jobflow.core.layout import B, Broadcast, Layout, Placement
-from jobflow.core.scope import View
 from jobflow.graph.ir import Node, Value, Variable
 from jobflow.graph.rewrite import made_by
 from jobflow.graph.strategy import Strategy
@@ -31,21 +30,6 @@ class Spread:
     #: how the variables lie that an earlier graph has laid, by name; they stay so
     laid: Mapping[str, Layout]
 
-    @property
-    def view(self) -> View | None:
-        return self.strategy.view
-
-    @property
-    def microbatches(self) -> int | None:
-        return self.strategy.microbatches
-
-    @property
-    def schedule(self) -> str | None:
-        return self.strategy.schedule
-
-    def placement(self, given: Placement) -> Placement:
-        return self.strategy.placement(given)
-
     def distribute(self, program: Traced, outputs: Sequence[Value]) -> tuple[Traced, Sequence[Value]]:
         return self.strategy.distribute(*_Arranging(self, program).run(outputs))
 
@@ -54,7 +38,7 @@ class _Arranging:
     """Puts what runs on the given ranks on the strategy's grid."""
 
     def __init__(self, spread: Spread, program: Traced) -> None:
-        self.given, self.grid = spread.given, spread.placement(spread.given)
+        self.given, self.grid = spread.given, spread.strategy.placement(spread.given)
         laid = {
             name: replace(program.variables[name], placement=lies.placement, sbp=lies.sbp)
             for name, lies in spread.laid.items()

@@ -137,40 +137,31 @@ class Embedding(Module):
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}"
 
 
-class Dropout(Module):
+class Dropout(WithOptions, function=F.dropout):
     """In training every element is 0 with probability p, else divided by 1 - p; the same ones in every layout."""
 
-    _function = staticmethod(F.dropout)
+    p: float = 0.5
+    inplace: bool = False
 
-    def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
-        super().__init__()
-        if not 0.0 <= p <= 1.0:
-            raise ArgumentError(f"{type(self).__name__} at {user_line()}: p {p} is not a probability")
-        self.p, self.inplace = p, inplace
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 <= self.p <= 1.0:
+            raise ArgumentError(f"{type(self).__name__} at {user_line()}: p {self.p} is not a probability")
 
     def forward(self, input: Tensor) -> Tensor:
-        return self._function(input, self.p, self.training, self.inplace)
+        return type(self).function(input, self.p, self.training, self.inplace)
 
     def extra_repr(self) -> str:
         return f"p={self.p}, inplace={self.inplace}"
 
 
-class Dropout1d(Dropout):
-    """Dropout of whole channels of [n, c, l]."""
-
-    _function = staticmethod(F.dropout1d)
+class Dropout1d(Dropout, function=F.dropout1d): ...
 
 
-class Dropout2d(Dropout):
-    """Dropout of whole channels of [n, c, h, w]."""
-
-    _function = staticmethod(F.dropout2d)
+class Dropout2d(Dropout, function=F.dropout2d): ...
 
 
-class Dropout3d(Dropout):
-    """Dropout of whole channels of [n, c, d, h, w]."""
-
-    _function = staticmethod(F.dropout3d)
+class Dropout3d(Dropout, function=F.dropout3d): ...
 
 
 class Flatten(OfOne, function=flatten):
