@@ -94,16 +94,8 @@ class RemotePath:
     def _at(self, key: PurePosixPath) -> RemotePath:
         return RemotePath(f"{self.protocol}://{'' if str(key) == '.' else key}")
 
-    def relative_to(self, other: RemotePath) -> PurePosixPath:
-        return self._key.relative_to(other._key)
-
-    def as_posix(self) -> str:
-        return self.url
-
     def absolute(self) -> RemotePath:
         return self
-
-    resolve = absolute
 
     # ---------------------------------------------------------------- questions
 

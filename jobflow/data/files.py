@@ -27,4 +27,4 @@ def files_at(path: AnyPath, pattern: str, fault: Fault) -> list[AnyPath]:
 def files_below(folder: AnyPath, pattern: str = "*") -> list[AnyPath]:
     """All files in a folder and those in it that match a pattern, in the order of their names."""
     found = [file for file in folder.rglob(pattern) if isinstance(file, RemotePath) or not file.is_dir()]  # in a store there are only files
-    return sorted(found, key=lambda file: file.as_posix())
+    return sorted(found, key=str)
