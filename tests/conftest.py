@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # tests start hundreds of interpreters, and each would compile the package anew
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; NumPy reads these when it is imported
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

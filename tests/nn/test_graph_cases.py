@@ -64,7 +64,7 @@ def run_in_graph(case: Case, lay: Lay) -> dict[str, np.ndarray[Any, Any]]:
 NUMBERS = {"batch_norm2d_mean"}
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.full), 2])
 @pytest.mark.parametrize("case", [case for case in CASES if case.name not in NUMBERS], ids=lambda case: case.name)
 def test_as_a_graph(case: Case, n: int) -> None:
     line = Placement("cpu", (0, 1))

@@ -13,12 +13,10 @@ import uuid
 from dataclasses import dataclass
 
 import pytest
-
-from jobflow.distributed import mpiexec
+from starting import MPIEXEC, left_over
 
 PROGRAMS = pathlib.Path(__file__).parent / "programs"
 ROOT = pathlib.Path(__file__).parents[2]
-MPIEXEC = mpiexec.find() or "mpiexec"
 
 mpi = pytest.mark.mpi
 
@@ -35,19 +33,6 @@ class Ended:
     out: str
     err: str
     late: float
-
-
-def left_over(token: str) -> list[int]:
-    """Processes that still carry `token` in their environment."""
-    found = []
-    for entry in pathlib.Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                if token.encode() in (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
-            except OSError:
-                continue  # it has ended, or belongs to somebody else
-    return found
 
 
 def run(program: str, *arguments: str, ranks: int = 2, limit: float = 60.0) -> Ended:
