@@ -20,6 +20,6 @@ def printed(seed: int) -> str:
 
 def test_plans_are_the_same_under_any_hash_seed() -> None:
     """A perceptron, a convolutional network, an attention block, and five random programs, on two ranks."""
-    first, *others = (printed(seed) for seed in (0, 1, 2))
+    first, second = (printed(seed) for seed in (0, 1))
     assert first.count("job job, rank 1") == 8 and "all_reduce" in first
-    assert all(other == first for other in others)
+    assert first == second

@@ -60,7 +60,7 @@ def test_the_curve_moves(name: str) -> None:
         assert curve[-5:].mean() < 0.97 * curve[:3].mean()
 
 
-@pytest.mark.parametrize("devices", [2, 3, pytest.param(4, marks=pytest.mark.full)])
+@pytest.mark.parametrize("devices", [3, *(pytest.param(n, marks=pytest.mark.full) for n in (2, 4))])
 @pytest.mark.parametrize("name", curves.PROGRAMS)
 def test_threads(name: str, devices: int) -> None:
     check(name, curves.run(name, devices))

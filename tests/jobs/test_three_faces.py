@@ -86,14 +86,14 @@ UNEVEN = {
 
 
 @pytest.mark.parametrize("layout", UNEVEN)
-@pytest.mark.parametrize("name", ["clipping", "lamb, no decay, eps nothing"])
+@pytest.mark.parametrize("name", ["clipping", pytest.param("lamb, no decay, eps nothing", marks=pytest.mark.full)])
 def test_sizes_that_do_not_divide(on: Begin, name: str, layout: str) -> None:
     expected = on_ranks(1, lambda rank: at_once(ALIKE[name], None, 3))[0]
     all_three(on, ALIKE[name], UNEVEN[layout], expected, 3)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", ["momentum, constant rate", "adam, eps nothing"])
+@pytest.mark.parametrize("name", [pytest.param("momentum, constant rate", marks=pytest.mark.full), "adam, eps nothing"])
 def test_faces_agree_in_float32(on: Begin, name: str, layout: str) -> None:
     long = on_ranks(1, lambda rank: at_once(ALIKE[name], None, 2 * STEPS))[0]
     all_three(on, ALIKE[name], LAYOUTS[layout], long, 2 * STEPS, flow.float32, 1e-5)

@@ -20,7 +20,13 @@ GROWTH = 40
 
 
 @pytest.mark.parametrize(
-    ("devices", "ranks"), [("1", 1), ("2", 1), pytest.param("single", 2, marks=pytest.mark.mpi), pytest.param("multi", 2, marks=pytest.mark.mpi)]
+    ("devices", "ranks"),
+    [
+        ("2", 1),
+        pytest.param("multi", 2, marks=pytest.mark.mpi),
+        pytest.param("1", 1, marks=pytest.mark.full),
+        pytest.param("single", 2, marks=[pytest.mark.mpi, pytest.mark.full]),
+    ],
 )
 def test_programs_of_a_job_that_is_defined_again_and_again_are_given_back(tmp_path: Path, devices: str, ranks: int) -> None:
     ended = run("redefined.py", str(tmp_path), devices, ranks=ranks)
