@@ -17,6 +17,7 @@ from jobflow.eager.run import run, run_several
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
 from jobflow.functional import binary_functions as arithmetic
+from jobflow.functional.comparing import truth
 from jobflow.functional.nn_base import composed
 from jobflow.functional.promotion import as_float, cast, constant, rounded_once
 from jobflow.ops.arithmetic import Add, Subtract, Where
@@ -115,7 +116,7 @@ def nansum(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: DType | 
 @method()
 def count_nonzero(x: Tensor, dim: Dim = None) -> Tensor:
     """How many elements are not 0 (int64)."""
-    return sum(_true(x), dim)
+    return sum(truth(x), dim)
 
 
 @method()
@@ -235,20 +236,16 @@ def _at(axis: int, position: int, *tensors: Tensor) -> list[Tensor]:
 # -------------------------------------------------------------------- truth
 
 
-def _true(x: Tensor) -> Tensor:
-    return x if x.type.dtype is bool_ else run(NotEqual(), x, constant(x, 0, x.type.dtype))
-
-
 @method()
 def all(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
     """Whether every element is true, or not 0."""
-    return _reduced(ReduceAll, _true(x), axes_of("all", x, dim), keepdim)
+    return _reduced(ReduceAll, truth(x), axes_of("all", x, dim), keepdim)
 
 
 @method()
 def any(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
     """Whether some element is true, or not 0."""
-    return _reduced(ReduceAny, _true(x), axes_of("any", x, dim), keepdim)
+    return _reduced(ReduceAny, truth(x), axes_of("any", x, dim), keepdim)
 
 
 # -------------------------------------------------------------------- spread and size

@@ -267,23 +267,23 @@ def _stepped(x: Tensor, axis: int, entry: Any) -> tuple[int | None, int | None, 
 reverse = spelled(_F.flip, "input", axis=...)
 
 
-def _two(pair: object) -> bool:
-    return isinstance(pair, list | tuple) and len(pair) == 2
+def _pairs(what: str, x: Tensor, paddings: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """(before, after) of each axis of x; ArgumentError for anything else."""
+    given = isinstance(paddings, list | tuple) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in paddings)
+    if not given or len(paddings) != x.type.ndim:
+        raise ArgumentError(f"{what} at {user_line()}: paddings {paddings!r} must have one (before, after) for each of the {x.type.ndim} axes")
+    return [(before, after) for before, after in (_ints(what, "each of paddings", tuple(pair)) for pair in paddings)]
 
 
 def pad(x: Tensor, paddings: Sequence[Sequence[int]], constant_value: float = 0, name: Name = None) -> Tensor:
     """(before, after) elements of constant_value around each axis."""
-    if not isinstance(paddings, list | tuple) or len(paddings) != x.type.ndim or not all(map(_two, paddings)):
-        raise ArgumentError(f"pad at {user_line()}: paddings {paddings!r} must have one (before, after) for each of the {x.type.ndim} axes")
-    pairs = [_ints("pad", "each of paddings", tuple(pair)) for pair in paddings]
-    return sl.pad(x, [(before, after) for before, after in pairs], fitting("pad", constant_value, x.type.dtype))
+    return sl.pad(x, _pairs("pad", x, paddings), fitting("pad", constant_value, x.type.dtype))
 
 
 def pad_grad(x: Tensor, paddings: Sequence[Sequence[int]], constant_value: float = 0, name: Name = None) -> Tensor:
     """x without (before, after) elements on each axis."""
-    if not isinstance(paddings, list | tuple) or len(paddings) != x.type.ndim or not all(map(_two, paddings)):
-        raise ArgumentError(f"pad_grad at {user_line()}: paddings {paddings!r} must have one (before, after) for each of the {x.type.ndim} axes")
-    return slice(x, [before for before, _ in paddings], [n - sum(pair) for n, pair in zip(x.type.shape, paddings, strict=True)])
+    pairs = _pairs("pad_grad", x, paddings)
+    return slice(x, [before for before, _ in pairs], [n - sum(pair) for n, pair in zip(x.type.shape, pairs, strict=True)])
 
 
 def _sides(what: str, x: Tensor, padding: int | Sequence[int]) -> tuple[int, int, int, int]:
