@@ -67,8 +67,8 @@ def random_expression(draw: random.Random, elements: Sequence[Expression], steps
                 conditions = [y for y in made if y.dtype is bool_]
                 made.append(f.where(draw.choice(conditions), x, draw.choice(alike)) if conditions else x)
             case _:
-                # the reference rounds numbers of two bytes also inside these
-                name = draw.choice([name for name in table if not (x.dtype.is_half and name in ("rsqrt", "weighted_sum"))])
+                # on numbers of two bytes the reference rounds inside these too, or keeps the sign of zero
+                name = draw.choice([name for name in table if not (x.dtype.is_half and name in ("rsqrt", "sign", "weighted_sum"))])
                 made.append(getattr(f, name)(x, *(draw.choice(alike) for _ in range(OPERANDS.get(name, 2) - 1))))
     return [y for y in made if y not in elements] or made
 

@@ -33,7 +33,7 @@ def test_loops_are_printed_as_before(kernel: object) -> None:
     outputs, form = kernel()  # type: ignore[operator]
     printed = print_loop(*_apart(outputs, form))
     golden = Path(__file__).parent / "golden" / f"{kernel.__name__}.ll"  # type: ignore[attr-defined]
-    assert printed.text == golden.read_text(), f"print_loop changed: raise PRINTER_VERSION, and write {golden.name} anew if it is meant"
+    assert printed.text == golden.read_text(), f"print_loop prints something else: write {golden.name} anew if that is meant"
     assert len(printed.scratch) == (kernel is softmax)
 
 

@@ -22,8 +22,6 @@ from jobflow.kernels.llvm.loop_space import LoopForm, OperandAccess
 from jobflow.kernels.llvm.machine_code import NAME
 from jobflow.kernels.llvm.row_phases import Phase, Phases, of_columns, phases
 
-#: with the texts of `decompositions` this is what a cached object depends on
-PRINTER_VERSION = 1
 _TRUTHS = several("i1", WIDTH)
 _IOTA = ", ".join(f"i64 {k}" for k in range(WIDTH))
 
