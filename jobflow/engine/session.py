@@ -32,6 +32,7 @@ from jobflow.graph.graph_text import first_difference, physical_text
 from jobflow.graph.ir import Variable
 from jobflow.graph.wire import physical_to_wire
 from jobflow.kernels.target import Target, target_of
+from jobflow.runtime.device import cupy_device as cuda
 from jobflow.runtime.world.launched import launched
 from jobflow.runtime.world.start import start_world
 from jobflow.runtime.world.world import World
@@ -76,8 +77,12 @@ class Session:
         return "gpu" if self.settings.gpu_device_num else "cpu"
 
     def target(self) -> Target:
-        """What programs are compiled for."""
-        return target_of(self.device_tag, self.settings.kernels)
+        """What programs are compiled for: the devices that there are, which are CPUs where a GPU was asked for and there is none."""
+        if self.world is not None:
+            tag = self.world.ranks[0].device.tag
+        else:
+            tag = self.device_tag if cuda.available() else "cpu"
+        return target_of(tag, self.settings.kernels)
 
     @property
     def asked_devices(self) -> int | None:
