@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from deliberate import differences, idle
 from traced import lies
 
 from jobflow import scope
@@ -169,29 +168,6 @@ def chosen(op: str, types: Sequence[str], mesh: str, inputs: Sequence[str]) -> s
     return re.sub(r"S\((\d)\)", r"S\1", lies(sharded.layouts, sharded.graph.outputs[0]))
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A row of the table of deliberate differences: ops, and patterns of how inputs and the output lie."""
-
-    ops: tuple[str, ...]
-    inputs: str
-    here: str
-
-    def covers(self, op: str, inputs: str, ours: str) -> bool:
-        return op in self.ops and fnmatchcase(inputs, self.inputs) and fnmatchcase(ours, self.here)
-
-
-def differences() -> list[Difference]:
-    """The rows of the table in the record of the decision whose first column names measured ops."""
-    found = []
-    for line in RECORD.read_text(encoding="utf-8").splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        ops = tuple(cells[0].replace("`", "").split(", "))
-        if len(cells) == 5 and all(op in OPS for op in ops):
-            found.append(Difference(ops, cells[1].strip("`"), cells[3].strip("`")))
-    return found
-
-
 def mismatches(mesh: str, op: str) -> list[tuple[str, str, str]]:
     """(inputs, published, ours) wherever the two differ."""
     row, found = PUBLISHED[mesh][op], []
@@ -208,7 +184,7 @@ CASES = [(mesh, op) for mesh, table in PUBLISHED.items() for op in table if op n
 
 @pytest.mark.parametrize(("mesh", "op"), CASES)
 def test_layouts_are_chosen_as_published(mesh: str, op: str) -> None:
-    rows = differences()
+    rows = differences(RECORD, OPS, 7)
     unexplained = [case for case in mismatches(mesh, op) if not any(row.covers(op, case[0], case[2]) for row in rows)]
     assert not unexplained, f"{op} (inputs, published, ours): {unexplained}"
 
@@ -220,8 +196,4 @@ def test_every_measured_op_is_held_against_ours_or_named() -> None:
 
 def test_no_difference_on_record_is_idle() -> None:
     found = [(op, inputs, ours) for mesh, op in CASES for inputs, _, ours in mismatches(mesh, op)]
-    rows = differences()
-    assert len(rows) >= 7, "the table was not found"
-    for row in rows:
-        for op in row.ops:
-            assert any(row.covers(*case) for case in found if case[0] == op), f"{op}: {row} is no difference"
+    assert idle(differences(RECORD, OPS, 7), found) == []

@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from deliberate import differences, idle
 from ranks import on_ranks
 
 from jobflow.core.layout import B, Layout, P, Partial, Placement, S, Sbp
@@ -270,28 +269,6 @@ def ours(mesh: str, op: str) -> dict[str, str]:
     return {case: check(case, expected, [results[i] for results in by_rank]) for i, case in enumerate(cases)}
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A row of the table of deliberate differences: ops, and patterns of how inputs and the output lie."""
-
-    ops: tuple[str, ...]
-    inputs: str
-    here: str
-
-    def covers(self, op: str, inputs: str, lies: str) -> bool:
-        return op in self.ops and fnmatchcase(inputs, self.inputs) and fnmatchcase(lies, self.here)
-
-
-def differences() -> list[Difference]:
-    found = []
-    for line in RECORD.read_text(encoding="utf-8").splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        ops = tuple(cells[0].replace("`", "").split(", "))
-        if len(cells) == 5 and all(op in OPS for op in ops):
-            found.append(Difference(ops, cells[1].strip("`"), cells[3].strip("`")))
-    return found
-
-
 def mismatches(mesh: str, op: str) -> list[tuple[str, str, str]]:
     """(inputs, measured, ours) wherever the two differ."""
     found = ours(mesh, op)
@@ -303,18 +280,14 @@ CASES = [(mesh, op) for mesh, table in PUBLISHED.items() for op in table]
 
 @pytest.mark.parametrize(("mesh", "op"), CASES)
 def test_functions_lie_as_measured_and_give_the_numbers_of_one_rank(mesh: str, op: str) -> None:
-    rows = differences()
+    rows = differences(RECORD, OPS, 5)
     unexplained = [case for case in mismatches(mesh, op) if not any(row.covers(op, case[0], case[2]) for row in rows)]
     assert not unexplained, f"{op} (inputs, measured, ours): {unexplained}"
 
 
 def test_no_difference_on_record_is_idle() -> None:
-    rows = differences()
-    assert len(rows) >= 5, "the table was not found"
     found = [(op, inputs, lies) for mesh, op in CASES for inputs, _, lies in mismatches(mesh, op)]
-    for row in rows:
-        for op in row.ops:
-            assert any(row.covers(*case) for case in found if case[0] == op), f"{op}: {row} is no difference"
+    assert idle(differences(RECORD, OPS, 5), found) == []
 
 
 def test_counts() -> None:
