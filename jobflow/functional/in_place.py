@@ -11,7 +11,6 @@ from types import FunctionType
 from typing import Any
 
 from jobflow.core.errors import DtypeError, PlacementError, ShapeError, user_line
-from jobflow.eager import crossing
 from jobflow.eager import in_place_writes as writing
 from jobflow.eager.faces import called_as, method
 from jobflow.eager.state import state
@@ -55,6 +54,8 @@ def _laid(x: Tensor, what: str, value: Tensor) -> Tensor:
         raise PlacementError(
             f"{what} at {user_line()}: the value is {value.layout or 'local'} but the tensor is {x.layout or 'local'}; use to_global"
         )
+    from jobflow.eager import crossing  # jobs, which load this module too, do not lay tensors
+
     return crossing.change(state(), value, x.layout)
 
 
