@@ -11,6 +11,8 @@ import numpy as np
 from jobflow.core.errors import ShapeError
 from jobflow.core.layout import B, Box, Rule, S, Signature
 from jobflow.core.types import Array, Tensor, TensorType, Xp
+from jobflow.expressions import language as f
+from jobflow.expressions.language import Expression
 from jobflow.ops.broadcast import sum_calls
 from jobflow.ops.op import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, normal_axis, sample
 from jobflow.ops.product_sum import ProductSum, sum_with_maker
@@ -234,6 +236,10 @@ class BiasAdd(Op):
     def kernel(self, xp: Xp, value: Array, bias: Array, y: Array) -> None:
         y[...] = value + along(bias, self.axis, value.ndim)
 
+    def expression(self, *types: TensorType) -> tuple[Expression, ...] | None:
+        value, bias = (f.cast(f.element(i, type.dtype), type.dtype.arithmetic) for i, type in enumerate(types))
+        return (f.cast(value + bias, types[0].dtype),) if self.axis == types[0].ndim - 1 else None
+
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         value, bias = inputs
         return [(device.xp.add, (value, along(bias, self.axis, value.ndim), outputs[0]))]
@@ -278,6 +284,12 @@ class AxisSum(Op):
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
         y[...] = x.sum(tuple(i for i in range(x.ndim) if i != self.axis))
+
+    def expression(self, *types: TensorType) -> tuple[Expression, ...] | None:
+        (type,) = types
+        if self.axis != type.ndim - 1 or not type.dtype.is_float:
+            return None
+        return (f.cast(f.column_sum(f.cast(f.element(0, type.dtype), type.dtype.arithmetic)), type.dtype),)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         (x,), (y,) = inputs, outputs

@@ -24,6 +24,7 @@ from jobflow.compiler.front.trace import Tracer
 from jobflow.core.layout import MAX, MIN, B, P, Partial, Placement, S, Sbp
 from jobflow.core.types import TensorType, float64, int64
 from jobflow.graph.ir import Graph, Variable
+from jobflow.kernels.target import CPU, Target
 from jobflow.ops.layout_ops import to_layout
 from jobflow.ops.source import Constant
 from jobflow.runtime.world.world import World
@@ -169,21 +170,21 @@ def any_size() -> Iterator[None]:
         factors.SMALLEST, factors.LESS = before
 
 
-def check(world: World, program: Program, graph: Graph | None = None) -> None:
+def check(world: World, program: Program, graph: Graph | None = None, target: Target = CPU) -> None:
     """Mismatch unless two steps on the ranks are two steps of the kernels on whole arrays: every end, and every variable afterwards.
 
     Once with memory of each rank's own, and once with memory in common.
     """
     graph = graph_of(program) if graph is None else graph
-    _check(world, program, graph, common=False)
+    _check(world, program, graph, target, common=False)
     if program.ranks > 1:
         with any_size():
-            _check(world, program, graph, common=True)
+            _check(world, program, graph, target, common=True)
 
 
-def _check(world: World, program: Program, graph: Graph, common: bool) -> None:
+def _check(world: World, program: Program, graph: Graph, target: Target, common: bool) -> None:
     arguments, values = first_values(graph, program.seed)
-    bound = Bound(world, distribute(graph), common=common)
+    bound = Bound(world, distribute(graph), common=common, target=target)
     how = "in common memory" if common else "in own memory"
     try:
         bound.write(values)

@@ -4,7 +4,8 @@
 
 `absorb_makers`: an op that can make its own input (`Op.absorb`) does, if nobody else reads that.  An update along a product subtracts
 that from the variable while it is computed; what is added to a product is laid down first, and the product adds itself to it.  What
-one microbatch makes is not put off to another: all it is made of would stay alive.
+one microbatch makes is not put off to another: all it is made of would stay alive.  Where the target fuses, what has an expression and
+is made or read by what has one as well becomes part of a region instead.
 
 Both are done where the target says so (`Target.peepholes`).
 
@@ -56,6 +57,10 @@ def absorb_makers(program: Program) -> Program:
     over = written_over(program.steps)
     readers = Counter(item for step in program.steps for item in step.inputs)
     readers.update(item for _, item in program.fetches)
+    after: dict[Item, list[Step]] = {item: [] for step in program.steps for item in step.outputs}
+    for step in program.steps:
+        for item in step.inputs:
+            after.get(item, []).append(step)
     steps: list[Step] = []
     makers: dict[Item, Step] = {}
     late: set[Item] = set()
@@ -72,7 +77,8 @@ def absorb_makers(program: Program) -> Program:
                 or (among_updates and any(i in stored or i in over for i in maker.inputs))
             ):
                 continue
-            both = None if program.target.fusion and _in_one_loop(step, maker) else _absorbed(step, index, maker)
+            in_loop = program.target.fusion and _fits_in_loop(step) and any(map(_fits_in_loop, (maker, *after[step.outputs[0]])))
+            both = None if in_loop else _absorbed(step, index, maker)
             if both is not None:
                 steps.remove(maker)
                 step = both
@@ -83,9 +89,9 @@ def absorb_makers(program: Program) -> Program:
     return replace(program, steps=tuple(steps))
 
 
-def _in_one_loop(step: Step, maker: Step) -> bool:
-    """True for two ops that a region takes, with more around them."""
-    return all(isinstance(s.action, Op) and s.action.expression(*(item.type for item in s.inputs)) is not None for s in (step, maker))
+def _fits_in_loop(step: Step) -> bool:
+    """True for what a region takes, with more around it."""
+    return isinstance(step.action, Op) and step.action.expression(*(item.type for item in step.inputs)) is not None
 
 
 def _absorbed(step: Step, index: int, maker: Step) -> Step | None:
