@@ -88,3 +88,10 @@ def test_explain_says_who_computes_and_why_nobody_else() -> None:
     assert re.search(r"Region\(Shift.*Square.*\) +llvm$", row)
     flow.config.kernels("auto")
     assert "kernels of cpu, numpy" in explain(job_of(job), stages=("kernels",))
+
+
+def test_programs_for_gpus_that_run_on_cpus_are_compiled_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobflow.runtime.device.cupy_device.available", lambda: False)
+    flow.config.gpu_device_num(1)
+    make_job()(X)
+    assert targets() == ["cpu, numpy: 0"]
