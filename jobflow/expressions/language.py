@@ -14,7 +14,7 @@ The same formula runs on arrays: `jobflow.expressions.on_arrays.functions(xp)` h
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
@@ -319,3 +319,12 @@ def in_order(outputs: Sequence[Expression]) -> list[Expression]:
             stack.append((x, True))
             stack.extend((y, False) for y in reversed(x.arguments))
     return list(order)
+
+
+def replaced(x: Expression, given: Mapping[Expression, Expression]) -> Expression:
+    """x with others in place of some of what it is made of."""
+    known = dict(given)
+    for y in in_order([x]):
+        if y not in known:
+            known[y] = make(y.primitive, tuple(known[z] for z in y.arguments), y.dtype, y.attribute) if y.arguments else y
+    return known[x]

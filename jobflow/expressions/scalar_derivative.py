@@ -25,20 +25,26 @@ def _step(g: Expression, y: Expression, *x: Expression) -> Sequence[None]:
     return (None,) * len(x)
 
 
-def _maximum(g: Expression, y: Expression, a: Expression, b: Expression) -> Sequence[Expression]:
-    """The first of two equal ones."""
+def _maximum(g: Expression, y: Expression, a: Expression, b: Expression) -> Sequence[Expression | None]:
+    """The first of two equal ones; max(0, x) is told by its result."""
+    if a.primitive == "constant":
+        return None, f.where(y > a, g, 0.0)
     return f.where(b > a, 0.0, g), f.where(b > a, g, 0.0)
 
 
-def _minimum(g: Expression, y: Expression, a: Expression, b: Expression) -> Sequence[Expression]:
+def _minimum(g: Expression, y: Expression, a: Expression, b: Expression) -> Sequence[Expression | None]:
+    if a.primitive == "constant":
+        return None, f.where(y < a, g, 0.0)
     return f.where(b < a, 0.0, g), f.where(b < a, g, 0.0)
 
 
 def _power(g: Expression, y: Expression, x: Expression, n: Expression) -> Sequence[Expression | None]:
-    """The gradient of the exponent is 0 where x <= 0."""
-    lower = f.where(f.equal(n, 0.0), 1.0, n - 1.0)  # n x^(n - 1) is 0 where n is, though x be 0 too
-    exponent = None if n.primitive == "constant" else g * (y * f.log(f.where(x > 0, x, 1.0)))
-    return g * (n * f.power(x, lower)), exponent
+    """n x^(n - 1) is 0 where n is, though x be 0 too; the gradient of the exponent is 0 where x <= 0."""
+    if n.primitive == "constant":
+        exponent = float(str(n.attribute))
+        return (g * (n * f.power(x, exponent - 1.0)) if exponent else None), None
+    lower = f.where(f.equal(n, 0.0), 1.0, n - 1.0)
+    return g * (n * f.power(x, lower)), g * (y * f.log(f.where(x > 0, x, 1.0)))
 
 
 def _where(g: Expression, y: Expression, condition: Expression, a: Expression, b: Expression) -> Sequence[Expression | None]:
@@ -108,5 +114,9 @@ def derivative(y: Expression, wrt: Sequence[Expression], dy: Expression) -> list
             raise JobError(f"{x.primitive} has no derivative")
         for argument, share in zip(x.arguments, rule(g, x, *x.arguments), strict=True):
             if share is not None and argument.primitive != "constant":
-                found[argument] = found[argument] + share if argument in found else share
+                found[argument] = _sum(found[argument], share) if argument in found else share
     return [found.get(x) for x in wrt]
+
+
+def _sum(a: Expression, b: Expression) -> Expression:
+    return a * 2.0 if a is b else a + b

@@ -23,7 +23,8 @@ from jobflow.ops.broadcast import BroadcastTo
 from jobflow.ops.checked import Checked, whole_divisor, whole_exponent
 from jobflow.ops.matmul import BatchMatMul, BroadcastMatMul, MatMul
 from jobflow.ops.op import Op, broadcast_shapes
-from jobflow.ops.scalar import DivideBy, FillLike, Negate, Scale, Shift
+from jobflow.ops.pointwise import Negate
+from jobflow.ops.scalar import DivideBy, FillLike, Scale, Shift
 from jobflow.ops.transcendental import Power, ScalarPower, Sqrt, Square
 
 _ADD, _SUBTRACT, _MULTIPLY, _DIVIDE, _NEGATE, _MATMUL = Add(), Subtract(), Multiply(), Divide(), Negate(), MatMul()

@@ -21,7 +21,7 @@ from jobflow.ops import elementwise as ew
 from jobflow.ops import shape as sh
 from jobflow.ops import slices as sl
 from jobflow.ops.axes import ExpandDims, Squeeze
-from jobflow.ops.scalar import Negate
+from jobflow.ops.pointwise import Negate
 from jobflow.ops.softmax import LogSoftmax, Softmax
 
 __all__ = [

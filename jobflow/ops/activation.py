@@ -17,11 +17,10 @@ import numpy as np
 from jobflow.core.layout import Rule
 from jobflow.core.types import Array, Tensor, TensorType
 from jobflow.ops import blas, special
-from jobflow.ops.arithmetic import add, divide, multiply, subtract, where
-from jobflow.ops.compare import greater
+from jobflow.ops.arithmetic import add, divide, multiply
 from jobflow.ops.op import LETTERS, OVER_FIRST, Binder, Call, Grads, Sample, apply, sample
-from jobflow.ops.pointwise import FLOATS, Elementwise, Pointwise, Unary, call, check_dtypes, numbers
-from jobflow.ops.scalar import clip, fill_like, negate, scale, shift
+from jobflow.ops.pointwise import FLOATS, Pointwise, Unary, call, check_dtypes, numbers
+from jobflow.ops.scalar import clip, negate, scale, shift
 from jobflow.ops.transcendental import absolute, exp
 
 _ROOT_HALF = math.sqrt(0.5)
@@ -29,18 +28,6 @@ _BELL = 1.0 / math.sqrt(2.0 * math.pi)
 #: gelu_tanh(x) = x/2 (1 + tanh(_C1 x + _C3 x^3))
 _C1 = math.sqrt(2.0 / math.pi)
 _C3 = 0.044715 * _C1
-
-
-@dataclass(frozen=True)
-class Gradient(Elementwise):
-    """dx = f'(of a tensor) dy: linear in dy."""
-
-    abstract = True
-    linear = ((1,),)
-
-    @classmethod
-    def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), numbers(1, 5, 3), numbers(2, 5, 3))
 
 
 def _constant(value: float, x: Array) -> Array:
@@ -57,22 +44,6 @@ class Relu(Unary):
     def formula(self, f: Any, x: Any) -> Any:
         return f.maximum(f.constant(0.0, x.dtype), x)
 
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (call(ReluGrad(), y, dy),)
-
-
-@dataclass(frozen=True)
-class ReluGrad(Gradient):
-    """dx = dy where y > 0, else 0"""
-
-    in_place = OVER_FIRST
-
-    def formula(self, f: Any, y: Any, dy: Any) -> Any:
-        return f.where(y > 0, dy, 0.0)
-
-    def grad(self, y: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
-        return None, call(self, y, ddx)
-
 
 @dataclass(frozen=True)
 class LeakyRelu(Unary):
@@ -84,9 +55,6 @@ class LeakyRelu(Unary):
     def formula(self, f: Any, x: Any) -> Any:
         return x * f.where(x > 0, f.constant(1.0, x.dtype), self.alpha)
 
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (where(greater(x, fill_like(x, 0.0)), dy, scale(dy, self.alpha)),)
-
 
 @dataclass(frozen=True)
 class Sigmoid(Unary):
@@ -96,20 +64,6 @@ class Sigmoid(Unary):
 
     def formula(self, f: Any, *elements: Any) -> Any:
         return f.sigmoid(*elements)
-
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (call(SigmoidGrad(), y, dy),)
-
-
-@dataclass(frozen=True)
-class SigmoidGrad(Gradient):
-    """dx = y (1 - y) dy"""
-
-    def formula(self, f: Any, y: Any, dy: Any) -> Any:
-        return y * (1.0 - y) * dy
-
-    def grad(self, y: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
-        return multiply(multiply(ddx, dy), shift(scale(y, -2.0), 1.0)), call(self, y, ddx)
 
 
 @dataclass(frozen=True)
@@ -121,22 +75,9 @@ class Silu(Unary):
     def formula(self, f: Any, x: Any) -> Any:
         return x * f.sigmoid(x)
 
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (call(SiluGrad(), x, dy),)
-
-
-@dataclass(frozen=True)
-class SiluGrad(Gradient):
-    """dx = s (1 + x (1 - s)) dy with s = 1 / (1 + e^-x)"""
-
-    def formula(self, f: Any, x: Any, dy: Any) -> Any:
+    def gradient(self, f: Any, x: Any, y: Any, dy: Any) -> Any:
         s = f.sigmoid(x)
         return s * (1.0 + x * (1.0 - s)) * dy
-
-    def grad(self, x: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
-        s = sigmoid(x)
-        bend = call(SigmoidGrad(), s, shift(multiply(x, shift(scale(s, -2.0), 1.0)), 2.0))  # s (1 - s) (2 + x (1 - 2 s))
-        return multiply(multiply(ddx, dy), bend), call(self, x, ddx)
 
 
 @dataclass(frozen=True)
@@ -145,20 +86,6 @@ class Tanh(Unary):
 
     precision = "follows"
     ufunc = "tanh"
-
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (call(TanhGrad(), y, dy),)
-
-
-@dataclass(frozen=True)
-class TanhGrad(Gradient):
-    """dx = (1 - y^2) dy"""
-
-    def formula(self, f: Any, y: Any, dy: Any) -> Any:
-        return (1.0 - y * y) * dy
-
-    def grad(self, y: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
-        return scale(multiply(multiply(ddx, dy), y), -2.0), call(self, y, ddx)
 
 
 @dataclass(frozen=True)
@@ -228,26 +155,10 @@ class GeluTanh(Unary):
     def formula(self, f: Any, x: Any) -> Any:
         return x * (0.5 + 0.5 * f.tanh(x * (_C1 + _C3 * (x * x))))
 
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (call(GeluTanhGrad(), x, dy),)
-
-
-@dataclass(frozen=True)
-class GeluTanhGrad(Gradient):
-    """dx = (1 + t + x (1 - t^2) (C1 + 3 C3 x^2)) / 2 dy with t = tanh(C1 x + C3 x^3)"""
-
-    def formula(self, f: Any, x: Any, dy: Any) -> Any:
+    def gradient(self, f: Any, x: Any, y: Any, dy: Any) -> Any:
         square = x * x
         t = f.tanh(x * (_C1 + _C3 * square))
         return (1.0 + t + x * (1.0 - t * t) * (_C1 + 3 * _C3 * square)) * 0.5 * dy
-
-    def grad(self, x: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
-        square = multiply(x, x)
-        t = tanh(multiply(x, shift(scale(square, _C3), _C1)))
-        slope = shift(scale(square, 3 * _C3), _C1)  # of what the tanh is taken of
-        turned = add(slope, scale(square, 3 * _C3))
-        bend = call(TanhGrad(), t, subtract(turned, multiply(multiply(x, t), multiply(slope, slope))))
-        return multiply(multiply(ddx, dy), bend), call(self, x, ddx)
 
 
 @dataclass(frozen=True)
@@ -260,8 +171,8 @@ class Elu(Unary):
     def formula(self, f: Any, x: Any) -> Any:
         return f.maximum(x, 0.0) + self.alpha * f.expm1(f.minimum(x, 0.0))
 
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (where(greater(x, fill_like(x, 0.0)), dy, multiply(dy, shift(y, self.alpha))),)
+    def gradient(self, f: Any, x: Any, y: Any, dy: Any) -> Any:
+        return dy * f.where(x > 0, 1.0, y + self.alpha)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -275,9 +186,6 @@ class Softplus(Unary):
 
     def formula(self, f: Any, *elements: Any) -> Any:
         return f.softplus(*elements)
-
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (multiply(dy, sigmoid(x)),)
 
 
 def relu(x: Tensor, *, name: str | None = None) -> Tensor:

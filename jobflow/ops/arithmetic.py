@@ -17,11 +17,10 @@ from jobflow.core.types import Tensor, TensorType, bool_
 from jobflow.ops import remainders
 from jobflow.ops.broadcast import sum_to
 from jobflow.ops.checked import check, whole_divisor
-from jobflow.ops.compare import greater, less
 from jobflow.ops.op import OVER_EITHER, Grads, Op, Sample, broadcast_rule, broadcast_shapes, sample
 from jobflow.ops.pointwise import ANY, FLOATS, Binary, Pointwise, call, check_dtypes, numbers
 from jobflow.ops.product_sum import sum_with_maker
-from jobflow.ops.scalar import cast, fill_like, negate, round_half_even, scale
+from jobflow.ops.scalar import fill_like, negate, round_half_even
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,6 @@ class Add(Binary):
     ufunc = "add"
     linear = ((0, 1),)
     in_place = OVER_EITHER
-
-    def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
-        return sum_to(dz, x.type.shape), sum_to(dz, y.type.shape)
 
     def absorb(self, index: int, maker: Op, *types: TensorType) -> Op | None:
         return sum_with_maker(index, maker, *types)
@@ -48,9 +44,6 @@ class Subtract(Binary):
     ufunc = "subtract"
     linear = ((0, 1),)
     in_place = OVER_EITHER
-
-    def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
-        return sum_to(dz, x.type.shape), negate(sum_to(dz, y.type.shape))
 
 
 @dataclass(frozen=True)
@@ -110,9 +103,6 @@ class FloorDivide(_Whole):
     def formula(self, f: Any, *elements: Any) -> Any:
         return remainders.floor_divide(f, *elements)
 
-    def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
-        return None, None
-
 
 @dataclass(frozen=True)
 class TruncateDivide(_Whole):
@@ -120,9 +110,6 @@ class TruncateDivide(_Whole):
 
     def formula(self, f: Any, *elements: Any) -> Any:
         return remainders.truncate_divide(f, *elements)
-
-    def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
-        return None, None
 
 
 @dataclass(frozen=True)
@@ -161,10 +148,6 @@ class SquaredDifference(Binary):
     def formula(self, f: Any, x: Any, y: Any) -> Any:
         return f.square(x - y)
 
-    def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
-        d = multiply(scale(subtract(x, y), 2.0), dz)
-        return sum_to(d, x.type.shape), negate(sum_to(d, y.type.shape))
-
 
 @dataclass(frozen=True)
 class _Extreme(Binary):
@@ -173,10 +156,8 @@ class _Extreme(Binary):
     precision = "any"
     abstract = True
 
-    def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
-        chosen = greater(x, y) if self.ufunc == "maximum" else less(x, y)
-        dx = multiply(dz, cast(chosen, dz.type.dtype))
-        return sum_to(dx, x.type.shape), sum_to(subtract(dz, dx), y.type.shape)
+    def formula(self, f: Any, x: Any, y: Any) -> Any:
+        return getattr(f, self.ufunc)(y, x)  # whose derivative is that of the first of two equal ones
 
 
 @dataclass(frozen=True)

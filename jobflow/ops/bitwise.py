@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jobflow.core.types import Tensor
-from jobflow.ops.op import Grads, Sample, sample
+from jobflow.ops.op import Sample, sample
 from jobflow.ops.pointwise import Binary, Elementwise
 
 BITS = "iub"
@@ -21,9 +20,6 @@ class Bitwise(Binary):
     precision = "any"
     abstract = True
     kinds = BITS
-
-    def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
-        return None, None
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -58,9 +54,6 @@ class BitwiseNot(Elementwise):
 
     ufunc = "invert"
     kinds = BITS
-
-    def grad(self, x: Tensor, z: Tensor, dz: Tensor) -> Grads:
-        return (None,)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jobflow.core.types import DType, Tensor, bool_, plain
-from jobflow.ops.op import Grads, Sample, sample
+from jobflow.ops.op import Sample, sample
 from jobflow.ops.pointwise import ANY, Binary, Elementwise, call
 
 
@@ -21,9 +21,6 @@ class Comparison(Binary):
     abstract = True
     kinds = ANY
     gives = bool_
-
-    def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
-        return None, None
 
     def exchanged(self) -> Comparison:
         """The comparison of y with x that says the same."""
@@ -140,9 +137,6 @@ class LogicalNot(Elementwise):
     ufunc = "logical_not"
     kinds = "iub"
     gives = bool_
-
-    def grad(self, x: Tensor, z: Tensor, dz: Tensor) -> Grads:
-        return (None,)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -63,16 +63,14 @@ from jobflow.ops.floating import (
     log2,
     log10,
 )
-from jobflow.ops.pointwise import Binary, Elementwise, Unary, check_dtypes
+from jobflow.ops.pointwise import Binary, Elementwise, Negate, Unary, check_dtypes
 from jobflow.ops.scalar import (
     Cast,
     Ceil,
     Clip,
-    ClipGrad,
     Detach,
     FillLike,
     Floor,
-    Negate,
     RoundHalfEven,
     Scale,
     Shift,
@@ -173,7 +171,6 @@ __all__ = [
     "Cast",
     "Ceil",
     "Clip",
-    "ClipGrad",
     "Comparison",
     "Cos",
     "Cosh",

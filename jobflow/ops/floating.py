@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from jobflow.core.types import Tensor, bool_
-from jobflow.ops.arithmetic import divide, multiply
-from jobflow.ops.op import Grads, Sample, sample
+from jobflow.ops.op import Sample, sample
 from jobflow.ops.pointwise import Elementwise, Unary, call
-from jobflow.ops.scalar import scale
 
 
 @dataclass(frozen=True)
@@ -22,9 +19,6 @@ class _Question(Elementwise):
     precision = "any"
     abstract = True
     gives = bool_
-
-    def grad(self, x: Tensor, z: Tensor, dz: Tensor) -> Grads:
-        return (None,)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -60,9 +54,6 @@ class Log2(Unary):
     ufunc = "log2"
     low = 0.2
 
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (divide(scale(dy, 1 / math.log(2)), x),)
-
 
 @dataclass(frozen=True)
 class Log10(Unary):
@@ -71,18 +62,12 @@ class Log10(Unary):
     ufunc = "log10"
     low = 0.2
 
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (divide(scale(dy, 1 / math.log(10)), x),)
-
 
 @dataclass(frozen=True)
 class Exp2(Unary):
     """y = 2^x"""
 
     ufunc = "exp2"
-
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (multiply(dy, scale(y, math.log(2))),)
 
 
 def isnan(x: Tensor, *, name: str | None = None) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -11,12 +11,14 @@ import numpy as np
 
 from jobflow.core.errors import DtypeError
 from jobflow.core.layout import Rule
-from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, dtype_of
+from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, dtype_of, float32
 from jobflow.expressions import language
 from jobflow.expressions.language import Expression
-from jobflow.expressions.on_arrays import functions
+from jobflow.expressions.on_arrays import evaluate, functions
+from jobflow.expressions.scalar_derivative import derivative
+from jobflow.ops.broadcast import sum_to
 from jobflow.ops.numpy_calls import POSITIONAL, CompiledFormula, block_calls, compiled
-from jobflow.ops.op import Binder, Call, Op, Sample, apply, broadcast_rule, broadcast_shapes, sample, types_tuple
+from jobflow.ops.op import OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, broadcast_rule, broadcast_shapes, sample, types_tuple
 
 #: which NumPy kinds of element types an op takes ("V" are the narrow floats that NumPy does not know by itself)
 FLOATS, NUMBERS, ANY = "fV", "fViu", "fViub"
@@ -55,6 +57,15 @@ class Pointwise(Op):
         if device.xp is np and self.formula is not None:
             program = _program(self, tuple(dtype_of(a.dtype) for a in inputs), dtype_of(outputs[0].dtype))
         return super().bind(device, inputs, outputs) if program is None else block_calls(program, device, inputs, (), outputs)
+
+    #: gradient(f, *inputs, output, gradient of it) -> the gradient of the one input, where that is shorter than the derivative of the formula
+    gradient: ClassVar[Callable[..., Any] | None] = None
+
+    def grad(self, *tensors: Any) -> Grads:
+        if self.formula is None or self.results != 1 or self.alias:
+            return super().grad(*tensors)
+        *inputs, y, dy = tensors
+        return _gradients(self, inputs, y, dy)
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
         read = len(arrays) - self.results
@@ -166,3 +177,162 @@ class Unary(Elementwise):
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(), numbers(1, 5, 3, low=cls.low, high=cls.high))
         yield sample(cls(), numbers(2, low=cls.low, high=cls.high))
+
+
+@dataclass(frozen=True)
+class Negate(Unary):
+    """y = -x"""
+
+    precision = "any"
+    ufunc = "negative"
+    linear = ((0,),)
+    kinds = NUMBERS
+    in_place = OVER_FIRST
+
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (call(Negate(), dy),)
+
+
+# Gradients ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ElementwiseGrad(Pointwise):
+    """The gradient of input `wrt` of an elementwise op, in the shape of its output: what the derivative of its formula says.
+
+    Inputs: those of the op's inputs and then its output (number `inputs`) that the derivative reads, and the gradient of the output, in
+    which it is linear.
+    """
+
+    op: Pointwise
+    wrt: int
+    inputs: int
+    reads: tuple[int, ...]
+    strided_outputs = True
+    any_order = True
+
+    @property
+    def in_place(self) -> Mapping[int, tuple[int, ...]]:  # type: ignore[override]
+        return _free_places(self)
+
+    def infer(self, *types: TensorType) -> TensorType:
+        return types[-1]
+
+    def rule(self, *types: TensorType) -> Rule:
+        return broadcast_rule(types, linear=((len(types) - 1,),))
+
+    def made(self, *read: Expression) -> tuple[Expression, ...]:
+        known, dy = dict(zip(self.reads, read[:-1], strict=True)), read[-1]
+        dtypes = tuple(known.get(i, dy).dtype for i in range(self.inputs))
+        dx = _derivative(self.op, self.wrt, dtypes)
+        assert dx is not None, f"{self} has no derivative"
+        given = {language.element(i, x.dtype): x for i, x in {**known, self.inputs + 1: dy}.items()}
+        return (language.replaced(dx, given),)
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        *inputs, dx = arrays
+        dx[...] = evaluate(self.made(*(language.element(i, dtype_of(a.dtype)) for i, a in enumerate(inputs))), inputs, xp)[0]
+
+    def formula(self, f: Any, *elements: Any) -> Any:
+        return self.made(*elements)
+
+    def grad(self, *tensors: Any) -> Grads:
+        *inputs, dy, dx, ddx = tensors
+        through = _gradients(self, (*inputs, dy), dx, ddx, len(inputs))
+        return *through, sum_to(call(self, *inputs, ddx), dy.type.shape)
+
+    def word(self) -> str:  # type: ignore[override]
+        return f"{self.op.word()}grad"
+
+    def __str__(self) -> str:
+        name = type(self.op).__name__
+        numbered = f"input={self.wrt}" if self.inputs > 1 else ""
+        options = ", ".join(filter(None, (str(self.op).partition("(")[2][:-1], numbered)))
+        return f"{name}Grad({options})"
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for op in (_Cube(), _Cubes()):
+            for given in op.samples():
+                *inputs, g = (*given.arrays, numbers(9, *np.broadcast_shapes(*(a.shape for a in given.arrays))))
+                for wrt in range(len(inputs)):
+                    yield sample(cls(op, wrt, len(inputs), tuple(range(len(inputs)))), *inputs, g)
+
+
+@lru_cache(4096)
+def _derivative(op: Pointwise, wrt: int, dtypes: tuple[DType, ...]) -> Expression | None:
+    """The gradient of an input, of the elements of inputs, output and gradient of the output, in this order; None if there is none."""
+    *inputs, y, dy = map(language.element, range(len(dtypes) + 2), (*dtypes, dtypes[wrt], dtypes[wrt]))
+    (made,) = op.made(*inputs)
+    if not made.dtype.is_float or not inputs[wrt].dtype.is_float:
+        return None
+    if op.gradient is not None:
+        dx: Expression = op.gradient(language, *inputs, y, dy)
+        return dx
+    found = derivative(made, [inputs[wrt]], dy)[0]
+    return None if found is None else language.replaced(found, {made: y})
+
+
+def _gradients(op: Pointwise, inputs: Sequence[Tensor], y: Tensor, dy: Tensor, count: int | None = None) -> list[Tensor | None]:
+    """The gradients of the first `count` inputs, or of all."""
+    n = len(inputs)
+    dtypes = tuple(x.type.dtype.arithmetic for x in inputs)
+    given = language.element(n + 1, dy.type.dtype.arithmetic)
+    gradients: list[Tensor | None] = []
+    formulas: list[Expression | None] = []
+    for wrt, x in enumerate(inputs[:count]):
+        dx = _derivative(op, wrt, dtypes)
+        formulas.append(dx)
+        if dx is None:
+            gradients.append(None)
+        elif dx is given:
+            gradients.append(sum_to(dy, x.type.shape))
+        elif dx.primitive == "negative" and dx.arguments[0] is given:
+            gradients.append(call(Negate(), sum_to(dy, x.type.shape)))
+        elif dx.primitive == "negative" and dx.arguments[0] in formulas and x.type.shape == inputs[formulas.index(dx.arguments[0])].type.shape:
+            other = gradients[formulas.index(dx.arguments[0])]
+            assert other is not None
+            gradients.append(call(Negate(), other))
+        else:
+            leaves = {e.attribute for e in language.in_order([dx]) if e.primitive == "element"}
+            reads = tuple(i for i in range(n + 1) if i in leaves)
+            full = call(ElementwiseGrad(op, wrt, n, reads), *((*inputs, y)[i] for i in reads), dy)
+            gradients.append(sum_to(full, x.type.shape))
+    return gradients
+
+
+@lru_cache(1024)
+def _free_places(op: ElementwiseGrad) -> Mapping[int, tuple[int, ...]]:
+    """Which inputs the result may lie over at no cost: with them its calls take no more scratch."""
+    count = len(op.reads) + 1
+    made = op.made(*(language.element(i, float32) for i in range(count)))
+
+    def rows(*over: int) -> int | None:
+        program = compiled(made, count, 0, {0: over})
+        return None if program is None else program.rows
+
+    free: tuple[int, ...] = ()
+    for i in range(count):
+        free = (*free, i) if rows(*free, i) == rows() is not None else free
+    return {0: free} if free else {}
+
+
+@dataclass(frozen=True)
+class _Cube(Unary):
+    """y = x^3: a sample for gradients"""
+
+    abstract = True
+
+    def formula(self, f: Any, x: Any) -> Any:
+        return x * x * x
+
+
+@dataclass(frozen=True)
+class _Cubes(Binary):
+    """z = x^3 y^2: likewise"""
+
+    abstract = True
+    kinds = FLOATS
+
+    def formula(self, f: Any, x: Any, y: Any) -> Any:
+        return x * x * x * (y * y)

@@ -13,21 +13,7 @@ from jobflow.core.layout import B, P, Rule, Signature
 from jobflow.core.types import Array, DType, Tensor, TensorType, bool_, dtype_of, float32, float64, int32
 from jobflow.ops.layout_ops import Identity
 from jobflow.ops.op import OVER_FIRST, Binder, Call, Grads, Sample, broadcast_rule, sample
-from jobflow.ops.pointwise import ANY, FLOATS, NUMBERS, Elementwise, Unary, call, numbers
-
-
-@dataclass(frozen=True)
-class Negate(Unary):
-    """y = -x"""
-
-    precision = "any"
-    ufunc = "negative"
-    linear = ((0,),)
-    kinds = NUMBERS
-    in_place = OVER_FIRST
-
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (negate(dy),)
+from jobflow.ops.pointwise import ANY, FLOATS, NUMBERS, Elementwise, Negate, Unary, call, numbers
 
 
 @dataclass(frozen=True)
@@ -72,9 +58,6 @@ class Shift(WithNumber):
     primitive = "add"
     in_place = OVER_FIRST
 
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (dy,)
-
 
 @dataclass(frozen=True)
 class DivideBy(WithNumber):
@@ -102,8 +85,8 @@ class Clip(Elementwise):
     def formula(self, f: Any, x: Any) -> Any:
         return f.clip(x, _number(self.minimum, x), _number(self.maximum, x))
 
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (call(ClipGrad(self.minimum, self.maximum), x, dy),)
+    def gradient(self, f: Any, x: Any, y: Any, dy: Any) -> Any:
+        return f.where(f.equal(x, f.clip(x, self.minimum, self.maximum)), dy, 0.0)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -111,26 +94,6 @@ class Clip(Elementwise):
         yield sample(cls(None, 0.5), numbers(2, 7))
         yield sample(cls(0.1, None), numbers(3, 7))
         yield sample(cls(-3, 900), np.arange(250, 256, dtype=np.uint8))
-
-
-@dataclass(frozen=True)
-class ClipGrad(Elementwise):
-    """dx = dy where minimum <= x <= maximum, else 0"""
-
-    minimum: float | None
-    maximum: float | None
-    linear = ((1,),)
-
-    def formula(self, f: Any, x: Any, dy: Any) -> Any:
-        return f.where(f.equal(x, f.clip(x, self.minimum, self.maximum)), dy, 0.0)
-
-    def grad(self, x: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
-        return None, call(self, x, ddx)
-
-    @classmethod
-    def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(-1.0, 0.5), numbers(1, 5, 3), numbers(2, 5, 3))
-        yield sample(cls(None, 0.5), numbers(1, 7), numbers(2, 7))
 
 
 def _number(value: float | None, x: Any) -> float | None:
@@ -198,9 +161,6 @@ class FillLike(Elementwise):
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         return [(outputs[0].fill, (self.value,))]
 
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (None,)
-
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(2.5), numbers(1, 5, 3))
@@ -240,9 +200,6 @@ class _Steps(Unary):
 
     def formula(self, f: Any, x: Any) -> Any:
         return x if dtype_of(x.dtype).is_integer and self.ufunc != "sign" else getattr(f, self.ufunc)(x)
-
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (None,)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +10,10 @@ import numpy as np
 
 from jobflow.core.errors import DtypeError
 from jobflow.core.types import Tensor, TensorType
-from jobflow.ops.arithmetic import add, divide, multiply, where
-from jobflow.ops.broadcast import sum_to
 from jobflow.ops.checked import check, whole_exponent
-from jobflow.ops.compare import equal, greater
-from jobflow.ops.op import Grads, Sample, sample
+from jobflow.ops.op import Sample, sample
 from jobflow.ops.pointwise import FLOATS, NUMBERS, Binary, Unary, call, numbers
-from jobflow.ops.scalar import WithNumber, fill_like, fitting, negate, scale, shift, sign
+from jobflow.ops.scalar import WithNumber, fitting
 
 
 @dataclass(frozen=True)
@@ -28,9 +24,6 @@ class Square(Unary):
     ufunc = "square"
     kinds = NUMBERS
 
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (multiply(dy, scale(x, 2.0)),)
-
 
 @dataclass(frozen=True)
 class Absolute(Unary):
@@ -39,9 +32,6 @@ class Absolute(Unary):
     precision = "any"
     ufunc = "absolute"
     kinds = NUMBERS
-
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (multiply(dy, sign(x)),)
 
 
 @dataclass(frozen=True)
@@ -56,9 +46,6 @@ class ScalarPower(WithNumber):
             raise DtypeError(f"scalarpower: {x} to the power of {self.number:g}; cast it to a float type first")
         return super().infer(x)
 
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (multiply(dy, scale(scalar_power(x, self.number - 1.0), self.number)) if self.number else None,)
-
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(3.0), numbers(1, 5, 3))
@@ -72,13 +59,6 @@ class Power(Binary):
 
     ufunc = "power"
     low = 0.3
-
-    def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
-        one = fill_like(x, 1.0)
-        exponent = where(equal(y, fill_like(y, 0.0)), fill_like(y, 1.0), shift(y, -1.0))  # y x^(y - 1) is 0 where y is, though x be 0 too
-        dx = multiply(dz, multiply(y, power(x, exponent)))
-        logarithm = log(where(greater(x, fill_like(x, 0.0)), x, one))
-        return sum_to(dx, x.type.shape), sum_to(multiply(dz, multiply(z, logarithm)), y.type.shape)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -95,10 +75,6 @@ class Atan2(Binary):
     kinds = FLOATS
     low = 0.2
 
-    def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
-        share = divide(dz, add(square(x), square(y)))
-        return sum_to(multiply(share, y), x.type.shape), negate(sum_to(multiply(share, x), y.type.shape))
-
 
 @dataclass(frozen=True)
 class Exp(Unary):
@@ -106,18 +82,12 @@ class Exp(Unary):
 
     ufunc = "exp"
 
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (multiply(dy, y),)
-
 
 @dataclass(frozen=True)
 class Expm1(Unary):
     """y = e^x - 1, exact near 0"""
 
     ufunc = "expm1"
-
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (multiply(dy, exp(x)),)
 
 
 @dataclass(frozen=True)
@@ -127,9 +97,6 @@ class Log(Unary):
     ufunc = "log"
     low = 0.2
 
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (divide(dy, x),)
-
 
 @dataclass(frozen=True)
 class Log1p(Unary):
@@ -137,9 +104,6 @@ class Log1p(Unary):
 
     ufunc = "log1p"
     low = -0.8
-
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (divide(dy, shift(x, 1.0)),)
 
 
 @dataclass(frozen=True)
@@ -149,9 +113,6 @@ class Sqrt(Unary):
     precision = "follows"
     ufunc = "sqrt"
     low = 0.2
-
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (divide(scale(dy, 0.5), y),)
 
 
 @dataclass(frozen=True)
@@ -163,9 +124,6 @@ class Rsqrt(Unary):
     def formula(self, f: Any, *elements: Any) -> Any:
         return f.rsqrt(*elements)
 
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (multiply(scale(dy, -0.5), divide(y, x)),)
-
 
 @dataclass(frozen=True)
 class Reciprocal(Unary):
@@ -173,9 +131,6 @@ class Reciprocal(Unary):
 
     ufunc = "reciprocal"
     low = 0.3
-
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (negate(multiply(dy, square(y))),)
 
 
 @dataclass(frozen=True)
@@ -188,8 +143,8 @@ class ReciprocalNoNan(Unary):
         zero = f.equal(x, 0.0)
         return f.where(zero, x, f.reciprocal(f.where(zero, 1.0, x)))
 
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (negate(multiply(dy, square(y))),)
+    def gradient(self, f: Any, x: Any, y: Any, dy: Any) -> Any:
+        return -(dy * (y * y))
 
 
 @dataclass(frozen=True)
@@ -198,18 +153,12 @@ class Sin(Unary):
 
     ufunc = "sin"
 
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (multiply(dy, cos(x)),)
-
 
 @dataclass(frozen=True)
 class Cos(Unary):
     """y = cos x"""
 
     ufunc = "cos"
-
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (negate(multiply(dy, sin(x))),)
 
 
 @dataclass(frozen=True)
@@ -220,9 +169,6 @@ class Tan(Unary):
     low = -1.2
     high = 1.2
 
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (multiply(dy, shift(square(y), 1.0)),)
-
 
 @dataclass(frozen=True)
 class Asin(Unary):
@@ -231,9 +177,6 @@ class Asin(Unary):
     ufunc = "arcsin"
     low = -0.9
     high = 0.9
-
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (multiply(dy, rsqrt(_one_minus_square(x))),)
 
 
 @dataclass(frozen=True)
@@ -244,18 +187,12 @@ class Acos(Unary):
     low = -0.9
     high = 0.9
 
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (negate(multiply(dy, rsqrt(_one_minus_square(x)))),)
-
 
 @dataclass(frozen=True)
 class Atan(Unary):
     """y = arctan x"""
 
     ufunc = "arctan"
-
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (divide(dy, shift(square(x), 1.0)),)
 
 
 @dataclass(frozen=True)
@@ -264,9 +201,6 @@ class Sinh(Unary):
 
     ufunc = "sinh"
 
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (multiply(dy, cosh(x)),)
-
 
 @dataclass(frozen=True)
 class Cosh(Unary):
@@ -274,18 +208,12 @@ class Cosh(Unary):
 
     ufunc = "cosh"
 
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (multiply(dy, sinh(x)),)
-
 
 @dataclass(frozen=True)
 class Asinh(Unary):
     """y = arsinh x"""
 
     ufunc = "arcsinh"
-
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (multiply(dy, rsqrt(shift(square(x), 1.0))),)
 
 
 @dataclass(frozen=True)
@@ -296,9 +224,6 @@ class Acosh(Unary):
     low = 1.3
     high = 3.0
 
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (multiply(dy, rsqrt(shift(square(x), -1.0))),)
-
 
 @dataclass(frozen=True)
 class Atanh(Unary):
@@ -307,9 +232,6 @@ class Atanh(Unary):
     ufunc = "arctanh"
     low = -0.9
     high = 0.9
-
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (divide(dy, _one_minus_square(x)),)
 
 
 @dataclass(frozen=True)
@@ -322,9 +244,6 @@ class Erf(Unary):
     def formula(self, f: Any, *elements: Any) -> Any:
         return f.erf(*elements)
 
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (multiply(dy, _bell(x)),)
-
 
 @dataclass(frozen=True)
 class Erfc(Unary):
@@ -335,18 +254,6 @@ class Erfc(Unary):
 
     def formula(self, f: Any, *elements: Any) -> Any:
         return f.erfc(*elements)
-
-    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (negate(multiply(dy, _bell(x))),)
-
-
-def _bell(x: Tensor) -> Tensor:
-    """The derivative of erf."""
-    return scale(exp(negate(square(x))), 2.0 / math.sqrt(math.pi))
-
-
-def _one_minus_square(x: Tensor) -> Tensor:
-    return shift(negate(square(x)), 1.0)
 
 
 def square(x: Tensor, *, name: str | None = None) -> Tensor:

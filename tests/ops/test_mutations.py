@@ -185,7 +185,7 @@ MISTAKES = [
     grad("SoftmaxGrad", "y taken for a constant", lambda grads, tensors: [None, grads[1]]),
     grad("LayerNormGrad", "the statistics taken for constants", lambda grads, tensors: [*grads[:3], None, None]),
     grad("BatchNormalizeGrad", "gamma taken for a constant", lambda grads, tensors: [*grads[:4], None, *grads[5:]]),
-    grad("SiluGrad", "the slope in place of the bend", lambda grads, tensors: [grads[1], grads[1]]),
+    grad("ElementwiseGrad", "the slope in place of the bend", lambda grads, tensors: [grads[1], grads[1]]),
     grad("CumProdTail", "in the same direction", lambda grads, tensors: [grads[0], cumsum(tensors[3], 1)]),
     second("Square", "x taken for a constant", lambda grads, tensors: [multiply(tensors[2], scale(detach(tensors[0]), 2.0))]),
     second("Softmax", "y taken for a constant", lambda grads, tensors: [call(SoftmaxGrad(1), detach(tensors[1]), tensors[2])]),
@@ -225,7 +225,7 @@ MISTAKES = [
     calls("Multiply", "an argument too many times", lambda good: good + good[-1:] + [(np.add, (good[-1][1][-1], 1, good[-1][1][-1]))]),
     calls("CumSum", "the first element not written", lambda good: good[1:]),
     calls("PadEdges", "the last element not written", lambda good: good[:-1]),
-    calls("SiluGrad", "the gradient of the result forgotten", lambda good: good[:-1]),
+    calls("ElementwiseGrad", "the gradient of the result forgotten", lambda good: good[:-1]),
     calls("SgdUpdate", "the update applied twice", lambda good: good + good),
     Mistake("Transpose", "view", lambda right: lambda self, x: x.transpose(), (laws.view_is_right,), "all axes reversed"),
 ]
