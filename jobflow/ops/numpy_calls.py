@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
@@ -184,6 +185,13 @@ class CompiledFormula:
     viewed: tuple[int, ...]
     bits: Any
     steps: tuple[Placed, ...]
+    #: whether some calls take vectors only
+    of_vectors: bool
+
+    @cached_property
+    def alone(self) -> Placed | None:
+        """The step, if there is one only and it needs nothing besides."""
+        return self.steps[0] if len(self.steps) == 1 and not (self.rows or self.viewed or self.of_vectors) else None
 
     @property
     def length(self) -> int:
@@ -215,7 +223,7 @@ def compiled(outputs: Sequence[Expression], elements: int, numbers: int, over: M
     calls = [_placed(x, [seen.place(x, y, places[y]) for y in (*x.arguments, x)], spare.get(i)) for i, x in enumerate(steps)]
     calls += [(np.positive, itemgetter(places[x], given + k)) for k, x in enumerate(results) if places[x] != given + k]
     constants = tuple(_constant(x, dtype, seen.dtype) for x in behind)
-    return CompiledFormula(elements, numbers, scratch.rows, constants, tuple(seen.viewed), seen.dtype, tuple(calls))
+    return CompiledFormula(elements, numbers, scratch.rows, constants, tuple(seen.viewed), seen.dtype, tuple(calls), bool(spare))
 
 
 def _lead_to(output: int, value: Expression, free: int, steps: list[Expression], last: dict[Expression, int], places: dict[Expression, int]) -> None:
@@ -293,8 +301,9 @@ def block_calls(
     With `backwards` the last block comes first: after a backward pass the end of what it has written is still in the cache.
     """
     shape, length = outputs[0].shape, program.length
-    if len(program.steps) == 1 and not program.rows:
-        return _block(program, [*elements, *numbers, *outputs, *program.constants])
+    if not program.of_vectors and (len(program.steps) == 1 or outputs[0].size <= length):
+        rows = device.scratch((program.rows, *shape), dtype_of(outputs[0].dtype)) if program.rows else ()
+        return _block(program, [*elements, *numbers, *outputs, *rows, *program.constants])
     arrays = [*outputs, *(a if a.shape == shape else np.broadcast_to(a, shape) for a in elements)]
     parts = list(_parts(arrays, length))
     if backwards:
@@ -321,6 +330,8 @@ def _parts(arrays: Sequence[Array], length: int) -> Iterator[Sequence[Array]]:
 
 def _block(program: CompiledFormula, places: list[Array]) -> list[Call]:
     places += [places[i].view(program.bits) for i in program.viewed]
+    if not program.of_vectors:
+        return [(function, arguments(places)) for function, arguments in program.steps]
     calls: list[Call] = []
     for function, arguments in program.steps:
         if function is blas.mixed:

@@ -53,10 +53,15 @@ class Pointwise(Op):
         return made if isinstance(made, tuple) else (made,)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        program = None
-        if device.xp is np and self.formula is not None:
-            program = _program(self, tuple(dtype_of(a.dtype) for a in inputs), dtype_of(outputs[0].dtype))
-        return super().bind(device, inputs, outputs) if program is None else block_calls(program, device, inputs, (), outputs)
+        if device.xp is not np or self.formula is None:
+            return super().bind(device, inputs, outputs)
+        program = _program(self, outputs[0].dtype, *[a.dtype for a in inputs])
+        if program is None:
+            return super().bind(device, inputs, outputs)
+        if program.alone is None:
+            return block_calls(program, device, inputs, (), outputs)
+        function, arguments = program.alone
+        return [(function, arguments((*inputs, *outputs, *program.constants)))]
 
     #: gradient(f, *inputs, output, gradient of it) -> the gradient of the one input, where that is shorter than the derivative of the formula
     gradient: ClassVar[Callable[..., Any] | None] = None
@@ -76,14 +81,12 @@ class Pointwise(Op):
 
 
 @lru_cache(1024)
-def _program(op: Pointwise, dtypes: tuple[DType, ...], made: DType) -> CompiledFormula | None:
-    """What NumPy runs for elements of these types; None if the outputs are not of type `made`."""
-    outputs = op.made(*map(language.element, range(len(dtypes)), dtypes))
-    return (
-        compiled(outputs, len(dtypes), 0, {**op.in_place, **{k: (i,) for k, i in op.alias.items()}})
-        if all(y.dtype is made for y in outputs)
-        else None
-    )
+def _program(op: Pointwise, made: Any, *read: Any) -> CompiledFormula | None:
+    """What NumPy runs for elements of these NumPy types; None if the outputs are not of type `made`."""
+    outputs = op.made(*(language.element(i, dtype_of(each)) for i, each in enumerate(read)))
+    if any(y.dtype is not dtype_of(made) for y in outputs):
+        return None
+    return compiled(outputs, len(read), 0, {**op.in_place, **{k: (i,) for k, i in op.alias.items()}})
 
 
 @dataclass(frozen=True)
