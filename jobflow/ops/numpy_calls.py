@@ -302,19 +302,24 @@ def block_calls(
     """
     shape, length = outputs[0].shape, program.length
     if not program.of_vectors and (len(program.steps) == 1 or outputs[0].size <= length):
-        rows = device.scratch((program.rows, *shape), dtype_of(outputs[0].dtype)) if program.rows else ()
-        return _block(program, [*elements, *numbers, *outputs, *rows, *program.constants])
+        rows = _rows(program, device, outputs[0].size, outputs[0].dtype)
+        return _block(program, [*elements, *numbers, *outputs, *(row.reshape(shape) for row in rows), *program.constants])
     arrays = [*outputs, *(a if a.shape == shape else np.broadcast_to(a, shape) for a in elements)]
     parts = list(_parts(arrays, length))
     if backwards:
         parts.reverse()
     most = max((part[0].size for part in parts), default=0)
-    rows = [*device.scratch((program.rows, most), dtype_of(outputs[0].dtype))] if program.rows else []
+    rows = _rows(program, device, most, outputs[0].dtype)
     calls: list[Call] = []
     for part in parts:
         new, old = part[: len(outputs)], part[len(outputs) :]
         calls += _block(program, [*old, *numbers, *new, *(row[: new[0].size].reshape(new[0].shape) for row in rows), *program.constants])
     return calls
+
+
+def _rows(program: CompiledFormula, device: Binder, length: int, dtype: Any) -> Sequence[Array]:
+    """Scratch for a block of this length."""
+    return list(device.scratch((program.rows, length), dtype_of(dtype))) if program.rows else ()
 
 
 def _parts(arrays: Sequence[Array], length: int) -> Iterator[Sequence[Array]]:

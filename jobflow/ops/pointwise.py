@@ -70,7 +70,7 @@ class Pointwise(Op):
         if self.formula is None or self.results != 1 or self.alias:
             return super().grad(*tensors)
         *inputs, y, dy = tensors
-        return _gradients(self, inputs, y, dy)
+        return (None,) * len(inputs) if dy is None else _gradients(self, inputs, y, dy)
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
         read = len(arrays) - self.results
