@@ -95,6 +95,11 @@ class SmoothL1(Pointwise):
         d = f.absolute(prediction - label)
         return f.where(d < self.beta, d * d * (0.5 / self.beta if self.beta else 0.0), d - 0.5 * self.beta)
 
+    def gradient(self, f: Any, prediction: Any, label: Any, loss: Any, dloss: Any) -> Any:
+        away = prediction - label
+        d = (f.clip(away / self.beta, -1.0, 1.0) if self.beta else f.sign(away)) * dloss
+        return d, -d
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(0.7), numbers(1, 4, 5), numbers(2, 4, 5))

@@ -161,6 +161,7 @@ POSITIONAL: dict[str, Callable[..., Any]] = {"maximum": _maximum, "minimum": _mi
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **POSITIONAL,
     "cast": _convert,
+    "positive": _convert,
     "erf": _written(erf),
     "erfc": _written(erfc),
     **{f"logical_{name}": getattr(np, f"bitwise_{name}") for name in ("and", "or", "xor")},
@@ -221,7 +222,7 @@ def compiled(outputs: Sequence[Expression], elements: int, numbers: int, over: M
     places |= {x: scratch.first + scratch.rows + i for i, x in enumerate(behind)}
     seen = _Bits(dtype, scratch.first + scratch.rows + len(behind))
     calls = [_placed(x, [seen.place(x, y, places[y]) for y in (*x.arguments, x)], spare.get(i)) for i, x in enumerate(steps)]
-    calls += [(np.positive, itemgetter(places[x], given + k)) for k, x in enumerate(results) if places[x] != given + k]
+    calls += [(_convert, itemgetter(places[x], given + k)) for k, x in enumerate(results) if places[x] != given + k]
     constants = tuple(_constant(x, dtype, seen.dtype) for x in behind)
     return CompiledFormula(elements, numbers, scratch.rows, constants, tuple(seen.viewed), seen.dtype, tuple(calls), bool(spare))
 

@@ -63,7 +63,7 @@ class Pointwise(Op):
         function, arguments = program.alone
         return [(function, arguments((*inputs, *outputs, *program.constants)))]
 
-    #: gradient(f, *inputs, output, gradient of it) -> the gradient of the one input, where that is shorter than the derivative of the formula
+    #: gradient(f, *inputs, output, gradient of it) -> that of the input, or the tuple of all, where that is shorter than the derivative
     gradient: ClassVar[Callable[..., Any] | None] = None
 
     def grad(self, *tensors: Any) -> Grads:
@@ -270,7 +270,8 @@ def _derivative(op: Pointwise, wrt: int, dtypes: tuple[DType, ...]) -> Expressio
     if not made.dtype.is_float or not inputs[wrt].dtype.is_float:
         return None
     if op.gradient is not None:
-        dx: Expression = op.gradient(language, *inputs, y, dy)
+        given = op.gradient(language, *inputs, y, dy)
+        dx: Expression = given[wrt] if isinstance(given, tuple) else given
         return dx
     found = derivative(made, [inputs[wrt]], dy)[0]
     return None if found is None else language.replaced(found, {made: y})
