@@ -31,7 +31,8 @@ def steep(x: Any, labels: Any = None) -> dict[str, Any]:
     if labels is None:
         return outputs
     start = flow.get_variable("falling", (1,), initializer=flow.constant_initializer(0.5))
-    return {**outputs, "loss": flow.math.add(outputs["loss"], flow.math.sqrt(flow.nn.relu(start), name="root"))}
+    not_below_zero = flow.math.multiply(start, flow.cast(flow.math.greater(start, 0.0), flow.float32))  # whose gradient is 0 times infinity
+    return {**outputs, "loss": flow.math.add(outputs["loss"], flow.math.sqrt(not_below_zero, name="root"))}
 
 
 def exploding(x: Any, labels: Any = None) -> dict[str, Any]:
