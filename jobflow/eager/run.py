@@ -29,7 +29,7 @@ from jobflow.eager.tensor import Tensor, own
 from jobflow.ops import half
 from jobflow.ops.checked import Checked
 from jobflow.ops.derivative import Derivative
-from jobflow.ops.op import Op, ViewOp, types_tuple
+from jobflow.ops.op import Binding, Op, ViewOp, types_tuple
 from jobflow.runtime.refusals import Refusal, located, raise_first
 
 #: how many ops on types and layouts a rank keeps prepared
@@ -57,6 +57,8 @@ class Prepared:
     smaller: bool = False
     #: some input is not read as it lies
     moves: bool = False
+    #: prepares the calls of `op`
+    bind: Binding | None = None
     #: its gradient, by which inputs require one
     gradients: dict[tuple[bool, ...], Derivative | None] = field(default_factory=dict, compare=False)
 
@@ -131,7 +133,7 @@ def prepare(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> Prepared:
     types = types_tuple(op.infer(*(x.type for x in inputs)))
     placement = common_placement(op, inputs)
     if placement is None:
-        return Prepared(op, types, types, (None,) * len(inputs), (None,) * len(types))
+        return Prepared(op, types, types, (None,) * len(inputs), (None,) * len(types), bind=_binding(op, inputs, types))
     layouts = [x.layout for x in inputs if x.layout is not None]
     operands = tuple(Operand(x.type, layout.sbp) for x, layout in zip(inputs, layouts, strict=True))
     choice = choose(Case(op, operands, placement.mesh, at_once=True))
@@ -149,7 +151,11 @@ def prepare(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> Prepared:
         return Prepared(None, types, (), wanted, made, placement, text, digest, moves=moves)
     read = [(x.type, layout.box(x.type.shape, rank)) for x, layout in zip(inputs, reads, strict=True)]
     local, pieces = on_rank(op, rank, read, [(type, layout.box(type.shape, rank)) for type, layout in zip(types, made, strict=True)])
-    return Prepared(local, types, pieces, wanted, made, placement, text, digest, moves=moves)
+    return Prepared(local, types, pieces, wanted, made, placement, text, digest, moves=moves, bind=_binding(local, inputs, types))
+
+
+def _binding(op: Op, inputs: Sequence[Tensor], outputs: Sequence[TensorType]) -> Binding:
+    return half.bind_for(op, [x.type.dtype for x in inputs], [type.dtype for type in outputs])
 
 
 def common_placement(op: Op, inputs: Sequence[Tensor]) -> Placement | None:
@@ -197,7 +203,7 @@ def _pieces(here: EagerState, found: Prepared, inputs: Sequence[Tensor]) -> tupl
             if found.wanted[0] is None:
                 inputs[0].shares(output)
             return (output,)
-    made = checked(here, found, op, arrays) if isinstance(op, Checked) else compute(here, op, arrays, found.pieces)
+    made = checked(here, found, op, arrays) if isinstance(op, Checked) else compute(here, op, arrays, found.pieces, found.bind)
     return tuple([Tensor(type, layout, array) for type, layout, array in zip(found.types, found.layouts, made, strict=True)])
 
 
@@ -227,18 +233,18 @@ def seen(op: ViewOp, arrays: Sequence[Array]) -> Array | None:
         return None
 
 
-def compute(here: EagerState, op: Op, arrays: Sequence[Array], types: Sequence[TensorType]) -> list[Array]:
+def compute(here: EagerState, op: Op, arrays: Sequence[Array], types: Sequence[TensorType], bind: Binding | None = None) -> list[Array]:
     """Run an op's calls on this rank; the arrays it makes."""
     outputs = [np.empty(type.shape, type.dtype.numpy) for type in types]
-    perform_calls(here, op, arrays, outputs)
+    perform_calls(here, op, arrays, outputs, bind)
     return outputs
 
 
-def perform_calls(here: EagerState, op: Op, arrays: Sequence[Array], outputs: Sequence[Array]) -> None:
+def perform_calls(here: EagerState, op: Op, arrays: Sequence[Array], outputs: Sequence[Array], bind: Binding | None = None) -> None:
     device = here.own.device
     device.begin_instruction()
     with np.errstate(all="ignore"):
-        for function, arguments in half.bind(op, device, arrays, outputs):
+        for function, arguments in half.bind(op, device, arrays, outputs) if bind is None else bind(device, arrays, outputs):
             function(*arguments)
 
 

@@ -12,8 +12,8 @@ from functools import partial
 
 import numpy as np
 
-from jobflow.core.types import Array, Xp, dtype_of, float32
-from jobflow.ops.op import Binder, Call, Op, ViewOp
+from jobflow.core.types import Array, DType, Xp, dtype_of, float32
+from jobflow.ops.op import Binder, Binding, Call, Op, ViewOp
 
 
 def is_half(array: Array) -> bool:
@@ -32,6 +32,11 @@ def bind(op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Arra
     before: list[Call] = [(device.xp.copyto, (w, a)) for w, a in zip(wide, inputs, strict=True) if w is not a]
     after: list[Call] = [(_round, (a, w)) for w, a in zip(given, outputs, strict=True) if w is not a]
     return [*before, *calls(device, wide, given), *after]
+
+
+def bind_for(op: Op, inputs: Sequence[DType], outputs: Sequence[DType]) -> Binding:
+    """`bind` of this op for NumPy arrays of these element types, of which what types say is found out once."""
+    return partial(bind, op) if any(dtype.is_half for dtype in (*inputs, *outputs)) else op.bind_for(inputs, outputs)
 
 
 def _rounds_once(op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:

@@ -60,6 +60,10 @@ class Binder(Protocol):
         ...
 
 
+#: (device, inputs, outputs) -> the calls of one execution
+Binding: TypeAlias = Callable[[Binder, Sequence[Array], Sequence[Array]], list[Call]]
+
+
 @dataclass(frozen=True)
 class Sample:
     """One case for the laws: an op and NumPy inputs for it."""
@@ -138,6 +142,10 @@ class Op:
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         return [(self.kernel, (device.xp, *inputs, *outputs))]
+
+    def bind_for(self, inputs: Sequence[DType], outputs: Sequence[DType]) -> Binding:
+        """`bind` for NumPy arrays of these element types; single operations, which are bound each time they run, ask for it once."""
+        return self.bind
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         """This op for a rank that holds these boxes; the same op unless attributes name logical sizes or positions."""

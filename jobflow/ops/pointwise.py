@@ -18,7 +18,7 @@ from jobflow.expressions.on_arrays import evaluate, functions
 from jobflow.expressions.scalar_derivative import derivative
 from jobflow.ops.broadcast import sum_to
 from jobflow.ops.numpy_calls import POSITIONAL, CompiledFormula, block_calls, compiled
-from jobflow.ops.op import OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, broadcast_rule, broadcast_shapes, sample, types_tuple
+from jobflow.ops.op import OVER_FIRST, Binder, Binding, Call, Grads, Op, Sample, apply, broadcast_rule, broadcast_shapes, sample, types_tuple
 
 #: which NumPy kinds of element types an op takes ("V" are the narrow floats that NumPy does not know by itself)
 FLOATS, NUMBERS, ANY = "fV", "fViu", "fViub"
@@ -126,6 +126,15 @@ class Elementwise(Pointwise):
         if device.xp is np and self.ufunc:
             return [(POSITIONAL.get(self.ufunc) or getattr(np, self.ufunc), (*inputs, *outputs))]  # a positional output is 150 ns faster than out=
         return super().bind(device, inputs, outputs)
+
+    def bind_for(self, inputs: Sequence[DType], outputs: Sequence[DType]) -> Binding:
+        if type(self).bind is not Elementwise.bind or self.formula is None or self.ufunc:
+            return self.bind
+        program = _program(self, outputs[0].numpy, *[dtype.numpy for dtype in inputs])
+        if program is None or program.alone is None:
+            return self.bind
+        (function, arguments), constants = program.alone, program.constants
+        return lambda device, read, made: [(function, arguments((*read, *made, *constants)))]
 
 
 def _one_function(op: Elementwise, f: Any, *elements: Any) -> Any:
