@@ -49,7 +49,6 @@ from jobflow.compiler.rank.lower import lower
 from jobflow.compiler.rank.memory import plan_memory
 from jobflow.compiler.rank.order import Ordered, order
 from jobflow.compiler.rank.overlap import overlap
-from jobflow.compiler.rank.regions import form_regions
 from jobflow.compiler.rank.variable_writes import write
 from jobflow.compiler.rank.zero_copy import zero_copy_feeds
 from jobflow.compiler.weights import keep_weights
@@ -92,7 +91,12 @@ def rank_program(physical: Physical, memory: RankMemory, target: Target) -> Prog
 
 def ordered_program(physical: Physical, memory: RankMemory, target: Target) -> Ordered:
     """The same in the order in which it is done."""
-    return form_regions(overlap(order(rank_program(physical, memory, target))))
+    ordered = overlap(order(rank_program(physical, memory, target)))
+    if target.fusion is None:
+        return ordered
+    from jobflow.compiler.rank.regions import form_regions  # which most programs do without
+
+    return form_regions(ordered)
 
 
 def plan_rank(physical: Physical, memory: RankMemory, target: Target) -> Plan:
