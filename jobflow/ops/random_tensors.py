@@ -7,8 +7,9 @@ counter 0) or the run counter, an int64 tensor of one element, for new values at
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -65,9 +66,8 @@ class RandomSource(Source):
         drawn = self.draw(xp, philox.key_of(self.seed, self.key), _stream(counter[0]) if counter else 0, box)
         y[...] = drawn.reshape(self.shape)
 
-    def draw(self, xp: Xp, key: philox.Key, stream: int, box: Box) -> Array:
-        """The elements of the box, flat."""
-        raise NotImplementedError
+    #: draw(xp, key, stream, box) -> the elements of the box, flat
+    draw: ClassVar[Callable[..., Array]]
 
     @classmethod
     def _cases(cls, op: Op) -> Iterator[Sample]:

@@ -6,7 +6,7 @@ A reduction over no axes at all, and over a piece without elements, gives the id
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -75,9 +75,8 @@ class Reduce(Op):
     def rule(self, x: TensorType) -> Rule:
         return Rule(self.words(x, splittable=False))
 
-    def identity(self, x: Array) -> float | bool:
-        """What a reduction of no elements gives."""
-        raise NotImplementedError
+    #: identity(x) -> what a reduction of no elements gives
+    identity: ClassVar[Callable[..., float | bool]]
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
         if x.size:

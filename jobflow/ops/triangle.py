@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -31,9 +32,8 @@ class Triangle(Op):
     def rule(self, x: TensorType) -> Rule:
         return Rule(f"{LETTERS[: x.ndim]}->{LETTERS[: x.ndim]}", linear=((0,),) if self.fill == 0 and adds(x) else ())
 
-    def _kept(self, xp: Xp, x: Array) -> Array:
-        """Where x is kept, of the last two axes."""
-        raise NotImplementedError
+    #: _kept(xp, x) -> where x is kept, of the last two axes
+    _kept: ClassVar[Callable[..., Array]]
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
         y[...] = xp.where(self._kept(xp, x), x, x.dtype.type(self.fill))

@@ -12,6 +12,7 @@ import io
 import json
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -84,15 +85,15 @@ class Lines:
             self._file = None
 
 
-class Records(Watcher):
+class Records(Watcher, ABC):
     """Writes a record of every so many steps and of every evaluation; `file` is what `saved` flushes and `closed` closes."""
 
     def __init__(self, file: Any, every: int = 1) -> None:
         self._file, self._every = file, every
 
+    @abstractmethod
     def write(self, record: Record) -> None:
         """Add a record to the file."""
-        raise NotImplementedError
 
     def step(self, run: RunInfo, report: StepReport) -> None:
         if report.step % self._every == 0 or report.step in (1, run.steps):
