@@ -18,7 +18,7 @@ from jobflow.ops import remainders
 from jobflow.ops.broadcast import sum_to
 from jobflow.ops.checked import check, whole_divisor
 from jobflow.ops.op import OVER_EITHER, Grads, Op, Sample, broadcast_rule, broadcast_shapes, sample
-from jobflow.ops.pointwise import ANY, FLOATS, Binary, Pointwise, call, check_dtypes, numbers
+from jobflow.ops.pointwise import ANY, FLOATS, Binary, Pointwise, binary_function, call, check_dtypes, numbers
 from jobflow.ops.product_sum import sum_with_maker
 from jobflow.ops.scalar import fill_like, negate, round_half_even
 
@@ -202,20 +202,10 @@ class Where(Pointwise):
         yield sample(cls(), numbers(0, 3, 1) > 0, numbers(1, 2, 3, 5), numbers(2))
 
 
-def add(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Add(), x, y, name=name)
-
-
-def subtract(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Subtract(), x, y, name=name)
-
-
-def multiply(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Multiply(), x, y, name=name)
-
-
-def divide(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Divide(), x, y, name=name)
+add = binary_function(Add)
+subtract = binary_function(Subtract)
+multiply = binary_function(Multiply)
+divide = binary_function(Divide)
 
 
 def floor_divide(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
@@ -226,16 +216,9 @@ def floor_mod(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
     return call(FloorMod(), x, divisors("floor_mod", y), name=name)
 
 
-def squared_difference(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
-    return call(SquaredDifference(), x, y, name=name)
-
-
-def maximum(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Maximum(), x, y, name=name)
-
-
-def minimum(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Minimum(), x, y, name=name)
+squared_difference = binary_function(SquaredDifference)
+maximum = binary_function(Maximum)
+minimum = binary_function(Minimum)
 
 
 def where(condition: Tensor, x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jobflow.core.types import DType, Tensor, bool_, plain
+from jobflow.core.types import DType, bool_, plain
 from jobflow.ops.op import Sample, sample
-from jobflow.ops.pointwise import ANY, Binary, Elementwise, call
+from jobflow.ops.pointwise import ANY, Binary, Elementwise, binary_function, unary_function
 
 
 @dataclass(frozen=True)
@@ -143,41 +143,13 @@ class LogicalNot(Elementwise):
         yield sample(cls(), np.arange(15).reshape(5, 3) % 2 == 0)
 
 
-def equal(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Equal(), x, y, name=name)
-
-
-def not_equal(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
-    return call(NotEqual(), x, y, name=name)
-
-
-def less(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Less(), x, y, name=name)
-
-
-def less_equal(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
-    return call(LessEqual(), x, y, name=name)
-
-
-def greater(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Greater(), x, y, name=name)
-
-
-def greater_equal(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
-    return call(GreaterEqual(), x, y, name=name)
-
-
-def logical_and(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
-    return call(LogicalAnd(), x, y, name=name)
-
-
-def logical_or(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
-    return call(LogicalOr(), x, y, name=name)
-
-
-def logical_xor(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
-    return call(LogicalXor(), x, y, name=name)
-
-
-def logical_not(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(LogicalNot(), x, name=name)
+equal = binary_function(Equal)
+not_equal = binary_function(NotEqual)
+less = binary_function(Less)
+less_equal = binary_function(LessEqual)
+greater = binary_function(Greater)
+greater_equal = binary_function(GreaterEqual)
+logical_and = binary_function(LogicalAnd)
+logical_or = binary_function(LogicalOr)
+logical_xor = binary_function(LogicalXor)
+logical_not = unary_function(LogicalNot)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jobflow.core.types import Tensor, bool_
+from jobflow.core.types import bool_
 from jobflow.ops.op import Sample, sample
-from jobflow.ops.pointwise import Elementwise, Unary, call
+from jobflow.ops.pointwise import Elementwise, Unary, unary_function
 
 
 @dataclass(frozen=True)
@@ -70,25 +70,9 @@ class Exp2(Unary):
     ufunc = "exp2"
 
 
-def isnan(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(IsNan(), x, name=name)
-
-
-def isinf(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(IsInf(), x, name=name)
-
-
-def isfinite(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(IsFinite(), x, name=name)
-
-
-def log2(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Log2(), x, name=name)
-
-
-def log10(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Log10(), x, name=name)
-
-
-def exp2(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Exp2(), x, name=name)
+isnan = unary_function(IsNan)
+isinf = unary_function(IsInf)
+isfinite = unary_function(IsFinite)
+log2 = unary_function(Log2)
+log10 = unary_function(Log10)
+exp2 = unary_function(Exp2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -155,6 +155,32 @@ def call(op: Op, *inputs: Tensor, name: str | None = None) -> Tensor:
     """`apply` for an op of one output."""
     z: Tensor = apply(op, *inputs, name=name)
     return z
+
+
+class UnaryFunction(Protocol):
+    def __call__(self, x: Tensor, *, name: str | None = None) -> Tensor: ...
+
+
+class BinaryFunction(Protocol):
+    def __call__(self, x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor: ...
+
+
+def unary_function(op: type[Op]) -> UnaryFunction:
+    """The function of one tensor that applies an op without attributes."""
+
+    def function(x: Tensor, *, name: str | None = None) -> Tensor:
+        return call(op(), x, name=name)
+
+    return function
+
+
+def binary_function(op: type[Op]) -> BinaryFunction:
+    """The function of two tensors that applies an op without attributes."""
+
+    def function(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
+        return call(op(), x, y, name=name)
+
+    return function
 
 
 def numbers(seed: int, *shape: int, low: float = -2.0, high: float = 2.0) -> Array:

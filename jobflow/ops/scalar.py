@@ -13,7 +13,7 @@ from jobflow.core.layout import B, P, Rule, Signature
 from jobflow.core.types import Array, DType, Tensor, TensorType, bool_, dtype_of, float32, float64, int32
 from jobflow.ops.layout_ops import Identity
 from jobflow.ops.op import OVER_FIRST, Binder, Call, Grads, Sample, broadcast_rule, sample
-from jobflow.ops.pointwise import ANY, FLOATS, NUMBERS, Elementwise, Negate, Unary, call, numbers
+from jobflow.ops.pointwise import ANY, FLOATS, NUMBERS, Elementwise, Negate, Unary, call, numbers, unary_function
 
 
 @dataclass(frozen=True)
@@ -243,28 +243,12 @@ class Truncate(_Steps):
     ufunc = "trunc"
 
 
-def negate(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Negate(), x, name=name)
-
-
-def sign(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Sign(), x, name=name)
-
-
-def floor(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Floor(), x, name=name)
-
-
-def ceil(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Ceil(), x, name=name)
-
-
-def round_half_even(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(RoundHalfEven(), x, name=name)
-
-
-def identity(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Identity(), x, name=name)
+negate = unary_function(Negate)
+sign = unary_function(Sign)
+floor = unary_function(Floor)
+ceil = unary_function(Ceil)
+round_half_even = unary_function(RoundHalfEven)
+identity = unary_function(Identity)
 
 
 def detach(x: Tensor, *, name: str | None = None) -> Tensor:

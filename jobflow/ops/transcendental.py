@@ -12,7 +12,7 @@ from jobflow.core.errors import DtypeError
 from jobflow.core.types import Tensor, TensorType
 from jobflow.ops.checked import check, whole_exponent
 from jobflow.ops.op import Sample, sample
-from jobflow.ops.pointwise import FLOATS, NUMBERS, Binary, Unary, call, numbers
+from jobflow.ops.pointwise import FLOATS, NUMBERS, Binary, Unary, binary_function, call, numbers, unary_function
 from jobflow.ops.scalar import WithNumber, fitting
 
 
@@ -256,12 +256,8 @@ class Erfc(Unary):
         return f.erfc(*elements)
 
 
-def square(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Square(), x, name=name)
-
-
-def absolute(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Absolute(), x, name=name)
+square = unary_function(Square)
+absolute = unary_function(Absolute)
 
 
 def scalar_power(x: Tensor, exponent: float, *, name: str | None = None) -> Tensor:
@@ -273,89 +269,25 @@ def power(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
     return call(Power(), x, check(whole_exponent("pow"), y) if y.type.dtype.is_integer else y, name=name)
 
 
-def atan2(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Atan2(), x, y, name=name)
-
-
-def exp(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Exp(), x, name=name)
-
-
-def expm1(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Expm1(), x, name=name)
-
-
-def log(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Log(), x, name=name)
-
-
-def log1p(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Log1p(), x, name=name)
-
-
-def sqrt(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Sqrt(), x, name=name)
-
-
-def rsqrt(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Rsqrt(), x, name=name)
-
-
-def reciprocal(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Reciprocal(), x, name=name)
-
-
-def reciprocal_no_nan(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(ReciprocalNoNan(), x, name=name)
-
-
-def sin(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Sin(), x, name=name)
-
-
-def cos(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Cos(), x, name=name)
-
-
-def tan(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Tan(), x, name=name)
-
-
-def asin(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Asin(), x, name=name)
-
-
-def acos(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Acos(), x, name=name)
-
-
-def atan(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Atan(), x, name=name)
-
-
-def sinh(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Sinh(), x, name=name)
-
-
-def cosh(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Cosh(), x, name=name)
-
-
-def asinh(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Asinh(), x, name=name)
-
-
-def acosh(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Acosh(), x, name=name)
-
-
-def atanh(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Atanh(), x, name=name)
-
-
-def erf(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Erf(), x, name=name)
-
-
-def erfc(x: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Erfc(), x, name=name)
+atan2 = binary_function(Atan2)
+exp = unary_function(Exp)
+expm1 = unary_function(Expm1)
+log = unary_function(Log)
+log1p = unary_function(Log1p)
+sqrt = unary_function(Sqrt)
+rsqrt = unary_function(Rsqrt)
+reciprocal = unary_function(Reciprocal)
+reciprocal_no_nan = unary_function(ReciprocalNoNan)
+sin = unary_function(Sin)
+cos = unary_function(Cos)
+tan = unary_function(Tan)
+asin = unary_function(Asin)
+acos = unary_function(Acos)
+atan = unary_function(Atan)
+sinh = unary_function(Sinh)
+cosh = unary_function(Cosh)
+asinh = unary_function(Asinh)
+acosh = unary_function(Acosh)
+atanh = unary_function(Atanh)
+erf = unary_function(Erf)
+erfc = unary_function(Erfc)
