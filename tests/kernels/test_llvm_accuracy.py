@@ -12,8 +12,8 @@ import pytest
 from jobflow.core.types import DType, float32, float64
 from jobflow.expressions import language as f
 from jobflow.expressions.on_arrays import evaluate
+from jobflow.kernels.decompositions import DECOMPOSITIONS, MAXIMAL_ERROR, lowered
 from jobflow.kernels.llvm import bind
-from jobflow.kernels.llvm.decompositions import DECOMPOSITIONS, MAXIMAL_ERROR, lowered
 
 WIDEST = np.longdouble
 SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 5e-324, -5e-324, 1e-45, -1e-45, 88.5, -87.5, -103.9, 709.5, -744.9, 200.0, -200.0]

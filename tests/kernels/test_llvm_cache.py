@@ -12,7 +12,7 @@ import pytest
 
 from jobflow.core import notices
 from jobflow.kernels.llvm import machine_code
-from jobflow.kernels.llvm.object_cache import ObjectCache
+from jobflow.kernels.object_cache import ObjectCache
 
 KEY = "k" * 64
 

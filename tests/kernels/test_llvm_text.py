@@ -9,9 +9,9 @@ import pytest
 from jobflow.core.types import bfloat16, float32
 from jobflow.expressions import language as f
 from jobflow.expressions.language import Expression
-from jobflow.kernels.llvm.decompositions import lowered
-from jobflow.kernels.llvm.loop_space import LoopForm, OperandAccess
+from jobflow.kernels.decompositions import lowered
 from jobflow.kernels.llvm.loop_text import print_loop
+from jobflow.kernels.loop_space import LoopForm, OperandAccess
 
 DENSE, APART, NUMBER = OperandAccess(float32, "dense"), OperandAccess(bfloat16, "strided"), OperandAccess(float32, "number")
 

@@ -18,9 +18,9 @@ from jobflow.core.types import DType, float64
 from jobflow.expressions.language import Expression, in_order
 from jobflow.expressions.on_arrays import BLOCK
 from jobflow.kernels.llvm.instructions import INSTRUCTIONS, WIDTH, Lines, from_memory, larger, literal, register, several, stored, suffix, to_memory
-from jobflow.kernels.llvm.loop_space import LoopForm, OperandAccess
 from jobflow.kernels.llvm.machine_code import NAME
-from jobflow.kernels.llvm.row_phases import Phase, Phases, of_columns, phases
+from jobflow.kernels.loop_space import LoopForm, OperandAccess
+from jobflow.kernels.row_phases import Phase, Phases, of_columns, phases, position
 
 _TRUTHS = several("i1", WIDTH)
 _IOTA = ", ".join(f"i64 {k}" for k in range(WIDTH))
@@ -43,12 +43,6 @@ def print_loop(outputs: Sequence[Expression], form: LoopForm, dear: set[Expressi
 
 
 ATTRIBUTES = 'attributes #0 = { nounwind "prefer-vector-width"="512" }'
-
-
-def position(x: Expression) -> int:
-    """Which input an element or a number is of."""
-    assert isinstance(x.attribute, int)
-    return x.attribute
 
 
 class _Loop:

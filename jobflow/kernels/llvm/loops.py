@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.core.types import Array, DType, float32, float64
-from jobflow.expressions.language import Expression, in_order
-from jobflow.kernels.llvm.decompositions import DECOMPOSITIONS, lowered
+from jobflow.core.types import Array, DType, float64
+from jobflow.expressions.language import Expression
+from jobflow.kernels.decompositions import DECOMPOSITIONS, lowered
 from jobflow.kernels.llvm.instructions import INSTRUCTIONS
-from jobflow.kernels.llvm.loop_space import LoopForm, OperandAccess, Space, address, overlaps, space_of, steps
-from jobflow.kernels.llvm.loop_text import position, print_loop
+from jobflow.kernels.llvm.loop_text import print_loop
 from jobflow.kernels.llvm.machine_code import Function, compiler
-from jobflow.kernels.llvm.row_phases import COLUMNS, REDUCTIONS, of_columns
+from jobflow.kernels.loop_operands import facts, loop_form, loop_space, refused_columns, refused_operands
+from jobflow.kernels.loop_space import LoopForm, Space, address
+from jobflow.kernels.row_phases import COLUMNS, REDUCTIONS
 from jobflow.ops.op import Call
 
 #: primitives that are read or counted, not computed
@@ -28,7 +29,6 @@ _PRINTED = {*_GIVEN, *REDUCTIONS, COLUMNS, *INSTRUCTIONS, *DECOMPOSITIONS}
 _TOO_DEAR = {("power", float64)}
 #: types whose numbers a number of two bytes is rounded from once
 _TO_HALF = {"bool", "char", "int8", "uint8", "float16", "bfloat16", "float32"}
-_MOST_AXES = 6
 
 
 @dataclass(frozen=True)
@@ -67,32 +67,10 @@ def compile_loop(outputs: Sequence[Expression], form: LoopForm) -> Loop:
     return found
 
 
-@dataclass(frozen=True)
-class _Facts:
-    """What of outputs does not depend on arrays."""
-
-    order: tuple[Expression, ...]
-    #: positions of inputs that are read at an index, and the types of all that are read
-    elements: tuple[int, ...]
-    types: dict[int, DType]
-    #: does the last axis have a meaning?
-    rows: bool
-    #: sums of columns, and what is made of them
-    per_column: tuple[Expression, ...]
-    #: why there is no loop of these; "" if there is
-    problem: str
-
-
 @lru_cache(4096)
-def _facts(outputs: tuple[Expression, ...]) -> _Facts:
-    order = in_order(outputs)
-    elements = {position(x) for x in order if x.primitive == "element"}
-    types = {position(x): x.dtype for x in order if x.primitive in ("element", "number")}
-    rows = any(x.primitive in (*REDUCTIONS, COLUMNS, "columns") for x in order)
-    return _Facts(tuple(order), tuple(sorted(elements)), types, rows, of_columns(order), _refused_expression(order))
-
-
-def _refused_expression(order: Sequence[Expression]) -> str:
+def _problem(outputs: tuple[Expression, ...]) -> str:
+    """Why there is no loop of these outputs, whatever the arrays; "" if there is."""
+    order = facts(outputs).order
     for x in order:
         if x.primitive not in _PRINTED:
             return f"{x.primitive} is not made of what a machine has"
@@ -106,88 +84,12 @@ def _refused_expression(order: Sequence[Expression]) -> str:
             return f"{x.primitive} needs a machine with fused multiply-adds"
         if x.dtype.name == "float16" and not compiler().has_float16:
             return "this machine has no instructions for float16"
-    return _refused_columns(order)
-
-
-def _refused_columns(order: Sequence[Expression]) -> str:
-    """Sums of columns are known after the last row: what is made of them has nothing of a row in it."""
-    per_column = of_columns(order)
-    allowed = {*per_column, *(x for x in order if x.primitive in ("number", "constant"))}
-    beside = [y for x in per_column if x.primitive != COLUMNS for y in x.arguments if y not in allowed]
-    return f"{beside[0].primitive} beside sums of columns" if beside else ""
+    return refused_columns(order)
 
 
 def refuses(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> str | None:
     """Why there is no loop of these outputs for these arrays; None if there is one."""
-    facts = _facts(tuple(outputs))
-    return facts.problem or _refused_arrays(facts, outputs, inputs, targets) or _refused_space(facts, outputs, inputs, targets) or None
-
-
-def _refused_arrays(facts: _Facts, outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> str:
-    read = [(f"input {k}", inputs[k], dtype) for k, dtype in facts.types.items()]
-    for what, array, dtype in (*read, *((f"output {k}", t, y.dtype) for k, (y, t) in enumerate(zip(outputs, targets, strict=True)))):
-        if array.dtype != dtype.numpy:
-            return f"{what} is {array.dtype}, not {dtype.name}"
-        if not array.flags.aligned:
-            return f"{what} does not lie at a multiple of its element size"
-    several = [k for k in facts.types if k not in facts.elements and inputs[k].size != 1]
-    return f"input {several[0]} has {inputs[several[0]].size} elements, not one" if several else ""
-
-
-def _refused_space(facts: _Facts, outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> str:
-    if not facts.rows and any(target.size == 0 for target in targets):
-        return ""
-    given = [inputs[k] for k in facts.elements]
-    try:
-        shape = np.broadcast_shapes(*(a.shape for a in (*given, *targets)))
-    except ValueError:
-        return f"shapes {', '.join(str(a.shape) for a in (*given, *targets))} do not broadcast"
-    if (facts.rows and shape and shape[-1] == 0) or (facts.per_column and 0 in shape):
-        return "rows without elements"
-    for k, target in enumerate(targets):
-        if not _covers(outputs[k], facts, target, shape, inputs):
-            return f"output {k} of shape {target.shape} does not cover {shape}"
-        if any(stride == 0 and size > 1 for stride, size in zip(target.strides, target.shape, strict=True)):
-            return f"output {k} has several elements in one place"
-        if any(overlaps(target, other) for other in (*given, *targets[:k], *targets[k + 1 :])):
-            return f"output {k} shares memory with another operand, and not element by element"
-        if any(target.size and address(target) == address(other) for other in targets[:k]):
-            return f"output {k} lies where another output does"
-    axes = len(_space(facts, inputs, targets, shape).sizes)
-    return f"{axes} axes" if axes > _MOST_AXES else ""
-
-
-def _covers(y: Expression, facts: _Facts, target: Array, shape: tuple[int, ...], inputs: Sequence[Array]) -> bool:
-    """Has an output a place for each of its values?"""
-    if y in facts.per_column:
-        return bool(shape) and target.shape[-1:] == shape[-1:] and target.size == shape[-1]
-    return target.shape == shape or bool(shape and target.shape == (*shape[:-1], 1) and _one_per_row(y, inputs))
-
-
-def _one_per_row(x: Expression, inputs: Sequence[Array]) -> bool:
-    """Has it one value for all elements of a row?"""
-    constant: dict[Expression, bool] = {}
-    for y in in_order([x]):
-        if y.primitive == "element":
-            shape = inputs[position(y)].shape
-            constant[y] = not shape or shape[-1] == 1
-        else:
-            constant[y] = y.primitive in REDUCTIONS or all(constant[z] for z in y.arguments)
-    return constant[x]
-
-
-def _space(facts: _Facts, inputs: Sequence[Array], targets: Sequence[Array], shape: tuple[int, ...]) -> Space:
-    """A number, and what is not read, takes part as one element."""
-    read = [steps(inputs[k], shape) if k in facts.elements else (0,) * len(shape) for k in range(len(inputs))]
-    rows = facts.rows or any(target.shape != shape for target in targets)
-    return space_of(shape, [*read, *(steps(target, shape) for target in targets)], rows, ordered=bool(facts.per_column))
-
-
-def _form(facts: _Facts, space: Space, inputs: Sequence[Array], outputs: Sequence[Expression]) -> LoopForm:
-    types, elements = facts.types, facts.elements
-    read = [space.access(k, types[k]) if k in elements else OperandAccess(types.get(k, float32), "number") for k in range(len(inputs))]
-    written = [space.access(len(inputs) + k, y.dtype) for k, y in enumerate(outputs)]
-    return LoopForm(len(space.sizes) - 1, tuple(read), tuple(written))
+    return _problem(tuple(outputs)) or refused_operands(facts(tuple(outputs)), outputs, inputs, targets) or None
 
 
 def bind(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> list[Call]:
@@ -197,10 +99,10 @@ def bind(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequen
     """
     if any(target.size == 0 for target in targets):
         return []
-    facts = _facts(tuple(outputs))
-    shape = np.broadcast_shapes(*(inputs[k].shape for k in facts.elements), *(target.shape for target in targets))
-    space = _space(facts, inputs, targets, shape)
-    loop = compile_loop(outputs, _form(facts, space, inputs, outputs))
+    known = facts(tuple(outputs))
+    shape = np.broadcast_shapes(*(inputs[k].shape for k in known.elements), *(target.shape for target in targets))
+    space = loop_space(known, inputs, targets, shape)
+    loop = compile_loop(outputs, loop_form(known, space, inputs, outputs))
     scratch = [np.empty(space.sizes[-1], dtype.numpy) for dtype in loop.scratch]
     return [(loop.function, (_arguments(loop.form, space, [*inputs, *targets], scratch),))]
 

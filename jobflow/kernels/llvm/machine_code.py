@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from jobflow.core.extras import optional
-from jobflow.kernels.llvm.object_cache import ObjectCache
+from jobflow.kernels.object_cache import ObjectCache
 
 #: the name of the function in every module
 NAME = "loop"

@@ -79,6 +79,12 @@ def phases(outputs: Sequence[Expression], stored: Sequence[Expression], splat: C
     return Phases(tuple(x for x in order if x in once), tuple(_writing(passes, scratch)), tuple(scratch), columns, per_column)
 
 
+def position(x: Expression) -> int:
+    """Which input an element or a number is of."""
+    assert isinstance(x.attribute, int)
+    return x.attribute
+
+
 def of_columns(order: Sequence[Expression]) -> tuple[Expression, ...]:
     """Sums of columns, and what is made of them."""
     found: dict[Expression, None] = {}

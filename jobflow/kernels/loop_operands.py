@@ -1,0 +1,119 @@
+"""Whether operands fit a loop over their elements, and how they lie along its axes: the same for machine code of CPUs and GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from jobflow.core.types import Array, DType, float32
+from jobflow.expressions.language import Expression, in_order
+from jobflow.kernels.loop_space import LoopForm, OperandAccess, Space, address, overlaps, space_of, steps
+from jobflow.kernels.row_phases import COLUMNS, REDUCTIONS, of_columns, position
+
+_MOST_AXES = 6
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What of outputs does not depend on arrays."""
+
+    order: tuple[Expression, ...]
+    #: positions of inputs that are read at an index, and the types of all that are read
+    elements: tuple[int, ...]
+    types: dict[int, DType]
+    #: does the last axis have a meaning?
+    rows: bool
+    #: sums of columns, and what is made of them
+    per_column: tuple[Expression, ...]
+
+
+@lru_cache(4096)
+def facts(outputs: tuple[Expression, ...]) -> Facts:
+    order = in_order(outputs)
+    elements = {position(x) for x in order if x.primitive == "element"}
+    types = {position(x): x.dtype for x in order if x.primitive in ("element", "number")}
+    rows = any(x.primitive in (*REDUCTIONS, COLUMNS, "columns") for x in order)
+    return Facts(tuple(order), tuple(sorted(elements)), types, rows, of_columns(order))
+
+
+def refused_columns(order: Sequence[Expression]) -> str:
+    """Sums of columns are known after the last row: what is made of them has nothing of a row in it."""
+    per_column = of_columns(order)
+    allowed = {*per_column, *(x for x in order if x.primitive in ("number", "constant"))}
+    beside = [y for x in per_column if x.primitive != COLUMNS for y in x.arguments if y not in allowed]
+    return f"{beside[0].primitive} beside sums of columns" if beside else ""
+
+
+def refused_operands(known: Facts, outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> str:
+    """Why these arrays cannot be operands of one loop; "" if they can."""
+    return _refused_arrays(known, outputs, inputs, targets) or _refused_space(known, outputs, inputs, targets)
+
+
+def _refused_arrays(known: Facts, outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> str:
+    read = [(f"input {k}", inputs[k], dtype) for k, dtype in known.types.items()]
+    for what, array, dtype in (*read, *((f"output {k}", t, y.dtype) for k, (y, t) in enumerate(zip(outputs, targets, strict=True)))):
+        if array.dtype != dtype.numpy:
+            return f"{what} is {array.dtype}, not {dtype.name}"
+        if not array.flags.aligned:
+            return f"{what} does not lie at a multiple of its element size"
+    several = [k for k in known.types if k not in known.elements and inputs[k].size != 1]
+    return f"input {several[0]} has {inputs[several[0]].size} elements, not one" if several else ""
+
+
+def _refused_space(known: Facts, outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> str:
+    if not known.rows and any(target.size == 0 for target in targets):
+        return ""
+    given = [inputs[k] for k in known.elements]
+    try:
+        shape = np.broadcast_shapes(*(a.shape for a in (*given, *targets)))
+    except ValueError:
+        return f"shapes {', '.join(str(a.shape) for a in (*given, *targets))} do not broadcast"
+    if (known.rows and shape and shape[-1] == 0) or (known.per_column and 0 in shape):
+        return "rows without elements"
+    for k, target in enumerate(targets):
+        if not _covers(outputs[k], known, target, shape, inputs):
+            return f"output {k} of shape {target.shape} does not cover {shape}"
+        if any(stride == 0 and size > 1 for stride, size in zip(target.strides, target.shape, strict=True)):
+            return f"output {k} has several elements in one place"
+        if any(overlaps(target, other) for other in (*given, *targets[:k], *targets[k + 1 :])):
+            return f"output {k} shares memory with another operand, and not element by element"
+        if any(target.size and address(target) == address(other) for other in targets[:k]):
+            return f"output {k} lies where another output does"
+    axes = len(loop_space(known, inputs, targets, shape).sizes)
+    return f"{axes} axes" if axes > _MOST_AXES else ""
+
+
+def _covers(y: Expression, known: Facts, target: Array, shape: tuple[int, ...], inputs: Sequence[Array]) -> bool:
+    """Has an output a place for each of its values?"""
+    if y in known.per_column:
+        return bool(shape) and target.shape[-1:] == shape[-1:] and target.size == shape[-1]
+    return target.shape == shape or bool(shape and target.shape == (*shape[:-1], 1) and _one_per_row(y, inputs))
+
+
+def _one_per_row(x: Expression, inputs: Sequence[Array]) -> bool:
+    """Has it one value for all elements of a row?"""
+    constant: dict[Expression, bool] = {}
+    for y in in_order([x]):
+        if y.primitive == "element":
+            shape = inputs[position(y)].shape
+            constant[y] = not shape or shape[-1] == 1
+        else:
+            constant[y] = y.primitive in REDUCTIONS or all(constant[z] for z in y.arguments)
+    return constant[x]
+
+
+def loop_space(known: Facts, inputs: Sequence[Array], targets: Sequence[Array], shape: tuple[int, ...]) -> Space:
+    """A number, and what is not read, takes part as one element."""
+    read = [steps(inputs[k], shape) if k in known.elements else (0,) * len(shape) for k in range(len(inputs))]
+    rows = known.rows or any(target.shape != shape for target in targets)
+    return space_of(shape, [*read, *(steps(target, shape) for target in targets)], rows, ordered=bool(known.per_column))
+
+
+def loop_form(known: Facts, space: Space, inputs: Sequence[Array], outputs: Sequence[Expression]) -> LoopForm:
+    types, elements = known.types, known.elements
+    read = [space.access(k, types[k]) if k in elements else OperandAccess(types.get(k, float32), "number") for k in range(len(inputs))]
+    written = [space.access(len(inputs) + k, y.dtype) for k, y in enumerate(outputs)]
+    return LoopForm(len(space.sizes) - 1, tuple(read), tuple(written))
