@@ -39,6 +39,12 @@ def extra_threads(before: set[threading.Thread]) -> list[str]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="also what is marked full: more cases of what is tested anyway")
+    parser.addoption("--tier", choices=("reference", "numpy", "llvm"), help="who computes where a test does not say, here and in what tests start")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--tier"):
+        os.environ["JOBFLOW_KERNELS"] = config.getoption("--tier")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

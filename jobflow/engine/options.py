@@ -30,6 +30,14 @@ def devices_from_launcher() -> int | None:
     return variables.number(os.environ, variables.DEVICES, 1) if os.environ.get(variables.DEVICES) else None
 
 
+def kernels_at_first() -> str:
+    """The setting of kernels where `flow.config.kernels` was not called."""
+    said = os.environ.get(variables.KERNELS, "").strip() or "auto"
+    Option(choices=tuple(SETTINGS)).check(variables.KERNELS, said)
+    check_kernels(said, f"{variables.KERNELS}={said}")
+    return said
+
+
 #: the value of a call without one, of an option that must be called with a value
 NEEDED: Any = object()
 #: kinds of values, as messages call them
@@ -134,7 +142,7 @@ class Settings:
     #: how convolutions are computed
     conv_algorithm: str = option("auto", str, choices=("auto", "direct", "winograd"))
     #: what computes operations, see `kernels.target`; what is compiled already is compiled anew
-    kernels: str = option("auto", str, choices=tuple(SETTINGS), late=True)
+    kernels: str = option(kernels_at_first, str, choices=tuple(SETTINGS), late=True)
     #: of all random numbers that have no seed of their own
     seed: int | None = option(None, int, least=0)
     #: whether variables that the ranks of a node hold whole are stored there once, each rank updating its part

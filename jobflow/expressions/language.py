@@ -198,6 +198,8 @@ power = _same("power", FLOAT + WHOLE)
 fmod = _same("fmod", FLOAT)
 remainder = _same("remainder", WHOLE)
 floor_divide = _same("floor_divide", WHOLE)
+#: x / y without what is after the point, for y neither 0 nor -1
+quotient = _same("quotient", WHOLE)
 sin = _same("sin", FLOAT)
 cos = _same("cos", FLOAT)
 tan = _same("tan", FLOAT)
@@ -269,6 +271,18 @@ def where(condition: Expression, x: Operand, y: Operand) -> Expression:
         raise DtypeError(f"where: the condition is {condition.dtype.name}, not bool")
     chosen = _typed("where", (x, y))
     return make("where", (condition, *chosen), chosen[0].dtype)
+
+
+def rare_where(condition: Expression, x: Operand, y: Operand) -> Expression:
+    """As `where`; x is only computed near where the condition holds, which is hardly ever."""
+    chosen = where(condition, x, y)
+    return make("rare_where", chosen.arguments, chosen.dtype)
+
+
+def library(name: str, *operands: Operand) -> Expression:
+    """A function of the C library, as NumPy calls it: one number after another."""
+    typed = _typed(name, operands)
+    return make("library", typed, typed[0].dtype, name)
 
 
 def cast(x: Expression, dtype: DType) -> Expression:

@@ -59,16 +59,35 @@ def functions(xp: Xp) -> Any:
         return xp.clip(x, low, high)
 
     def fma(x: Array, y: Array, z: Array) -> Array:
-        wide = xp.asarray(x, dtype=xp.float64) * y + z
-        return wide.astype(xp.result_type(x, y, z))
+        dtype = xp.result_type(x, y, z)
+        wide = [xp.asarray(a, dtype=xp.float64) for a in (x, y, z)]
+        return (exact_fma(xp, *wide) if dtype == xp.float64 else wide[0] * wide[1] + wide[2]).astype(dtype)
+
+    def quotient(x: Array, y: Array) -> Array:
+        down = xp.floor_divide(x, y)
+        return down + ((down * y != x) & ((x < 0) != (y < 0)))
 
     def reinterpret(x: Array, dtype: Any) -> Array:
         return xp.asarray(x).view(dtype_of(dtype).numpy)
 
-    own = (constant, clip, rsqrt, sigmoid, softplus, cast, weighted_sum, fma, reinterpret)
+    own = (constant, clip, rsqrt, sigmoid, softplus, cast, weighted_sum, fma, quotient, reinterpret)
     errors = {"erf": lambda x: erf(xp, x), "erfc": lambda x: erfc(xp, x)}
     rows = {"row_sum": lambda x: row_sum(xp, x), "row_max": lambda x: x.max(axis=-1, keepdims=True), "column_sum": lambda x: column_sum(xp, x)}
     return SimpleNamespace(**{name: getattr(xp, name) for name in SHARED}, **{f.__name__: f for f in own}, **errors, **rows)
+
+
+def exact_fma(xp: Xp, x: Array, y: Array, z: Array) -> Array:
+    """x y + z of float64 as if rounded once: with what the product and the sum lose (Dekker, Knuth), where nothing overflows."""
+    product, total = x * y, x * y + z
+    halves = []
+    for a in (x, y):
+        high = a * 134217729.0
+        high = high - (high - a)
+        halves += [high, a - high]
+    lost = ((halves[0] * halves[2] - product) + halves[0] * halves[3] + halves[1] * halves[2]) + halves[1] * halves[3]
+    back = total - product
+    lost = lost + ((product - (total - back)) + (z - back))
+    return xp.where(xp.isfinite(lost), total + lost, total)
 
 
 def exponent_limit(dtype: Any) -> float:
@@ -129,6 +148,8 @@ def evaluate(outputs: Sequence[Expression], inputs: Sequence[Array], xp: Xp) -> 
                 (y,) = x.arguments
                 shape = np.broadcast_shapes(*(a.shape for a in inputs)) or (1,)
                 known[x] = run[name](xp.broadcast_to(known[y], shape))
+            case "library":
+                known[x] = run[str(x.attribute)](*(known[y] for y in x.arguments))
             case name:
-                known[x] = run[name](*(known[y] for y in x.arguments))
+                known[x] = run["where" if name == "rare_where" else name](*(known[y] for y in x.arguments))
     return [known[x] for x in outputs]

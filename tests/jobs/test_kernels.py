@@ -63,6 +63,7 @@ def test_a_change_compiles_a_graph_anew() -> None:
 
     graph = Chain()
     x = flow.tensor(X)
+    flow.config.kernels("numpy")
     first = graph(x).numpy()
     flow.config.kernels("llvm")
     second = graph(x).numpy()
@@ -80,6 +81,17 @@ def test_a_tier_that_is_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
         flow.config.kernels("lvm")
 
 
+@pytest.mark.usefixtures("fresh")
+def test_the_environment_says_who_computes_where_the_program_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOBFLOW_KERNELS", "reference")
+    make_job()(X)
+    assert targets() == ["cpu, reference: 0"]
+    flow.clear_default_session()
+    monkeypatch.setenv("JOBFLOW_KERNELS", "lvm")
+    with pytest.raises(ConfigError, match='JOBFLOW_KERNELS: the value must be one of auto, reference, numpy, llvm; got .lvm.; did you mean "llvm"'):
+        make_job()(X)
+
+
 def test_explain_says_who_computes_and_why_nobody_else() -> None:
     job = make_job()
     flow.config.kernels("llvm")
@@ -93,5 +105,6 @@ def test_explain_says_who_computes_and_why_nobody_else() -> None:
 def test_programs_for_gpus_that_run_on_cpus_are_compiled_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jobflow.runtime.device.cupy_device.available", lambda: False)
     flow.config.gpu_device_num(1)
+    flow.config.kernels("numpy")
     make_job()(X)
     assert targets() == ["cpu, numpy: 0"]

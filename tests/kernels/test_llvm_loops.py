@@ -188,7 +188,8 @@ def test_lesser_machines_give_the_same_bits(cpu: str, features: str, monkeypatch
 def test_refusals_say_why() -> None:
     x = f.element(0, float32)
     a = np.zeros(8, np.float32)
-    assert refuses([f.sin(x)], [a], [a]) == "sin is not made of what a machine has"
+    k = f.element(1, int32)
+    assert refuses([f.power(k, k)], [a, a.view(np.int32)], [a.view(np.int32)]) == "power of integers whose exponent is not a constant from 0 on"
     assert refuses([x], [a], [np.zeros(8)]) == "output 0 is float64, not float32"
     assert refuses([x], [a.astype(">f4")], [a]) == "input 0 is >f4, not float32"
     assert refuses([x], [a[:4]], [a[1:5]]) == "output 0 shares memory with another operand, and not element by element"
@@ -198,6 +199,21 @@ def test_refusals_say_why() -> None:
     assert refuses([f.column_sum(x)], [np.zeros((0, 3), np.float32)], [np.zeros(3, np.float32)]) == "rows without elements"
     assert refuses([f.column_sum(x) * x], [np.zeros((2, 3), np.float32)], [np.zeros(3, np.float32)]) == "element beside sums of columns"
     assert refuses([x], [np.zeros((2,) * 7, np.float32)[..., ::-1].T[::-1]], [np.zeros((2,) * 7, np.float32)]) == "7 axes"
+
+
+@pytest.mark.parametrize("dtype", [int8, uint8, int32, int64], ids=str)
+def test_quotients_and_powers_of_integers(dtype: DType) -> None:
+    x, y = f.element(0, dtype), f.element(1, dtype)
+    low, high = map(int, dtype.span)
+    some = np.array(sorted({low, low + 1, max(low, -7), max(low, -1), 0, 1, 2, 3, 7, high - 1, high}), dtype.numpy)
+    a, b = (g.ravel().copy() for g in np.meshgrid(some, some))
+    outputs = [f.floor_divide(x, y), f.remainder(x, y), f.power(x, 5), f.power(x, 0), f.floor_divide(x, 3), f.remainder(x, 16)]
+    with np.errstate(all="ignore"):
+        expected = evaluate(outputs, [a, b], np)
+    targets = [np.empty_like(a) for _ in outputs]
+    run(outputs, [a, b], targets)
+    for z, target, value in zip(outputs, targets, expected, strict=True):
+        assert np.array_equal(target, np.broadcast_to(value, a.shape)), z
 
 
 def test_a_number_is_read_when_the_loop_runs() -> None:

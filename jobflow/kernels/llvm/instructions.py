@@ -113,6 +113,11 @@ def _intrinsic(name: str) -> Print:
     return printed
 
 
+def _library(at: Lines, x: Expression, operands: Sequence[str], lanes: int) -> str:
+    """An intrinsic that becomes a call for each lane."""
+    return _intrinsic({"power": "pow"}.get(str(x.attribute), str(x.attribute)))(at, x, operands, lanes)
+
+
 def _ldexp(at: Lines, x: Expression, operands: Sequence[str], lanes: int) -> str:
     kinds = [register(y.dtype, lanes) for y in x.arguments]
     endings = "".join(suffix(register(y.dtype), lanes) for y in x.arguments)
@@ -323,7 +328,10 @@ INSTRUCTIONS: dict[str, Print] = {
     "invert": _invert,
     "left_shift": _binary(s="shl", u="shl"),
     "right_shift": _binary(s="ashr", u="lshr"),
+    "quotient": _binary(s="sdiv", u="udiv"),
     "where": _where,
+    "rare_where": _where,
+    "library": _library,
     "cast": _cast,
     "reinterpret": _reinterpret,
     "ldexp": _ldexp,

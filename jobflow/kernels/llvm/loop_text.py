@@ -37,11 +37,14 @@ def print_loop(outputs: Sequence[Expression], form: LoopForm, dear: set[Expressi
     """The text of the loop of these outputs, whose functions are taken apart."""
     loop = _Loop(outputs, form, dear)
     loop.write()
-    lines = [f"define void @{NAME}(ptr %args) #0 {{", *loop.at.lines, "}", "", *sorted(loop.at.declared), "", ATTRIBUTES, ""]
+    ending = [*sorted(loop.at.declared), "", ATTRIBUTES, *([WEIGHTS] if any("!prof" in line for line in loop.at.lines) else ())]
+    lines = [f"define void @{NAME}(ptr %args) #0 {{", *loop.at.lines, "}", "", *ending, ""]
     columns = [x.dtype for x in loop.phases.columns for _ in range(2)]
     return Printed("\n".join(lines), (*(x.dtype.arithmetic for x in loop.phases.scratch), *columns))
 
 
+#: of a branch that is hardly ever taken
+WEIGHTS = '!0 = !{!"branch_weights", i32 1, i32 2000}'
 ATTRIBUTES = 'attributes #0 = { nounwind "prefer-vector-width"="512" }'
 
 
@@ -66,8 +69,9 @@ class _Loop:
         self.lane_offsets: dict[str, str] = {}
         #: what the sums of columns have from this block of rows, and from those before
         self.blocks: dict[Expression, tuple[str, str]] = {}
-        #: the block of instructions that is written
-        self.here = "entry"
+        #: the block of instructions that is written, and the last one of those for the rest of a row
+        self.here, self.rest_ended = "entry", ""
+        self._rare = itertools.count()
 
     # -------------------------------------------------------------------------------------- the whole
 
@@ -166,27 +170,38 @@ class _Loop:
         at = self.at
         starts = [literal(-0.0 if x.primitive == "row_sum" else float("-inf"), x.dtype, WIDTH) for x in phase.reductions]
         kinds = [register(x.dtype, WIDTH) for x in phase.reductions]
-        at.write(f"br label %{name}")
-        at.label(name)
-        at.write(f"%{name}.k = phi i64 [0, %{self.here}], [%{name}.next, %{name}.full]")
-        first = len(at.lines)
-        at.lines += [""] * len(kinds)  # what the sixteen lanes have so far
-        more = at.value(f"icmp slt i64 %{name}.k, {self.full}")
-        at.write(f"br i1 {more}, label %{name}.full, label %{name}.end")
-        at.label(f"{name}.full")
+        before, first = self._head(name, len(kinds))  # what the sixteen lanes have so far
         known = self._elements(phase, f"%{name}.k", "", stores)
         for r, x in enumerate(phase.reductions):
             so_far = self._accumulated(x, f"%{name}.r{r}", known)
-            at.lines[first + r] = f"  %{name}.r{r} = phi {kinds[r]} [{starts[r]}, %{self.here}], [{so_far}, %{name}.full]"
-        at.write(f"%{name}.next = add i64 %{name}.k, {WIDTH}")
-        at.write(f"br label %{name}")
+            at.lines[first + r] = f"  %{name}.r{r} = phi {kinds[r]} [{starts[r]}, %{before}], [{so_far}, %{self.here}]"
+        self._again(name, before, first)
         tails = self._rest_of_row(phase, name, stores)
         sums = [
-            at.value(f"phi {kind} [%{name}.r{r}, %{name}.end], [{tail}, %{name}.rest]")
+            at.value(f"phi {kind} [%{name}.r{r}, %{name}.end], [{tail}, %{self.rest_ended}]")
             for r, (kind, tail) in enumerate(zip(kinds, tails, strict=True))
         ]
         for x, lanes in zip(phase.reductions, sums, strict=True):
             self.single[x] = self._by_halves(x, lanes)
+
+    def _head(self, name: str, results: int = 0) -> tuple[str, int]:
+        """The head of a loop over a row, sixteen elements at a time: where it is entered from, and the line of its first result."""
+        at, before = self.at, self.here
+        at.write(f"br label %{name}")
+        at.label(name)
+        first = len(at.lines) + 1
+        at.lines += [""] * (1 + results)  # known when the body is written
+        more = at.value(f"icmp slt i64 %{name}.k, {self.full}")
+        at.write(f"br i1 {more}, label %{name}.full, label %{name}.end")
+        at.label(f"{name}.full")
+        self.here = f"{name}.full"
+        return before, first
+
+    def _again(self, name: str, before: str, first: int) -> None:
+        """The end of its body."""
+        self.at.write(f"%{name}.next = add i64 %{name}.k, {WIDTH}")
+        self.at.write(f"br label %{name}")
+        self.at.lines[first - 1] = f"  %{name}.k = phi i64 [0, %{before}], [%{name}.next, %{self.here}]"
 
     def _rest_of_row(self, phase: Phase, name: str, stores: Sequence[int]) -> list[str]:
         """The elements after the last whole sixteen, and the reductions with them."""
@@ -293,16 +308,9 @@ class _Loop:
 
     def _sixteens(self, name: str, body: Callable[[str, str], None]) -> None:
         """A loop over a row; `body` is given the first index, and the mask of what is left at the end of the row."""
-        at = self.at
-        at.write(f"br label %{name}")
-        at.label(name)
-        at.write(f"%{name}.k = phi i64 [0, %{self.here}], [%{name}.next, %{name}.full]")
-        more = at.value(f"icmp slt i64 %{name}.k, {self.full}")
-        at.write(f"br i1 {more}, label %{name}.full, label %{name}.end")
-        at.label(f"{name}.full")
+        before, first = self._head(name)
         body(f"%{name}.k", "")
-        at.write(f"%{name}.next = add i64 %{name}.k, {WIDTH}")
-        at.write(f"br label %{name}")
+        self._again(name, before, first)
         self._open_rest(name)
         body(self.full, self._mask())
         self._close_rest(name)
@@ -312,12 +320,14 @@ class _Loop:
         some = self.at.value(f"icmp ne i64 {self.rest}, 0")
         self.at.write(f"br i1 {some}, label %{name}.rest, label %{name}.done")
         self.at.label(f"{name}.rest")
+        self.here = f"{name}.rest"
 
     def _mask(self) -> str:
         return self.at.value(f"icmp ult {several('i64', WIDTH)} <{_IOTA}>, {self._spread('i64', self.rest)}")
 
     def _close_rest(self, name: str) -> None:
         self.at.write(f"br label %{name}.done")
+        self.rest_ended = self.here
         self.at.label(f"{name}.done")
         self.here = f"{name}.done"
 
@@ -329,11 +339,16 @@ class _Loop:
         rows = dict(zip(self.phases.scratch, self.scratch, strict=True))
         for x in phase.read:
             known[x] = self._load(OperandAccess(x.dtype.arithmetic, "dense"), rows[x], index, mask)
+        usual = self._usual(phase, stores)
         for x in phase.elements:
+            if x not in usual:
+                continue
             if x.primitive == "element":
                 known[x] = self._load(self.form.inputs[position(x)], self.inputs[position(x)], index, mask)
+            elif x.primitive == "rare_where":
+                known[x] = self._rarely(x, [y for y in phase.elements if y not in usual], known)
             else:
-                known[x] = INSTRUCTIONS[x.primitive](self.at, x, [self._wide(y, known) for y in x.arguments], WIDTH)
+                known[x] = self._computed(x, known)
         for x in phase.written:
             self._store(OperandAccess(x.dtype.arithmetic, "dense"), rows[x], index, mask, known[x])
         for x in phase.columns:
@@ -342,6 +357,40 @@ class _Loop:
         for k in stores:
             self._store(self.form.outputs[k], self.targets[k], index, mask, self._wide(self.outputs[k], known))
         return known
+
+    def _computed(self, x: Expression, known: dict[Expression, str]) -> str:
+        return INSTRUCTIONS[x.primitive](self.at, x, [self._wide(y, known) for y in x.arguments], WIDTH)
+
+    def _usual(self, phase: Phase, stores: Sequence[int]) -> set[Expression]:
+        """All of a pass but what is only needed where a condition of `rare_where` holds; loads are made in any case."""
+        wanted = {*phase.written, *(x.arguments[0] for x in (*phase.reductions, *phase.columns)), *(self.outputs[k] for k in stores)}
+        for x in reversed(phase.elements):
+            if x in wanted:
+                wanted.update(x.arguments if x.primitive != "rare_where" else (x.arguments[0], x.arguments[2]))
+        return wanted | {x for x in phase.elements if x.primitive == "element"}
+
+    def _rarely(self, x: Expression, unusual: Sequence[Expression], known: dict[Expression, str]) -> str:
+        """A branch around what is only needed where the condition holds in one of the sixteen lanes."""
+        at, kind = self.at, register(x.dtype, WIDTH)
+        condition, usual = self._wide(x.arguments[0], known), self._wide(x.arguments[2], known)
+        some = at.call(f"llvm.vector.reduce.or.v{WIDTH}i1", "i1", f"{_TRUTHS} {condition}")
+        name = f"rare{next(self._rare)}"
+        at.write(f"br i1 {some}, label %{name}, label %{name}.end, !prof !0")
+        at.label(name)
+        inside, wanted = dict(known), {x.arguments[1]}
+        for y in reversed(unusual):
+            if y in wanted:
+                wanted.update(y.arguments)
+        before, self.here = self.here, name
+        for y in unusual:
+            if y in wanted:
+                inside[y] = self._rarely(y, unusual, inside) if y.primitive == "rare_where" else self._computed(y, inside)
+        rare = INSTRUCTIONS["where"](at, x, [condition, self._wide(x.arguments[1], inside), usual], WIDTH)
+        at.write(f"br label %{name}.end")
+        at.label(f"{name}.end")
+        value = at.value(f"phi {kind} [{usual}, %{before}], [{rare}, %{self.here}]")
+        self.here = f"{name}.end"
+        return value
 
     def _address(self, access: OperandAccess, place: str, index: str) -> str:
         if access.inner == "dense":

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.core.types import Array, DType, float64
+from jobflow.core.types import Array, DType
 from jobflow.expressions.language import Expression
 from jobflow.kernels.decompositions import DECOMPOSITIONS, lowered
 from jobflow.kernels.llvm.instructions import INSTRUCTIONS
@@ -25,8 +25,6 @@ from jobflow.ops.op import Call
 #: primitives that are read or counted, not computed
 _GIVEN = {"element", "number", "constant", "columns"}
 _PRINTED = {*_GIVEN, *REDUCTIONS, COLUMNS, *INSTRUCTIONS, *DECOMPOSITIONS}
-#: needs more digits than float64 has
-_TOO_DEAR = {("power", float64)}
 #: types whose numbers a number of two bytes is rounded from once
 _TO_HALF = {"bool", "char", "int8", "uint8", "float16", "bfloat16", "float32"}
 
@@ -74,8 +72,8 @@ def _problem(outputs: tuple[Expression, ...]) -> str:
     for x in order:
         if x.primitive not in _PRINTED:
             return f"{x.primitive} is not made of what a machine has"
-        if x.primitive in DECOMPOSITIONS and (not x.dtype.is_float or (x.primitive, x.dtype) in _TOO_DEAR):
-            return f"{x.primitive} of {x.dtype.name} is not made of what a machine has"
+        if x.primitive == "power" and x.dtype.is_integer and not _whole(x.arguments[1]):
+            return "power of integers whose exponent is not a constant from 0 on"
         if x.primitive == "cast":
             names = (x.arguments[0].dtype.name, x.dtype.name)
             if any(d.is_half for d in (x.arguments[0].dtype, x.dtype)) and not set(names) <= _TO_HALF:
@@ -85,6 +83,10 @@ def _problem(outputs: tuple[Expression, ...]) -> str:
         if x.dtype.name == "float16" and not compiler().has_float16:
             return "this machine has no instructions for float16"
     return refused_columns(order)
+
+
+def _whole(exponent: Expression) -> bool:
+    return exponent.primitive == "constant" and int(str(exponent.attribute)) >= 0
 
 
 def refuses(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> str | None:

@@ -21,6 +21,8 @@ LAUNCHER = "JOBFLOW_LAUNCHER"
 LOCAL_SIZE = "LOCAL_WORLD_SIZE"
 #: how many devices a program has in one process, whatever it says itself; set by `jobflow run --devices N`
 DEVICES = "JOBFLOW_DEVICES"
+#: who computes in programs that do not call `flow.config.kernels`
+KERNELS = "JOBFLOW_KERNELS"
 
 
 def usable_cores() -> set[int]:

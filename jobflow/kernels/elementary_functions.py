@@ -1,0 +1,342 @@
+"""Exponentials, logarithms, hyperbolic and error functions, and powers, made of what machines have.
+
+Each is an expression of additions, products, comparisons, fused multiply-adds and whole numbers that are a float's bits, so every printer
+prints the same, and the results are the same bits on all machines.  `decompositions.MAXIMAL_ERROR` says how far they may be from the true
+value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jobflow.core.types import DType, float32, float64, int32, int64
+from jobflow.expressions import language as f
+from jobflow.expressions.error_function import LARGE, MIDDLE, ONE_OVER_ROOT_PI, SMALL
+from jobflow.expressions.language import Expression
+from jobflow.kernels.whole_numbers import whole_power
+
+def polynomial(x: Expression, *coefficients: float) -> Expression:
+    """Horner's rule with fused multiply-adds, the highest power first."""
+    value: Expression | float = coefficients[0]
+    for c in coefficients[1:]:
+        value = f.fma(value, x, c)
+    assert isinstance(value, Expression)
+    return value
+
+
+@dataclass(frozen=True)
+class _Format:
+    """What the functions below need to know of a float type."""
+
+    bits: DType
+    #: digits after the point, and what is added to the exponent where it is stored
+    digits: int
+    bias: int
+    #: its exponent, and the bits of the number below which the logarithm takes a number as the next power of two's
+    exponent: int
+    lowest: int
+    #: log(2) in two parts, of which products of the first with small whole numbers are exact
+    log2: tuple[float, float]
+    #: where e^x is 0 below and infinite above, and 2^x
+    ends: tuple[float, float]
+    ends2: tuple[float, float]
+    #: coefficients of e^x, and of (e^x - 1 - x) / x^2, for |x| <= log(2) / 2
+    exp: tuple[float, ...]
+    expm1: tuple[float, ...]
+
+    @property
+    def magic(self) -> float:
+        """Added to a number, its last bits are the nearest whole number."""
+        return 1.5 * 2.0**self.digits
+
+    @property
+    def magic_bits(self) -> int:
+        return ((self.bias + self.digits) << self.digits) + (1 << self.digits - 1)
+
+
+_TAYLOR = tuple(1 / math.factorial(n) for n in range(14, -1, -1))
+_SINGLE = _Format(
+    *(int32, 23, 127, -1 << 23, 0x3F2AAAAB),
+    (float.fromhex("0x1.62e400p-1"), float.fromhex("0x1.7f7d1cp-20")),
+    *((-104.0, 89.0), (-151.0, 129.0)),
+    (1.37805939e-3, 8.37312452e-3, 4.16695364e-2, 1.66664720e-1, 4.99999851e-1, 1.0, 1.0),
+    (1.97350979e-4, 1.39309070e-3, 8.33343994e-3, 4.16668020e-2, 1.66666716e-1, 4.99999970e-1),
+)
+_DOUBLE = _Format(
+    *(int64, 52, 1023, -1 << 52, 0x3FE6A09E667F3BCD),
+    (float.fromhex("0x1.62e42fee00000p-1"), float.fromhex("0x1.a39ef35793c76p-33")),
+    *((-746.0, 710.0), (-1076.0, 1025.0)),
+    _TAYLOR[1:],
+    _TAYLOR[:-2],
+)
+
+
+def format_of(x: Expression) -> _Format:
+    return _SINGLE if x.dtype is float32 else _DOUBLE
+
+
+# ----------------------------------------------------------------------------------------------- exponentials
+
+
+def ldexp(x: Expression, n: Expression) -> Expression:
+    """x 2^n in two steps, so that neither overflows nor loses digits before the result does: for n of twice a normal exponent."""
+    form = format_of(x)
+    n = f.cast(n, form.bits)
+    half = f.right_shift(n, 1)
+    first, second = (f.reinterpret(f.left_shift(k + form.bias, form.digits), x.dtype) for k in (half, n - half))
+    return x * first * second
+
+
+def nearest(x: Expression, factor: float) -> tuple[Expression, Expression]:
+    """The whole number next to x * factor, as a float and as an integer; anything where x is NaN."""
+    form = format_of(x)
+    shifted = f.fma(x, factor, form.magic)
+    return shifted - form.magic, f.cast(f.reinterpret(shifted, form.bits) - form.magic_bits, int32)
+
+
+def _limited(x: Expression, low: float, high: float) -> Expression:
+    return f.minimum(f.maximum(x, low), high)
+
+
+def _reduced(x: Expression) -> tuple[Expression, Expression, Expression]:
+    """n, n as an integer, and r with x = n log(2) + r, |r| <= log(2) / 2."""
+    high, low = format_of(x).log2
+    n, whole = nearest(x, math.log2(math.e))
+    return n, whole, f.fma(n, -low, f.fma(n, -high, x))
+
+
+def exp(x: Expression) -> Expression:
+    form = format_of(x)
+    _, n, r = _reduced(_limited(x, *form.ends))
+    return f.ldexp(polynomial(r, *form.exp), n)
+
+
+def exp2(x: Expression) -> Expression:
+    form = format_of(x)
+    x = _limited(x, *form.ends2)
+    n, whole = nearest(x, 1.0)
+    return f.ldexp(polynomial((x - n) * math.log(2), *form.exp), whole)
+
+
+def expm1(x: Expression) -> Expression:
+    """2 (2^n / 2 (e^r - 1) + 2^n / 2 - 1/2), with what 2^n / 2 - 1/2 loses."""
+    form = format_of(x)
+    n, whole, r = _reduced(_limited(x, -64.0, form.ends[1]))
+    one = f.equal(n, 1.0)
+    rest = f.fma(polynomial(r, *form.expm1), r * r, f.where(one, r + 0.5, r))
+    half = f.ldexp(f.constant(0.5, x.dtype), whole)
+    less = half - 0.5
+    sum_ = f.fma(rest, half, (half - less) - 0.5) + less
+    result = f.where(f.equal(n, 0.0), rest, f.where(one, rest + rest, sum_ + sum_))
+    return f.where(f.equal(x, 0.0), x, result)
+
+
+# ----------------------------------------------------------------------------------------------- logarithms
+
+_LOG_SINGLE = (*(-0.130310059, 0.140869141, -0.121483512, 0.139814854, -0.166846126, 0.200120345, -0.249996200, 0.333331972, -0.5),)
+#: of log(1 + x) on [-0.25, 0.5]
+_LOG1P_SINGLE = (-4.54559326e-2, 1.05529785e-1, -1.32279143e-1, 1.44911006e-1, -1.66416913e-1, 1.99886635e-1, -2.50001878e-1, 3.33335280e-1, -0.5)
+#: of fdlibm: log(1 + x) = x - (x^2 / 2 - s (x^2 / 2 + R)), s = x / (2 + x), R a polynomial in s^2
+_LOG_DOUBLE = (
+    *(1.479819860511658591e-01, 1.531383769920937332e-01, 1.818357216161805012e-01, 2.222219843214978396e-01),
+    *(2.857142874366239149e-01, 3.999999999940941908e-01, 6.666666666666735130e-01, 0.0),
+)
+
+
+def _split(x: Expression, lowest: int) -> tuple[Expression, Expression]:
+    """The power of two 2^k in a positive number, as the bits of k in their place, and k."""
+    form = format_of(x)
+    place = f.bitwise_and(f.reinterpret(x, form.bits) - lowest, form.exponent)
+    k = f.right_shift(place, form.digits)
+    return place, f.reinterpret(k + form.magic_bits, x.dtype) - form.magic
+
+
+def _log_of_sum(x: Expression, k: Expression, coefficients: tuple[float, ...] = _LOG_SINGLE) -> Expression:
+    """log(1 + x) + k log(2)."""
+    if x.dtype is float32:
+        return f.fma(k, math.log(2), f.fma(polynomial(x, *coefficients), x * x, x))
+    high, low = 6.93147180369123816490e-01, 1.90821492927058770002e-10
+    s = x / (x + 2.0)
+    half = x * x * 0.5
+    r = polynomial(s * s, *_LOG_DOUBLE)
+    return f.fma(k, high, x - (half - f.fma(s, half + r, k * low)))
+
+
+def _normal(x: Expression) -> tuple[Expression, Expression]:
+    """x times a power of two that makes it a normal number, and that power."""
+    tiny, digits = (2.0**-126, 23.0) if x.dtype is float32 else (2.0**-1022, 52.0)
+    small = x < tiny
+    return f.where(small, x * 2.0**digits, x), f.where(small, f.constant(-digits, x.dtype), 0.0)
+
+
+def _logarithm(x: Expression, combined: Callable[[Expression, Expression], Expression]) -> Expression:
+    """What `combined` makes of m and k, x = (1 + m) 2^k, and the ends."""
+    form = format_of(x)
+    normal, below = _normal(x)
+    place, k = _split(normal, form.lowest)
+    m = f.reinterpret(f.reinterpret(normal, form.bits) - place, x.dtype) - 1.0
+    result = combined(m, k + below)
+    result = f.where(x < math.inf, result, x)  # infinity and NaN
+    return f.where(x > 0.0, result, f.where(f.equal(x, 0.0), f.constant(-math.inf, x.dtype), math.nan))
+
+
+def log(x: Expression) -> Expression:
+    return _logarithm(x, _log_of_sum)
+
+
+def log2(x: Expression) -> Expression:
+    def combined(m: Expression, k: Expression) -> Expression:
+        return f.fma(_log_of_sum(m, k * 0.0), math.log2(math.e), k)
+
+    return _logarithm(x, combined)
+
+
+def log10(x: Expression) -> Expression:
+    def combined(m: Expression, k: Expression) -> Expression:
+        return f.fma(k, math.log10(2), _log_of_sum(m, k * 0.0) * math.log10(math.e))
+
+    return _logarithm(x, combined)
+
+
+def log1p(x: Expression) -> Expression:
+    """(1 + x) 2^-k - 1 is x 2^-k + (2^-k - 1): nothing of x is lost."""
+    form = format_of(x)
+    place, k = _split(x + 1.0, 0x3F400000 if x.dtype is float32 else form.lowest)
+    scaled = f.reinterpret(f.reinterpret(x, form.bits) - place, x.dtype)
+    four = (form.bias + 2) << form.digits
+    m = scaled + f.fma(f.reinterpret(four - place, x.dtype), 0.25, -1.0)
+    result = _log_of_sum(m, k, _LOG1P_SINGLE)
+    result = f.where(x < math.inf, result, x)
+    result = f.where(x > -1.0, result, f.where(f.equal(x, -1.0), f.constant(-math.inf, x.dtype), math.nan))
+    return f.where(f.equal(x, 0.0), x, result)
+
+
+# ----------------------------------------------------------------------------------------------- sigmoids and hyperbolic functions
+
+_TANH_SINGLE = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
+
+
+def tanh(x: Expression) -> Expression:
+    size = f.absolute(x)
+    if x.dtype is float64:
+        t = f.expm1(size * -2.0)
+        return f.copysign(-t / (t + 2.0), x)
+    far = 1.0 - 2.0 / (f.exp(size * 2.0) + 1.0)
+    near = f.fma(polynomial(size * size, *_TANH_SINGLE), size * size * size, size)
+    return f.copysign(f.where(size < 0.625, near, far), x)
+
+
+def sigmoid(x: Expression) -> Expression:
+    e = f.exp(-f.absolute(x))
+    return f.where(x < 0.0, e, 1.0) / (e + 1.0)
+
+
+def softplus(x: Expression) -> Expression:
+    return f.maximum(x, 0.0) + f.log1p(f.exp(-f.absolute(x)))
+
+
+def sinh(x: Expression) -> Expression:
+    size = f.absolute(x)
+    t = f.expm1(size)
+    e = f.exp(size * 0.5)
+    return f.copysign(f.where(size < format_of(x).ends[1] - 2.0, (t + t / (t + 1.0)) * 0.5, e * 0.5 * e), x)
+
+
+def cosh(x: Expression) -> Expression:
+    e = f.exp(f.absolute(x) * 0.5)
+    half = e * 0.5
+    return f.fma(half, e, 0.5 / (e * e))
+
+
+def arcsinh(x: Expression) -> Expression:
+    """log(|x| + sqrt(x^2 + 1)), as 1 and what is more than 1."""
+    size = f.absolute(x)
+    far = size > _far(x)
+    inside = f.where(far, 1.0, size)
+    square = inside * inside
+    more = f.where(far, size, inside + square / (f.sqrt(square + 1.0) + 1.0))
+    return f.copysign(f.log1p(more) + f.where(far, f.constant(math.log(2), x.dtype), 0.0), x)
+
+
+def arccosh(x: Expression) -> Expression:
+    far = x > _far(x)
+    t = f.where(far, 1.0, x - 1.0)
+    result = f.log1p(f.where(far, x, t + f.sqrt(f.fma(t, t, t + t)))) + f.where(far, f.constant(math.log(2), x.dtype), 0.0)
+    return f.where(x < 1.0, math.nan, result)
+
+
+def arctanh(x: Expression) -> Expression:
+    size = f.absolute(x)
+    return f.copysign(f.log1p((size + size) / (1.0 - size)) * 0.5, x)
+
+
+def _far(x: Expression) -> float:
+    """Where x^2 + 1 is x^2, and x^2 not yet infinite."""
+    return 2.0**30 if x.dtype is float32 else 2.0**300
+
+
+# ----------------------------------------------------------------------------------------------- error functions
+
+_ERF_CENTRE = (-5.96761703e-4, 4.99119423e-3, -2.67681349e-2, 1.12819925e-1, -3.76125336e-1, 1.28379166e-1)
+_ERF_FAR = (-1.72853470e-5, 3.83197126e-4, -3.88396438e-3, 2.42546219e-2, -1.06777877e-1, -6.34846687e-1, -1.28717512e-1)
+
+
+def _ratio(coefficients: tuple[tuple[float, ...], tuple[float, ...]], x: Expression) -> Expression:
+    above, below = coefficients
+    return polynomial(x, *above) / polynomial(x, *below)
+
+
+def _erf_centre(x: Expression) -> Expression:
+    """erf of float64 for |x| <= 0.46875; see `jobflow.expressions.error_function`."""
+    inside = _limited(x, -0.46875, 0.46875)
+    return inside * _ratio(SMALL, inside * inside)
+
+
+def _erfc_far(size: Expression) -> Expression:
+    """erfc of float64 for size >= 0.46875."""
+    a, b, limited = f.minimum(size, 4.0), f.maximum(size, 4.0), f.minimum(size, 30.0)
+    inverse = 1.0 / (b * b)
+    scaled = f.where(f.less_equal(size, 4.0), _ratio(MIDDLE, a), (ONE_OVER_ROOT_PI - inverse * _ratio(LARGE, inverse)) / b)
+    near = f.trunc(limited * 16.0) * (1 / 16)
+    return f.exp(-(near * near)) * f.exp(-((limited - near) * (limited + near))) * scaled
+
+
+def erfc(x: Expression) -> Expression:
+    """In float64 also for float32, which has no room for exp(-x^2)."""
+    wide = f.cast(x, float64)
+    size = f.absolute(wide)
+    tail = _erfc_far(f.maximum(size, 0.46875))
+    far = f.where(wide > 0.0, tail, 2.0 - tail)
+    return f.cast(f.where(f.less_equal(size, 0.46875), 1.0 - _erf_centre(wide), far), x.dtype)
+
+
+def erf(x: Expression) -> Expression:
+    size = f.absolute(x)
+    if x.dtype is float64:
+        far = f.copysign(1.0 - _erfc_far(f.maximum(size, 0.46875)), x)
+        return f.where(f.less_equal(size, 0.46875), _erf_centre(x), far)
+    near = f.fma(polynomial(x * x, *_ERF_CENTRE), x, x)
+    limited = f.minimum(size, 4.0)
+    power = f.fma(polynomial(limited, *_ERF_FAR), limited, -limited)
+    return f.where(size > 0.927734375, f.copysign(1.0 - f.exp(power), x), near)
+
+
+# ----------------------------------------------------------------------------------------------- powers
+
+
+def power(x: Expression, y: Expression) -> Expression:
+    """e^(y log|x|) in float64, and the ends as C has them; of float64, which has no digits to spare, the C library's."""
+    if not x.dtype.is_float:
+        return whole_power(x, y)
+    if x.dtype is float64:
+        return f.library("power", x, y)
+    a, b = f.cast(x, float64), f.cast(y, float64)
+    size = f.absolute(a)
+    result = f.where(f.equal(size, 1.0), 1.0, f.exp(b * f.log(size)))
+    whole, even = f.equal(f.trunc(b), b), f.equal(f.trunc(b * 0.5), b * 0.5)
+    sign = f.where(f.logical_and(whole, f.logical_not(even)), f.copysign(f.constant(1.0, float64), a), 1.0)
+    defined = f.logical_or(f.logical_or(whole, f.isinf(a)), f.logical_not(a < 0.0))
+    result = f.where(defined, result * sign, math.nan)
+    return f.cast(f.where(f.equal(b, 0.0), 1.0, result), x.dtype)
