@@ -7,7 +7,7 @@ import math
 from jobflow.core.types import float32, float64
 from jobflow.expressions import language as f
 from jobflow.expressions.language import Expression
-from jobflow.kernels.elementary_functions import format_of, nearest, polynomial
+from jobflow.kernels.elementary_functions import nearest, polynomial
 
 # ----------------------------------------------------------------------------------------------- sines and tangents
 
@@ -73,7 +73,10 @@ def tan(x: Expression) -> Expression:
 # ----------------------------------------------------------------------------------------------- inverses
 
 #: pi / 2 as a number of either type and what it lacks
-_HALF_PI = {float32: (float.fromhex("0x1.921fb6p+0"), float.fromhex("-0x1.777a5cp-25")), float64: (math.pi / 2, float.fromhex("0x1.1a62633145c07p-54"))}
+_HALF_PI = {
+    float32: (float.fromhex("0x1.921fb6p+0"), float.fromhex("-0x1.777a5cp-25")),
+    float64: (math.pi / 2, float.fromhex("0x1.1a62633145c07p-54")),
+}
 # Cephes: (arcsin(x) - x) / x^3 and (arctan(x) - x) / x^3 in x^2; fdlibm's for float64, the first as a quotient
 _ARCSIN_SINGLE = (4.2163199048e-2, 2.4181311049e-2, 4.5470025998e-2, 7.4953002686e-2, 1.6666752422e-1)
 _ARCTAN_SINGLE = (8.05374449538e-2, -1.38776856032e-1, 1.99777106478e-1, -3.33329491539e-1)

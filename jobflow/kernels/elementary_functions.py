@@ -17,6 +17,7 @@ from jobflow.expressions.error_function import LARGE, MIDDLE, ONE_OVER_ROOT_PI, 
 from jobflow.expressions.language import Expression
 from jobflow.kernels.whole_numbers import whole_power
 
+
 def polynomial(x: Expression, *coefficients: float) -> Expression:
     """Horner's rule with fused multiply-adds, the highest power first."""
     value: Expression | float = coefficients[0]

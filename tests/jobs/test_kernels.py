@@ -14,6 +14,7 @@ import jobflow.typing as tp
 from jobflow.core.errors import ConfigError
 from jobflow.engine.commands import executors_of
 from jobflow.engine.job import job_of
+from jobflow.engine.options import Settings
 from jobflow.engine.session import current_session
 from jobflow.kernels.region import Region
 from jobflow.tools.explain import explain
@@ -86,10 +87,9 @@ def test_the_environment_says_who_computes_where_the_program_does_not(monkeypatc
     monkeypatch.setenv("JOBFLOW_KERNELS", "reference")
     make_job()(X)
     assert targets() == ["cpu, reference: 0"]
-    flow.clear_default_session()
     monkeypatch.setenv("JOBFLOW_KERNELS", "lvm")
-    with pytest.raises(ConfigError, match='JOBFLOW_KERNELS: the value must be one of auto, reference, numpy, llvm; got .lvm.; did you mean "llvm"'):
-        make_job()(X)
+    with pytest.raises(ConfigError, match=r'JOBFLOW_KERNELS: the value must be .* got .lvm.; did you mean "llvm"'):
+        Settings()
 
 
 def test_explain_says_who_computes_and_why_nobody_else() -> None:
