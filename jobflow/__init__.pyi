@@ -331,6 +331,7 @@ from jobflow.legacy import optimizer as optimizer
 from jobflow.legacy import random as random
 from jobflow.legacy import regularizers as regularizers
 from jobflow.legacy import train as train
+from jobflow.legacy import unittest as unittest
 from jobflow.legacy.aliases import cast_to_current_logical_view as cast_to_current_logical_view
 from jobflow.legacy.aliases import convert_oneflow_dtype_to_numpy_dtype as convert_oneflow_dtype_to_numpy_dtype
 from jobflow.legacy.aliases import current_global_function_desc as current_global_function_desc
@@ -553,6 +554,7 @@ __all__ = [
     "truncated_normal_initializer",
     "typing",
     "uint8",
+    "unittest",
     "unsorted_batch_segment_sum",
     "unsorted_segment_sum",
     "unsorted_segment_sum_like",

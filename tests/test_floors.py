@@ -31,7 +31,7 @@ models
 distributed
 tools
 trainer
-cli utils
+cli compat utils
 __main__
 """
 FLOOR_OF = {f"jobflow.{folder}": number for number, line in enumerate(FLOORS.strip().splitlines()) for folder in line.split()}

@@ -146,7 +146,7 @@ def _records(file: AnyPath, content: Array) -> Array:
 def features_of(record: bytes) -> dict[str, Array]:
     """The features of a record, flat, by name, in the order of the record; ValueError where it has what no OFRecord has."""
     found: dict[str, Array] = {}
-    message = _message_class().FromString(record)
+    message = record_classes(maps=False)["OFRecord"].FromString(record)
     size = message.ByteSize()
     message.DiscardUnknownFields()  # protobuf passes over fields with other numbers or of other types: only damaged records have such
     if message.ByteSize() != size:
@@ -159,28 +159,31 @@ def features_of(record: bytes) -> dict[str, Array]:
 
 
 @cache
-def _message_class() -> Any:
-    """The class of messages OFRecord, described here: what protoc generates is tied to the versions of protobuf that it was made for.
+def record_classes(maps: bool = True) -> dict[str, Any]:
+    """The classes of messages, by name, described here: what protoc generates is tied to the versions of protobuf that it was made for.
 
-    The map is described as what it is in a file, entries one after another, since protobuf's maps forget their order.
+    Without `maps`, the features of a record are what they are in a file, entries one after another: protobuf's maps forget their order.
     """
     descriptors, pools, factory = (optional(f"google.protobuf.{name}", WHAT) for name in ("descriptor_pb2", "descriptor_pool", "message_factory"))
     kinds = descriptors.FieldDescriptorProto
     file = descriptors.FileDescriptorProto(name="ofrecord.proto", package="jobflow", syntax="proto3")
 
-    def message(name: str, label: int, fields: Iterable[tuple[str, str]], **more: Any) -> Any:
-        made = file.message_type.add(name=name)
+    def message(made: Any, label: int, fields: Iterable[tuple[str, str]], **more: Any) -> Any:
         for number, (field, kind) in enumerate(fields, 1):
             scalar = getattr(kinds, f"TYPE_{kind.upper()}", None)
             type_of = {"type_name": f".jobflow.{kind}"} if scalar is None else {"type": scalar}
             made.field.add(name=field, number=number, label=label, **type_of, **more)
         return made
 
-    for name in LISTS:
-        message(name, kinds.LABEL_REPEATED, [("value", name.removesuffix("_list"))])
-    message("Feature", kinds.LABEL_OPTIONAL, [(name, name) for name in LISTS], oneof_index=0).oneof_decl.add(name="kind")
-    message("Entry", kinds.LABEL_OPTIONAL, [("key", "string"), ("value", "Feature")])
-    message("OFRecord", kinds.LABEL_REPEATED, [("feature", "Entry")])
+    names = {name: name.title().replace("_", "") for name in LISTS}
+    for name, title in names.items():
+        message(file.message_type.add(name=title), kinds.LABEL_REPEATED, [("value", name.removesuffix("_list"))])
+    feature = file.message_type.add(name="Feature")
+    message(feature, kinds.LABEL_OPTIONAL, names.items(), oneof_index=0).oneof_decl.add(name="kind")
+    record = file.message_type.add(name="OFRecord")
+    entry = message(record.nested_type.add(name="FeatureEntry"), kinds.LABEL_OPTIONAL, [("key", "string"), ("value", "Feature")])
+    entry.options.map_entry = maps
+    message(record, kinds.LABEL_REPEATED, [("feature", "OFRecord.FeatureEntry")])
     pool = pools.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
-    return factory.GetMessageClass(pool.FindMessageTypeByName("jobflow.OFRecord"))
+    return {name: factory.GetMessageClass(pool.FindMessageTypeByName(f"jobflow.{name}")) for name in (*names.values(), "Feature", "OFRecord")}

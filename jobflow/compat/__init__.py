@@ -1,0 +1,8 @@
+"""Programs that were written for OneFlow 0.2 to 0.4, run as they are.
+
+    python -m jobflow.compat script.py arguments ...
+    mpiexec -n 2 python -m jobflow.compat -m package.module arguments ...
+
+While such a program runs, `import oneflow` and its submodules find what jobflow has under these names (`import_forms.py`), and NumPy has the
+names again that it dropped (`numpy_names.py`).  Neither is so in other programs.
+"""

@@ -1,0 +1,37 @@
+"""`python -m jobflow.compat script.py arguments ...`: run a program as it is."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from jobflow.compat import import_forms, numpy_names
+
+USAGE = "usage: python -m jobflow.compat (script.py | -m module) [argument ...]"
+
+
+def main(words: Sequence[str]) -> None:
+    """Run a script, or a module behind -m, as the program."""
+    if not words or words[0] in ("-h", "--help") or (words[0] == "-m" and len(words) < 2):
+        print(f"{USAGE}\n\nRun a program that was written for OneFlow 0.2 to 0.4 as it is, imports of oneflow included.")
+        raise SystemExit(0 if words and words[0] != "-m" else 2)
+    import_forms.install()
+    numpy_names.restore()
+    try:
+        if words[0] == "-m":
+            sys.argv, sys.path[0] = list(words[1:]), os.getcwd()
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv, sys.path[0] = list(words), os.path.dirname(os.path.abspath(words[0]))
+            runpy.run_path(words[0], run_name="__main__")
+    except AttributeError as error:
+        if isinstance(error.obj, ModuleType) and error.obj.__name__.partition(".")[0] == "jobflow":
+            error.add_note(f"jobflow does not have it; {import_forms.PAGE}")
+        raise
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,38 @@
+"""What programs took from modules that were generated from descriptions of messages, `oneflow.core.*_pb2`.
+
+Messages are real where programs write files of them (records).  The others are read for constants, or named in annotations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jobflow.core.scope import placement
+from jobflow.data.ofrecord import record_classes
+from jobflow.engine.distribute import Distribute
+from jobflow.engine.job_config import FunctionConfig
+from jobflow.legacy.initializers import Initializer
+from jobflow.legacy.regularizers import Regularizer
+
+#: the numbers of element types in files
+DATA_TYPES = "kInvalidDataType kChar kFloat kDouble kInt8 kInt32 kInt64 kUInt8 kOFRecord kFloat16 kTensorBuffer"
+#: the numbers of activations
+ACTIVATIONS = "kNone kTanH kRelu kSigmoid"
+
+
+def _numbered(words: str) -> dict[str, int]:
+    return {word: number for number, word in enumerate(words.split())}
+
+
+#: module, below `oneflow` -> what it has
+MODULES: Mapping[str, Callable[[], Mapping[str, Any]]] = {
+    "core.record.record_pb2": record_classes,
+    "core.common.data_type_pb2": lambda: _numbered(DATA_TYPES),
+    "core.operator.op_conf_pb2": lambda: _numbered(ACTIVATIONS),
+    "core.job.initializer_conf_pb2": lambda: {"InitializerConf": Initializer},
+    "core.job.regularizer_conf_pb2": lambda: {"RegularizerConf": Regularizer},
+    "core.job.job_conf_pb2": lambda: {"JobConfigProto": FunctionConfig},
+    "core.job.placement_pb2": lambda: {"ParallelConf": placement},
+    "core.job.sbp_parallel_pb2": lambda: {"SbpParallel": Distribute},
+}
