@@ -26,7 +26,8 @@ from jobflow.eager.convert import agree, convert, done, empty
 from jobflow.eager.state import EagerState, mixed, state
 from jobflow.eager.tape import follow, record_op
 from jobflow.eager.tensor import Tensor, own
-from jobflow.ops import half
+from jobflow.kernels import registry
+from jobflow.kernels.target import CPU
 from jobflow.ops.checked import Checked
 from jobflow.ops.derivative import Derivative
 from jobflow.ops.op import Binding, Op, ViewOp, types_tuple
@@ -155,7 +156,7 @@ def prepare(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> Prepared:
 
 
 def _binding(op: Op, inputs: Sequence[Tensor], outputs: Sequence[TensorType]) -> Binding:
-    return half.bind_for(op, [x.type.dtype for x in inputs], [type.dtype for type in outputs])
+    return registry.binding(op, CPU, [x.type.dtype for x in inputs], [type.dtype for type in outputs])
 
 
 def common_placement(op: Op, inputs: Sequence[Tensor]) -> Placement | None:
@@ -244,7 +245,7 @@ def perform_calls(here: EagerState, op: Op, arrays: Sequence[Array], outputs: Se
     device = here.own.device
     device.begin_instruction()
     with np.errstate(all="ignore"):
-        for function, arguments in half.bind(op, device, arrays, outputs) if bind is None else bind(device, arrays, outputs):
+        for function, arguments in registry.bind(op, CPU, device, arrays, outputs) if bind is None else bind(device, arrays, outputs):
             function(*arguments)
 
 

@@ -1,34 +1,46 @@
 """Who computes an operation on a target: implementations by type of operation, kind of device and tier, and why others do not.
 
-    register(MatMul, "cpu", "numpy", BlasProduct())
+    @implements(MatMul)
+    def blas_product(op, device, inputs, outputs): ...
+
     choose(op, target, inputs, outputs).implementation.bind(op, device, inputs, outputs)
 
 An implementation says in one sentence with values why it does not take an operation and its arrays, or prepares the calls that compute
-it.  The tiers of the target are asked one after another, the highest rank first.  In the last of them every operation has its kernel.
+it.  The tiers of the target are asked one after another, the highest rank first, and of equal ranks what is registered for the nearest
+class.  In the last tier every operation has its kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
-from typing import Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
 from jobflow.core.errors import PlanError
-from jobflow.core.types import Array, TensorType, contiguous_strides
+from jobflow.core.types import Array, DType, TensorType, contiguous_strides, float32
 from jobflow.kernels.target import Kind, Target, Tier
 from jobflow.ops import half
-from jobflow.ops.op import Binder, Call, Op
+from jobflow.ops.op import Binder, Binding, Call, Op
 
 KINDS: tuple[Kind, ...] = ("cpu", "cuda")
-#: the modules that register the implementations of a tier; imported when a plan of that tier is bound
+#: the modules that register the implementations of a tier whatever the operation; imported when one of that tier is bound
 MODULES: dict[Tier, tuple[str, ...]] = {
     "reference": ("jobflow.kernels.in_turn",),
     "numpy": ("jobflow.kernels.in_turn",),
     "llvm": ("jobflow.kernels.compiled_loops",),
 }
+#: the packages whose MODULES say which of their modules have implementations of the operations of a module; these are imported when one is bound
+PACKAGES: dict[tuple[Kind, Tier], str] = {("cpu", "numpy"): "jobflow.kernels.cpu"}
+
+#: prepares the calls that compute an operation: prepare(op, device, inputs, outputs)
+Prepare = Callable[[Any, Binder, Sequence[Array], Sequence[Array]], list[Call]]
+#: says why not, or None: refuses(op, inputs, outputs)
+Refuses = Callable[[Any, Sequence[Array], Sequence[Array]], str | None]
+P = TypeVar("P", bound=Prepare)
 
 
 class Implementation(Protocol):
@@ -68,6 +80,40 @@ def register(op: type[Op], kind: Kind, tier: Tier, implementation: Implementatio
     _found.clear()
 
 
+@dataclass(frozen=True)
+class ArrayCalls:
+    """An implementation by array functions.  It sees no float16 and bfloat16, but float32 arrays in their place (`ops/half.py`)."""
+
+    name: str
+    prepare: Prepare
+    refusal: Refuses | None = None
+
+    def refuses(self, op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
+        return None if self.refusal is None else self.refusal(op, [_wide(a) for a in inputs], [_wide(a) for a in outputs])
+
+    def bind(self, op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        return half.bind(op, device, inputs, outputs, partial(self.prepare, op))
+
+
+def _wide(array: Array) -> Array:
+    """An array that stands for the float32 copy of one of two-byte floats."""
+    if not half.is_half(array):
+        return array
+    return at(TensorType(array.shape, float32), contiguous_strides(array.shape, 4), array.__array_interface__["data"][0])
+
+
+def implements(*ops: type[Op], kind: Kind = "cpu", tier: Tier = "numpy", rank: int = 0, refuses: Refuses | None = None) -> Callable[[P], P]:
+    """Register a function that prepares calls for operations of these types; its name is that of the implementation in listings."""
+
+    def enter(prepare: P) -> P:
+        made = ArrayCalls(prepare.__name__.strip("_").replace("_", " "), prepare, refuses)
+        for op in ops:
+            register(op, kind, tier, made, rank)
+        return prepare
+
+    return enter
+
+
 def candidates(op: type[Op], target: Target) -> tuple[Implementation, ...]:
     """Who may compute operations of this type, the best first."""
     found = _found.get((op, target))
@@ -78,7 +124,7 @@ def candidates(op: type[Op], target: Target) -> tuple[Implementation, ...]:
 
 def _candidates(op: type[Op], target: Target) -> Iterator[Implementation]:
     for tier in target.tiers:
-        for module in MODULES[tier]:
+        for module in (*MODULES[tier], *_modules_for(op, target.kind, tier)):
             import_module(module)
         found = [
             (rank, -nearness, implementation)
@@ -86,6 +132,15 @@ def _candidates(op: type[Op], target: Target) -> Iterator[Implementation]:
             for rank, implementation in _rows.get((cast(type[Op], base), target.kind, tier), {}).items()
         ]
         yield from (implementation for *_, implementation in sorted(found, key=lambda row: row[:2], reverse=True))
+
+
+def _modules_for(op: type[Op], kind: Kind, tier: Tier) -> Iterator[str]:
+    """The modules that have implementations of this type of operation or of one that it is derived from."""
+    package = PACKAGES.get((kind, tier))
+    if package is not None:
+        table: dict[str, tuple[str, ...]] = import_module(package).MODULES
+        for home in dict.fromkeys(base.__module__.removeprefix("jobflow.") for base in op.__mro__):
+            yield from (f"{package}.{name}" for name in table.get(home, ()))
 
 
 def choose(op: Op, target: Target, inputs: Sequence[Array], outputs: Sequence[Array]) -> Chosen:
@@ -102,6 +157,29 @@ def choose(op: Op, target: Target, inputs: Sequence[Array], outputs: Sequence[Ar
 def bind(op: Op, target: Target, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     """The calls of the best implementation."""
     return choose(op, target, inputs, outputs).implementation.bind(op, device, inputs, outputs)
+
+
+def binding(op: Op, target: Target, inputs: Sequence[DType], outputs: Sequence[DType]) -> Binding:
+    """`bind` for arrays of these element types; for single operations, which are bound each time they run, found once."""
+    found = candidates(type(op), target)
+    if any(dtype.is_half for dtype in (*inputs, *outputs)) or not all(isinstance(each, ArrayCalls | PreparedCalls | PlainKernel) for each in found):
+        return partial(bind, op, target)
+    first = found[0]
+    if isinstance(first, PreparedCalls):
+        return op.bind_for(inputs, outputs)
+    if isinstance(first, ArrayCalls) and first.refusal is None:
+        return partial(first.prepare, op)
+    return partial(_bind_first, op, found)
+
+
+def _bind_first(op: Op, found: Sequence[Any], device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    for each in found:
+        if isinstance(each, ArrayCalls):
+            if each.refusal is None or each.refusal(op, inputs, outputs) is None:
+                return each.prepare(op, device, inputs, outputs)
+        else:
+            return each.bind(op, device, inputs, outputs)  # type: ignore[no-any-return]
+    raise AssertionError("the last candidate takes everything")
 
 
 def refusal(op: Op, target: Target, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> str | None:
@@ -135,7 +213,7 @@ class PreparedCalls:
         return None
 
     def bind(self, op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        return half.bind(op, device, inputs, outputs)
+        return half.bind(op, device, inputs, outputs, op.bind)
 
 
 @dataclass(frozen=True)
@@ -148,7 +226,7 @@ class PlainKernel:
         return None
 
     def bind(self, op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        return half.bind(op, device, inputs, outputs, plain=True)
+        return half.bind(op, device, inputs, outputs, partial(Op.bind, op))
 
 
 for _kind in KINDS:

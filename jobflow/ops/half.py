@@ -8,11 +8,10 @@ ever, and the outputs are copied back.  On a GPU likewise, except products and c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 
-from jobflow.core.types import Array, DType, Xp, dtype_of, float32
+from jobflow.core.types import Array, Xp, dtype_of, float32
 from jobflow.ops.op import Binder, Binding, Call, Op, ViewOp
 
 
@@ -21,9 +20,8 @@ def is_half(array: Array) -> bool:
     return array.dtype.itemsize == 2 and array.dtype.kind in "fV"
 
 
-def bind(op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array], *, plain: bool = False) -> list[Call]:
-    """The calls of `op.bind`, or its kernel if `plain`, with every array of two-byte floats replaced by one of float32 while they run."""
-    calls = partial(Op.bind, op) if plain else op.bind
+def bind(op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array], calls: Binding) -> list[Call]:
+    """What `calls` prepares for this op, with every array of two-byte floats replaced by one of float32 while it runs."""
     if not any(map(is_half, (*inputs, *outputs))) or _rounds_once(op, device, inputs, outputs):
         return calls(device, inputs, outputs)
     wide = [_wide(device, a) for a in inputs]
@@ -32,11 +30,6 @@ def bind(op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Arra
     before: list[Call] = [(device.xp.copyto, (w, a)) for w, a in zip(wide, inputs, strict=True) if w is not a]
     after: list[Call] = [(_round, (a, w)) for w, a in zip(given, outputs, strict=True) if w is not a]
     return [*before, *calls(device, wide, given), *after]
-
-
-def bind_for(op: Op, inputs: Sequence[DType], outputs: Sequence[DType]) -> Binding:
-    """`bind` of this op for NumPy arrays of these element types, of which what types say is found out once."""
-    return partial(bind, op) if any(dtype.is_half for dtype in (*inputs, *outputs)) else op.bind_for(inputs, outputs)
 
 
 def _rounds_once(op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:

@@ -11,6 +11,8 @@ import numpy as np
 
 from jobflow.core.errors import DtypeError
 from jobflow.core.types import DType, TensorType, bfloat16, float16, float32, float64, type_of
+from jobflow.kernels import registry
+from jobflow.kernels.target import target_of
 from jobflow.ops import half
 from jobflow.ops.index import UnsortedSegmentSum
 from jobflow.ops.op import Op, Sample, types_tuple
@@ -70,7 +72,7 @@ class Bench:
 
 def bound(op: Op, device: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     """One run of the calls of the op, with two-byte floats as the executor binds them."""
-    for function, arguments in half.bind(op, device, inputs, outputs):
+    for function, arguments in registry.bind(op, target_of(device.tag), device, inputs, outputs):
         function(*arguments)
 
 

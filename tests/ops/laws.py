@@ -32,6 +32,8 @@ from jobflow.core.layout import Broadcast, Layout, Partial, Placement, Reduction
 from jobflow.core.types import TensorType, float32, float64, type_of
 from jobflow.engine.operators import TensorOperators
 from jobflow.expressions.on_arrays import evaluate
+from jobflow.kernels import registry
+from jobflow.kernels.target import CPU, target_of
 from jobflow.ops import half
 from jobflow.ops.derivative import through
 from jobflow.ops.op import Op, Sample, ViewOp, all_ops, apply, types_tuple
@@ -367,7 +369,7 @@ def check_bind(sample: Sample, arrays: Sequence[Array], types: Sequence[TensorTy
     what = f"{sample} bound to {inner.__name__} {[str(type_of(a)) for a in arrays]} and {outer.__name__} outputs"
     inputs = [inner(a) for a in arrays]
     outputs = [inputs[sample.op.alias[i]] if i in sample.op.alias else outer(a) for i, a in enumerate(empties(types, fill=0))]
-    calls = sample.op.bind(Bench(), inputs, outputs)
+    calls = registry.bind(sample.op, CPU, Bench(), inputs, outputs)
     for _ in range(2):
         for a, original in zip(inputs, arrays, strict=True):
             a[...] = original
@@ -388,10 +390,10 @@ def overwriting_is_safe(sample: Sample) -> None:
         for source, order in product(sources, (plain, strided)):
             if types[index] != type_of(sample.arrays[source]):
                 continue
-            for bind in (sample.op.bind, lambda device, x, y: [(sample.op.kernel, (np, *x, *y))]):
+            for target in (CPU, target_of("cpu", "reference")):
                 inputs = [order(a) for a in sample.arrays]
                 outputs = [inputs[source] if i == index else a for i, a in enumerate(empties(types, fill=0))]
-                for function, arguments in bind(Bench(), inputs, outputs):
+                for function, arguments in registry.bind(sample.op, target, Bench(), inputs, outputs):
                     function(*arguments)
                 for ours, theirs in zip(outputs, expected, strict=True):
                     close(ours, theirs, 1e-11, magnitude(theirs), f"{sample}: output {index} written over input {source}")

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from jobflow.core.types import TensorType, float32, int32
+from jobflow.kernels import registry
+from jobflow.kernels.target import CPU
 from jobflow.ops import blas
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.matmul import BatchMatMul, BiasAdd, MatMul
@@ -72,7 +74,7 @@ def test_descent_along_a_product(there: bool, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(blas, "_gemm", lambda kind: None)
     w, a, b, lr = whole(6, 4), whole(5, 6), whole(5, 4), np.array([0.25], np.float32)
     expected = w - 0.25 * (a.T @ b)
-    for function, arguments in SgdProduct(transpose_a=True).bind(laws.Bench(), [w, a, b, lr], [w]):
+    for function, arguments in registry.bind(SgdProduct(transpose_a=True), CPU, laws.Bench(), [w, a, b, lr], [w]):
         function(*arguments)
     assert np.array_equal(w, expected)
 
@@ -113,7 +115,7 @@ def test_products_add_themselves_to_what_is_laid_down(there: bool, order: Any, m
     if not there:
         monkeypatch.setattr(blas, "_gemm", lambda kind: None)
     a, b, bias, rest, y = whole(6, 5), whole(5, 4), whole(4), whole(6, 4), order(np.full((6, 4), np.nan, np.float32))
-    for function, arguments in ProductSum(at=1).bind(laws.Bench(), [rest, a, b, bias], [y]):
+    for function, arguments in registry.bind(ProductSum(at=1), CPU, laws.Bench(), [rest, a, b, bias], [y]):
         function(*arguments)
     assert np.array_equal(y, rest + a @ b + bias)
 

@@ -10,6 +10,8 @@ import pytest
 
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.types import TensorType, dtype_of, float32, float64, int32
+from jobflow.kernels import registry
+from jobflow.kernels.target import CPU
 from jobflow.ops import conv as conv_module
 from jobflow.ops.conv import Conv, ConvGradInput, ConvGradWeight, choose_algorithm, conv_op, same_padding
 
@@ -43,7 +45,7 @@ class CpuDevice:
 
 def run_bound(op: Any, *arrays: Any, output: Any) -> Any:
     """Run twice what bind prepared, so that a call that relies on the first run's state is seen."""
-    calls = op.bind(CpuDevice(), arrays, (output,))
+    calls = registry.bind(op, CPU, CpuDevice(), arrays, (output,))
     for _ in range(2):
         output[...] = np.nan
         for function, arguments in calls:

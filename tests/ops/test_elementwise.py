@@ -12,6 +12,8 @@ import pytest
 from jobflow import scope
 from jobflow.core.errors import ConfigError, DtypeError, JobError, ShapeError
 from jobflow.core.types import bool_, float32, float64, int32
+from jobflow.kernels import registry
+from jobflow.kernels.target import CPU
 from jobflow.ops import activation
 from jobflow.ops import elementwise as ew
 from jobflow.ops.blocks import blocks, memory_order
@@ -39,7 +41,7 @@ def bound(op: Op, *inputs: Array) -> Array:
 def every_bound(op: Op, *inputs: Array) -> Any:
     """The outputs of the bound calls."""
     outputs = laws.empties(types_tuple(op.infer(*map(laws.type_of, inputs))), fill=0)
-    for function, arguments in op.bind(laws.Bench(), inputs, outputs):
+    for function, arguments in registry.bind(op, CPU, laws.Bench(), inputs, outputs):
         function(*arguments)
     return outputs
 
@@ -271,7 +273,7 @@ def test_scratch_is_shared_by_blocks() -> None:
             return super().scratch(shape, dtype)
 
     x = np.zeros((1000, 1000), np.float32)
-    ew.Erf().bind(Counting(), [x], [np.empty_like(x)])
+    registry.bind(ew.Erf(), CPU, Counting(), [x], [np.empty_like(x)])
     assert asked == [(1, 62500)]
 
 

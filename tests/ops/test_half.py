@@ -10,6 +10,8 @@ from jobflow import scope
 from jobflow.core.errors import DtypeError
 from jobflow.core.layout import MAX, MIN
 from jobflow.core.types import DType, TensorType, bfloat16, dtype_of, float16, float32, float64, type_of
+from jobflow.kernels import registry
+from jobflow.kernels.target import CPU
 from jobflow.ops import half
 from jobflow.ops.op import Op, Sample, types_tuple
 from jobflow.ops.optimizer_updates import SgdUpdate
@@ -46,7 +48,7 @@ def bound(op: Op, arrays: list[np.ndarray]) -> list[np.ndarray]:
     outputs = laws.empties(types_tuple(op.infer(*map(type_of, arrays))), fill=1)
     outputs = [arrays[op.alias[i]] if i in op.alias else y for i, y in enumerate(outputs)]
     with np.errstate(all="ignore"):
-        for function, arguments in half.bind(op, laws.Bench(), arrays, outputs):
+        for function, arguments in registry.bind(op, CPU, laws.Bench(), arrays, outputs):
             function(*arguments)
     return outputs
 

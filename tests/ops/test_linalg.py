@@ -8,6 +8,8 @@ import pytest
 
 from jobflow import scope
 from jobflow.core.errors import DtypeError, ShapeError
+from jobflow.kernels import registry
+from jobflow.kernels.target import CPU
 from jobflow.ops import matmul as linalg
 
 
@@ -56,7 +58,7 @@ def test_bias_of_the_wrong_size() -> None:
 
 
 def run_bound(op: object, inputs: list[np.ndarray], output: np.ndarray) -> np.ndarray:
-    for function, arguments in op.bind(laws.Bench(), inputs, [output]):  # type: ignore[attr-defined]
+    for function, arguments in registry.bind(op, CPU, laws.Bench(), inputs, [output]):  # type: ignore[attr-defined]
         function(*arguments)
     return output
 

@@ -12,6 +12,8 @@ import pytest
 from jobflow import scope
 from jobflow.core.errors import ShapeError
 from jobflow.core.types import type_of
+from jobflow.kernels import registry
+from jobflow.kernels.target import CPU
 from jobflow.ops import batch_norm as bn
 from jobflow.ops import norm
 from jobflow.ops.op import Op, types_tuple
@@ -115,7 +117,7 @@ def check_bind(op: Op, inputs: list[Array], order: tuple[int, ...]) -> None:
     expected = laws.run(op, inputs)
     types = types_tuple(op.infer(*map(type_of, inputs)))
     outputs = [in_order(t.shape, order) if t.ndim == len(order) else np.full(t.shape, np.nan) for t in types]
-    calls = op.bind(laws.Bench(), inputs, outputs)
+    calls = registry.bind(op, CPU, laws.Bench(), inputs, outputs)
     for function, arguments in calls * 2:
         function(*arguments)
     for ours, theirs in zip(outputs, expected, strict=True):

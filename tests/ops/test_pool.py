@@ -10,6 +10,8 @@ import pytest
 
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.types import TensorType, bool_, dtype_of, float32, int32
+from jobflow.kernels import registry
+from jobflow.kernels.target import CPU
 from jobflow.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, MaxPoolPick, _pool_op
 
 _CASES = [
@@ -40,7 +42,7 @@ class CpuDevice:
 
 
 def run_bound(op: Any, *arrays: Any, output: Any) -> Any:
-    calls = op.bind(CpuDevice(), arrays, (output,))
+    calls = registry.bind(op, CPU, CpuDevice(), arrays, (output,))
     for _ in range(2):
         output[...] = np.nan
         for function, arguments in calls:

@@ -13,6 +13,8 @@ from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.types import float64, type_of
 from jobflow.expressions import language
 from jobflow.expressions.on_arrays import functions
+from jobflow.kernels import registry
+from jobflow.kernels.target import CPU
 from jobflow.ops import optimizer_updates as formula
 from jobflow.ops import update
 from jobflow.ops.numpy_calls import block_calls, compiled
@@ -32,7 +34,7 @@ def in_place(op: Op, inputs: list[Array]) -> list[Array]:
     """The bound calls with every output lying over its input, as they run in a plan."""
     arrays = [np.array(a) for a in inputs]
     outputs = [arrays[op.alias[k]] for k in range(len(op.alias))]
-    for function, arguments in op.bind(laws.Bench(), arrays, outputs):
+    for function, arguments in registry.bind(op, CPU, laws.Bench(), arrays, outputs):
         function(*arguments)
     for index in range(len(outputs), len(arrays)):
         np.testing.assert_array_equal(arrays[index], inputs[index])
@@ -114,7 +116,7 @@ def test_learning_rate_is_read_at_run_time() -> None:
     w, _, _, g = state(40)
     lr = np.array([0.0])
     out = np.empty_like(w)
-    calls = formula.SgdUpdate().bind(laws.Bench(), [w, g, lr], [out])
+    calls = registry.bind(formula.SgdUpdate(), CPU, laws.Bench(), [w, g, lr], [out])
     for rate in (0.5, 0.25):
         lr[0] = rate
         for function, arguments in calls:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jobflow.kernels import registry
+from jobflow.kernels.target import CPU
 from jobflow.ops import winograd
 from jobflow.ops.conv import Conv
 
@@ -22,7 +24,7 @@ class CpuDevice:
 
 
 def run(op: Any, *arrays: Any, output: Any) -> Any:
-    for function, arguments in op.bind(CpuDevice(), arrays, (output,)):
+    for function, arguments in registry.bind(op, CPU, CpuDevice(), arrays, (output,)):
         function(*arguments)
     return output
 

@@ -1,0 +1,12 @@
+"""Ways to compute operations on CPUs with NumPy and BLAS: the tier "numpy".
+
+A module says what it has by decorating the functions that prepare calls:
+
+    @implements(AxisSum, refuses=_not_contiguous)
+    def sums_of_lines(op: AxisSum, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+
+and `MODULES` says for the operations of which module of `jobflow` it is imported.
+"""
+
+#: module of operations -> the modules of this package that register implementations of them
+MODULES: dict[str, tuple[str, ...]] = {}
