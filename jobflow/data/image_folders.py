@@ -16,7 +16,7 @@ from jobflow.core.untrusted import IMAGE, open_regular
 from jobflow.data.files import fault_of, files_below
 from jobflow.data.samples import Field, Keep, Samples, Split
 from jobflow.data.waiting import one_by_one
-from jobflow.ops import philox
+from jobflow.expressions import philox
 
 WHAT = 'reader "images"'
 fault = fault_of(WHAT)

@@ -23,7 +23,7 @@ import numpy as np
 
 from jobflow.core.errors import ArgumentError
 from jobflow.core.types import Array
-from jobflow.ops import philox
+from jobflow.expressions import philox
 
 #: lines of the network; six make small domains even, the rest is for safety
 LINES = 10

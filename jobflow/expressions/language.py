@@ -6,7 +6,8 @@
 An expression has an element type and is made of others; equal ones are one object, so what two results share is computed once.  There is
 no promotion and no broadcasting: the types of operands are equal, and a Python number takes the type of what it meets.  Elements are
 read at the index of the result; a `number` is the same for all indices.  `row_sum` and `row_max` give one value for a row, which the
-expressions above them read at every element of it.
+expressions above them read at every element of it; a row is the last axis of the index space.  `index` is the index itself, and `philox`
+makes random bits of it: masks need no memory.
 
 The same formula runs on arrays: `jobflow.expressions.on_arrays.functions(xp)` has the functions of this module, for NumPy or CuPy.
 """
@@ -19,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
-from jobflow.core.errors import DtypeError
-from jobflow.core.types import DType, bool_, float64, int32, plain
+from jobflow.core.errors import DtypeError, JobError
+from jobflow.core.types import DType, bool_, float64, int32, int64, plain
 
 #: an expression, or what stands beside one: a Python number
 Operand: TypeAlias = "Expression | float"
@@ -241,10 +242,10 @@ invert = _same("invert", WHOLE + TRUTH)
 left_shift = _same("left_shift", WHOLE)
 right_shift = _same("right_shift", WHOLE)
 #: one value for a row: the sum in an order that does not depend on the machine (see `on_arrays.row_sum`), and the largest
-row_sum = _same("row_sum", FLOAT)
+row_sum = _same("row_sum")
 row_max = _same("row_max", FLOAT)
 #: one value for a column: the sum over all rows, 64 after each other at a time (see `on_arrays.column_sum`); results only are made of it
-column_sum = _same("column_sum", FLOAT)
+column_sum = _same("column_sum")
 
 
 def greater(x: Operand, y: Operand) -> Expression:
@@ -319,6 +320,25 @@ def reinterpret(x: Expression, dtype: DType) -> Expression:
 def columns() -> Expression:
     """How many elements a row has; cast it to the type it is needed in."""
     return make("columns", (), float64)
+
+
+def index(axis: int) -> Expression:
+    """Where the element is along an axis of the index space, counted from the last one: index(-1) is its column.  Of int64."""
+    if axis >= 0:
+        raise JobError(f"index({axis}): the axes of an index space are counted from its last, which is -1")
+    return make("index", (), int64, axis)
+
+
+def row_element(x: Expression, at: Expression) -> Expression:
+    """The element of the row in this column; 0 where the row has no such column."""
+    return row_sum(where(equal(index(-1), cast(at, int64)), x, 0.0))
+
+
+def philox(element: Expression, stream: Expression, key: tuple[int, int], plane: int = 0) -> Expression:
+    """The 32 random bits of an element, given by its number in the whole logical tensor, as int64: those of `expressions.philox`."""
+    if element.dtype is not int64 or stream.dtype is not int64:
+        raise DtypeError(f"philox of {element.dtype.name} and {stream.dtype.name}, not of int64")
+    return make("philox", (element, stream), int64, (*key, plane))
 
 
 def in_order(outputs: Sequence[Expression]) -> list[Expression]:

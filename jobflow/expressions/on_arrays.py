@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.types import Array, Xp, dtype_of
+from jobflow.expressions import philox
 from jobflow.expressions.error_function import erf, erfc
 from jobflow.expressions.language import Expression, dtype_value, in_order
 
@@ -72,7 +73,7 @@ def functions(xp: Xp) -> Any:
 
     own = (constant, clip, rsqrt, sigmoid, softplus, cast, weighted_sum, fma, quotient, reinterpret)
     errors = {"erf": lambda x: erf(xp, x), "erfc": lambda x: erfc(xp, x)}
-    rows = {"row_sum": lambda x: row_sum(xp, x), "row_max": lambda x: x.max(axis=-1, keepdims=True), "column_sum": lambda x: column_sum(xp, x)}
+    rows = {"row_sum": lambda x: row_sum(xp, x), "row_max": lambda x: row_max(xp, x), "column_sum": lambda x: column_sum(xp, x)}
     return SimpleNamespace(**{name: getattr(xp, name) for name in SHARED}, **{f.__name__: f for f in own}, **errors, **rows)
 
 
@@ -96,7 +97,12 @@ def exponent_limit(dtype: Any) -> float:
 
 
 def row_sum(xp: Xp, x: Array) -> Array:
-    """The sum of each row, the last axis, as [..., 1]: 16 partial sums, each of every sixteenth element, and those by halves."""
+    """The sum of each row, the last axis, as [..., 1]: 16 partial sums, each of every sixteenth element, and those by halves.
+
+    On a GPU it is CuPy's own sum, one launch; so is that of columns.
+    """
+    if xp is not np:
+        return x.sum(axis=-1, keepdims=True)
     width = x.shape[-1]
     padded = -(-width // LANES) * LANES
     if padded != width:
@@ -110,9 +116,16 @@ def row_sum(xp: Xp, x: Array) -> Array:
     return lanes
 
 
+def row_max(xp: Xp, x: Array) -> Array:
+    """The largest of each row, as [..., 1]; -inf where there is none."""
+    return x.max(axis=-1, keepdims=True) if x.shape[-1] else xp.full((*x.shape[:-1], 1), -math.inf, x.dtype)
+
+
 def column_sum(xp: Xp, x: Array) -> Array:
     """The sum of each column over all rows, as [columns]: blocks of 64 rows, each summed one after the other, and those likewise."""
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    if xp is not np:
+        return rows.sum(axis=0)
     whole = len(rows) // BLOCK * BLOCK
     blocks = [_one_after_the_other(rows[:whole].reshape(-1, BLOCK, rows.shape[1]).swapaxes(0, 1))] if whole else []
     if whole < len(rows):
@@ -128,9 +141,10 @@ def _one_after_the_other(terms: Array) -> Array:
     return total
 
 
-def evaluate(outputs: Sequence[Expression], inputs: Sequence[Array], xp: Xp) -> list[Array]:
-    """The expressions for these inputs, which broadcast against each other; rows are along the last axis."""
+def evaluate(outputs: Sequence[Expression], inputs: Sequence[Array], xp: Xp, space: Sequence[int] | None = None) -> list[Array]:
+    """The expressions for these inputs, which broadcast to the shape of the index space; rows are along its last axis."""
     known: dict[Expression, Any] = {}
+    shape = tuple(np.broadcast_shapes(*(a.shape for a in inputs)) if space is None else space)
     run: dict[str, Callable[..., Array]] = vars(functions(xp))
     for x in in_order(outputs):
         match x.primitive:
@@ -141,15 +155,21 @@ def evaluate(outputs: Sequence[Expression], inputs: Sequence[Array], xp: Xp) -> 
             case "constant":
                 known[x] = x.dtype.numpy.type(x.attribute)
             case "columns":
-                known[x] = x.dtype.numpy.type(max((a.shape[-1] for a in inputs if a.ndim), default=1))
+                known[x] = x.dtype.numpy.type(shape[-1] if shape else 1)
+            case "index":
+                axis = int(str(x.attribute))
+                known[x] = xp.arange(shape[axis], dtype=np.int64).reshape((-1,) + (1,) * (-axis - 1))
+            case "philox":
+                key: Any = x.attribute
+                number, stream = (known[y] for y in x.arguments)
+                flat = xp.asarray(number, np.uint64).reshape(-1)
+                known[x] = philox.bits_at(xp, key[:2], int(stream), flat, key[2]).astype(np.int64).reshape(number.shape)
             case "cast" | "reinterpret" as name:
                 known[x] = run[name](xp.asarray(known[x.arguments[0]]), x.dtype)
-            case "row_sum" | "column_sum" as name:
-                (y,) = x.arguments
-                shape = np.broadcast_shapes(*(a.shape for a in inputs)) or (1,)
-                known[x] = run[name](xp.broadcast_to(known[y], shape))
             case "library":
                 known[x] = run[str(x.attribute)](*(known[y] for y in x.arguments))
+            case "row_sum" | "row_max" | "column_sum" as name:
+                known[x] = run[name](xp.broadcast_to(known[x.arguments[0]], shape or (1,)))
             case name:
                 known[x] = run["where" if name == "rare_where" else name](*(known[y] for y in x.arguments))
     return [known[x] for x in outputs]

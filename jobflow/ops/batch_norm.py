@@ -13,26 +13,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from jobflow.core.errors import ShapeError
 from jobflow.core.layout import Rule
-from jobflow.core.types import Array, Tensor, TensorType, Xp, dtype_of
+from jobflow.core.types import Array, Tensor, TensorType, dtype_of
 from jobflow.ops.arithmetic import add, multiply, subtract
 from jobflow.ops.axes import reshape
 from jobflow.ops.blocks import BLOCK, blocks, memory_order
 from jobflow.ops.broadcast import lead_sum_calls, sum_calls
 from jobflow.ops.derivative import through
+from jobflow.ops.indexed import Indexed
 from jobflow.ops.matmul import along, axis_sum
-from jobflow.ops.op import LETTERS, Binder, Call, Grads, Op, Sample, apply, normal_axis, sample
+from jobflow.ops.op import LETTERS, Binder, Call, Grads, Sample, apply, normal_axis, sample
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
 from jobflow.ops.scalar import scale, shift
 from jobflow.ops.transcendental import rsqrt
 
 
 @dataclass(frozen=True)
-class ChannelOp(Op):
+class ChannelOp(Indexed):
     """What the ops of batch normalisation share: tensors of one shape, and vectors along `axis` of them, the channels."""
 
     axis: int
@@ -108,9 +110,12 @@ class CenteredSquares(ChannelOp):
     def rule(self, x: TensorType, mean: TensorType) -> Rule:
         return self._rule("tc", "c", x.ndim)
 
-    def kernel(self, xp: Xp, x: Array, mean: Array, s: Array) -> None:
-        centred = x - along(mean, self.axis, x.ndim)
-        s[...] = (centred * centred).sum(axis=self._others(x))
+    def last(self, letters: str) -> str:
+        return letters[self.axis]
+
+    def formula(self, f: Any, x: Any, mean: Any) -> Any:
+        centred = x - mean
+        return f.column_sum(centred * centred)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         (x, mean), (s,) = inputs, outputs
@@ -144,9 +149,8 @@ class CenteredSquaresGrad(ChannelOp):
     def rule(self, x: TensorType, mean: TensorType, ds: TensorType) -> Rule:
         return self._rule("tcc", "t", x.ndim, linear=((2,),))
 
-    def kernel(self, xp: Xp, x: Array, mean: Array, ds: Array, dx: Array) -> None:
-        m, d = self._wide(x, mean, ds)
-        dx[...] = 2 * (x - m) * d
+    def formula(self, f: Any, x: Any, mean: Any, ds: Any) -> Any:
+        return (x - mean) * 2.0 * ds
 
     def grad(self, x: Tensor, mean: Tensor, ds: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
         def parts(x: Tensor, mean: Tensor, ds: Tensor) -> tuple[Tensor]:
@@ -172,11 +176,8 @@ class Normalize(ChannelOp):
     def rule(self, x: TensorType, *vectors: TensorType) -> Rule:
         return self._rule("tcccc", "t", x.ndim)
 
-    def apply_to(self, xp: Xp, x: Array, mean: Array, variance: Array, gamma: Array, beta: Array, y: Array) -> None:
-        m, a, b = self._wide(x, mean, gamma / xp.sqrt(variance + self.epsilon), beta)
-        y[...] = (x - m) * a + b
-
-    kernel = apply_to
+    def formula(self, f: Any, x: Any, mean: Any, variance: Any, gamma: Any, beta: Any) -> Any:
+        return (x - mean) * (gamma / f.sqrt(variance + self.epsilon)) + beta
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         (x, mean, variance, gamma, beta), (y,) = inputs, outputs
@@ -224,9 +225,8 @@ class NormalizeGrad(ChannelOp):
     def rule(self, dy: TensorType, variance: TensorType, gamma: TensorType) -> Rule:
         return self._rule("tcc", "t", dy.ndim, linear=((0,), (2,)))
 
-    def kernel(self, xp: Xp, dy: Array, variance: Array, gamma: Array, dx: Array) -> None:
-        (a,) = self._wide(dy, gamma / xp.sqrt(variance + self.epsilon))
-        dx[...] = dy * a
+    def formula(self, f: Any, dy: Any, variance: Any, gamma: Any) -> Any:
+        return dy * (gamma / f.sqrt(variance + self.epsilon))
 
     def grad(self, dy: Tensor, variance: Tensor, gamma: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
         def parts(dy: Tensor, variance: Tensor, gamma: Tensor) -> tuple[Tensor]:
@@ -244,6 +244,7 @@ class NormalizeSums(ChannelOp):
     """dgamma[c] = sum dy (x - mean) / sqrt(variance + epsilon), dbeta[c] = sum dy, over all axes but `axis`."""
 
     epsilon: float
+    results = 2
 
     def infer(self, dy: TensorType, x: TensorType, mean: TensorType, variance: TensorType) -> tuple[TensorType, TensorType]:
         return mean, mean
@@ -251,10 +252,11 @@ class NormalizeSums(ChannelOp):
     def rule(self, dy: TensorType, x: TensorType, mean: TensorType, variance: TensorType) -> Rule:
         return self._rule("ttcc", "cc", x.ndim, linear=((0,),))
 
-    def kernel(self, xp: Xp, dy: Array, x: Array, mean: Array, variance: Array, dgamma: Array, dbeta: Array) -> None:
-        (m,) = self._wide(x, mean)
-        dgamma[...] = (dy * (x - m)).sum(axis=self._others(x)) / xp.sqrt(variance + self.epsilon)
-        dbeta[...] = dy.sum(axis=self._others(x))
+    def last(self, letters: str) -> str:
+        return letters[self.axis]
+
+    def formula(self, f: Any, dy: Any, x: Any, mean: Any, variance: Any) -> Any:
+        return f.column_sum(dy * ((x - mean) * f.rsqrt(variance + self.epsilon))), f.column_sum(dy)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         (dy, x, mean, variance), (dgamma, dbeta) = inputs, outputs
@@ -290,8 +292,6 @@ def _factor_in_place(variance: Array, epsilon: float, gamma: Array) -> None:
 class BatchNormalize(Normalize):
     """The same, where mean and variance (biased) are those of x: the gradient of x goes through them."""
 
-    kernel = Normalize.apply_to
-
     def grad(self, x: Tensor, mean: Tensor, variance: Tensor, gamma: Tensor, beta: Tensor, y: Tensor, dy: Tensor) -> Grads:
         dgamma, dbeta = apply(NormalizeSums(self.axis, self.epsilon), dy, x, mean, variance)
         count = x.type.size // max(1, x.type.shape[self.axis])
@@ -312,11 +312,9 @@ class BatchNormalizeGrad(ChannelOp):
     def rule(self, dy: TensorType, x: TensorType, *vectors: TensorType) -> Rule:
         return self._rule("ttccccc", "t", x.ndim)
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        dy, x, mean, variance, gamma, dgamma, dbeta, dx = arrays
-        inv_std = 1 / xp.sqrt(variance + self.epsilon)
-        m, a, p, q = self._wide(x, mean, gamma * inv_std, dbeta / self.count, dgamma * inv_std / self.count)
-        dx[...] = a * (dy - p - (x - m) * q)
+    def formula(self, f: Any, dy: Any, x: Any, mean: Any, variance: Any, gamma: Any, dgamma: Any, dbeta: Any) -> Any:
+        inv_std, share = f.rsqrt(variance + self.epsilon), 1 / max(self.count, 1)
+        return gamma * inv_std * (dy - (dbeta * share + (x - mean) * (dgamma * inv_std * share)))
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         (dy, x, mean, variance, gamma, dgamma, dbeta), (dx,) = inputs, outputs

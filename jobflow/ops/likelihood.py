@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import B, Box, Rule, S, Signature
-from jobflow.core.types import Array, Tensor, TensorType, Xp, int64
+from jobflow.core.types import Array, Tensor, TensorType, int64
 from jobflow.ops.checked import check, classes
+from jobflow.ops.indexed import Indexed
 from jobflow.ops.op import LETTERS, Binder, Call, Grads, Op, Sample, normal_axis, sample
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
 
@@ -64,8 +66,15 @@ def _put(op: NegativeLogLikelihoodGrad, labels: Array, dloss: Array, starts: Arr
     dx.reshape(-1)[index] = -dloss.reshape(-1)
 
 
+def _hit(f: Any, op: NegativeLogLikelihood | NegativeLogLikelihoodGrad, labels: Any) -> Any:
+    """Whether this class is the label."""
+    labels = f.cast(labels, int64)
+    hit = f.equal(f.index(-1) + op.offset, labels)
+    return hit if op.ignored is None else f.logical_and(hit, f.not_equal(labels, op.ignored))
+
+
 @dataclass(frozen=True)
-class NegativeLogLikelihood(Op):
+class NegativeLogLikelihood(Indexed):
     """loss[n] = -x[n, label[n]] with the classes on `axis` of x; 0 where the label is `ignored`, or a class of another rank"""
 
     axis: int
@@ -91,17 +100,11 @@ class NegativeLogLikelihood(Op):
         (start, stop), classes = inputs[0].spans[self.axis], inputs[0].whole[self.axis]
         return self if stop - start == classes else replace(self, offset=start, classes=classes)
 
-    def kernel(self, xp: Xp, x: Array, labels: Array, loss: Array) -> None:
-        size = x.shape[self.axis]
-        loss.fill(0)
-        if not x.size:
-            return
-        at = labels.astype(xp.int64) - self.offset
-        mine = (at >= 0) & (at < size)
-        if self.ignored is not None:
-            mine &= labels != self.ignored
-        picked = xp.take_along_axis(x, xp.expand_dims(xp.clip(at, 0, size - 1), self.axis), axis=self.axis)
-        loss[...] = xp.where(mine, -picked.squeeze(self.axis), loss)
+    def row(self, letters: str) -> str:
+        return letters[self.axis]
+
+    def formula(self, f: Any, x: Any, labels: Any) -> Any:
+        return -f.row_sum(f.where(_hit(f, self, labels), x, 0.0))
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         (x, labels), (loss,) = inputs, outputs
@@ -122,7 +125,7 @@ class NegativeLogLikelihood(Op):
 
 
 @dataclass(frozen=True)
-class NegativeLogLikelihoodGrad(Op):
+class NegativeLogLikelihoodGrad(Indexed):
     """dx[n, c] = -dloss[n] where c is label[n], else 0; of `size` classes on `axis`"""
 
     axis: int
@@ -143,12 +146,11 @@ class NegativeLogLikelihoodGrad(Op):
         start, stop = outputs[0].spans[self.axis]
         return self if stop - start == self.size else replace(self, size=stop - start, offset=start, classes=self.size)
 
-    def kernel(self, xp: Xp, labels: Array, dloss: Array, dx: Array) -> None:
-        classes = xp.arange(self.offset, self.offset + self.size).reshape((-1,) + (1,) * (labels.ndim - self.axis))
-        hit = xp.expand_dims(labels, self.axis) == classes
-        if self.ignored is not None and 0 <= self.ignored - self.offset < self.size:
-            hit[(*(slice(None),) * self.axis, self.ignored - self.offset)] = False
-        dx[...] = xp.where(hit, -xp.expand_dims(dloss, self.axis), dloss.dtype.type(0))
+    def row(self, letters: str) -> str:
+        return letters.partition("->")[2][self.axis]
+
+    def formula(self, f: Any, labels: Any, dloss: Any) -> Any:
+        return f.where(_hit(f, self, labels), -dloss, 0.0)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         (labels, dloss), (dx,) = inputs, outputs

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import Box, Rule
-from jobflow.core.types import Array, Tensor, TensorType, Xp, dtype_of, int64
+from jobflow.core.types import Array, Tensor, TensorType, dtype_of, int64
 from jobflow.ops import in_pieces
 from jobflow.ops.arithmetic import add, divide, multiply, subtract
 from jobflow.ops.checked import check, classes
@@ -24,6 +24,7 @@ from jobflow.ops.elementwise_loss import binary_cross_entropy as binary_cross_en
 from jobflow.ops.elementwise_loss import sigmoid_cross_entropy as sigmoid_cross_entropy
 from jobflow.ops.elementwise_loss import smooth_l1 as smooth_l1
 from jobflow.ops.index import one_hot
+from jobflow.ops.indexed import Indexed
 from jobflow.ops.op import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, sample
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
 from jobflow.ops.reduce import reduce_max, reduce_sum
@@ -45,15 +46,23 @@ def _check_labels(what: str, values: str, x: TensorType, labels: TensorType) -> 
         raise ShapeError(f"{what}: labels {labels} are not one per row of {values} {x}; they should be {list(x.shape[:-1])}")
 
 
-def _pick(xp: Xp, x: Array, labels: Array) -> Array:
-    """x[..., label]"""
-    at = xp.clip(labels[..., None].astype(xp.int64), 0, x.shape[-1] - 1)
-    return xp.take_along_axis(x, at, axis=-1)[..., 0]
+def _softmax(f: Any, logits: Any) -> Any:
+    e = f.exp(logits - f.row_max(logits))
+    return e * f.reciprocal(f.row_sum(e))
 
 
-def _softmax(xp: Xp, logits: Array, prob: Array) -> None:
-    e = xp.exp(logits - logits.max(axis=-1, keepdims=True)) if logits.size else logits
-    prob[...] = e / e.sum(axis=-1, keepdims=True)
+def _loss(f: Any, prob: Any, at: Any) -> Any:
+    """-log of the probability of a class; 0 where the row has no such class."""
+    return f.row_sum(f.where(_hit(f, at), -f.log(f.maximum(prob, TINY)), 0.0))
+
+
+def _from(f: Any, labels: Any, offset: int) -> Any:
+    """Which of the classes from `offset` on the labels are."""
+    return f.cast(labels, int64) - offset if offset else labels
+
+
+def _hit(f: Any, at: Any) -> Any:
+    return f.equal(f.index(-1), f.cast(at, int64))
 
 
 def _classes(x: TensorType) -> tuple[str, str]:
@@ -79,9 +88,10 @@ def _from_prob(logits: Tensor, prob: Tensor, dprob: Tensor | None, rest: Tensor 
 
 
 @dataclass(frozen=True)
-class SparseSoftmaxCrossEntropy(Op):
+class SparseSoftmaxCrossEntropy(Indexed):
     """prob = softmax(logits), loss[n] = -log max(prob[n, label[n]], 1e-20)."""
 
+    results = 2
     in_place = MappingProxyType({1: (0,)})
     smaller_first = True
 
@@ -93,9 +103,9 @@ class SparseSoftmaxCrossEntropy(Op):
         rows, whole = _classes(logits)
         return Rule(f"{whole},{rows}->{rows},{whole}")
 
-    def kernel(self, xp: Xp, logits: Array, labels: Array, loss: Array, prob: Array) -> None:
-        _softmax(xp, logits, prob)
-        loss[...] = -xp.log(xp.maximum(_pick(xp, prob, labels), TINY))
+    def formula(self, f: Any, logits: Any, labels: Any) -> Any:
+        prob = _softmax(f, logits)
+        return -f.log(f.maximum(f.row_element(prob, labels), TINY)), prob
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         (logits, labels), (loss, prob) = inputs, outputs
@@ -131,7 +141,7 @@ def _pick_loss(start: Array, labels: Array, classes: int, prob: Array, index: Ar
 
 
 @dataclass(frozen=True)
-class SparseSoftmaxCrossEntropyGrad(Op):
+class SparseSoftmaxCrossEntropyGrad(Indexed):
     """dlogits[n, c] = (prob[n, c] - [offset + c = label[n]]) dloss[n].
 
     The classes may be split: a rank then holds those from `offset` on, of `classes` in all (None: it holds all).
@@ -152,9 +162,11 @@ class SparseSoftmaxCrossEntropyGrad(Op):
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         return _own_classes(self, outputs[0])
 
-    def kernel(self, xp: Xp, prob: Array, labels: Array, dloss: Array, dx: Array) -> None:
-        hit = xp.arange(self.offset, self.offset + prob.shape[-1]) == labels[..., None]
-        dx[...] = (prob - hit) * dloss[..., None]
+    def row(self, letters: str) -> str:
+        return "z"
+
+    def formula(self, f: Any, prob: Any, labels: Any, dloss: Any) -> Any:
+        return (prob - f.cast(_hit(f, _from(f, labels, self.offset)), prob.dtype)) * dloss
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         (prob, labels, dloss), (dx,) = inputs, outputs
@@ -194,7 +206,7 @@ def _subtract_at_labels(start: Array, labels: Array, classes: int, dx: Array, dl
 
 
 @dataclass(frozen=True)
-class SumExp(Op):
+class SumExp(Indexed):
     """s[n] = sum_c exp(x[n, c] - top[n]); split classes give partial sums."""
 
     def infer(self, x: TensorType, top: TensorType) -> TensorType:
@@ -205,8 +217,11 @@ class SumExp(Op):
         rows, whole = _classes(x)
         return Rule(f"{whole.lower()},{rows}->{rows}")
 
-    def kernel(self, xp: Xp, x: Array, top: Array, s: Array) -> None:
-        s[...] = xp.exp(x - top[..., None]).sum(axis=-1)
+    def row(self, letters: str) -> str:
+        return "z"
+
+    def formula(self, f: Any, x: Any, top: Any) -> Any:
+        return f.row_sum(f.exp(x - top))
 
     def grad(self, x: Tensor, top: Tensor, s: Tensor, ds: Tensor) -> Grads:
         return multiply(exp(subtract(x, _column(top))), _column(ds)), negate(multiply(s, ds))
@@ -217,7 +232,7 @@ class SumExp(Op):
 
 
 @dataclass(frozen=True)
-class SplitCrossEntropy(Op):
+class SplitCrossEntropy(Indexed):
     """prob[n, c] = exp(logits[n, c] - top[n]) / total[n], loss[n] = -log max(prob[n, label[n] - offset], 1e-20), or 0 for a label of another rank.
 
     The same as SparseSoftmaxCrossEntropy where top and total are those of the logits, but the classes may be split.  The
@@ -226,6 +241,7 @@ class SplitCrossEntropy(Op):
 
     offset: int = 0
     classes: int | None = None
+    results = 2
 
     def infer(self, logits: TensorType, labels: TensorType, top: TensorType, total: TensorType) -> tuple[TensorType, TensorType]:
         _check_labels(WHAT, "logits", logits, labels)
@@ -238,10 +254,12 @@ class SplitCrossEntropy(Op):
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         return _own_classes(self, outputs[1])
 
-    def kernel(self, xp: Xp, logits: Array, labels: Array, top: Array, total: Array, loss: Array, prob: Array) -> None:
-        prob[...] = xp.exp(logits - top[..., None]) / total[..., None]
-        hit = xp.arange(self.offset, self.offset + logits.shape[-1]) == labels[..., None]
-        loss[...] = xp.where(hit, -xp.log(xp.maximum(prob, TINY)), 0).sum(axis=-1)
+    def row(self, letters: str) -> str:
+        return "z"
+
+    def formula(self, f: Any, logits: Any, labels: Any, top: Any, total: Any) -> Any:
+        prob = f.exp(logits - top) / total
+        return _loss(f, prob, _from(f, labels, self.offset)), prob
 
     def grad(
         self, logits: Tensor, labels: Tensor, top: Tensor, total: Tensor, loss: Tensor, prob: Tensor, dloss: Tensor | None, dprob: Tensor | None
@@ -257,8 +275,10 @@ class SplitCrossEntropy(Op):
 
 
 @dataclass(frozen=True)
-class SoftmaxCrossEntropy(Op):
+class SoftmaxCrossEntropy(Indexed):
     """prob = softmax(logits), loss[n] = -sum_c labels[n, c] log max(prob[n, c], 1e-20)."""
+
+    results = 2
 
     def infer(self, logits: TensorType, labels: TensorType) -> tuple[TensorType, TensorType]:
         check_dtypes("softmax_cross_entropy", FLOATS, logits, labels)
@@ -270,9 +290,9 @@ class SoftmaxCrossEntropy(Op):
         rows, whole = _classes(logits)
         return Rule(f"{whole},{whole}->{rows},{whole}")
 
-    def kernel(self, xp: Xp, logits: Array, labels: Array, loss: Array, prob: Array) -> None:
-        _softmax(xp, logits, prob)
-        loss[...] = -(labels * xp.log(xp.maximum(prob, TINY))).sum(axis=-1)
+    def formula(self, f: Any, logits: Any, labels: Any) -> Any:
+        prob = _softmax(f, logits)
+        return -f.row_sum(labels * f.log(f.maximum(prob, TINY))), prob
 
     def grad(self, logits: Tensor, labels: Tensor, loss: Tensor, prob: Tensor, dloss: Tensor | None, dprob: Tensor | None) -> Grads:
         if dloss is None:
@@ -289,7 +309,7 @@ class SoftmaxCrossEntropy(Op):
 
 
 @dataclass(frozen=True)
-class SoftmaxCrossEntropyGrad(Op):
+class SoftmaxCrossEntropyGrad(Indexed):
     """dlogits[n, c] = (prob[n, c] sum_k labels[n, k] - labels[n, c]) dloss[n]."""
 
     def infer(self, prob: TensorType, labels: TensorType, dloss: TensorType) -> TensorType:
@@ -299,8 +319,8 @@ class SoftmaxCrossEntropyGrad(Op):
         rows, whole = _classes(prob)
         return Rule(f"{whole},{whole},{rows}->{whole}", linear=((1,), (2,)))
 
-    def kernel(self, xp: Xp, prob: Array, labels: Array, dloss: Array, dx: Array) -> None:
-        dx[...] = (prob * labels.sum(axis=-1, keepdims=True) - labels) * dloss[..., None]
+    def formula(self, f: Any, prob: Any, labels: Any, dloss: Any) -> Any:
+        return (prob * f.row_sum(labels) - labels) * dloss
 
     def smaller(self, prob: Tensor, labels: Tensor, dloss: Tensor) -> tuple[Tensor]:
         return (in_pieces.softmax_cross_entropy_grad(prob, labels, dloss),)
@@ -314,7 +334,7 @@ class SoftmaxCrossEntropyGrad(Op):
 
 
 @dataclass(frozen=True)
-class SparseCrossEntropy(Op):
+class SparseCrossEntropy(Indexed):
     """loss[n] = -log max(prob[n, label[n] - offset], 1e-20), of probabilities; 0 for a label of another rank where the classes are split."""
 
     offset: int = 0
@@ -331,9 +351,11 @@ class SparseCrossEntropy(Op):
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         return _own_classes(self, inputs[0])
 
-    def kernel(self, xp: Xp, prob: Array, labels: Array, loss: Array) -> None:
-        hit = xp.arange(self.offset, self.offset + prob.shape[-1]) == labels[..., None]
-        loss[...] = xp.where(hit, -xp.log(xp.maximum(prob, TINY)), 0).sum(axis=-1)
+    def row(self, letters: str) -> str:
+        return "z"
+
+    def formula(self, f: Any, prob: Any, labels: Any) -> Any:
+        return _loss(f, prob, _from(f, labels, self.offset))
 
     def grad(self, prob: Tensor, labels: Tensor, loss: Tensor, dloss: Tensor) -> Grads:
         return call(SparseCrossEntropyGrad(), prob, labels, dloss), None
@@ -344,7 +366,7 @@ class SparseCrossEntropy(Op):
 
 
 @dataclass(frozen=True)
-class SparseCrossEntropyGrad(Op):
+class SparseCrossEntropyGrad(Indexed):
     """dprob[n, c] = -[offset + c = label[n]] dloss[n] / max(prob[n, c], 1e-20)."""
 
     offset: int = 0
@@ -359,9 +381,11 @@ class SparseCrossEntropyGrad(Op):
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         return replace(self, offset=inputs[0].start[-1])
 
-    def kernel(self, xp: Xp, prob: Array, labels: Array, dloss: Array, dprob: Array) -> None:
-        hit = xp.arange(self.offset, self.offset + prob.shape[-1]) == labels[..., None]
-        dprob[...] = hit * -dloss[..., None] / xp.maximum(prob, TINY)
+    def row(self, letters: str) -> str:
+        return "z"
+
+    def formula(self, f: Any, prob: Any, labels: Any, dloss: Any) -> Any:
+        return f.where(_hit(f, _from(f, labels, self.offset)), -dloss / f.maximum(prob, TINY), 0.0)
 
     def grad(self, prob: Tensor, labels: Tensor, dloss: Tensor, dprob: Tensor, ddprob: Tensor) -> Grads:
         def parts(prob: Tensor, labels: Tensor, dloss: Tensor) -> tuple[Tensor]:

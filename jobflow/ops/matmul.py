@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from jobflow.core.errors import ShapeError
 from jobflow.core.layout import B, Box, Rule, S, Signature
 from jobflow.core.types import Array, Tensor, TensorType, Xp
-from jobflow.expressions import language as f
-from jobflow.expressions.language import Expression
 from jobflow.ops.broadcast import sum_calls
+from jobflow.ops.indexed import Indexed
 from jobflow.ops.op import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, normal_axis, sample
 from jobflow.ops.product_sum import ProductSum, sum_with_maker
 from jobflow.ops.products import product_calls, product_shape, same_dtype, turned
@@ -213,7 +213,7 @@ def matmul(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool
 
 
 @dataclass(frozen=True)
-class BiasAdd(Op):
+class BiasAdd(Indexed):
     """y = value + bias, the bias lying along `axis` of value."""
 
     precision = "follows"
@@ -233,12 +233,8 @@ class BiasAdd(Op):
         letters = LETTERS[: value.ndim]
         return Rule(f"{letters},{letters[self.axis]}->{letters}", linear=((0, 1),))
 
-    def kernel(self, xp: Xp, value: Array, bias: Array, y: Array) -> None:
-        y[...] = value + along(bias, self.axis, value.ndim)
-
-    def expression(self, *types: TensorType) -> tuple[Expression, ...] | None:
-        value, bias = (f.cast(f.element(i, type.dtype), type.dtype.arithmetic) for i, type in enumerate(types))
-        return (f.cast(value + bias, types[0].dtype),) if self.axis == types[0].ndim - 1 else None
+    def formula(self, f: Any, value: Any, bias: Any) -> Any:
+        return value + bias
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         value, bias = inputs
@@ -269,7 +265,7 @@ def bias_add(value: Tensor, bias: Tensor, axis: int = 1, *, name: str | None = N
 
 
 @dataclass(frozen=True)
-class AxisSum(Op):
+class AxisSum(Indexed):
     """y[c] = sum of x over all axes but `axis`: the adjoint of a vector that broadcasts along it."""
 
     axis: int
@@ -282,14 +278,11 @@ class AxisSum(Op):
     def rule(self, x: TensorType) -> Rule:
         return Rule(f"{LETTERS[: x.ndim]}->{LETTERS[self.axis]}", linear=((0,),))
 
-    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
-        y[...] = x.sum(tuple(i for i in range(x.ndim) if i != self.axis))
+    def last(self, letters: str) -> str:
+        return letters[self.axis]
 
-    def expression(self, *types: TensorType) -> tuple[Expression, ...] | None:
-        (type,) = types
-        if self.axis != type.ndim - 1 or not type.dtype.is_float:
-            return None
-        return (f.cast(f.column_sum(f.cast(f.element(0, type.dtype), type.dtype.arithmetic)), type.dtype),)
+    def formula(self, f: Any, x: Any) -> Any:
+        return f.column_sum(x)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         (x,), (y,) = inputs, outputs

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from jobflow.core.errors import ShapeError
 from jobflow.core.layout import Rule
-from jobflow.core.types import Array, Tensor, TensorType, Xp, dtype_of
+from jobflow.core.types import Array, Tensor, TensorType, dtype_of
 from jobflow.ops import blas, in_pieces
 from jobflow.ops.arithmetic import add, multiply
 from jobflow.ops.batch_norm import batch_norm_infer as batch_norm_infer
@@ -18,7 +19,8 @@ from jobflow.ops.batch_norm import batch_norm_train as batch_norm_train
 from jobflow.ops.blocks import BLOCK
 from jobflow.ops.broadcast import lead_sum_calls
 from jobflow.ops.derivative import through
-from jobflow.ops.op import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, normal_axis, sample
+from jobflow.ops.indexed import Indexed
+from jobflow.ops.op import LETTERS, OVER_FIRST, Binder, Call, Grads, Sample, apply, normal_axis, sample
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
 from jobflow.ops.scalar import fill_like
 from jobflow.ops.softmax import whole_axis
@@ -34,13 +36,17 @@ def as_rows(x: Array, begin: int) -> Array | None:
     return rows if rows.flags.c_contiguous else None
 
 
-def _lead(x: Array, begin: int) -> Array:
-    """Per-sample numbers as a view that broadcasts over the axes from `begin` to x's last."""
-    return x[(..., *[None] * begin)]
+def _count(f: Any, x: Any) -> Any:
+    return f.cast(f.maximum(f.columns(), 1.0), x.dtype)
+
+
+def _mean(f: Any, x: Any) -> Any:
+    """Of every row; 0 of rows of nothing."""
+    return f.row_sum(x) / _count(f, x)
 
 
 @dataclass(frozen=True)
-class RowNorm(Op):
+class RowNorm(Indexed):
     """What the layer-norm ops share: the axes from `begin` on are one row, whose statistics are taken."""
 
     begin: int
@@ -49,9 +55,6 @@ class RowNorm(Op):
         """Letters of a tensor like x, of one number per row, and of parameters per element of a row."""
         rows, whole = LETTERS[: self.begin], LETTERS[self.begin : x.ndim].upper()
         return rows + whole, rows, whole
-
-    def _axes(self, x: Array) -> tuple[int, ...]:
-        return tuple(range(self.begin, x.ndim))
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class LayerNorm(RowNorm):
 
     precision = "follows"
     epsilon: float = 1e-5
+    results = 3
 
     def infer(self, x: TensorType, gamma: TensorType, beta: TensorType) -> tuple[TensorType, TensorType, TensorType]:
         check_dtypes("layer_norm", FLOATS, x, gamma, beta)
@@ -76,15 +80,11 @@ class LayerNorm(RowNorm):
         full, rows, whole = self._words(x)
         return Rule(f"{full},{whole},{whole}->{full},{rows},{rows}")
 
-    def kernel(self, xp: Xp, x: Array, gamma: Array, beta: Array, y: Array, mean: Array, inv_std: Array) -> None:
-        if not x.size:  # rows of nothing have no mean
-            mean[...], inv_std[...] = 0, 0
-            return
-        axes, extra = self._axes(x), x.ndim - self.begin
-        mean[...] = x.mean(axis=axes)
-        centred = x - _lead(mean, extra)
-        inv_std[...] = 1 / xp.sqrt((centred * centred).mean(axis=axes) + self.epsilon)
-        y[...] = centred * _lead(inv_std, extra) * gamma + beta
+    def formula(self, f: Any, x: Any, gamma: Any, beta: Any) -> Any:
+        mean = _mean(f, x)
+        centred = x - mean
+        inv_std = f.rsqrt(_mean(f, centred * centred) + self.epsilon)
+        return centred * inv_std * gamma + beta, mean, inv_std
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         matrices = [as_rows(a, self.begin) for a in (inputs[0], outputs[0])]
@@ -140,6 +140,7 @@ class LayerNormGrad(RowNorm):
     """dx = inv_std (gamma dy - mean_row(gamma dy) - n mean_row(gamma dy n)), dgamma = sum dy n, dbeta = sum dy;  n = (x - mean) inv_std."""
 
     in_place = OVER_FIRST
+    results = 3
 
     def infer(self, dy: TensorType, x: TensorType, gamma: TensorType, mean: TensorType, inv_std: TensorType) -> tuple[TensorType, ...]:
         return x, gamma, gamma
@@ -148,15 +149,9 @@ class LayerNormGrad(RowNorm):
         full, rows, whole = self._words(x)
         return Rule(f"{full},{full},{whole},{rows},{rows}->{full},{whole},{whole}", linear=((0,),))
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        dy, x, gamma, mean, inv_std, dx, dgamma, dbeta = arrays
-        axes, extra, lead = self._axes(x), x.ndim - self.begin, tuple(range(self.begin))
-        n, u = (x - _lead(mean, extra)) * _lead(inv_std, extra), dy * gamma
-        dgamma[...] = (dy * n).sum(axis=lead)
-        dbeta[...] = dy.sum(axis=lead)
-        if not x.size:
-            return
-        dx[...] = (u - u.mean(axis=axes, keepdims=True) - n * (u * n).mean(axis=axes, keepdims=True)) * _lead(inv_std, extra)
+    def formula(self, f: Any, dy: Any, x: Any, gamma: Any, mean: Any, inv_std: Any) -> Any:
+        n, u = (x - mean) * inv_std, dy * gamma
+        return (u - _mean(f, u) - n * _mean(f, u * n)) * inv_std, f.column_sum(dy * n), f.column_sum(dy)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         matrices = [as_rows(a, self.begin) for a in (*inputs[:2], outputs[0])]
@@ -226,9 +221,8 @@ class RowStatisticsGrad(RowNorm):
         full, row, _ = self._words(x)
         return Rule(f"{full},{row},{row},{row},{row}->{full}", linear=((3, 4),))
 
-    def kernel(self, xp: Xp, x: Array, mean: Array, inv_std: Array, dmean: Array, dinv: Array, dx: Array) -> None:
-        extra, width = x.ndim - self.begin, math.prod(x.shape[self.begin :])
-        dx[...] = (_lead(dmean, extra) - _lead(dinv * inv_std**3, extra) * (x - _lead(mean, extra))) / width
+    def formula(self, f: Any, x: Any, mean: Any, inv_std: Any, dmean: Any, dinv: Any) -> Any:
+        return (dmean - dinv * (inv_std * inv_std * inv_std) * (x - mean)) / _count(f, x)
 
     def smaller(self, x: Tensor, *rows: Tensor) -> tuple[Tensor]:
         mean, inv_std, dmean, dinv = rows
@@ -262,7 +256,7 @@ def layer_norm(
 
 
 @dataclass(frozen=True)
-class L2Normalize(Op):
+class L2Normalize(Indexed):
     """y = x / sqrt(max(sum x^2, epsilon)), the sum along `axis`."""
 
     axis: int
@@ -276,8 +270,8 @@ class L2Normalize(Op):
         letters = whole_axis(x.ndim, self.axis)
         return Rule(f"{letters}->{letters}")
 
-    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
-        y[...] = x / xp.sqrt(xp.maximum((x * x).sum(axis=self.axis, keepdims=True), self.epsilon))
+    def formula(self, f: Any, x: Any) -> Any:
+        return x / f.sqrt(f.maximum(f.row_sum(x * x), self.epsilon))
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (call(L2NormalizeGrad(self.axis, self.epsilon), x, dy),)
@@ -292,7 +286,7 @@ class L2Normalize(Op):
 
 
 @dataclass(frozen=True)
-class L2NormalizeGrad(Op):
+class L2NormalizeGrad(Indexed):
     """dx = (dy - [s > epsilon] y sum y dy) / sqrt(max(s, epsilon));  s = sum x^2, y = x / sqrt(s)."""
 
     axis: int
@@ -305,11 +299,11 @@ class L2NormalizeGrad(Op):
         letters = whole_axis(x.ndim, self.axis)
         return Rule(f"{letters},{letters}->{letters}", linear=((1,),))
 
-    def kernel(self, xp: Xp, x: Array, dy: Array, dx: Array) -> None:
-        square = (x * x).sum(axis=self.axis, keepdims=True)
-        limited = xp.maximum(square, self.epsilon)
-        along = (x * dy).sum(axis=self.axis, keepdims=True) * (square > self.epsilon) / limited
-        dx[...] = (dy - x * along) / xp.sqrt(limited)
+    def formula(self, f: Any, x: Any, dy: Any) -> Any:
+        square = f.row_sum(x * x)
+        limited = f.maximum(square, self.epsilon)
+        along = f.where(square > self.epsilon, f.row_sum(x * dy) / limited, 0.0)
+        return (dy - x * along) / f.sqrt(limited)
 
     def smaller(self, x: Tensor, dy: Tensor) -> tuple[Tensor]:
         return (in_pieces.l2_normalize_grad(x, dy, self.axis, self.epsilon),)

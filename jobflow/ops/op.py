@@ -35,6 +35,7 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import JobError, ShapeError, user_line
 from jobflow.core.layout import Box, Rule
 from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, bool_
+from jobflow.expressions.index_space import IndexSpace
 from jobflow.expressions.language import Expression
 
 #: One prepared call of an executing plan: `function(*args)`.
@@ -137,7 +138,11 @@ class Op:
         raise JobError(f"{type(self).__name__} has no gradient")
 
     def expression(self, *types: TensorType) -> tuple[Expression, ...] | None:
-        """What the outputs are at one index, made of the inputs' elements there; inputs broadcast.  None if it cannot be said so."""
+        """What the outputs are at one index, made of the inputs' elements there.  None if it cannot be said so."""
+        return None
+
+    def index_space(self, *types: TensorType) -> IndexSpace | None:
+        """Where inputs and outputs have these elements; None where all broadcast to the shape of the outputs, as in NumPy."""
         return None
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:

@@ -7,7 +7,7 @@ counter 0) or the run counter, an int64 tensor of one element, for new values at
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -16,9 +16,13 @@ import numpy as np
 from jobflow.core.errors import ArgumentError, ShapeError
 from jobflow.core.layout import B, Box, Rule, S, Signature, whole_box
 from jobflow.core.types import Array, Tensor, TensorType, Xp, float32, float64, int32, int64
-from jobflow.ops import philox
+from jobflow.expressions import language as f
+from jobflow.expressions import philox
+from jobflow.expressions.index_space import IndexSpace
+from jobflow.expressions.language import Expression
 from jobflow.ops.arithmetic import multiply
-from jobflow.ops.op import LETTERS, Grads, Op, Sample, apply, placed, sample
+from jobflow.ops.indexed import Indexed
+from jobflow.ops.op import LETTERS, Binder, Call, Grads, Op, Sample, apply, placed, sample
 from jobflow.ops.source import Source
 
 #: times an element of a truncated normal is drawn again before it is clipped: one in 10^11 gets there
@@ -167,7 +171,7 @@ class RandomInt(RandomSource):
 
 
 @dataclass(frozen=True)
-class DropoutMask(Op):
+class DropoutMask(Indexed):
     """mask = 1 / (1 - rate) where U > rate, else 0; of the type of x.  Inputs: x, whose values are not read, and the run counter."""
 
     precision = "any"
@@ -190,7 +194,25 @@ class DropoutMask(Op):
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         return replace(self, box=placed(self.box, outputs[0]))
 
-    def kernel(self, xp: Xp, x: Array, counter: Array, mask: Array) -> None:
+    def index_space(self, *types: TensorType) -> IndexSpace:
+        axes = tuple(range(types[0].ndim))
+        return IndexSpace(types[0].shape, (axes, (None,), axes))
+
+    def expression(self, x: TensorType, counter: TensorType) -> tuple[Expression, ...]:  # type: ignore[override]
+        box = whole_box(x.shape) if self.box is None else self.box
+        strides = [math.prod(box.whole[i + 1 :]) for i in range(x.ndim)]
+        number = f.constant(sum(map(math.prod, zip(box.start, strides, strict=True))), int64)
+        for axis, stride in enumerate(strides):
+            number = f.index(axis - x.ndim) * stride + number
+        drawn = f.philox(number, f.number(1, int64), philox.key_of(self.seed, self.key))
+        keep = f.greater_equal(drawn, min(round(self.rate * 2.0**32), philox.MASK))
+        return (f.cast(f.where(keep, f.constant(1.0 / (1.0 - self.rate), x.dtype.arithmetic), 0.0), x.dtype),)
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        return [(self._draw, (device.xp, inputs[1], outputs[0]))]
+
+    def _draw(self, xp: Xp, counter: Array, mask: Array) -> None:
+        """The same, four words at a time."""
         box = whole_box(mask.shape) if self.box is None else self.box
         drawn = philox.box_bits(xp, philox.key_of(self.seed, self.key), _stream(counter), box)
         keep = drawn >= xp.uint32(min(round(self.rate * 2.0**32), philox.MASK))

@@ -7,14 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from jobflow.core.layout import Box, Rule
-from jobflow.core.types import Array, Tensor, TensorType, Xp, dtype_of
+from jobflow.core.types import Array, Tensor, TensorType, dtype_of
 from jobflow.ops import blas, in_pieces, special
 from jobflow.ops.blocks import BLOCK
 from jobflow.ops.derivative import through
+from jobflow.ops.indexed import Indexed
 from jobflow.ops.op import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, normal_axis, sample
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
 
@@ -59,7 +61,7 @@ def row_max_calls(x: Array, y: Array) -> list[Call]:
 
 
 @dataclass(frozen=True)
-class AxisOp(Op):
+class AxisOp(Indexed):
     """What the ops along one axis share: same shapes everywhere, and that axis stays whole."""
 
     axis: int
@@ -85,13 +87,11 @@ class Softmax(AxisOp):
     in_place = OVER_FIRST
     masked: bool = False
 
-    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
-        if not x.size:
-            return
-        top = x.max(axis=self.axis, keepdims=True)
-        e = xp.exp(x - (xp.maximum(top, lowest(x)) if self.masked else top))
-        total = e.sum(axis=self.axis, keepdims=True)
-        y[...] = e / (xp.maximum(total, total.dtype.type(1)) if self.masked else total)
+    def formula(self, f: Any, x: Any) -> Any:
+        top = f.row_max(x)
+        e = f.exp(x - (f.maximum(top, -x.dtype.largest) if self.masked else top))
+        total = f.row_sum(e)
+        return e * f.reciprocal(f.maximum(total, 1.0) if self.masked else total)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         blocks = row_blocks([*inputs, *outputs], self.axis) if device.xp is np else None
@@ -155,8 +155,9 @@ class SoftmaxGrad(AxisOp):
     def keeps_lower(self, *lower: bool) -> bool:
         return lower[0]
 
-    def kernel(self, xp: Xp, y: Array, dy: Array, dx: Array) -> None:
-        dx[...] = self.scale * y * (dy - (y * dy).sum(axis=self.axis, keepdims=True))
+    def formula(self, f: Any, y: Any, dy: Any) -> Any:
+        dx = y * (dy - f.row_sum(y * dy))
+        return dx if self.scale == 1.0 else dx * self.scale
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         blocks = row_blocks([*inputs, *outputs], self.axis) if device.xp is np else None
@@ -190,9 +191,9 @@ class SoftmaxGrad(AxisOp):
 class LogSoftmax(AxisOp):
     """y = x - max x - log sum exp(x - max x), along `axis`."""
 
-    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
-        z = x - x.max(axis=self.axis, keepdims=True) if x.size else x
-        y[...] = z - xp.log(xp.exp(z).sum(axis=self.axis, keepdims=True))
+    def formula(self, f: Any, x: Any) -> Any:
+        z = x - f.row_max(x)
+        return z - f.log(f.row_sum(f.exp(z)))
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (call(LogSoftmaxGrad(self.axis), y, dy),)
@@ -210,8 +211,8 @@ class LogSoftmax(AxisOp):
 class LogSoftmaxGrad(AxisOp):
     """dx = dy - exp(y) sum dy, along `axis`."""
 
-    def kernel(self, xp: Xp, y: Array, dy: Array, dx: Array) -> None:
-        dx[...] = dy - xp.exp(y) * dy.sum(axis=self.axis, keepdims=True)
+    def formula(self, f: Any, y: Any, dy: Any) -> Any:
+        return dy - f.exp(y) * f.row_sum(dy)
 
     def smaller(self, y: Tensor, dy: Tensor) -> tuple[Tensor]:
         return (in_pieces.log_softmax_grad(y, dy, self.axis),)
@@ -225,7 +226,7 @@ class LogSoftmaxGrad(AxisOp):
 
 
 @dataclass(frozen=True)
-class CausalSoftmax(Op):
+class CausalSoftmax(Indexed):
     """y = softmax(scale x) along the last axis, over the columns with column - row <= diagonal; zero in the others.
 
     A row that sees no column is all zero.
@@ -251,18 +252,11 @@ class CausalSoftmax(Op):
     def keeps_lower(self, *lower: bool) -> bool:
         return self.diagonal <= 0
 
-    def _seen(self, xp: Xp, rows: int, columns: int) -> Array:
-        return xp.arange(columns) - xp.arange(rows)[:, None] <= self.diagonal
-
-    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
-        if not x.size:
-            return
-        seen = self._seen(xp, *x.shape[-2:])
-        z = xp.where(seen, self.scale * x, -math.inf)
-        top = z.max(axis=-1, keepdims=True)
-        e = xp.exp(z - xp.where(top == -math.inf, 0.0, top))
-        total = e.sum(axis=-1, keepdims=True)
-        y[...] = e / xp.where(total == 0, 1.0, total)
+    def formula(self, f: Any, x: Any) -> Any:
+        z = f.where(f.index(-1) - f.index(-2) <= self.diagonal, x * self.scale, -math.inf)
+        top = f.row_max(z)
+        e = f.exp(z - f.maximum(top, -x.dtype.largest))
+        return e * f.reciprocal(f.maximum(f.row_sum(e), 1.0))
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         (x,), (y,) = inputs, outputs
@@ -281,7 +275,7 @@ class CausalSoftmax(Op):
         dtype = dtype_of(x.dtype)
         memory = device.scratch((min(step, batch) * height * columns,), dtype)
         column, ones = device.scratch((min(step, batch) * height, 1), dtype), np.ones(columns, x.dtype)
-        hidden = np.where(self._seen(np, rows, columns), 0, -math.inf).astype(x.dtype)
+        hidden = np.where(np.arange(columns) - np.arange(rows)[:, None] <= self.diagonal, 0, -math.inf).astype(x.dtype)
         calls: list[Call] = []
         for first in range(0, rows, height):
             last = min(first + height, rows)

@@ -31,6 +31,7 @@ from jobflow.core.errors import DtypeError
 from jobflow.core.layout import Broadcast, Layout, Partial, Placement, Reduction, Sbp, Signature, Split, cut
 from jobflow.core.types import TensorType, float32, float64, type_of
 from jobflow.engine.operators import TensorOperators
+from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import evaluate
 from jobflow.kernels import registry
 from jobflow.kernels.target import CPU, target_of
@@ -441,11 +442,22 @@ def expression_is_kernel(sample: Sample) -> None:
         outputs = empties(types_tuple(sample.op.infer(*types)), 0)
         with np.errstate(all="ignore"):
             half.run(sample.op, arrays, outputs)
-            values = evaluate(found, arrays, np)
+            values = evaluated(sample.op, found, arrays, outputs)
         for made, value, x in zip(outputs, values, found, strict=True):
             assert x.dtype is type_of(made).dtype, f"{sample}: the expression is of {x.dtype.name}, not {type_of(made).dtype.name}"
-            same = np.broadcast_to(np.asarray(value, made.dtype), made.shape)
-            assert np.array_equal(same, made, equal_nan=made.dtype.kind == "f"), f"{sample} in {kind}: {found} gives\n{value}, the kernel\n{made}"
+            assert np.array_equal(value, made, equal_nan=made.dtype.kind == "f"), f"{sample} in {kind}: {found} gives\n{value}, the kernel\n{made}"
+
+
+def evaluated(op: Op, found: Sequence[Expression], arrays: Sequence[Array], outputs: Sequence[Array]) -> list[Array]:
+    """The outputs as the expressions give them over the op's index space."""
+    space = op.index_space(*map(type_of, arrays))
+    if space is None:
+        return [np.broadcast_to(np.asarray(v, y.dtype), y.shape) for v, y in zip(evaluate(found, arrays, np), outputs, strict=True)]
+    values = evaluate(found, [space.read(k, a) for k, a in enumerate(arrays)], np, space.shape)
+    written = [np.empty_like(y) for y in outputs]
+    for k, (value, y) in enumerate(zip(values, written, strict=True), len(arrays)):
+        space.write(k, value, y, np)
+    return written
 
 
 def op_is_a_value(sample: Sample) -> None:

@@ -12,7 +12,7 @@ from jobflow import scope
 from jobflow.core.errors import ArgumentError
 from jobflow.core.layout import Box, whole_box
 from jobflow.core.types import float32, float64, int32
-from jobflow.ops import philox
+from jobflow.expressions import philox
 from jobflow.ops.random_tensors import DropoutMask, RandomInt, RandomNormal, RandomUniform, TruncatedNormal, dropout
 
 ONES = 0xFFFFFFFF

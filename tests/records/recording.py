@@ -25,8 +25,8 @@ from jobflow.data import sample_order as order
 from jobflow.eager.state import EagerState
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.session import Session
+from jobflow.expressions import philox
 from jobflow.graph.graph_text import physical_text
-from jobflow.ops import philox
 from jobflow.plan.footprint import footprint
 from jobflow.plan.plan import Collective, Compute, Transfer
 from jobflow.plan.traffic import planned

@@ -268,6 +268,9 @@ def _unfit(step: Step, growing: _Growing) -> str | None:
     assert isinstance(op, Op)
     if isinstance(op, Checked):
         return "it checks what it is given"
+    places = op.index_space(*(item.type for item in step.inputs))
+    if places is not None and any(p != tuple(range(len(places.sizes) - len(p), len(places.sizes))) for p in places.operands):
+        return "its operands have other axes than its index space"
     space = _space(step)
     for item, x in zip(step.outputs, _expressions(step), strict=True):
         sums = any(y.primitive == "column_sum" for y in in_order([x]))

@@ -78,6 +78,8 @@ def _problem(outputs: tuple[Expression, ...]) -> str:
             names = (x.arguments[0].dtype.name, x.dtype.name)
             if any(d.is_half for d in (x.arguments[0].dtype, x.dtype)) and not set(names) <= _TO_HALF:
                 return f"cast from {names[0]} to {names[1]} would be rounded twice"
+        if x.primitive in (*REDUCTIONS, COLUMNS) and not x.dtype.is_float:
+            return f"{x.primitive} of {x.dtype.name} is left to NumPy"
         if x.primitive in DECOMPOSITIONS and not compiler().has_fma:
             return f"{x.primitive} needs a machine with fused multiply-adds"
         if x.dtype.name == "float16" and not compiler().has_float16:

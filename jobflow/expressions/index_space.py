@@ -1,0 +1,77 @@
+"""The index space of an operation, and where its inputs and outputs have their elements in it.
+
+An expression is computed at every index of one space, whose last axis is its row.  Elementwise operations broadcast as in NumPy.  Others say by
+letters, those of their rule, which axis of the space each axis of an operand is:
+
+    cross entropy     space "nc"      logits "nc"    labels "n"     loss "n"    prob "nc"
+    sum of images     space "nhwc"    x "nchw"       y "c"
+    layer norm        space "n(hc)"   x "nhc"        gamma "hc"     y "nhc"     mean "n"      two axes are one row
+
+An operand is looked at as an array with as many axes as the space: those that it has not have one element there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jobflow.core.types import Array, TensorType, Xp
+
+#: for each axis of an operand the axis of the space; None for an axis of one element that is repeated
+Places = tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class IndexSpace:
+    """The sizes of the axes, the place of each operand (inputs, then outputs), and how many of the last axes are one row."""
+
+    sizes: tuple[int, ...]
+    operands: tuple[Places, ...]
+    row: int = 1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """With the row as one axis."""
+        first = len(self.sizes) - self.row
+        return self.sizes if self.row == 1 else (*self.sizes[:first], math.prod(self.sizes[first:]))
+
+    def view(self, operand: int, x: Array) -> Array | None:
+        """An array as the space sees it, in the same memory; None where there is no such view."""
+        seen = self.read(operand, x)
+        return seen if self.row == 1 or not x.size or np.may_share_memory(seen, x) else None
+
+    def read(self, operand: int, x: Array) -> Array:
+        """The same, or a copy."""
+        places = self.operands[operand]
+        kept = x[tuple(0 if place is None else slice(None) for place in places)]
+        order = [place for place in places if place is not None]
+        turned = kept.transpose(sorted(range(len(order)), key=order.__getitem__))
+        wide = turned[tuple(slice(None) if i in order else None for i in range(len(self.sizes)))]
+        return wide if self.row == 1 else wide.reshape((*wide.shape[: -self.row], math.prod(wide.shape[-self.row :])))
+
+    def write(self, operand: int, value: Array, x: Array, xp: Xp) -> None:
+        """Put what was computed for an operand, which broadcasts to what the space sees of it, where it belongs."""
+        places = self.operands[operand]
+        order = [place for place in places if place is not None]
+        sizes = [n if i in order else 1 for i, n in enumerate(self.sizes)]
+        seen = (*sizes[: -self.row], math.prod(sizes[-self.row :])) if self.row != 1 else sizes
+        kept = xp.broadcast_to(value, seen).reshape(sizes)[tuple(slice(None) if i in order else 0 for i in range(len(sizes)))]
+        x[...] = kept.transpose([sorted(order).index(place) for place in order]).reshape(x.shape)
+
+
+def space_of(spec: str, types: Sequence[TensorType], row: str = "", last: str = "") -> IndexSpace:
+    """The space of a rule's letters and the types of inputs and outputs.
+
+    row: letters of the axes that are the row together;  last: letters that come last
+    """
+    words = spec.lower().replace("->", ",").split(",")
+    ends = row or last
+    size = {letter: n for word, type in zip(words, types, strict=True) for letter, n in zip(word, type.shape, strict=False) if letter != "1"}
+    letters = "".join(letter for letter in size if letter not in ends) + ends
+    places = tuple(
+        tuple(None if letter == "1" else letters.index(letter) for letter in word[: type.ndim]) for word, type in zip(words, types, strict=True)
+    )
+    return IndexSpace(tuple(size[letter] for letter in letters), places, max(len(row), 1))
