@@ -16,8 +16,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from jobflow.core.types import Array, TensorType, Xp
 
 #: for each axis of an operand the axis of the space; None for an axis of one element that is repeated
@@ -35,31 +33,50 @@ class IndexSpace:
     @property
     def shape(self) -> tuple[int, ...]:
         """With the row as one axis."""
-        first = len(self.sizes) - self.row
-        return self.sizes if self.row == 1 else (*self.sizes[:first], math.prod(self.sizes[first:]))
+        return self._collapsed(self.sizes)
 
     def view(self, operand: int, x: Array) -> Array | None:
-        """An array as the space sees it, in the same memory; None where there is no such view."""
-        seen = self.read(operand, x)
-        return seen if self.row == 1 or not x.size or np.may_share_memory(seen, x) else None
+        """A NumPy array as the space sees it, in the same memory; None where there is no such view."""
+        wide = self._wide(operand, x)
+        try:
+            return wide.reshape(self._collapsed(wide.shape), copy=False)
+        except ValueError:
+            return None
 
     def read(self, operand: int, x: Array) -> Array:
         """The same, or a copy."""
+        wide = self._wide(operand, x)
+        return wide.reshape(self._collapsed(wide.shape))
+
+    def _wide(self, operand: int, x: Array) -> Array:
+        """With an axis for each of the space's, of one element where it has none."""
         places = self.operands[operand]
         kept = x[tuple(0 if place is None else slice(None) for place in places)]
         order = [place for place in places if place is not None]
         turned = kept.transpose(sorted(range(len(order)), key=order.__getitem__))
-        wide = turned[tuple(slice(None) if i in order else None for i in range(len(self.sizes)))]
-        return wide if self.row == 1 else wide.reshape((*wide.shape[: -self.row], math.prod(wide.shape[-self.row :])))
+        return turned[tuple(slice(None) if i in order else None for i in range(len(self.sizes)))]
+
+    def _collapsed(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """These sizes with the row as one axis."""
+        return (*sizes[: len(sizes) - self.row], math.prod(sizes[len(sizes) - self.row :])) if sizes else ()
 
     def write(self, operand: int, value: Array, x: Array, xp: Xp) -> None:
         """Put what was computed for an operand, which broadcasts to what the space sees of it, where it belongs."""
         places = self.operands[operand]
         order = [place for place in places if place is not None]
         sizes = [n if i in order else 1 for i, n in enumerate(self.sizes)]
-        seen = (*sizes[: -self.row], math.prod(sizes[-self.row :])) if self.row != 1 else sizes
-        kept = xp.broadcast_to(value, seen).reshape(sizes)[tuple(slice(None) if i in order else 0 for i in range(len(sizes)))]
+        kept = xp.broadcast_to(value, self._collapsed(sizes)).reshape(sizes)[tuple(slice(None) if i in order else 0 for i in range(len(sizes)))]
         x[...] = kept.transpose([sorted(order).index(place) for place in order]).reshape(x.shape)
+
+
+def broadcasting(*types: TensorType) -> IndexSpace:
+    """The space of operands that broadcast to the last of them."""
+    sizes = types[-1].shape
+
+    def places(shape: Sequence[int]) -> Places:
+        return tuple(i if n == sizes[i] else None for i, n in enumerate(shape, len(sizes) - len(shape)))
+
+    return IndexSpace(sizes, tuple(places(type.shape) for type in types))
 
 
 def space_of(spec: str, types: Sequence[TensorType], row: str = "", last: str = "") -> IndexSpace:

@@ -22,8 +22,9 @@ class CompiledLoop:
     name: str = "llvm"
 
     def refuses(self, op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
-        if max((a.size for a in outputs), default=0) < FEWEST:
-            return f"{max((a.size for a in outputs), default=0)} elements; a loop is compiled for {FEWEST} and more"
+        most = max((a.size for a in (*inputs, *outputs)), default=0)
+        if most < FEWEST:
+            return f"{most} elements; a loop is compiled for {FEWEST} and more"
         found = _expression(op, inputs)
         if found is None:
             return "it has no expression"

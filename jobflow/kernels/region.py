@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from jobflow.core.types import Array, TensorType, Xp, dtype_of
+from jobflow.expressions.index_space import IndexSpace
 from jobflow.expressions.language import Expression, in_order, make
 from jobflow.ops import half
 from jobflow.ops.op import Op, types_tuple
@@ -31,6 +32,8 @@ class Region(Op):
     outputs: tuple[Made, ...]
     #: output -> inputs of its type that it may be written over, as pairs
     over: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    #: None where all broadcast
+    space: IndexSpace | None = None
 
     def __str__(self) -> str:
         parts = (f"{member.op}({', '.join(map(_read, member.reads))})" for member in self.members)
@@ -84,6 +87,9 @@ class Region(Op):
             half.run(member.op, _operands(member, inputs, made), made[-1], xp)
         for (i, j), output in zip(self.outputs, outputs, strict=True):
             output[...] = made[i][j]
+
+    def index_space(self, *types: TensorType) -> IndexSpace | None:
+        return self.space
 
     def expression(self, *types: TensorType) -> tuple[Expression, ...] | None:
         """The members' expressions put into each other; what is rounded between members stays rounded."""

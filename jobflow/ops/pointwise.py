@@ -171,6 +171,7 @@ def unary_function(op: type[Op]) -> UnaryFunction:
     def function(x: Tensor, *, name: str | None = None) -> Tensor:
         return call(op(), x, name=name)
 
+    function.__module__, function.__name__ = op.__module__, op.word()
     return function
 
 
@@ -180,6 +181,7 @@ def binary_function(op: type[Op]) -> BinaryFunction:
     def function(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
         return call(op(), x, y, name=name)
 
+    function.__module__, function.__name__ = op.__module__, op.word()
     return function
 
 

@@ -16,7 +16,7 @@ from traced import Bound, Sgd, distribute, text, trace, type_, variable, world_o
 from jobflow.compiler.compile import ordered_program
 from jobflow.compiler.front.trace import Tracer
 from jobflow.compiler.rank.order import Ordered
-from jobflow.core.types import DType, TensorType, dtype_of, float16, float32, float64
+from jobflow.core.types import DType, TensorType, dtype_of, float16, float32, float64, int64
 from jobflow.engine.binding import ALONE, Loaded
 from jobflow.expressions import on_arrays
 from jobflow.graph.ir import Graph
@@ -27,8 +27,11 @@ from jobflow.ops import half
 from jobflow.ops.activation import Tanh, relu, tanh
 from jobflow.ops.arithmetic import Add, Multiply, Subtract, add, multiply
 from jobflow.ops.axes import transpose
+from jobflow.ops.loss import SparseSoftmaxCrossEntropy, SparseSoftmaxCrossEntropyGrad
 from jobflow.ops.matmul import axis_sum, bias_add, matmul
-from jobflow.ops.scalar import Negate, Scale, scale
+from jobflow.ops.norm import LayerNorm
+from jobflow.ops.op import apply
+from jobflow.ops.scalar import Negate, Scale, fill_like, scale
 from jobflow.ops.transcendental import Absolute, Exp, Square, exp, square
 from jobflow.ops.update import Assign
 from jobflow.plan.plan import Compute
@@ -148,7 +151,34 @@ def test_what_runs_between_keeps_operations_apart() -> None:
 def test_other_index_spaces_stay_apart() -> None:
     found = ordered(trace(lambda t: add(exp(t.input("b", type_(4), split=False)), x_of(t))))
     assert regions(found) == []
-    assert "its index space is [4, 4], that of the region [4]" in reasons(found)
+    assert "exp_0 would be computed anew in every row" in reasons(found)
+    found = ordered(trace(lambda t: (exp(t.input("b", type_(4), split=False)), exp(x_of(t)))))
+    assert regions(found) == []
+
+
+def test_a_cheap_vector_is_computed_where_it_is_read() -> None:
+    found = ordered(trace(lambda t: add(scale(t.input("b", type_(4), split=False), 2.0), x_of(t))))
+    assert regions(found) == [["scale", "add"]]
+
+
+def test_rows_join_what_surrounds_them() -> None:
+    """A residual sum, the layer norm of it, and what is done with its statistics, a number per row each."""
+
+    def body(tracer: Tracer) -> Any:
+        x = add(matmul(x_of(tracer, 6, 40), tracer.input("w", type_(40, 4), split=False)), tracer.input("r", type_(6, 4)))
+        y, mean, _ = apply(LayerNorm(1), x, *(tracer.input(name, type_(4), split=False) for name in ("gamma", "beta")))
+        return tanh(y), scale(mean, 2.0)
+
+    assert regions(ordered(trace(body))) == [["add", "layernorm", "tanh", "scale"]]
+
+
+def test_a_loss_and_its_gradient_are_one_region() -> None:
+    def body(tracer: Tracer) -> Any:
+        labels = tracer.input("labels", TensorType((8,), int64))
+        loss, prob = apply(SparseSoftmaxCrossEntropy(), x_of(tracer, 8, 4), labels)
+        return apply(SparseSoftmaxCrossEntropyGrad(), prob, labels, fill_like(loss, 0.125)), loss
+
+    assert regions(ordered(trace(body))) == [["sparsesoftmaxcrossentropy", "filllike", "sparsesoftmaxcrossentropygrad"]]
 
 
 def test_limits_are_kept() -> None:

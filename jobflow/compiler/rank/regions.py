@@ -1,7 +1,8 @@
 """Ordered program -> the same with regions: operations that share data become one, whose intermediate values have no memory.
 
-Runs where the target fuses (`Target.fusion`).  Operations with expressions on one index space are grown together, in the order of the
-program: each goes to the region with which it shares most bytes, of those that may take it.  A region runs where its last member stood,
+Runs where the target fuses (`Target.fusion`).  Operations with expressions are grown together, in the order of the program: each goes to
+the region with which it shares most bytes, of those that may take it.  Their index spaces become one: what they share says which axes are
+the same (`_joined`), so a vector of numbers per row joins what is done with the rows.  A region runs where its last member stood,
 or its first, so that all else keeps its place; if neither is possible, because somebody between them reads what the one makes or makes
 what the other reads, they stay apart.  They stay apart as well
 
@@ -26,6 +27,8 @@ from jobflow.compiler.rank.local import Collect, Item, Join, Send, Step
 from jobflow.compiler.rank.memory import homes_of
 from jobflow.compiler.rank.order import Apart, Ordered, dependencies
 from jobflow.compiler.rank.views import written_over
+from jobflow.expressions.cost import flops_per_element
+from jobflow.expressions.index_space import IndexSpace, Places, broadcasting
 from jobflow.expressions.language import Expression, in_order
 from jobflow.kernels import registry
 from jobflow.kernels.region import Made, Region, RegionMember
@@ -33,6 +36,8 @@ from jobflow.kernels.target import FusionLimits
 from jobflow.ops.checked import Checked
 from jobflow.ops.op import Op, ViewOp
 
+#: floating-point operations that are done again rather than their result is read from memory
+CHEAP = 4
 #: how often regions are formed anew, without the one that needs more memory than its parts
 ATTEMPTS = 8
 
@@ -59,9 +64,11 @@ class _Group:
 
     steps: list[int]
     position: int
-    shape: tuple[int, ...]
+    space: _Space
     inputs: dict[Item, None]
     made: set[Item]
+    #: what is known after the last row only
+    sums: set[Item]
 
 
 @dataclass
@@ -115,7 +122,7 @@ class _Growing:
             if why is not None:
                 self._note(i, None, why)
                 continue
-            group = _Group([i], i, _space(step), dict.fromkeys(step.inputs), set(step.outputs))
+            group = _Group([i], i, _space(step), dict.fromkeys(step.inputs), set(step.outputs), set(_sums(step)))
             best: tuple[int, _Group, int] | None = None
             for other in found:
                 shared = _shared(other, group)
@@ -139,15 +146,26 @@ class _Growing:
         """Where both can run as one, or why they cannot."""
         (i,) = new.steps
         first = self.steps[group.steps[0]]
-        if group.shape != new.shape:
-            return f"its index space is {list(new.shape)}, that of the region {list(group.shape)}"
-        if any(item in group.made and item.type.shape != group.shape for item in new.inputs):
+        space = _joined(group.space, new.space)
+        if space is None:
+            return f"its index space is {list(new.space.sizes)}, that of the region {list(group.space.sizes)}"
+        again = self._again([*group.steps, *new.steps], space)
+        if again:
+            return f"{again} would be computed anew in every row"
+        if not group.sums.isdisjoint(new.inputs):
             return "it reads sums of columns, which are known after the last row"
         if (first.phase, first.microbatch) != (self.steps[i].phase, self.steps[i].microbatch):
             return "it belongs to another phase or microbatch"
-        return self._limited(group, new) or self._overwritten(group, new) or self._position(group, i)
+        return self._limited(group, new, space) or self._overwritten(group, new) or self._position(group, i)
 
-    def _limited(self, group: _Group, new: _Group) -> str | None:
+    def _again(self, steps: Sequence[int], space: _Space) -> str:
+        """What has one result for several rows, and costs more than to read it in each of them; "" if nothing does."""
+        for step in map(self.steps.__getitem__, steps):
+            if not space.made_once([x for x in step.outputs if x not in set(_sums(step))]) and flops_per_element(_expressions(step)) > CHEAP:
+                return step.name
+        return ""
+
+    def _limited(self, group: _Group, new: _Group, space: _Space) -> str | None:
         made = group.made | new.made
         inputs = {item for item in (*group.inputs, *new.inputs) if item not in made}
         steps = {*group.steps, *new.steps}
@@ -157,6 +175,8 @@ class _Growing:
                 other = outgoing.setdefault(self.memory.home[item], item)
                 if other is not item:
                     return f"{item} can take the memory of {other} only if it is made later"
+                if item not in group.sums | new.sums and not space.holds(item):
+                    return f"{item} has not one element for each row of the region"
         outputs = len(outgoing)
         for count, most, what in (
             (len(steps), self.limits.members, "members"),
@@ -203,7 +223,9 @@ class _Growing:
         self.memory.move([*group.steps, i], place)
         group.steps.append(i)
         group.position = place
-        group.made |= new.made
+        space = _joined(group.space, new.space)
+        assert space is not None
+        group.space, group.made, group.sums = space, group.made | new.made, group.sums | new.sums
         group.inputs = {item: None for item in (*group.inputs, *new.inputs) if item not in group.made}
         self.groups[i] = group
 
@@ -228,14 +250,14 @@ class _Growing:
         new: list[list[Step]] = [[], []]
         for i, step in enumerate(self.steps):
             if i in at:
-                region = self._region(at[i])
+                region = self._region(at[i], at[i].space)
                 if region.outputs:  # nobody on this rank reads what the others make
                     new[i >= body].append(region)
             elif i not in gone:
                 new[i >= body].append(step)
         return replace(self.ordered, body=tuple(new[0]), epilogue=tuple(new[1]), apart=tuple(self.apart))
 
-    def _region(self, group: _Group) -> Step:
+    def _region(self, group: _Group, space: _Space) -> Step:
         numbers = sorted(group.steps)
         steps = [self.steps[i] for i in numbers]
         made: dict[Item, Made] = {item: (i, j) for i, step in enumerate(steps) for j, item in enumerate(step.outputs)}
@@ -245,9 +267,10 @@ class _Growing:
         for step in steps:
             assert isinstance(step.action, Op)
             members.append(RegionMember(step.action, tuple(inputs[x] if x in inputs else made[x] for x in step.inputs)))
-        # a row is read again after its sum is known, and outputs are written by then
-        over = () if any(map(_has_rows, steps)) else tuple(_over(members, [made[x] for x in outputs]))
-        op = Region(tuple(members), tuple(made[x] for x in outputs), over)
+        over = tuple(_over(members, [made[x] for x in outputs]))
+        places = IndexSpace(space.sizes, tuple(space.places[x] for x in (*inputs, *outputs)), space.row)
+        broadcasts = places == broadcasting(*(x.type for x in (*inputs, *outputs)))
+        op = Region(tuple(members), tuple(made[x] for x in outputs), over, None if broadcasts else places)
         first, last = steps[0], steps[-1]
         return Step(op, tuple(inputs), tuple(outputs), f"{first.name}..{last.name}", first.where, first.phase, first.microbatch)
 
@@ -268,19 +291,15 @@ def _unfit(step: Step, growing: _Growing) -> str | None:
     assert isinstance(op, Op)
     if isinstance(op, Checked):
         return "it checks what it is given"
-    places = op.index_space(*(item.type for item in step.inputs))
-    if places is not None and any(p != tuple(range(len(places.sizes) - len(p), len(places.sizes))) for p in places.operands):
-        return "its operands have other axes than its index space"
     space = _space(step)
-    for item, x in zip(step.outputs, _expressions(step), strict=True):
-        sums = any(y.primitive == "column_sum" for y in in_order([x]))
-        if item.type.shape != (space[-1:] if sums else space):
-            return f"{item} of shape {list(item.type.shape)} is not on its index space {list(space)}"
-    if _has_rows(step):
-        if all(item.type.shape != space for item in step.inputs):
-            return "its rows are not those of its outputs"
-        if op.alias:
-            return "it writes over what sums of rows read"
+    if not space.one_place:
+        return "it reads one operand in two ways"
+    sums = set(_sums(step))
+    for item in step.outputs:
+        if item not in sums and not space.holds(item):
+            return f"{item} of shape {list(item.type.shape)} is not on its index space {list(space.sizes)}"
+    if op.alias and not space.free:
+        return "it writes over what sums of rows read"
     return registry.refusal(op, growing.ordered.program.target, [x.type for x in step.inputs], [y.type for y in step.outputs])
 
 
@@ -295,16 +314,85 @@ def _expressions(step: Step) -> tuple[Expression, ...]:
     return step.action.expression(*(item.type for item in step.inputs)) or ()
 
 
-def _has_rows(step: Step) -> bool:
-    """Does it read a row, or a column, more than once or as a whole?"""
-    return any(x.primitive in ("row_sum", "row_max", "columns", "column_sum") for x in in_order(_expressions(step)))
+#: what depends on where the axes of the index space are
+_OF_SPACE = {"row_sum", "row_max", "columns", "column_sum", "index"}
 
 
-def _space(step: Step) -> tuple[int, ...]:
-    """The index space: that of the outputs, or of the inputs where columns are summed."""
-    if any(x.primitive == "column_sum" for x in in_order(_expressions(step))):
-        return np.broadcast_shapes(*(item.type.shape for item in step.inputs))
-    return step.outputs[0].type.shape
+def _sums(step: Step) -> Iterator[Item]:
+    """The outputs that are sums of columns."""
+    for item, x in zip(step.outputs, _expressions(step), strict=True):
+        if any(y.primitive == "column_sum" for y in in_order([x])):
+            yield item
+
+
+@dataclass(frozen=True)
+class _Space:
+    """Sizes of the axes, how many of the last are one row, and where the items lie.
+
+    free: no member asks where the axes are, so they may get other numbers
+    """
+
+    sizes: tuple[int, ...]
+    row: int
+    places: Mapping[Item, Places]
+    free: bool
+    one_place: bool = True
+
+    def made_once(self, items: Sequence[Item]) -> bool:
+        """Is no result of an operation made in several rows?"""
+        lead = [i for i, n in enumerate(self.sizes[: len(self.sizes) - self.row]) if n != 1]
+        return all(set(lead) <= set(self.places[item]) for item in items)
+
+    def holds(self, item: Item) -> bool:
+        """Has an item one element for each index, or for each row?"""
+        have = {place for place in self.places[item] if place is not None}
+        lead = len(self.sizes) - self.row
+        lacks = [i for i, n in enumerate(self.sizes) if n != 1 and i not in have]
+        return not lacks or (all(i >= lead for i in lacks) and all(i < lead for i in have))
+
+
+def _space(step: Step) -> _Space:
+    """The index space of an operation."""
+    assert isinstance(step.action, Op)
+    items = (*step.inputs, *step.outputs)
+    space = step.action.index_space(*(item.type for item in step.inputs)) or broadcasting(*(item.type for item in items))
+    places = dict(zip(items, space.operands, strict=True))
+    once = all(places[item] == place for item, place in zip(items, space.operands, strict=True))
+    return _Space(space.sizes, space.row, places, all(x.primitive not in _OF_SPACE for x in in_order(_expressions(step))), once)
+
+
+def _joined(a: _Space, b: _Space) -> _Space | None:
+    """The space of both: one of them, with the axes of the other renamed as what they share says."""
+    for small, large in ((b, a), (a, b)):
+        axes = _renamed(small, large)
+        if axes is not None:
+            lifted = {item: tuple(None if place is None else axes[place] for place in places) for item, places in small.places.items()}
+            if all(_alike(lifted[item], large.places[item], large.sizes) for item in lifted if item in large.places):
+                return _Space(large.sizes, large.row, {**lifted, **large.places}, small.free and large.free)
+    return None
+
+
+def _renamed(small: _Space, large: _Space) -> dict[int, int | None] | None:
+    """Which axis of the large space each of the small one is; None where that cannot be told, or may not be."""
+    if small.sizes == large.sizes and (small.row == large.row or small.free):
+        same = {i: i for i in range(len(small.sizes))}
+        if all(_alike(small.places[item], large.places[item], large.sizes) for item in small.places if item in large.places):
+            return same  # type: ignore[return-value]
+    if not small.free:
+        return None
+    axes: dict[int, int | None] = {i: None for i, n in enumerate(small.sizes) if n == 1}
+    for item, places in small.places.items():
+        for own, other in zip(places, large.places.get(item, ()), strict=False):
+            if own is not None and small.sizes[own] != 1 and (other is None or axes.setdefault(own, other) != other):
+                return None
+    used = [axis for axis in axes.values() if axis is not None]
+    complete = len(axes) == len(small.sizes) and len(set(used)) == len(used)
+    return axes if complete else None
+
+
+def _alike(a: Places, b: Places, sizes: tuple[int, ...]) -> bool:
+    """The same places, but for axes of one element."""
+    return len(a) == len(b) and all(x == y or all(z is None or sizes[z] == 1 for z in (x, y)) for x, y in zip(a, b, strict=True))
 
 
 class _LiveBytes:
