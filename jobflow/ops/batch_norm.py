@@ -37,6 +37,7 @@ from jobflow.ops.transcendental import rsqrt
 class ChannelOp(Indexed):
     """What the ops of batch normalisation share: tensors of one shape, and vectors along `axis` of them, the channels."""
 
+    abstract = True
     axis: int
 
     def _rule(self, inputs: str, outputs: str, ndim: int, linear: tuple[tuple[int, ...], ...] = ()) -> Rule:

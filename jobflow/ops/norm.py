@@ -49,6 +49,7 @@ def _mean(f: Any, x: Any) -> Any:
 class RowNorm(Indexed):
     """What the layer-norm ops share: the axes from `begin` on are one row, whose statistics are taken."""
 
+    abstract = True
     begin: int
 
     def _words(self, x: TensorType) -> tuple[str, str, str]:

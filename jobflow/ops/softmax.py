@@ -64,6 +64,7 @@ def row_max_calls(x: Array, y: Array) -> list[Call]:
 class AxisOp(Indexed):
     """What the ops along one axis share: same shapes everywhere, and that axis stays whole."""
 
+    abstract = True
     axis: int
 
     def infer(self, x: TensorType, *others: TensorType) -> TensorType:
