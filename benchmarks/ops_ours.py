@@ -1,0 +1,114 @@
+"""Operations of jobflow, timed on order: "TIER CASE SIZE PASS" is a compiled graph of equal ones, without what surrounds its calls.
+
+python ops_ours.py [--eager]        with --eager, "CASE" is the operation on small tensors, at once
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import op_cases
+import worker
+from op_cases import CASES, FLOATS, SIZES, Case
+
+import jobflow as flow
+import jobflow.nn.functional as F
+from jobflow.eager.state import state
+from jobflow.eager.tensor import Tensor
+from jobflow.ops.arithmetic import Add
+from jobflow.ops.op import apply
+
+BY_NAME = {case.name: case for case in CASES}
+
+
+def gradients(y: Tensor, dy: Any, wanted: Sequence[Tensor]) -> list[Tensor]:
+    """What is recorded now, backwards: what dy gives for each that is wanted."""
+    building: Any = state().building
+    found: dict[Any, Any] = {y.traced: dy.traced}
+    for node in reversed(tuple(building.tracer.nodes)):
+        given = [found.get(output) for output in node.outputs]
+        if any(g is not None for g in given):
+            for value, share in zip(node.inputs, node.op.grad(*node.inputs, *node.outputs, *given), strict=True):
+                if share is not None:
+                    found[value] = apply(Add(), found[value], share) if value in found else share
+    return [Tensor(x.type, x.layout, None, traced=found[x.traced]) for x in wanted]
+
+
+class Equal(flow.nn.Graph):
+    """The operation on each group of inputs; with the gradients of each that has one."""
+
+    def __init__(self, case: Case, groups: list[list[Tensor]], seeds: list[Tensor]) -> None:
+        super().__init__()
+        self.case, self.groups, self.seeds = case, groups, seeds
+
+    def build(self) -> Any:
+        building: Any = state().building
+        made = []
+        for group, seed in zip(self.groups, self.seeds or [None] * len(self.groups), strict=True):
+            # tensors that have their own memory, and keep their numbers from run to run
+            group = [building.known(x) for x in group]
+            y = self.case.call(flow, F, *group)
+            made.append(y)
+            if seed is not None:
+                made += gradients(y, building.known(seed), [x for x, letter in zip(group, self.case.inputs, strict=True) if letter in FLOATS])
+        return made
+
+
+def compiled(order: str) -> Callable[[int], dict[str, Any]]:
+    """Seconds of an operation: of a run of the graph's calls, over how many there are."""
+    tier, name, size, way = order.split("|")
+    case, copies = BY_NAME[name], SIZES[size][1]
+    flow.config.kernels(tier)
+    groups = [[flow.tensor(a) for a in group] for group in op_cases.inputs(case, size, copies)]
+    seeds = [flow.tensor(np.ones(case.call(flow, F, *groups[0]).shape, np.float32)) for _ in groups] if way == "both" else []
+    graph = Equal(case, groups, seeds)
+    graph()
+    (bound,) = graph._bounds.values()
+    calls = [*bound.executor.body, *bound.executor.epilogue]
+
+    def run(times: int) -> dict[str, Any]:
+        found = []
+        with np.errstate(all="ignore"):
+            for _ in range(times):
+                start = time.perf_counter()
+                for f, a in calls:
+                    f(*a)
+                found.append((time.perf_counter() - start) / copies)
+        return {"seconds": found, "instructions": len(bound.executor.plan.body)}
+
+    return run
+
+
+def at_once(order: str) -> Callable[[int], dict[str, Any]]:
+    case = BY_NAME[order]
+    (group,) = op_cases.inputs(case, "eager", 1)
+    tensors = [flow.tensor(a) for a in group]
+    return lambda calls: {"seconds": worker.means(lambda: case.call(flow, F, *tensors), calls)}
+
+
+class Latest(dict[str, Any]):
+    """Makes what is asked for, and keeps the last of each tier: all would not have room."""
+
+    def __init__(self, make: Callable[[str], Any]) -> None:
+        super().__init__()
+        self.make = make
+
+    def __missing__(self, order: str) -> Any:
+        for other in [key for key in self if key.split("|")[0] == order.split("|")[0]]:
+            del self[other]
+        self[order] = self.make(order)
+        return self[order]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--eager", action="store_true")
+    worker.obey(Latest(at_once if parser.parse_args().eager else compiled))
+
+
+if __name__ == "__main__":
+    main()
