@@ -23,6 +23,7 @@ _FORMULAS = (
 DECOMPOSITIONS: dict[str, Formula] = {formula.__name__: formula for formula in _FORMULAS} | {
     "floor_divide": whole_numbers.floor_divide,
     "remainder": whole_numbers.remainder,
+    "philox": whole_numbers.random_word,
 }
 #: in units of the last place of float32 and of float64; ldexp has none
 MAXIMAL_ERROR: dict[str, tuple[float, float]] = {
@@ -68,7 +69,8 @@ def lowered(outputs: Sequence[Expression], machine: Collection[str] = ()) -> tup
             arguments = tuple(f.cast(y, y.dtype.arithmetic) for y in arguments)
         formula = None if x.primitive in machine else DECOMPOSITIONS.get(x.primitive)
         if formula is not None:
-            made = lowered([formula(*arguments)], machine)[0][0]
+            more = x.attribute if isinstance(x.attribute, tuple) else ()
+            made = lowered([formula(*arguments, *more)], machine)[0][0]
         elif x.primitive in KEEPS_HALF:
             made = make(x.primitive, arguments, x.dtype, x.attribute)
         else:

@@ -100,6 +100,8 @@ def _one_per_row(x: Expression, inputs: Sequence[Array]) -> bool:
         if y.primitive == "element":
             shape = inputs[position(y)].shape
             constant[y] = not shape or shape[-1] == 1
+        elif y.primitive == "index":
+            constant[y] = y.attribute != -1
         else:
             constant[y] = y.primitive in REDUCTIONS or all(constant[z] for z in y.arguments)
     return constant[x]
@@ -112,8 +114,9 @@ def loop_space(known: Facts, inputs: Sequence[Array], targets: Sequence[Array], 
     return space_of(shape, [*read, *(steps(target, shape) for target in targets)], rows, ordered=bool(known.per_column))
 
 
-def loop_form(known: Facts, space: Space, inputs: Sequence[Array], outputs: Sequence[Expression]) -> LoopForm:
-    types, elements = known.types, known.elements
-    read = [space.access(k, types[k]) if k in elements else OperandAccess(types.get(k, float32), "number") for k in range(len(inputs))]
+def loop_form(known: Facts, space: Space, inputs: Sequence[Array], outputs: Sequence[Expression], counted: int = 0) -> LoopForm:
+    """counted: how many of the inputs, the last ones, are positions"""
+    types, elements, real = known.types, known.elements, len(inputs) - counted
+    read = [space.access(k, types[k], k >= real) if k in elements else OperandAccess(types.get(k, float32), "number") for k in range(len(inputs))]
     written = [space.access(len(inputs) + k, y.dtype) for k, y in enumerate(outputs)]
     return LoopForm(len(space.sizes) - 1, tuple(read), tuple(written))

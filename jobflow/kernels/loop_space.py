@@ -20,9 +20,11 @@ class OperandAccess:
 
     dtype: DType
     inner: Lying
+    #: elements are their addresses: see `positions`
+    counted: bool = False
 
     def __str__(self) -> str:
-        return f"{self.inner} {self.dtype.name}"
+        return f"{self.inner} {'position' if self.counted else self.dtype.name}"
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,10 @@ class Space:
     sizes: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
 
-    def access(self, operand: int, dtype: DType) -> OperandAccess:
+    def access(self, operand: int, dtype: DType, counted: bool = False) -> OperandAccess:
         stride = self.strides[operand][-1]
+        if counted:
+            return OperandAccess(dtype, "strided" if stride and self.sizes[-1] > 1 else "splat", True)
         if self.sizes[-1] == 1 or stride == dtype.itemsize:
             return OperandAccess(dtype, "dense")
         return OperandAccess(dtype, "strided" if stride else "splat")

@@ -160,7 +160,7 @@ class _Loop:
     def _phase(self, phase: Phase, name: str, stores: Sequence[int]) -> None:
         for x in phase.row:
             if x.primitive == "element":
-                self.single[x] = self._load_one(x.dtype, self.inputs[position(x)])
+                self.single[x] = self._load_one(x.dtype, self.inputs[position(x)], self.form.inputs[position(x)].counted)
             else:
                 self._single(x)
         if stores or phase.reductions or phase.columns:
@@ -400,6 +400,10 @@ class _Loop:
         return self.at.value(f"getelementptr i8, ptr {first}, {several('i64', WIDTH)} {self.lane_offsets[place]}")
 
     def _load(self, access: OperandAccess, place: str, index: str, mask: str) -> str:
+        if access.counted:
+            beyond = self.at.value(f"mul i64 {index}, {self.inner_strides[place]}")
+            first = self.at.value(f"add i64 {self._load_one(access.dtype, place, True)}, {beyond}")
+            return self.at.value(f"add {several('i64', WIDTH)} {self._spread('i64', first)}, {self.lane_offsets[place]}")
         at, kind, address = self.at, stored(access.dtype, WIDTH), self._address(access, place, index)
         align, ending = access.dtype.itemsize, suffix(stored(access.dtype), WIDTH)
         if access.inner == "strided":
@@ -428,7 +432,9 @@ class _Loop:
 
     # -------------------------------------------------------------------------------------- values
 
-    def _load_one(self, dtype: DType, place: str) -> str:
+    def _load_one(self, dtype: DType, place: str, counted: bool = False) -> str:
+        if counted:
+            return self.at.value(f"ptrtoint ptr {place} to i64")
         return from_memory(self.at, self.at.value(f"load {stored(dtype)}, ptr {place}, align {dtype.itemsize}"), dtype, 1)
 
     def _single(self, x: Expression) -> None:

@@ -19,11 +19,12 @@ from jobflow.kernels.llvm.loop_text import print_loop
 from jobflow.kernels.llvm.machine_code import Function, compiler
 from jobflow.kernels.loop_operands import facts, loop_form, loop_space, refused_columns, refused_operands
 from jobflow.kernels.loop_space import LoopForm, Space, address
+from jobflow.kernels.positions import with_positions
 from jobflow.kernels.row_phases import COLUMNS, REDUCTIONS
 from jobflow.ops.op import Call
 
 #: primitives that are read or counted, not computed
-_GIVEN = {"element", "number", "constant", "columns"}
+_GIVEN = {"element", "number", "constant", "columns", "index"}
 _PRINTED = {*_GIVEN, *REDUCTIONS, COLUMNS, *INSTRUCTIONS, *DECOMPOSITIONS}
 #: types whose numbers a number of two bytes is rounded from once
 _TO_HALF = {"bool", "char", "int8", "uint8", "float16", "bfloat16", "float32"}
@@ -105,8 +106,10 @@ def bind(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequen
         return []
     known = facts(tuple(outputs))
     shape = np.broadcast_shapes(*(inputs[k].shape for k in known.elements), *(target.shape for target in targets))
+    outputs, positions = with_positions(outputs, len(inputs), shape)
+    known, inputs = facts(tuple(outputs)), [*inputs, *positions]
     space = loop_space(known, inputs, targets, shape)
-    loop = compile_loop(outputs, loop_form(known, space, inputs, outputs))
+    loop = compile_loop(outputs, loop_form(known, space, inputs, outputs, len(positions)))
     scratch = [np.empty(space.sizes[-1], dtype.numpy) for dtype in loop.scratch]
     return [(loop.function, (_arguments(loop.form, space, [*inputs, *targets], scratch),))]
 

@@ -1,0 +1,59 @@
+"""Indices in expressions as operands of a loop: numbers that lie nowhere, and are what addresses of elements would be.
+
+    index(-2) * 100 + index(-1) + 7        an array that begins 7 beyond an address where there is none, with strides 100 and 1
+
+So axes become one where they can, whatever is counted along them: a loop over a dense tensor that asks for the number of each element
+has one axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from jobflow.core.types import Array, TensorType, int64
+from jobflow.expressions.language import Expression, element, in_order, replaced
+from jobflow.kernels.registry import at
+
+#: a number for index 0 of all axes, and for each axis by how much it grows
+Count: TypeAlias = tuple[int, Mapping[int, int]]
+#: where index 0 would lie: nothing does, and it is not the address 0
+_FIRST = 1 << 60
+
+
+def with_positions(outputs: Sequence[Expression], inputs: int, shape: tuple[int, ...]) -> tuple[list[Expression], list[Array]]:
+    """The outputs with elements of further inputs instead of counts of indices, and those inputs, for an index space of this shape."""
+    counts: dict[Expression, Count] = {}
+    outermost: dict[Expression, None] = {}
+    order = in_order(outputs)
+    for x in order:
+        count = _count(x, counts)
+        if count is not None:
+            counts[x] = count
+    for x in (*outputs, *(y for z in order if z not in counts for y in z.arguments)):
+        if x in counts and counts[x][1]:
+            outermost[x] = None
+    given = {x: element(inputs + k, int64) - _FIRST for k, x in enumerate(outermost)}
+    return [replaced(y, given) for y in outputs], [_array(counts[x], shape) for x in outermost]
+
+
+def _count(x: Expression, known: Mapping[Expression, Count]) -> Count | None:
+    match x.primitive:
+        case "index":
+            return 0, {int(str(x.attribute)): 1}
+        case "constant" if x.dtype is int64 and int(str(x.attribute)) >= 0:
+            return int(str(x.attribute)), {}
+        case "add" if all(y in known for y in x.arguments):
+            (a, p), (b, q) = (known[y] for y in x.arguments)
+            return a + b, {axis: p.get(axis, 0) + q.get(axis, 0) for axis in {**p, **q}}
+        case "multiply" if all(y in known for y in x.arguments) and any(not known[y][1] for y in x.arguments):
+            (a, p), (b, q) = sorted((known[y] for y in x.arguments), key=lambda count: bool(count[1]))
+            return a * b, {axis: a * step for axis, step in q.items()}
+    return None
+
+
+def _array(count: Count, shape: tuple[int, ...]) -> Array:
+    start, growth = count
+    grows = [growth.get(axis - len(shape), 0) for axis in range(len(shape))]
+    sizes = tuple(n if step else 1 for n, step in zip(shape, grows, strict=True))
+    return at(TensorType(sizes, int64), tuple(grows), _FIRST + start)
