@@ -1,0 +1,129 @@
+"""Expressions and arrays of a GPU to launches of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from jobflow.core.types import Array, TensorType, dtype_of
+from jobflow.expressions.language import Expression
+from jobflow.expressions.on_arrays import BLOCK
+from jobflow.kernels.cuda.compiled_text import compiler, whole_number
+from jobflow.kernels.cuda.kernel_text import NAME, THREADS, KernelForm, lanes_of, print_kernel
+from jobflow.kernels.cuda.primitives import NATIVE, refused_primitive
+from jobflow.kernels.decompositions import lowered
+from jobflow.kernels.loop_operands import facts, loop_form, loop_space, refused_columns, refused_operands
+from jobflow.kernels.loop_space import OperandAccess, Space
+from jobflow.kernels.registry import at
+from jobflow.ops.op import Binder, Call
+
+#: a row that is longer, with few others beside it, leaves most of a GPU idle: libraries cut it in pieces
+LONGEST, FEW = 1 << 16, 64
+
+
+@lru_cache(4096)
+def _problem(outputs: tuple[Expression, ...]) -> str:
+    """Why there is no kernel of these outputs, whatever the arrays; "" if there is."""
+    order = facts(tuple(lowered(outputs, NATIVE)[0])).order
+    return next(filter(None, map(refused_primitive, order)), "") or refused_columns(facts(outputs).order)
+
+
+def refuses(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> str | None:
+    """Why there is no kernel of these outputs for these arrays, of a GPU or imagined; None if there is one."""
+    known, read, written = facts(tuple(outputs)), _lying(inputs), _lying(targets)
+    why = _problem(tuple(outputs)) or refused_operands(known, outputs, read, written)
+    if why:
+        return why
+    if known.rows and all(target.size for target in targets):
+        shape = _shape(known.elements, read, written)
+        width = shape[-1] if shape else 1
+        rows = int(np.prod(shape)) // max(width, 1)
+        if width > LONGEST and rows < FEW and not known.per_column:
+            return f"{rows} rows of {width} elements would leave most of a GPU idle"
+    return None
+
+
+def bind(device: Binder, outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> list[Call]:
+    """The launches that compute the outputs from these arrays into those; `refuses` says whether there are such."""
+    if any(target.size == 0 for target in targets):
+        return []
+    form, space = prepared(outputs, inputs, targets)
+    text = print_kernel(lowered(outputs, NATIVE)[0], form)
+    here = compiler(int((targets[0]).device.id))
+    module = here.module(text)
+
+    def launch(name: str, threads: int, block: tuple[int, ...], arguments: tuple[Any, ...]) -> Call:
+        blocks = min(max(-(-threads // THREADS), 1), here.blocks)
+        return module.function(name), ((blocks,), block, arguments)
+
+    return launches(launch, device.scratch, outputs, form, space, [*inputs, *targets])
+
+
+def prepared(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> tuple[KernelForm, Space]:
+    """How a kernel goes over these arrays."""
+    known, read, written = facts(tuple(outputs)), _lying(inputs), _lying(targets)
+    shape = _shape(known.elements, read, written)
+    space = loop_space(known, read, written, shape)
+    rows = known.rows or any(target.shape != shape for target in written)
+    lanes = lanes_of(space.sizes[-1], bool(known.per_column)) if rows else 0
+    furthest = max((sum(abs(s) * (n - 1) for s, n in zip(a.strides, a.shape, strict=True)) for a in (*read, *written)), default=0)
+    wide = max(int(np.prod(space.sizes)), furthest) >= 1 << 30
+    return KernelForm(loop_form(known, space, read, outputs), lanes, wide), space
+
+
+#: makes the call that launches a kernel: name, threads, block, arguments
+Launcher = Callable[[str, int, tuple[int, ...], tuple[Any, ...]], Call]
+
+
+def launches(
+    launcher: Launcher,
+    scratch: Callable[..., Array],
+    outputs: Sequence[Expression],
+    form: KernelForm,
+    space: Space,
+    operands: Sequence[Array],
+) -> list[Call]:
+    """The kernel of a form on these operands, and the one that adds up columns."""
+    known = facts(tuple(outputs))
+    rows = int(np.prod(space.sizes[:-1]))
+    columns = space.sizes[-1]
+    sums = [scratch((-(-rows // BLOCK), columns), x.dtype) for x in known.order if x.primitive == "column_sum"]
+    accesses = [*form.loop.inputs, *form.loop.outputs]
+
+    def arguments(chosen: Sequence[int]) -> tuple[Any, ...]:
+        numbers = [columns, *space.sizes[:-1]]
+        for k in chosen:
+            numbers += _apart(accesses[k], space.strides[k])
+        return (*(operands[k] for k in chosen), *sums, *(whole_number(n, form.wide) for n in numbers))
+
+    everything = range(len(operands))
+    if not form.lanes:
+        return [launcher(NAME, rows * columns, (THREADS,), arguments(everything))]
+    block = (form.lanes, THREADS // form.lanes)
+    calls = [launcher(NAME, (-(-rows // BLOCK) if sums else rows) * form.lanes, block, arguments(everything))]
+    if known.per_column:
+        inputs = len(form.loop.inputs)
+        numbers = [k for k, a in enumerate(form.loop.inputs) if a.inner == "number"]
+        chosen = [*numbers, *(inputs + k for k, x in enumerate(outputs) if x in known.per_column)]
+        calls.append(launcher(f"{NAME}_columns", columns, (THREADS,), arguments(chosen)))
+    return calls
+
+
+def _apart(access: OperandAccess, strides: Sequence[int]) -> list[int]:
+    """How many elements the elements of an operand are apart, along the axes that its kernel asks for."""
+    if access.inner == "number":
+        return []
+    size = access.dtype.itemsize
+    return [s // size for s in strides[:-1]] + ([strides[-1] // size] if access.inner == "strided" else [])
+
+
+def _shape(elements: Sequence[int], inputs: Sequence[Array], targets: Sequence[Array]) -> tuple[int, ...]:
+    return np.broadcast_shapes(*(inputs[k].shape for k in elements), *(target.shape for target in targets))
+
+
+def _lying(arrays: Sequence[Array]) -> list[Array]:
+    """What NumPy can be asked about how arrays of a GPU lie in memory."""
+    return [a if isinstance(a, np.ndarray) else at(TensorType(tuple(a.shape), dtype_of(a.dtype)), tuple(a.strides), int(a.data.ptr)) for a in arrays]

@@ -1,0 +1,332 @@
+"""Expressions as the text of CUDA kernels.
+
+    extern "C" __global__ void fused(pointers of inputs and outputs, sizes of the axes, strides in elements)
+
+Without rows, each thread takes one element after another, as many threads apart as there are.  With rows, LANES threads share a row: each
+goes over every LANES-th element, once for each level of `row_sum` and `row_max` and once more for the outputs, and what they have is put
+together by halves, in an order that only depends on the width of a row.  Sums of columns are made in blocks of 64 rows: the threads of a row
+go over 64 rows one after another, and leave the sums of that block in scratch memory, which a second kernel adds up in the order of the
+blocks.  There are no atomic additions: the same numbers give the same bits, however many threads there are.
+
+                 threads ->
+    rows |  0 1 2 ... 15 0 1 2 ... 15 0 1 ..    LANES = 16: a thread reads every sixteenth element of its row
+         v  0 1 2 ... 15 0 1 2 ... 15 0 1 ..    the next row belongs to the next sixteen threads of a block of 256
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from jobflow.expressions.language import Expression, in_order
+from jobflow.expressions.on_arrays import BLOCK, LANES
+from jobflow.kernels.cuda.primitives import FUNCTIONS, PRINTED, from_memory, literal, stored_type, to_memory, value_type
+from jobflow.kernels.loop_space import LoopForm, OperandAccess
+from jobflow.kernels.row_phases import Phase, of_columns, phases, position
+
+#: threads of a block
+THREADS = 256
+#: the kernel of a text; one that adds up columns is called fused_columns
+NAME = "fused"
+
+
+@dataclass(frozen=True)
+class KernelForm:
+    """What of the operands a printed kernel depends on."""
+
+    loop: LoopForm
+    #: threads that share a row; 0 where there are no rows
+    lanes: int
+    #: do sizes and distances need 64 bits?
+    wide: bool = False
+
+    @property
+    def index(self) -> str:
+        return "long long" if self.wide else "int"
+
+
+def lanes_of(width: int, columns: bool) -> int:
+    """How many threads share a row: the sixteen partial sums of the reference as long as each has few elements, else a warp, else a block.
+
+    It depends on the width only, so that a row has the same sums however many there are.
+    """
+    if width <= 32 * LANES:
+        return LANES
+    return 32 if width <= 64 * 32 and not columns else THREADS
+
+
+REDUCED = """template <typename T, int LANES, typename Together> static __device__ T reduced(T mine, Together together) {
+  if (LANES > 32) {
+    static __shared__ T parts[LANES];
+    parts[threadIdx.x] = mine;
+    __syncthreads();
+    for (int half = LANES / 2; half >= 32; half /= 2) {
+      if (threadIdx.x < half) parts[threadIdx.x] = together(parts[threadIdx.x], parts[threadIdx.x + half]);
+      __syncthreads();
+    }
+    mine = parts[threadIdx.x % 32];
+    __syncthreads();
+  }
+  for (int half = LANES > 32 ? 16 : LANES / 2; half > 0; half /= 2)
+    mine = together(mine, __shfl_xor_sync(0xffffffff, mine, half));
+  return mine;
+}"""
+SUM = """struct Sum {
+  template <typename T> __device__ T operator()(T a, T b) const { return a + b; }
+};"""
+LARGEST = """struct Largest {
+  template <typename T> __device__ T operator()(T a, T b) const { return larger<T>(a, b); }
+};"""
+
+
+def print_kernel(outputs: Sequence[Expression], form: KernelForm, name: str = NAME) -> str:
+    """The text of the kernel, and of the one that adds up columns, for outputs whose functions are taken apart."""
+    kernel = _Kernel(outputs, form, name)
+    body = "\n\n".join(kernel.texts()) + "\n"
+    return "\n\n".join([*functions_for(body), body])
+
+
+def functions_for(body: str) -> list[str]:
+    """The functions that a text calls, those first that others call."""
+    parts = {"reduced": REDUCED, "Sum": SUM, "Largest": LARGEST}
+    found: dict[str, str] = {}
+
+    def look(text: str) -> None:
+        for function in (*FUNCTIONS, *parts):
+            if function not in found and re.search(rf"\b{function}\b[<({{]", text):
+                look_at = FUNCTIONS.get(function) or parts[function]
+                found[function] = ""  # those that it calls come before it
+                look(look_at.partition("\n")[2])
+                del found[function]
+                found[function] = look_at
+
+    look(body)
+    return list(found.values())
+
+
+class _Kernel:
+    def __init__(self, outputs: Sequence[Expression], form: KernelForm, name: str) -> None:
+        self.outputs, self.form, self.name = outputs, form, name
+        order = in_order(outputs)
+        per_column = of_columns(order)
+        self.operands = [*form.loop.inputs, *form.loop.outputs]
+        self.letters = [f"x{k}" for k in range(len(form.loop.inputs))] + [f"y{k}" for k in range(len(outputs))]
+        #: outputs that have a value at each element, one for a row, and one for each column
+        self.stores = [k for k, a in enumerate(form.loop.outputs) if a.inner != "splat" and outputs[k] not in per_column]
+        self.column_stores = [k for k, x in enumerate(outputs) if x in per_column]
+        self.row_stores = [k for k in range(len(outputs)) if k not in (*self.stores, *self.column_stores)]
+
+        def splat(x: Expression) -> bool:
+            return form.loop.inputs[position(x)].inner == "splat" and form.lanes > 0
+
+        # what would be dear to leave in memory on a GPU is cheap to compute again
+        self.phases = phases(outputs, [outputs[k] for k in self.stores], splat, ())
+        self.names: dict[Expression, str] = {}
+        self.lines: list[str] = []
+        self.depth = 1
+
+    # -------------------------------------------------------------------------------------- the whole
+
+    def texts(self) -> Iterator[str]:
+        with_rows = self.form.lanes > 0
+        self._once()
+        if with_rows:
+            self._rows()
+        else:
+            self._elements()
+        yield self._function(self.name, [*range(len(self.operands))])
+        if self.column_stores:
+            self.names, self.lines = {}, []
+            self._once()
+            self._columns()
+            first = len(self.form.loop.inputs)
+            numbers = [k for k, a in enumerate(self.form.loop.inputs) if a.inner == "number"]
+            yield self._function(f"{self.name}_columns", [*numbers, *(first + k for k in self.column_stores)])
+
+    def _function(self, name: str, operands: Sequence[int]) -> str:
+        index = self.form.index
+        inputs = len(self.form.loop.inputs)
+        words = [f"{'const ' if k < inputs else ''}{stored_type(self.operands[k].dtype)} *{self.letters[k]}" for k in operands]
+        words += [f"{value_type(x.dtype)} *sums{n}" for n, x in enumerate(self.phases.columns)]
+        words += [f"{index} columns", *(f"{index} n{axis}" for axis in range(self.form.loop.outer))]
+        for k in operands:
+            words += [f"{index} {self.letters[k]}_{axis}" for axis in self._axes(self.operands[k])]
+        return "\n".join([f'extern "C" __global__ void __launch_bounds__({THREADS}) {name}(', f"    {', '.join(words)}) {{", *self.lines, "}"])
+
+    def _axes(self, access: OperandAccess) -> list[str]:
+        """The axes along which a kernel must be told how far elements are apart."""
+        if access.inner == "number":
+            return []
+        return [*map(str, range(self.form.loop.outer)), *(["k"] if access.inner == "strided" else [])]
+
+    def _line(self, text: str) -> None:
+        self.lines.append("  " * self.depth + text)
+
+    def _open(self, text: str) -> None:
+        self._line(f"{text} {{")
+        self.depth += 1
+
+    def _close(self) -> None:
+        self.depth -= 1
+        self._line("}")
+
+    def _once(self) -> None:
+        for x in self.phases.once:
+            if x.primitive == "number":
+                self._name(x, from_memory(f"*x{position(x)}", x.dtype))
+            else:
+                self._value(x)
+
+    # -------------------------------------------------------------------------------------- threads
+
+    def _elements(self) -> None:
+        index, outer = self.form.index, self.form.loop.outer
+        sizes = ["columns", *(f"n{axis}" for axis in range(outer))]
+        self._line(f"const {index} count = {' * '.join(sizes)};")
+        thread, threads = f"({index})blockIdx.x * {THREADS} + threadIdx.x", f"({index})gridDim.x * {THREADS}"
+        self._open(f"for ({index} i = {thread}; i < count; i += {threads})")
+        self._line(f"const {index} k = {'i % columns' if outer else 'i'};")
+        self._places("i / columns")
+        (phase,) = self.phases.passes
+        self._pass(phase, self.stores)
+        self._close()
+
+    def _places(self, row: str) -> None:
+        """Which row, by its axes."""
+        outer = self.form.loop.outer
+        if outer:
+            self._line(f"{self.form.index} rest = {row};")
+        for axis in reversed(range(1, outer)):
+            self._line(f"const {self.form.index} i{axis} = rest % n{axis};")
+            self._line(f"rest /= n{axis};")
+        if outer:
+            self._line(f"const {self.form.index} i0 = rest;")
+
+    def _rows(self) -> None:
+        index, lanes = self.form.index, self.form.lanes
+        groups = THREADS // lanes
+        sizes = [f"n{axis}" for axis in range(self.form.loop.outer)] or ["1"]
+        self._line(f"const {index} rows = {' * '.join(sizes)};")
+        units = "rows"
+        if self.phases.columns:
+            self._line(f"const {index} blocks = (rows + {BLOCK - 1}) / {BLOCK};")
+            units = "blocks"
+        self._open(f"for ({index} first = ({index})blockIdx.x * {groups}; first < {units}; first += ({index})gridDim.x * {groups})")
+        if self.phases.columns:
+            self._line(f"const {index} block = first + threadIdx.y;")
+            self._clear()
+            self._open(f"for (int step = 0; step < {BLOCK}; ++step)")
+            self._line(f"const {index} at = block * {BLOCK} + step;")
+        else:
+            self._line(f"const {index} at = first + threadIdx.y;")
+        # all threads of a warp go on together, where there is no row as well
+        self._line("const bool there = at < rows;")
+        self._line(f"const {index} width = there ? columns : 0;")
+        self._places("there ? at : 0")
+        for number, phase in enumerate(self.phases.passes):
+            self._row_pass(phase, self.stores if number == len(self.phases.passes) - 1 else [])
+        for k in self.row_stores:
+            self._line(f"if (there && threadIdx.x == 0) {self._place(k + len(self.form.loop.inputs), '')} = {self._out(k)};")
+        if self.phases.columns:
+            self._close()
+        self._close()
+
+    def _row_pass(self, phase: Phase, stores: Sequence[int]) -> None:
+        for x in phase.row:
+            if x.primitive == "element":
+                self._name(x, from_memory(self._place(position(x), ""), x.dtype))
+            else:
+                self._value(x)
+        if not (stores or phase.reductions or phase.columns):
+            return
+        results = {x: f"r{len(self.names)}_{n}" for n, x in enumerate(phase.reductions)}
+        for x, name in results.items():
+            start = literal(-0.0 if x.primitive == "row_sum" else float("-inf"), x.dtype)
+            self._line(f"{value_type(x.dtype)} {name} = {start};")
+        self._open(f"for ({self.form.index} k = threadIdx.x; k < width; k += {self.form.lanes})")
+        outside = dict(self.names)
+        self._pass(phase, stores)
+        for x, name in results.items():
+            value = self._text(x.arguments[0])
+            self._line(f"{name} = {f'{name} + {value}' if x.primitive == 'row_sum' else f'larger<{value_type(x.dtype)}>({name}, {value})'};")
+        self._close()
+        self.names = outside
+        for x, name in results.items():
+            together = "Sum{}" if x.primitive == "row_sum" else "Largest{}"
+            self._name(x, f"reduced<{value_type(x.dtype)}, {self.form.lanes}>({name}, {together})")
+
+    def _pass(self, phase: Phase, stores: Sequence[int]) -> None:
+        """What is computed at one element; all of it is read before any is written, for outputs may lie where inputs do."""
+        if self.form.lanes == 0:
+            for x in phase.row:
+                self._value(x)
+        for x in phase.elements:
+            if x.primitive == "element":
+                self._name(x, from_memory(self._place(position(x), "k"), x.dtype))
+            else:
+                self._value(x)
+        for n, x in enumerate(self.phases.columns):
+            if x in phase.columns:
+                place = f"sums{n}[block * columns + k]"
+                self._line(f"{place} = {place} + {self._text(x.arguments[0])};")
+        for k in stores:
+            self._line(f"{self._place(k + len(self.form.loop.inputs), 'k')} = {self._out(k)};")
+
+    # -------------------------------------------------------------------------------------- sums of columns
+
+    def _clear(self) -> None:
+        """Each thread goes on adding to the columns that it clears."""
+        self._open(f"if (block < blocks) for ({self.form.index} k = threadIdx.x; k < columns; k += {self.form.lanes})")
+        for n, x in enumerate(self.phases.columns):
+            self._line(f"sums{n}[block * columns + k] = {literal(-0.0, x.dtype)};")
+        self._close()
+
+    def _columns(self) -> None:
+        index = self.form.index
+        sizes = [f"n{axis}" for axis in range(self.form.loop.outer)] or ["1"]
+        self._line(f"const {index} blocks = ({' * '.join(sizes)} + {BLOCK - 1}) / {BLOCK};")
+        self._open(f"for ({index} k = ({index})blockIdx.x * {THREADS} + threadIdx.x; k < columns; k += ({index})gridDim.x * {THREADS})")
+        for n, x in enumerate(self.phases.columns):
+            self._line(f"{value_type(x.dtype)} total{n} = {literal(-0.0, x.dtype)};")
+            self._line(f"for ({index} block = 0; block < blocks; ++block) total{n} = total{n} + sums{n}[block * columns + k];")
+            self.names[x] = f"total{n}"
+        for x in self.phases.per_column:
+            if x not in self.names:
+                self._value(x)
+        for k in self.column_stores:
+            operand = k + len(self.form.loop.inputs)
+            offset = self._offset(operand, "k", [])
+            self._line(f"{self.letters[operand]}[{offset}] = {self._out(k)};")
+        self._close()
+
+    # -------------------------------------------------------------------------------------- values
+
+    def _offset(self, operand: int, along: str, outer: Sequence[int]) -> str:
+        letter, access = self.letters[operand], self.operands[operand]
+        terms = [f"i{axis} * {letter}_{axis}" for axis in outer]
+        if along and access.inner != "splat":
+            terms.append(f"{along} * {letter}_k" if access.inner == "strided" else along)
+        return " + ".join(terms) or "0"
+
+    def _place(self, operand: int, along: str) -> str:
+        """An element of an operand: at `along` the row, or what it has for the whole of it."""
+        return f"{self.letters[operand]}[{self._offset(operand, along, range(self.form.loop.outer))}]"
+
+    def _out(self, k: int) -> str:
+        return to_memory(self._text(self.outputs[k]), self.outputs[k].dtype)
+
+    def _text(self, x: Expression) -> str:
+        return literal(x.attribute, x.dtype) if x.primitive == "constant" else self.names[x]  # type: ignore[arg-type]
+
+    def _value(self, x: Expression) -> None:
+        if x.primitive == "constant":
+            return
+        if x.primitive == "columns":
+            self._name(x, "(double)columns")
+        else:
+            self._name(x, PRINTED[x.primitive](x, [self._text(y) for y in x.arguments]))
+
+    def _name(self, x: Expression, text: str) -> None:
+        self.names[x] = name = f"v{len(self.names)}"
+        self._line(f"const {value_type(x.dtype)} {name} = {text};")

@@ -1,0 +1,276 @@
+"""Primitives of the language as expressions of CUDA C.
+
+Numbers of two bytes are held as the float of the same value, and rounded where the language rounds.  Nothing is contracted (`--fmad=false`),
+and small numbers are not flushed to zero (`--ftz=false`): `fma` is a fused multiply-add, and nothing else is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from jobflow.core.types import DType, bool_, float16, float32
+from jobflow.expressions.language import Expression
+from jobflow.kernels.row_phases import COLUMNS, REDUCTIONS
+
+_VALUE = {
+    "bool": "bool", "char": "signed char", "int8": "signed char", "uint8": "unsigned char",
+    "int32": "int", "int64": "long long", "float32": "float", "float64": "double",
+}
+_STORED = {**_VALUE, "bool": "unsigned char", "float16": "unsigned short", "bfloat16": "unsigned short"}
+#: arithmetic that wraps around is done without a sign
+_UNSIGNED = {"int": "unsigned int", "long long": "unsigned long long"}
+
+#: functions of CUDA's mathematics with the names that `language` has, and those that have another
+_SAME = (
+    *("sqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "sinh", "cosh", "tanh", "erf", "erfc"),
+    *("floor", "ceil", "rint", "trunc", "copysign", "fmod", "ldexp", "fma"),
+)
+_NAMED = {
+    **{name: name for name in _SAME},
+    "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arctan2": "atan2", "arcsinh": "asinh", "arccosh": "acosh", "arctanh": "atanh",
+}
+
+#: C functions that texts call, each with those that it calls itself
+FUNCTIONS: dict[str, str] = {
+    "from_half": """static __device__ float from_half(unsigned short bits) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+  return x;
+}""",
+    "to_half": """static __device__ unsigned short to_half(float x) {
+  unsigned short bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+}""",
+    "from_bfloat": """static __device__ float from_bfloat(unsigned short bits) {
+  return __int_as_float((int)((unsigned int)bits << 16));
+}""",
+    "to_bfloat": """static __device__ unsigned short to_bfloat(float x) {  // the nearest, to even where two are
+  unsigned int bits = (unsigned int)__float_as_int(x);
+  return x != x ? 0x7fc0 : (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}""",
+    "larger": """template <typename T> static __device__ T larger(T a, T b) {  // NaN if one is
+  return a > b || a != a ? a : b;
+}""",
+    "smaller": """template <typename T> static __device__ T smaller(T a, T b) {
+  return a < b || a != a ? a : b;
+}""",
+    "sign": """template <typename T> static __device__ T sign(T a) {
+  return a > T(0) ? T(1) : a < T(0) ? T(-1) : a != a ? a : T(0);
+}""",
+    "floor_divide": """template <typename T> static __device__ T floor_divide(T a, T b) {  // 0 for a division by 0
+  if (b == T(0)) return T(0);
+  if (T(-1) < T(0) && b == T(-1)) return (T)(0ULL - (unsigned long long)a);
+  T quotient = (T)(a / b);
+  return (T)(quotient - (a % b != 0 && (a < T(0)) != (b < T(0))));
+}""",
+    "remainder_of": """template <typename T> static __device__ T remainder_of(T a, T b) {
+  if (b == T(0) || (T(-1) < T(0) && b == T(-1))) return T(0);
+  T rest = (T)(a % b);
+  return (T)(rest != 0 && (rest < T(0)) != (b < T(0)) ? rest + b : rest);
+}""",
+    "power_of": """template <typename T> static __device__ T power_of(T base, T exponent) {  // by squaring; 1 / base^-n is rounded to zero
+  if (exponent < T(0)) return base == T(1) ? T(1) : base == T(-1) ? (exponent % 2 ? T(-1) : T(1)) : T(0);
+  unsigned long long result = 1, square = (unsigned long long)base;
+  for (unsigned long long n = (unsigned long long)exponent; n; n >>= 1, square *= square)
+    if (n & 1) result *= square;
+  return (T)result;
+}""",
+    "whole": """template <typename T, typename X> static __device__ T whole(X x, X low, X high, T least, T most) {  // 0 for NaN
+  return x != x ? T(0) : x <= low ? least : x >= high ? most : (T)x;
+}""",
+}
+
+
+def value_type(dtype: DType) -> str:
+    """The C type of a value."""
+    return _VALUE[dtype.arithmetic.name]
+
+
+def stored_type(dtype: DType) -> str:
+    """The C type of an element in memory."""
+    return _STORED[dtype.name]
+
+
+def from_memory(text: str, dtype: DType) -> str:
+    """An element as it lies in memory to the value that is computed with."""
+    if dtype is bool_:
+        return f"{text} != 0"
+    if dtype.is_half:
+        return f"{'from_half' if dtype is float16 else 'from_bfloat'}({text})"
+    return text
+
+
+def to_memory(text: str, dtype: DType) -> str:
+    """The other way."""
+    if dtype.is_half:
+        return f"{'to_half' if dtype is float16 else 'to_bfloat'}({text})"
+    return text
+
+
+def literal(value: float, dtype: DType) -> str:
+    """A constant."""
+    if dtype is bool_:
+        return "true" if value else "false"
+    if dtype.is_float:
+        return _float_literal(float(dtype.numpy.type(value)), dtype.arithmetic)
+    ending = "LL" if dtype.itemsize == 8 else ""
+    whole = int(value)
+    if whole == -(1 << 8 * dtype.itemsize - 1) and dtype.itemsize >= 4:  # its size alone is no number of the type
+        return f"({whole + 1}{ending} - 1)"
+    return f"{whole}{ending}" if whole >= 0 else f"({whole}{ending})"
+
+
+def _float_literal(value: float, dtype: DType) -> str:
+    single = dtype is float32
+    if not math.isfinite(value):
+        bits = int(np.array(value, dtype.numpy).view(np.int32 if single else np.int64)) & ((1 << 8 * dtype.itemsize) - 1)
+        return f"__int_as_float(0x{bits:08x})" if single else f"__longlong_as_double(0x{bits:016x}LL)"
+    text = str(np.float32(value)) if single else repr(value)
+    text += "" if any(c in text for c in ".e") else ".0"
+    text += "f" if single else ""
+    return text if math.copysign(1, value) > 0 else f"({text})"
+
+
+#: prints one expression: expression, operands' texts -> text
+Print: TypeAlias = Callable[[Expression, Sequence[str]], str]
+
+
+def function_name(name: str, dtype: DType) -> str:
+    """expf of float32, exp of float64."""
+    return f"{name}f" if dtype.arithmetic is float32 else name
+
+
+def _function(name: str) -> Print:
+    return lambda x, operands: f"{function_name(name, x.dtype)}({', '.join(operands)})"
+
+
+def _infix(sign: str) -> Print:
+    def printed(x: Expression, operands: Sequence[str]) -> str:
+        kind = value_type(x.dtype)
+        if x.dtype.is_float or x.dtype is bool_:
+            return f" {sign} ".join(operands)
+        unsigned = _UNSIGNED.get(kind)
+        parts = [f"({unsigned}){o}" for o in operands] if unsigned else operands
+        return f"({kind})({f' {sign} '.join(parts)})"
+
+    return printed
+
+
+def _compared(sign: str) -> Print:
+    return lambda x, operands: f"{operands[0]} {sign} {operands[1]}"
+
+
+def _absolute(x: Expression, operands: Sequence[str]) -> str:
+    if x.dtype.is_float:
+        return f"{function_name('fabs', x.dtype)}({operands[0]})"
+    return operands[0] if x.dtype.numpy.kind == "u" else f"{operands[0]} < 0 ? {_negative(x, operands)} : {operands[0]}"
+
+
+def _negative(x: Expression, operands: Sequence[str]) -> str:
+    if x.dtype.is_float:
+        return f"-{operands[0]}"
+    return f"({value_type(x.dtype)})(0U - ({_UNSIGNED.get(value_type(x.dtype), 'unsigned int')}){operands[0]})"
+
+
+def _template(name: str) -> Print:
+    """A function of FUNCTIONS whose operands are of one type."""
+    return lambda x, operands: f"{name}<{value_type(x.dtype)}>({', '.join(operands)})"
+
+
+def _one_over(x: Expression, operands: Sequence[str]) -> str:
+    return f"{literal(1, x.dtype)} / {operands[0]}"
+
+
+def _power(x: Expression, operands: Sequence[str]) -> str:
+    return _function("pow")(x, operands) if x.dtype.is_float else _template("power_of")(x, operands)
+
+
+def _finite(sign: str) -> Print:
+    def printed(x: Expression, operands: Sequence[str]) -> str:
+        (of,) = (y.dtype for y in x.arguments)
+        return f"{function_name('fabs', of)}({operands[0]}) {sign} {literal(math.inf, of.arithmetic)}"
+
+    return printed
+
+
+def _invert(x: Expression, operands: Sequence[str]) -> str:
+    return f"!{operands[0]}" if x.dtype is bool_ else f"({value_type(x.dtype)})~{operands[0]}"
+
+
+def _reinterpret(x: Expression, operands: Sequence[str]) -> str:
+    before, after = x.arguments[0].dtype, x.dtype
+    if before.is_float == after.is_float:
+        return f"({value_type(after)}){operands[0]}"
+    names = {4: ("__float_as_int", "__int_as_float"), 8: ("__double_as_longlong", "__longlong_as_double")}[after.itemsize]
+    return f"{names[after.is_float]}({operands[0]})"
+
+
+def _cast(x: Expression, operands: Sequence[str]) -> str:
+    before, after = x.arguments[0].dtype, x.dtype
+    if after is bool_:
+        return f"{operands[0]} != {literal(0, before.arithmetic)}"
+    if before.is_float and after.is_integer:
+        of = before.arithmetic
+        least, most = (int(end) for end in after.span)
+        ends = [literal(float(of.numpy.type(end)), of) for end in (least, most)]
+        return f"whole<{value_type(after)}>({operands[0]}, {', '.join(ends)}, {literal(least, after)}, {literal(most, after)})"
+    value = operands[0] if value_type(before) == value_type(after) else f"({value_type(after)}){operands[0]}"
+    return rounded(value, after)
+
+
+def rounded(text: str, dtype: DType) -> str:
+    """A float with the value of the nearest number of two bytes, where that is the type."""
+    return from_memory(to_memory(text, dtype), dtype) if dtype.is_half else text
+
+
+PRINTED: dict[str, Print] = {
+    **{name: _function(function) for name, function in _NAMED.items()},
+    **{name: _infix(sign) for name, sign in {"add": "+", "subtract": "-", "multiply": "*", "divide": "/"}.items()},
+    **{name: _infix(sign) for name, sign in {"bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^", "left_shift": "<<"}.items()},
+    **{name: _compared(sign) for name, sign in {"less": "<", "less_equal": "<=", "equal": "==", "not_equal": "!="}.items()},
+    **{name: _compared(sign) for name, sign in {"logical_and": "&&", "logical_or": "||", "logical_xor": "!="}.items()},
+    "right_shift": lambda x, operands: f"({value_type(x.dtype)})({operands[0]} >> {operands[1]})",
+    "maximum": _template("larger"),
+    "minimum": _template("smaller"),
+    "sign": _template("sign"),
+    "floor_divide": _template("floor_divide"),
+    "remainder": _template("remainder_of"),
+    "power": _power,
+    "negative": _negative,
+    "absolute": _absolute,
+    "reciprocal": _one_over,
+    "rsqrt": lambda x, operands: _one_over(x, [_function("sqrt")(x, operands)]),
+    "weighted_sum": lambda x, operands: f"{operands[0]} * {operands[1]} + {operands[2]} * {operands[3]}",
+    "isnan": lambda x, operands: f"{operands[0]} != {operands[0]}",
+    "isinf": _finite("=="),
+    "isfinite": _finite("<"),
+    "logical_not": _invert,
+    "invert": _invert,
+    "where": lambda x, operands: f"{operands[0]} ? {operands[1]} : {operands[2]}",
+    "reinterpret": _reinterpret,
+    "cast": _cast,
+}
+#: functions of the language that CUDA's mathematics has, and that therefore are not taken apart
+NATIVE = frozenset(_NAMED) | {"power"}
+
+
+#: primitives that a kernel reads, counts or sums up, rather than computes
+GIVEN = frozenset({"element", "number", "constant", "columns", *REDUCTIONS, COLUMNS})
+#: types whose numbers a float cannot hold
+_WIDER = {"int32", "int64", "float64"}
+
+
+def refused_primitive(x: Expression) -> str:
+    """Why there is no CUDA C for this expression, its arguments aside; "" if there is."""
+    if x.primitive in ("cast", "reinterpret"):
+        before, after = x.arguments[0].dtype, x.dtype
+        if x.primitive == "reinterpret" and (before.is_half or after.is_half):
+            return f"the bits of {before.name} as {after.name} are not taken"
+        if after.is_half and before.name in _WIDER:
+            return f"cast from {before.name} to {after.name} would be rounded twice"
+    return "" if x.primitive in PRINTED or x.primitive in GIVEN else f"{x.primitive} is not printed as CUDA C"

@@ -1,0 +1,168 @@
+"""Texts of CUDA kernels run on the host: the same text through g++, with CUDA's built-ins imitated.
+
+The threads of a block are contexts that take turns at `__syncthreads` and at shuffles; blocks run one after another.  All kernels of a
+test are compiled at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jobflow.core.types import Array, DType
+from jobflow.expressions.language import Expression
+from jobflow.kernels.cuda.fused import launches, prepared
+from jobflow.kernels.cuda.kernel_text import NAME, print_kernel
+from jobflow.kernels.cuda.primitives import FUNCTIONS, NATIVE
+from jobflow.kernels.decompositions import lowered
+
+COMPILER = shutil.which("g++")
+
+BUILT_INS = r"""
+#include <math.h>
+#include <string.h>
+#include <ucontext.h>
+#include <utility>
+#define __global__
+#define __device__
+#define __shared__
+#define __launch_bounds__(threads)
+
+struct Place { unsigned int x, y, z; };
+static Place threadIdx, blockIdx, gridDim;
+static int turn;
+static ucontext_t scheduler, threads[256];
+static char stacks[256][1 << 15], passed[256][8];
+static bool over[256];
+static void (*kernel)(void **);
+static void **given;
+
+static __attribute__((noinline)) void __syncthreads() { swapcontext(&threads[turn], &scheduler); }
+template <typename T> static T __shfl_xor_sync(unsigned int, T mine, int distance) {
+  memcpy(passed[turn], &mine, sizeof mine);
+  __syncthreads();
+  T other;
+  memcpy(&other, passed[turn ^ distance], sizeof other);
+  __syncthreads();
+  return other;
+}
+template <typename To, typename From> static To bits(From x) { To y; memcpy(&y, &x, sizeof y); return y; }
+static float __int_as_float(int x) { return bits<float>(x); }
+static int __float_as_int(float x) { return bits<int>(x); }
+static double __longlong_as_double(long long x) { return bits<double>(x); }
+static long long __double_as_longlong(double x) { return bits<long long>(x); }
+
+template <typename... A, size_t... I> static void call(void (*f)(A...), void **a, std::index_sequence<I...>) { f(*(A *)a[I]...); }
+template <typename... A> static void call(void (*f)(A...), void **a) { call(f, a, std::index_sequence_for<A...>()); }
+
+static void one_thread() {
+  kernel(given);
+  over[turn] = true;
+}
+
+extern "C" void launch(void (*f)(void **), void **arguments, unsigned int blocks, unsigned int x, unsigned int y) {
+  kernel = f, given = arguments, gridDim = {blocks, 1, 1};
+  for (unsigned int block = 0; block < blocks; ++block) {
+    blockIdx = {block, 0, 0};
+    for (int t = 0; t < int(x * y); ++t) {
+      getcontext(&threads[t]);
+      threads[t].uc_stack.ss_sp = stacks[t];
+      threads[t].uc_stack.ss_size = sizeof stacks[t];
+      threads[t].uc_link = &scheduler;
+      makecontext(&threads[t], one_thread, 0);
+      over[t] = false;
+    }
+    for (bool going = true; going;) {
+      going = false;
+      for (turn = 0; turn < int(x * y); ++turn) {
+        if (over[turn]) continue;
+        threadIdx = {turn % x, turn / x, 0};
+        swapcontext(&scheduler, &threads[turn]);
+        going = going || !over[turn];
+      }
+    }
+  }
+}
+"""
+#: what is written in the assembler of GPUs
+HALF = {
+    "from_half": "static float from_half(unsigned short x) { return (float)bits<_Float16>(x); }",
+    "to_half": "static unsigned short to_half(float x) { return bits<unsigned short>((_Float16)x); }",
+}
+
+
+@dataclass
+class Case:
+    """Outputs of these arrays, into those."""
+
+    outputs: Sequence[Expression]
+    inputs: Sequence[Array]
+    targets: Sequence[Array]
+
+
+@dataclass
+class HostKernels:
+    """Cases that are compiled together, and then run."""
+
+    folder: Path
+    cases: list[Case] = field(default_factory=list)
+
+    def add(self, outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> None:
+        self.cases.append(Case(outputs, inputs, targets))
+
+    def run(self) -> None:
+        assert COMPILER is not None
+        texts = dict[str, str]()
+        for case in self.cases:
+            form, _ = prepared(case.outputs, case.inputs, case.targets)
+            texts.setdefault(print_kernel(lowered(case.outputs, NATIVE)[0], form, "NAME"), f"{NAME}{len(texts)}")
+        source = [BUILT_INS]
+        for text, name in texts.items():
+            for function, host in HALF.items():
+                text = text.replace(FUNCTIONS[function], host)
+            source.append(f"namespace in_{name} {{\n{text.replace('NAME', name)}}}")
+            for kernel in (name, f"{name}_columns") if "NAME_columns" in text else (name,):
+                source.append(f'extern "C" void call_{kernel}(void **a) {{ call(in_{name}::{kernel}, a); }}')
+        file, library = self.folder / "kernels.cc", self.folder / "kernels.so"
+        file.write_text("\n".join(source))
+        command = [COMPILER, "-std=c++17", "-O1", "-ffp-contract=off", "-w", "-shared", "-fPIC", str(file), "-o", str(library)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[:5000]
+        loaded = ctypes.CDLL(str(library))
+        for case in self.cases:
+            self._run(case, loaded, texts)
+
+    def _run(self, case: Case, loaded: Any, texts: dict[str, str]) -> None:
+        form, space = prepared(case.outputs, case.inputs, case.targets)
+        name = texts[print_kernel(lowered(case.outputs, NATIVE)[0], form, "NAME")]
+        scratch: list[Array] = []
+
+        def taken(shape: tuple[int, ...], dtype: DType) -> Array:
+            scratch.append(np.full(shape, np.nan, dtype.numpy))
+            return scratch[-1]
+
+        def launcher(which: str, count: int, block: tuple[int, ...], arguments: tuple[Any, ...]) -> Any:
+            values = [ctypes.c_void_p(a.__array_interface__["data"][0]) if isinstance(a, np.ndarray) else _number(a) for a in arguments]
+            pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
+            blocks = min(max(-(-count // 256), 1), 3)  # fewer than there is work for: kernels go over what is left
+            function = getattr(loaded, f"call_{which.replace(NAME, name)}")
+
+            def launch() -> None:
+                assert len(values) == len(pointers)
+                loaded.launch(function, pointers, blocks, block[0], block[1] if len(block) > 1 else 1)
+
+            return launch, ()
+
+        for function, arguments in launches(launcher, taken, case.outputs, form, space, [*case.inputs, *case.targets]):
+            function(*arguments)
+
+
+def _number(value: Any) -> Any:
+    return ctypes.c_longlong(int(value)) if value.dtype.itemsize == 8 else ctypes.c_int(int(value))

@@ -1,0 +1,106 @@
+"""CUDA C that is printed for expressions gives, run on the host, what the expressions give on arrays; and NVRTC takes it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from host_cuda import COMPILER, HostKernels
+from test_llvm_loops import SIZES, TYPES, operand, random_expression, same
+
+from jobflow.core.types import DType, bfloat16, float16, float32, float64
+from jobflow.expressions import language as f
+from jobflow.expressions.on_arrays import evaluate
+from jobflow.kernels.cuda.fused import refuses
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler (g++)")
+
+
+def random_cases(seeds: range) -> Iterator[tuple[int, list[f.Expression], list[np.ndarray], list[np.ndarray]]]:
+    for seed in seeds:
+        draw = random.Random(seed)
+        shape = tuple(draw.choice(SIZES) for _ in range(draw.randint(0, 3)))
+        types = [draw.choice(TYPES) for _ in range(draw.randint(1, 4))]
+        inputs = [operand(draw, shape, dtype) for dtype in types]
+        made = random_expression(draw, [f.element(k, dtype) for k, dtype in enumerate(types)], draw.randint(1, 12))
+        outputs = [draw.choice(made) for _ in range(draw.randint(1, 3))]
+        yield seed, outputs, inputs, [operand(draw, shape, y.dtype, writable=True) for y in outputs]
+
+
+def check_random(folder: Path, seeds: range) -> None:
+    kernels, expected = HostKernels(folder), []
+    for seed, outputs, inputs, targets in random_cases(seeds):
+        if any(target.size == 0 for target in targets):
+            continue
+        assert refuses(outputs, inputs, targets) is None, outputs
+        kernels.add(outputs, inputs, targets)
+        with np.errstate(all="ignore"):
+            expected.append((seed, outputs, targets, [np.broadcast_to(y, targets[0].shape) for y in evaluate(outputs, inputs, np)]))
+    kernels.run()
+    for seed, outputs, targets, values in expected:
+        for y, target, value in zip(outputs, targets, values, strict=True):
+            assert same(target, value), f"seed {seed}: {y}"
+
+
+def test_random_kernels(tmp_path: Path) -> None:
+    check_random(tmp_path, range(60))
+
+
+@pytest.mark.parametrize("dtype", [float32, float64], ids=str)
+def test_sums_of_rows_and_columns(dtype: DType, tmp_path: Path) -> None:
+    """A layer norm with its gradients: bit for bit where 16 threads share a row, else as near as another order of additions."""
+    x, w, dy = (f.element(k, dtype) for k in range(3))
+    columns = f.cast(f.columns(), dtype)
+    scale = f.rsqrt(f.row_sum(x * x) / columns + 1e-5)
+    normal = x * scale
+    back = (dy * w - normal * (f.row_sum(dy * w * normal) / columns)) * scale
+    outputs = [normal * w, back, f.row_sum(x), f.row_max(dy), f.column_sum(dy * normal), f.column_sum(dy) * 0.5]
+    kernels, expected = HostKernels(tmp_path), []
+    for shape in ((1, 5), (64, 16), (3, 50, 33), (200, 1), (70, 700), (3, 2100)):
+        numbers = np.random.default_rng(shape[-1])
+        arrays = [numbers.standard_normal(s).astype(dtype.numpy) for s in (shape, shape[-1:], shape)]
+        one, column = np.empty((*shape[:-1], 1), dtype.numpy), np.empty(shape[-1], dtype.numpy)
+        targets = [np.empty(shape, dtype.numpy), np.empty(shape, dtype.numpy), one, one.copy(), column, np.empty(2 * shape[-1], dtype.numpy)[::2]]
+        for part in (slice(0, 6), slice(0, 4)):
+            made = [t.copy() if t.strides[-1] == t.itemsize else t for t in targets[part]]
+            assert refuses(outputs[part], arrays, made) is None
+            kernels.add(outputs[part], arrays, made)
+            expected.append((shape, made, evaluate(outputs[part], arrays, np)))
+    kernels.run()
+    for shape, made, values in expected:
+        for target, value in zip(made, values, strict=True):
+            if shape[-1] <= 512:
+                assert np.array_equal(target.reshape(value.shape), value), shape
+            else:
+                np.testing.assert_allclose(target.reshape(value.shape), value, rtol=1e-3 if dtype is float32 else 1e-10, atol=1e-5)
+
+
+def test_largest_numbers_that_are_not_numbers(tmp_path: Path) -> None:
+    x = f.element(0, float32)
+    array = np.random.default_rng(0).standard_normal((5, 600)).astype(np.float32)
+    array[1, 77], array[2], array[3, 5], array[4, 3:9] = np.nan, -np.inf, np.inf, [np.inf, -np.inf, np.nan, 1, 2, 3]
+    target = np.empty((5, 1), np.float32)
+    kernels = HostKernels(tmp_path)
+    kernels.add([f.row_max(x)], [array], [target])
+    kernels.run()
+    assert same(target, array.max(axis=1, keepdims=True))
+
+
+def test_refusals_say_why() -> None:
+    x, half = f.element(0, float32), f.element(0, float16)
+    a = np.zeros(8, np.float32)
+    assert (
+        refuses([f.cast(f.element(0, float64), bfloat16)], [np.zeros(8)], [a.astype(bfloat16.numpy)])
+        == "cast from float64 to bfloat16 would be rounded twice"
+    )
+    assert (
+        refuses([f.reinterpret(half, bfloat16)], [a.astype(np.float16)], [a.astype(bfloat16.numpy)])
+        == "the bits of float16 as bfloat16 are not taken"
+    )
+    assert refuses([f.row_sum(x)], [np.zeros((2, 1 << 17), np.float32)], [np.zeros((2, 1), np.float32)]) == (
+        "2 rows of 131072 elements would leave most of a GPU idle"
+    )
+    assert refuses([x], [a[:4]], [a[1:5]]) == "output 0 shares memory with another operand, and not element by element"
