@@ -32,6 +32,7 @@ MODULES: dict[Tier, tuple[str, ...]] = {
     "reference": ("jobflow.kernels.in_turn",),
     "numpy": ("jobflow.kernels.in_turn",),
     "llvm": ("jobflow.kernels.compiled_loops",),
+    "nvrtc": ("jobflow.kernels.cuda.fused_kernels", "jobflow.kernels.cuda.cublas_products"),
 }
 #: the packages whose MODULES say which of their modules have implementations of the operations of a module; these are imported when one is bound
 PACKAGES: dict[tuple[Kind, Tier], str] = {("cpu", "numpy"): "jobflow.kernels.cpu"}

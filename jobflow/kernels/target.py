@@ -7,12 +7,20 @@ from functools import lru_cache
 from typing import Literal, TypeAlias
 
 Kind: TypeAlias = Literal["cpu", "cuda"]
-#: who computes: each operation's plain kernel; array operations and BLAS, prepared once; loops that are compiled for regions
-Tier: TypeAlias = Literal["reference", "numpy", "llvm"]
+#: who computes: each operation's plain kernel; array operations and BLAS, prepared once; loops that are compiled for regions, by LLVM for
+#: CPUs and by NVRTC for GPUs
+Tier: TypeAlias = Literal["reference", "numpy", "llvm", "nvrtc"]
 #: what `flow.config.kernels` takes; "auto" will be the fastest that is installed
 SETTINGS: dict[str, Tier] = {"auto": "numpy", "reference": "reference", "numpy": "numpy", "llvm": "llvm"}
+#: the same for GPUs, where CuPy does nothing without NVRTC: a compiler for CPUs says nothing about them
+GPU_SETTINGS: dict[str, Tier] = {"auto": "nvrtc", "reference": "reference", "numpy": "numpy", "llvm": "nvrtc"}
 #: the tiers that may compute an operation in a plan of each tier, the best first
-TIERS: dict[Tier, tuple[Tier, ...]] = {"reference": ("reference",), "numpy": ("numpy", "reference"), "llvm": ("llvm", "numpy", "reference")}
+TIERS: dict[Tier, tuple[Tier, ...]] = {
+    "reference": ("reference",),
+    "numpy": ("numpy", "reference"),
+    "llvm": ("llvm", "numpy", "reference"),
+    "nvrtc": ("nvrtc", "numpy", "reference"),
+}
 
 
 @dataclass(frozen=True)
@@ -55,9 +63,10 @@ class Target:
 @lru_cache
 def target_of(tag: str, setting: str = "auto") -> Target:
     """The target of a device "cpu" or "gpu" under a setting of `flow.config.kernels`."""
+    if tag == "gpu":
+        tier = GPU_SETTINGS[setting]
+        return Target("cuda", tier, alignment=256, fusion=FusionLimits() if tier == "nvrtc" else None)
     tier = SETTINGS[setting]
-    if tag == "gpu":  # compiled loops are for CPUs
-        return Target("cuda", "numpy" if tier == "llvm" else tier, alignment=256)
     if tier == "reference":
         return Target("cpu", tier)
     fusion = FusionLimits() if tier == "llvm" else None

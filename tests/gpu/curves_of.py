@@ -24,16 +24,19 @@ NOTICE = 'jobflow: there is no GPU: "gpu" placements run on CPU ranks'
 
 
 @functools.cache
-def curves_of(gpus: int | str | None, devices: int, processes: int = 1) -> tuple[dict[str, Any], str]:
+def curves_of(
+    gpus: int | str | None, devices: int, processes: int = 1, programs: tuple[str, ...] = PROGRAMS, kernels: str = ""
+) -> tuple[dict[str, Any], str]:
     """What the programs gave, and what was printed on standard error; `gpus` None means those that are there,
-    "first" one of rank 0."""
+    "first" one of rank 0.  Pretended GPUs run array operations, where no other kernels are asked for: texts for g++ take their time."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "curves.json"
         launcher = [mpiexec.find() or "mpiexec", "-n", str(processes)] if processes > 1 else []
         there = "real" if gpus is None else str(gpus)
         strict = ["-W", "error"] if gpus is not None else []  # CuPy may warn of its own affairs
-        command = [*launcher, sys.executable, *strict, str(PROGRAM), str(out), there, str(devices), *PROGRAMS]
+        command = [*launcher, sys.executable, *strict, str(PROGRAM), str(out), there, str(devices), *programs]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment["JOBFLOW_KERNELS"] = kernels or ("auto" if gpus is None else "numpy")
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
         assert ended.returncode == 0, ended.stderr
         return json.loads(out.read_text()), ended.stderr

@@ -70,6 +70,9 @@ class Memory:
 class Device:
     """Makes a device the current one of this thread."""
 
+    compute_capability = "90"
+    attributes: ClassVar[dict[str, int]] = {"MultiProcessorCount": 1}
+
     def __init__(self, device: int | None = None) -> None:
         self.id = current.device if device is None else device
         if not 0 <= self.id < Gpus.count:

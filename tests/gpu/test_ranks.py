@@ -34,6 +34,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     for name, module in fake_cupy.modules(3).items():
         monkeypatch.setitem(sys.modules, name, module)
     fake_nccl.install(tmp_path)
+    monkeypatch.setenv("JOBFLOW_KERNELS", "numpy")
     before = fake_cupy.current.device
     yield
     fake_cupy.current.device = before
@@ -165,6 +166,14 @@ def test_without_a_gpu_programs_run_on_the_cpu_and_say_so() -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_one_gpu(name: str) -> None:
     check(name, curves_of(1, 1), {"tags": ["gpu"], "comms": ["SoloCommunicator"]})
+
+
+@pytest.mark.parametrize("name", ["hybrid_mlp_with_optimizer", pytest.param("gpt", marks=pytest.mark.full)])
+def test_kernels_that_are_written_for_gpus(name: str) -> None:
+    """The text that NVRTC would compile, through g++, and products that ask for what cuBLAS has."""
+    curves, _ = curves_of(1, 1, programs=(name,), kernels="auto")
+    assert curves["world"]["tags"] == ["gpu"]
+    same_as_on_the_cpu(name, curves)
 
 
 @pytest.mark.parametrize(("gpus", "comm"), nccl_and_host(2))

@@ -7,6 +7,7 @@ test are compiled at once.
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -118,24 +119,11 @@ class HostKernels:
         self.cases.append(Case(outputs, inputs, targets))
 
     def run(self) -> None:
-        assert COMPILER is not None
         texts = dict[str, str]()
         for case in self.cases:
             form, _ = prepared(case.outputs, case.inputs, case.targets)
             texts.setdefault(print_kernel(lowered(case.outputs, NATIVE)[0], form, "NAME"), f"{NAME}{len(texts)}")
-        source = [BUILT_INS]
-        for text, name in texts.items():
-            for function, host in HALF.items():
-                text = text.replace(FUNCTIONS[function], host)
-            source.append(f"namespace in_{name} {{\n{text.replace('NAME', name)}}}")
-            for kernel in (name, f"{name}_columns") if "NAME_columns" in text else (name,):
-                source.append(f'extern "C" void call_{kernel}(void **a) {{ call(in_{name}::{kernel}, a); }}')
-        file, library = self.folder / "kernels.cc", self.folder / "kernels.so"
-        file.write_text("\n".join(source))
-        command = [COMPILER, "-std=c++17", "-O1", "-ffp-contract=off", "-w", "-shared", "-fPIC", str(file), "-o", str(library)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[:5000]
-        loaded = ctypes.CDLL(str(library))
+        loaded = library([text.replace("NAME", name) for text, name in texts.items()], self.folder)
         for case in self.cases:
             self._run(case, loaded, texts)
 
@@ -149,19 +137,41 @@ class HostKernels:
             return scratch[-1]
 
         def launcher(which: str, count: int, block: tuple[int, ...], arguments: tuple[Any, ...]) -> Any:
-            values = [ctypes.c_void_p(a.__array_interface__["data"][0]) if isinstance(a, np.ndarray) else _number(a) for a in arguments]
-            pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
             blocks = min(max(-(-count // 256), 1), 3)  # fewer than there is work for: kernels go over what is left
-            function = getattr(loaded, f"call_{which.replace(NAME, name)}")
-
-            def launch() -> None:
-                assert len(values) == len(pointers)
-                loaded.launch(function, pointers, blocks, block[0], block[1] if len(block) > 1 else 1)
-
-            return launch, ()
+            return launch, (loaded, which.replace(NAME, name), (blocks,), block, arguments)
 
         for function, arguments in launches(launcher, taken, case.outputs, form, space, [*case.inputs, *case.targets]):
             function(*arguments)
+
+
+def library(texts: Sequence[str], folder: Path) -> Any:
+    """Texts whose kernels have names of their own, compiled."""
+    assert COMPILER is not None
+    source = [BUILT_INS]
+    for k, text in enumerate(texts):
+        for function, host in HALF.items():
+            text = text.replace(FUNCTIONS[function], host)
+        source.append(f"namespace text{k} {{\n{text}}}")
+        for kernel in re.findall(r'extern "C" __global__ void \S+ (\w+)\(', text):
+            source.append(f'extern "C" void call_{kernel}(void **a) {{ call(text{k}::{kernel}, a); }}')
+    file, made = folder / "kernels.cc", folder / "kernels.so"
+    file.write_text("\n".join(source))
+    command = [COMPILER, "-std=c++17", "-O1", "-ffp-contract=off", "-w", "-shared", "-fPIC", str(file), "-o", str(made)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:5000]
+    return ctypes.CDLL(str(made))
+
+
+def launch(loaded: Any, name: str, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any]) -> None:
+    """Run a kernel; arrays are given as their addresses, of arrays that seem to lie on a GPU too."""
+    values = [_number(a) if isinstance(a, np.generic) else ctypes.c_void_p(_address(a)) for a in arguments]
+    pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
+    loaded.launch(getattr(loaded, f"call_{name}"), pointers, grid[0], block[0], block[1] if len(block) > 1 else 1)
+
+
+def _address(array: Any) -> int:
+    place: int = array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr
+    return place
 
 
 def _number(value: Any) -> Any:

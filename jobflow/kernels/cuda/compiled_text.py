@@ -33,7 +33,7 @@ class Module:
         return found
 
 
-class Compiler:
+class TextCompiler:
     """For the GPU with this number."""
 
     def __init__(self, index: int, cache: ObjectCache | None = None) -> None:
@@ -69,8 +69,8 @@ class Compiler:
 
 
 @cache
-def compiler(index: int) -> Compiler:
-    return Compiler(index)
+def compiler(index: int) -> TextCompiler:
+    return TextCompiler(index)
 
 
 def whole_number(value: int, wide: bool) -> Any:

@@ -17,8 +17,14 @@ from jobflow.expressions.language import Expression
 from jobflow.kernels.row_phases import COLUMNS, REDUCTIONS
 
 _VALUE = {
-    "bool": "bool", "char": "signed char", "int8": "signed char", "uint8": "unsigned char",
-    "int32": "int", "int64": "long long", "float32": "float", "float64": "double",
+    "bool": "bool",
+    "char": "signed char",
+    "int8": "signed char",
+    "uint8": "unsigned char",
+    "int32": "int",
+    "int64": "long long",
+    "float32": "float",
+    "float64": "double",
 }
 _STORED = {**_VALUE, "bool": "unsigned char", "float16": "unsigned short", "bfloat16": "unsigned short"}
 #: arithmetic that wraps around is done without a sign
@@ -31,7 +37,13 @@ _SAME = (
 )
 _NAMED = {
     **{name: name for name in _SAME},
-    "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arctan2": "atan2", "arcsinh": "asinh", "arccosh": "acosh", "arctanh": "atanh",
+    "arcsin": "asin",
+    "arccos": "acos",
+    "arctan": "atan",
+    "arctan2": "atan2",
+    "arcsinh": "asinh",
+    "arccosh": "acosh",
+    "arctanh": "atanh",
 }
 
 #: C functions that texts call, each with those that it calls itself

@@ -16,8 +16,12 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "jobs" / "programs")]
 
+sys.path.insert(0, str(HERE.parents[1] / "kernels"))
+
+import fake_cublas  # noqa: E402
 import fake_cupy  # noqa: E402
 import fake_nccl  # noqa: E402
+import fake_nvrtc  # noqa: E402
 
 #: of each program
 STEPS = 6
@@ -38,6 +42,7 @@ def main(out: str, gpus: str, devices: str, *programs: str) -> None:
 
         here = launched()
         sys.modules.update(fake_cupy.modules(int(gpus) if gpus != "first" else int(here is None or here.rank == 0)))
+        sys.modules.update(fake_cublas.modules() | fake_nvrtc.modules())
         fake_nccl.install(Path(out).parent)
     import curves
 

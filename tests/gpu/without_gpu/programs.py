@@ -181,7 +181,7 @@ def compile_texts(folder: Path, part: int, of: int) -> dict[str, Any]:
         for architecture in ARCHITECTURES:
             options = (*(o for o in kernel["options"] if not o.startswith("-I/usr")), *headers)
             try:
-                binary, _ = compiler.compile_using_nvrtc(kernel["text"], options, architecture, f"{file.stem}.cu")
+                binary = host_runtime.compile_for(architecture, kernel["text"], options, f"{file.stem}.cu")
                 assert binary, "nothing was made"
             except compiler.CompileException as error:
                 failed[f"{file.stem} sm_{architecture}"] = f"{error}\n{kernel['text']}"[:3000]
